@@ -205,13 +205,16 @@ $(OUT)/fuzz/%: tests/fuzz/%.c $(C_CORE) $(C_HEADERS) $(wildcard tests/fuzz/*.h) 
 	$(FUZZ_BUILD) $(C_FLAGS) -O1 -UNDEBUG $(SAN) $< $(C_CORE) -lm -o $@
 
 # --- the rest --------------------------------------------------------------------------------------
-BENCHES := gate_history kv_cache monitor record leaks census looks sampler report monitor_leaks run cleanup accumulate \
-    backoff flat flat_beside peak symptoms
+BENCHES := gate_history kv_cache monitor record leaks census looks sampler report monitor_leaks run share cleanup \
+    accumulate backoff flat flat_beside peak allocators symptoms leakset
+RUNS ?= 1
 # A benchmark's module by its name: kv_cache is benchmarks.kv.kv_cache.
 BENCH_MODULE = $(subst /,.,$(basename $(wildcard benchmarks/*/$(1).py)))
 
-bench: $(VENV)/.optimised $(VENV)/.bench  ## benchmarks against the peers; JSON in benchmarks/results
-	@for b in $(foreach b,$(BENCHES),$(call BENCH_MODULE,$(b))); do $(PY) -m $$b $(ARGS) || exit 1; done
+bench: $(VENV)/.optimised $(VENV)/.bench  ## benchmarks against the peers, RUNS (1) times; JSON in benchmarks/results
+	@for run in $$(seq $(RUNS)); do \
+	    for b in $(foreach b,$(BENCHES),$(call BENCH_MODULE,$(b))); do $(PY) -m $$b $(ARGS) || exit 1; done; done
+	@$(PY) -m benchmarks.kit.page
 
 # On a machine with a GPU and its own torch: nothing is downloaded, .venv is not used.
 test-gpu:  ## tests/gpu with the machine's own torch

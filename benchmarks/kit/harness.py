@@ -37,6 +37,8 @@ Json = dict[str, Any]
 
 HERE = Path(__file__).resolve().parents[1]
 RESULTS = HERE / "results"
+#: the pages that benchmarks write their figures into
+WRITTEN = ("docs/internals/limits.md", "docs/symptoms")
 CSRC = HERE.parent / "csrc"
 CFLAGS = ("-O3", "-march=native", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror")
 #: as the extension is built, with what its loops call in it
@@ -229,12 +231,19 @@ def _cpu_model() -> str:
 
 
 def _revision() -> str | None:
-    command = ["git", "-C", str(HERE), "describe", "--always", "--dirty"]
+    """The revision, with "-dirty" where anything but what benchmarks write is changed."""
+    written = [f":!{RESULTS}", *(f":!{HERE.parent / page}" for page in WRITTEN)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        revision = _git("describe", "--always")
+        changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", *written)
     except OSError:
         return None
-    return done.stdout.strip() or None
+    return revision + ("-dirty" if changed else "") if revision else None
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(HERE.parent), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -288,5 +297,6 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
 
 
 def write_json(path: Path, content: Json) -> None:
+    """Writes results; paths of this project are written from its folder on."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    path.write_text(json.dumps(content, indent=1).replace(f"{HERE.parent}/", "") + "\n")

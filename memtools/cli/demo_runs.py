@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import re
@@ -9,18 +10,20 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from memtools import MemtoolsError
 from memtools._base.size import parse_bytes
-from memtools.cli.demo_cases import PACKAGE, Case
+from memtools._base.text import shown
+from memtools.cli.demo_cases import PACKAGE, Case, missing_module
 from memtools.cli.demo_page import Rescue, generation_peak, passed_after, rescue
 from memtools.cli.demo_words import Outcome, sentences
 from memtools.cli.records import printed
+from memtools.record.events import signal_name
 from memtools.record.figures import figures_of
 from memtools.record.record import Record, read_record
 
@@ -35,14 +38,20 @@ class Done:
 
     case: Case
     results: dict[str, Result] = field(default_factory=dict)
-    records: list[Record] = field(default_factory=list)
+    records: list[Record | None] = field(default_factory=list)  # None: it left none
     outcomes: list[Outcome] = field(default_factory=list)
 
     @property
+    def failed(self) -> bool:
+        """Whether a run ended by something else than memory, before its end."""
+        return any(outcome.failed for outcome in self.outcomes)
+
+    @property
     def good(self) -> bool:
-        """Whether memtools did what it is there for, with the same losses where those are asked."""
+        """Whether no run failed, and memtools did what it is there for, with the same losses where
+        those are asked."""
         *_, last = self.outcomes
-        return last.ended == "finished" and last.same in ("yes", "")
+        return not self.failed and last.ended == "finished" and last.same in ("yes", "")
 
 
 def run_cases(
@@ -66,7 +75,7 @@ def run_cases(
         extra: more options for the examples.
         records: the folder that records are kept in; None: they go with the results.
 
-    Raises MemtoolsError if an example fails otherwise than by memory.
+    An example that fails otherwise than by memory says so in its outcome; the others are still run.
     """
     done = []
     with tempfile.TemporaryDirectory() as temporary:
@@ -93,17 +102,26 @@ def run_case(case: Case, options: list[str], examples: Path, kept: Path) -> Done
         with progress(name) as show:
             result = run_way(case, [*way.options, *options], examples, show, record)
         done.results[name] = result
-        done.records.append(read_record(record))
-        first = next(iter(done.results.values()))
+        done.records.append(record_of(record))
+        whole = [one for one in done.results.values() if "failed" not in one]
+        first = whole[0] if whole else result
         done.outcomes.append(outcome(case, name, done.records[-1], result, first))
     return done
+
+
+def record_of(path: Path) -> Record | None:
+    """The record of a run; None if it failed before it had one."""
+    try:
+        return read_record(path)
+    except (OSError, ValueError):
+        return None
 
 
 def run_way(case: Case, options: list[str], examples: Path, show: Show, record: Path) -> Result:
     """Run an example to its end in a process of its own, which writes a record.
 
-    Returns what it wrote as JSON, or what is known of a run that the kernel killed.
-    Raises MemtoolsError if it failed otherwise.
+    Returns what it wrote as JSON, or what is known of a run that the kernel killed. If it failed
+    otherwise, "failed" says how and why.
     """
     with tempfile.TemporaryDirectory() as folder:
         out, updates = Path(folder, "result.json"), 0
@@ -115,27 +133,96 @@ def run_way(case: Case, options: list[str], examples: Path, show: Show, record: 
         monitor = [*run, "--quiet", "--log", str(record), "--limit", case.limit]
         command = [str(examples / case.script), *options, "--progress", "--json", str(out)]
         with subprocess.Popen(
-            [sys.executable, *monitor, *command], stdout=subprocess.PIPE, text=True, env=environment
+            [sys.executable, *monitor, *command],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
         ) as process:
+            errors = ErrorOutput(process)
             for line in process.stdout or ():
                 show(line.rstrip())
                 if match := UPDATE.fullmatch(line.rstrip()):
                     updates = int(match[1])
+            errors.join()
         if process.returncode == -signal.SIGKILL:
             return {"ended": f"killed in update {updates + 1}", "losses": []}
-        if process.returncode != 0 and not (case.enforced and out.exists()):
-            raise MemtoolsError(
-                f"{case.script} {' '.join(options[:2])} failed with exit status "
-                f"{process.returncode}; what it printed is above"
-            )
+        by_memory = case.enforced and out.exists()
+        if (process.returncode != 0 and not by_memory) or not out.exists():
+            failed = failure(process.returncode, errors.reason)
+            return {"ended": "failed", "failed": failed, "losses": []}
         result: Result = json.loads(out.read_text())
     return result
 
 
-def outcome(case: Case, name: str, record: Record, result: Result, first: Result) -> Outcome:
+class ErrorOutput:
+    """Passes on what a process writes to stderr as it comes, and keeps the end of it."""
+
+    KEPT = 64 * 1024
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._kept = ""
+        self._thread = threading.Thread(target=self._pass_on, args=(process,), daemon=True)
+        self._thread.start()
+
+    def join(self) -> None:
+        """Wait until the process has closed its stderr."""
+        self._thread.join()
+
+    @property
+    def reason(self) -> str:
+        """The line that says why the process failed: that of the last exception, or else the last
+        line; "" if nothing was written."""
+        lines = [line.rstrip() for line in re.split("[\r\n]+", self._kept) if line.strip()]
+        for number in range(len(lines) - 1, -1, -1):
+            if lines[number].startswith("Traceback (most recent call last)"):
+                after = [line for line in lines[number + 1 :] if not line.startswith(" ")]
+                return after[0] if after else lines[-1]
+        return lines[-1] if lines else ""
+
+    def _pass_on(self, process: subprocess.Popen[str]) -> None:
+        assert process.stderr is not None
+        decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        # Not by line: a bar of progress ends its line by a carriage return.
+        while chunk := os.read(process.stderr.fileno(), 4096):
+            text = decode(chunk)
+            self._kept = (self._kept + text)[-self.KEPT :]
+            sys.stderr.write(text)
+            sys.stderr.flush()
+
+
+def failure(status: int, reason: str) -> str:
+    """How a process ended that wrote no result, why, and what to install if that is the reason."""
+    how = "Ended without a result"
+    if status:
+        how = f"Failed with exit status {status}"
+    if status < 0:
+        how = f"Ended by {signal_name(-status)}"
+    said = f"{how}: {shown(reason)}" if reason else how
+    return " ".join(
+        filter(None, [said if said.endswith((".", "!")) else f"{said}.", missing_module(reason)])
+    )
+
+
+def outcome(case: Case, name: str, record: Record | None, result: Result, first: Result) -> Outcome:
     """The facts of one run, out of its record and of what it wrote itself."""
-    figures = figures_of(record)
+    figures = None if record is None else figures_of(record)
     limit = parse_bytes(case.limit, "the limit")
+    peak = (figures.peak_bytes or 0) if figures else 0
+    if record is None or "failed" in result:
+        failed = result.get("failed", "It left no record.")
+        return Outcome(
+            way=name,
+            label=case.ways[name].label,
+            ended="failed",
+            updates=0,
+            seconds=record.seconds if record else 0.0,
+            pace=0.0,
+            peak_bytes=peak,
+            limit_bytes=limit,
+            enforced=case.enforced,
+            failed=failed,
+        )
     updates = len(result["losses"])
     return Outcome(
         way=name,
@@ -144,7 +231,7 @@ def outcome(case: Case, name: str, record: Record, result: Result, first: Result
         updates=updates,
         seconds=record.seconds,
         pace=result.get("seconds", record.seconds) / max(1, updates),
-        peak_bytes=figures.peak_bytes or 0,
+        peak_bytes=peak,
         limit_bytes=limit,
         same="" if case.enforced or result is first else same(first, result),
         growth_bytes=result.get("growth_bytes_per_1000_updates"),
@@ -230,5 +317,5 @@ def page_of(done: list[Done]) -> tuple[list[Record], list[Rescue]]:
     for one in done:
         case = one.case
         rescues.append(rescue(case.title, case.intro, len(records), one.records, one.outcomes))
-        records += one.records
+        records += [record for record in one.records if record is not None]
     return records, rescues

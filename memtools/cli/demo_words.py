@@ -23,7 +23,8 @@ class Outcome:
     `ended` is "finished", or how it ended instead, such as "out of memory in update 16". `same` is
     whether losses and samples are those of the first way: "yes", "" where that is not asked, or
     where they differ. `seconds` is the whole run, `pace` the seconds of an update. `enforced` names
-    the limit that is really in force, where there is one.
+    the limit that is really in force, where there is one. `failed` says how and why the example
+    failed, where that was not for want of memory; it then has no other facts.
     """
 
     way: str
@@ -41,6 +42,7 @@ class Outcome:
     generation_cpu: float | None = None
     enforced: str = ""
     remark: str = ""
+    failed: str = ""
 
     @property
     def survived(self) -> bool:
@@ -69,6 +71,8 @@ def sentences(outcome: Outcome) -> str:
 
 
 def _fate(outcome: Outcome) -> str:
+    if outcome.failed:
+        return outcome.failed
     limit, peak = format_bytes(outcome.limit_bytes), format_bytes(outcome.peak_bytes)
     done = count(outcome.updates, "update")
     if outcome.ended != "finished":

@@ -91,7 +91,7 @@ class Run:
         )
         traced = "trace no step for the line that makes what leaks, nor for the peak"
         add("--no-trace", dest="trace", action="store_false", default=None, help=traced)
-        add("--quiet", action="store_true", help="nothing on stderr")
+        add("-q", "--quiet", action="store_true", help="nothing on stderr")
         add("--json", action="store_true", help="what is said as lines of JSON, on stderr")
         rest = argparse.REMAINDER
         add("-m", nargs=rest, dest="module", metavar="MODULE", help="a module and its arguments")

@@ -215,13 +215,14 @@ def announce(text: str) -> None:
     _write(f"memtools: {text}\n".encode(errors="backslashreplace"))
 
 
-def announce_nothing(what: object) -> None:
+def announce_nothing(*what: object) -> None:
     """What `--quiet` says anything by."""
 
 
-def say(finding: LeakFinding) -> None:
-    """A finding, as soon as it is made, past whatever the program made of sys.stderr."""
-    announce(str(finding))
+def say(finding: LeakFinding, text: str) -> None:
+    """A finding by this text, as soon as it is made, past whatever the program made of
+    sys.stderr."""
+    announce(text)
 
 
 def print_summary(text: str) -> None:
@@ -231,16 +232,17 @@ def print_summary(text: str) -> None:
 
 
 def json_line(name: str) -> Callable[[Any], None]:
-    """What `--json` says something by: a line of JSON, under this name."""
+    """What `--json` says something by: a line of JSON, under this name. Of a finding that is the
+    whole, whatever text people are told."""
 
-    def write(what: Any) -> None:
+    def write(what: Any, *text: str) -> None:
         what = what.as_json() if isinstance(what, LeakFinding) else what
         _write(f"{json.dumps({name: what})}\n".encode(errors="backslashreplace"))
 
     return write
 
 
-_Voice = Callable[[Any], None]
+_Voice = Callable[..., None]
 
 
 def _voices(options: dict[str, Any]) -> tuple[_Voice, _Voice, _Voice]:

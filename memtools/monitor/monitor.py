@@ -33,7 +33,7 @@ from memtools.leak.finding import LeakFinding, is_call
 from memtools.monitor import ending, host, oom, readings
 from memtools.monitor import run as monitor_run
 from memtools.monitor.guards import Callback, Handle, Watermarks
-from memtools.monitor.leakwatch import LeakWatch
+from memtools.monitor.leakwatch import FIRST_LOOK, LeakWatch
 from memtools.monitor.log import ranked
 from memtools.monitor.phases import Phase, PhaseBook, PhaseTotals, phase_lines
 from memtools.monitor.readings import GB, HostTiers
@@ -47,6 +47,7 @@ STALL_NS = 100_000_000  # and while a guard waits for stalls
 LOST_NS = 10_000_000_000  # or two steps: so long without a safe point is nothing unusual
 LOG_EVERY = 10.0  # seconds between two lines of log_memory
 ACTS = "; it acts in a step() of the main thread"  # a guard or a callback
+LOOKS = "; it looks in a step() of the main thread"  # the leak test
 
 
 def _whole(name: str, value: object) -> int:
@@ -350,10 +351,8 @@ class MemoryMonitor:
         if run.busy or threading.get_ident() != run.main:
             if fired:
                 run.due = 0
-                if run.safe_ns == 0:
-                    thread = threading.current_thread().name
-                    why = f"so far steps end on the thread {thread!r}, none on the main one{ACTS}"
-                    self._cannot_act(run, [p.handle for p in self._watermarks.waiting(fired)], why)
+            if run.safe_ns == 0:
+                self._say_thread(run, fired)
             return
         run.busy = True
         try:
@@ -371,9 +370,22 @@ class MemoryMonitor:
                 run.due_step = min(run.due_step, run.peaks.due_step)
             run.busy = False
 
+    def _say_thread(self, run: Run, fired: int) -> None:
+        """Steps end on another thread than the main one: who waits for that cannot act, and leaks
+        are not tested."""
+        thread = threading.current_thread().name
+        why = f"so far steps end on the thread {thread!r}, none on the main one"
+        if fired:
+            waiting = [passed.handle for passed in self._watermarks.waiting(fired)]
+            self._cannot_act(run, waiting, f"{why}{ACTS}")
+        if run.tests_leaks and run.sampler.step_count >= FIRST_LOOK and not run.untested:
+            run.note_untested(f"the leak test does not run: {why}{LOOKS}")
+
     def _do_what_is_due(self, run: Run) -> None:
         """All that waits for a safe point, but for what is recorded of a step."""
         fired, run.waiting = run.waiting, 0
+        if run.safe_ns == 0:
+            run.note_untested("")
         run.safe_ns = time.monotonic_ns()
         run.due = run.safe_ns + (STALL_NS if self._watermarks.near else IDLE_NS)
         run.others_due_step = 1 << 62
@@ -385,6 +397,9 @@ class MemoryMonitor:
             except Exception as error:
                 run.tests_leaks, why = False, f"{type(error).__name__}: {error}"
                 run.log.complain("leaks", f"the leak test is off from here on: {why}")
+                run.note_untested(
+                    f"the leak test is off since step {run.sampler.step_count:,}: {why}"
+                )
         if run.devices:
             oom.observer.attach()  # once the program has a context
         if fired or self._watermarks.near:
@@ -420,6 +435,8 @@ class MemoryMonitor:
             self._cannot_act(run, [handle], why)
         if run.safe_ns == 0:
             self._cannot_act(run, waiting, f"the main thread called no step(){ACTS}")
+            if run.untested and not self._settings.sums_up:  # else the summary says it
+                logger.warning("%s", run.untested)
             return
         # How long a step takes, with the time before the first one.
         step_ns = (run.safe_ns - run.clock_ns) // max(1, run.sampler.step_count)
@@ -718,6 +735,8 @@ class MemoryMonitor:
         lines += phase_lines(self.phases())
         if run is not None and run.watch is not None:
             lines += run.watch.lines(run.sampler.step_count)
+        if run is not None and run.untested:
+            lines.append(run.untested[:1].upper() + run.untested[1:])
         return "\n".join(lines)
 
     def log_memory(self, step: int | None = None, force: bool = False) -> dict[str, float | None]:

@@ -9,12 +9,12 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from memtools import _core
 from memtools._base import devices as cuda_devices
-from memtools._base import process, running
+from memtools._base import notebook, process, running
 from memtools._base.devices import DevicePeaks
 from memtools._base.every import Every
 from memtools._base.notice import logger, notice
@@ -34,7 +34,7 @@ from memtools.monitor.progress import Progress
 from memtools.monitor.readings import Readings
 from memtools.monitor.signals import Limits, signals_of
 from memtools.monitor.tracing import Tracing
-from memtools.monitor.voice import Listeners, Printer, Voice
+from memtools.monitor.voice import Listeners, Printer, Says, Voice
 from memtools.record import kills
 from memtools.record.kinds import End, Start
 
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 FORK_EVENT_NS = 1_000_000_000
 
 
-def log_finding(finding: LeakFinding) -> None:
-    """Say a finding through the logger "memtools"."""
-    logger.log(logging.INFO if finding.over else logging.WARNING, "%s", finding)
+def log_finding(finding: LeakFinding, text: str) -> None:
+    """Say a finding through the logger "memtools", by this text."""
+    logger.log(logging.INFO if finding.over else logging.WARNING, "%s", text)
 
 
 def log_summary(text: str) -> None:
@@ -100,7 +100,7 @@ class MonitorSettings:
     #: what is called with a text about the record's name
     announce: Callable[[str], None] = notice
     #: what is called with each finding, once for each grade and holder, as soon as it is made
-    says: Callable[[LeakFinding], None] = log_finding
+    says: Says = log_finding
     #: what is called with each summary of `print_every`
     prints: Callable[[str], None] = log_summary
     #: whether a summary of the record is printed at the end
@@ -216,6 +216,7 @@ class Run:
             given_bytes=self._given,
             machine_bytes=self._machine,
             tests_leaks=settings.leaks,
+            notebook=notebook.file_name(),
         )
         self.log.event("start", self._start)
         this = weakref.ref(self)  # or the log would keep the run, which keeps the log
@@ -285,6 +286,20 @@ class Run:
         )
         for name, growth in expected.items():
             self.watch.expect_growth(name, **growth)
+
+    def note_untested(self, why: str) -> None:
+        """Note that leaks are not tested, and why, or by "" that they are: also in the record,
+        whose reader judges its series then."""
+        if self._start.untested != why:
+            self._start = replace(
+                self._start, tests_leaks=self.settings.leaks and not why, untested=why
+            )
+            self.log.event("start", self._start)
+
+    @property
+    def untested(self) -> str:
+        """Why leaks are not tested although that was asked for; "": they are, or it was not."""
+        return self._start.untested
 
     def _lasting(self) -> Iterator[tuple[str, object]]:
         """What a record has to tell wherever it is cut off: who writes it, and what stands."""

@@ -5,6 +5,9 @@
                            └──► Listeners: on_leak(callback)           each holder and grade, and
                                                                        where its line gets known
 
+Who reads the terminal has read the finding some steps before its line gets known, and is told the
+line alone then.
+
 Nothing here gets an exception into training: what a callback raises is said once and ends here.
 """
 
@@ -19,6 +22,7 @@ from memtools.leak.finding import RANK, Key, LeakFinding
 from memtools.monitor.log import Log
 
 LeakCallback = Callable[[LeakFinding], object]
+Says = Callable[[LeakFinding, str], None]  # a finding, and what people are told of it
 RENEWED = 0.1  # a rate that differs by more from that in the record is written again
 MOST_WORDS = 256  # of a run, through the logger: a program with ever new names is not a flood
 
@@ -84,7 +88,7 @@ class Voice:
         says: what shows a finding to people: the logger, or the terminal of `memtools run`.
     """
 
-    def __init__(self, log: Log, listeners: Listeners, says: Callable[[LeakFinding], None]) -> None:
+    def __init__(self, log: Log, listeners: Listeners, says: Says) -> None:
         self._log, self._listeners, self._says = log, listeners, says
         self._said: set[tuple[str, str, str, bool, str]] = set()
         self._rates: dict[Key, float] = {}  # of each finding, as the record has it
@@ -98,10 +102,11 @@ class Voice:
             return
         if finding.over and all(who != said[:2] for said in self._said):
             return
+        is_known = (*who, finding.grade, False, "") in self._said and not finding.over
         if len(self._said) < MOST_WORDS:
             self._said.add(word)
             try:
-                self._says(finding)
+                self._says(finding, _line_alone(finding) if is_known else str(finding))
             except Exception as error:  # a handler of the logger's, for one
                 self._log.complain("says", f"a finding could not be said: {error}")
         self._listeners.tell(finding, self._log)
@@ -122,6 +127,11 @@ class Voice:
             known = self._rates.get(finding.key, 0.0)
             if abs(finding.rate_bytes - known) > RENEWED * known:
                 self.write(finding)
+
+
+def _line_alone(finding: LeakFinding) -> str:
+    """Where that was made which has been said already, without the line."""
+    return f"{finding.grade}: {finding.subject}: made at {finding.made_at}"
 
 
 def _kind_of_process(finding: LeakFinding) -> str:

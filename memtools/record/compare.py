@@ -189,7 +189,7 @@ class Comparison:
 def compare(base: Figures, new: Figures) -> Comparison:
     """Compare the figures of two records. Takes some 100 ms for records of the usual size, most of
     it to judge what grows."""
-    scripts = [shown(script_of(figures.record.command)) for figures in (base, new)]
+    scripts = [shown(script_of(figures.record)) for figures in (base, new)]
     same = scripts[0] == scripts[1] if all(scripts) else None
     rows = (
         *_host(base, new),

@@ -388,9 +388,20 @@ def figures_of(record: Record) -> Figures:
     )
 
 
-def script_of(command: Sequence[str]) -> str:
+#: what starts the kernel of a notebook
+_KERNELS = re.compile(r"(?:ipykernel|(?:ipykernel|colab_kernel)_launcher)(?:\.py)?")
+A_NOTEBOOK = "a notebook"
+
+
+def script_of(record: Record) -> str:
     """What people call a program by its command: the script's file name, the module after -m, or
-    the program's name. "" where there is no command."""
+    the program's name. "" where there is no command. Of a notebook, the notebook's file name, or
+    "a notebook" where nobody knows that."""
+    name = _program_of(record.command)
+    return shown(start_of(record).notebook) or A_NOTEBOOK if _KERNELS.fullmatch(name) else name
+
+
+def _program_of(command: Sequence[str]) -> str:
     script = next((part for part in command if part.endswith(".py")), "")
     if not script and "-m" in command[:-1]:
         script = command[list(command).index("-m") + 1]

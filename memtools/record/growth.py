@@ -106,6 +106,7 @@ def judge(line: Timeline, devices: Sequence[int]) -> Judged:
     growth: list[Growth] = []
     lines: list[Growth] = []
     few: list[str] = []
+    fewer: list[str] = []
     tested, most = True, 0
     late: Late | None = None
     for device, columns in groups:
@@ -113,7 +114,9 @@ def judge(line: Timeline, devices: Sequence[int]) -> Judged:
         most = max(most, len(readings.steps))
         fed = {s: even(readings.steps, v) for s, v in readings.values.items()}
         if made == 0 or made >= ENOUGH:
-            tested = tested and (not columns or any(fed.values()))
+            if columns and not any(fed.values()):
+                tested = False
+                fewer.append(_best_known(readings, device))
             if columns and any(fed.values()):
                 judged = _judged(fed, readings, per, device)
                 quiet = judged.grade in ("early", "quiet") or judged.rate_bytes <= 0
@@ -131,6 +134,8 @@ def judge(line: Timeline, devices: Sequence[int]) -> Judged:
     short: str | None = f"too early to say: {most:,} of {ENOUGH} {unit}"
     if tested and most:
         short = f"too few readings to judge: {' and '.join(few)}" if few else None
+    elif most >= ENOUGH and fewer:
+        short = f"too few readings to judge: {' and '.join(fewer)}"
     growth += _beyond(lines, growth)
     growth = [replace(g, shared=g.signal == "rss" and _of_files(line, per)) for g in growth]
     return Judged(growth, short, tested and most > 0, late)
@@ -196,6 +201,14 @@ def step_seconds(line: Timeline) -> float | None:
 
 def _known(values: list[int]) -> int:
     return sum(value != UNKNOWN for value in values)
+
+
+def _best_known(readings: _Readings, device: str) -> str:
+    """The signal of which there are the most readings, with their number."""
+    known = {signal: _known(values) for signal, values in readings.values.items()}
+    signal = max(known, key=known.__getitem__)
+    where = f" of {device}" if device else ""
+    return f"{signal}{where} has {known[signal]:,} of {ENOUGH}"
 
 
 def _exact(growth: Growth, lines: list[Growth]) -> Growth:
@@ -455,7 +468,7 @@ def even(steps: list[int], values: list[int]) -> list[tuple[int, int]]:
     where steps are slow, and many more of its end. As many as leave few gaps, which are filled by
     a straight line; none where there are too few readings."""
     known = [(s, v) for s, v in zip(steps, values, strict=True) if v != UNKNOWN]
-    if len(known) < ENOUGH or known[-1][0] - known[0][0] < ENOUGH:
+    if len(known) < ENOUGH:
         return []
     cells = min(len(known), known[-1][0] - known[0][0] + 1)
     floors = _floors(known, cells)

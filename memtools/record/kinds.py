@@ -47,7 +47,9 @@ class Start(Event):
     where a process watches itself. `limit`: where the limit comes from, in words; of the limits
     that have no column, `given_bytes` is the one that was asked for and `machine_bytes` the
     machine's memory, where that is the limit. `tests_leaks`: the run says itself what grows, by
-    finding events; without them nothing does."""
+    finding events; without them nothing does. `untested`: that it was to and does not, and why. It
+    is written again where that changes. `notebook`: the notebook's file name, where that is
+    known."""
 
     KIND = "start"
 
@@ -59,6 +61,8 @@ class Start(Event):
     given_bytes: int | None = None
     machine_bytes: int | None = None
     tests_leaks: bool = False
+    untested: str = ""
+    notebook: str = ""
 
     def sentence(self) -> str:
         name = f"{self.name}: " if self.name else ""

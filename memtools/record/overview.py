@@ -131,4 +131,5 @@ def growth_tile(figures: Figures) -> Tile:
     if verdict.late is not None and verdict.short is None:
         gain, last = format_bytes(verdict.late.gain_bytes), verdict.late.last
         return Tile("Growth at the end", f"+{gain}", f"in the last {last}")
-    return Tile("Growth at the end", "none" if verdict.short is None else "too early to say")
+    why = (verdict.short or "none").partition(":")[0]  # "too early to say", or "too few readings"
+    return Tile("Growth at the end", why)

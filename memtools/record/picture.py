@@ -10,7 +10,7 @@ from memtools._base.size import format_bytes
 from memtools._base.text import count, duration, tight
 from memtools.leak.finding import is_call
 from memtools.record.chart import LIMIT, Chart, Line, charts, lanes, marks
-from memtools.record.figures import Figures, figures_of, script_of
+from memtools.record.figures import A_NOTEBOOK, Figures, figures_of, script_of
 from memtools.record.overview import badge, headline, tiles
 from memtools.record.series import UNKNOWN, Timeline, timeline
 
@@ -44,9 +44,7 @@ def picture_of(record: Record, *, name: str = "") -> str:
     figures, name = figures_of(record), name or _name(record)
     colour = ENDINGS.get(figures.ending.kind, "accent")
     return picture.card(
-        picture.heading(
-            name or script_of(record.command) or "a run", badge(figures.ending), colour
-        ),
+        picture.heading(name or script_of(record) or "a run", badge(figures.ending), colour),
         picture.line(headline(figures)),
         *_time_lines(record, figures),
         picture.tiles((tile.name, tile.value, tile.remark) for tile in tiles(figures)),
@@ -57,9 +55,9 @@ def picture_of(record: Record, *, name: str = "") -> str:
 
 
 def _name(record: Record) -> str:
-    """The script's name; of a notebook, which has none, the record's."""
-    script = script_of(record.command)
-    return os.path.basename(record.path) if not script or "kernel" in script else script
+    """The script's name, or the notebook's; where nobody knows that, the record's."""
+    script = script_of(record)
+    return os.path.basename(record.path) if script in ("", A_NOTEBOOK) else script
 
 
 def _about(record: Record, figures: Figures) -> str:

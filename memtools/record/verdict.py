@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from memtools._base.size import format_bytes
-from memtools._base.text import duration
+from memtools._base.text import duration, shown
 from memtools.leak.detector import STEPS_NEEDED, matters
 from memtools.leak.finding import RANK, LeakFinding, is_call, steps_left
 from memtools.record.events import start_of
@@ -48,6 +48,8 @@ class Verdict:
             found; or that memory rose at the very end.
         late: memory that rose too suddenly for a line, at the very end.
         tested: whether what the process takes was tested; of its workers that may not be known.
+        untested: that the run was to test leaks itself and did not, and why; "" where it did, or
+            was not to.
     """
 
     findings: tuple[LeakFinding, ...]
@@ -56,6 +58,7 @@ class Verdict:
     nothing: str
     late: Late | None
     tested: bool
+    untested: str = ""
 
     @property
     def leaking(self) -> bool:
@@ -64,7 +67,8 @@ class Verdict:
 
     def lines(self, *, quiet: bool = False) -> list[str]:
         """One line for each finding, the forecast once. `quiet`: also what is too little to matter,
-        that nothing grows, or that it is too early to say."""
+        that nothing grows, or that it is too early to say, and why the run itself tested
+        nothing."""
         found: list[str] = []
         said: set[object] = set()
         for one in self.findings:
@@ -82,7 +86,8 @@ class Verdict:
             "grows explains it"
             for one in self.little[:1]
         ]
-        return found or [self.short or self.nothing]
+        found = found or [self.short or self.nothing]
+        return [*found, self.untested] if self.untested else found
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -108,7 +113,8 @@ def verdict_of(figures: Figures) -> Verdict:
     found = _with_forecasts(figures, found, pace)
     found.sort(key=lambda one: (-RANK[one.grade], -_a_second(one, pace)))
     nothing = _nothing(figures) if late is None else str(late)
-    return Verdict(tuple(found), tuple(little), short, nothing, late, tested)
+    untested = shown(start_of(record).untested)
+    return Verdict(tuple(found), tuple(little), short, nothing, late, tested, untested)
 
 
 def pace_of(figures: Figures) -> float | None:

@@ -23,6 +23,7 @@ from memtools.report.payload import part_colour, slug
 if TYPE_CHECKING:
     from memtools.record.figures import Figures, Tier
     from memtools.record.record import Record, RecordEvent
+    from memtools.record.verdict import Verdict
 
 EVENTS = 400  # rows of a page's tables of events
 BARS = 12  # recorded steps that are drawn
@@ -113,7 +114,7 @@ def view(number: int, name: str, record: Record, figures: Figures, data: dict[st
         started=_started(figures.start),
         samples=count(figures.samples, "sample"),
         lanes_note=_lanes_note(data["records"][number]),
-        no_leaks=sentence(figures.verdict.short or figures.verdict.nothing),
+        no_leaks=" ".join(sentence(line) for line in _no_leaks(figures.verdict)),
         more_events=f"{hidden:,} more events between these are not shown." if hidden > 0 else "",
         advice=[tight(line) for line in advise(figures)],
         tiles=tiles(figures),
@@ -286,6 +287,11 @@ def compare(views: list[View], data: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _no_leaks(verdict: Verdict) -> list[str]:
+    """What is said where nothing was found, and why the run itself has tested nothing."""
+    return [line for line in (verdict.short or verdict.nothing, verdict.untested) if line]
+
+
 def _cells(figures: Figures, devices: list[int]) -> list[str]:
     used, growth = figures.used, growth_tile(figures).value
     limit = used.limit_bytes if used and used.source != "machine" else None
@@ -315,4 +321,4 @@ def title(records: list[Record]) -> str:
     """Named after the script, which is what people look for."""
     if len(records) > 1:
         return f"Memory of {len(records)} runs"
-    return shown(f"Memory of {script_of(records[0].command) or 'a run'}")
+    return shown(f"Memory of {script_of(records[0]) or 'a run'}")

@@ -37,6 +37,26 @@ def test_a_line_of_a_cell_is_named_as_in_a_traceback_of_ipython() -> None:
     assert function_at(CELL, 3) == "train"
 
 
+@pytest.mark.parametrize(
+    ("kernel", "given", "code", "name"),
+    [
+        (True, "work/train.ipynb", None, "train.ipynb"),
+        (True, "work/train.ipynb", "c:\\work\\vs.ipynb", "vs.ipynb"),
+        (True, "console-1-abc", None, ""),
+        (True, None, None, ""),
+        (False, "work/train.ipynb", None, ""),  # a command of a cell
+    ],
+)
+def test_the_file_of_the_notebook(
+    kernel: bool, given: str | None, code: str | None, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__vsc_ipynb_file__=code))
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
+    if kernel:
+        monkeypatch.setitem(sys.modules, "ipykernel", SimpleNamespace())
+    assert notebook.file_name({} if given is None else {"JPY_SESSION_NAME": given}) == name
+
+
 @pytest.mark.usefixtures("shell")
 def test_other_files_keep_their_names_beside_ipython() -> None:
     assert name_of(Place("/x/train.py", 3, "fit")) == "/x/train.py:3 in fit"

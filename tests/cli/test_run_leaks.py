@@ -121,14 +121,14 @@ def test_the_last_lines_say_what_explain_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [["--quiet"], ["--json"]])
+@pytest.mark.parametrize("options", [["--quiet"], ["-q"], ["--json"]])
 def test_quiet_says_nothing_and_json_says_it_for_machines(
     options: list[str], tmp_path: Path
 ) -> None:
     write(tmp_path, program(TRAINS, 64))
     found = run(tmp_path, *options, "train.py")
     lines = [json.loads(line) for line in found.stderr.splitlines()]
-    if options == ["--quiet"]:
+    if options != ["--json"]:
         assert lines == []
         return
     assert [list(line) for line in lines[:-1]] == [["finding"]] * (len(lines) - 1)
@@ -167,11 +167,16 @@ def test_the_line_that_makes_it_is_said_at_once_and_at_the_end(
     lines = found.stderr.decode().splitlines()
     end = next(i for i, line in enumerate(lines) if " 64 steps; peak: " in line)
     named = [line for line in lines if "made at data.py:5 in observe" in line]
+    rates = [line.partition(" (")[0] for line in lines[:end] if "Replay.items: +" in line]
+    assert len(rates) == len(set(rates)), "the same grade and rate are said once"
     explained = execute([sys.executable, "-m", "memtools", "explain", "--json"], tmp_path).stdout
     (leak,) = json.loads(explained)["leaks"]
     assert leak["made_at"] == (None if options else "data.py:5 in observe")
     if options:
         assert named == []
     else:
+        assert re.fullmatch(
+            r"memtools: \w+: list Replay.items: made at data.py:5 in observe", named[0]
+        )
         assert named[0] in lines[:end]
         assert named[-1] in lines[end:]

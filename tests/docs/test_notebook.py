@@ -144,6 +144,25 @@ def test_the_blocks_of_the_page_run_as_cells_and_write_what_it_shows(tmp_path: P
     assert all(float(size) <= 30 for size in re.findall(r"([\d.]+) KiB", costs))
 
 
+NAMED = """
+import os, memtools
+os.environ["JPY_SESSION_NAME"] = "work/train.ipynb"  # as Jupyter's server does
+with memtools.MemoryMonitor(log="run.mem"):
+    pass
+from memtools.report import write_report
+record = memtools.read_record("run.mem")
+write_report(record, "run.html")
+record
+"""
+
+
+@pytest.mark.slow
+def test_a_page_and_a_picture_have_the_notebooks_name(tmp_path: Path) -> None:
+    executed = Executed([NAMED], tmp_path)
+    assert "train.ipynb" in executed.picture(0)
+    assert "<title>Memory of train.ipynb</title>" in (tmp_path / "run.html").read_text()
+
+
 KEPT = """
 import gc, weakref, torch
 def look():

@@ -112,7 +112,8 @@ class Program:
         self.events, self.said = Events(), list[LeakFinding]()
         self.log = Log(self.events, lambda: self.step)  # type: ignore[arg-type]
         self.listeners = Listeners()
-        self.voice = Voice(self.log, self.listeners, self.said.append)
+        self.texts = list[str]()
+        self.voice = Voice(self.log, self.listeners, self.says)
         signals = [Signal(name, lambda name=name: self.read(name)) for name in self.sizes]  # type: ignore[misc]
         self.census = FakeCensus(self)
         self.watch = LeakWatch(
@@ -122,6 +123,10 @@ class Program:
             (lambda: self.census) if census else None,
             seconds=seconds,
         )
+
+    def says(self, finding: LeakFinding, text: str) -> None:
+        self.said.append(finding)
+        self.texts.append(text)
 
     def total(self) -> int:
         return self.sizes["rss"] + self.sizes["heap"]
@@ -389,6 +394,37 @@ def test_who_takes_a_small_part_is_not_named_as_the_leak(clock: Clock) -> None:
     program.held = [holder(2 * KIB)]
     program.run(70, heap=36 * KIB)
     assert {one.kind for one in program.watch.findings()} == {"C heap"}
+
+
+def warms_up(program: Program, held: Holder) -> LeakFinding:
+    """Some 36 KiB a step that a library's caches fill with, unevenly, and a holder of a small part.
+    Returns what is said of what nobody holds."""
+    program.held = [held]
+    for steps, rate in ((16, 36), (8, 12), (8, 60), (16, 20), (16, 52)):
+        program.run(steps, heap=rate * KIB)
+    (found,) = [one for one in program.watch.findings() if not one.holder]
+    return found
+
+
+def test_who_takes_a_small_part_is_named_beside_what_nobody_holds(clock: Clock) -> None:
+    program = Program(clock)
+    found = warms_up(program, holder(3 * KIB, only_gained=True))
+    assert (found.grade, found.kind) == ("suspect", "")
+    assert found.what == "among it list Trainer.losses: +3.0 KiB/step"
+    assert any(f"KiB/step ({found.what})" in line for line in program.lines())
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        holder(3 * KIB, only_gained=True, capacity=4000, length=40),
+        holder(3 * KIB, only_gained=False),
+        holder(KIB // 2, only_gained=True),
+    ],
+    ids=["bounded", "lost at a look", "tiny"],
+)
+def test_who_has_not_only_gained_is_not_named_beside_it(held: Holder, clock: Clock) -> None:
+    assert warms_up(Program(clock), held).what == ""
 
 
 def test_what_no_object_holds_is_the_c_heap_after_four_intervals(clock: Clock) -> None:
@@ -978,7 +1014,7 @@ def test_a_callback_may_cancel_itself_and_others(clock: Clock) -> None:
 def test_a_logger_that_fails_is_no_fault_of_training(clock: Clock) -> None:
     program = Program(clock)
 
-    def fail(_: LeakFinding) -> None:
+    def fail(_: LeakFinding, text: str) -> None:
         raise OSError("broken pipe")
 
     program.watch._voice = Voice(program.log, program.listeners, fail)
@@ -1039,6 +1075,8 @@ def test_a_leak_test_that_fails_is_off_and_training_goes_on(monkeypatch: Any) ->
         m._last.due = 0  # type: ignore[union-attr]
         m.step()
         assert (m.step_count, m.findings()) == (2, ())
+        last = m.summary().splitlines()[-1]
+        assert last == "The leak test is off since step 1: MemoryError: none left"
 
 
 def test_declared_growth_reaches_the_detector() -> None:

@@ -107,7 +107,7 @@ def test_what_lasts_may_fail() -> None:
 
 def test_a_rate_that_has_changed_is_written_again() -> None:
     writer = Writer()
-    voice = Voice(Log(writer, lambda: 0), Listeners(), lambda _: None)  # type: ignore[arg-type]
+    voice = Voice(Log(writer, lambda: 0), Listeners(), lambda *_: None)  # type: ignore[arg-type]
     one = LeakFinding("growing", holder="list a", kind="list", rate_bytes=100.0)
     voice.say(one)
     for rate in (105.0, 95.0, 112.0, 118.0, 90.0):

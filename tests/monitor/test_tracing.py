@@ -723,16 +723,22 @@ def test_how_long_a_plain_step_takes_is_known_before_a_window_is_opened() -> Non
 # --- what is said ---
 
 
-def test_a_line_that_gets_known_is_said_once_more_and_stays() -> None:
-    said: list[LeakFinding] = []
-    voice = Voice(Log(None, lambda: 0), Listeners(), said.append)
+def test_a_line_that_gets_known_is_said_by_itself_and_stays() -> None:
+    said: list[tuple[str, str]] = []
+    voice = Voice(
+        Log(None, lambda: 0), Listeners(), lambda one, text: said.append((one.made_at, text))
+    )
     standing = Standing()
     (new,), _ = standing.add(32, [finding(100.0)])
     voice.say(new)
     standing.each({new.key: finding(100.0, first_step=32, made_at="train.py:3 in f")})
     for _ in range(3):
         voice.say(standing.findings()[0])
-    assert [one.made_at for one in said] == ["", "train.py:3 in f"]
+    first = str(finding(100.0))
+    assert said == [
+        ("", first),
+        ("train.py:3 in f", f"{first.partition(': +')[0]}: made at train.py:3 in f"),
+    ]
     standing.add(48, [finding(110.0)])
     assert standing.findings()[0].made_at == "train.py:3 in f"
     assert standing.findings()[0].rate_bytes == 110.0

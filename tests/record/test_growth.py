@@ -87,3 +87,35 @@ def test_a_long_run_is_judged_by_its_buckets_and_its_newest_samples_alike(tmp_pa
     (growth,) = judged(path)
     assert (growth.grade, growth.signal) == ("leak", "rss")
     assert growth.rate_bytes == pytest.approx(4096, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("steps", "every", "short"),
+    [
+        (300, 2, "too few readings to judge: rss has 149 of 256"),
+        (300, 1, None),
+        (258, 1, None),
+        (257, 1, "too early to say: 255 of 256 steps"),
+        (100, 2, "too early to say: 98 of 256 steps"),
+    ],
+)
+def test_what_is_too_few_says_which_number_is(steps, every, short, tmp_path):
+    """The first step and the last one are not judged; resident memory is read at each so many
+    samples, of which each step has one."""
+    path = str(tmp_path / "run.mem")
+    with _core.RecordWriter(path, [("step", ""), ("rss", "B")]) as writer:
+        for step in range(steps):
+            rss = 300 * MIB if step % every == 0 else None
+            writer.append(10**15 + step * 10**8, [step, rss])
+    assert judge(timeline(memtools.read_record(path)), []).short == short
+
+
+def test_a_device_of_which_too_little_is_known_is_named(tmp_path):
+    path = str(tmp_path / "run.mem")
+    columns = [("step", ""), ("rss", "B"), ("cuda0_allocated", "B")]
+    with _core.RecordWriter(path, columns) as writer:
+        for step in range(300):
+            device = 64 * MIB if step % 3 == 1 else None
+            writer.append(10**15 + step * 10**8, [step, 300 * MIB, device])
+    short = judge(timeline(memtools.read_record(path)), [0]).short
+    assert short == "too few readings to judge: device of cuda:0 has 100 of 256"

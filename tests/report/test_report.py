@@ -18,6 +18,7 @@ import memtools
 from memtools import cli
 from memtools._base.peak import PARTS, Layer, Span
 from memtools.record.figures import figures_of
+from memtools.record.kinds import Start, payload
 from memtools.record.series import UNKNOWN
 from memtools.report import render, write_report
 from memtools.report.payload import CELLS, part_colour
@@ -408,3 +409,28 @@ def test_columns_of_another_program_are_drawn_too(path):
     assert [line["label"] for line in page.data["charts"][0]["lines"]] == ["buffers"]
     assert "workers" in page.text()
     assert len(COLUMNS) == 11
+
+
+KERNEL = ("python", "-m", "ipykernel_launcher", "-f", "/run/kernel-4711.json")
+
+
+@pytest.mark.parametrize(
+    ("command", "notebook", "title"),
+    [
+        (KERNEL, "train.ipynb", "Memory of train.ipynb"),
+        (KERNEL, "", "Memory of a notebook"),
+        (("python", "/lib/ipykernel_launcher.py", "-f", "x.json"), "", "Memory of a notebook"),
+        (("python3", "/lib/colab_kernel_launcher.py", "-f", "x"), "", "Memory of a notebook"),
+        (("python", "train.py"), "started_from.ipynb", "Memory of train.py"),
+        (("python", "-m", "package.train"), "", "Memory of package.train"),
+        ((), "", "Memory of a run"),
+    ],
+)
+def test_the_title_names_the_script_or_the_notebook(
+    command: tuple[str, ...], notebook: str, title: str, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "run.mem")
+    start = payload("start", Start(notebook=notebook))
+    write(path, steps=20, events=[("start", start)], command=command)  # type: ignore[list-item]
+    record = memtools.read_record(path)
+    assert Page(render(record)).parts["title"][0] == title
