@@ -148,6 +148,8 @@ def _fake_library() -> FakeRuntime:
 @pytest.fixture(scope="session")
 def allocator(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A made-up allocator of devices, as a library that a program of its own may load."""
+    if torch is None:
+        pytest.skip("needs torch")
     out = tmp_path_factory.mktemp("allocator") / "fakeallocator.so"
     torch_at = Path(torch.__file__).parent
     subprocess.run(

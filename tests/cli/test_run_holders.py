@@ -81,6 +81,7 @@ KINDS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_what_a_loop_keeps_is_named_with_its_rate(kind: Kind, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
     write(tmp_path, LOOP.replace("KEEP", kind.keep))
     lines = run(tmp_path, "train.py").stderr.decode().splitlines()
     explain = [sys.executable, "-m", "memtools", "explain", "--json"]

@@ -133,6 +133,7 @@ def test_a_command_that_is_not_there_is_told_where_memtools_is_off(tmp_path: Pat
 
 @pytest.mark.slow
 def test_a_summary_is_printed_each_so_many_steps(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
     write(
         tmp_path,
         """
@@ -160,7 +161,7 @@ FINDING = LeakFinding("growing", "heap", rate_bytes=2.0**20, holder="list held",
 def said(options: dict[str, bool], capfd: pytest.CaptureFixture[str]) -> list[str]:
     notices, findings, summaries = inprocess._voices({"quiet": False, "json": False} | options)
     notices("the record of this monitor is run-2.mem")
-    findings(FINDING)
+    findings(FINDING, str(FINDING))
     summaries("System: much\nLeak")
     return capfd.readouterr().err.splitlines()
 

@@ -11,6 +11,8 @@ import pytest
 
 from tests.cli.runs import execute, run, write
 
+pytest.importorskip("torch")  # all programs here train
+
 #: 512 KiB a step, kept by a list
 TRAINS = """
     import io, sys, torch

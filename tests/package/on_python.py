@@ -2,8 +2,8 @@
 
     python -m tests.package.on_python INTERPRETER [words for pytest]
 
-Without words, all tests that are not marked slow. The environment is kept in build/python-X.Y; the
-wheel is built anew from the source distribution.
+Without words, all tests that are not marked slow; with the word `tests`, the slow ones as well. The
+environment is kept in build/python-X.Y; the wheel is built anew from the source distribution.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[2]
 # Of the source tree, of the machine's own compiler, of pages in a browser, or of a GPU.
-ELSEWHERE = ("meta/test_types.py", "docs", "package", "pages", "gpu")
+ELSEWHERE = (
+    *("meta/test_types.py", "meta/test_layering.py"),
+    *("docs", "package", "pages", "gpu"),
+)
 
 
 def toolkit() -> str:
