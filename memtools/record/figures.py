@@ -322,7 +322,7 @@ class Figures:
             "limit_acted": self.limit_acted,
             "guard_text": self.guard_words(),
             **self.verdict.as_json(),
-            "peak_of_step": peaks.as_json(self.record),
+            "peak_of_step": peaks.as_json(self),
             "headline": self.headline(),
         }
 

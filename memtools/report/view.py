@@ -11,12 +11,11 @@ from memtools._base.peak import PARTS
 from memtools._base.size import format_bytes
 from memtools._base.text import count, duration, percent, sentence, shown, tight
 from memtools.leak.finding import is_call
-from memtools.record.events import events_of
 from memtools.record.figures import is_bytes, script_of, seconds_of
 from memtools.record.kinds import Peak
 from memtools.record.overview import Tile, badge, growth_tile, headline, tiles
 from memtools.record.peaks import headline as headline_of_peak
-from memtools.record.peaks import peak_of
+from memtools.record.peaks import meanings, peak_of, recorded_steps, smaller
 from memtools.report.advice import advise
 from memtools.report.payload import part_colour, slug
 
@@ -70,6 +69,9 @@ class PeakView:
     largest: list[list[str]]
     #: who saved for the backward pass, bytes, blocks
     saved: list[list[str]]
+    #: what the parts mean whose names are not PyTorch's, and what is too small to be listed
+    meanings: list[str]
+    smaller: list[str]
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ def view(number: int, name: str, record: Record, figures: Figures, data: dict[st
         cleanups=_cleanups(figures),
         events=[_event(record, event) for event in first + last],
         columns=[_column(tier) for tier in figures.tiers],
-        peak=_peak(record, next((s for s in data["stacks"] if s["place"] == f"p{number}"), None)),
+        peak=_peak(figures, next((s for s in data["stacks"] if s["place"] == f"p{number}"), None)),
     )
 
 
@@ -168,13 +170,13 @@ def _leaks(figures: Figures) -> list[dict[str, Any]]:
     return found
 
 
-def _peak(record: Record, stack: dict[str, Any] | None) -> PeakView | None:
+def _peak(figures: Figures, stack: dict[str, Any] | None) -> PeakView | None:
     """What lived at the peaks of the steps that were recorded; None where none was. `stack` is what
     is drawn of the highest."""
-    highest = peak_of(record)
+    highest = peak_of(figures.record)
     if highest is None:
         return None
-    recorded = {one.step: one for one in events_of(record, Peak) if one.peak_bytes > 0}
+    recorded = {one.step: one for one in recorded_steps(figures.record)}
     steps = sorted(recorded)
     if len(steps) > BARS:  # the highest is one of them
         newest = [step for step in steps if step != highest.step][-(BARS - 1) :]
@@ -191,12 +193,14 @@ def _peak(record: Record, stack: dict[str, Any] | None) -> PeakView | None:
     ]  # fmt: skip
     saved = [[one.where, format_bytes(one.bytes), f"{one.blocks:,}"] for one in highest.saved]
     return PeakView(
-        tight(sentence(headline_of_peak(highest))),
+        tight(sentence(headline_of_peak(figures, highest))),
         [_bar(recorded[step], highest.peak_bytes) for step in steps],
-        None if stack is None else (stack["place"], f"Step {highest.step:,} from begin to end"),
+        None if stack is None else (stack["place"], f"Step {highest.step:,} from beginning to end"),
         [[shown(cell) for cell in row] for row in parts],
         [[shown(cell) for cell in row] for row in largest],
         [[shown(cell) for cell in row] for row in saved],
+        [sentence(text) for text in meanings(highest)],
+        [tight(sentence(text)) for text in smaller(highest)],
     )
 
 

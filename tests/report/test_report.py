@@ -161,7 +161,10 @@ def test_what_lived_at_peaks_is_stacked_by_step_and_the_highest_is_in_tables(pat
         ("12.50", "25.00"), ("25.00", "50.00"), ("6.25", "12.50")
     ]  # fmt: skip
     text = page.text()
-    assert "Peak of step 1,000: 80.0 MiB of tensors, in the optimizer's step" in text
+    assert (
+        "Peak of step 1,000, the highest of the 3 steps that were looked at (3 to 2,000 of 2,999): "
+        "80.0 MiB of tensors, in the optimizer's step"
+    ) in text
     cells = page.parts["td"]
     for row in (["40.0 MiB", "50 %", "4"], ["20.0 MiB", "7"],
                 ["20.0 MiB", "float32 [8, 9]", "parameters", "0.weight"]):  # fmt: skip
@@ -174,8 +177,8 @@ def test_the_highest_recorded_step_is_drawn_over_time_in_the_colours_of_its_bar(
     page = Page(render(memtools.read_record(write(path, events=events))))  # type: ignore[arg-type]
     assert (page.wrong, page.open) == ([], [])
     (place,) = [attrs for _, attrs in page.tags if "data-stack" in attrs]
-    assert (place["data-stack"], place["aria-label"]) == ("p0", "Step 1,000 from begin to end")
-    assert "Step 1,000 from begin to end" in page.parts["h3"]
+    assert (place["data-stack"], place["aria-label"]) == ("p0", "Step 1,000 from beginning to end")
+    assert "Step 1,000 from beginning to end" in page.parts["h3"]
     size = 20 * MIB
     (stack,) = page.data["stacks"]
     assert stack == {
