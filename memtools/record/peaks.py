@@ -49,7 +49,7 @@ WORTH = 16 << 20  # bytes: a lower peak is nothing to do anything about
 #: what is kept from before the step is nothing to do anything about below this share of the
 #: process's peak, in a run that ended well
 OF_PROCESS = 0.1
-#: the share of the peak from which on blocks that are too small for the list get a line of their own
+#: the share of the peak from which on blocks that are too small for the list get a line
 OF_SMALL = 0.1
 #: what words of PARTS mean that no user of PyTorch knows
 MEANINGS = {
@@ -175,8 +175,8 @@ def smaller(peak: Peak) -> list[str]:
 
 
 def meanings(peak: Peak) -> list[str]:
-    """`"older than the step" means: there before ...`: of the words that are not PyTorch's, those that are
-    said of this peak; none where there are none."""
+    """`"older than the step" means: there before ...`: of the words that are not PyTorch's, those
+    that are said of this peak; none where there are none."""
     said = {part.what for part in peak.parts if 100 * part.bytes >= peak.peak_bytes}
     said |= {one.what for one in peak.largest}
     return [f'"{what}" means: {meaning}' for what, meaning in MEANINGS.items() if what in said]

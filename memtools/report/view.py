@@ -278,7 +278,7 @@ def _column(tier: Tier) -> list[str]:
 def compare(views: list[View], data: dict[str, Any]) -> dict[str, Any]:
     """The table and the charts that hold all records at once."""
     devices = sorted({device for view in views for device in view.figures.devices})
-    names = ["Peak", "Of the limit", "Growth", "Steps", "Each step", "Duration"]
+    names = ["Peak", "Of the limit", "Growth", "Steps", "Each step (median)", "Duration"]
     names += [f"Peak of cuda:{device}" for device in devices]
     return {
         "names": names,
@@ -306,7 +306,7 @@ def _cells(figures: Figures, devices: list[int]) -> list[str]:
         percent(used.peak_bytes, limit) if used and limit else "no limit",
         growth,
         f"{figures.steps:,}" if figures.steps else "",
-        duration(figures.seconds / figures.steps) if figures.steps else "",
+        "" if figures.step_seconds is None else duration(figures.step_seconds),
         duration(figures.seconds),
         *(peaks.get(f"cuda{device}_allocated", "") for device in devices),
     ]
