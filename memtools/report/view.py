@@ -17,7 +17,7 @@ from memtools.record.overview import Tile, badge, growth_tile, headline, tiles
 from memtools.record.peaks import headline as headline_of_peak
 from memtools.record.peaks import meanings, peak_of, recorded_steps, smaller
 from memtools.report.advice import advise
-from memtools.report.payload import part_colour, slug
+from memtools.report.payload import LETTERS, OTHER, part_colour, slug
 
 if TYPE_CHECKING:
     from memtools.record.figures import Figures, Tier
@@ -26,6 +26,23 @@ if TYPE_CHECKING:
 
 EVENTS = 400  # rows of a page's tables of events
 BARS = 12  # recorded steps that are drawn
+#: kinds of events whose names do not say what they are
+MEANINGS = {
+    "finding": "something grows",
+    "leak": "something grows",
+    "holder": "who holds what grows",
+    "pressure": "memory is short",
+    "guard": "a guard acted",
+    "guard_set": "a guard was set",
+    "oom": "out of memory",
+    "mark": "set by the program",
+    "fork": "a process was started",
+    "peak": "a step whose peak was looked at",
+    "trace": "lines of code were noted",
+    "limit": "a limit of the process",
+    "counters": "counters of the kernel",
+    "shm_room": "room in /dev/shm",
+}
 
 
 @dataclass(frozen=True)
@@ -87,6 +104,7 @@ class View:
     started: str = ""
     samples: str = ""
     lanes_note: str = ""
+    marks: list[tuple[Kind, str]] = field(default_factory=list)
     no_leaks: str = ""
     more_events: str = ""
     advice: list[str] = field(default_factory=list)
@@ -116,6 +134,7 @@ def view(number: int, name: str, record: Record, figures: Figures, data: dict[st
         started=_started(figures.start),
         samples=count(figures.samples, "sample"),
         lanes_note=_lanes_note(data["records"][number]),
+        marks=_marks(data["records"][number]),
         no_leaks=" ".join(sentence(line) for line in _no_leaks(figures.verdict)),
         more_events=f"{hidden:,} more events between these are not shown." if hidden > 0 else "",
         advice=[tight(line) for line in advise(figures)],
@@ -147,8 +166,14 @@ def _lanes_note(data: dict[str, Any]) -> str:
 
 
 def kind_of(name: str) -> Kind:
-    letter = name[:1].upper()
-    return Kind(shown(name), slug(name), letter if letter.isalnum() and letter.isascii() else "?")
+    return Kind(shown(name), slug(name), LETTERS.get(name, OTHER))
+
+
+def _marks(data: dict[str, Any]) -> list[tuple[Kind, str]]:
+    """The kinds of events on the time line, each with what it means: a legend of their letters."""
+    there = {kind for _, kind, _ in data["marks"]}
+    found = [(kind_of(kind), MEANINGS.get(kind, "")) for kind in LETTERS if kind in there]
+    return found + ([(kind_of("other"), "")] if "other" in there else [])
 
 
 # --- tables ---------------------------------------------------------------------------------------
