@@ -34,7 +34,8 @@ class Compare:
     memtools compare base.mem new.mem                               a table
     memtools compare base.mem new.mem --fail peak=+5%,growth=+1KiB/step,leak
 
-    What differs by no more than two runs of one script do is told as "same". A bound is a rise
+    What differs by no more than two runs of one script do is told as "same", or as "within noise"
+    with the difference. A bound is a rise
     above base (peak=+5%, peak=+20MiB, growth=+1KiB/step, seconds=+10%) or the most that new may
     have (peak=2GiB, growth=4KiB/step, seconds=0.5s), of peak (what counts against the limit),
     process, device, growth, seconds (of a step) or phase:NAME; leak fails on a leak that base does

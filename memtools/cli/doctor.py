@@ -22,7 +22,7 @@ from memtools._base import environment, shim
 from memtools._base.install import rebuild_command
 from memtools._base.text import aligned
 from memtools.cli.allocators import allocator_facts
-from memtools.cli.facts import Fact, Section, guarded, known, no, unknown, yes
+from memtools.cli.facts import SHIM, Fact, Section, guarded, known, no, unknown, yes
 from memtools.cli.monitor import monitor_facts
 from memtools.cli.records import printed
 from memtools.cli.system import ROOT, host_memory, kernel
@@ -48,18 +48,37 @@ EXPORTERS = {
 }
 INSTALL_TORCH = "install torch 2.11 or later: run python -m pip install 'torch>=2.11'"
 PLOT_REMEDY = "matplotlib is not installed; run python -m pip install 'matplotlib>=3.8'"
-
+PYTEST_REMEDY = "pytest is not installed; run python -m pip install pytest"
 PAGE_REMEDY = "jinja2 is not installed; run python -m pip install jinja2"
 LIVE_REMEDY = "for the live view run python -m pip install rich"
 
 
+#: labels of facts whose keys are words of memtools' own
+LABELS = {
+    "core": "memtools' C part",
+    "core_path": "its path",
+    "shim": "part compiled against torch",
+    "shim_torch_version": "its torch version",
+    "shim_torch_git_version": "its torch git version",
+    "shim_rebuild": "to compile it anew",
+    "peak_reset": "exact peaks of phases",
+    "sampler": "sampling thread",
+    "record": "writing a record",
+    "census": "census of who holds what",
+}
+
+
 @dataclass(frozen=True)
 class Part:
-    """One line of "what works here": for a no, the remark says why and what to do."""
+    """One line of "what works here": for a no, the remark says why and what to do. `package`: what
+    is not installed and nothing else is missing; "" for all else. `can`: whether it could work on
+    this machine, which a part for GPUs cannot where there is none."""
 
     title: str
     works: bool
     remark: str
+    package: str = ""
+    can: bool = True
 
 
 @dataclass
@@ -291,6 +310,8 @@ def works_here(findings: Findings, connection: Connection) -> dict[str, Part]:
     no_plot = no_core or (PLOT_REMEDY if plot.value is None else "")
     page = installed_version("jinja2")
     no_page = no_core or (PAGE_REMEDY if page.value is None else "")
+    pytest = installed_version("pytest")
+    no_pytest = no_core or (PYTEST_REMEDY if pytest.value is None else "")
     live = (
         "live, by rich" if installed_version("rich").value else f"a line each time; {LIVE_REMEDY}"
     )
@@ -298,23 +319,34 @@ def works_here(findings: Findings, connection: Connection) -> dict[str, Part]:
     cleanup = "gc, malloc_trim" if no_cuda else "gc, malloc_trim, empty_cache"
     off = findings.sections["environment"]["MEMTOOLS"].value == "0"
     no_act = no_core or ("MEMTOOLS=0 turns it off; unset it" if off else "")
-    check, accumulation = "by the shim", "native passes, on torch's threads"
+    check, accumulation = f"by the {SHIM}", "native passes, on torch's threads"
     if connection.shim_error:
         build = shim.BUILD_COMMAND
         accumulation = f"native passes, on one thread; for torch's threads run {build}"
-        check = f"by a torch call; for the faster shim ({connection.shim_error}) run {build}"
+        check = f"by a torch call; for the faster {SHIM} ({connection.shim_error}) run {build}"
     return {
         "gate_history_cpu": Part("gate history, CPU", not blocked, blocked),
-        "gate_history_cuda": Part("gate history, CUDA", not no_cuda, no_cuda),
+        "gate_history_cuda": Part("gate history, CUDA", not no_cuda, no_cuda, can=_has_gpu(cuda)),
         "kv_pool": Part("KV-cache pool", not blocked, blocked or pool),
         "cleanup_policy": Part("cleanup policy", not no_act, no_act or cleanup),
         "amp": Part("accumulation, AMP", not blocked, blocked or accumulation),
         "run": Part("memtools run", not no_act, no_act or "records a program as it is"),
         "watch": Part("memtools watch", not no_core, no_core or live),
-        "report": Part("memtools report", not no_page, no_page or f"by jinja2 {page.value}"),
-        "plot": Part("plots", not no_plot, no_plot or f"by matplotlib {plot.value}"),
+        "report": _by("memtools report", "jinja2", page, no_page),
+        "plot": _by("plots", "matplotlib", plot, no_plot),
+        "pytest_plugin": _by("pytest's plugin", "pytest", pytest, no_pytest),
         "neg_bit_check": Part("tensor checks", not blocked, blocked or check),
     }
+
+
+def _by(title: str, package: str, version: Fact, reason: str) -> Part:
+    """What takes a package; `reason`: why it does not work, "" where it does."""
+    missing = package if reason and version.value is None else ""
+    return Part(title, not reason, reason or f"by {package} {version.value}", missing)
+
+
+def _has_gpu(cuda: Section) -> bool:
+    return bool(cuda["devices"].value) or cuda["kernel_driver"].value is not None
 
 
 def _why_no_cuda(cuda: Section, torch_cuda: Fact, rebuild: str) -> str:
@@ -345,7 +377,7 @@ def examine(root: Path = ROOT, environ: Mapping[str, str] = os.environ) -> Findi
     elif torch and connection.torch_error:
         findings.broken.append(f"torch {torch.version} does not connect: {connection.torch_error}")
     elif torch and connection.shim_error and not isinstance(info, str) and any(shim.built(info)):
-        why = f"the shim is not loaded: {connection.shim_error}"
+        why = f"the {SHIM} is not loaded: {connection.shim_error}"
         findings.broken.append(f"{why}; run {shim.BUILD_COMMAND}")
     findings.sections = {
         "versions": version_facts(torch),
@@ -365,14 +397,41 @@ def examine(root: Path = ROOT, environ: Mapping[str, str] = os.environ) -> Findi
 def as_text(findings: Findings) -> str:
     facts = [pair for section in findings.sections.values() for pair in section.items()]
     body = aligned([(label(key), fact.text) for key, fact in facts])
-    lines = []
-    for name, section in findings.sections.items():
-        lines += [TITLES[name], *(next(body) for _ in section), ""]
     parts = [(p.title, "yes" if p.works else "no", p.remark) for p in findings.parts.values()]
-    return "\n".join([*lines, "What works here", *aligned(parts)])
+    lines = [verdict(findings), "", "What works here", *aligned(parts)]
+    for name, section in findings.sections.items():
+        lines += ["", TITLES[name], *(next(body) for _ in section)]
+    return "\n".join(lines)
+
+
+def verdict(findings: Findings) -> str:
+    """One line: whether all works that can, what is broken, and which packages would add to it."""
+    broken = list(findings.broken)
+    missing = {part.title: part.package for part in findings.parts.values() if part.package}
+    no = [p.title for p in findings.parts.values() if not (p.works or p.package) and p.can]
+    sentences = []
+    if broken:
+        sentences.append(f"{things(len(broken), 'is', 'are')} broken: {'; '.join(broken)}.")
+    elif no:
+        sentences.append(f"{things(len(no), 'does', 'do')} not work: {', '.join(no)}.")
+    if not sentences:
+        gpu = next((p for p in findings.parts.values() if not p.can), None)
+        of = "" if gpu is None else " It has no NVIDIA GPU that answers."
+        sentences.append(f"Everything that this machine can do works.{of}")
+    if missing:
+        named = ", ".join(f"{package} (for {title})" for title, package in missing.items())
+        sentences.append(f"Not installed: {named}.")
+    return " ".join(sentences)
+
+
+def things(number: int, one: str, several: str) -> str:
+    """`1 thing does`, `2 things do`."""
+    return f"1 thing {one}" if number == 1 else f"{number} things {several}"
 
 
 def label(key: str) -> str:
+    if key in LABELS:
+        return LABELS[key]
     return key if key.isupper() else key.removesuffix("_bytes").replace("_", " ")
 
 
@@ -399,11 +458,12 @@ def as_json(findings: Findings) -> str:
 class Doctor:
     """Say what works here, what does not and what to do about it.
 
-    Prints versions, the state of the extension modules, CUDA, the memory that this process may
-    use (the lowest limit over its control group and all ancestors), kernel settings and one line
-    per part of memtools. It imports torch to see whether it connects. The exit code is 1 when
-    something that should work on this machine is broken, such as a shim built for another torch;
-    a machine without a GPU or without torch is not a failure.
+    Prints one line on whether all works, one line per part of memtools, and then the details:
+    versions, the state of the extension modules, CUDA, the memory that this process may use (the
+    lowest limit over its control group and all ancestors) and kernel settings. It imports torch to
+    see whether it connects. The exit code is 1 when something that should work on this machine is
+    broken, such as a part that was compiled against another torch; a machine without a GPU or
+    without torch is not a failure.
     """
 
     name = "doctor"

@@ -9,6 +9,9 @@ from pathlib import Path
 
 from memtools._base.size import format_bytes
 
+#: memtools._torch, in words
+SHIM = "part compiled against torch"
+
 
 @dataclass(frozen=True)
 class Fact:

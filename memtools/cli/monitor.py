@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from memtools._base.size import format_bytes
-from memtools.cli.facts import Fact, Section, guarded, no, unknown, why, yes
+from memtools.cli.facts import SHIM, Fact, Section, guarded, no, unknown, why, yes
 from memtools.cli.system import ROOT
 
 KEYS = (
@@ -63,7 +63,7 @@ def monitor_facts(root: Path = ROOT) -> Section:
         if bridge.loaded() is None:
             return yes("torch is not installed: objects only, no tensors")
         shim, reason = bridge.shim_status()
-        return yes("by the shim" if shim else f"by torch's own getters, slower: {reason}")
+        return yes(f"by the {SHIM}" if shim else f"by torch's own getters, slower: {reason}")
 
     readers = (peak, sampler, record, leak_test, census)
     return dict(zip(KEYS, map(guarded, readers), strict=True))

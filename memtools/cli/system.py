@@ -64,7 +64,10 @@ def host_memory(root: Path = ROOT) -> Section:
     if limit is None:
         limit_fact = stated_by = unknown(reason or "the control group cannot be read")
     elif limit < 0:
-        limit_fact = Fact(None, "unlimited" if version else f"unlimited ({nobody_counts})")
+        counts = "unlimited" if version else f"unlimited ({nobody_counts})"
+        if now.total is not None:
+            counts += f", so the machine's {format_bytes(now.total)} counts"
+        limit_fact = Fact(None, counts)
         stated_by = Fact(None, "none (unlimited)")
     else:
         limit_fact = size(limit)

@@ -40,6 +40,7 @@ NAMED = 2.0
 
 NONE_FOUND = "none found"
 NO_STEPS, NO_READING = "no steps were made", "the record has no reading of it"
+FEW_STEPS = "too few steps were seen"
 #: units of rows, as the keys of the JSON end
 BYTES, RATE, SECONDS, STEPS = "bytes", "bytes_per_step", "seconds", "steps"
 
@@ -91,10 +92,14 @@ class Row:
 
     @property
     def difference(self) -> float | None:
-        """New less base; None where one is not known."""
+        """New less base; None where one is not known. A rate that is told as none is 0."""
         if self.base.number is None or self.new.number is None:
             return None
-        return self.new.number - self.base.number
+        base, new = (
+            0.0 if self.unit == RATE and is_none(value) else value.number or 0.0
+            for value in (self.base, self.new)
+        )
+        return new - base
 
     @property
     def share(self) -> float | None:
@@ -107,7 +112,9 @@ class Row:
     @property
     def same(self) -> bool | None:
         """Whether two runs of one script may differ as much; None where one is not known."""
-        return None if self.difference is None else abs(self.difference) <= self.noise
+        if self.base.number is None or self.new.number is None:
+            return None
+        return abs(self.new.number - self.base.number) <= self.noise
 
     @property
     def rise(self) -> tuple[float, float] | None:
@@ -341,13 +348,19 @@ def _rate(figures: Figures, findings: Sequence[LeakFinding], column: str) -> Val
 def _time(base: Figures, new: Figures) -> Iterator[Row]:
     steps = _each(base, new, lambda own: _counted_as(own.steps))
     yield Row("steps", "steps", STEPS, *steps, noise=0.0)
-    paces = _each(base, new, lambda own: _counted_as(pace_of(own)))
+    paces = _each(base, new, _pace)
     noise = SECONDS_SHARE * max(pace.number or 0.0 for pace in paces)
-    yield Row("seconds", "time of a step", SECONDS, *paces, noise=noise)
+    yield Row("seconds", "time of a step, median", SECONDS, *paces, noise=noise)
 
 
 def _counted_as(number: float | None) -> Value:
     return Value.known(number) if number else Value.unknown(NO_STEPS)
+
+
+def _pace(figures: Figures) -> Value:
+    seconds = figures.step_seconds
+    why = FEW_STEPS if figures.steps else NO_STEPS
+    return Value.unknown(why) if seconds is None else Value.known(seconds)
 
 
 # --- leaks ----------------------------------------------------------------------------------------
@@ -434,11 +447,16 @@ def in_words(value: Value, unit: str) -> str:
         return f"not known: {value.why}"
     if value.why:
         return value.why
-    if unit == RATE and value.low <= 0 <= value.high:
+    if unit == RATE and is_none(value):
         return f"none (within {number_in_words(max(-value.low, value.high), unit)})"
     if unit == RATE:
         return f"{_signed(value.number)}/step ({_signed(value.low)} to {_signed(value.high)})"
     return number_in_words(value.number, unit)
+
+
+def is_none(value: Value) -> bool:
+    """Whether a rate may be 0, as well as what was measured."""
+    return value.number is not None and value.low <= 0 <= value.high
 
 
 def number_in_words(number: float, unit: str) -> str:
@@ -453,13 +471,13 @@ def number_in_words(number: float, unit: str) -> str:
 
 
 def difference_in_words(row: Row) -> str:
-    """`same`, or `+18.8 MiB (+5.7 %)`."""
+    """`same`, `within noise (+1.2 %)` or `+18.8 MiB (+5.7 %)`."""
     change = row.difference
     if change is None:
         return "not known"
     if row.same:
         share = f"{100 * (row.share or 0.0):+.1f} %"
-        return "same" if share[1:] == "0.0 %" else f"same ({share})"
+        return "same" if share[1:] == "0.0 %" else f"within noise ({share})"
     text = f"{'-' if change < 0 else '+'}{number_in_words(abs(change), row.unit)}"
     return text if row.share is None else f"{text} ({100 * row.share:+.1f} %)"
 

@@ -35,7 +35,13 @@ from memtools.record.events import (
 )
 from memtools.record.kills import explained
 from memtools.record.kinds import Cleanup, Pressure, Start
-from memtools.record.series import UNKNOWN, Timeline, own_column, timeline
+from memtools.record.series import (
+    UNKNOWN,
+    Timeline,
+    median_step_seconds,
+    own_column,
+    timeline,
+)
 from memtools.record.verdict import Verdict, verdict_of
 
 if TYPE_CHECKING:
@@ -176,6 +182,11 @@ class Figures:
     def verdict(self) -> Verdict:
         """What is known of growth: by the run's own test and by the record's series."""
         return verdict_of(self)
+
+    @cached_property
+    def step_seconds(self) -> float | None:
+        """The median time of a step; None where the record has too few."""
+        return median_step_seconds(self.line)
 
     @property
     def room_bytes(self) -> int | None:
@@ -322,7 +333,7 @@ class Figures:
             "limit_acted": self.limit_acted,
             "guard_text": self.guard_words(),
             **self.verdict.as_json(),
-            "peak_of_step": peaks.as_json(self.record),
+            "peak_of_step": peaks.as_json(self),
             "headline": self.headline(),
         }
 

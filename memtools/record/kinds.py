@@ -235,9 +235,12 @@ class Peak(PeakContents, Event):
     def sentence(self) -> str:
         if self.why:
             return f"what lived at the peak is not known: nothing was recorded, as {self.why}"
-        size = format_bytes(self.peak_bytes)
+        return f"peak of step {self.step:,}: {self.contents()}"
+
+    def contents(self) -> str:
+        """`66.6 MiB of tensors, in the forward pass (aten::mse_loss, train.py:24): inputs ...`."""
         filled = self.filled()
-        text = f"peak of step {self.step:,}: {size} of tensors, {self.moment()}"
+        text = f"{format_bytes(self.peak_bytes)} of tensors, {self.moment()}"
         text += f": {filled}" if filled else ""
         lost = f"; {self.lost:,} blocks found no room and are missing" if self.lost else ""
         return text + lost

@@ -63,8 +63,9 @@ def tiles(figures: Figures) -> list[Tile]:
             remark = f"reserved {format_bytes(reserved.peak)}" if reserved else ""
             found.append(Tile(f"Peak of cuda:{device}", format_bytes(allocated.peak), remark))
     if figures.steps:
-        each = duration(figures.seconds / figures.steps)
-        found.append(Tile("Steps", f"{figures.steps:,}", f"{each} each"))
+        each = figures.step_seconds
+        remark = "" if each is None else f"{duration(each)} each (median)"
+        found.append(Tile("Steps", f"{figures.steps:,}", remark))
     found.append(Tile("Duration", duration(figures.seconds), count(figures.samples, "sample")))
     return found
 

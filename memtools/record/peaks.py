@@ -1,12 +1,15 @@
 """What a record tells of the peak of a step: who filled it, over the step and then, the largest
 blocks, and what to do.
 
-The advice follows the moment: what filled memory there is what has to become less.
+The advice follows the moment: what filled memory there is what has to become less. Only some steps
+of a run are recorded, so the highest peak of these is told as what it is, and in a run that leaks
+the advice is about the leak.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memtools._base.peak import (
@@ -23,15 +26,18 @@ from memtools._base.peak import (
     SAVED,
     STATE,
     STRETCHES,
+    UNSEEN,
     Large,
     Span,
 )
 from memtools._base.size import format_bytes
-from memtools._base.text import percent, shown
+from memtools._base.text import count, percent, shown
+from memtools.leak.finding import is_call
 from memtools.record.events import events_of
 from memtools.record.kinds import Peak
 
 if TYPE_CHECKING:
+    from memtools.record.figures import Figures
     from memtools.record.record import Record
 
 #: shares of the peak from which on something is worth a word
@@ -40,12 +46,27 @@ OF_OLD_GRADIENTS, OF_OLDER = 0.1, 0.5
 LOOP = 8  # times that a line is run for each layer: then it is run in a loop
 SAVERS = 3  # that are listed
 WORTH = 16 << 20  # bytes: a lower peak is nothing to do anything about
+#: what is kept from before the step is nothing to do anything about below this share of the
+#: process's peak, in a run that ended well
+OF_PROCESS = 0.1
+#: the share of the peak from which on blocks that are too small for the list get a line
+OF_SMALL = 0.1
+#: what words of PARTS mean that no user of PyTorch knows
+MEANINGS = {
+    OLDER: "there before the step began, and no part of the model, its gradients or the optimizer",
+    UNSEEN: "used inside an operator, no tensor shows it",
+}
 
 
 def peak_of(record: Record) -> Peak | None:
     """The recorded step with the highest peak; None where no step was recorded."""
-    recorded = [peak for peak in events_of(record, Peak) if peak.peak_bytes > 0]
-    return max(recorded, key=lambda peak: peak.peak_bytes, default=None)
+    return max(recorded_steps(record), key=lambda peak: peak.peak_bytes, default=None)
+
+
+def recorded_steps(record: Record) -> list[Peak]:
+    """The peaks of all steps that were recorded, in the order of the steps."""
+    found = {peak.step: peak for peak in events_of(record, Peak) if peak.peak_bytes > 0}
+    return [found[step] for step in sorted(found)]
 
 
 class Stack(NamedTuple):
@@ -81,13 +102,14 @@ def why_not(record: Record) -> str:
     return next((shown(peak.why) for peak in events_of(record, Peak) if peak.why), "")
 
 
-def as_json(record: Record) -> dict[str, Any] | None:
+def as_json(figures: Figures) -> dict[str, Any] | None:
     """The highest peak as plain types with stable keys, in bytes; None where none is known."""
-    peak = peak_of(record)
+    peak = peak_of(figures.record)
     if peak is None:
         return None
     return {
         "step": peak.step,
+        "steps_looked_at": [one.step for one in recorded_steps(figures.record)],
         "peak_bytes": peak.peak_bytes,
         "phase": shown(peak.phase),
         "operator": shown(peak.operator),
@@ -100,28 +122,64 @@ def as_json(record: Record) -> dict[str, Any] | None:
             for one in peak.largest
         ],
         "lost_blocks": peak.lost,
-        "advice": advice(peak),
+        "advice": _advice_in(figures, peak),
     }  # fmt: skip
 
 
-def headline(peak: Peak) -> str:
-    """`Peak of step 3: 115.5 MiB of tensors, in the optimizer's step (...): ...`."""
-    text = shown(peak.sentence())
-    return text[:1].upper() + text[1:]
+def headline(figures: Figures, peak: Peak) -> str:
+    """`Peak of step 129, the highest of the 9 steps that were looked at (3 to 129 of 450): 115.5
+    MiB of tensors, in the optimizer's step (...): ...`. Where a leak goes on after that step, that
+    what it keeps comes on top."""
+    steps = [one.step for one in recorded_steps(figures.record)]
+    of = "" if figures.steps is None else f" of {figures.steps:,}"
+    looked = f"the one step{of} that was looked at"
+    if len(steps) > 1:
+        looked = f"the highest of the {len(steps):,} steps that were looked at "
+        looked += f"({steps[0]:,} to {steps[-1]:,}{of})"
+    text = f"Peak of step {peak.step:,}, {looked}: {shown(peak.contents())}"
+    if _leaks(figures) and peak.step < (figures.steps or 0):
+        text += f"; what the leak keeps after step {peak.step:,} comes on top"
+    return text
 
 
-def lines(peak: Peak) -> list[str]:
-    """All that is known of a peak, for `memtools explain`."""
-    found = [headline(peak)]
+def lines(figures: Figures) -> list[str]:
+    """All that is known of the highest peak, for `memtools explain`; empty where none is."""
+    peak = peak_of(figures.record)
+    if peak is None:
+        return []
+    found = [headline(figures, peak)]
     if peak.saved and _share(peak, SAVED) >= OF_SAVED / 2:
         savers = (f"{shown(one.where)} {format_bytes(one.bytes)}" for one in peak.saved[:SAVERS])
         found.append(f"saved for backward by: {', '.join(savers)}")
     if peak.largest:
         found.append("largest:")
-        for text, alike in itertools.groupby(map(_of_block, peak.largest)):
-            count = len(list(alike))
-            found.append(f"  {text}" if count == 1 else f"  {count} of {text}")
-    return found
+        for text, alike in Counter(map(_of_block, peak.largest)).items():
+            found.append(f"  {text}" if alike == 1 else f"  {alike} x {text}")
+        found += [f"  {text}" for text in smaller(peak)]
+    return found + meanings(peak)
+
+
+def smaller(peak: Peak) -> list[str]:
+    """`older than the step: 16.7 MiB in 3,482 blocks, none larger than these`: what makes much of
+    the peak, and none of the largest blocks."""
+    if not peak.largest:
+        return []
+    listed, least = {one.what for one in peak.largest}, peak.largest[-1].bytes
+    return [
+        f"{shown(part.what)}: {format_bytes(part.bytes)} in {count(part.blocks, 'block')}, none "
+        "larger than these"
+        for part in peak.parts
+        if part.what not in listed
+        and OF_SMALL * peak.peak_bytes <= part.bytes <= part.blocks * least
+    ]
+
+
+def meanings(peak: Peak) -> list[str]:
+    """`"older than the step" means: there before ...`: of the words that are not PyTorch's, those
+    that are said of this peak; none where there are none."""
+    said = {part.what for part in peak.parts if 100 * part.bytes >= peak.peak_bytes}
+    said |= {one.what for one in peak.largest}
+    return [f'"{what}" means: {meaning}' for what, meaning in MEANINGS.items() if what in said]
 
 
 def _of_block(one: Large) -> str:
@@ -131,15 +189,32 @@ def _of_block(one: Large) -> str:
     return shown(f"{' '.join(size.split())}: {', '.join(part for part in where if part)}")
 
 
-def to_do(record: Record) -> list[str]:
+def to_do(figures: Figures) -> list[str]:
     """The advice about the highest peak, where that is worth a word."""
-    peak = peak_of(record)
-    text = "" if peak is None or peak.peak_bytes < WORTH else advice(peak)
+    peak = peak_of(figures.record)
+    text = "" if peak is None or peak.peak_bytes < WORTH else _advice_in(figures, peak)
     return [text] if text else []
 
 
-def advice(peak: Peak) -> str:
-    """What makes this peak lower, in one sentence; "" where nothing is known that would."""
+def _leaks(figures: Figures) -> bool:
+    """Whether a leak is called of what the process itself takes, of which tensors are a part."""
+    return any(is_call(one.grade) and one.part == "use" for one in figures.verdict.findings)
+
+
+def _advice_in(figures: Figures, peak: Peak) -> str:
+    """The advice where it holds for the run: a named leak has advice of its own, and comes first;
+    what is kept from before the step is told by the holder's name where one is known."""
+    named = [one for one in figures.verdict.findings if one.holder and one.part == "use"]
+    if any(is_call(one.grade) for one in named):
+        return ""
+    is_worth = peak.bytes_of(OLDER) >= OF_PROCESS * (figures.peak_bytes or 0)
+    is_clean = figures.ending.kind == "clean" and not _leaks(figures)
+    return advice(peak, older=not named and (is_worth or not is_clean))
+
+
+def advice(peak: Peak, *, older: bool = True) -> str:
+    """What makes this peak lower, in one sentence; "" where nothing is known that would. `older`:
+    what is kept from before the step may be it."""
     most = format_bytes
     if peak.phase == OPTIMIZER and _share(peak, OPTIMIZERS) >= OF_OPTIMIZER:
         size = most(peak.bytes_of(OPTIMIZERS))
@@ -154,7 +229,7 @@ def advice(peak: Peak) -> str:
             "optimizer.zero_grad() right after optimizer.step(), not between the forward pass and "
             "backward()"
         )
-    if _share(peak, OLDER) >= OF_OLDER:
+    if older and _share(peak, OLDER) >= OF_OLDER:
         return (
             f"tensors from before the step that are no part of the model take "
             f"{most(peak.bytes_of(OLDER))} (a data set, a cache, what a list keeps): where that is "

@@ -13,6 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 UNKNOWN = 2**64 - 1  # as in memtools.record.record: no reading
 #: a record of the usual size, 1,024 buckets and 8,192 samples, is taken as it is
 CELLS = 10_240
+#: of the steps of a run: the time of a step is the median of theirs
+STRETCHES = 31
 
 Numbers = Sequence[int]
 
@@ -77,6 +80,34 @@ def timeline(record: Record, cells: int = CELLS) -> Timeline:
     )
     new = _reduce(samples.time_ns, samples.time_ns, None, samples.values, samples.values, room)
     return _from_start(_joined(old, new), record.clock_ns)
+
+
+def median_step_seconds(line: Timeline) -> float | None:
+    """The median time of a step in seconds: of stretches of the run with as many steps each, and of
+    single steps where there are few. A first step that compiles, an evaluation or a pause does not
+    move it, and samples that are further apart than steps do not round it. None below three steps.
+    """
+    made = _steps_made(line)
+    if len(made) < 3:
+        return None
+    stretch = max(1.0, (made[-1][0] - made[0][0]) / STRETCHES)
+    seconds = []
+    begin, begin_ns = made[0]
+    for step, time_ns in made[1:]:
+        if step - begin >= stretch:
+            seconds.append((time_ns - begin_ns) / 1e9 / (step - begin))
+            begin, begin_ns = step, time_ns
+    return median(seconds)
+
+
+def _steps_made(line: Timeline) -> list[tuple[int, int]]:
+    """Counts of steps with the time at which each was seen first, in ns; without what was before
+    the first step, such as the imports of a program."""
+    found: list[tuple[int, int]] = []
+    for step, time_ns in zip(line.most.get("step", ()), line.last_ns, strict=False):
+        if 0 < step < UNKNOWN and (not found or step > found[-1][0]):
+            found.append((step, time_ns))
+    return found
 
 
 def own_column(line: Timeline) -> str:

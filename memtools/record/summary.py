@@ -63,7 +63,7 @@ def _peak(figures: Figures) -> list[str]:
     peak = peak_of(figures.record)
     if peak is None or peak.peak_bytes < WORTH:
         return []
-    return [headline(peak), *(f"to do: {line}" for line in to_do(figures.record))]
+    return [headline(figures, peak), *(f"to do: {line}" for line in to_do(figures))]
 
 
 def _acts(figures: Figures) -> list[str]:
@@ -107,7 +107,7 @@ def summary_json(figures: Figures) -> dict[str, Any]:
         "children_peak_bytes": None if figures.workers is None else figures.workers.peak_bytes,
         "devices_peak_bytes": _devices(figures),
         **figures.verdict.as_json(),
-        "peak_of_step": as_json(figures.record),
+        "peak_of_step": as_json(figures),
         "acts": _acts(figures),
         "guard": figures.guard_words(),
     }

@@ -51,7 +51,7 @@ def advise(figures: Figures) -> list[str]:
     """The lines; empty when nothing is to be done."""
     end = figures.ending
     lines = [] if end.code is None else [f"exit code {end.code} stands for {end.signal} in a shell"]
-    lines += _about_the_end(figures) + _about_growth(figures) + to_do(figures.record)
+    lines += _about_the_end(figures) + _about_growth(figures) + to_do(figures)
     if figures.guard is not None and figures.guard_words() is not None:
         lines.append(
             "to stop in time, call monitor.step() in the program's own loop, or run it as a "

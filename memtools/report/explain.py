@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from memtools._base.size import format_bytes
 from memtools._base.text import aligned, count, duration, sentence, shown
 from memtools.record.figures import is_bytes
-from memtools.record.peaks import lines, peak_of, why_not
+from memtools.record.peaks import lines, why_not
 from memtools.report.advice import advise
 
 if TYPE_CHECKING:
@@ -77,11 +77,10 @@ def _is_rss(tier: Tier, figures: Figures) -> bool:
 
 
 def _peak(figures: Figures) -> list[str]:
-    peak = peak_of(figures.record)
-    if peak is not None:
-        return lines(peak)
     why = why_not(figures.record)
-    return [f"what lived at it is not known: nothing was recorded, as {why}"] if why else []
+    if why:
+        return [f"what lived at it is not known: nothing was recorded, as {why}"]
+    return lines(figures)
 
 
 def _phases(figures: Figures) -> list[str]:

@@ -2,6 +2,7 @@
 
     {"records": [{"name", "ms": [...], "step": [...] | null, "lines": {key: LINE},
                   "lanes", "marks"}],
+     "letters": {kind: letter},
      "charts": [{"place", "unit", "lines": [{"record", "key", "label", "colour", "on"}]}],
      "stacks": [{"place", "step", "lines": [{"label", "colour", "bytes": [...]}],
                  "spans": [[phase, columns]], "highest"}]}
@@ -34,20 +35,29 @@ CELLS = 2_400
 #: numbers in all series of a page: about 1.3 MB
 NUMBERS = 120_000
 SPANS, MARKS = 4_000, 2_000
-KINDS = (
-    "start",
-    "end",
-    "finding",
-    "leak",
-    "holder",
-    "pressure",
-    "guard",
-    "oom",
-    "cleanup",
-    "mark",
-    "fork",
-    "peak",
-)
+#: kinds of events, each with its letter on the time line, of which no two are alike
+LETTERS = {
+    "start": "S",
+    "end": "E",
+    "finding": "F",
+    "leak": "L",
+    "holder": "H",
+    "pressure": "P",
+    "guard": "G",
+    "guard_set": "A",
+    "oom": "O",
+    "cleanup": "C",
+    "mark": "M",
+    "fork": "Y",
+    "peak": "▲",
+    "trace": "T",
+    "limit": "R",
+    "counters": "N",
+    "shm_room": "D",
+    "heap": "B",
+}
+#: the letter of all other kinds
+OTHER = "?"
 
 
 def payload(records: list[Record], figures: list[Figures], names: list[str]) -> Json:
@@ -64,6 +74,7 @@ def payload(records: list[Record], figures: list[Figures], names: list[str]) -> 
     stacks = [_stack(i, record) for i, record in enumerate(records)]
     return {
         "records": found,
+        "letters": LETTERS,
         "charts": [chart for chart in charts if chart["lines"]],
         "stacks": [stack for stack in stacks if stack is not None],
     }
@@ -149,7 +160,7 @@ def part_colour(what: str) -> str:
 
 def slug(kind: str) -> str:
     """The kind where it is one of ours, else "other"."""
-    return kind if kind in KINDS else "other"
+    return kind if kind in LETTERS else "other"
 
 
 def _drawn(record: int, key: str, label: str, colour: str, on: bool) -> Json:

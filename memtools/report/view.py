@@ -11,14 +11,13 @@ from memtools._base.peak import PARTS
 from memtools._base.size import format_bytes
 from memtools._base.text import count, duration, percent, sentence, shown, tight
 from memtools.leak.finding import is_call
-from memtools.record.events import events_of
 from memtools.record.figures import is_bytes, script_of, seconds_of
 from memtools.record.kinds import Peak
 from memtools.record.overview import Tile, badge, growth_tile, headline, tiles
 from memtools.record.peaks import headline as headline_of_peak
-from memtools.record.peaks import peak_of
+from memtools.record.peaks import meanings, peak_of, recorded_steps, smaller
 from memtools.report.advice import advise
-from memtools.report.payload import part_colour, slug
+from memtools.report.payload import LETTERS, OTHER, part_colour, slug
 
 if TYPE_CHECKING:
     from memtools.record.figures import Figures, Tier
@@ -27,6 +26,23 @@ if TYPE_CHECKING:
 
 EVENTS = 400  # rows of a page's tables of events
 BARS = 12  # recorded steps that are drawn
+#: kinds of events whose names do not say what they are
+MEANINGS = {
+    "finding": "something grows",
+    "leak": "something grows",
+    "holder": "who holds what grows",
+    "pressure": "memory is short",
+    "guard": "a guard acted",
+    "guard_set": "a guard was set",
+    "oom": "out of memory",
+    "mark": "set by the program",
+    "fork": "a process was started",
+    "peak": "a step whose peak was looked at",
+    "trace": "lines of code were noted",
+    "limit": "a limit of the process",
+    "counters": "counters of the kernel",
+    "shm_room": "room in /dev/shm",
+}
 
 
 @dataclass(frozen=True)
@@ -70,6 +86,9 @@ class PeakView:
     largest: list[list[str]]
     #: who saved for the backward pass, bytes, blocks
     saved: list[list[str]]
+    #: what the parts mean whose names are not PyTorch's, and what is too small to be listed
+    meanings: list[str]
+    smaller: list[str]
 
 
 @dataclass(frozen=True)
@@ -85,6 +104,7 @@ class View:
     started: str = ""
     samples: str = ""
     lanes_note: str = ""
+    marks: list[tuple[Kind, str]] = field(default_factory=list)
     no_leaks: str = ""
     more_events: str = ""
     advice: list[str] = field(default_factory=list)
@@ -114,6 +134,7 @@ def view(number: int, name: str, record: Record, figures: Figures, data: dict[st
         started=_started(figures.start),
         samples=count(figures.samples, "sample"),
         lanes_note=_lanes_note(data["records"][number]),
+        marks=_marks(data["records"][number]),
         no_leaks=" ".join(sentence(line) for line in _no_leaks(figures.verdict)),
         more_events=f"{hidden:,} more events between these are not shown." if hidden > 0 else "",
         advice=[tight(line) for line in advise(figures)],
@@ -123,7 +144,7 @@ def view(number: int, name: str, record: Record, figures: Figures, data: dict[st
         cleanups=_cleanups(figures),
         events=[_event(record, event) for event in first + last],
         columns=[_column(tier) for tier in figures.tiers],
-        peak=_peak(record, next((s for s in data["stacks"] if s["place"] == f"p{number}"), None)),
+        peak=_peak(figures, next((s for s in data["stacks"] if s["place"] == f"p{number}"), None)),
     )
 
 
@@ -145,8 +166,14 @@ def _lanes_note(data: dict[str, Any]) -> str:
 
 
 def kind_of(name: str) -> Kind:
-    letter = name[:1].upper()
-    return Kind(shown(name), slug(name), letter if letter.isalnum() and letter.isascii() else "?")
+    return Kind(shown(name), slug(name), LETTERS.get(name, OTHER))
+
+
+def _marks(data: dict[str, Any]) -> list[tuple[Kind, str]]:
+    """The kinds of events on the time line, each with what it means: a legend of their letters."""
+    there = {kind for _, kind, _ in data["marks"]}
+    found = [(kind_of(kind), MEANINGS.get(kind, "")) for kind in LETTERS if kind in there]
+    return found + ([(kind_of("other"), "")] if "other" in there else [])
 
 
 # --- tables ---------------------------------------------------------------------------------------
@@ -168,13 +195,13 @@ def _leaks(figures: Figures) -> list[dict[str, Any]]:
     return found
 
 
-def _peak(record: Record, stack: dict[str, Any] | None) -> PeakView | None:
+def _peak(figures: Figures, stack: dict[str, Any] | None) -> PeakView | None:
     """What lived at the peaks of the steps that were recorded; None where none was. `stack` is what
     is drawn of the highest."""
-    highest = peak_of(record)
+    highest = peak_of(figures.record)
     if highest is None:
         return None
-    recorded = {one.step: one for one in events_of(record, Peak) if one.peak_bytes > 0}
+    recorded = {one.step: one for one in recorded_steps(figures.record)}
     steps = sorted(recorded)
     if len(steps) > BARS:  # the highest is one of them
         newest = [step for step in steps if step != highest.step][-(BARS - 1) :]
@@ -191,12 +218,14 @@ def _peak(record: Record, stack: dict[str, Any] | None) -> PeakView | None:
     ]  # fmt: skip
     saved = [[one.where, format_bytes(one.bytes), f"{one.blocks:,}"] for one in highest.saved]
     return PeakView(
-        tight(sentence(headline_of_peak(highest))),
+        tight(sentence(headline_of_peak(figures, highest))),
         [_bar(recorded[step], highest.peak_bytes) for step in steps],
-        None if stack is None else (stack["place"], f"Step {highest.step:,} from begin to end"),
+        None if stack is None else (stack["place"], f"Step {highest.step:,} from beginning to end"),
         [[shown(cell) for cell in row] for row in parts],
         [[shown(cell) for cell in row] for row in largest],
         [[shown(cell) for cell in row] for row in saved],
+        [sentence(text) for text in meanings(highest)],
+        [tight(sentence(text)) for text in smaller(highest)],
     )
 
 
@@ -274,7 +303,7 @@ def _column(tier: Tier) -> list[str]:
 def compare(views: list[View], data: dict[str, Any]) -> dict[str, Any]:
     """The table and the charts that hold all records at once."""
     devices = sorted({device for view in views for device in view.figures.devices})
-    names = ["Peak", "Of the limit", "Growth", "Steps", "Each step", "Duration"]
+    names = ["Peak", "Of the limit", "Growth", "Steps", "Each step (median)", "Duration"]
     names += [f"Peak of cuda:{device}" for device in devices]
     return {
         "names": names,
@@ -302,7 +331,7 @@ def _cells(figures: Figures, devices: list[int]) -> list[str]:
         percent(used.peak_bytes, limit) if used and limit else "no limit",
         growth,
         f"{figures.steps:,}" if figures.steps else "",
-        duration(figures.seconds / figures.steps) if figures.steps else "",
+        "" if figures.step_seconds is None else duration(figures.step_seconds),
         duration(figures.seconds),
         *(peaks.get(f"cuda{device}_allocated", "") for device in devices),
     ]

@@ -51,6 +51,7 @@ def assert_flat(
     Raises AssertionError if memory grows, TypeError or ValueError for arguments that are not as
     said here, DeviceError for a device that is not there, before the first call.
     """
+    __tracebackhide__ = True  # pytest shows the caller's line and the message
     if not callable(step):
         raise TypeError(f"step is a function to call, got {type(step).__name__}")
     if inspect.iscoroutinefunction(step) or inspect.isgeneratorfunction(step):
@@ -86,6 +87,7 @@ def parse_growth(growth: object) -> tuple[int, str]:
 
     Raises TypeError or ValueError with one sentence for what is not written like it.
     """
+    __tracebackhide__ = True
     size = _A_STEP.sub("", growth) if isinstance(growth, str) else growth
     allowed = parse_bytes(size, "growth", "1 KiB/step")  # type: ignore[arg-type]  # says so itself
     return allowed, size.strip() if isinstance(size, str) else format_bytes(allowed)
@@ -93,6 +95,7 @@ def parse_growth(growth: object) -> tuple[int, str]:
 
 def check_steps(steps: object, warmup: object = None) -> None:
     """Raises TypeError or ValueError where so many steps, with so many to warm up, say nothing."""
+    __tracebackhide__ = True
     for name, number in (("steps", steps), ("warmup", warmup)):
         is_int = isinstance(number, int) and not isinstance(number, bool)
         if not is_int and not (name == "warmup" and number is None):

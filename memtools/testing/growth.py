@@ -34,6 +34,7 @@ from memtools.blocks.reports import HostBlocks
 from memtools.leak.finding import EXPLAINED, LeakFinding, advice_for
 from memtools.monitor.findings import GRAPH, NAMED
 from memtools.monitor.signals import Signal, signals_of
+from memtools.testing.traced import TracedTensors
 from memtools.testing.trend import LEAST_READINGS, growth_of, growth_of_levels
 
 LEAST_WARMUP = 4
@@ -142,7 +143,7 @@ class GrowthTest:
         signals = signals_of(_core.Probe(), devices, self._blocks)
         self._signals = [s for s in signals if s.name != "rss"]
         self._census = GrowthCensus(
-            (GrowthTest, Series, Signal), least_rate=max(1.0, _LEAST_SHARE * allowed)
+            (GrowthTest, Series, Signal, TracedTensors), least_rate=max(1.0, _LEAST_SHARE * allowed)
         )
         since = 0 if steps is None else self.warmup_of(steps)
         self._series = {"use": Series(self._use, since)}
@@ -159,6 +160,7 @@ class GrowthTest:
         self._spent_ns = self._gc_ns = self._look_ns = 0
         self._looked = -1  # the step of the newest look
         self._reached: list[tuple[int, int]] = []
+        self._traced: TracedTensors | None = None  # of a run in which tensors grow
         self._has_garbage = True  # so that the next point collects it; not known before the first
         self.steps = 0
 
@@ -192,7 +194,7 @@ class GrowthTest:
 
     def close(self) -> None:
         """Leave nothing on. May be called twice."""
-        self._blocks.leave()
+        self._blocks.leave()  # which notes no more lines either
 
     # --- points ---
 
@@ -237,12 +239,13 @@ class GrowthTest:
         if grows and {"use", "device", *_WITHIN} & set(self._suspects(now)):
             self._look()
 
-    def _suspects(self, now: Mapping[str, int]) -> list[str]:
-        """The parts that have grown since the first point by half of what is allowed."""
+    def _suspects(self, now: Mapping[str, int], share: float = _SUSPECT) -> list[str]:
+        """The parts that have grown since the first point by this share of what is allowed, half of
+        it by default."""
         found = []
         for part, levels in self._levels.items():
             since, first = levels[0]
-            if now[part] - first > _SUSPECT * self._allowed * max(1, self.steps - since):
+            if now[part] - first > share * self._allowed * max(1, self.steps - since):
                 found.append(part)
         return found
 
@@ -255,6 +258,7 @@ class GrowthTest:
         before = [signal.read() for signal in self._signals]
         try:
             self._census.look(self.steps)
+            self._trace()
         finally:
             for signal, size in zip(self._signals, before, strict=True):
                 signal.leave_out(size, signal.read())
@@ -262,6 +266,16 @@ class GrowthTest:
             self._spent_ns += self._look_ns
         if not self._census.cut:
             self._reached.append((self.steps, self._census.reached_bytes))
+
+    def _trace(self) -> None:
+        """Note the lines of tensors from the first look on at which they have grown, in a run that
+        fails: a table of lines takes some KiB."""
+        if self._traced is not None:
+            self._traced.mark(self.steps)
+            return
+        now = self._read()
+        if "tensors" in self._suspects(now) and {"use", "tensors"} & set(self._suspects(now, 1.0)):
+            self._traced = TracedTensors(self._blocks.blocks)
 
     # --- judgement ---
 
@@ -310,6 +324,8 @@ class GrowthTest:
         if rate - sum(one.rate_bytes for one in full) <= self._allowed and full:
             return ""
         findings = self._findings(part, rate, [one for one in holders if one not in full])
+        if self._traced is not None and part in ("use", "tensors"):
+            findings = self._traced.with_lines(findings)
         told = [one.line() if one.holder or one.kind else _UNKNOWN for one in findings]
         lines = [
             f"{_PARTS[part]} grows by {format_bytes(rate)} a step (allowed: {self._told}): "

@@ -19,10 +19,11 @@ import pytest
 import memtools
 from memtools import cli
 from memtools.leak.finding import LeakFinding
-from memtools.record.compare import Comparison, Row, compare, host_growth
+from memtools.record.compare import Comparison, Row, compare, difference_in_words, host_growth
 from memtools.record.figures import figures_of
 from memtools.record.growth import slope
 from memtools.record.kinds import End
+from memtools.record.overview import tiles
 from tests.cli.runs import run, write
 from tests.record.comparecases import GIB, KEPT, KIB, MIB, made
 from tests.report.test_words import LEAK_FREE, LEAKS
@@ -101,7 +102,7 @@ def test_figures_are_those_that_were_made(tmp_path: Path) -> None:
     assert numbers["phase forward"] == (310 * MIB, 360 * MIB, False)
     assert numbers["phase eval"] == (None, MIB, None)
     assert numbers["steps"] == (300, 400, False)
-    seconds = row(found, "time of a step")
+    seconds = row(found, "time of a step, median")
     assert seconds.base.number == pytest.approx(0.01)
     assert seconds.new.number == pytest.approx(0.03)
     assert seconds.same is False
@@ -117,6 +118,34 @@ def test_peaks_are_the_same_within_what_two_runs_of_one_script_differ_by(
 ) -> None:
     found = compared(tmp_path, {"base": base * MIB}, {"base": new * MIB})
     assert row(found, "peak (process)").same is same
+
+
+def test_what_is_no_difference_is_not_called_the_same_beside_a_difference(tmp_path: Path) -> None:
+    """It said `0.15 s -> 0.22 s  same (+48.4 %)`."""
+    found = compared(tmp_path, {"pace": 0.15}, {"pace": 0.22, "base": 301 * MIB})
+    words = {one.label: difference_in_words(one) for one in found.rows}
+    assert words["time of a step, median"] == "within noise (+46.7 %)"
+    assert words["peak (process)"] == "within noise (+0.3 %)"
+    assert words["steps"] == "same"
+
+
+def test_growth_that_ended_is_a_difference_of_all_of_it(tmp_path: Path) -> None:
+    """Where the other run is told to have none, what was measured of it within its noise is none
+    as well: `+513.2 KiB ... none` had a difference of -502.8 KiB."""
+    found = compared(tmp_path, {"grows": 64 * KIB, "findings": [KEPT]}, {"grows": 1})
+    one = row(found, "growth")
+    assert one.new.number
+    assert (one.difference, one.same) == (-64 * KIB, False)
+    assert difference_in_words(one) == "-64.0 KiB/step"
+
+
+def test_the_report_and_the_comparison_tell_one_time_of_a_step(tmp_path: Path) -> None:
+    """The page divided the whole run, its imports too, by the steps."""
+    figures = figures_of(memtools.read_record(made(tmp_path / "run.mem", pace=0.02)))
+    (tile,) = (tile for tile in tiles(figures) if tile.name == "Steps")
+    assert (tile.value, tile.remark) == ("300", "20 ms each (median)")
+    one = row(compare(figures, figures), "time of a step, median")
+    assert one.new.number == figures.step_seconds == pytest.approx(0.02)
 
 
 def test_with_workers_the_job_is_compared_and_differs_by_more(tmp_path: Path) -> None:
@@ -400,7 +429,7 @@ def test_what_shrinks_in_base_is_no_room_to_grow_in(tmp_path: Path, capsys: Capt
         ({"steps": 12}, {"findings": [KEPT]}, "leak",
          "leak: whether base leaks is not known: too early to say: 12 of 16 steps"),
         ({}, {"steps": 0}, "seconds=+10%",
-         "seconds=+10%: time of a step of new is not known: no steps were made"),
+         "seconds=+10%: time of a step, median of new is not known: no steps were made"),
         ({}, {"steps": 0}, "peak=+5%",
          "peak=+5%: peak (process) of new is not known: the record has no reading of it"),
         ({}, {}, "device=2GiB", "device=2GiB: neither record has a device"),
@@ -541,7 +570,7 @@ def test_json_has_all_figures_with_their_units(tmp_path: Path, capsys: Capture) 
     assert by_label["peak (process)"]["base_bytes"] == 300 * MIB
     assert by_label["growth"]["new_bytes_per_step"] == 64 * KIB
     assert by_label["growth"]["new_low_bytes_per_step"] < 64 * KIB
-    assert by_label["time of a step"]["new_seconds"] == pytest.approx(0.011)
+    assert by_label["time of a step, median"]["new_seconds"] == pytest.approx(0.011)
     assert by_label["steps"]["difference_steps"] == 0
     (leak,) = said["leaks"]
     assert (leak["change"], leak["base"]) == ("new", None)

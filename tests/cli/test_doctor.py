@@ -282,20 +282,24 @@ def examine(patch: Patch, root: Path, torch: str = TORCH, core: bool = True,
 # what is different -> number of broken things, what works, pieces of the text
 FINDINGS: dict[str, tuple[dict[str, Any], int, str, list[str]]] = {
     "nothing": ({}, 0, "cpu cuda check", [
-        "torch cuda 13.0", "core path core.so", "build release", "kernel driver 580.95.05",
+        "torch cuda 13.0", "memtools' C part yes its path core.so", "build release",
+        "kernel driver 580.95.05",
         "driver version 13.1 devices 2", "omp num threads 4", "mkl num threads not set",
-        "shim torch git version abc", "shim rebuild not needed", "tensor checks yes by the shim",
+        "its torch git version abc to compile it anew not needed",
+        "tensor checks yes by the part compiled against torch",
         "memtools run yes", "memtools watch yes", "memtools report yes by jinja2", "and on CUDA"]),
     "no core": ({"core": False, "error": ImportError("no _core")}, 1, "", [
-        "core no (import of memtools._core halted", "devices unknown (", "policy no memtools._core",
+        "C part no (import of memtools._core halted", "devices unknown (",
+        "policy no memtools._core",
         "torch connected no (memtools._core does not load)",
         "gate history, CPU no memtools._core does not load; run python -m pip install"]),
     "a stale shim": ({"status": (False, "built for 2.12.0\nC++ trace")}, 1, "cpu cuda check", [
-        "shim no (built for 2.12.0) shim torch version 2.13.0+cu130",
-        "yes by a torch call; for the faster shim (built for 2.12.0) run memtools build-shim",
-        "shim rebuild memtools build-shim"]),
+        "part compiled against torch no (built for 2.12.0) its torch version 2.13.0+cu130",
+        "yes by a torch call; for the faster part compiled against torch (built for 2.12.0) run "
+        "memtools build-shim", "to compile it anew memtools build-shim"]),
     "no shim": ({"status": (False, "not built"), "TORCH_VERSION": None}, 0, "cpu cuda check", [
-        "shim no (not built) shim torch version not built", "faster shim (not built) run"]),
+        "part compiled against torch no (not built) its torch version not built",
+        "faster part compiled against torch (not built) run"]),
     "no headers": ({"CUDA_HEADERS": None, "DEBUG": True, "SANITIZE": "address"}, 0, "cpu check", [
         "build debug, sanitizers address", "headers version none (", "set MEMTOOLS_CUDA_HOME"]),
     "no torch": ({"torch": "", "error": AssertionError("it was imported")}, 0, "", [
@@ -322,7 +326,7 @@ def test_what_is_different_shows_and_only_what_should_work_is_broken(
     report = examine(monkeypatch, tmp_path, **different)
     assert len(report.broken) == broken
     assert all("\n" not in line for line in report.broken)
-    known = "plot kv_pool cleanup_policy amp run watch report"
+    known = "plot kv_pool cleanup_policy amp run watch report pytest_plugin"
     working = [key for key, p in report.parts.items() if p.works and key not in known]
     assert " ".join(key.rpartition("_")[2] for key in working) == works
     monkeypatch.setattr(doctor, "examine", lambda: report)
@@ -332,6 +336,57 @@ def test_what_is_different_shows_and_only_what_should_work_is_broken(
     assert err == "".join(f"memtools doctor: {line}\n" for line in report.broken)
     notes = json.loads(doctor.as_json(report))["notes"]
     assert ("extensions.shim" in notes) == (report.sections["extensions"]["shim"].value is not True)
+
+
+ALL_WORKS = "Everything that this machine can do works."
+VERDICTS = {
+    "nothing": ALL_WORKS,
+    "no core": "1 thing is broken: memtools._core does not load: import of memtools._core halted; "
+    "None in sys.modules; run ",
+    "a stale shim": "1 thing is broken: the part compiled against torch is not loaded: built for "
+    "2.12.0; run memtools build-shim.",
+    "no shim": ALL_WORKS,
+    "no headers": "1 thing does not work: gate history, CUDA.",
+    "no torch": "5 things do not work: gate history, CPU, gate history, CUDA, KV-cache pool, "
+    "accumulation, AMP, tensor checks.",
+    "torch for the CPU": "1 thing does not work: gate history, CUDA.",
+    "an old torch": "1 thing is broken: torch 2.13.0+cu130 does not connect: too old.",
+}
+
+
+@pytest.mark.parametrize("case", VERDICTS)
+def test_the_first_line_says_whether_all_works(
+    case: str, monkeypatch: Patch, tmp_path: Path
+) -> None:
+    """Of 75 lines none said it. What works comes next, and the details last."""
+    report = examine(monkeypatch, tmp_path, **FINDINGS[case][0])
+    lines = doctor.as_text(report).splitlines()
+    assert lines[0].startswith(VERDICTS[case])
+    assert lines[1:3] == ["", "What works here"]
+    assert lines[3 + len(report.parts) :][:2] == ["", "Versions"]
+
+
+def test_packages_that_would_add_to_it_are_named_in_the_first_line(
+    monkeypatch: Patch, tmp_path: Path
+) -> None:
+    there = doctor.installed_version
+    absent = {"matplotlib", "pytest"}
+    monkeypatch.setattr(doctor, "installed_version", lambda *names: there(*(
+        "not-a-package-of-anybody" if name in absent else name for name in names)))  # fmt: skip
+    report = examine(monkeypatch, tmp_path)
+    assert doctor.verdict(report) == (
+        f"{ALL_WORKS} Not installed: matplotlib (for plots), pytest (for pytest's plugin)."
+    )
+    assert report.broken == []
+
+
+def test_a_machine_without_a_gpu_cannot_do_what_needs_one(
+    monkeypatch: Patch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(doctor, "_kernel_driver", lambda path: Fact(None, "none"))
+    report = examine(monkeypatch, tmp_path, devices=0)
+    assert not report.parts["gate_history_cuda"].can
+    assert doctor.verdict(report) == f"{ALL_WORKS} It has no NVIDIA GPU that answers."
 
 
 def test_torch_is_found_and_read_without_importing_it(tmp_path: Path) -> None:
@@ -372,7 +427,7 @@ KEYS = {
     "exporters": "prometheus_client tensorboard wandb transformers lightning",
     "environment": " ".join(environment.KEYS),
     "works": "gate_history_cpu gate_history_cuda kv_pool cleanup_policy amp run watch report plot "
-    "neg_bit_check",
+    "pytest_plugin neg_bit_check",
 }
 
 

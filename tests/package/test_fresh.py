@@ -57,7 +57,7 @@ def test_the_shim_is_built_by_its_command_alone_and_goes_with_the_package(fresh)
     assert done.stdout == "1 2.13.0+mine False\n", done.stderr
     report = env.run("memtools", "doctor")
     assert (report.returncode, report.stderr) == (0, "")
-    assert "shim rebuild                  memtools build-shim\n" in report.stdout
+    assert "to compile it anew            memtools build-shim\n" in report.stdout
     assert "(memtools._torch has not been built for torch 2.13.0+mine)" in report.stdout
     assert env.run("memtools", "build-shim").stderr == NO_COMPILER
     assert [*packages.glob("memtools/_torch*")] == []
@@ -72,8 +72,8 @@ def test_the_shim_is_built_by_its_command_alone_and_goes_with_the_package(fresh)
     done = env.run("memtools", "build-shim")
     assert done.stdout == f"The shim for torch 2.13.0+mine is there: {first}\n"
     report = env.run("memtools", "doctor")
-    assert "shim                          yes\n" in report.stdout
-    assert "shim torch version            2.13.0+mine\n" in report.stdout
+    assert "part compiled against torch   yes\n" in report.stdout
+    assert "its torch version             2.13.0+mine\n" in report.stdout
 
     # torch is upgraded: the shim is left alone, and each message names the command.
     env.upgrade_torch("2.13.1", COMMIT)
@@ -86,8 +86,8 @@ def test_the_shim_is_built_by_its_command_alone_and_goes_with_the_package(fresh)
     report = env.run("memtools", "doctor")
     assert (report.returncode, report.stderr) == (
         1,
-        "memtools doctor: the shim is not loaded: memtools._torch was built for torch 2.13.0+mine, "
-        "this is 2.13.1; run memtools build-shim\n",
+        "memtools doctor: the part compiled against torch is not loaded: memtools._torch was built "
+        "for torch 2.13.0+mine, this is 2.13.1; run memtools build-shim\n",
     )
     assert [*packages.glob("memtools/_torch*")] == [first]
 

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from memtools import read_record
 from memtools._base.peak import PARTS, Large, Layer, Part, PeakContents, Saver, Span
+from memtools.leak.finding import LeakFinding
 from memtools.record import peaks
-from memtools.record.figures import figures_of
+from memtools.record.figures import Figures, figures_of
 from memtools.record.kinds import Peak, payload
 from memtools.record.summary import summary_json, summary_lines
 from memtools.report.advice import advise
@@ -72,11 +73,35 @@ def test_advice_follows_the_moment(one, said):
     assert not any(other in text for other in others)
 
 
-def test_blocks_of_which_no_more_is_known_are_told_in_one_line():
+OLDER_MEANS = (
+    '"older than the step" means: there before the step began, and no part of the model, its '
+    "gradients or the optimizer"
+)
+UNSEEN_MEANS = '"not seen" means: used inside an operator, no tensor shows it'
+
+
+def test_blocks_that_read_the_same_are_told_in_one_line(tmp_path):
     old = Large(256 * 1024, "older than the step", "", (), "", "", "")
-    one = peak("forward", {"older than the step": 20}, largest=(PEAK.largest[0], old, old, old))
-    assert peaks.lines(one)[-1] == "  3 of 256.0 KiB: older than the step"
-    assert len(peaks.lines(one)) == 4
+    made = old._replace(line="train.py:30 in forward")
+    largest = (PEAK.largest[0], old, made, old, old, made)
+    one = peak("forward", {"older than the step": 20}, largest=largest)
+    assert peaks.lines(figures_of(read_record(recorded(tmp_path, one))))[1:] == [
+        "largest:",
+        "  16.0 MiB float32 [2048, 2048]: parameters, 0.weight",
+        "  3 x 256.0 KiB: older than the step",
+        "  2 x 256.0 KiB: older than the step, train.py:30 in forward",
+        OLDER_MEANS,
+    ]
+
+
+def test_what_fills_a_peak_by_many_small_blocks_has_a_line(tmp_path):
+    parts = (Part("older than the step", 30 * MIB, 3616), Part("not seen", 2 * MIB, 9))
+    one = dataclasses.replace(PEAK, parts=parts, peak_bytes=32 * MIB, largest=PEAK.largest[:1])
+    assert peaks.lines(figures_of(read_record(recorded(tmp_path, one))))[-3:] == [
+        "  older than the step: 30.0 MiB in 3,616 blocks, none larger than these",
+        OLDER_MEANS,
+        UNSEEN_MEANS,
+    ]
 
 
 PEAK = peak(
@@ -92,9 +117,9 @@ PEAK = peak(
     ),
 )  # fmt: skip
 HEADLINE = (
-    "Peak of step 3: 115.3 MiB of tensors, in the optimizer's step (aten::_foreach_sqrt, "
-    "train.py:31): optimizer state 41.6 MiB, parameters 20.8 MiB, gradients 20.8 MiB, its "
-    "temporaries 32.0 MiB"
+    "Peak of step 3, the one step of 2,999 that was looked at: 115.3 MiB of tensors, in the "
+    "optimizer's step (aten::_foreach_sqrt, train.py:31): optimizer state 41.6 MiB, "
+    "parameters 20.8 MiB, gradients 20.8 MiB, its temporaries 32.0 MiB"
 )
 
 
@@ -109,21 +134,77 @@ def test_explain_tells_the_highest_peak_with_its_blocks_and_what_to_do(tmp_path)
     figures = figures_of(read_record(recorded(tmp_path, PEAK, lower)))
     text = explain(figures)
     told = text.partition("Peak of a step\n")[2].partition("\n\n")[0].splitlines()
+    highest = "the highest of the 2 steps that were looked at (3 to 1,000 of 2,999)"
     assert told == [
-        f"  {HEADLINE}",
+        f"  {HEADLINE}".replace("the one step of 2,999 that was looked at", highest),
         "  largest:",
         "    16.0 MiB float32 [2048, 2048]: parameters, 0.weight",
         "    16.0 MiB float32 [2048, 2048]: optimizer's temporaries, aten::sqrt, "
         "train.py:31 in main",
         "    5 B: not seen",
+        f"  {UNSEEN_MEANS}",
     ]
     assert peaks.advice(PEAK) in advise(figures)
     assert f"- {peaks.advice(PEAK)}" in text
 
 
-def test_who_saves_for_the_backward_pass_is_told():
+LEAK = LeakFinding("likely", "heap", rate_bytes=2**20, holder="list losses", kind="list",
+                   first_step=500, advice="clear it")  # fmt: skip
+CACHE = peak("forward", {"older than the step": 100, "saved for backward": 9})
+OF_LEAK = "; what the leak keeps after step 3 comes on top"
+
+
+def run_with(tmp_path: Path, *found: Peak | LeakFinding, base: int = 300 * MIB) -> Figures:
+    """A run of 2,999 steps, in which these steps were recorded and these findings said."""
+    events = [
+        ("finding", payload("finding", one)) if isinstance(one, LeakFinding)
+        else ("peak", payload("peak", one))
+        for one in found
+    ]  # fmt: skip
+    return figures_of(read_record(write(str(tmp_path / "run.mem"), events=events, base=base)))
+
+
+def test_a_leak_that_is_called_comes_before_the_advice_about_the_peak(tmp_path):
+    """A newcomer's run leaked to its last step 450, and was told of the peak of step 129, and to
+    look for what lived then: the very list that the advice above it names."""
+    for one in (PEAK, CACHE):
+        figures = run_with(tmp_path, one, LEAK)
+        assert peaks.lines(figures)[0].endswith(OF_LEAK)
+        assert advise(figures) == ["clear it"]
+        assert figures.as_json()["peak_of_step"]["advice"] == ""
+
+
+def test_what_the_workers_leak_is_no_part_of_the_peak(tmp_path):
+    figures = run_with(tmp_path, PEAK, dataclasses.replace(LEAK, signal="children"))
+    assert not peaks.lines(figures)[0].endswith(OF_LEAK)
+    assert peaks.to_do(figures) == [peaks.advice(PEAK)]
+
+
+def test_a_peak_at_the_last_step_has_all_that_the_leak_keeps(tmp_path):
+    last = dataclasses.replace(PEAK, step=2999)
+    assert "on top" not in peaks.lines(run_with(tmp_path, last, LEAK))[0]
+
+
+def test_what_is_kept_from_before_the_step_needs_no_advice_where_its_holder_is_named(tmp_path):
+    fills = dataclasses.replace(LEAK, grade="fills", holder="dict Dataset.cache", kind="dict")
+    nobody = dataclasses.replace(LEAK, holder="", kind="", advice="take a census")
+    assert KEPT.replace("20.0", "100.0") in peaks.to_do(run_with(tmp_path, CACHE))[0]
+    assert peaks.to_do(run_with(tmp_path, CACHE, fills)) == []
+    assert KEPT.replace("20.0", "100.0") in peaks.to_do(run_with(tmp_path, CACHE, nobody))[0]
+
+
+def test_little_that_is_kept_from_before_the_step_is_no_advice_in_a_clean_run(tmp_path):
+    assert peaks.to_do(run_with(tmp_path, CACHE, base=900 * MIB))
+    assert not peaks.to_do(run_with(tmp_path, CACHE, base=1100 * MIB))
+    killed = write(str(tmp_path / "killed.mem"), events=[("peak", payload("peak", CACHE))],
+                   base=1100 * MIB, close=False)  # type: ignore[list-item]  # fmt: skip
+    assert peaks.to_do(figures_of(read_record(killed)))
+
+
+def test_who_saves_for_the_backward_pass_is_told(tmp_path):
     one = peak("backward", {"saved for backward": 60, "parameters": 20}, saved=BLOCK)
-    assert peaks.lines(one)[1] == "saved for backward by: Block.forward (gpt.py:31) 40.0 MiB"
+    figures = figures_of(read_record(recorded(tmp_path, one)))
+    assert peaks.lines(figures)[1] == "saved for backward by: Block.forward (gpt.py:31) 40.0 MiB"
 
 
 def test_the_summary_has_it_in_a_line_and_as_json(tmp_path):
@@ -134,13 +215,16 @@ def test_the_summary_has_it_in_a_line_and_as_json(tmp_path):
     assert found["parts"]["optimizer state"] == int(41.6 * MIB)
     assert found["largest"][0]["name"] == "0.weight"
     assert found["advice"] == peaks.advice(PEAK)
+    assert found["steps_looked_at"] == [3]
     assert json.loads(json.dumps(figures.as_json()))["peak_of_step"] == found
 
 
 def test_a_small_peak_is_told_where_somebody_asks(tmp_path):
     small = peak("optimizer", {"parameters": 2, "optimizer's temporaries": 2})
     figures = figures_of(read_record(recorded(tmp_path, small)))
-    assert "Peak of step 3: 4.0 MiB of tensors" in explain(figures)
+    assert "Peak of step 3, the one step of 2,999 that was looked at: 4.0 MiB of tensors" in (
+        explain(figures)
+    )
     assert not any("fused" in line for line in advise(figures))
     assert not any("Peak of step" in line for line in summary_lines(figures))
 
@@ -163,7 +247,8 @@ def test_names_of_a_hostile_record_are_made_harmless(tmp_path):
     one = dataclasses.replace(
         PEAK, operator="\x1b[2J", largest=(bad,), saved=(Saver("\x07", 1, 1),)
     )
-    text = "\n".join([*peaks.lines(one), peaks.advice(one)])
+    figures = figures_of(read_record(recorded(tmp_path, one)))
+    text = "\n".join([*peaks.lines(figures), peaks.advice(one)])
     assert "\x1b" not in text
     assert "\u202e" not in text
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import memtools
 from memtools import _core
-from memtools.record.series import UNKNOWN, _reduce, cuts, timeline
+from memtools.record.series import UNKNOWN, _reduce, cuts, median_step_seconds, timeline
 
 TEN_MILLION = 10_000_000
 
@@ -130,3 +130,26 @@ def test_a_column_without_readings_has_no_peak(tmp_path):
     assert line.peak("y") == (5, pytest.approx(line.first_ns[0]))
     assert line.last("x") is None
     assert line.first("y") == 5
+
+
+def of_steps(*seen: tuple[float, int]) -> float | None:
+    """The median time of a step of samples at these seconds, with these counts of steps."""
+    times, steps = [round(1e9 * at) for at, _ in seen], [step for _, step in seen]
+    return median_step_seconds(_reduce(times, times, None, {"step": steps}, {"step": steps}, 10**6))
+
+
+def test_the_time_of_a_step_is_the_median_whatever_comes_before_and_between():
+    imports, first = [(0.0, 0), (6.0, 0)], [(9.0, 1)]
+    even = [(9 + 0.5 * step, step + 1) for step in range(1, 40)]
+    pause = [(at + 60.0, step + 39) for at, step in even[1:]]
+    assert of_steps(*imports, *first, *even, *pause) == pytest.approx(0.5)
+
+
+def test_samples_that_are_further_apart_than_steps_do_not_round_it():
+    every_10_ms = [(0.01 * i, int(0.01 * i / 0.0123)) for i in range(4000)]
+    assert of_steps(*every_10_ms) == pytest.approx(0.0123, rel=0.01)
+
+
+@pytest.mark.parametrize("seen", [[], [(0.0, 0)], [(0.0, 0), (1.0, 1)], [(0.0, 1), (9.0, 2)]])
+def test_of_too_few_steps_no_time_is_known(seen):
+    assert of_steps(*seen) is None

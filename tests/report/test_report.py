@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
 import json
 import os
@@ -17,11 +18,12 @@ import pytest
 import memtools
 from memtools import cli
 from memtools._base.peak import PARTS, Layer, Span
+from memtools.leak.finding import LeakFinding, advice_for
 from memtools.record.figures import figures_of
-from memtools.record.kinds import Start, payload
+from memtools.record.kinds import Event, Start, payload
 from memtools.record.series import UNKNOWN
 from memtools.report import render, write_report
-from memtools.report.payload import CELLS, part_colour
+from memtools.report.payload import CELLS, LETTERS, OTHER, part_colour
 from tests.report.reportcases import COLUMNS, HOSTILE, MIB, Page, recorded, write
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -161,7 +163,10 @@ def test_what_lived_at_peaks_is_stacked_by_step_and_the_highest_is_in_tables(pat
         ("12.50", "25.00"), ("25.00", "50.00"), ("6.25", "12.50")
     ]  # fmt: skip
     text = page.text()
-    assert "Peak of step 1,000: 80.0 MiB of tensors, in the optimizer's step" in text
+    assert (
+        "Peak of step 1,000, the highest of the 3 steps that were looked at (3 to 2,000 of 2,999): "
+        "80.0 MiB of tensors, in the optimizer's step"
+    ) in text
     cells = page.parts["td"]
     for row in (["40.0 MiB", "50 %", "4"], ["20.0 MiB", "7"],
                 ["20.0 MiB", "float32 [8, 9]", "parameters", "0.weight"]):  # fmt: skip
@@ -174,8 +179,8 @@ def test_the_highest_recorded_step_is_drawn_over_time_in_the_colours_of_its_bar(
     page = Page(render(memtools.read_record(write(path, events=events))))  # type: ignore[arg-type]
     assert (page.wrong, page.open) == ([], [])
     (place,) = [attrs for _, attrs in page.tags if "data-stack" in attrs]
-    assert (place["data-stack"], place["aria-label"]) == ("p0", "Step 1,000 from begin to end")
-    assert "Step 1,000 from begin to end" in page.parts["h3"]
+    assert (place["data-stack"], place["aria-label"]) == ("p0", "Step 1,000 from beginning to end")
+    assert "Step 1,000 from beginning to end" in page.parts["h3"]
     size = 20 * MIB
     (stack,) = page.data["stacks"]
     assert stack == {
@@ -280,8 +285,8 @@ def test_evidence_for_who_ended_a_run_is_shown_where_somebody_did(end, path):
     write(path, events=[("start", "host"), ("shm_room", room), ("end", end)])
     page = Page(render(memtools.read_record(path)))
     killed = "SIGKILL" in end
-    assert ("shm_room" in page.text()) == killed
-    assert [mark[1] for mark in page.data["records"][0]["marks"]].count("other") == killed
+    assert any("shm_room" in cell for cell in page.parts["td"]) == killed
+    assert [mark[1] for mark in page.data["records"][0]["marks"]].count("shm_room") == killed
 
 
 def test_a_process_without_a_limit_of_its_own_is_told_from_its_machine(path):
@@ -434,3 +439,45 @@ def test_the_title_names_the_script_or_the_notebook(
     write(path, steps=20, events=[("start", start)], command=command)  # type: ignore[list-item]
     record = memtools.read_record(path)
     assert Page(render(record)).parts["title"][0] == title
+
+
+# --- what grows, and the marks on the time line ---------------------------------------------------
+
+
+def test_what_grows_stands_below_what_to_do_and_what_does_not_below_the_charts(path):
+    """It stood two screens further down, below what lived at a peak."""
+    leak = LeakFinding("leak", "heap", "step", 2**20, 100, 1, "list Net.kept", "list")
+    leak = dataclasses.replace(leak, advice=advice_for(leak))
+    first, peaks, last = "What to do next", "What lived at the peak of a step", "Events"
+    grows = "What grows, and who holds it"
+    events = [recorded(3, 10 * MIB), ("finding", payload("finding", leak))]
+    page = Page(render(memtools.read_record(write(path, events=events))))  # type: ignore[arg-type]
+    assert (page.wrong, page.open) == ([], [])
+    heads = [
+        head for head in page.parts["h3"] if head in (first, grows, "Host memory", peaks, last)
+    ]
+    assert heads == [first, grows, "Host memory", peaks, last]
+    assert page.text().count(leak.advice) == 1  # right above
+    page = Page(render(memtools.read_record(write(path, events=events[:1]))))  # type: ignore[arg-type]
+    heads = [
+        head for head in page.parts["h3"] if head in (first, grows, "Host memory", peaks, last)
+    ]
+    assert heads == [first, "Host memory", peaks, grows, last]
+
+
+def test_the_marks_on_the_time_line_have_a_legend(path):
+    events = [("start", "x"), ("fork", "12"), ("guard", "acted"), ("made up", "x"), ("fork", "13")]
+    page = Page(render(memtools.read_record(write(path, events=events))))
+    (legend,) = re.findall(r"Marks on the time line: [^.]*\.", page.text())
+    assert legend == (
+        "Marks on the time line: S start, G guard (a guard acted), Y fork (a process was "
+        "started), ? other."
+    )
+    letters = page.data["letters"]
+    assert (letters["finding"], letters["fork"]) == ("F", "Y")
+
+
+def test_no_two_kinds_of_events_have_the_same_letter():
+    kinds = {one.KIND for one in Event.__subclasses__()}
+    assert kinds - {"phase"} <= set(LETTERS)
+    assert len({*LETTERS.values(), OTHER}) == len(LETTERS) + 1

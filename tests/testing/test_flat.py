@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import functools
 import gc
+import inspect
 import itertools
 import random
 import re
@@ -70,6 +71,38 @@ def test_a_leak_is_found_with_its_holder_and_advice() -> None:
         "collections.deque(maxlen=...)",
         "  seen over 175 steps, after 25 of warm-up",
     ]
+
+
+class Model:
+    """Keeps what one line makes, beside a line whose tensors do not stay."""
+
+    def __init__(self) -> None:
+        self.kept: list[torch.Tensor] = []
+        self.weights = torch.zeros(64, 64)
+
+    def step(self) -> None:
+        self.weights = self.weights + 1
+        self.kept.append(torch.ones(1024))  # this one
+
+
+def test_the_line_that_makes_the_tensors_is_named() -> None:
+    lines, first = inspect.getsourcelines(Model)
+    number = first + next(i for i, line in enumerate(lines) if "# this one" in line)
+    said = failure(Model().step, steps=40).splitlines()[0]
+    made = rf"\(1 new \[1024\] float32 tensor a step, made at \S*test_flat\.py:{number} in step\)$"
+    assert re.search(rf"list Model\.kept: \+4\.\d KiB/step {made}", said), said
+
+
+def test_no_lines_are_noted_afterwards() -> None:
+    failure(Model().step, steps=40)
+    reports = HostBlocks()
+    assert reports.join()
+    first = reports.blocks.turn()
+    kept = torch.ones(4096)
+    sites = [site for site, *_ in reports.blocks.sites(first, reports.blocks.turn())]
+    reports.leave()
+    assert sites == [0]  # which is what was not traced
+    assert kept.numel()
 
 
 def test_what_nothing_but_the_call_holds_is_named() -> None:
@@ -204,14 +237,16 @@ class Noisy(Trainer):
     ("name", "said"),
     [
         ("keeps_a_tensor", "memory of tensors grows by 2.0 KiB a step (allowed: 1 KiB): list "
-         "Noisy.losses: +2.0 KiB/step (1 new [512] float32 tensor a step)"),
+         "Noisy.losses: +2.0 KiB/step (1 new [512] float32 tensor a step, made at LINE in "
+         "keeps_a_tensor)"),
         ("keeps_bytes", "memory beside tensors grows by 2.0 KiB a step (allowed: 1 KiB): list "
          "Noisy.losses: +2.0 KiB/step (1 new bytes object a step)"),
     ],
 )  # fmt: skip
 def test_a_leak_below_the_noise_of_the_other_half_is_found(name: str, said: str) -> None:
     trainer = Noisy()
-    assert failure(getattr(trainer, name), steps=100).splitlines()[0] == said
+    line = failure(getattr(trainer, name), steps=100).splitlines()[0]
+    assert re.sub(r"made at \S*test_flat\.py:\d+ in", "made at LINE in", line) == said
 
 
 @pytest.mark.slow

@@ -52,6 +52,44 @@ def test_a_test_that_leaks_from_call_to_call_fails_with_the_holder(run: Run) -> 
     )
 
 
+def test_a_failure_shows_the_callers_lines_and_the_message_alone(run: Run) -> None:
+    """pytest printed 75 lines, most of them source of memtools."""
+    result = run(
+        """
+from memtools.testing import assert_flat
+
+def test_leaks():
+    kept = []
+    assert_flat(lambda: kept.append(bytes(4000)), steps=40)
+
+def test_raises():
+    assert_flat([].pop)
+
+@memory(growth="1 KiB/step")
+def test_marked_raises():
+    [].pop()
+
+def test_too_few():
+    assert_flat(list, steps=3)
+"""
+    )
+    result.assert_outcomes(failed=4)
+    text = result.stdout.str()
+    assert "memtools/testing" not in text
+    assert "def assert_flat" not in text
+    assert len(text.splitlines()) <= 60
+    lines = [
+        ">       assert_flat(lambda: kept.append(bytes(4000)), steps=40)",
+        "E       AssertionError: memory grows by 4.* KiB a step *",
+        ">       assert_flat([[]].pop)",
+        "E       IndexError: pop from empty list",
+        ">       assert_flat(list, steps=3)",
+        "E       ValueError: steps is at least 20, got 3",
+    ]
+    for line in lines:
+        result.stdout.fnmatch_lines([line])
+
+
 def test_calls_are_as_many_as_asked_for_and_fixtures_are_set_up_once(run: Run) -> None:
     result = run(
         """

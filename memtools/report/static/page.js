@@ -303,7 +303,7 @@
         ctx.roundRect(x - 8 * ratio, top - 19 * ratio, 16 * ratio, 16 * ratio, 4 * ratio);
         ctx.fill();
         ctx.fillStyle = colour("--bg");
-        ctx.fillText(kind === "other" ? "?" : kind[0].toUpperCase(), x, top - 10.5 * ratio);
+        ctx.fillText(data.letters[kind] || "?", x, top - 10.5 * ratio);
       }
       ctx.restore();
     }
