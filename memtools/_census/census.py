@@ -87,7 +87,7 @@ class _Counts(Counter[str]):
 @part_of_a_look
 class Census:
     """What lived at one moment. Keeps none of it alive: it holds numbers, names and a filter of
-    addresses of two bytes an object.
+    addresses, two to four bytes for each object.
 
     Attributes:
         groups: tensors by type, shape, dtype and device, the largest first.

@@ -20,7 +20,9 @@ from __future__ import annotations
 
 import collections
 import functools
+import inspect
 import operator
+import re
 import threading
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -235,8 +237,18 @@ def extent(container: Any) -> tuple[int | None, int | None]:
 # --- holders ---
 
 
+def _described(kind: _T) -> _T:
+    """Class decorator for a dataclass with slots: each attribute gets its entry of "Attributes:" as
+    its own docstring, where help() looks for it and would find that of the default's type."""
+    _, _, text = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")
+    entries = re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", text, re.M)
+    kind.__slots__ = {name: " ".join(words.split()) for name, words in entries}  # type: ignore[attr-defined]
+    return kind
+
+
 @part_of_a_look
-@dataclass(frozen=True, repr=False)
+@_described
+@dataclass(frozen=True, repr=False, slots=True)
 class Holder:
     """Who keeps objects alive. `str()` of it is one sentence.
 
@@ -323,13 +335,14 @@ def holder_of(objects: object, *, steps: int = 1) -> list[Holder]:
         raise TypeError(f"steps is an int, got {type_name(type(steps))}")
     if steps < 1:
         raise ValueError(f"steps is at least 1, got {steps}; pass in how many steps they came")
+    given: Any = objects
     # By the methods of list and tuple, as a class may define its own.
-    if issubclass(type(objects), list):
-        sample, count = Own(list.__getitem__(objects, slice(SAMPLE))), list.__len__(objects)
-    elif issubclass(type(objects), tuple):
-        sample, count = Own(tuple.__getitem__(objects, slice(SAMPLE))), tuple.__len__(objects)
+    if issubclass(type(given), list):
+        sample, count = Own(list.__getitem__(given, slice(SAMPLE))), list.__len__(given)
+    elif issubclass(type(given), tuple):
+        sample, count = Own(tuple.__getitem__(given, slice(SAMPLE))), tuple.__len__(given)
     else:
-        return find_holders(Own([objects]), 1, None, steps)
+        return find_holders(Own([given]), 1, None, steps)
     found = find_holders(sample, count, None, steps, ignored=objects)
     if all(holder.kind != "nobody" for holder in found):
         return found

@@ -140,8 +140,8 @@ class CleanupPolicy:
     # --- in the loop ---
 
     def step(self, n: int = 1) -> AbstractContextManager[None]:
-        """End an update, or n of them: what is due is done here, on this thread. Takes 100 ns
-        where nothing is due.
+        """End an update, or n of them: what is due is done here, on this thread. Takes about
+        50 ns where nothing is due.
 
         `with policy.step():` works as well; the cleanup comes before the block.
 
