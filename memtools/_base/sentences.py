@@ -125,6 +125,15 @@ def of_holder(holder: Holder | kinds.Holder) -> str:
     return "".join(parts)
 
 
+def of_held(holder: Holder) -> str:
+    """`2 [2048, 64] float32 tensors, 1.0 MiB`: what it holds; "" where no objects are known."""
+    if holder.new_objects == 0:
+        return ""
+    what = holder.what.removesuffix("s") if holder.new_objects == 1 else holder.what
+    size = f", {format_bytes(holder.new_bytes)}" if holder.new_bytes else ""
+    return f"{holder.new_objects:,} {what}{size}"
+
+
 def of_new_objects(holder: Holder | kinds.Holder, seconds: float | None = None) -> str:
     """`2 new [2048, 64] float32 tensors a step`, `1 new object every 25 steps`; "" where nothing is
     known to be new. Where a step is nothing but so many seconds, `40 new dict objects a second`."""

@@ -27,12 +27,18 @@ def parse_bytes(size: int | str, name: str = "size", like: str = "64 MiB") -> in
         name: the argument's name, for errors.
         like: how it may be written, for errors.
 
-    Raises TypeError if it is neither an int nor a text, ValueError if it is less than one byte or
-    not written like a size.
+    Raises TypeError if it is neither an int nor a text, ValueError if it is less than one byte, not
+    written like a size, in bits ("64 Mb"), or in a unit that may mean two ("64 M").
     """
     if isinstance(size, str):
         match = _PATTERN.fullmatch(size)
         unit = _UNITS.get(match[2].upper()) if match else None
+        if match is not None and (why := _ambiguous(match[2])):
+            number, letter = match[1], match[2][0].upper()
+            raise ValueError(
+                f"{name} is in bytes, and {why}: write {number} {letter}iB or {number} {letter}B, "
+                f"got {size!r}"
+            )
         if match is None or unit is None:
             raise ValueError(f'{name} is a number of bytes or like "{like}", got {size!r}')
         whole = int(match[1]) * unit if match[1].isdigit() else int(float(match[1]) * unit)
@@ -43,6 +49,17 @@ def parse_bytes(size: int | str, name: str = "size", like: str = "64 MiB") -> in
     if whole < 1:
         raise ValueError(f"{name} is at least 1 byte, got {size!r}")
     return whole
+
+
+def _ambiguous(unit: str) -> str:
+    """Why a unit is refused though its first letter is known: `Mb is a number of bits`; else ""."""
+    if re.fullmatch("[KMGT]i?b", unit):
+        return f"{unit} is a unit of bits"
+    if re.fullmatch("[KMGTkmgt]i?", unit):
+        two = (f"{unit[0].upper()}{end}" for end in ("iB", "B"))
+        sizes = " or ".join(f"{one} ({_UNITS[one.upper()]:,} bytes)" for one in two)
+        return f"{unit} may mean {sizes}"
+    return ""
 
 
 def format_bytes(count: float) -> str:

@@ -79,9 +79,15 @@ class _Part(list[Any]):
 
 
 @part_of_a_look
+class _Counts(Counter[str]):
+    """How many objects of each type a census has seen: a class of its own, so that a later census
+    can tell it from the program's counters."""
+
+
+@part_of_a_look
 class Census:
     """What lived at one moment. Keeps none of it alive: it holds numbers, names and a filter of
-    addresses of two bytes an object.
+    addresses, two to four bytes for each object.
 
     Attributes:
         groups: tensors by type, shape, dtype and device, the largest first.
@@ -119,7 +125,7 @@ class Census:
         del shown, tensors
         self.groups = _merged(groups)
         self.bytes = sum(map(operator.attrgetter("bytes"), self.groups))
-        self.types: Counter[str] = Counter()
+        self.types: Counter[str] = _Counts()
         self._names, self._types = _Part(), _Part()
         for kind, count, _ in rows:
             self._names.append(type_name(kind))

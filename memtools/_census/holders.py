@@ -20,7 +20,9 @@ from __future__ import annotations
 
 import collections
 import functools
+import inspect
 import operator
+import re
 import threading
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -235,10 +237,20 @@ def extent(container: Any) -> tuple[int | None, int | None]:
 # --- holders ---
 
 
+def _described(kind: _T) -> _T:
+    """Class decorator for a dataclass with slots: each attribute gets its entry of "Attributes:" as
+    its own docstring, where help() looks for it and would find that of the default's type."""
+    _, _, text = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")
+    entries = re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", text, re.M)
+    kind.__slots__ = {name: " ".join(words.split()) for name, words in entries}  # type: ignore[attr-defined]
+    return kind
+
+
 @part_of_a_look
-@dataclass(frozen=True)
+@_described
+@dataclass(frozen=True, repr=False, slots=True)
 class Holder:
-    """Who keeps objects alive.
+    """Who keeps objects alive. `str()` of it is one sentence.
 
     Attributes:
         path: where it is in the program, like `list MoEBlock.gate_history`.
@@ -293,32 +305,51 @@ class Holder:
             only_gained=self.only_gained and other.only_gained,
         )
 
+    def __repr__(self) -> str:
+        held = sentences.of_held(self)
+        return f"<Holder: {self.path}{f': {held}' if held else ''}>"
+
     def __str__(self) -> str:
         return sentences.of_holder(self)
 
 
-def holder_of(objects: Sequence[Any], *, steps: int = 1) -> list[Holder]:
-    """Find who holds these objects: a list of Holder, the one that holds most first.
+def holder_of(objects: object, *, steps: int = 1) -> list[Holder]:
+    """Find who holds an object, or the objects of a list: a list of Holder, the one that holds most
+    first. Of several containers of one object, the fullest is named.
 
     Takes some passes over the heap, about 0.15 us an object each. Runs none of the program's code.
-    `objects` itself does not count, unless nobody else holds them and a container, an attribute or
-    a module of the program holds it.
 
     Args:
-        objects: a sequence of any objects, of which the first 64 are looked at.
+        objects: one object, such as a tensor, a module or a dict; or a list or a tuple of objects,
+            of which the first 64 are looked at. To ask who holds a list itself, pass `[that_list]`.
+            A list that you pass does not count as a holder, unless nobody else holds its objects
+            and a container, an attribute or a module of the program holds it. Text, small numbers
+            and None are shared by the whole process, so that any of its parts may be named.
         steps: in how many steps they came, at least 1, by default 1; the holders' texts give rates
             by it.
 
-    Returns an empty list for no objects. Raises MemoryError.
+    Returns an empty list for an empty list or tuple. Raises ValueError if `steps` is below 1,
+    TypeError if it is not an int, MemoryError.
     """
-    sample = Own(objects[:SAMPLE])
-    found = find_holders(sample, len(objects), None, steps, ignored=objects)
+    if not issubclass(type(steps), int):
+        raise TypeError(f"steps is an int, got {type_name(type(steps))}")
+    if steps < 1:
+        raise ValueError(f"steps is at least 1, got {steps}; pass in how many steps they came")
+    given: Any = objects
+    # By the methods of list and tuple, as a class may define its own.
+    if issubclass(type(given), list):
+        sample, count = Own(list.__getitem__(given, slice(SAMPLE))), list.__len__(given)
+    elif issubclass(type(given), tuple):
+        sample, count = Own(tuple.__getitem__(given, slice(SAMPLE))), tuple.__len__(given)
+    else:
+        return find_holders(Own([given]), 1, None, steps)
+    found = find_holders(sample, count, None, steps, ignored=objects)
     if all(holder.kind != "nobody" for holder in found):
         return found
     # Nobody else holds them: does anything but a variable of a running function hold the sequence?
     if all(type(holder) is Local for holder in referrers(Own([objects])).holders[0]):
         return found
-    return find_holders(sample, len(objects), None, steps)
+    return find_holders(sample, count, None, steps)
 
 
 # --- from a sample to the containers where it is collected ----------------------------------------
@@ -507,7 +538,8 @@ def _orphans(sample: Own, orphans: dict[int, int], share: _Share) -> Holder:
                        new_bytes=figures[1], what=share.what)  # fmt: skip
     references = sum(orphans.values())
     if references == 0:
-        path = "nobody but who asks: they are free when that list goes"
+        path = "nobody but the caller, who can free "
+        path += "it" if len(orphans) == 1 else "them"
         return Holder(path, "nobody", None, None, *figures)
     noun = "reference" if references == 1 else "references"
     path = f"C code ({references:,} {noun} nobody on the Python heap holds)"

@@ -147,8 +147,8 @@ class CleanupPolicy:
     # --- in the loop ---
 
     def step(self, n: int = 1) -> AbstractContextManager[None]:
-        """Count an update, or several, and do what is due, on this thread. Takes 100 ns if nothing
-        is due.
+        """Count an update, or several, and do what is due, on this thread. Takes about 50 ns where
+        nothing is due.
 
         `with policy.step():` works as well; the cleanup comes before the block.
 

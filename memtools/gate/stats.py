@@ -101,6 +101,7 @@ class GateStats:
         dead = len(self.dead_experts)
         return (
             f"{self.tokens:,} tokens in {self.entries:,} entries, {self.n_experts} experts: "
-            f"entropy {self.entropy:.3f} of {math.log(max(1, self.n_experts)):.3f} nats, "
-            f"cv {self.cv:.3f}, max violation {self.max_violation:.3f}, {dead} dead"
+            f"load entropy {self.entropy:.3f} of {math.log(max(1, self.n_experts)):.3f} nats, "
+            f"cv {self.cv:.3f} and max violation {self.max_violation:.3f} of the mean load, "
+            f"{dead} dead experts"
         )

@@ -209,10 +209,18 @@ class AccumulatorReport:
         found["notes"] = list(self.notes)
         return found
 
+    def _sizes(self) -> str:
+        """`2 windows of 4 micro-batches`; where they had more or fewer, as `step()` cuts a batch
+        into as many as it takes, `2 windows, 6 micro-batches in all`."""
+        windows = _counted(self.windows, "window")
+        if self.micro_batches == self.windows * self.steps:
+            return f"{windows} of {_micro_batches(self.steps)}"
+        return f"{windows}, {_micro_batches(self.micro_batches)} in all"
+
     def __str__(self) -> str:
         lines = [
-            f"Accumulation: {self.windows:,} windows of {_micro_batches(self.steps)}, "
-            f"{self.updates:,} updates, precision {self.precision}"
+            f"Accumulation: {self._sizes()}, {_counted(self.updates, 'update')}, "
+            f"precision {self.precision}"
         ]
         if self.skipped:
             lines.append(
@@ -241,6 +249,10 @@ def _plain(report: Any) -> dict[str, Any]:
     """The public fields of a dataclass, as they are."""
     names = [one.name for one in fields(report) if not one.name.startswith("_")]
     return {name: getattr(report, name) for name in names}
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def _micro_batches(count: int) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 import gc
+import inspect
 import queue
 import sys
 import threading
@@ -370,7 +372,89 @@ def test_a_list_that_lives_in_a_dict_of_the_caller_is_the_holder() -> None:
     )
     mine = list(result.pop("latents_sequence"))  # type: ignore[call-overload]
     (found,) = memtools.holder_of(mine)
-    assert found.path.startswith("nobody but who asks")
+    assert found.path == "nobody but the caller, who can free them"
+
+
+@pytest.mark.slow
+def test_one_object_is_asked_about_as_it_is() -> None:
+    tensor = torch.ones(100, 100)
+    keep = [tensor]
+    for asked in (tensor, [tensor], (tensor,)):
+        (found,) = memtools.holder_of(asked)
+        assert (found.path, found.new_objects, found.new_bytes) == (
+            "list local 'keep' of test_one_object_is_asked_about_as_it_is()", 1, 40_000,
+        )  # fmt: skip
+    held = "1 [100, 100] float32 tensor, 39.1 KiB"
+    assert repr(found) == f"<Holder: {found.path}: {held}>"
+    assert str(found) == f"+39.1 KiB: 1 new [100, 100] float32 tensor, held by {found.path}"
+    assert len(keep) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.nn.Linear(2, 2),
+        lambda: torch.nn.Sequential(torch.nn.Linear(2, 2)),
+        lambda: torch.tensor(1.0),
+        lambda: {"a": 1},
+        lambda: {1, 2},
+        lambda: collections.deque([torch.ones(2), torch.ones(2)]),
+        lambda: bytearray(100),
+        lambda: iter([1, 2]),
+        lambda: "".join(map(str, range(50))),
+        lambda: memtools.GateHistory(max_entries=2),
+    ],
+)
+def test_what_is_not_a_list_is_one_object(make: Callable[[], Any]) -> None:
+    kept = [make()]
+    (found,) = memtools.holder_of(kept[0])
+    assert found.path == "list local 'kept' of test_what_is_not_a_list_is_one_object()"
+    assert found.new_objects == 1
+    (alone,) = memtools.holder_of(make())
+    assert alone.path == "nobody but the caller, who can free it"
+
+
+@pytest.mark.slow
+def test_a_list_of_a_class_with_methods_of_its_own_is_taken_as_it_is() -> None:
+    class Odd(list[Any]):
+        def __getitem__(self, index: Any) -> Any:
+            raise AssertionError
+
+        def __len__(self) -> int:
+            raise AssertionError
+
+    kept = [bytearray(9) for _ in range(3)]
+    (found,) = memtools.holder_of(Odd(kept))
+    assert (found.length, found.new_objects) == (3, 3)
+
+
+@pytest.mark.parametrize(("steps", "error"), [(0, ValueError), (-1, ValueError), ("2", TypeError)])
+def test_steps_that_cannot_be_are_refused(steps: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="steps is"):
+        memtools.holder_of([bytearray(9)], steps=steps)
+
+
+def test_each_attribute_of_a_holder_says_what_it_is() -> None:
+    for field in dataclasses.fields(memtools.Holder):
+        said = inspect.getdoc(getattr(memtools.Holder, field.name))
+        assert said is not None, field.name
+        assert said.endswith("."), field.name
+    assert inspect.getdoc(memtools.Holder.steps) == (
+        "the number of steps in which the objects came."
+    )
+
+
+@pytest.mark.slow
+def test_the_earlier_census_is_no_growth() -> None:
+    memtools.census().diff(memtools.census())  # imports what it needs
+    before = memtools.census()
+    also = memtools.census()
+    kept = [bytearray(9) for _ in range(3)]
+    growth = memtools.census().diff(before)
+    assert "Counter" not in str(growth)
+    assert "_Counts" not in str(growth)
+    assert (len(kept), also.types["list"] > 0) == (3, True)
 
 
 @pytest.fixture

@@ -32,6 +32,13 @@ def test_its_targets_are_there() -> None:
     assert named <= made
 
 
+@pytest.mark.parametrize(
+    "said", ["make test-pages", "make bench RUNS=3", "docs/internals/limits.md"]
+)
+def test_it_says_how_pages_and_figures_are_checked(said: str) -> None:
+    assert said in PAGE
+
+
 def test_it_has_ten_pairs_of_words() -> None:
     table = PAGE.split("| instead of | write |")[1]
     pairs = re.findall(r"^\| (?!---)(.+?) \| (.+?) \|$", table, re.M)

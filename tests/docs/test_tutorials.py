@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,9 @@ def values(output: str) -> list[str]:
 def test_a_tutorial_does_what_it_shows(page: Path, tmp_path: Path) -> None:
     outputs = walk(page.read_text(), tmp_path)
     assert len(outputs) >= 3
+    said = " ".join(output for _, output in outputs)
+    for where in re.findall(r"made at (\S+:\d+)", page.read_text()):  # figures are masked above
+        assert f"made at {where} " in said, where
     finished = [values(output) for _, output in outputs if "Traceback" not in output]
     trained = [found for found in finished if found]
     assert all(found == trained[0] for found in trained)  # whatever the limit, to the last digit

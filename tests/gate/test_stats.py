@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
@@ -165,7 +166,11 @@ def test_statistics_are_the_same_for_every_record_format(gates):
 def test_str_is_one_line_of_figures(gates):
     history = GateHistory()
     history.append(gates(1000))
-    assert str(history.stats()).startswith("1,000 tokens in 1 entries, 8 experts: entropy ")
+    pattern = (
+        r"1,000 tokens in 1 entries, 8 experts: load entropy \d\.\d+ of 2\.079 nats, cv 0\.\d+ and "
+        r"max violation 0\.\d+ of the mean load, 0 dead experts"
+    )
+    assert re.fullmatch(pattern, str(history.stats()))
 
 
 def test_plot_writes_an_image_of_the_whole_run(tmp_path):

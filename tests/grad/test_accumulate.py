@@ -316,3 +316,32 @@ def test_bf16_gradients_equal_the_hand_written_loops_bit_for_bit():
             loss = loss_sum(twin, x)
         (loss / 16).backward()
     assert same(optimizer.seen[0], [p.grad for p in twin.parameters()])
+
+
+@pytest.mark.parametrize(
+    ("steps", "sizes", "said"),
+    [
+        (2, [4, 4, 4, 4], "2 windows of 2 micro-batches, 2 updates"),
+        (4, [4, 4, 4, 4], "1 window of 4 micro-batches, 1 update"),
+        (3, [4, 4, 4, 4], "2 windows, 4 micro-batches in all, 2 updates"),
+    ],
+)
+def test_a_report_says_how_many_micro_batches_the_windows_had(steps, sizes, said):
+    model = torch.nn.Linear(3, 1)
+    acc = GradAccumulator(model, torch.optim.SGD(model.parameters(), lr=0.1), steps=steps)
+    for size in sizes:
+        with acc.micro_batch():
+            acc.backward(model(torch.ones(size, 3)).sum(), weight=size)
+    if acc.report().micro_batches < len(sizes):
+        acc.flush()
+    assert str(acc.report()).startswith(f"Accumulation: {said}, precision fp32")
+
+
+def test_a_report_counts_the_micro_batches_that_step_cuts():
+    model = torch.nn.Linear(3, 1)
+    acc = GradAccumulator(model, torch.optim.SGD(model.parameters(), lr=0.1), micro_batch_size=4)
+    for _ in range(5):
+        acc.step(torch.ones(16, 3), lambda micro: (model(micro).sum(), len(micro)))
+    assert str(acc.report()).startswith(
+        "Accumulation: 5 windows, 20 micro-batches in all, 5 updates, precision fp32"
+    )
