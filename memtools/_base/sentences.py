@@ -16,6 +16,16 @@ if TYPE_CHECKING:
     from memtools.record import kinds
 
 
+#: Steps that have to be made before a leak test may say that nothing grows. Growth can be said from
+#: 16 on, but it may take 32 of them.
+STEPS_NEEDED = 32
+
+
+def of_early(steps: int) -> str:
+    """Why nothing is said of a run of so many steps in which no growth was found."""
+    return f"too early to say: {steps:,} of {STEPS_NEEDED} steps"
+
+
 def of_time_left(low: float, high: float) -> str:
     """The same in seconds, for programs that make no steps."""
     if math.isinf(low):
@@ -53,8 +63,7 @@ def of_verdict(verdict: LeakVerdict | kinds.Leak, filling: str = "") -> str:
         filling: the bounded container that fills, where a census has found one.
     """
     if verdict.kind == "early":
-        known = getattr(verdict, "steps_known", 0)  # no record tells of it
-        return f"too early to say: {known} of 16 steps"
+        return of_early(getattr(verdict, "steps_known", 0))  # no record tells of it
     if verdict.signal is None:
         return "quiet: no signal grows"
     rate = f"+{format_bytes(verdict.rate_bytes_per_step)}/step"

@@ -21,8 +21,8 @@ from memtools._base.size import format_bytes
 
 #: What a leak test may say of growth, from the least certain on.
 #:
-#: - early: too few steps to say anything;
-#: - quiet: nothing grows;
+#: - early: too few steps to say that nothing grows, and no growth was found;
+#: - quiet: nothing grows, after 32 steps or more;
 #: - fills: a container with a bound, a cache of a data set or a warm-up takes what grows;
 #: - fragmentation: resident memory grows, what is in use does not;
 #: - suspect: what is in use grew at the same point of 16 to 32 steps;

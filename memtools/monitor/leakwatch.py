@@ -27,11 +27,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from memtools._base import sentences
 from memtools._base.size import format_bytes
 from memtools._base.torch import profiler_runs
 from memtools._census.growth import GrowthCensus
 from memtools._census.holders import Holder
-from memtools.leak.detector import LeakDetector, LeakVerdict, StepsLeft
+from memtools.leak.detector import STEPS_NEEDED, LeakDetector, LeakVerdict, StepsLeft
 from memtools.leak.finding import (
     EXPLAINED,
     RANK,
@@ -354,6 +355,28 @@ class LeakWatch:
         now = time.monotonic_ns()
         for signal in self._signals:  # they rest after the look, not beside it
             signal.due = now + self._pause * signal.cost_ns
+
+    def _look_last(self, last: int) -> None:
+        """The run ends between two looks, and by its readings something has grown that nobody has
+        spoken of: look once more. The bytes are those of the newest step that was read, as what the
+        program does after its loop is no growth of its steps; who holds them, a walk tells now."""
+        if self._is_over or self._seconds is not None or not self._looks:
+            return
+        own = [signal for signal in self._signals if signal.name in ("heap", "python")]
+        step = min(signal.newest[0] for signal in own or self._signals)
+        said = {one.part for one in self._standing.findings()}
+        grown = [name for name, part in self._parts.items() if RANK[part.kind] >= RANK["suspect"]]
+        if step < self.newest + EARLIEST_LOOK or said.issuperset(grown):
+            return
+        read = (signal for signal in self._signals if signal.newest[0] >= step)
+        known = {one.name: one.newest[1] for one in read}
+        values = {name: size for name, size in known.items() if size is not None}
+        begun = time.thread_time_ns()
+        self._points.add(step, values)
+        self._looks.append(step)
+        self.newest = step
+        self._judge(step, is_walked=self._walk(last))
+        self._spent_ns += time.thread_time_ns() - begun
 
     def _check(self, step: int) -> None:
         """Read everything, for the findings that stand, and see whether one has ended."""
@@ -727,9 +750,13 @@ class LeakWatch:
         if self._workers is not None:
             self._workers.close()
 
-    def close(self) -> None:
-        """The run ends: the record gets what stands, with the newest figures."""
-        self.leave()
+    def close(self, step: int = 0) -> None:
+        """The run ends, after so many steps: a last look where something has grown since the newest
+        one, and the record gets what stands, with the newest figures."""
+        try:
+            self._look_last(max(step, self._step))
+        finally:
+            self.leave()
         if self.is_quiet and self._step >= RECORDED:
             self.speak()
         if self._looks and not self.is_quiet:
@@ -745,14 +772,10 @@ class LeakWatch:
     def holders(self) -> tuple[Holder, ...]:
         return self._holders
 
-    @property
-    def known(self) -> bool:
-        """Whether it is not too early to say anything."""
-        return bool(self._looks)
-
-    def verdict(self) -> LeakVerdict:
-        """The detector's verdict, or `fills` where containers with a bound take what grows."""
-        detector = self.detector
+    def verdict(self, step: int) -> LeakVerdict:
+        """The detector's verdict at this step, or `fills` where containers with a bound take what
+        grows."""
+        detector, made = self.detector, step - self._origin
         detector.limit_bytes, detector.device_limit_bytes = self._limits.host(), None
         verdict = detector.verdict()
         if verdict.signal == "device":  # only then is a device asked
@@ -763,6 +786,9 @@ class LeakWatch:
             return replace(
                 verdict, kind="fills", confidence="none", steps_left=None, pressure=False
             )
+        if verdict.kind in ("early", "quiet"):  # its steps are those of the run, everywhere
+            kind = "early" if made < STEPS_NEEDED else "quiet"
+            return replace(verdict, kind=kind, steps_known=made)
         return verdict
 
     def forecast(self) -> StepsLeft | None:
@@ -780,11 +806,9 @@ class LeakWatch:
 
     def lines(self, step: int) -> list[str]:
         """Lines of a summary at this step: how much grows, and what stands."""
-        if not self.known:
-            made = step - self._origin
-            early = f"Leak test: too early to say: {made:,} of {FIRST_LOOK} steps"
-            return [early] if 0 < made < FIRST_LOOK else []
-        lines, standing = [], self.findings()
+        lines, standing, made = [], self.findings(), step - self._origin
+        if made <= 0:
+            return []
         if len(self._points.steps) > 1:
             since = max(self._looks[0], self._step // 4)
             rates = [
@@ -794,6 +818,8 @@ class LeakWatch:
             ]
             lines += [f"Growth per 1,000 steps: {', '.join(rates)}"] if rates else []
         if not standing:
+            if made < STEPS_NEEDED:
+                return [*lines, f"Leak test: {sentences.of_early(made)}"]
             return [*lines, "Leak test: quiet"] if lines else []
         return [*lines, f"Leak test: {standing[0]}", *(f"  {one}" for one in standing[1:])]
 

@@ -574,7 +574,9 @@ class MemoryMonitor:
         Raises RuntimeError if the monitor was made with leaks=False.
         """
         watch = self._watch()
-        return LeakVerdict("early", 0.0, "none") if watch is None else watch.verdict()
+        if watch is None:
+            return LeakVerdict("early", 0.0, "none")
+        return watch.verdict(self.step_count)
 
     def holders(self) -> tuple[Holder, ...]:
         """Who holds what grows, those that hold most first; found by a census that looks at the

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from memtools._base import sentences
 from memtools._base.size import format_bytes
 from memtools._base.text import duration, shown
 from memtools.leak.detector import STEPS_NEEDED, matters
@@ -131,12 +132,12 @@ _Found = tuple[list[LeakFinding], list[LeakFinding], str | None, bool, Late | No
 
 def _said(figures: Figures) -> _Found:
     """By the run itself, which needs some steps for it."""
-    steps, short = figures.steps or 0, None
-    if steps < STEPS_NEEDED:
-        short = f"too early to say: {steps} of {STEPS_NEEDED} steps"
+    steps, short, said = figures.steps or 0, None, standing(figures.record)
+    if steps < STEPS_NEEDED and not said:
+        short = sentences.of_early(steps)
     ended = figures.ending.by_memory(near=figures.near_limit)
     late = late_of(figures.line) if ended else None
-    return standing(figures.record), [], short, short is None, late
+    return said, [], short, short is None, late
 
 
 def _judged(figures: Figures) -> _Found:

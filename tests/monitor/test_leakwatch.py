@@ -101,11 +101,14 @@ class Program:
     def __init__(
         self, clock: Clock, *, limit: int | None = None, device: int | None = None,
         census: bool = True, step_ns: int = 10**6, seconds: float | None = None,
+        tensors: bool = False,
     ) -> None:  # fmt: skip
         self.clock, self.step_ns, self.step, self.cost_ns = clock, step_ns, 0, 1000
         self.sizes = {"heap": 100 * MIB, "python": 20 * MIB, "rss": 200 * MIB}
         if device is not None:
             self.sizes["device"] = 0
+        if tensors:
+            self.sizes["tensors"] = 50 * MIB
         self.held: list[Holder] = []
         self.reads: list[tuple[int, str]] = []
         self.census_looks: Callable[[], None] = lambda: None
@@ -369,7 +372,7 @@ def test_a_container_with_a_bound_fills_and_is_never_a_leak(clock: Clock) -> Non
     assert program.said == [], "it is written and not said"
     (first, *_) = [one for _, one in program.events.told]
     assert first.what.startswith("40 of at most 100, ")
-    assert program.watch.verdict().kind in ("quiet", "fills")
+    assert program.watch.verdict(program.step).kind in ("quiet", "fills")
 
 
 def test_the_cache_of_a_data_set_fills(clock: Clock) -> None:
@@ -1040,8 +1043,16 @@ def test_it_is_too_early_to_say(clock: Clock) -> None:
     program = Program(clock)
     assert program.watch.lines(program.step) == []
     program.run(12)
-    assert program.watch.lines(program.step) == ["Leak test: too early to say: 12 of 16 steps"]
-    program.run(200)
+    assert program.watch.lines(program.step) == ["Leak test: too early to say: 12 of 32 steps"]
+    program.run(12)
+    assert program.watch.lines(program.step)[-1] == "Leak test: too early to say: 24 of 32 steps"
+    assert str(program.watch.verdict(24)) == "too early to say: 24 of 32 steps"
+    program.run(7)
+    assert program.watch.verdict(31).kind == "early"
+    program.run(1)
+    assert program.watch.lines(program.step)[-1] == "Leak test: quiet"
+    assert program.watch.verdict(32).kind == "quiet"
+    program.run(180)
     assert program.watch.lines(program.step) == [
         "Growth per 1,000 steps: +0 B in use in this process",
         "Leak test: quiet",
@@ -1263,3 +1274,54 @@ def test_what_a_callback_ends_the_program_with_goes_through(found: LeakFinding) 
     assert m.step_count == 16
     m.step()
     m.stop()
+
+
+# --- the last look ---
+
+
+@pytest.mark.parametrize("steps", [28, 30, 31])
+@pytest.mark.parametrize("step_ns", [5 * 10**6, 200 * 10**6])
+@pytest.mark.parametrize("rate", [MIB, 32 * KIB])
+def test_the_end_of_a_run_has_a_last_look(
+    clock: Clock, rate: int, step_ns: int, steps: int
+) -> None:
+    """Growth that the looks at steps 16 and 24 could not tell is told at the end."""
+    program = Program(clock, step_ns=step_ns, limit=1024 * GIB, tensors=True)
+    program.held = [holder(rate)]
+    program.run(steps, heap=rate, tensors=rate)
+    assert program.said == []
+    program.watch.close()
+    (found,) = program.said
+    assert (found.grade, found.holder) == ("suspect", "list Trainer.losses")
+    assert found.rate_bytes == pytest.approx(rate, rel=0.1)
+
+
+@pytest.mark.parametrize("steps", [17, 20, 24, 31, 40, 90])
+def test_a_run_without_growth_has_no_last_look(clock: Clock, steps: int) -> None:
+    """Also where the program has taken memory after its last step."""
+    program = Program(clock, step_ns=10**8, limit=1024 * GIB, tensors=True)
+    program.held = [holder(16 * KIB)]
+    program.run(steps)
+    looks = program.census.looks
+    program.sizes["heap"] += 100 * MIB
+    program.watch.close()
+    assert (program.said, program.census.looks) == ([], looks)
+
+
+def test_the_last_look_takes_the_bytes_of_the_newest_step(clock: Clock) -> None:
+    """What the program frees or takes after its loop is no growth of its steps."""
+    program = Program(clock, step_ns=10**8, limit=1024 * GIB, tensors=True)
+    program.held = [holder(MIB)]
+    program.run(30, heap=MIB, tensors=MIB)
+    program.sizes["heap"] += 500 * MIB
+    program.watch.close()
+    (found,) = program.said
+    assert found.rate_bytes == pytest.approx(MIB, rel=0.1)
+
+
+@pytest.mark.parametrize("steps", [17, 20, 23])
+def test_two_looks_name_nobody(clock: Clock, steps: int) -> None:
+    program = Program(clock, limit=1024 * GIB, tensors=True)
+    program.run(steps, heap=MIB, tensors=MIB)
+    program.watch.close()
+    assert program.said == []

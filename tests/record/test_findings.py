@@ -101,8 +101,10 @@ def test_what_fills_up_has_no_forecast_and_is_no_leak(path):
     ("steps", "text"),
     [
         (0, "too early to say: 0 of 256 readings"),
-        (12, "too early to say: 12 of 16 steps"),
-        (16, "the process does not grow"),
+        (12, "too early to say: 12 of 32 steps"),
+        (24, "too early to say: 24 of 32 steps"),
+        (31, "too early to say: 31 of 32 steps"),
+        (32, "the process does not grow"),
     ],
 )
 def test_before_it_can_know_it_is_too_early_to_say(steps, text, path):
