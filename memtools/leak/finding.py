@@ -306,6 +306,16 @@ def _of_list(finding: LeakFinding, name: str) -> str:
     )
 
 
+def _of_children(finding: LeakFinding, name: str) -> str:
+    who = finding.process or "the child processes"
+    return (
+        "which container holds it is not known yet: a process that was given a queue or a "
+        f"connection is asked, and answers within some 500 steps. In {who}, look for a list or a "
+        "cache that grows, and for a queue that is filled faster than it is emptied; in a worker "
+        "of a DataLoader, for what the dataset keeps from one item to the next"
+    )
+
+
 def _of_nobody(finding: LeakFinding, name: str) -> str:
     if finding.per == "s":
         return (
@@ -350,13 +360,7 @@ _RULES: tuple[tuple[_Fits, _Rule], ...] = (
             "for ever: join() them, give what they wait for a timeout, or take one pool of threads"
         ),
     ),
-    (
-        _is("children"),
-        lambda finding, name: (
-            "the workers grow: look for what the dataset keeps from one item to the next, and for "
-            "a queue that is filled faster than it is emptied"
-        ),
-    ),
+    (_is("children"), _of_children),
     (
         lambda finding: finding.kind == "cycles" and finding.what == COLLECTOR_IS_OFF,
         lambda finding, name: (

@@ -538,7 +538,10 @@ class LeakWatch:
         self._forecast(step)
         current = {one.key: one for one in self._standing.findings()}
         news = [current.get(one.key, one) for one in news]
-        self._say([*withdrawn, *news, *self._standing.end(self._points, step)])
+        named = {one.part for one in found if one.holder and RANK[one.grade] >= RANK["suspect"]}
+        known = [one for one in withdrawn if one.part in named]
+        news = [*(one for one in withdrawn if one not in known), *news]
+        self._say([*news, *self._standing.end(self._points, step)], ended=known)
 
     def _paces(self, step: int) -> dict[str, float]:
         """How fast each part of memory grows now."""
@@ -704,11 +707,13 @@ class LeakWatch:
 
     # --- what is said ---
 
-    def _say(self, news: Sequence[LeakFinding]) -> None:
-        for finding in news:
+    def _say(self, news: Sequence[LeakFinding], ended: Sequence[LeakFinding] = ()) -> None:
+        """Say what is new. Those that have `ended` because their holder is known now are not said
+        to people, who are told the holder."""
+        for finding in (*ended, *news):
             if self._is_over or self.is_quiet:  # a callback has stopped the monitor
                 return
-            self._voice.say(self._told(finding))
+            self._voice.say(self._told(finding), aloud=finding not in ended)
         if not self._is_over and not self.is_quiet:
             self._voice.renew(self.findings())
 

@@ -1325,3 +1325,29 @@ def test_two_looks_name_nobody(clock: Clock, steps: int) -> None:
     program.run(steps, heap=MIB, tensors=MIB)
     program.watch.close()
     assert program.said == []
+
+
+# --- when the holder gets known ---
+
+
+def test_growth_whose_holder_gets_known_is_not_said_to_have_ended(clock: Clock) -> None:
+    """`no longer: growing: child process 7` before the name of the same reads as an all-clear. The
+    record and callbacks learn that the first finding is over."""
+    program = Program(clock)
+    program.sizes["children"] = 100 * MIB
+    signal = Signal("children", lambda: program.read("children"))
+    program.watch._signals.append(signal)
+    over = list[LeakFinding]()
+    program.listeners.add(lambda finding: over.append(finding) if finding.over else None)
+    program.run(130, children=MIB)
+    assert [one.kind for one in program.watch.findings()] == ["children"]
+    assert is_call(program.watch.findings()[0].grade)
+    named = LeakFinding("likely", "children", rate_bytes=MIB, holder="deque Queue._buffer",
+                        kind="deque", process="worker ForkProcess-1")  # fmt: skip
+    program.watch._ask_workers = lambda *_: (named,)  # type: ignore[method-assign]
+    program.run(100, children=MIB)
+    assert [one.holder for one in program.watch.findings()] == ["deque Queue._buffer"]
+    assert not any(line.startswith("no longer") for line in program.texts)
+    assert program.texts[-1].startswith("likely: worker ForkProcess-1: deque Queue._buffer")
+    assert [one.kind for one in over] == ["children"]
+    assert [one.kind for _, one in program.events.told if one.over] == ["children"]
