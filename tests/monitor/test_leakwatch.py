@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import logging
 import random
+import signal
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -1351,3 +1353,47 @@ def test_growth_whose_holder_gets_known_is_not_said_to_have_ended(clock: Clock) 
     assert program.texts[-1].startswith("likely: worker ForkProcess-1: deque Queue._buffer")
     assert [one.kind for one in over] == ["children"]
     assert [one.kind for _, one in program.events.told if one.over] == ["children"]
+
+
+# --- Ctrl-C ---
+
+
+def _functions(error: BaseException) -> list[str]:
+    return [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+
+
+def test_an_interrupt_within_a_look_is_shown_where_the_program_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(*_: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    with MemoryMonitor() as m:
+        monkeypatch.setattr(m._live.watch, "_walk", interrupted)  # type: ignore[union-attr]
+        # The frame of the innermost function is one of memtools', as in a walk.
+        path = leakwatch.__file__
+        code = interrupted.__code__.replace(co_filename=path)
+        monkeypatch.setattr(interrupted, "__code__", code)
+        for _ in range(15):
+            m.step()
+        with pytest.raises(KeyboardInterrupt) as found:
+            m.step()
+        assert _functions(found.value)[1:] == ["step"]
+        monkeypatch.undo()
+        m.step()
+        assert m.step_count == 17
+
+
+def test_an_interrupt_within_a_callback_keeps_its_frames() -> None:
+    def called(_: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    def loop(m: MemoryMonitor) -> None:
+        while True:
+            m.step()
+
+    with MemoryMonitor() as m:
+        m.on_pressure(1e-9, called)
+        with pytest.raises(KeyboardInterrupt) as found:
+            loop(m)
+        assert _functions(found.value)[-1] == "called"
