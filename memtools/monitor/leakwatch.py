@@ -792,9 +792,25 @@ class LeakWatch:
                 verdict, kind="fills", confidence="none", steps_left=None, pressure=False
             )
         if verdict.kind in ("early", "quiet"):  # its steps are those of the run, everywhere
+            verdict = replace(verdict, steps_known=made)
+            found = next(iter(self._standing.findings()), None)
+            if found is not None and RANK[found.grade] >= RANK["suspect"]:
+                return self._suspected(verdict, found)
             kind = "early" if made < STEPS_NEEDED else "quiet"
-            return replace(verdict, kind=kind, steps_known=made)
+            return replace(verdict, kind=kind)
         return verdict
+
+    def _suspected(self, verdict: LeakVerdict, found: LeakFinding) -> LeakVerdict:
+        """Where the signals alone do not show yet what a census or a worker has found."""
+        left = None
+        if found.steps_left is not None:
+            lo, hi = found.steps_left
+            left = StepsLeft(lo, math.sqrt(lo * hi), hi)
+        since = found.since_step if found.since_step is not None else self._looks[0]
+        return replace(
+            verdict, kind="suspect", rate_bytes_per_step=self._each(found), confidence="low",
+            signal=found.signal or "heap", since_step=since, steps_left=left,
+        )  # fmt: skip
 
     def forecast(self) -> StepsLeft | None:
         """Steps until the host's or a device's limit: of the worst finding, else by the test."""

@@ -586,8 +586,8 @@ class MemoryMonitor:
 
     def leaks(self) -> LeakVerdict:
         """What the leak test says so far; docs/guides/leaks.md explains it. It knows the signals
-        alone, `findings()` who holds what grows as well. `fills` where a container with a bound
-        takes most of it. Takes 20 us.
+        alone, `findings()` who holds what grows as well. `suspect` where that alone has found
+        something; `fills` where a container with a bound takes most of it. Takes 20 us.
 
         Raises RuntimeError if the monitor was made with leaks=False.
         """

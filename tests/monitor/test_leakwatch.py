@@ -16,6 +16,7 @@ import pytest
 
 from memtools import LeakFinding, MemoryMonitor, read_record
 from memtools._census.holders import Holder
+from memtools.leak.detector import LeakDetector
 from memtools.leak.finding import RANK, is_call
 from memtools.monitor import findings, leakwatch
 from memtools.monitor.findings import Evidence, Standing
@@ -1397,3 +1398,19 @@ def test_an_interrupt_within_a_callback_keeps_its_frames() -> None:
         with pytest.raises(KeyboardInterrupt) as found:
             loop(m)
         assert _functions(found.value)[-1] == "called"
+
+
+# --- what is found beside the signals ---
+
+
+def test_the_signals_are_not_called_quiet_where_a_finding_stands(clock: Clock) -> None:
+    """Noise may hide from the signals for long what a census has found already."""
+    program = Program(clock, limit=1024 * GIB)
+    program.held = [holder(2 * KIB)]
+    program.run(32, heap=2 * KIB)
+    (found,) = program.watch.findings()
+    assert found.holder == "list Trainer.losses"
+    program.watch.detector = LeakDetector()  # to which nothing is certain yet
+    verdict = program.watch.verdict(32)
+    assert (verdict.kind, verdict.signal, verdict.steps_known) == ("suspect", "heap", 32)
+    assert str(verdict).startswith("suspect: +2.0 KiB/step in heap since step 16, limit in ")
