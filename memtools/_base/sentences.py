@@ -16,6 +16,16 @@ if TYPE_CHECKING:
     from memtools.record import kinds
 
 
+#: Steps that have to be made before a leak test may say that nothing grows. Growth can be said from
+#: 16 on, but it may take 32 of them.
+STEPS_NEEDED = 32
+
+
+def of_early(steps: int) -> str:
+    """Why nothing is said of a run of so many steps in which no growth was found."""
+    return f"too early to say: {steps:,} of {STEPS_NEEDED} steps"
+
+
 def of_time_left(low: float, high: float) -> str:
     """The same in seconds, for programs that make no steps."""
     if math.isinf(low):
@@ -53,8 +63,7 @@ def of_verdict(verdict: LeakVerdict | kinds.Leak, filling: str = "") -> str:
         filling: the bounded container that fills, where a census has found one.
     """
     if verdict.kind == "early":
-        known = getattr(verdict, "steps_known", 0)  # no record tells of it
-        return f"too early to say: {known} of 16 steps"
+        return of_early(getattr(verdict, "steps_known", 0))  # no record tells of it
     if verdict.signal is None:
         return "quiet: no signal grows"
     rate = f"+{format_bytes(verdict.rate_bytes_per_step)}/step"
@@ -141,11 +150,29 @@ def of_new_objects(holder: Holder | kinds.Holder, seconds: float | None = None) 
         return ""
     unit = "step" if seconds is None else "second"
     each = holder.new_objects / holder.steps / (seconds or 1.0)
-    if each < 0.5:
-        return f"1 new {holder.what.removesuffix('s')} every {1 / each:,.0f} {unit}s"
-    number = f"{each:,.0f}" if each >= 100 or each == int(each) else f"{each:.2g}"
-    what = holder.what.removesuffix("s") if number == "1" else holder.what
-    return f"{number} new {what}" + (f" a {unit}" if holder.steps > 1 else "")
+    return of_new(each, holder.what, unit if holder.steps > 1 or each < SELDOM else "")
+
+
+#: so many objects a step are told as one every so many steps
+SELDOM = 0.6
+#: a number of objects a step that is so near to a whole one is that
+WHOLE = 0.04
+
+
+def of_new(each: float, what: str, unit: str) -> str:
+    """`2 new [64] float32 tensors a step`, `1 new [64] float32 tensor every 2 steps`.
+
+    Args:
+        each: objects that come in a unit, above 0.
+        what: they are, as a plural.
+        unit: "step" or "second"; "" where there was but one.
+    """
+    if each < SELDOM:
+        return f"1 new {what.removesuffix('s')} every {1 / each:,.0f} {unit}s"
+    whole = each >= 100 or (round(each) > 0 and abs(each - round(each)) <= WHOLE * each)
+    number = f"{each:,.0f}" if whole else f"{each:.2g}"
+    what = what.removesuffix("s") if number == "1" else what
+    return f"{number} new {what}" + (f" a {unit}" if unit else "")
 
 
 def final_bytes(holder: Holder | kinds.Holder) -> int | None:

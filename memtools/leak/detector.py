@@ -13,8 +13,9 @@ from memtools._base.size import parse_bytes
 
 SIGNALS = ("heap", "python", "tensors", "children", "device", "shm", "rss")
 _OUTSIDE = ("children", "shm")  # what fills a limit beside the process
-#: the readings have to cover so many steps before anything can be said
-STEPS_NEEDED = 16
+#: The readings have to cover so many steps before it can be said that nothing grows. Growth can be
+#: said from 16 steps on, but it may take as many as these.
+STEPS_NEEDED = sentences.STEPS_NEEDED
 #: Growth that no container explains matters from so many bytes a step on, which a buffer or a cache
 #: of a warm-up seldom takes, or from so many a second, which fill 16 GiB within a day.
 LEAST_PER_STEP, LEAST_PER_SECOND = 1024, 256 * 1024
@@ -63,7 +64,7 @@ class LeakVerdict:
     pressure: bool = False
     #: what grows may be a buffer that the caller can declare by `expect_growth`
     declarable: bool = False
-    #: steps that the readings cover; below 16 it is "early"
+    #: steps that the readings cover; below 32 it is "early" unless growth was found
     steps_known: int = 0
 
     def __str__(self) -> str:

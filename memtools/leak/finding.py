@@ -21,8 +21,8 @@ from memtools._base.size import format_bytes
 
 #: What a leak test may say of growth, from the least certain on.
 #:
-#: - early: too few steps to say anything;
-#: - quiet: nothing grows;
+#: - early: too few steps to say that nothing grows, and no growth was found;
+#: - quiet: nothing grows, after 32 steps or more;
 #: - fills: a container with a bound, a cache of a data set or a warm-up takes what grows;
 #: - fragmentation: resident memory grows, what is in use does not;
 #: - suspect: what is in use grew at the same point of 16 to 32 steps;
@@ -308,6 +308,16 @@ def _of_list(finding: LeakFinding, name: str) -> str:
     )
 
 
+def _of_children(finding: LeakFinding, name: str) -> str:
+    who = finding.process or "the child processes"
+    return (
+        "which container holds it is not known yet: a process that was given a queue or a "
+        f"connection is asked, and answers within some 500 steps. In {who}, look for a list or a "
+        "cache that grows, and for a queue that is filled faster than it is emptied; in a worker "
+        "of a DataLoader, for what the dataset keeps from one item to the next"
+    )
+
+
 def _of_nobody(finding: LeakFinding, name: str) -> str:
     if finding.per == "s":
         return (
@@ -352,13 +362,7 @@ _RULES: tuple[tuple[_Fits, _Rule], ...] = (
             "for ever: join() them, give what they wait for a timeout, or take one pool of threads"
         ),
     ),
-    (
-        _is("children"),
-        lambda finding, name: (
-            "the workers grow: look for what the dataset keeps from one item to the next, and for "
-            "a queue that is filled faster than it is emptied"
-        ),
-    ),
+    (_is("children"), _of_children),
     (
         lambda finding: finding.kind == "cycles" and finding.what == COLLECTOR_IS_OFF,
         lambda finding, name: (

@@ -27,11 +27,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from memtools._base import sentences
 from memtools._base.size import format_bytes
 from memtools._base.torch import profiler_runs
 from memtools._census.growth import GrowthCensus
 from memtools._census.holders import Holder
-from memtools.leak.detector import LeakDetector, LeakVerdict, StepsLeft
+from memtools.leak.detector import STEPS_NEEDED, LeakDetector, LeakVerdict, StepsLeft
 from memtools.leak.finding import (
     EXPLAINED,
     RANK,
@@ -355,6 +356,28 @@ class LeakWatch:
         for signal in self._signals:  # they rest after the look, not beside it
             signal.due = now + self._pause * signal.cost_ns
 
+    def _look_last(self, last: int) -> None:
+        """The run ends between two looks, and by its readings something has grown that nobody has
+        spoken of: look once more. The bytes are those of the newest step that was read, as what the
+        program does after its loop is no growth of its steps; who holds them, a walk tells now."""
+        if self._is_over or self._seconds is not None or not self._looks:
+            return
+        own = [signal for signal in self._signals if signal.name in ("heap", "python")]
+        step = min(signal.newest[0] for signal in own or self._signals)
+        said = {one.part for one in self._standing.findings()}
+        grown = [name for name, part in self._parts.items() if RANK[part.kind] >= RANK["suspect"]]
+        if step < self.newest + EARLIEST_LOOK or said.issuperset(grown):
+            return
+        read = (signal for signal in self._signals if signal.newest[0] >= step)
+        known = {one.name: one.newest[1] for one in read}
+        values = {name: size for name, size in known.items() if size is not None}
+        begun = time.thread_time_ns()
+        self._points.add(step, values)
+        self._looks.append(step)
+        self.newest = step
+        self._judge(step, is_walked=self._walk(last))
+        self._spent_ns += time.thread_time_ns() - begun
+
     def _check(self, step: int) -> None:
         """Read everything, for the findings that stand, and see whether one has ended."""
         self._read(step)
@@ -515,7 +538,10 @@ class LeakWatch:
         self._forecast(step)
         current = {one.key: one for one in self._standing.findings()}
         news = [current.get(one.key, one) for one in news]
-        self._say([*withdrawn, *news, *self._standing.end(self._points, step)])
+        named = {one.part for one in found if one.holder and RANK[one.grade] >= RANK["suspect"]}
+        known = [one for one in withdrawn if one.part in named]
+        news = [*(one for one in withdrawn if one not in known), *news]
+        self._say([*news, *self._standing.end(self._points, step)], ended=known)
 
     def _paces(self, step: int) -> dict[str, float]:
         """How fast each part of memory grows now."""
@@ -681,11 +707,13 @@ class LeakWatch:
 
     # --- what is said ---
 
-    def _say(self, news: Sequence[LeakFinding]) -> None:
-        for finding in news:
+    def _say(self, news: Sequence[LeakFinding], ended: Sequence[LeakFinding] = ()) -> None:
+        """Say what is new. Those that have `ended` because their holder is known now are not said
+        to people, who are told the holder."""
+        for finding in (*ended, *news):
             if self._is_over or self.is_quiet:  # a callback has stopped the monitor
                 return
-            self._voice.say(self._told(finding))
+            self._voice.say(self._told(finding), aloud=finding not in ended)
         if not self._is_over and not self.is_quiet:
             self._voice.renew(self.findings())
 
@@ -727,9 +755,13 @@ class LeakWatch:
         if self._workers is not None:
             self._workers.close()
 
-    def close(self) -> None:
-        """The run ends: the record gets what stands, with the newest figures."""
-        self.leave()
+    def close(self, step: int = 0) -> None:
+        """The run ends, after so many steps: a last look where something has grown since the newest
+        one, and the record gets what stands, with the newest figures."""
+        try:
+            self._look_last(max(step, self._step))
+        finally:
+            self.leave()
         if self.is_quiet and self._step >= RECORDED:
             self.speak()
         if self._looks and not self.is_quiet:
@@ -745,14 +777,10 @@ class LeakWatch:
     def holders(self) -> tuple[Holder, ...]:
         return self._holders
 
-    @property
-    def known(self) -> bool:
-        """Whether it is not too early to say anything."""
-        return bool(self._looks)
-
-    def verdict(self) -> LeakVerdict:
-        """The detector's verdict, or `fills` where containers with a bound take what grows."""
-        detector = self.detector
+    def verdict(self, step: int) -> LeakVerdict:
+        """The detector's verdict at this step, or `fills` where containers with a bound take what
+        grows."""
+        detector, made = self.detector, step - self._origin
         detector.limit_bytes, detector.device_limit_bytes = self._limits.host(), None
         verdict = detector.verdict()
         if verdict.signal == "device":  # only then is a device asked
@@ -763,7 +791,26 @@ class LeakWatch:
             return replace(
                 verdict, kind="fills", confidence="none", steps_left=None, pressure=False
             )
+        if verdict.kind in ("early", "quiet"):  # its steps are those of the run, everywhere
+            verdict = replace(verdict, steps_known=made)
+            found = next(iter(self._standing.findings()), None)
+            if found is not None and RANK[found.grade] >= RANK["suspect"]:
+                return self._suspected(verdict, found)
+            kind = "early" if made < STEPS_NEEDED else "quiet"
+            return replace(verdict, kind=kind)
         return verdict
+
+    def _suspected(self, verdict: LeakVerdict, found: LeakFinding) -> LeakVerdict:
+        """Where the signals alone do not show yet what a census or a worker has found."""
+        left = None
+        if found.steps_left is not None:
+            lo, hi = found.steps_left
+            left = StepsLeft(lo, math.sqrt(lo * hi), hi)
+        since = found.since_step if found.since_step is not None else self._looks[0]
+        return replace(
+            verdict, kind="suspect", rate_bytes_per_step=self._each(found), confidence="low",
+            signal=found.signal or "heap", since_step=since, steps_left=left,
+        )  # fmt: skip
 
     def forecast(self) -> StepsLeft | None:
         """Steps until the host's or a device's limit: of the worst finding, else by the test."""
@@ -780,11 +827,9 @@ class LeakWatch:
 
     def lines(self, step: int) -> list[str]:
         """Lines of a summary at this step: how much grows, and what stands."""
-        if not self.known:
-            made = step - self._origin
-            early = f"Leak test: too early to say: {made:,} of {FIRST_LOOK} steps"
-            return [early] if 0 < made < FIRST_LOOK else []
-        lines, standing = [], self.findings()
+        lines, standing, made = [], self.findings(), step - self._origin
+        if made <= 0:
+            return []
         if len(self._points.steps) > 1:
             since = max(self._looks[0], self._step // 4)
             rates = [
@@ -794,6 +839,8 @@ class LeakWatch:
             ]
             lines += [f"Growth per 1,000 steps: {', '.join(rates)}"] if rates else []
         if not standing:
+            if made < STEPS_NEEDED:
+                return [*lines, f"Leak test: {sentences.of_early(made)}"]
             return [*lines, "Leak test: quiet"] if lines else []
         return [*lines, f"Leak test: {standing[0]}", *(f"  {one}" for one in standing[1:])]
 

@@ -50,6 +50,17 @@ ACTS = "; it acts in a step() of the main thread"  # a guard or a callback
 LOOKS = "; it looks in a step() of the main thread"  # the leak test
 
 
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+def _is_raised_here(error: BaseException) -> bool:
+    """Whether the function that was running is one of memtools', and not a callback's."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    return frame is not None and frame.tb_frame.f_code.co_filename.startswith(_PACKAGE)
+
+
 def _whole(name: str, value: object) -> int:
     """An argument that is an int, also one of numpy's or torch's."""
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
@@ -330,7 +341,14 @@ class MemoryMonitor:
         sampler = run.sampler
         fired = sampler.step(n)
         if fired or sampler.step_count >= run.due_step or time.monotonic_ns() >= run.due:
-            self._safe_point(run, fired)
+            try:
+                self._safe_point(run, fired)
+            except KeyboardInterrupt as interrupt:
+                if not _is_raised_here(interrupt):
+                    raise
+                # Who presses Ctrl-C while a look is taken is shown where the program was, and not
+                # how memtools walks through the heap.
+                raise interrupt.with_traceback(None)  # noqa: B904
 
     def _count(self, steps: int) -> None:
         """Count steps without a safe point."""
@@ -599,11 +617,14 @@ class MemoryMonitor:
         """Return what the leak test says so far; docs/guides/leaks.md explains it.
 
         The test knows the signals alone; `findings()` also knows who holds what grows. The kind is
-        `fills` if a container with a bound takes most of the growth. Takes 20 us. Raises
-        RuntimeError if the monitor was made with `leaks=False`.
+        `suspect` if only `findings()` has found something, and `fills` if a container with a bound
+        takes most of the growth. Takes 20 us. Raises RuntimeError if the monitor was made with
+        `leaks=False`.
         """
         watch = self._watch()
-        return LeakVerdict("early", 0.0, "none") if watch is None else watch.verdict()
+        if watch is None:
+            return LeakVerdict("early", 0.0, "none")
+        return watch.verdict(self.step_count)
 
     def holders(self) -> tuple[Holder, ...]:
         """Return who holds what grows, those that hold most first.

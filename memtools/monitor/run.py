@@ -347,7 +347,7 @@ class Run:
             if self.by_time is not None:
                 self.by_time.close()
             if self.watch is not None:
-                self.watch.close()
+                self.watch.close(self.sampler.step_count)
             self._leave_blocks()
         except Exception as error:
             self.log.complain("leaks", f"the last word about leaks failed: {error}")

@@ -67,6 +67,11 @@ class Signal:
         size = self._read()
         return None if size is None else max(0, size - self._own)
 
+    @property
+    def newest(self) -> tuple[int, int | None]:
+        """The step of the newest reading that the test was given, and its bytes."""
+        return self._newest
+
     def leave_out(self, before: int | None, after: int | None) -> None:
         """Do not count what memtools has added, or given back, between these two readings."""
         if before is not None and after is not None:

@@ -93,8 +93,10 @@ class Voice:
         self._said: set[tuple[str, str, str, bool, str]] = set()
         self._rates: dict[Key, float] = {}  # of each finding, as the record has it
 
-    def say(self, finding: LeakFinding) -> None:
-        """A new finding, one of a higher grade, one whose line is known, or one that is over."""
+    def say(self, finding: LeakFinding, *, aloud: bool = True) -> None:
+        """A new finding, one of a higher grade, one whose line is known, or one that is over. Not
+        `aloud`: into the record and to the callbacks, and not to people: where the next finding
+        names who holds the same, `no longer` would sound as if nothing grew."""
         self.write(finding)
         who = _kind_of_process(finding), finding.holder or finding.kind
         word = (*who, finding.grade, finding.over, finding.made_at)
@@ -106,7 +108,8 @@ class Voice:
         if len(self._said) < MOST_WORDS:
             self._said.add(word)
             try:
-                self._says(finding, _line_alone(finding) if is_known else str(finding))
+                if aloud:
+                    self._says(finding, _line_alone(finding) if is_known else str(finding))
             except Exception as error:  # a handler of the logger's, for one
                 self._log.complain("says", f"a finding could not be said: {error}")
         self._listeners.tell(finding, self._log)

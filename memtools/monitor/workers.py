@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from memtools._base import sentences
 from memtools.leak.finding import RANK, LeakFinding
 from memtools.monitor import worker
 from memtools.monitor.worker import Page
@@ -194,19 +195,20 @@ def _finding_of(
         rate_bytes=holder["new_bytes"] / batches * each,
         holder=holder["path"],
         kind=holder["kind"],
-        what=_what(holder, batches),
+        what=_what(holder, each / batches, "step" if per == "step" else "second"),
         process=f"worker {report['name'] if number is None else number}",
     )
 
 
-def _what(holder: dict[str, Any], batches: int) -> str:
-    """`2 new [64] float32 tensors a batch`, or how full a container with a bound is."""
+def _what(holder: dict[str, Any], pace: float, unit: str) -> str:
+    """`2 new [64] float32 tensors a step`, or how full a container with a bound is. `pace`: a part
+    of what the worker has seen come, which comes in a step of the program, or in a second."""
     if holder["capacity"] is not None:
         now = "" if holder["length"] is None else f"{holder['length']:,} of "
         return f"{now}at most {holder['capacity']:,}"
     if not holder["new_objects"]:
         return ""
-    return f"{holder['new_objects'] / batches:,.3g} new {holder['what']} a batch"
+    return sentences.of_new(holder["new_objects"] * pace, holder["what"], unit)
 
 
 def _listed(findings: list[LeakFinding]) -> Iterator[LeakFinding]:

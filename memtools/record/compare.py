@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from memtools._base import sentences
 from memtools._base.size import format_bytes
 from memtools._base.text import count, duration, shown
 from memtools.leak.detector import STEPS_NEEDED
@@ -330,12 +331,12 @@ def _rate(figures: Figures, findings: Sequence[LeakFinding], column: str) -> Val
     steps = figures.steps or 0
     if not steps:
         return Value.unknown(NO_STEPS)
-    if steps < STEPS_NEEDED:
-        return Value.unknown(f"too early to say: {steps} of {STEPS_NEEDED} steps")
     rate = total_rate(findings, pace_of(figures), "step")
     if rate > 0:
         width = width_of(grown_for(figures, findings))
         return Value(rate, rate / width, rate * width)
+    if steps < STEPS_NEEDED:
+        return Value.unknown(sentences.of_early(steps))
     line = slope(figures.line, column)
     if line is None:
         tested = start_of(figures.record).tests_leaks and figures.verdict.tested

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from memtools._base import sentences
 from memtools._base.size import format_bytes
 from memtools._base.text import duration, shown
 from memtools.leak.detector import STEPS_NEEDED, matters
@@ -50,6 +51,8 @@ class Verdict:
         tested: whether what the process takes was tested; of its workers that may not be known.
         untested: that the run was to test leaks itself and did not, and why; "" where it did, or
             was not to.
+        limit: which limit the forecasts of the host are about, like `the machine's 23.5 GiB`; ""
+            without one.
     """
 
     findings: tuple[LeakFinding, ...]
@@ -59,6 +62,7 @@ class Verdict:
     late: Late | None
     tested: bool
     untested: str = ""
+    limit: str = ""
 
     @property
     def leaking(self) -> bool:
@@ -77,9 +81,7 @@ class Verdict:
             said.add(forecast)
         if not quiet:
             return found
-        left = next((one.seconds_left for one in self.findings if one.per == "step"), None)
-        if left is not None and 0 < left[1] < math.inf:
-            found.append(f"at the run's pace that is {duration(left[0])} to {duration(left[1])}")
+        found += self._forecast_lines()
         found += [
             f"{one.signal} grows by {format_bytes(one.rate_bytes)} a "
             f"{'step' if one.per == 'step' else 'second'}, too little to matter; no container that "
@@ -88,6 +90,21 @@ class Verdict:
         ]
         found = found or [self.short or self.nothing]
         return [*found, self.untested] if self.untested else found
+
+    def _forecast_lines(self) -> list[str]:
+        """What the steps of a forecast are in time, and which limit it is about: `at 45.2 ms a step
+        that is 57 min 18 s to 1 h 45 min; the limit is the machine's 23.5 GiB`."""
+        forecasts = [one for one in self.findings if one.steps_left or one.seconds_left]
+        parts = []
+        first = next((one for one in forecasts if one.per == "step"), None)
+        if first is not None and first.steps_left is not None and first.seconds_left is not None:
+            (low, high), steps = first.seconds_left, first.steps_left[1]
+            if 0 < high < math.inf and 0 < steps < math.inf:
+                pace = duration(high / steps)
+                parts.append(f"at {pace} a step that is {duration(low)} to {duration(high)}")
+        if self.limit and any(_is_of_host(one) for one in forecasts):
+            parts.append(f"the limit is {self.limit}")
+        return ["; ".join(parts)] if parts else []
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -114,7 +131,24 @@ def verdict_of(figures: Figures) -> Verdict:
     found.sort(key=lambda one: (-RANK[one.grade], -_a_second(one, pace)))
     nothing = _nothing(figures) if late is None else str(late)
     untested = shown(start_of(record).untested)
-    return Verdict(tuple(found), tuple(little), short, nothing, late, tested, untested)
+    limit = _limit_of(figures)
+    return Verdict(tuple(found), tuple(little), short, nothing, late, tested, untested, limit)
+
+
+def _is_of_host(finding: LeakFinding) -> bool:
+    """Whether it runs into the host's limit, and has not reached it."""
+    left = finding.steps_left or finding.seconds_left
+    return finding.signal != "device" and left is not None and 0 < left[1] < math.inf
+
+
+def _limit_of(figures: Figures) -> str:
+    """Which limit memory on the host runs into, with its size."""
+    if figures.limit_source == "machine" and figures.machine is not None:
+        return f"the machine's {format_bytes(figures.machine.total_bytes)}"
+    if figures.limit_bytes is None or figures.limit_source == "none":
+        return ""
+    size = format_bytes(figures.limit_bytes)
+    return f"the {size} given" if figures.limit_source == "given" else f"the control group's {size}"
 
 
 def pace_of(figures: Figures) -> float | None:
@@ -131,12 +165,12 @@ _Found = tuple[list[LeakFinding], list[LeakFinding], str | None, bool, Late | No
 
 def _said(figures: Figures) -> _Found:
     """By the run itself, which needs some steps for it."""
-    steps, short = figures.steps or 0, None
-    if steps < STEPS_NEEDED:
-        short = f"too early to say: {steps} of {STEPS_NEEDED} steps"
+    steps, short, said = figures.steps or 0, None, standing(figures.record)
+    if steps < STEPS_NEEDED and not said:
+        short = sentences.of_early(steps)
     ended = figures.ending.by_memory(near=figures.near_limit)
     late = late_of(figures.line) if ended else None
-    return standing(figures.record), [], short, short is None, late
+    return said, [], short, short is None, late
 
 
 def _judged(figures: Figures) -> _Found:

@@ -206,8 +206,8 @@ def test_a_few_jumps_are_no_growth_that_is_known(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("made_as", "why"),
     [
-        ({"steps": 12}, "too early to say: 12 of 16 steps"),
-        ({"steps": 18}, None),
+        ({"steps": 12}, "too early to say: 12 of 32 steps"),
+        ({"steps": 36}, None),
         ({"steps": 0}, "no steps were made"),
     ],
 )
@@ -384,7 +384,7 @@ def test_a_bound_within_the_noise_says_so(tmp_path: Path, capsys: Capture) -> No
 def test_growth_that_is_not_known_well_enough_is_held_and_says_so(
     tmp_path: Path, capsys: Capture
 ) -> None:
-    paths = pair(tmp_path, {"steps": 20}, {"steps": 20})
+    paths = pair(tmp_path, {"steps": 40}, {"steps": 40})
     status, out, _ = told(capsys, *paths, "--fail", "growth=+16B/step")
     assert status == 0
     assert "held, but not known well enough, more steps tell: growth is" in out
@@ -421,13 +421,13 @@ def test_what_shrinks_in_base_is_no_room_to_grow_in(tmp_path: Path, capsys: Capt
     ("base", "new", "bound", "sentence"),
     [
         ({}, {"steps": 12}, "growth=+1KiB/step",
-         "growth=+1KiB/step: growth of new is not known: too early to say: 12 of 16 steps"),
+         "growth=+1KiB/step: growth of new is not known: too early to say: 12 of 32 steps"),
         ({"steps": 12}, {}, "growth=+1KiB/step",
-         "growth=+1KiB/step: growth of base is not known: too early to say: 12 of 16 steps"),
+         "growth=+1KiB/step: growth of base is not known: too early to say: 12 of 32 steps"),
         ({}, {"steps": 12}, "leak",
-         "leak: whether new leaks is not known: too early to say: 12 of 16 steps"),
+         "leak: whether new leaks is not known: too early to say: 12 of 32 steps"),
         ({"steps": 12}, {"findings": [KEPT]}, "leak",
-         "leak: whether base leaks is not known: too early to say: 12 of 16 steps"),
+         "leak: whether base leaks is not known: too early to say: 12 of 32 steps"),
         ({}, {"steps": 0}, "seconds=+10%",
          "seconds=+10%: time of a step, median of new is not known: no steps were made"),
         ({}, {"steps": 0}, "peak=+5%",

@@ -139,7 +139,7 @@ def slows(w: list[Window], i: int) -> bool:
 
 def changes(y: Array, bar: float, span: float = 1500) -> list[tuple[int, str]]:
     """(step, kind) wherever the kind changes; one signal, one reading a step from 0 on."""
-    kind, found, lasting, nearly = "quiet", [(16, "quiet")], 0, 0
+    kind, found, lasting, nearly = "quiet", [(32, "quiet")], 0, 0
     floor, window = "quiet", 0
     for end in range(256, len(y) + 1):
         lows, _, length = blocks(y[:end]) if end % 4 == 0 else (y[:0], y[:0], 0)

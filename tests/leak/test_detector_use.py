@@ -80,9 +80,9 @@ def test_quiet_says_so():
     verdict = after("8 GiB", heap=FLAT, rss=FLAT).verdict()
     assert str(verdict) == "quiet: no signal grows"
     assert (verdict.kind, verdict.signal, verdict.steps_left) == ("quiet", None, None)
-    assert str(LeakDetector().verdict()) == "too early to say: 0 of 16 steps"
+    assert str(LeakDetector().verdict()) == "too early to say: 0 of 32 steps"
     assert after(None, 13, heap=FLAT).verdict().steps_known == 12
-    assert str(after(None, 13, heap=FLAT).verdict()) == "too early to say: 12 of 16 steps"
+    assert str(after(None, 13, heap=FLAT).verdict()) == "too early to say: 12 of 32 steps"
 
 
 def test_verdicts_are_values():
@@ -152,7 +152,7 @@ def test_a_reset_begins_anew():
     detector.reset()
     assert detector.kind == "early"
     assert detector.forecast("1 TiB") is None
-    assert detector.update_many(0, heap=FLAT) == [(16, "quiet")]
+    assert detector.update_many(0, heap=FLAT) == [(32, "quiet")]
 
 
 def test_signals_may_come_in_turns():
@@ -276,7 +276,7 @@ def test_a_declared_buffer_is_quiet_and_a_leak_beside_it_is_not():
     alone, beside = LeakDetector("16 GiB"), LeakDetector("16 GiB")
     for detector in (alone, beside):
         detector.expect_growth("replay", bytes="256 MiB", rate=65536)
-    assert alone.update_many(0, heap=FLAT + buffer) == [(16, "quiet")]
+    assert alone.update_many(0, heap=FLAT + buffer) == [(32, "quiet")]
     beside.update_many(0, heap=LEAKS + buffer)
     assert beside.verdict().kind == "leak"
     assert beside.verdict().rate_bytes_per_step == pytest.approx(16384, rel=0.1)
@@ -353,7 +353,7 @@ def test_options_that_cannot_be_are_refused(wrong):
 
 
 def test_options_do_what_they_say():
-    quiet = [(16, "quiet")]
+    quiet = [(32, "quiet")]
     assert LeakDetector(span_steps=6000).update_many(0, heap=LEAKS)[-1][1] != "leak"
     assert LeakDetector(bar_bytes={"heap": "1 GiB"}).update_many(0, heap=LEAKS) == quiet
     assert LeakDetector(bar_bytes={"rss": "1 GiB"}).update_many(0, heap=LEAKS) != quiet

@@ -127,6 +127,8 @@ def test_the_advice_names_the_holder_and_is_of_its_kind(kind, holder, words):
         (LeakFinding("growing", kind="C heap", what="a torch profiler is running"), "schedule("),
         (LeakFinding("leak", "shm", kind="shared memory"), "unlink()"),
         (LeakFinding("leak", "children", kind="children"), "the dataset"),
+        (LeakFinding("leak", "children", kind="children", process="child process 7 (actor)"),
+         "answers within some 500 steps. In child process 7 (actor), look for a list or a cache"),
         (LeakFinding("leak", "children", kind="processes"), "join()"),
         (LeakFinding("leak", "heap", kind="cycles"), "gc.collect()"),
         (LeakFinding("likely", "device"), "on the device"),

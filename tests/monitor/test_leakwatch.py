@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import logging
 import random
+import signal
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 
 from memtools import LeakFinding, MemoryMonitor, read_record
 from memtools._census.holders import Holder
+from memtools.leak.detector import LeakDetector
 from memtools.leak.finding import RANK, is_call
 from memtools.monitor import findings, leakwatch
 from memtools.monitor.findings import Evidence, Standing
@@ -101,11 +104,14 @@ class Program:
     def __init__(
         self, clock: Clock, *, limit: int | None = None, device: int | None = None,
         census: bool = True, step_ns: int = 10**6, seconds: float | None = None,
+        tensors: bool = False,
     ) -> None:  # fmt: skip
         self.clock, self.step_ns, self.step, self.cost_ns = clock, step_ns, 0, 1000
         self.sizes = {"heap": 100 * MIB, "python": 20 * MIB, "rss": 200 * MIB}
         if device is not None:
             self.sizes["device"] = 0
+        if tensors:
+            self.sizes["tensors"] = 50 * MIB
         self.held: list[Holder] = []
         self.reads: list[tuple[int, str]] = []
         self.census_looks: Callable[[], None] = lambda: None
@@ -369,7 +375,7 @@ def test_a_container_with_a_bound_fills_and_is_never_a_leak(clock: Clock) -> Non
     assert program.said == [], "it is written and not said"
     (first, *_) = [one for _, one in program.events.told]
     assert first.what.startswith("40 of at most 100, ")
-    assert program.watch.verdict().kind in ("quiet", "fills")
+    assert program.watch.verdict(program.step).kind in ("quiet", "fills")
 
 
 def test_the_cache_of_a_data_set_fills(clock: Clock) -> None:
@@ -1040,8 +1046,16 @@ def test_it_is_too_early_to_say(clock: Clock) -> None:
     program = Program(clock)
     assert program.watch.lines(program.step) == []
     program.run(12)
-    assert program.watch.lines(program.step) == ["Leak test: too early to say: 12 of 16 steps"]
-    program.run(200)
+    assert program.watch.lines(program.step) == ["Leak test: too early to say: 12 of 32 steps"]
+    program.run(12)
+    assert program.watch.lines(program.step)[-1] == "Leak test: too early to say: 24 of 32 steps"
+    assert str(program.watch.verdict(24)) == "too early to say: 24 of 32 steps"
+    program.run(7)
+    assert program.watch.verdict(31).kind == "early"
+    program.run(1)
+    assert program.watch.lines(program.step)[-1] == "Leak test: quiet"
+    assert program.watch.verdict(32).kind == "quiet"
+    program.run(180)
     assert program.watch.lines(program.step) == [
         "Growth per 1,000 steps: +0 B in use in this process",
         "Leak test: quiet",
@@ -1263,3 +1277,140 @@ def test_what_a_callback_ends_the_program_with_goes_through(found: LeakFinding) 
     assert m.step_count == 16
     m.step()
     m.stop()
+
+
+# --- the last look ---
+
+
+@pytest.mark.parametrize("steps", [28, 30, 31])
+@pytest.mark.parametrize("step_ns", [5 * 10**6, 200 * 10**6])
+@pytest.mark.parametrize("rate", [MIB, 32 * KIB])
+def test_the_end_of_a_run_has_a_last_look(
+    clock: Clock, rate: int, step_ns: int, steps: int
+) -> None:
+    """Growth that the looks at steps 16 and 24 could not tell is told at the end."""
+    program = Program(clock, step_ns=step_ns, limit=1024 * GIB, tensors=True)
+    program.held = [holder(rate)]
+    program.run(steps, heap=rate, tensors=rate)
+    assert program.said == []
+    program.watch.close()
+    (found,) = program.said
+    assert (found.grade, found.holder) == ("suspect", "list Trainer.losses")
+    assert found.rate_bytes == pytest.approx(rate, rel=0.1)
+
+
+@pytest.mark.parametrize("steps", [17, 20, 24, 31, 40, 90])
+def test_a_run_without_growth_has_no_last_look(clock: Clock, steps: int) -> None:
+    """Also where the program has taken memory after its last step."""
+    program = Program(clock, step_ns=10**8, limit=1024 * GIB, tensors=True)
+    program.held = [holder(16 * KIB)]
+    program.run(steps)
+    looks = program.census.looks
+    program.sizes["heap"] += 100 * MIB
+    program.watch.close()
+    assert (program.said, program.census.looks) == ([], looks)
+
+
+def test_the_last_look_takes_the_bytes_of_the_newest_step(clock: Clock) -> None:
+    """What the program frees or takes after its loop is no growth of its steps."""
+    program = Program(clock, step_ns=10**8, limit=1024 * GIB, tensors=True)
+    program.held = [holder(MIB)]
+    program.run(30, heap=MIB, tensors=MIB)
+    program.sizes["heap"] += 500 * MIB
+    program.watch.close()
+    (found,) = program.said
+    assert found.rate_bytes == pytest.approx(MIB, rel=0.1)
+
+
+@pytest.mark.parametrize("steps", [17, 20, 23])
+def test_two_looks_name_nobody(clock: Clock, steps: int) -> None:
+    program = Program(clock, limit=1024 * GIB, tensors=True)
+    program.run(steps, heap=MIB, tensors=MIB)
+    program.watch.close()
+    assert program.said == []
+
+
+# --- when the holder gets known ---
+
+
+def test_growth_whose_holder_gets_known_is_not_said_to_have_ended(clock: Clock) -> None:
+    """`no longer: growing: child process 7` before the name of the same reads as an all-clear. The
+    record and callbacks learn that the first finding is over."""
+    program = Program(clock)
+    program.sizes["children"] = 100 * MIB
+    signal = Signal("children", lambda: program.read("children"))
+    program.watch._signals.append(signal)
+    over = list[LeakFinding]()
+    program.listeners.add(lambda finding: over.append(finding) if finding.over else None)
+    program.run(130, children=MIB)
+    assert [one.kind for one in program.watch.findings()] == ["children"]
+    assert is_call(program.watch.findings()[0].grade)
+    named = LeakFinding("likely", "children", rate_bytes=MIB, holder="deque Queue._buffer",
+                        kind="deque", process="worker ForkProcess-1")  # fmt: skip
+    program.watch._ask_workers = lambda *_: (named,)  # type: ignore[method-assign]
+    program.run(100, children=MIB)
+    assert [one.holder for one in program.watch.findings()] == ["deque Queue._buffer"]
+    assert not any(line.startswith("no longer") for line in program.texts)
+    assert program.texts[-1].startswith("likely: worker ForkProcess-1: deque Queue._buffer")
+    assert [one.kind for one in over] == ["children"]
+    assert [one.kind for _, one in program.events.told if one.over] == ["children"]
+
+
+# --- Ctrl-C ---
+
+
+def _functions(error: BaseException) -> list[str]:
+    return [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+
+
+def test_an_interrupt_within_a_look_is_shown_where_the_program_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(*_: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    with MemoryMonitor() as m:
+        monkeypatch.setattr(m._live.watch, "_walk", interrupted)  # type: ignore[union-attr]
+        # The frame of the innermost function is one of memtools', as in a walk.
+        path = leakwatch.__file__
+        code = interrupted.__code__.replace(co_filename=path)
+        monkeypatch.setattr(interrupted, "__code__", code)
+        for _ in range(15):
+            m.step()
+        with pytest.raises(KeyboardInterrupt) as found:
+            m.step()
+        assert _functions(found.value)[1:] == ["step"]
+        monkeypatch.undo()
+        m.step()
+        assert m.step_count == 17
+
+
+def test_an_interrupt_within_a_callback_keeps_its_frames() -> None:
+    def called(_: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    def loop(m: MemoryMonitor) -> None:
+        while True:
+            m.step()
+
+    with MemoryMonitor() as m:
+        m.on_pressure(1e-9, called)
+        with pytest.raises(KeyboardInterrupt) as found:
+            loop(m)
+        assert _functions(found.value)[-1] == "called"
+
+
+# --- what is found beside the signals ---
+
+
+def test_the_signals_are_not_called_quiet_where_a_finding_stands(clock: Clock) -> None:
+    """Noise may hide from the signals for long what a census has found already."""
+    program = Program(clock, limit=1024 * GIB)
+    program.held = [holder(2 * KIB)]
+    program.run(32, heap=2 * KIB)
+    (found,) = program.watch.findings()
+    assert found.holder == "list Trainer.losses"
+    program.watch.detector = LeakDetector()  # to which nothing is certain yet
+    verdict = program.watch.verdict(32)
+    assert (verdict.kind, verdict.signal, verdict.steps_known) == ("suspect", "heap", 32)
+    assert str(verdict).startswith("suspect: +2.0 KiB/step in heap since step 16, limit in ")

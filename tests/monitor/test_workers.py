@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from memtools._base import sentences
 from memtools._base import torch as bridge
 from memtools._census import growth as growth_of_census
 from memtools._census.holders import Holder
@@ -173,11 +174,26 @@ def test_a_rate_is_that_of_a_step_of_the_program(reports, fast):
         found = reports.findings(step)
     served.end()
     assert [str(one) for one in found] == [
-        "growing: worker Process-1: list KEPT: +39.6 KiB/step (1 new objects a batch)".replace(
+        "growing: worker Process-1: list KEPT: +39.6 KiB/step (3 new objects a step)".replace(
             "Process-1", served.process.name
         )
     ]
     assert reports.findings(40) == ()  # it has ended
+
+
+@pytest.mark.parametrize(
+    ("each", "text"),
+    [
+        (2.004, "2 new arrays a step"),
+        (0.501, "1 new array every 2 steps"),
+        (0.25, "1 new array every 4 steps"),
+        (1.5, "1.5 new arrays a step"),
+        (0.98, "1 new array a step"),
+        (151.3, "151 new arrays a step"),
+    ],
+)
+def test_what_comes_is_said_by_the_step(each, text):
+    assert sentences.of_new(each, "arrays", "step") == text
 
 
 def test_a_program_without_steps_has_rates_per_second(reports, fast):

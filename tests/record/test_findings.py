@@ -16,6 +16,7 @@ from memtools.record import kinds
 from memtools.record.figures import Figures, figures_of
 from memtools.record.kinds import Start
 from memtools.record.summary import summary_lines
+from memtools.record.verdict import pace_of
 
 MIB = 2**20
 GIB = 2**30
@@ -88,6 +89,23 @@ def test_the_forecast_is_that_at_the_end_of_the_record_and_of_all_that_grows(pat
     assert "\n".join(both.verdict.lines()).count("limit in ") == 1
 
 
+def test_steps_are_told_in_time_with_the_pace_and_the_limit(path):
+    """One line tells at which pace, which is that of compare, and which limit is meant."""
+    figures = told(path, [replace(LOSSES, steps_left=(9000.0, 9900.0))])
+    pace = pace_of(figures)
+    assert pace == pytest.approx(0.01)
+    finding, forecast = figures.verdict.lines(quiet=True)
+    assert "; limit in " in finding
+    assert forecast.startswith("at 10 ms a step that is ")
+    assert forecast.endswith("; the limit is the 1.00 GiB given")
+    assert figures.verdict.lines() == [finding]
+
+
+def test_a_limit_that_is_not_known_is_not_named(path):
+    figures = told(path, [LOSSES], start=replace(START, given_bytes=None, limit=""))
+    assert not any("the limit is" in line for line in figures.verdict.lines(quiet=True))
+
+
 def test_what_fills_up_has_no_forecast_and_is_no_leak(path):
     fills = replace(LOSSES, grade="fills", holder="deque replay", kind="deque")
     figures = told(path, [fills])
@@ -101,8 +119,10 @@ def test_what_fills_up_has_no_forecast_and_is_no_leak(path):
     ("steps", "text"),
     [
         (0, "too early to say: 0 of 256 readings"),
-        (12, "too early to say: 12 of 16 steps"),
-        (16, "the process does not grow"),
+        (12, "too early to say: 12 of 32 steps"),
+        (24, "too early to say: 24 of 32 steps"),
+        (31, "too early to say: 31 of 32 steps"),
+        (32, "the process does not grow"),
     ],
 )
 def test_before_it_can_know_it_is_too_early_to_say(steps, text, path):

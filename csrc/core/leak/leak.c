@@ -293,7 +293,8 @@ mt_leak_add(mt_leak *leak, mt_leak_signal signal, int64_t step, uint64_t bytes)
     if (s->seen.count++ == 0) s->seen.first = s->looked = step;
     s->seen.last = step;
     s->seen.bytes = y;
-    changed = before < MT_LEAK_STEPS && step - s->seen.first >= MT_LEAK_STEPS;
+    changed = (before < MT_LEAK_STEPS && step - s->seen.first >= MT_LEAK_STEPS) ||
+              (before < MT_LEAK_QUIET_STEPS && step - s->seen.first >= MT_LEAK_QUIET_STEPS);
     if (leak->growths > 0) y = undeclared(leak, signal, step, y);
     if (mt_minima_add(&s->minima, y)) {
         evaluate(s, bar, leak->span);
@@ -374,7 +375,8 @@ answer(const mt_leak *leak, mt_leak_signal *which)
 {
     mt_leak_kind kind = fuse(leak, which);
 
-    return kind == MT_LEAK_QUIET && mt_leak_steps(leak) < MT_LEAK_STEPS ? MT_LEAK_EARLY : kind;
+    return kind == MT_LEAK_QUIET && mt_leak_steps(leak) < MT_LEAK_QUIET_STEPS ? MT_LEAK_EARLY
+                                                                              : kind;
 }
 
 mt_leak_kind

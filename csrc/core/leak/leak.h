@@ -42,11 +42,13 @@ typedef enum mt_leak_signal {
     MT_LEAK_NONE,
     MT_LEAK_SIGNALS = MT_LEAK_NONE,
 } mt_leak_signal;
-enum { MT_LEAK_GROWTHS = 8, MT_LEAK_STEPS = 16 };
+/* Steps that the readings have to cover before growth can be said, and before it can be said that
+ * there is none: the first word about growth takes up to 32 of them. */
+enum { MT_LEAK_GROWTHS = 8, MT_LEAK_STEPS = 16, MT_LEAK_QUIET_STEPS = 32 };
 
 /* One ladder, from the least certain on: whoever compares two of them compares these numbers. */
 typedef enum mt_leak_kind {
-    MT_LEAK_EARLY, /* the readings cover fewer than MT_LEAK_STEPS steps */
+    MT_LEAK_EARLY, /* the readings cover fewer than MT_LEAK_QUIET_STEPS steps, and show no growth */
     MT_LEAK_QUIET,
     MT_LEAK_FILLS, /* never by readings alone: a census found that what grows has a bound */
     MT_LEAK_FRAGMENTATION,
@@ -109,7 +111,7 @@ bool mt_leak_add(mt_leak *leak, mt_leak_signal signal, int64_t step, uint64_t by
 /* The readings of a signal since the last reset. */
 mt_leak_readings mt_leak_seen(const mt_leak *leak, mt_leak_signal signal);
 /* Steps from the first to the newest reading, of the signal that was read longest. Below
- * MT_LEAK_STEPS it is too early to say anything. */
+ * MT_LEAK_STEPS it is too early to say anything, below MT_LEAK_QUIET_STEPS that nothing grows. */
 int64_t mt_leak_steps(const mt_leak *leak);
 
 /* Declares growth from the next reading on: it is taken out of the readings before anything looks

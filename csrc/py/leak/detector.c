@@ -472,7 +472,7 @@ static PyGetSetDef getters[] = {
     {"kind", get_kind, NULL, "The verdict's kind alone; takes 50 ns.", NULL},
     {"steps_known", get_steps_known, NULL,
      "Steps from the first to the newest reading, of the signal that was read longest. Below\n"
-     "`STEPS_NEEDED`, 16, it is too early to say anything.",
+     "`STEPS_NEEDED`, 32, it is too early to say that nothing grows.",
      NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
