@@ -122,6 +122,8 @@ def test_a_command_has_it_in_its_summary(tmp_path):
     )
     assert done.returncode == 0
     assert done.stdout.splitlines() == truth("mlp foreach")[0]
-    line = next(line for line in done.stderr.splitlines() if "Peak of step 3, the one step of " in line)
+    line = next(
+        line for line in done.stderr.splitlines() if "Peak of step 3, the one step of " in line
+    )
     assert "in the optimizer's step (aten::_foreach_sqrt, " in line
     assert "memtools: to do: the peak is in the optimizer's step" in done.stderr
