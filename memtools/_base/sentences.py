@@ -16,14 +16,15 @@ if TYPE_CHECKING:
     from memtools.record import kinds
 
 
-#: Steps that have to be made before a leak test may say that nothing grows. Growth can be said from
-#: 16 on, but it may take 32 of them.
-STEPS_NEEDED = 32
+#: Steps that have to be made before a leak test may say that something grows, and before it may say
+#: that nothing does: to find growth may take as many.
+STEPS_TO_SUSPECT, STEPS_NEEDED = 16, 32
 
 
 def of_early(steps: int) -> str:
     """Why nothing is said of a run of so many steps in which no growth was found."""
-    return f"too early to say: {steps:,} of {STEPS_NEEDED} steps"
+    needed = STEPS_TO_SUSPECT if steps < STEPS_TO_SUSPECT else STEPS_NEEDED
+    return f"too early to say: {steps:,} of {needed} steps"
 
 
 def of_time_left(low: float, high: float) -> str:

@@ -206,7 +206,7 @@ def test_a_few_jumps_are_no_growth_that_is_known(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("made_as", "why"),
     [
-        ({"steps": 12}, "too early to say: 12 of 32 steps"),
+        ({"steps": 12}, "too early to say: 12 of 16 steps"),
         ({"steps": 36}, None),
         ({"steps": 0}, "no steps were made"),
     ],
@@ -421,13 +421,13 @@ def test_what_shrinks_in_base_is_no_room_to_grow_in(tmp_path: Path, capsys: Capt
     ("base", "new", "bound", "sentence"),
     [
         ({}, {"steps": 12}, "growth=+1KiB/step",
-         "growth=+1KiB/step: growth of new is not known: too early to say: 12 of 32 steps"),
+         "growth=+1KiB/step: growth of new is not known: too early to say: 12 of 16 steps"),
         ({"steps": 12}, {}, "growth=+1KiB/step",
-         "growth=+1KiB/step: growth of base is not known: too early to say: 12 of 32 steps"),
+         "growth=+1KiB/step: growth of base is not known: too early to say: 12 of 16 steps"),
         ({}, {"steps": 12}, "leak",
-         "leak: whether new leaks is not known: too early to say: 12 of 32 steps"),
+         "leak: whether new leaks is not known: too early to say: 12 of 16 steps"),
         ({"steps": 12}, {"findings": [KEPT]}, "leak",
-         "leak: whether base leaks is not known: too early to say: 12 of 32 steps"),
+         "leak: whether base leaks is not known: too early to say: 12 of 16 steps"),
         ({}, {"steps": 0}, "seconds=+10%",
          "seconds=+10%: time of a step, median of new is not known: no steps were made"),
         ({}, {"steps": 0}, "peak=+5%",

@@ -80,9 +80,9 @@ def test_quiet_says_so():
     verdict = after("8 GiB", heap=FLAT, rss=FLAT).verdict()
     assert str(verdict) == "quiet: no signal grows"
     assert (verdict.kind, verdict.signal, verdict.steps_left) == ("quiet", None, None)
-    assert str(LeakDetector().verdict()) == "too early to say: 0 of 32 steps"
+    assert str(LeakDetector().verdict()) == "too early to say: 0 of 16 steps"
     assert after(None, 13, heap=FLAT).verdict().steps_known == 12
-    assert str(after(None, 13, heap=FLAT).verdict()) == "too early to say: 12 of 32 steps"
+    assert str(after(None, 13, heap=FLAT).verdict()) == "too early to say: 12 of 16 steps"
 
 
 def test_verdicts_are_values():

@@ -1046,7 +1046,7 @@ def test_it_is_too_early_to_say(clock: Clock) -> None:
     program = Program(clock)
     assert program.watch.lines(program.step) == []
     program.run(12)
-    assert program.watch.lines(program.step) == ["Leak test: too early to say: 12 of 32 steps"]
+    assert program.watch.lines(program.step) == ["Leak test: too early to say: 12 of 16 steps"]
     program.run(12)
     assert program.watch.lines(program.step)[-1] == "Leak test: too early to say: 24 of 32 steps"
     assert str(program.watch.verdict(24)) == "too early to say: 24 of 32 steps"

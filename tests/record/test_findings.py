@@ -119,7 +119,7 @@ def test_what_fills_up_has_no_forecast_and_is_no_leak(path):
     ("steps", "text"),
     [
         (0, "too early to say: 0 of 256 readings"),
-        (12, "too early to say: 12 of 32 steps"),
+        (12, "too early to say: 12 of 16 steps"),
         (24, "too early to say: 24 of 32 steps"),
         (31, "too early to say: 31 of 32 steps"),
         (32, "the process does not grow"),
