@@ -190,11 +190,11 @@ class Growth:
                 groups.append(GroupGrowth(now.kind, more, size))
         self.groups = tuple(sorted(groups, key=_most_first))
         types = list[TypeGrowth]()
-        for name, more in (later.types - earlier.types - Counter({"tuple": own})).most_common():
+        for name, more in (later.types - earlier.types - Counter({"tuple": own})).items():
             # Tensors are in the groups, and what a census is made of is no news.
             if name not in tensors and not name.startswith("memtools._"):
                 types.append(TypeGrowth(name, more))
-        self.types = tuple(types)
+        self.types = tuple(sorted(types, key=lambda one: (-one.count, one.type)))
         self.bytes = later.bytes - earlier.bytes
         self._seen, self._names, self._types = earlier._seen, later._names, later._types
         self._looks = earlier.groups, later.groups

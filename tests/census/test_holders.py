@@ -481,3 +481,14 @@ def test_what_a_look_is_made_of_has_no_holder(uncollected: None) -> None:
     third = memtools.census()  # of somebody else
     assert not [one for one in growth.holders(TypeGrowth("tuple", 40)) if "Census" in one.path]
     assert (len(shapes), len(kept), len(third.groups) > 78) == (79, 40, True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names", ["ABCD", "DCBA"])
+def test_types_that_grew_alike_stand_in_the_order_of_their_names(names: str) -> None:
+    before = memtools.census()
+    kept = [type(name, (), {})() for name in names]
+    growth = memtools.census().diff(before)
+    short = [one.type.rpartition(".")[2] for one in growth.types]
+    assert [name for name in short if name in names] == list("ABCD")
+    assert len(kept) == 4
