@@ -64,7 +64,7 @@ def test_an_interrupt_in_stop_comes_out_when_all_is_done(
     assert m._last is not None
     assert m._last.watch is not None
 
-    def interrupted() -> None:
+    def interrupted(_: int) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(m._last.watch, "close", interrupted)

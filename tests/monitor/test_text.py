@@ -372,7 +372,6 @@ def test_a_forecast_is_in_the_summary(monkeypatch: pytest.MonkeyPatch) -> None:
     found = LeakFinding("leak", "heap", rate_bytes=4 * GIB, since_step=10, holder="list a.b",
                         steps_left=(100.0, 200.0))  # fmt: skip
     monkeypatch.setattr(LeakWatch, "findings", lambda self: (found,))
-    monkeypatch.setattr(LeakWatch, "known", True)
     with monitor() as m:
         m.step(11)
         assert m.summary().splitlines()[-1:] == [

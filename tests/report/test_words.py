@@ -35,7 +35,7 @@ LEAKS = {
     "l03_lru_cache_getitem": (153600, r"lru_cache of LazyDataset\.__getitem__\(\) has no bound"),
     "l05_hook_each_forward": (49152, r"AdapterLayer\._forward_pre_hooks gains a hook"),
     "l09_numpy_replay_list": (28224, None),
-    "l10_actor_queue_backlog": (66048, r"the workers grow"),
+    "l10_actor_queue_backlog": (66048, r"answers within some 500 steps"),
     "l11_sampler_thread_queue": (66560, None),
     "l14_shm_not_unlinked": (None, None),  # in files of /dev/shm, which no column sees
     "l15_profiler_no_schedule": (None, None),
@@ -362,7 +362,7 @@ ENDS: dict[str, tuple[Made, list[str], list[str]]] = {
     "workers that grow for 1,000 steps": (
         Made(steps=1000, workers=0.66 * MIB),
         [r"suspect: the memory of child processes: \+67\d\.\d KiB/step \(over the last 9\d\d st",
-         "the workers grow: look for what the dataset keeps", "its workers 66\\d"],
+         "answers within some 500 steps", "its workers 66\\d"],
         [SILENCED],
     ),
     "a machine that others fill": (
