@@ -152,9 +152,9 @@ def _limit_of(figures: Figures) -> str:
 
 
 def pace_of(figures: Figures) -> float | None:
-    """Seconds a step: in the newer half of the run, or of all where too few steps have a reading.
-    None without steps."""
-    pace = step_seconds(figures.line)
+    """Seconds a step: the median, or the mean of all where too few steps have a reading. None
+    without steps."""
+    pace = figures.step_seconds
     if pace is None and figures.steps:
         pace = figures.seconds / figures.steps
     return pace
