@@ -12,7 +12,8 @@ from memtools._census.holders import Holder
     ("new", "steps", "said"),
     [
         (100, 100, "1 new tensor a step"),
-        (116, 117, "0.99 new tensors a step"),
+        (116, 117, "1 new tensor a step"),
+        (90, 100, "0.9 new tensors a step"),
         (1199, 1200, "1 new tensor a step"),
         (250, 100, "2.5 new tensors a step"),
         (4, 100, "1 new tensor every 25 steps"),

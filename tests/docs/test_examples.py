@@ -120,7 +120,8 @@ def test_the_demo_fails_when_an_example_fails() -> None:
     done = demo(*options, "--", "--env", "Pendulum-v0")
     assert done.returncode == 1
     assert "Pendulum" in done.stderr
-    assert "moe_world_model.py --history list failed with exit status 1" in done.stderr
+    assert done.stderr.endswith("failed: moe_world_model.py; the page says why\n")
+    assert "a Python list: Failed with exit status 1: Needed: pip install gym" in done.stdout
 
 
 # --- rl_generation.py -----------------------------------------------------------------------------

@@ -138,6 +138,9 @@ def test_figures_are_masked_and_words_are_not(text: str, line: str) -> None:
 def test_lines_may_be_left_out_only_where_the_page_says_so() -> None:
     compare("a\n...\nd\n", "a\nb\nc\nd\n")
     compare("...\nd\n...\n", "c\nd\ne\n")
+    compare("a\n...\nb\nc\n...\nd\n", "a\nb\nd\nb\nc\nd\nd\n")
+    with pytest.raises(AssertionError, match="not found: b / c"):
+        compare("...\nb\nc\n...\n", "b\nd\nc\n")
     with pytest.raises(AssertionError, match="not found: d"):
         compare("a\nd\n", "a\nb\nd\n")
     with pytest.raises(AssertionError, match="not in the page: b"):

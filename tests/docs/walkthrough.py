@@ -87,18 +87,31 @@ def masked(text: str) -> list[str]:
 
 
 def compare(shown: str, got: str) -> None:
-    """Raise AssertionError where an output is not what the page shows."""
-    expected, lines = masked(shown), masked(got)
-    at, jumps = 0, False
-    for line in expected:
-        if line == "...":
-            jumps = True
-            continue
-        if jumps:
-            at = next((i for i in range(at, len(lines)) if lines[i] == line), len(lines))
+    """Raise AssertionError where an output is not what the page shows. The lines between two lines
+    "..." have to stand one below the other, at the first place where all of them do."""
+    lines = masked(got)
+    first, *others = _between_dots(masked(shown))
+    for at, line in enumerate(first):
         assert lines[at : at + 1] == [line], f"not found: {line}\nin the output:\n{got}"
-        at, jumps = at + 1, False
-    assert jumps or at == len(lines), f"not in the page: {lines[at]}\nin the output:\n{got}"
+    at = len(first)
+    for i, part in enumerate(others, 1):
+        ends = len(lines) - len(part) if part and i == len(others) else at  # the last lines end it
+        places = range(max(ends, at), len(lines) - len(part) + 1)
+        found = [place for place in places if lines[place : place + len(part)] == part]
+        assert found, f"not found: {' / '.join(part)}\nin the output:\n{got}"
+        at = found[0] + len(part)
+    assert others or at == len(lines), f"not in the page: {lines[at]}\nin the output:\n{got}"
+
+
+def _between_dots(lines: list[str]) -> list[list[str]]:
+    """The lines before, between and after lines "..."."""
+    parts: list[list[str]] = [[]]
+    for line in lines:
+        if line == "...":
+            parts.append([])
+        else:
+            parts[-1].append(line)
+    return parts
 
 
 def typed(session: str) -> list[tuple[str, str]]:
@@ -114,7 +127,8 @@ def run(commands: list[str], folder: Path, env: Mapping[str, str] = ENV) -> Iter
     )
     tools = os.pathsep.join((os.path.dirname(sys.executable), env["PATH"]))
     # A reader sits at a terminal of 80 columns; on a server of CI pytest does not cut its lines.
-    reader = {name: value for name, value in env.items() if name not in ("CI", "BUILD_NUMBER")}
+    others = ("CI", "BUILD_NUMBER", "PYTEST_ADDOPTS")
+    reader = {name: value for name, value in env.items() if name not in others}
     done = subprocess.run(
         ["bash", "-c", f"end=0\n{script}"], cwd=folder,
         env={**reader, "PATH": tools, "COLUMNS": "80"},
