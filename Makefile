@@ -54,7 +54,7 @@ $(DEMO_VENV)/.installed: $(DEMO_VENV)/.packages setup.py $(EXT_SOURCES) $(wildca
 # again. The census comes first in its own, and then what asks it within a second: what other tests leave alive would be
 # found as well, and takes time. Without the slow tests the rooms are the longer half, and the first process has some of
 # them.
-FIRST_TESTS := tests/census tests/testing tests/cli tests/integrations tests/meta tests/docs
+FIRST_TESTS := tests/census tests/testing tests/cli tests/meta tests/docs
 FIRST_QUICK_TESTS := $(FIRST_TESTS) tests/allocators tests/export tests/record tests/report
 PYTHON_TESTS := $(filter-out tests/gpu tests/pages,$(sort $(patsubst %/,%,$(dir $(wildcard tests/*/test_*.py)))))
 BOTH = status=0; \
@@ -196,7 +196,7 @@ FUZZ_BUILD = $(if $(FUZZ_CLANG),$(FUZZ_CLANG) -fsanitize=fuzzer,$(CC) tests/fuzz
 FUZZ_ARGS = $(if $(FUZZ_CLANG),-max_total_time=$(FUZZ_SECONDS) -max_len=600 corpus/$(1),-runs=20000 -seed=1)
 
 fuzz: $(FUZZERS:%=$(OUT)/fuzz/%) $(VENV)/.built  ## run every fuzz target for FUZZ_SECONDS (60), and tests of random input
-	@$(PY) -m pytest -q --hypothesis-profile=random $$(grep -l hypothesis tests/*/test_*.py)
+	@$(PY) -m pytest -q --hypothesis-profile=random $$(grep -lE 'hypothesis|kit.long' tests/*/test_*.py)
 	@for f in $(FUZZERS); do mkdir -p $(OUT)/fuzz/corpus/$$f; \
 	    (cd $(OUT)/fuzz && ./$$f $(call FUZZ_ARGS,$$f)) || exit 1; done
 

@@ -108,7 +108,7 @@ def name_of(place: Place) -> str:
     elif not file.startswith("<"):
         with contextlib.suppress(OSError, ValueError):
             inside = os.path.relpath(file)
-            file = file if inside.startswith(os.pardir + os.sep) else inside
+            file = os.path.normpath(file) if inside.startswith(os.pardir + os.sep) else inside
     # Of Trainer.fit.<locals>.<lambda> it is fit.
     names = [name for name in function.split(".") if name and not name.startswith("<")]
     return shown(f"{file}:{place.line} in {names[-1]}" if names else f"{file}:{place.line}")

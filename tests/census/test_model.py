@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import memtools
 from tests.census.older import older_torch
+from tests.kit.long import LONG
 
 WIDTHS = (107, 109)  # no other tensor of the tests is that wide
 DTYPES = {"float32": (torch.float32, 4), "int8": (torch.int8, 1), "float64": (torch.float64, 8)}
@@ -153,7 +154,7 @@ def seen(look: memtools.Census) -> dict[Kind, list[int]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("each_way", ["shim", "public attributes"], indirect=True)
 @pytest.mark.usefixtures("each_way")
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=100 if LONG else 12, deadline=None)
 @given(first=st.lists(ops, max_size=40), later=st.lists(ops, max_size=25))
 def test_counts_and_bytes_are_those_of_the_model(
     first: list[tuple[Any, ...]], later: list[tuple[Any, ...]]
@@ -201,7 +202,7 @@ def wrapped(inner: Any, step: tuple[str, Any], number: int, owners: dict[str, An
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=100 if LONG else 20, deadline=None)
 @given(
     path=st.lists(steps, min_size=0, max_size=4),
     store=st.sampled_from(["list", "dict", "deque", "set", "tuple"]),

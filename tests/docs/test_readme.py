@@ -14,16 +14,33 @@ from pathlib import Path
 import pytest
 
 import memtools
+from tests.docs.test_guides import GUIDES, shown_below_programs
+from tests.docs.test_guides import PAGES as COMPARED
 from tests.kit.ownprocess import ENV
 
 PROJECT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
     [PROJECT / "README.md", *PROJECT.glob("docs/**/*.md"), *PROJECT.glob("examples/*.md")]
 )
+
+
+def programs_of(page: Path) -> Iterator[tuple[int, str]]:
+    """The number and the text of each program of a page that no other module here runs: those that
+    are typed into a file are run from there, and those whose output is shown are compared."""
+    text = page.read_text()
+    compared = set()
+    if page.parent == GUIDES and page.stem in COMPARED:
+        compared = {program for program, _ in shown_below_programs(text)}
+    for n, program in enumerate(re.findall(r"(?<!-->\n)^```python\n(.*?)^```", text, re.S | re.M)):
+        printed = page.parent.name in ("symptoms", "background") and "print(" in program
+        if program not in compared and not printed:
+            yield n, program
+
+
 BLOCKS = [
-    pytest.param(block, id=f"{page.name}-{n}")
+    pytest.param(program, id=f"{page.name}-{n}")
     for page in PAGES
-    for n, block in enumerate(re.findall(r"^```python\n(.*?)^```", page.read_text(), re.S | re.M))
+    for n, program in programs_of(page)
 ]
 
 

@@ -131,7 +131,7 @@ def run(commands: list[str], folder: Path, env: Mapping[str, str] = ENV) -> Iter
     reader = {name: value for name, value in env.items() if name not in others}
     done = subprocess.run(
         ["bash", "-c", f"end=0\n{script}"], cwd=folder,
-        env={**reader, "PATH": tools, "COLUMNS": "80"},
+        env={**reader, "PATH": tools, "COLUMNS": "80", "OMP_NUM_THREADS": "1"},
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         timeout=300, check=False,
     )  # fmt: skip

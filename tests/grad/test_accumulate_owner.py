@@ -171,8 +171,10 @@ def test_close_in_a_micro_batch_leaves_it():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("end", ["acc.close()", "del acc", "acc = None", "pass"])
-@pytest.mark.parametrize("strict", [(), ("-W", "error")], ids=["", "errors"])
+@pytest.mark.parametrize(
+    ("end", "strict"),
+    [("acc.close()", ()), ("del acc", ()), ("pass", ()), ("acc = None", ("-W", "error"))],
+)
 def test_a_window_that_is_left_is_said_once(end, strict):
     code = f"""
         import torch, memtools

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import random
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
 
+from tests.kit.long import LONG
 from tests.meta import reentry
 
 TARGETS = reentry.targets()
-#: `make fuzz` runs other cases each time, and all of them
-LONG = not settings.default.derandomize
 MOST, SEED = (10**6, random.randrange(10**9)) if LONG else (16, 0)
 #: each call visits every object of the process, or draws
 SLOW = (
@@ -30,14 +27,10 @@ SLOW = (
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _few_objects_to_visit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Children collect garbage, and take a census: not of what pytest holds. Good values that are
-    files lie in a folder that goes."""
-    gc.collect()
-    gc.freeze()
+def _files_of_good_values(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Good values that are files lie in a folder that goes."""
     with contextlib.chdir(tmp_path_factory.mktemp("reentry")):
         yield
-    gc.unfreeze()
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ import pytest
 
 from memtools import MemoryMonitor, read_record
 from tests.kit.children import wait_for
+from tests.kit.long import LONG
 from tests.monitor.root import LIMIT, MIB, Root, root, settle
 from tests.monitor.test_life import in_python, last, monitor, threads
 
@@ -41,15 +42,17 @@ def use_all_of(m: MemoryMonitor) -> None:
 
 
 @pytest.mark.slow
-def test_a_thousand_sigkills_of_a_monitored_loop(tmp_path: Path) -> None:
+def test_sigkills_of_a_monitored_loop(tmp_path: Path) -> None:
     script = str(PROJECT / "tests/monitor/killer.py")
+    kills = 1000 if LONG else 200
     done = subprocess.run(
-        [sys.executable, script, str(tmp_path), "1000"], capture_output=True, text=True, cwd=PROJECT
-    )
+        [sys.executable, script, str(tmp_path), str(kills)],
+        capture_output=True, text=True, cwd=PROJECT,
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     lengths, without = map(int, done.stdout.split())
-    assert lengths > 100  # they were killed at many places
-    assert without <= 250  # before there was a record: of the kills that do not wait for one
+    assert lengths > kills / 10  # they were killed at many places
+    assert without <= kills / 4  # before there was a record: of the kills that do not wait for one
 
 
 def test_records_are_read_while_they_are_written(path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from memtools import MemoryMonitor, _core
 from tests.kit.growth import least_growths, python_blocks
+from tests.kit.long import LONG
 
 ROUNDS, WARM = 10_000, 200
 
@@ -69,7 +70,7 @@ def test_starts_and_stops_of_one_monitor(rss: Callable[[], int]) -> None:
         with m:
             m.step()
 
-    flat(work, ROUNDS, rss)
+    flat(work, ROUNDS if LONG else 2000, rss)
 
 
 @pytest.mark.slow

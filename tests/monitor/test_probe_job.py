@@ -72,7 +72,7 @@ def job(code: str) -> str:
 
 def test_used_is_the_sum_over_the_job_counted_by_hand() -> None:
     job("""
-        monitor = memtools.MemoryMonitor(interval_ms=1, limit=2 << 30, leaks=False)
+        monitor = memtools.MemoryMonitor(limit=580 << 20, leaks=False)
         monitor.start()
         buffer = b"x" * (100 * MIB)
         segment = shared_memory.SharedMemory(create=True, size=60 * MIB)
@@ -286,7 +286,7 @@ def test_processes_that_vanish_while_they_are_read_change_no_figure() -> None:
     job(
         SHM_NOW
         + """
-import mmap, threading
+import mmap, threading, time
 
 probe = _core.Probe("/", True)
 shared = mmap.mmap(-1, 3 * MIB)
@@ -303,13 +303,14 @@ def come_and_go():
 
 thread = threading.Thread(target=come_and_go)
 thread.start()
-for _ in range(300):
+deadline = time.monotonic() + 60
+while len(seen) < 300 or not any(children for children, _, _ in seen):
+    assert time.monotonic() < deadline
     sample = probe.read(RSS | CHILDREN | SHM)
     seen.append((sample.children, sample.shm, sample.children_private))
 done.set()
 thread.join()
 assert {shm - own for _, shm, _ in seen} == {3 * MIB}, set(seen)
-assert max(children for children, _, _ in seen) >= 1
 assert all(private is not None for _, _, private in seen)
     """
     )

@@ -386,6 +386,7 @@ def test_a_place_is_named_by_the_path_from_here_and_its_function(tmp_path: Path)
                      f"{source}:6 in f"]  # fmt: skip
     assert places.name_of(Place(os.path.abspath("a/b.py"), 3, "f")) == "a/b.py:3 in f"
     assert places.name_of(Place("/no/such/file.py", 3)) == "/no/such/file.py:3"
+    assert places.name_of(Place("/no/such/../file.py", 3)) == "/no/file.py:3"
     assert places.name_of(Place("<string>", 3, "<module>")) == "<string>:3"
     assert places.name_of(Place("/a\x1b[31m.py", 3, "f")) == "/a\\x1b[31m.py:3 in f"
 

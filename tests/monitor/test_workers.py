@@ -25,6 +25,7 @@ from memtools.leak.finding import LeakFinding
 from memtools.monitor import leakwatch, worker, workers
 from memtools.monitor.worker import SLOT_BYTES, SLOTS, TRIES, Page
 from memtools.monitor.workers import WorkerReports
+from tests.kit.long import LONG
 from tests.kit.ownprocess import ENV, PROJECT
 from tests.monitor.workerruns import BATCH, KEPT, SIZE, loop
 
@@ -73,9 +74,16 @@ HOLDERS = {"dict": "dict Frames.seen", "lru_cache": "lru_cache of load()"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["dict", "lru_cache"])
-@pytest.mark.parametrize("start", ["fork", "spawn"])
-@pytest.mark.parametrize("count", [2, 8])
+@pytest.mark.parametrize(
+    ("kind", "start", "count"),
+    [
+        (kind, start, count)
+        for kind in ("dict", "lru_cache")
+        for start in ("fork", "spawn")
+        for count in (2, 8)
+        if LONG or count == 2 or (kind, start) in (("dict", "fork"), ("lru_cache", "spawn"))
+    ],
+)
 def test_what_grows_in_the_workers_of_a_loader_is_named(kind, start, count, caches):
     found = run(kind, start, count, "ask", caches)["found"]
     assert {one["process"] for one in found} == {f"worker {i}" for i in range(count)}
@@ -95,8 +103,15 @@ def test_looks_add_at_most_2_mib_of_private_memory_to_a_worker(start, caches):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", ["fork", "spawn", "forkserver"])
-@pytest.mark.parametrize("kind", ["pool", "executor", "pipe", "loop", "class"])
+@pytest.mark.parametrize(
+    ("kind", "start"),
+    [
+        (kind, start)
+        for kind in ("pool", "executor", "pipe", "loop", "class")
+        for start in ("fork", "spawn", "forkserver")
+        if LONG or start != "forkserver" or kind == "pool"
+    ],
+)
 def test_workers_that_are_no_loaders_are_named_by_their_process(kind, start, caches):
     result = run(kind, start, 1, "ask", caches)
     (one,) = result["found"]
