@@ -156,6 +156,10 @@ static PyMethodDef methods[] = {
      "The program has just made this file of /dev/shm: it is of the job's shared memory. None: "
      "from "
      "now on forked children tell this process as well."},
+    {"_hear_files", mt_py_hear_files, METH_NOARGS,
+     "_hear_files($module, /)\n--\n\n"
+     "Where files of this user have come into /dev/shm that nobody told of, hear from now on which\n"
+     "files Python opens to write there."},
     {"record_read", mt_py_record_read, METH_O,
      "record_read(path, /)\n--\n\n"
      "A run.mem as plain data; memtools.read_record makes a Record of it."},

@@ -18,6 +18,7 @@ import collections
 import gc
 import io
 import itertools
+import mmap
 import sys
 import time
 from collections.abc import Sequence
@@ -281,7 +282,7 @@ def _kind_of(obj: Any) -> str:
 
 
 def _is_buffer(obj: Any) -> bool:
-    kinds = (str, bytes, bytearray, memoryview, io.BytesIO)
+    kinds = (str, bytes, bytearray, memoryview, io.BytesIO, mmap.mmap)
     return bool(_kind_of(obj)) or issubclass(type(obj), kinds)
 
 

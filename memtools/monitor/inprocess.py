@@ -220,9 +220,10 @@ def announce_nothing(*what: object) -> None:
 
 
 def say(finding: LeakFinding, text: str) -> None:
-    """A finding by this text, as soon as it is made, past whatever the program made of
+    """A finding by this text, with the step at which it is made, past whatever the program made of
     sys.stderr."""
-    announce(text)
+    step = _running[0].step_count if _running and finding.per == "step" else 0
+    announce(f"step {step:,}: {text}" if step else text)
 
 
 def print_summary(text: str) -> None:

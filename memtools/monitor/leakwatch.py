@@ -527,7 +527,7 @@ class LeakWatch:
             self._standing.rated(paces)
         else:
             news += self._standing.go_on(self._points, step)
-            self._standing.repace({part: paces.pop(part) for part in ("use", "device")})
+            self._standing.repace({part: paces.pop(part) for part in findings.OF_PROCESS})
             self._standing.rated(paces)
         if any(one.first_step == step and not one.holder and not one.kind for one in news):
             self._look_soon(step)

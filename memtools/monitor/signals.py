@@ -122,13 +122,18 @@ def signals_of(
     def figure(fields: int, name: str) -> Callable[[], int | None]:
         return lambda: getattr(probe.read(fields), name)
 
+    def shared() -> int | None:
+        size = probe.read(_core.READ_SHM).shm
+        _core._hear_files()
+        return size
+
     signals = [
         # Resident bytes, less what pools map more than once: forks of a cache are no growth.
         Signal("rss", figure(_core.READ_RSS, "process")),
         Signal("heap", figure(_core.READ_HEAP, "heap_used")),
         Signal("python", python_bytes),
         Signal("children", figure(_core.READ_CHILDREN, "children_private")),
-        Signal("shm", figure(_core.READ_SHM, "shm")),
+        Signal("shm", shared),
     ]
     if blocks is not None:
         signals.append(Signal("tensors", blocks.in_use))

@@ -953,6 +953,37 @@ def test_shared_memory_is_said() -> None:
     assert found.rate_bytes == pytest.approx(108 * KIB)
 
 
+def test_who_holds_what_lies_in_shared_memory_is_named_with_it() -> None:
+    points = table(shm=lambda n: 108 * KIB * n, heap=lambda n: 100 * MIB + KIB * n)
+    grades = {"shm": "suspect", "use": "quiet"}
+    keeps = holder(110 * KIB, only_gained=True)
+    seen = evidence(points, 64, grades=grades, holders=(keeps,))
+    (found,) = findings.findings_of(seen)
+    assert (found.grade, found.signal, found.part) == ("growing", "shm", "shm")
+    assert found.rate_bytes == pytest.approx(108 * KIB, rel=0.01)
+    assert found.what == "2 new tensors a step, in shared memory"
+    standing = Standing()
+    standing.add(48, findings.findings_of(replace(seen, holders=())))
+    (before,) = standing.findings()
+    assert standing.add(64, [found])[1] == [replace(before, over=True)]
+    unseen = findings.findings_of(replace(seen, walked=False))
+    assert [one.kind for one in unseen] == ["shared memory"]
+    assert standing.add(96, unseen, walked=False) == ([], [])  # its holder is known
+    assert [one.holder for one in standing.findings()] == ["list Trainer.losses"]
+
+
+def test_entries_of_one_dict_that_grow_are_one_finding() -> None:
+    points = table(heap=lambda n: 100 * MIB + 10 * KIB * n)
+    keeps = [
+        holder(size * KIB, path=f"module attribute m.history['{name}']", kind="variable")
+        for name, size in (("prediction", 8), ("loss", 2))
+    ]
+    seen = evidence(points, 64, grades={"use": "suspect"}, holders=keeps)
+    (found,) = findings.findings_of(seen)
+    assert found.holder == "module attribute m.history (2 that grow in it)"
+    assert found.rate_bytes == pytest.approx(10 * KIB)
+
+
 def test_a_grade_rises_and_stays_while_the_finding_stands() -> None:
     standing = Standing()
     one = LeakFinding("growing", "heap", holder="list a", kind="list", rate_bytes=9.0)

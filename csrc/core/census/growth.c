@@ -263,7 +263,7 @@ mt_growth_see(mt_growth *g, const mt_growth_thing *thing, uint32_t *watch, mt_er
         g->watches[i].place_key = by_place;
         *watch = i;
     }
-    if (well && (thing->length > 0 || i != MT_GROWTH_NONE)) {
+    if (well && (thing->length > 0 || thing->known_empty || i != MT_GROWTH_NONE)) {
         mt_growth_row row = {.length = thing->length, .bytes = thing->bytes, .watch = i};
         row.key = by_address;
         well = add_row(g, &g->now, row);

@@ -39,6 +39,7 @@ typedef struct mt_growth_thing {
     uint64_t length;  /* 0: it is empty */
     uint64_t bytes;   /* its own and those below it */
     bool single; /* one buffer, which has to rise once more than a container before it is named */
+    bool known_empty; /* it is known from now on, though it is empty: its first entry is a gain */
 } mt_growth_thing;
 
 typedef struct mt_growth_point {

@@ -162,7 +162,9 @@ show_node(look *l, size_t i)
     case MT_WALK_CACHE:
     case MT_WALK_SPACE:
         thing.address = (uint64_t)(uintptr_t)node->op;
-        if (thing.length == 0 && mt_growth_known(&l->self->core, thing.address) == NULL) return 0;
+        thing.known_empty = node->kind != MT_WALK_SPACE && mt_walk_is_programs(l->walk, i);
+        if (thing.length > 0 || thing.known_empty) break;
+        if (mt_growth_known(&l->self->core, thing.address) == NULL) return 0;
         break;
     case MT_WALK_TUPLE:
         thing.single = true;

@@ -86,6 +86,39 @@ the_rules_name_what_only_gained(void)
     CHECK(!NAMED(false, &gain, 0, 0, 0));
 }
 
+/* Whether a list is named that is empty at two looks and then gains in lumps. */
+static bool
+gains_from_nothing(bool known_empty, mt_growth_gain *gain)
+{
+    static const uint64_t lengths[] = {0, 0, 16, 16, 32};
+    uint32_t watch = MT_GROWTH_NONE;
+    bool named;
+    mt_growth g;
+    mt_error err;
+
+    mt_growth_init(&g, &mt_alloc_libc);
+    for (size_t i = 0; i < 5; i++) {
+        mt_growth_thing thing = list_at(0x1000, lengths[i]);
+        thing.known_empty = known_empty;
+        mt_growth_begin(&g, STEPS[i]);
+        watch = see(&g, thing);
+        CHECK(mt_growth_end(&g, false, &err) == MT_OK);
+    }
+    named = watch != MT_GROWTH_NONE && mt_growth_judge(&g, watch, gain);
+    mt_growth_fini(&g);
+    return named;
+}
+
+static void
+the_first_entry_of_what_was_known_to_be_empty_is_a_gain(void)
+{
+    mt_growth_gain gain;
+
+    CHECK(!gains_from_nothing(false, &gain));
+    CHECK(gains_from_nothing(true, &gain));
+    CHECK(gain.since == 24 && gain.until == 64 && gain.length == 32 && gain.rises == 2);
+}
+
 /* A list that is made anew each time is known by its place, once it weighs enough. */
 static void
 what_is_made_anew_is_known_by_its_place(void)
@@ -291,6 +324,7 @@ int
 main(void)
 {
     RUN(the_rules_name_what_only_gained);
+    RUN(the_first_entry_of_what_was_known_to_be_empty_is_a_gain);
     RUN(what_is_made_anew_is_known_by_its_place);
     RUN(a_buffer_with_other_contents_begins_anew);
     RUN(a_cut_look_forgets_nothing);
