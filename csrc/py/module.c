@@ -158,7 +158,8 @@ static PyMethodDef methods[] = {
      "now on forked children tell this process as well."},
     {"_hear_files", mt_py_hear_files, METH_NOARGS,
      "_hear_files($module, /)\n--\n\n"
-     "Where files of this user have come into /dev/shm that nobody told of, hear from now on which\n"
+     "Where files of this user have come into /dev/shm that nobody told of, hear from now on "
+     "which\n"
      "files Python opens to write there."},
     {"record_read", mt_py_record_read, METH_O,
      "record_read(path, /)\n--\n\n"

@@ -32,6 +32,7 @@ UNEXPLAINED = 0.3  # below that a regular growth is the C heap's
 AT_MOST = 1.2  # holders that are said to take more than that of use are not measured by its slope
 AT_MOST_OF_EXACT, EXACT = 1.5, 0.02  # but where the standard error of that is below such a part
 NAMED = 3  # looks after which a census names somebody
+STEADY = 4  # looks at which a small part of the growth has gained: then it is named as well
 INTERVALS = 4  # between looks, in which a growth of the C heap has to go on
 LEAST_OF_C = 4096.0  # bytes a step: below that C code's own caches cannot be told from a leak
 EVEN = 0.6  # the smallest of them by the largest
@@ -137,6 +138,8 @@ def _of_process(seen: Evidence) -> list[LeakFinding]:
     total = sum(map(rate_of, free))
     found = [_filling(seen, holder) for holder in bounded]
     found += _held(seen, free, use - filled, total)
+    if total < EXPLAINED * (use - filled):
+        found += _beside(seen, use)
     return found + _unheld(seen, use, use - filled - total)
 
 
@@ -328,8 +331,17 @@ def _among(seen: Evidence, use: float) -> str:
     """The container that gains the most of those that are too small a part of the growth to be what
     leaks, if it has gained at each look: `among it list Trainer.losses: +3.0 KiB/step`. "" where
     there is none."""
+    small = _small(seen, use)
+    if not small:
+        return ""
+    return f"among it {small[0].path}: +{format_bytes(rate_of(small[0]))}/step"
+
+
+def _small(seen: Evidence, use: float) -> list[Holder]:
+    """Containers that have gained at each look, and are a small part of the growth; the fastest
+    first."""
     if seen.seconds is not None:
-        return ""  # at any point of a program some container is longer than it was
+        return []  # at any point of a program some container is longer than it was
     small = [
         holder
         for holder in seen.holders
@@ -337,10 +349,20 @@ def _among(seen: Evidence, use: float) -> str:
         and not is_bounded(holder)
         and getattr(holder, "only_gained", True)
     ]
-    if not small:
-        return ""
-    largest = max(small, key=rate_of)
-    return f"among it {largest.path}: +{format_bytes(rate_of(largest))}/step"
+    return sorted(small, key=rate_of, reverse=True)
+
+
+def _beside(seen: Evidence, use: float) -> list[LeakFinding]:
+    """Where most of the growth is nobody's, such as that of a library's caches: who has gained at
+    so many looks that it leaks, however much the rest grows."""
+    return [
+        LeakFinding(
+            "suspect", _of_use(seen), rate_bytes=rate_of(holder), since_step=holder.since_step,
+            holder=holder.path, kind=holder.kind, what=_what_of(seen, holder),
+        )
+        for holder in _small(seen, use)
+        if holder.rises >= STEADY
+    ]  # fmt: skip
 
 
 def is_even(seen: Evidence, signal: str = "use") -> bool:
@@ -581,6 +603,8 @@ class Standing:
                 one = stand.finding
                 if _is_of_worker(one) or one.part != part:
                     continue
+                if one.holder and stand.rate < EXPLAINED * before:
+                    continue  # the rest of its part tells nothing of it
                 if not stand.missed and one.grade != "fills":
                     stand.finding = replace(one, rate_bytes=stand.rate * share)
         return is_another

@@ -267,9 +267,11 @@ class Run:
         """
         if not self.settings.leaks:
             return
+        log, origin = self.log, self.sampler.step_count
         if self.watch is not None:
-            self.watch.leave()
-        log = self.log
+            self.watch.withdraw()
+            self._start = replace(self._start, origin=origin)
+            log.event("start", self._start)
         self.watch = LeakWatch(
             signals_of(self.probe, self.devices, self.blocks),
             Limits(self.sampler, self.probe, self.devices),
@@ -277,7 +279,7 @@ class Run:
             growth_census if self.settings.census else None,
             workers=worker_reports(),
             processes=self.probe.children,
-            origin=self.sampler.step_count,
+            origin=origin,
             tracing=Tracing(
                 self.blocks,
                 why_not="" if self.settings.traces else "it is turned off",

@@ -176,6 +176,24 @@ def test_a_bounded_container_says_how_much_it_holds(trainer):
     assert cache.rate_bytes == pytest.approx(9100, rel=0.05)
 
 
+def test_a_bounded_cache_that_slows_down_still_fills(trainer):
+    @functools.lru_cache(maxsize=3000)
+    def decode(i: int) -> np.ndarray:
+        return np.zeros(2000)
+
+    kept = collections.deque[Any]()
+
+    def step(i: int) -> None:
+        for _ in range(24 if i <= 32 else 2):
+            decode(trainer.losses.append(0) or len(trainer.losses))
+            kept.append(bytes(2000))
+
+    (holder,) = named(step, (16, 24, 32, 48, 64)).values()
+    assert (holder.kind, holder.length, holder.capacity) == ("lru_cache", 832, 3000)
+    assert (holder.since_step, holder.steps) == (48, 16)
+    assert holder.rate_bytes == pytest.approx(2 * 16_200, rel=0.05)
+
+
 def test_an_unbounded_cache_of_a_method(trainer):
     class Frames:
         @functools.cache  # noqa: B019

@@ -433,6 +433,18 @@ def test_who_has_not_only_gained_is_not_named_beside_it(held: Holder, clock: Clo
     assert warms_up(Program(clock), held).what == ""
 
 
+def test_who_gains_at_each_look_is_a_leak_however_much_the_rest_grows(clock: Clock) -> None:
+    program = Program(clock)
+    warms_up(program, holder(3 * KIB, only_gained=True, rises=3))
+    assert not any(one.holder for one in program.watch.findings())
+    warms_up(program, holder(3 * KIB, only_gained=True, rises=4))
+    for steps, rate in ((64, 30), (64, 3), (64, 3)):
+        program.run(steps, heap=rate * KIB)
+    (found,) = program.watch.findings()
+    assert (found.grade, found.holder) == ("growing", "list Trainer.losses")
+    assert found.rate_bytes == pytest.approx(3 * KIB)
+
+
 def test_what_no_object_holds_is_the_c_heap_after_four_intervals(clock: Clock) -> None:
     program = Program(clock)
     program.run(60, heap=36 * KIB)

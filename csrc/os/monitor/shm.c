@@ -35,8 +35,8 @@ enum {
     DEEPEST = 3, /* folders below each other in /dev/shm */
 };
 
-#define FOLDER "/dev/shm/"
-#define A_PATH ((uint64_t)1 << 63) /* in the ring: the hash of a path, and no inode */
+#define FOLDER  "/dev/shm/"
+#define A_PATH  ((uint64_t)1 << 63) /* in the ring: the hash of a path, and no inode */
 #define UNNAMED ((uint64_t)1 << 63) /* in a key: the file is of the kernel's own file system */
 
 typedef struct file {

@@ -48,8 +48,7 @@ is_in_memory(const map_fields *map)
     if (!map->keeps_fd) return false; /* of which file, nobody knows */
 #endif
     if (map->fd < 0) return true;
-    return fstatfs(map->fd, &is) == 0 &&
-           (is.f_type == TMPFS_MAGIC || is.f_type == HUGETLBFS_MAGIC);
+    return fstatfs(map->fd, &is) == 0 && (is.f_type == TMPFS_MAGIC || is.f_type == HUGETLBFS_MAGIC);
 }
 
 uint64_t

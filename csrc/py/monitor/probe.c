@@ -241,9 +241,8 @@ mt_py_tell_shm(PyObject *Py_UNUSED(module), PyObject *given)
 static void
 tell_path(PyObject *args, Py_ssize_t at)
 {
-    PyObject *given = PyTuple_Check(args) && PyTuple_GET_SIZE(args) > at
-                          ? PyTuple_GET_ITEM(args, at)
-                          : NULL;
+    PyObject *given =
+        PyTuple_Check(args) && PyTuple_GET_SIZE(args) > at ? PyTuple_GET_ITEM(args, at) : NULL;
     const char *path = NULL;
 
     if (given != NULL && PyUnicode_Check(given))
@@ -260,10 +259,11 @@ tell_path(PyObject *args, Py_ssize_t at)
 static bool
 may_make(PyObject *args)
 {
-    PyObject *flags = PyTuple_Check(args) && PyTuple_GET_SIZE(args) > 2 ? PyTuple_GET_ITEM(args, 2)
-                                                                        : NULL;
+    PyObject *flags =
+        PyTuple_Check(args) && PyTuple_GET_SIZE(args) > 2 ? PyTuple_GET_ITEM(args, 2) : NULL;
 
-    return flags != NULL && PyLong_CheckExact(flags) && (PyLong_AsUnsignedLongMask(flags) & O_CREAT) != 0;
+    return flags != NULL && PyLong_CheckExact(flags) &&
+           (PyLong_AsUnsignedLongMask(flags) & O_CREAT) != 0;
 }
 
 /* A hook of sys.audit(), which cannot be taken back: of events other than these two it compares the

@@ -54,7 +54,7 @@ is_named(const uint64_t *lengths, size_t n, bool single, mt_growth_gain *gain)
 
     mt_growth_init(&g, &mem);
     watch = looks(&g, lengths, n, single);
-    named = watch != MT_GROWTH_NONE && mt_growth_judge(&g, watch, gain);
+    named = watch != MT_GROWTH_NONE && mt_growth_judge(&g, watch, false, gain);
     mt_growth_fini(&g);
     CHECK(f.live == 0);
     return named;
@@ -86,6 +86,27 @@ the_rules_name_what_only_gained(void)
     CHECK(!NAMED(false, &gain, 0, 0, 0));
 }
 
+/* What has a bound may fill: its gain is that of the later half. */
+static void
+what_may_fill_is_named_though_it_slows_down(void)
+{
+    static const uint64_t lengths[] = {10, 500, 600, 610, 615, 620};
+    mt_growth_gain gain;
+    mt_growth g;
+    uint32_t watch;
+
+    mt_growth_init(&g, &mt_alloc_libc);
+    watch = looks(&g, lengths, 6, false);
+    CHECK(!mt_growth_judge(&g, watch, false, &gain));
+    CHECK(mt_growth_judge(&g, watch, true, &gain) && gain.slows);
+    CHECK(gain.since == 48 && gain.until == 96 && gain.length == 10);
+    mt_growth_fini(&g);
+    mt_growth_init(&g, &mt_alloc_libc);
+    watch = looks(&g, (const uint64_t[]){10, 500, 600, 610, 610, 610}, 6, false);
+    CHECK(!mt_growth_judge(&g, watch, true, &gain)); /* it is full */
+    mt_growth_fini(&g);
+}
+
 /* Whether a list is named that is empty at two looks and then gains in lumps. */
 static bool
 gains_from_nothing(bool known_empty, mt_growth_gain *gain)
@@ -104,7 +125,7 @@ gains_from_nothing(bool known_empty, mt_growth_gain *gain)
         watch = see(&g, thing);
         CHECK(mt_growth_end(&g, false, &err) == MT_OK);
     }
-    named = watch != MT_GROWTH_NONE && mt_growth_judge(&g, watch, gain);
+    named = watch != MT_GROWTH_NONE && mt_growth_judge(&g, watch, false, gain);
     mt_growth_fini(&g);
     return named;
 }
@@ -136,7 +157,7 @@ what_is_made_anew_is_known_by_its_place(void)
         watch = see(&g, thing);
         CHECK(mt_growth_end(&g, false, &err) == MT_OK);
     }
-    CHECK(watch != MT_GROWTH_NONE && mt_growth_judge(&g, watch, &gain) && gain.rises == 3);
+    CHECK(watch != MT_GROWTH_NONE && mt_growth_judge(&g, watch, false, &gain) && gain.rises == 3);
     mt_growth_fini(&g);
 }
 
@@ -156,7 +177,7 @@ a_cut_look_forgets_nothing(void)
         CHECK(mt_growth_end(&g, cut == 1, &err) == MT_OK);
         mt_growth_begin(&g, 48);
         watch = see(&g, list_at(0x1000, 48));
-        CHECK((watch != MT_GROWTH_NONE && mt_growth_judge(&g, watch, &gain)) == (cut == 1));
+        CHECK((watch != MT_GROWTH_NONE && mt_growth_judge(&g, watch, false, &gain)) == (cut == 1));
         if (cut == 1) CHECK(gain.since == 16 && gain.length == 32);
         mt_growth_give_up(&g);
         mt_growth_fini(&g);
@@ -193,7 +214,7 @@ a_buffer_with_other_contents_begins_anew(void)
                 mt_growth_sign(&g, watch, cases[k].begin[i], cases[k].end[i]);
             CHECK(mt_growth_end(&g, false, &err) == MT_OK);
         }
-        CHECK(mt_growth_judge(&g, watch, &gain) == cases[k].named);
+        CHECK(mt_growth_judge(&g, watch, false, &gain) == cases[k].named);
         mt_growth_fini(&g);
     }
 }
@@ -273,7 +294,7 @@ many_points_are_thinned(void)
         watch = see(&g, list_at(0x1000, i));
         CHECK(mt_growth_end(&g, false, &err) == MT_OK);
         if (i < 3) continue;
-        CHECK(mt_growth_judge(&g, watch, &gain));
+        CHECK(mt_growth_judge(&g, watch, false, &gain));
         CHECK(gain.since == 1 && gain.until == i && gain.length == i - 1 && gain.rises == i - 1);
         CHECK(g.watches[watch].points_n <= MT_GROWTH_POINTS);
     }
@@ -324,6 +345,7 @@ int
 main(void)
 {
     RUN(the_rules_name_what_only_gained);
+    RUN(what_may_fill_is_named_though_it_slows_down);
     RUN(the_first_entry_of_what_was_known_to_be_empty_is_a_gain);
     RUN(what_is_made_anew_is_known_by_its_place);
     RUN(a_buffer_with_other_contents_begins_anew);
