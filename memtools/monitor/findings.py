@@ -31,6 +31,7 @@ LEAST_SHARE = 0.1  # of the growth of use: who takes less is but a hint at who t
 UNEXPLAINED = 0.3  # below that a regular growth is the C heap's
 AT_MOST = 1.2  # holders that are said to take more than that of use are not measured by its slope
 AT_MOST_OF_EXACT, EXACT = 1.5, 0.02  # but where the standard error of that is below such a part
+NOISY = 0.2  # standard error of the slope of use by it: beyond that holders' own figures are better
 NAMED = 3  # looks after which a census names somebody
 STEADY = 4  # looks at which a small part of the growth has gained: then it is named as well
 INTERVALS = 4  # between looks, in which a growth of the C heap has to go on
@@ -232,7 +233,8 @@ def _held(seen: Evidence, holders: Sequence[Holder], use: float, total: float) -
     signal = _of_use(seen) if part == "use" else part
     slope = use if part == "use" else seen.pace(part)
     share = total / slope if slope > 0 else math.inf
-    scale = 1 / share if EXPLAINED <= share <= _at_most(seen, part) else 1.0
+    is_measured = EXPLAINED <= share <= _at_most(seen, part) and not _is_noisy(seen, part)
+    scale = 1 / share if is_measured else 1.0
     base = seen.grades.get(part, "quiet")
     limit, name = seen.declared
     found: list[LeakFinding] = []
@@ -287,6 +289,13 @@ def _at_most(seen: Evidence, part: str) -> float:
     grows without noise, it tells better than what an object of each kind is taken to weigh."""
     pace = seen.points.pace(part, seen.since)
     return AT_MOST_OF_EXACT if pace.error <= EXACT * pace.rate else AT_MOST
+
+
+def _is_noisy(seen: Evidence, part: str) -> bool:
+    """Whether the growth of a part of memory is known so badly that what holders weigh themselves
+    tells it better: where batches have any length, for example."""
+    pace = seen.points.pace(part, seen.since)
+    return math.isfinite(pace.error) and pace.error > NOISY * pace.rate
 
 
 def _is_certain(seen: Evidence, share: float) -> bool:
@@ -638,9 +647,19 @@ class Standing:
         if recent is None:
             return False
         least = max(LEAST_RATE / 4, STILL * self._seen_of(finding))
+        if finding.holder and not stand.missed and self._is_lost_in_noise(finding, points, step):
+            return False  # the next walk tells
         if recent < least or (finding.kind == C_HEAP and recent < SLOWED * stand.pace):
             return True
         return stand.missed >= 2 or (stand.missed == 1 and recent < 2 * least)
+
+    @staticmethod
+    def _is_lost_in_noise(finding: LeakFinding, points: Points, step: int) -> bool:
+        """Whether its part of memory varies so much that it may go on at its rate unseen."""
+        pace = points.pace(finding.part, max(points.steps[0], step // 4))
+        if not math.isfinite(pace.error) or pace.error <= EXACT * finding.rate_bytes:
+            return False
+        return abs(pace.rate - finding.rate_bytes) <= CERTAIN * pace.error
 
     def _end(self, key: Key) -> LeakFinding:
         return replace(self._all.pop(key).finding, over=True)

@@ -485,7 +485,8 @@ class LeakWatch:
         if self._make_census is None:
             return False
         is_first = self._census is None
-        if not is_first and (self._growth() < WORTH or not self._can_afford(self._walk_ns)):
+        grows = is_first or self._growth() >= WORTH or self._standing.has_holders()
+        if not grows or not (is_first or self._can_afford(self._walk_ns)):
             return False
         begun = time.thread_time_ns()
         before = [signal.read() for signal in self._signals]

@@ -266,6 +266,21 @@ def test_a_list_that_is_filled_in_place_of_none_ends_with_its_last_entry(trainer
     assert not named(lambda i: trainer.samples.__setitem__(i, bytes(4000)))
 
 
+def test_a_list_of_modules_is_named_by_who_has_it(trainer):
+    class Progressive(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.columns = torch.nn.ModuleList()
+
+    trainer.model = Progressive()
+    (path,) = named(lambda i: trainer.model.columns.append(torch.nn.Linear(16, 16)))
+    assert path == "dict Progressive.columns"
+    trainer.model = torch.nn.Sequential()
+    trainer.model.outputs = []
+    (path,) = named(lambda i: trainer.model.outputs.append(torch.ones(999)))
+    assert path == "list Sequential.outputs"
+
+
 def test_exceptions_that_are_kept_are_told_from_other_entries(trainer):
     trainer.failures = []
 

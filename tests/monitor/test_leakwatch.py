@@ -445,6 +445,25 @@ def test_who_gains_at_each_look_is_a_leak_however_much_the_rest_grows(clock: Clo
     assert found.rate_bytes == pytest.approx(3 * KIB)
 
 
+def test_a_holder_is_told_by_its_own_figures_where_memory_varies(clock: Clock) -> None:
+    program = Program(clock)
+    program.held = [holder(3 * KIB, only_gained=True, rises=3)]
+    noise = random.Random(0)
+    for _ in range(300):
+        before = program.sizes["heap"]
+        program.sizes["heap"] += noise.randint(0, 4000) * KIB
+        program.run(1)
+        program.sizes["heap"] = before + 3 * KIB
+    (found,) = [one for one in program.watch.findings() if one.holder]
+    assert is_call(found.grade)
+    assert found.rate_bytes == pytest.approx(3 * KIB)
+    assert not any(one.over for one in program.said if one.holder)
+    program.held = []  # it has been cleared
+    for _ in range(200):
+        program.run(1)
+    assert not any(one.holder for one in program.watch.findings())
+
+
 def test_what_no_object_holds_is_the_c_heap_after_four_intervals(clock: Clock) -> None:
     program = Program(clock)
     program.run(60, heap=36 * KIB)
