@@ -441,7 +441,8 @@ def test_who_gains_at_each_look_is_a_leak_however_much_the_rest_grows(clock: Clo
     for steps, rate in ((64, 30), (64, 3), (64, 3)):
         program.run(steps, heap=rate * KIB)
     (found,) = program.watch.findings()
-    assert (found.grade, found.holder) == ("growing", "list Trainer.losses")
+    assert is_call(found.grade)
+    assert found.holder == "list Trainer.losses"
     assert found.rate_bytes == pytest.approx(3 * KIB)
 
 
