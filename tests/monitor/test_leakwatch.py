@@ -25,6 +25,8 @@ from memtools.monitor.log import Log
 from memtools.monitor.signals import Points, Signal, python_bytes, slope_of
 from memtools.monitor.voice import Listeners, Voice
 from memtools.record import kinds
+from memtools.record.figures import figures_of
+from memtools.record.verdict import verdict_of
 from tests.kit.fakedevice import TOTAL, FakeCuda, cuda
 
 __all__ = ["cuda"]
@@ -1192,6 +1194,21 @@ def test_events_in_a_real_record(tmp_path: Path, found: LeakFinding) -> None:
     events = [e for e in read_record(tmp_path / "run.mem").events if e.kind == "finding"]
     assert [e.step for e in events] == [17, 17]
     assert events[0].text.startswith("likely: list a.b: +1.00 GiB/step; limit in ")
+
+
+def test_what_was_found_before_steps_were_something_else_is_taken_back(
+    tmp_path: Path, found: LeakFinding
+) -> None:
+    with MemoryMonitor(tmp_path / "run.mem", device="cpu", census=False) as m:
+        m.step(17)
+        m._begin_anew()
+        assert m.findings() == ()
+        m.step(7)
+    record = read_record(tmp_path / "run.mem")
+    told = [e.text for e in record.events if e.kind == "finding"]
+    assert told[-1].startswith("no longer: likely: list a.b")
+    verdict = verdict_of(figures_of(record))
+    assert (verdict.findings, verdict.short) == ((), "too early to say: 7 of 16 steps")
 
 
 def test_a_finding_is_logged_once_for_each_grade_and_holder(
