@@ -30,6 +30,7 @@ PAGES = (
     "peak",
     "run",
     "testing",
+    "trajectories",
 )
 
 
