@@ -458,7 +458,7 @@ class LeakWatch:
             if now >= signal.due and signal.cost_ns < 1 << 62:
                 self._feed(signal, step, signal.read())
                 then = time.monotonic_ns()
-                signal.due = then + self._pause * (then - now)
+                signal.rest(then, then - now, self._pause)
                 now = then
         self.due_ns = min(signal.due for signal in self._signals)
 

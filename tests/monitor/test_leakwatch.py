@@ -203,6 +203,14 @@ def test_readings_between_looks_take_half_a_percent_of_the_time(clock: Clock) ->
     assert 0.003 < share <= 0.007
 
 
+def test_a_reading_that_was_interrupted_does_not_end_readings_for_long() -> None:
+    signal, pauses = Signal("heap", lambda: None), []
+    for took in (1000, 900, 10**7, 1100, 4000, 4000, 4000):
+        signal.rest(10**9, took, 100)
+        pauses.append((signal.due - 10**9) // 100)
+    assert pauses == [1000, 900, 1800, 1100, 2200, 4000, 4000]
+
+
 def test_a_sum_keeps_a_part_that_is_not_known_at_a_point() -> None:
     points = Points()
     points.add(1, {"heap": 10, "python": 5})
