@@ -672,10 +672,9 @@ class ByteCache:
 
 @final
 class CachedFunction:
+    __dict__: dict[str, Any]
     @property
     def cache(self) -> ByteCache: ...
-    @property
-    def __dict__(self) -> dict[str, Any]: ...  # type: ignore[override]
     def __new__(
         cls, function: Callable[..., object], cache: ByteCache, typed: bool = False
     ) -> Self: ...

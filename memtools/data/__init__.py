@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from memtools.data.cache import ByteCache as ByteCache
+    from memtools.data.cache import CachedFunction as CachedFunction
     from memtools.data.cache import CacheInfo as CacheInfo
     from memtools.data.packed import PackedList as PackedList
     from memtools.data.sampler import BudgetSampler as BudgetSampler
@@ -21,11 +22,12 @@ _HOMES = {
     "BudgetSampler": "sampler",
     "ByteCache": "cache",
     "CacheInfo": "cache",
+    "CachedFunction": "cache",
     "PackedList": "packed",
     "size_of": "sizes",
 }
 
-__all__ = ["BudgetSampler", "ByteCache", "CacheInfo", "PackedList", "size_of"]
+__all__ = ["BudgetSampler", "ByteCache", "CacheInfo", "CachedFunction", "PackedList", "size_of"]
 
 
 def __getattr__(name: str) -> object:
