@@ -33,6 +33,7 @@ PAGES = (
     "peak",
     "run",
     "testing",
+    "trajectories",
 )
 
 

@@ -7,6 +7,7 @@ new callable or parameter is found here without being named; one that no value f
 
 from __future__ import annotations
 
+import argparse
 import ast
 import collections
 import contextlib
@@ -221,6 +222,25 @@ def growth() -> memtools.Growth:
     return memtools.Growth(memtools.census(), memtools.census())
 
 
+def trajectory() -> memtools.TrajectoryStore:
+    made = memtools.TrajectoryStore(2)
+    made.extend(x=torch.ones(2, 4, 8))
+    made.put(y=torch.ones(4))
+    return made
+
+
+def trajectory_file() -> str:
+    path = f"{os.urandom(4).hex()}.traj"
+    memtools.TrajectoryStore(2, file=path).close()
+    return path
+
+
+def epochs() -> memtools.TrajectoryEpochs:
+    made = trajectory().epochs(2, time_steps=1)
+    next(next(made))
+    return made
+
+
 class Figures:
     """What exporters take."""
 
@@ -245,6 +265,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "ByteCache": lambda: data.ByteCache("1 MiB"),
     "CachedFunction": lambda: data.ByteCache("1 MiB")(lambda *_, **__: None),
     "BudgetReport": lambda: memtools.Budget("1 MiB").report(),
+    "BudgetPart": lambda: _core.BudgetPart(memtools.Budget("1 MiB"), "part"),
     "Census": memtools.census,
     "CheckpointedLayers": lambda: memtools.checkpoint_layers(
         torch.nn.ModuleList([torch.nn.Linear(2, 2)])
@@ -276,6 +297,12 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "RankMetrics": lambda: distributed.monitor_ranks(Figures()),
     "Record": record,
     "RecordWriter": writer,
+    "TrajectoryChunk": lambda: next(next(trajectory().epochs(2))),
+    "TrajectoryEpoch": lambda: next(trajectory().epochs(2)),
+    "TrajectoryEpochs": epochs,
+    "TrajectoryStats": lambda: trajectory().stats(),
+    "TrajectoryStore": trajectory,
+    "UpdateSettings": memtools.UpdateSettings,
     "WindowReport": lambda: _window_report(),
     "Sampler": lambda: _core.Sampler(5_000_000, writer()),
 }
@@ -395,6 +422,24 @@ NAMED: dict[str, Any] = {
     "GradAccumulator.__init__.undo": "none",
     "GradAccumulator.__init__.clip": lambda: lambda _: 1.0,
     "AuxLoss.loss": scored,
+    "BudgetPart.bytes": 1,
+    "TrajectoryStore.entries": lambda: {"x": torch.ones(4, 8)},
+    "TrajectoryStore.extend.entries": lambda: {"x": torch.ones(2, 4, 8)},
+    "TrajectoryStore.put.entries": lambda: {"y": torch.ones(4)},
+    "TrajectoryStore.__init__.states": ("x",),
+    "TrajectoryStore.__init__.file": lambda: f"{os.urandom(4).hex()}.traj",
+    "TrajectoryStore.__init__.overflow": None,
+    "TrajectoryStore.open.file": lambda: trajectory_file(),
+    "TrajectoryStore.epochs.samples": None,
+    "TrajectoryStore.epochs.max_tokens": 4,
+    "TrajectoryStore.epochs.lengths": lambda: [1, 2, 3, 4],
+    "TrajectoryStore.__getitem__.name": "x",
+    "TrajectoryChunk.name": "x",
+    "TrajectoryEpochs.load_state_dict.state": lambda: epochs().state_dict(),
+    "UpdateSettings.add_arguments.parser": argparse.ArgumentParser,
+    "UpdateSettings.from_arguments.arguments": lambda: argparse.Namespace(
+        **dataclasses.asdict(memtools.UpdateSettings())
+    ),
     "Managed.__new__.function": lambda: lambda *_, **__: None,
     "Managed.__new__.clear": lambda: lambda *_: None,
     "Managed._end.number": 0,

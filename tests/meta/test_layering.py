@@ -29,7 +29,8 @@ IMPORTED_IN = {"torch": "memtools/_base/torch.py", "matplotlib": "memtools/gate/
                "numpy": "memtools/data/packed.py",
                "transformers": "memtools/integrations/",
                "lightning": "memtools/integrations/",
-               "prometheus_client": "memtools/export/"}  # fmt: skip
+               "prometheus_client": "memtools/export/",
+               "tensordict": "memtools/trajectory/exchange.py"}  # fmt: skip
 
 # Our own headers: which layer may include which.
 MAY_REACH = {
@@ -116,6 +117,7 @@ ARROWS: dict[str, set[str]] = {
     "monitor": {"_base", "record", "leak", "_census", "blocks"},
     "record": {"_base", "leak"},  # the growth of a record is judged by the leak test
     "report": {"_base", "record", "leak"},
+    "trajectory": {"_base", "_census", "budget"},  # what a graph that came along holds
     "testing": {"_base", "monitor", "leak", "_census", "record", "blocks"},
 }
 
