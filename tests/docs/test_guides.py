@@ -15,6 +15,8 @@ GUIDES = Path(__file__).resolve().parents[2] / "docs" / "guides"
 PAGES = (
     "accumulation",
     "budget",
+    "budget_sampler",
+    "byte_cache",
     "census",
     "checkpointing",
     "gate_history",
@@ -27,6 +29,7 @@ PAGES = (
     "made_at",
     "monitor",
     "oom_backoff",
+    "packed_list",
     "peak",
     "run",
     "testing",

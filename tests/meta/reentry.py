@@ -31,7 +31,7 @@ from typing import Any
 import torch
 
 import memtools
-from memtools import _core, distributed, export
+from memtools import _core, data, distributed, export
 from memtools.kv import tensors
 from memtools.monitor.guards import Watermarks
 from memtools.monitor.voice import Listeners
@@ -117,7 +117,7 @@ SPECIAL = (
 
 
 #: the modules whose names in __all__ are called; "" is memtools itself
-MODULES = ("", "distributed", "export", "report")
+MODULES = ("", "data", "distributed", "export", "report")
 
 
 def _module(name: str) -> Any:
@@ -241,6 +241,9 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "AllocatorSettings": memtools.allocator_settings,
     "AccumulatorReport": lambda: accumulator().report(),
     "Budget": lambda: memtools.Budget("1 MiB"),
+    "BudgetSampler": lambda: data.BudgetSampler([1, 2, 3], 4),
+    "ByteCache": lambda: data.ByteCache("1 MiB"),
+    "CachedFunction": lambda: data.ByteCache("1 MiB")(lambda *_, **__: None),
     "BudgetReport": lambda: memtools.Budget("1 MiB").report(),
     "Census": memtools.census,
     "CheckpointedLayers": lambda: memtools.checkpoint_layers(
@@ -266,6 +269,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "MemoryMonitor": monitor,
     "Phase": lambda: monitor().phase("a"),
     "Policy": core_policy,
+    "PackedList": lambda: data.PackedList(range(9)),
     "PolicyReport": lambda: policy().report(),
     "PrometheusExporter": lambda: export.PrometheusExporter(Figures()),
     "Probe": _core.Probe,
@@ -331,6 +335,11 @@ KINDS: dict[str, Any] = {
 #: by "callable.parameter", "class.parameter" or the parameter's own name, before its kind
 NAMED: dict[str, Any] = {
     "BudgetReport.__init__.holdings": (),
+    "BudgetSampler.load_state_dict.state": lambda: data.BudgetSampler([1, 2, 3], 4).state_dict(),
+    "BudgetSampler.__init__.num_replicas": None,
+    "BudgetSampler.__init__.rank": None,
+    "ByteCache.__new__.measure": lambda: lambda key, value: 8,
+    "ByteCache.__new__.default_limit": lambda: lambda: 1 << 20,
     "CleanupPolicy.cleanup.only": "gc",
     "JsonlWriter.__init__.every": 1,
     "JsonlWriter.__init__.keep": 1,

@@ -1,0 +1,40 @@
+"""Data loading that stays within the host's memory: caches by bytes, lists that workers share,
+batches by tokens.
+
+Nothing is loaded before its first use: a data set's module imports this in every worker.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from memtools.data.cache import ByteCache as ByteCache
+    from memtools.data.cache import CacheInfo as CacheInfo
+    from memtools.data.packed import PackedList as PackedList
+    from memtools.data.sampler import BudgetSampler as BudgetSampler
+    from memtools.data.sizes import size_of as size_of
+
+#: where each public name lives
+_HOMES = {
+    "BudgetSampler": "sampler",
+    "ByteCache": "cache",
+    "CacheInfo": "cache",
+    "PackedList": "packed",
+    "size_of": "sizes",
+}
+
+__all__ = ["BudgetSampler", "ByteCache", "CacheInfo", "PackedList", "size_of"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'memtools.data' has no attribute {name!r}")
+    value = getattr(import_module(f"memtools.data.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
