@@ -72,3 +72,9 @@ from memtools.record.record import RecordEvent as RecordEvent
 from memtools.record.record import RecordPhase as RecordPhase
 from memtools.record.record import Samples as Samples
 from memtools.record.record import read_record as read_record
+from memtools.trajectory.epochs import TrajectoryChunk as TrajectoryChunk
+from memtools.trajectory.epochs import TrajectoryEpoch as TrajectoryEpoch
+from memtools.trajectory.epochs import TrajectoryEpochs as TrajectoryEpochs
+from memtools.trajectory.settings import UpdateSettings as UpdateSettings
+from memtools.trajectory.store import TrajectoryStats as TrajectoryStats
+from memtools.trajectory.store import TrajectoryStore as TrajectoryStore

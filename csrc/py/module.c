@@ -213,6 +213,7 @@ static int (*const registers[])(PyObject *module, mt_state *st) = {
     mt_py_leakdetector_register, mt_py_sampler_register,   mt_py_managed_register,
     mt_py_policy_register,       mt_py_gradset_register,   mt_py_growthtable_register,
     mt_py_blocks_register,       mt_py_bytecache_register, mt_py_cachedfunction_register,
+    mt_py_budgetpart_register,
 };
 
 static int

