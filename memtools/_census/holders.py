@@ -853,8 +853,8 @@ def _is_wrapper(holder: Any) -> bool:
 
 
 def _says_nothing(holder: Any, steps: list[Step]) -> bool:
-    """Whether the attribute of an instance, which is the first step, says nothing: that of a wrapper,
-    or what a list of modules keeps them in."""
+    """Whether the attribute of an instance, which is the first step, says nothing: that of a
+    wrapper, or what a list of modules keeps them in."""
     return _is_wrapper(holder) or (
         len(steps) == 1
         and steps[0].key in _MODULE_PARTS
