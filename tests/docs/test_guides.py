@@ -15,21 +15,27 @@ GUIDES = Path(__file__).resolve().parents[2] / "docs" / "guides"
 PAGES = (
     "accumulation",
     "budget",
+    "budget_sampler",
+    "byte_cache",
     "census",
     "checkpointing",
     "gate_history",
     "grad_norm",
+    "h5_episodes",
     "host_memory",
     "integrations",
     "kv_cache",
     "leak_test",
     "leaks",
+    "loader",
     "made_at",
     "monitor",
     "oom_backoff",
+    "packed_list",
     "peak",
     "run",
     "testing",
+    "trajectories",
 )
 
 

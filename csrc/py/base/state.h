@@ -28,6 +28,7 @@ struct mt_peaks;                                /* see core/monitor/peaks.h */
     X(PyTypeObject, KVPool)                                                                        \
     X(PyTypeObject, KVLease)                                                                       \
     X(PyTypeObject, Budget)                                                                        \
+    X(PyTypeObject, BudgetPart)                                                                    \
     X(PyTypeObject, Probe)                                                                         \
     X(PyTypeObject, Sample)                                                                        \
     X(PyTypeObject, RecordWriter)                                                                  \
@@ -39,6 +40,8 @@ struct mt_peaks;                                /* see core/monitor/peaks.h */
     X(PyTypeObject, GrowthTable)                                                                   \
     X(PyTypeObject, Blocks)                                                                        \
     X(PyTypeObject, Contents)                                                                      \
+    X(PyTypeObject, ByteCache)                                                                     \
+    X(PyTypeObject, CachedFunction)                                                                \
     /* See ending.h; NULL: not set. */                                                             \
     X(PyObject, on_uncaught)                                                                       \
     X(PyObject, on_exit_call)                                                                      \
