@@ -216,7 +216,7 @@ def main() -> None:
     files = episodes(options)
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
-    by = limit_job(options.limit, WORKERS)
+    by = limit_job(options.limit)
     meter = Meter(options, held=job_memory, every=4, trim=False)
     train(files, options, meter)
     options.episodes = str(options.episodes)
