@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from memtools.data.cache import ByteCache as ByteCache
+    from memtools.data.cache import CachedFunction as CachedFunction
     from memtools.data.cache import CacheInfo as CacheInfo
     from memtools.data.episodes import ChunkLayout as ChunkLayout
     from memtools.data.episodes import H5Episodes as H5Episodes
@@ -30,6 +31,7 @@ _HOMES = {
     "BudgetSampler": "sampler",
     "ByteCache": "cache",
     "CacheInfo": "cache",
+    "CachedFunction": "cache",
     "ChunkLayout": "episodes",
     "H5Episodes": "episodes",
     "LoaderCost": "report",
@@ -46,6 +48,7 @@ __all__ = [
     "BudgetSampler",
     "ByteCache",
     "CacheInfo",
+    "CachedFunction",
     "ChunkLayout",
     "H5Episodes",
     "LoaderCost",

@@ -159,7 +159,7 @@ class ByteCache(_core.ByteCache, MutableMapping[Any, Any]):
         return f"{type(self).__name__}({size}{of} in {info.entries:,} entries)"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        settings = {"size": self._size, "typed": self._typed, "name": self.name}
+        settings: dict[str, Any] = {"size": self._size, "typed": self._typed, "name": self.name}
         return functools.partial(type(self), **settings), (self._limit,)
 
 

@@ -113,6 +113,7 @@ CASES: dict[str, list[Case]] = {
         lambda: refused(TypeError, lambda: _core.CachedFunction(len, 1)),  # type: ignore[arg-type]
     ],
     "CachedFunction.__new__": [lambda: _core.CachedFunction(len, CACHE, True)],
+    "CachedFunction.__vectorcalloffset__": [lambda: _core.CachedFunction.__vectorcalloffset__],  # type: ignore[attr-defined]
     "CachedFunction.__call__": [lambda: LOAD.__call__(7)],
     "CachedFunction.__get__": [lambda: LOAD.__get__(3)(), lambda: LOAD.__get__(None, int)],
     "CachedFunction.__repr__": [lambda: repr(LOAD)],

@@ -344,6 +344,7 @@ KINDS: dict[str, Any] = {
     "torch.Tensor": lambda: torch.ones(4, 8),
     "Cadence": 2,
     "Budget": lambda: memtools.Budget("1 MiB"),
+    "ByteCache": lambda: data.ByteCache("1 MiB"),
     "Census": memtools.census,
     "KVPool": pool,
     "torch.utils.data.DataLoader": loader,

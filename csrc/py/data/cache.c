@@ -601,7 +601,8 @@ static PyMethodDef methods[] = {
      "the entry the newest."},
     {"put", MT_PY_FUNCTION(bytecache_put), METH_FASTCALL,
      "put($self, key, value, /)\n--\n\n"
-     "Keep a value if it fits, and return whether it was kept. A value that is larger than the "
+     "Keep `value` under `key` if it fits, and return whether it was kept. One that is larger than "
+     "the "
      "limit, or than what other parts leave of a Budget, is counted in `not_kept` and evicts "
      "nothing."},
     {"clear", bytecache_clear_all, METH_NOARGS,
