@@ -108,7 +108,9 @@ def work(sequence: Any, worker: int, begin: Any, done: Any) -> None:
     before the first reading of its memory."""
     draw = np.random.default_rng(worker)
     shares = [
-        draw.permutation(np.arange((worker + epoch) % WORKERS, len(sequence), WORKERS, np.int32))
+        draw.permutation(
+            np.arange((worker + epoch) % WORKERS, len(sequence), WORKERS, dtype=np.int32)
+        )
         for epoch in range(EPOCHS)
     ]
     done.put(0)
