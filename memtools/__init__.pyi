@@ -64,6 +64,7 @@ from memtools.monitor.host import host_memory as host_memory
 from memtools.monitor.monitor import MemoryMonitor as MemoryMonitor
 from memtools.monitor.phases import Phase as Phase
 from memtools.monitor.phases import PhaseTotals as PhaseTotals
+from memtools.monitor.readings import Headroom as Headroom
 from memtools.monitor.voice import LeakHandle as LeakHandle
 from memtools.record.record import Buckets as Buckets
 from memtools.record.record import Column as Column
@@ -72,3 +73,9 @@ from memtools.record.record import RecordEvent as RecordEvent
 from memtools.record.record import RecordPhase as RecordPhase
 from memtools.record.record import Samples as Samples
 from memtools.record.record import read_record as read_record
+from memtools.trajectory.epochs import TrajectoryChunk as TrajectoryChunk
+from memtools.trajectory.epochs import TrajectoryEpoch as TrajectoryEpoch
+from memtools.trajectory.epochs import TrajectoryEpochs as TrajectoryEpochs
+from memtools.trajectory.settings import UpdateSettings as UpdateSettings
+from memtools.trajectory.store import TrajectoryStats as TrajectoryStats
+from memtools.trajectory.store import TrajectoryStore as TrajectoryStore

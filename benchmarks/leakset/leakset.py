@@ -4,13 +4,13 @@
     python -m benchmarks.leakset.leakset --busy 2         # beside so many busy loops
     python -m benchmarks.leakset.leakset --only l02_lightning_val_outputs --keep /tmp/leakset
     python -m benchmarks.leakset.leakset --keep /tmp/leakset --reuse      # score it again
-    python -m benchmarks.leakset.leakset --ours           # 22 loops of our own, scored apart
+    python -m benchmarks.leakset.leakset --ours           # 28 loops of our own, scored apart
     python -m benchmarks.leakset.leakset --traced --memray   # what others blame: 30 minutes
 
 The loops (scripts/) are rewritten from public threads, 13 leak and 8 do not; index.json has the
 truth of each: the rate, who holds it, and a pattern of that name. It is never changed to fit a
-result. ours.json has 22 more that we wrote after such threads, of kinds which the others lack or
-where we were wrong once: 60 to 400 steps each, 18 leak. As we have mended what they showed, they
+result. ours.json has 28 more that we wrote after such threads, of kinds which the others lack or
+where we were wrong once: 60 to 500 steps each, 22 leak. As we have mended what they showed, they
 tell what became worse, and no more.
 
 What is scored is what a user sees: `leaks` of `memtools explain --json`, the steps at which the run
@@ -30,7 +30,8 @@ said something first, and whether its own last lines say the same.
 
 Beside it: what two points say that lie a fifth of the run from its begin and at its end (as
 `check_memory_leak` has it: more than 10 % or 50 MiB), the slope that psutil in a thread would draw,
-and with --traced and --memray the lines that tracemalloc and memray blame (peers.py).
+and with --traced and --memray the lines that tracemalloc and memray blame (peers.py). These do not
+change with memtools, so that a run without the two keeps the lines of the results that it replaces.
 """
 
 from __future__ import annotations
@@ -316,6 +317,21 @@ def summary(scores: Sequence[Score]) -> Json:
     }
 
 
+def keep_blamed(scores: Sequence[Score], path: Path | None) -> str:
+    """Give each loop that was not run under tracemalloc or memray the lines that are in the results
+    which stand there; returns the revision at which they were blamed, "" for none."""
+    if path is None or not path.exists():
+        return ""
+    before = json.loads(path.read_text())
+    loops = {loop["name"]: loop for loop in before["loops"]}
+    for one in scores:
+        old = loops.get(one.name, {})
+        one.traced = one.traced or old.get("traced")
+        one.memray = one.memray or old.get("memray")
+    facts = before["environment"]
+    return str(facts.get("blamed_at", facts["revision"]))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", nargs="*", choices=sorted(TRUTHS), metavar="NAME")
@@ -350,11 +366,14 @@ def main() -> None:
                 one.traced = peers.traced(one.name, one.steps or 0, out)
             if one.leaks and options.memray:
                 one.memray = peers.memray(one.name, out)
+    part = options.only or options.reuse
+    path = options.out or (None if part else RESULTS / f"leakset{'_ours' * options.ours}.json")
+    if not (options.traced and options.memray):
+        facts["blamed_at"] = keep_blamed(scores, path)
     print(table(HEADER, rows(scores)))
     total = summary(scores)
     print(table(("of all", "loops"), [[name, str(number)] for name, number in total.items()]))
-    part = options.only or options.reuse
-    if path := options.out or (None if part else RESULTS / f"leakset{'_ours' * options.ours}.json"):
+    if path:
         content: dict[str, Any] = {"environment": facts, "summary": total}
         write_json(path, {**content, "loops": [asdict(one) for one in scores]})
 

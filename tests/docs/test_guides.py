@@ -21,11 +21,13 @@ PAGES = (
     "checkpointing",
     "gate_history",
     "grad_norm",
+    "h5_episodes",
     "host_memory",
     "integrations",
     "kv_cache",
     "leak_test",
     "leaks",
+    "loader",
     "made_at",
     "monitor",
     "oom_backoff",
@@ -33,6 +35,7 @@ PAGES = (
     "peak",
     "run",
     "testing",
+    "trajectories",
 )
 
 

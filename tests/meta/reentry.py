@@ -7,6 +7,7 @@ new callable or parameter is found here without being named; one that no value f
 
 from __future__ import annotations
 
+import argparse
 import ast
 import collections
 import contextlib
@@ -35,6 +36,7 @@ from memtools import _core, data, distributed, export
 from memtools.kv import tensors
 from memtools.monitor.guards import Watermarks
 from memtools.monitor.voice import Listeners
+from tests.data.episodecases import write_episode
 
 STUB = Path(_core.__file__).parent / "_core.pyi"
 GIB = 1 << 30
@@ -217,8 +219,35 @@ def blocks() -> _core.Blocks:
     return made
 
 
+def loader() -> torch.utils.data.DataLoader[Any]:
+    return torch.utils.data.DataLoader(range(9))  # type: ignore[arg-type]
+
+
+def episode() -> str:
+    return str(write_episode(Path(f"{os.urandom(4).hex()}.h5"), 3))
+
+
 def growth() -> memtools.Growth:
     return memtools.Growth(memtools.census(), memtools.census())
+
+
+def trajectory() -> memtools.TrajectoryStore:
+    made = memtools.TrajectoryStore(2)
+    made.extend(x=torch.ones(2, 4, 8))
+    made.put(y=torch.ones(4))
+    return made
+
+
+def trajectory_file() -> str:
+    path = f"{os.urandom(4).hex()}.traj"
+    memtools.TrajectoryStore(2, file=path).close()
+    return path
+
+
+def epochs() -> memtools.TrajectoryEpochs:
+    made = trajectory().epochs(2, time_steps=1)
+    next(next(made))
+    return made
 
 
 class Figures:
@@ -241,10 +270,12 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "AllocatorSettings": memtools.allocator_settings,
     "AccumulatorReport": lambda: accumulator().report(),
     "Budget": lambda: memtools.Budget("1 MiB"),
+    "BoundedLoader": lambda: data.bounded(loader()),
     "BudgetSampler": lambda: data.BudgetSampler([1, 2, 3], 4),
     "ByteCache": lambda: data.ByteCache("1 MiB"),
     "CachedFunction": lambda: data.ByteCache("1 MiB")(lambda *_, **__: None),
     "BudgetReport": lambda: memtools.Budget("1 MiB").report(),
+    "BudgetPart": lambda: _core.BudgetPart(memtools.Budget("1 MiB"), "part"),
     "Census": memtools.census,
     "CheckpointedLayers": lambda: memtools.checkpoint_layers(
         torch.nn.ModuleList([torch.nn.Linear(2, 2)])
@@ -259,6 +290,9 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "Growth": growth,
     "KVLease": lease,
     "KVPool": pool,
+    "H5Episodes": lambda: data.H5Episodes(episode()),
+    "ChunkLayout": lambda: data.H5Episodes(episode()).layouts()[0],
+    "LoaderReport": lambda: data.loader_report(loader()),
     "Handle": lambda: monitor().guard(0.9, "record"),
     "GrowthTable": _core.GrowthTable,
     "JsonlWriter": lambda: export.JsonlWriter(f"{os.urandom(4).hex()}.jsonl", Figures()),
@@ -276,6 +310,12 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "RankMetrics": lambda: distributed.monitor_ranks(Figures()),
     "Record": record,
     "RecordWriter": writer,
+    "TrajectoryChunk": lambda: next(next(trajectory().epochs(2))),
+    "TrajectoryEpoch": lambda: next(trajectory().epochs(2)),
+    "TrajectoryEpochs": epochs,
+    "TrajectoryStats": lambda: trajectory().stats(),
+    "TrajectoryStore": trajectory,
+    "UpdateSettings": memtools.UpdateSettings,
     "WindowReport": lambda: _window_report(),
     "Sampler": lambda: _core.Sampler(5_000_000, writer()),
 }
@@ -307,6 +347,7 @@ KINDS: dict[str, Any] = {
     "ByteCache": lambda: data.ByteCache("1 MiB"),
     "Census": memtools.census,
     "KVPool": pool,
+    "torch.utils.data.DataLoader": loader,
     "CleanupPolicy": policy,
     "Policy": core_policy,
     "RecordWriter": writer,
@@ -336,6 +377,17 @@ KINDS: dict[str, Any] = {
 #: by "callable.parameter", "class.parameter" or the parameter's own name, before its kind
 NAMED: dict[str, Any] = {
     "BudgetReport.__init__.holdings": (),
+    "BoundedLoader.__init__.monitor": None,
+    "data.bounded.monitor": None,
+    "data.loader_report.timeout": 9.0,
+    "H5Episodes.__init__.files": lambda: episode(),
+    "H5Episodes.__init__.observations": None,
+    "H5Episodes.__init__.actions": "action",
+    "H5Episodes.__init__.decode": None,
+    "H5Episodes.locate.index": 1,
+    "H5Episodes.__getitem__.index": 1,
+    "H5Episodes.at.start": 0,
+    "H5Episodes.at.episode": 0,
     "BudgetSampler.load_state_dict.state": lambda: data.BudgetSampler([1, 2, 3], 4).state_dict(),
     "BudgetSampler.__init__.num_replicas": None,
     "BudgetSampler.__init__.rank": None,
@@ -396,6 +448,24 @@ NAMED: dict[str, Any] = {
     "GradAccumulator.__init__.undo": "none",
     "GradAccumulator.__init__.clip": lambda: lambda _: 1.0,
     "AuxLoss.loss": scored,
+    "BudgetPart.bytes": 1,
+    "TrajectoryStore.entries": lambda: {"x": torch.ones(4, 8)},
+    "TrajectoryStore.extend.entries": lambda: {"x": torch.ones(2, 4, 8)},
+    "TrajectoryStore.put.entries": lambda: {"y": torch.ones(4)},
+    "TrajectoryStore.__init__.states": ("x",),
+    "TrajectoryStore.__init__.file": lambda: f"{os.urandom(4).hex()}.traj",
+    "TrajectoryStore.__init__.overflow": None,
+    "TrajectoryStore.open.file": lambda: trajectory_file(),
+    "TrajectoryStore.epochs.samples": None,
+    "TrajectoryStore.epochs.max_tokens": 4,
+    "TrajectoryStore.epochs.lengths": lambda: [1, 2, 3, 4],
+    "TrajectoryStore.__getitem__.name": "x",
+    "TrajectoryChunk.name": "x",
+    "TrajectoryEpochs.load_state_dict.state": lambda: epochs().state_dict(),
+    "UpdateSettings.add_arguments.parser": argparse.ArgumentParser,
+    "UpdateSettings.from_arguments.arguments": lambda: argparse.Namespace(
+        **dataclasses.asdict(memtools.UpdateSettings())
+    ),
     "Managed.__new__.function": lambda: lambda *_, **__: None,
     "Managed.__new__.clear": lambda: lambda *_: None,
     "Managed._end.number": 0,

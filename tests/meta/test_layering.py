@@ -26,10 +26,11 @@ PUBLIC = {"BudgetError", "DeviceError", "DeviceMemoryPressure", "HostMemoryPress
 LAYERS = {"core", "os", "cuda", "py", "torch"}
 THE_CPP_FILE = "csrc/torch/torch_shim.cpp"
 IMPORTED_IN = {"torch": "memtools/_base/torch.py", "matplotlib": "memtools/gate/plot.py",
-               "numpy": "memtools/data/packed.py",
+               "numpy": "memtools/data/packed.py", "h5py": "memtools/data/",
                "transformers": "memtools/integrations/",
                "lightning": "memtools/integrations/",
-               "prometheus_client": "memtools/export/"}  # fmt: skip
+               "prometheus_client": "memtools/export/",
+               "tensordict": "memtools/trajectory/exchange.py"}  # fmt: skip
 
 # Our own headers: which layer may include which.
 MAY_REACH = {
@@ -116,6 +117,7 @@ ARROWS: dict[str, set[str]] = {
     "monitor": {"_base", "record", "leak", "_census", "blocks"},
     "record": {"_base", "leak"},  # the growth of a record is judged by the leak test
     "report": {"_base", "record", "leak"},
+    "trajectory": {"_base", "_census", "budget"},  # what a graph that came along holds
     "testing": {"_base", "monitor", "leak", "_census", "record", "blocks"},
 }
 

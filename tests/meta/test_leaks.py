@@ -42,6 +42,8 @@ def filled() -> GateHistory:
 
 SHARED = filled()
 BUDGET = Budget("1 MiB")
+PART, CLOSED_PART = _core.BudgetPart(BUDGET, "part"), _core.BudgetPart(BUDGET, "closed")
+CLOSED_PART.close()
 COUNTED = GateHistory(max_bytes=BUDGET.suballocate("gates"))
 COUNTED.append(GATES)
 TOO_LARGE = torch.rand(2**15, 8)
@@ -139,6 +141,27 @@ CASES: dict[str, list[Callable[[], object]]] = {
         lambda: str(BUDGET.report()),
         lambda: repr(BUDGET),
     ],
+    "BudgetPart": [
+        lambda: _core.BudgetPart(BUDGET, "part"),
+        lambda: refused(TypeError, lambda: _core.BudgetPart(1, "part")),  # type: ignore[arg-type]
+    ],
+    "BudgetPart.__new__": [lambda: _core.BudgetPart(BUDGET, "part")],
+    "BudgetPart.reserve": [
+        lambda: _core.BudgetPart(BUDGET, "part").reserve(4096, "x", "y"),
+        lambda: refused(BudgetError, lambda: PART.reserve(2**40, "x", "y")),
+        lambda: refused(ValueError, lambda: PART.reserve(-1, "x", "y")),
+        lambda: refused(TypeError, lambda: PART.reserve("x", "x", "y")),  # type: ignore[arg-type]
+    ],
+    "BudgetPart.release": [
+        lambda: (PART.reserve(10, "x", "y"), PART.release(10)),
+        lambda: refused(ValueError, lambda: PART.release(1)),
+        lambda: refused(TypeError, lambda: PART.release("x")),  # type: ignore[arg-type]
+    ],
+    "BudgetPart.close": [
+        lambda: _core.BudgetPart(BUDGET, "part").close(),
+        lambda: refused(ValueError, lambda: CLOSED_PART.reserve(1, "x", "y")),
+    ],
+    "BudgetPart.reserved": [lambda: PART.reserved],
     "GateHistory.append": [
         lambda: SHARED.append(GATES),
         lambda: SHARED.append(GATES.t().contiguous().t()),

@@ -28,6 +28,7 @@ struct mt_peaks;                                /* see core/monitor/peaks.h */
     X(PyTypeObject, KVPool)                                                                        \
     X(PyTypeObject, KVLease)                                                                       \
     X(PyTypeObject, Budget)                                                                        \
+    X(PyTypeObject, BudgetPart)                                                                    \
     X(PyTypeObject, Probe)                                                                         \
     X(PyTypeObject, Sample)                                                                        \
     X(PyTypeObject, RecordWriter)                                                                  \

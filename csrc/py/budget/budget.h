@@ -23,7 +23,8 @@ mt_ledger *mt_py_budget_ledger(mt_state *st, PyObject *budget);
 PyObject *mt_py_raise_budget(mt_state *st, mt_ledger *ledger, const mt_error *err,
                              const char *doing, const char *remedy);
 
-/* Registers Budget in the module. */
+/* Register Budget and BudgetPart in the module. */
 int mt_py_budget_register(PyObject *module, mt_state *st);
+int mt_py_budgetpart_register(PyObject *module, mt_state *st);
 
 #endif

@@ -1,0 +1,137 @@
+"""UpdateSettings: how many samples a rollout has and how often they are used, in one place."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateSettings:
+    """What decides how large a rollout is and how often it is used: the numbers to turn when a
+    multi-epoch update (PPO, GRPO) does not fit, or learns too fast.
+
+        settings = memtools.UpdateSettings(batch_size=4, group_size=2, num_epochs=3)
+        store = memtools.TrajectoryStore(50, settings.num_samples)
+
+    Raises TypeError if an argument has the wrong type, ValueError if one is out of its range or
+    makes no sense beside `single_update`.
+    """
+
+    #: prompts, conditions or environments of a rollout, at least 1
+    batch_size: int = 1
+    #: samples of each of them, at least 1; GRPO compares the samples of a group
+    group_size: int = 1
+    #: how often the samples of a rollout are gone through, at least 1
+    num_epochs: int = 1
+    #: mean KL divergence of an epoch above which no further epoch begins, above 0; None: no limit
+    kl_threshold: float | None = None
+    #: one optimizer step for each rollout: the ratio of probabilities is 1, so that the old ones
+    #: need not be kept. `num_epochs` is 1 and `kl_threshold` None then
+    single_update: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "group_size", "num_epochs"):
+            whole_number(name, getattr(self, name))
+        if self.kl_threshold is not None:
+            positive(self.kl_threshold, "kl_threshold")
+        if not isinstance(self.single_update, bool):
+            raise TypeError(
+                f"single_update is True or False, got {type(self.single_update).__name__}"
+            )
+        if self.single_update and self.num_epochs != 1:
+            raise ValueError(
+                f"single_update makes one update of each rollout, got num_epochs "
+                f"{self.num_epochs}; pass num_epochs=1, or leave single_update out"
+            )
+        if self.single_update and self.kl_threshold is not None:
+            raise ValueError(
+                "single_update has no second epoch that kl_threshold could leave out; leave one of "
+                "them out"
+            )
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of a rollout: batch_size * group_size."""
+        return self.batch_size * self.group_size
+
+    @classmethod
+    def add_arguments(cls, parser: Any, **defaults: Any) -> None:
+        """Add `--batch-size`, `--group-size`, `--num-epochs`, `--kl-threshold` and
+        `--single-update` to a command line.
+
+        Args:
+            parser: an `argparse.ArgumentParser`, or a group of one.
+            defaults: by name, where they are to differ from those of this class.
+
+        Raises TypeError if `parser` is something else, TypeError or ValueError if the defaults make
+        no sense.
+        """
+        plain = cls(**defaults)
+        if not callable(getattr(parser, "add_argument", None)):
+            raise TypeError(
+                f"add_arguments() takes an argparse.ArgumentParser, got {type(parser).__name__}"
+            )
+        helps = {
+            "batch_size": "prompts, conditions or environments of a rollout",
+            "group_size": "samples of each of them",
+            "num_epochs": "how often the samples of a rollout are gone through",
+            "kl_threshold": "mean KL divergence of an epoch that ends the epochs early",
+        }
+        for name, text in helps.items():
+            value = getattr(plain, name)
+            kind = float if name == "kl_threshold" else int
+            shown = "none" if value is None else value
+            flag = f"--{name.replace('_', '-')}"
+            parser.add_argument(flag, type=kind, default=value, help=f"{text} (default: {shown})")
+        parser.add_argument(
+            "--single-update",
+            action=argparse.BooleanOptionalAction,
+            default=plain.single_update,
+            help="one optimizer step for each rollout",
+        )
+
+    @classmethod
+    def from_arguments(cls, arguments: argparse.Namespace) -> Self:
+        """Make the settings of what a parser with `add_arguments` has parsed.
+
+        Raises TypeError and ValueError as the class does, and TypeError if an argument is missing.
+        """
+        missing = [field.name for field in fields(cls) if not hasattr(arguments, field.name)]
+        if missing:
+            raise TypeError(
+                f"from_arguments() takes what a parser with add_arguments() has parsed; "
+                f"{type(arguments).__name__} has no {missing[0]}"
+            )
+        return cls(**{field.name: getattr(arguments, field.name) for field in fields(cls)})
+
+    def __str__(self) -> str:
+        text = (
+            f"batch_size {self.batch_size} x group_size {self.group_size} = {self.num_samples} "
+            f"samples, "
+        )
+        if self.single_update:
+            return f"{text}single update"
+        limit = "" if self.kl_threshold is None else f", kl_threshold {self.kl_threshold:g}"
+        return f"{text}num_epochs {self.num_epochs}{limit}"
+
+
+def whole_number(name: str, value: object, least: int = 1) -> int:
+    """Return `value`. Raises TypeError if it is not an int, ValueError if it is below `least`."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} is an int, got {type(value).__name__}")
+    if value < least:
+        raise ValueError(f"{name} is at least {least}, got {value}")
+    return value
+
+
+def positive(value: object, name: str) -> float:
+    """Return `value`. Raises TypeError if it is not a number, ValueError if it is not above 0 and
+    finite."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} is a number, got {type(value).__name__}")
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name} is above 0 and finite, got {value}")
+    return float(value)

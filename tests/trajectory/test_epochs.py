@@ -1,0 +1,358 @@
+"""Epochs over a store: which chunks come, in which order, what they hold, and when they end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memtools import Budget, BudgetError, TrajectoryStore, _core
+from memtools.trajectory.plan import balanced
+from tests.trajectory.stores import SAMPLES, T, filled, log_probs, walked
+
+WAYS = [
+    {"time_steps": 2},
+    {"time_steps": 4},
+    {"samples": 1},
+    {"samples": 3},
+    {"time_steps": 4, "samples": 3},
+    {"max_tokens": 9, "lengths": [5, 3, 4, 6]},
+    {"max_tokens": 9, "lengths": [5, 3, 4, 6], "time_steps": 5},
+    {},
+]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_every_value_comes_once_in_each_epoch(way, shuffle):
+    store = filled()
+    epochs = store.epochs(2, **way, shuffle=shuffle, seed=3)
+    for number, epoch in enumerate(epochs):
+        seen = torch.zeros(T, SAMPLES)
+        assert (epoch.index, len(epoch)) == (number, epochs.chunks_per_epoch)
+        for chunk in epoch:
+            for i, sample in enumerate(chunk.samples):
+                seen[chunk.steps.start : chunk.steps.stop, sample] += 1
+                assert chunk["advantages"][i] == sample
+                for j, t in enumerate(chunk.steps):
+                    assert chunk["log_probs"][j, i] == log_probs(t)[sample]
+                    assert chunk["latents"][j, i, 0] == 100 * t + sample
+                    assert chunk["latents"][j + 1, i, 0] == 100 * (t + 1) + sample
+            lengths = way.get("lengths", [1] * SAMPLES)
+            units = sum(lengths[sample] for sample in chunk.samples)
+            assert chunk.weight == len(chunk.steps) * units
+            assert units <= way.get("max_tokens", units)
+            assert chunk.nbytes == sum(t.nbytes for t in chunk.values())
+        assert torch.equal(seen, torch.ones(T, SAMPLES))
+        assert len(epoch) == 0
+    assert (number, list(epochs)) == (1, [])
+
+
+def test_a_seed_gives_one_order_and_each_epoch_its_own():
+    def order(seed: int, epochs: int = 2) -> list[object]:
+        options = {"samples": 1, "time_steps": 1, "shuffle": True, "seed": seed}
+        return [entry[:4] for entry in walked(filled().epochs(epochs, **options))]
+
+    assert order(0) == order(0)
+    assert order(0) != order(1)
+    first, second = order(0)[:24], order(0)[24:]
+    assert [entry[2:] for entry in first] != [entry[2:] for entry in second]
+    assert order(0, 1) == first  # it does not depend on how many epochs there are
+    assert [e[3] for e in order(0)][:4] != [(0,), (1,), (2,), (3,)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_epochs_go_on_where_they_were(way):
+    options = {**way, "shuffle": True, "seed": 5}
+    whole = walked(filled().epochs(3, **options))
+    for done in range(len(whole) + 1):
+        epochs = filled().epochs(3, **options)
+        before = walked(epochs, done) if done else []
+        state = json.loads(json.dumps(epochs.state_dict()))
+        after = filled().epochs(3, **options)
+        after.load_state_dict(state)
+        assert before + walked(after) == whole
+
+
+def test_a_state_in_the_middle_leaves_the_first_loop_alone():
+    epochs = filled().epochs(2, time_steps=2)
+    found = []
+    for epoch in epochs:
+        for chunk in epoch:
+            found.append((chunk.epoch, chunk.index))
+            epochs.state_dict()
+    assert found == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
+
+
+def test_a_state_of_other_epochs_is_refused():
+    epochs = filled().epochs(2, time_steps=2, seed=1)
+    state = epochs.state_dict()
+    for other, match in [
+        (filled().epochs(3, time_steps=2, seed=1), "num_epochs=2 in place of 3"),
+        (filled().epochs(2, time_steps=3, seed=1), "time_steps=2 in place of 3"),
+        (filled().epochs(2, time_steps=2), "seed=1 in place of 0"),
+    ]:
+        with pytest.raises(ValueError, match=match):
+            other.load_state_dict(state)
+    for wrong, error in [
+        (3, TypeError),
+        ({}, ValueError),
+        ({**state, "format": 2}, ValueError),
+        ({**state, "done": 4}, ValueError),
+        ({**state, "epoch": -1}, ValueError),
+        ({**state, "done": "x"}, TypeError),
+    ]:
+        with pytest.raises(error):
+            epochs.load_state_dict(wrong)
+    assert epochs.state_dict() == state
+
+
+# --- the end --------------------------------------------------------------------------------------
+
+
+def epochs_run(reports: list[list[float]], threshold: float | None = 0.02) -> tuple[int, object]:
+    """How many epochs ran when each chunk's KL divergence was as it says."""
+    epochs = filled().epochs(len(reports), time_steps=3, kl_threshold=threshold)
+    ran = 0
+    for epoch, values in zip(epochs, reports, strict=False):
+        ran += 1
+        for chunk, value in zip(epoch, values, strict=True):
+            epochs.report_kl(torch.tensor(value), chunk.weight)
+    list(epochs)
+    return ran, epochs
+
+
+def test_a_mean_above_the_threshold_ends_the_epochs():
+    ran, epochs = epochs_run([[0.01, 0.02], [0.01, 0.04], [0.0, 0.0]])
+    assert ran == 2
+    assert epochs.kl == pytest.approx((0.015, 0.025))
+    assert epochs.ended_early
+
+
+def test_a_mean_within_the_threshold_does_not():
+    ran, epochs = epochs_run([[0.03, 0.01], [0.02, 0.02]])
+    assert (ran, epochs.ended_early) == (2, False)
+    assert not epochs_run([[9.0, 9.0]] * 2, None)[1].ended_early
+
+
+def test_what_is_not_a_number_ends_them():
+    assert epochs_run([[float("nan"), 0.0], [0.0, 0.0]])[0] == 1
+
+
+def test_a_threshold_that_nobody_reports_to_is_an_error():
+    epochs = filled().epochs(2, time_steps=3, kl_threshold=0.1)
+    with pytest.raises(RuntimeError, match="no KL divergence was reported in epoch 0"):
+        walked(epochs)
+    with pytest.raises(RuntimeError, match="outside of an epoch"):
+        filled().epochs(1).report_kl(0.1)
+
+
+def test_the_weights_count_and_a_resumed_epoch_has_its_sum():
+    epochs = filled().epochs(2, time_steps=4, kl_threshold=0.1)
+    for chunk in next(epochs):
+        epochs.report_kl(0.3 if chunk.index == 0 else 0.0, chunk.weight)
+        state = epochs.state_dict()
+        break
+    again = filled().epochs(2, time_steps=4, kl_threshold=0.1)
+    again.load_state_dict(state)
+    for chunk in next(again):
+        assert chunk.index == 1
+        again.report_kl(0.0, chunk.weight)
+    assert list(again) == []
+    assert again.kl == pytest.approx((0.2,))
+
+
+def test_stop_and_break():
+    epochs = filled().epochs(3, time_steps=2)
+    found = []
+    for epoch in epochs:
+        for chunk in epoch:
+            found.append((chunk.epoch, chunk.index))
+            if epoch.index == 0:
+                break  # leaves out the rest of this epoch
+            if chunk.index == 1:
+                epochs.stop()
+    assert found == [(0, 0), (1, 0), (1, 1)]
+    assert epochs.ended_early
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+def test_neighbours_are_views_and_others_share_one_buffer():
+    store = filled()
+    for way in ({"time_steps": 2}, {"samples": 2}, {}, {"time_steps": 2, "shuffle": True}):
+        for chunk in next(store.epochs(1, **way)):
+            mine = store["latents"].untyped_storage().data_ptr()
+            assert chunk["latents"].untyped_storage().data_ptr() == mine
+    addresses = set()
+    for chunk in next(store.epochs(1, samples=2, shuffle=True)):
+        addresses.add(chunk["latents"].untyped_storage().data_ptr())
+    assert len(addresses) == 1
+    assert store["latents"].untyped_storage().data_ptr() not in addresses
+
+
+def test_the_buffer_is_one_chunk_and_counts_in_the_limit():
+    budget = Budget("1 MiB")
+    store = filled(limit=budget)
+    epochs = store.epochs(2, samples=2, time_steps=2, shuffle=True)
+    assert budget.used - store.nbytes == max(chunk.nbytes for chunk in next(epochs))
+    list(epochs)
+    assert budget.used == store.nbytes
+    small = filled(limit=store.nbytes + 10)
+    with pytest.raises(BudgetError, match=r"TrajectoryStore.epochs\(\): asked .* time_steps alone"):
+        small.epochs(1, samples=2, shuffle=True)
+    assert walked(small.epochs(1, time_steps=2)) == walked(store.epochs(1, time_steps=2))
+
+
+@pytest.fixture
+def blocks() -> Iterator[_core.Blocks]:
+    made = _core.Blocks()
+    made.start(())
+    yield made
+    made.stop()
+
+
+@pytest.mark.parametrize(
+    ("way", "chunks_at_once"),
+    [
+        ({"samples": 2, "shuffle": True}, 1),
+        ({"samples": 1, "time_steps": 5, "shuffle": True}, 1),
+        ({"time_steps": 5}, 0),  # views take no memory
+        ({"samples": 2}, 0),
+    ],
+)
+def test_one_chunk_is_in_memory_at_any_moment(blocks, way, chunks_at_once):
+    store = TrajectoryStore(20)
+    store.extend(x=torch.ones(20, 8, 1000))
+    before, kept, largest = blocks.in_use, [], 0
+    blocks.reset_peak()
+    for epoch in store.epochs(3, **way):
+        for chunk in epoch:
+            kept += [chunk, chunk["x"], chunk["x"][0]]  # a loop may keep what it likes
+            largest = max(largest, chunk.nbytes)
+    indexes = 8 * 8 * chunks_at_once
+    assert blocks.peak - before <= chunks_at_once * largest + indexes
+    assert blocks.peak - before >= chunks_at_once * largest
+
+
+def test_a_buffer_that_cannot_be_had_is_released(monkeypatch):
+    budget = Budget(None)
+    store = filled(limit=budget)
+    real, calls = torch.empty, []
+
+    def fails_at_the_fourth(*args, **kwargs):
+        calls.append(args)
+        if len(calls) == 4:
+            raise RuntimeError("can't allocate memory")
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(torch, "empty", fails_at_the_fourth)
+    with pytest.raises(RuntimeError, match="can't allocate"):
+        store.epochs(1, samples=2, shuffle=True)
+    assert budget.used == store.nbytes
+
+
+def test_a_chunk_is_over_when_the_next_one_comes():
+    epoch = next(filled().epochs(1, samples=2, shuffle=True))
+    first = next(epoch)
+    kept = first["latents"]
+    loss = (kept * torch.ones(3, requires_grad=True)).square().sum()
+    second = next(epoch)
+    with pytest.raises(RuntimeError, match="chunk 0 of epoch 0 is over"):
+        first["latents"]
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    assert repr(second) == "TrajectoryChunk(1 of epoch 0: steps 0 to 5, 2 samples)"
+    assert set(second) == {"latents", "log_probs", "advantages"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda store: store.reset(),
+        lambda store: store.close(),
+        lambda store: (store.reset(), filled(store)),
+        lambda store: store.put(more=torch.ones(SAMPLES)),
+    ],
+)
+def test_a_store_that_changes_meanwhile_ends_the_epochs(change):
+    store = filled()
+    epoch = next(store.epochs(2, time_steps=2))
+    next(epoch)
+    change(store)
+    with pytest.raises(RuntimeError, match="the store was changed in epoch 0 of 2"):
+        next(epoch)
+
+
+def test_values_of_samples_may_be_put_again_meanwhile():
+    store = filled()
+    epoch = next(store.epochs(1, time_steps=2))
+    next(epoch)
+    store.put(advantages=torch.full((SAMPLES,), 7.0))
+    assert next(epoch)["advantages"].tolist() == [7] * SAMPLES
+
+
+# --- arguments ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ({"num_epochs": 0}, ValueError, "num_epochs is at least 1"),
+        ({"time_steps": 0}, ValueError, "time_steps is at least 1"),
+        ({"samples": 1.5}, TypeError, "samples is an int"),
+        ({"samples": 2, "max_tokens": 4, "lengths": [1] * 4}, ValueError, "by number or by tokens"),
+        ({"max_tokens": 4}, ValueError, "needs the lengths"),
+        ({"lengths": [1] * 4}, ValueError, "needs the lengths"),
+        ({"max_tokens": 4, "lengths": [1] * 3}, ValueError, "has 3 numbers for 4 samples"),
+        (
+            {"max_tokens": 4, "lengths": [1, 1, 9, 1]},
+            ValueError,
+            "sample 2 has 9 tokens, more than",
+        ),
+        ({"max_tokens": 4, "lengths": [1, 1, -1, 1]}, ValueError, r"lengths\[2\] is at least 0"),
+        ({"max_tokens": 4, "lengths": 7}, TypeError, "lengths are whole numbers"),
+        ({"max_tokens": 4, "lengths": [0.5] * 4}, TypeError, r"lengths\[0\] is an int, got float"),
+        ({"max_tokens": 4, "lengths": "latents"}, ValueError, "lengths names a field"),
+        ({"shuffle": 1}, TypeError, "shuffle is True or False"),
+        ({"seed": "x"}, TypeError, "seed is an int"),
+        ({"kl_threshold": -1.0}, ValueError, "kl_threshold is above 0"),
+    ],
+)
+def test_other_arguments_are_refused(arguments, error, match):
+    with pytest.raises(error, match=match):
+        filled().epochs(**{"num_epochs": 1, **arguments})
+
+
+def test_lengths_may_be_a_field_that_was_put():
+    store = filled()
+    store.put(nodes=torch.tensor([5, 3, 4, 6]))
+    given = {"max_tokens": 9, "lengths": [5, 3, 4, 6]}
+    named = {"max_tokens": 9, "lengths": "nodes"}
+    assert walked(store.epochs(1, **named)) == walked(filled().epochs(1, **given))
+
+
+@pytest.mark.slow
+@settings(max_examples=60)
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=30), st.integers(50, 120), st.randoms())
+def test_groups_are_within_the_tokens_and_balanced(lengths, most, order):
+    plain = balanced(tuple(lengths), most, None)
+    for groups in (plain, balanced(tuple(lengths), most, order)):
+        assert sorted(i for group in groups for i in group) == list(range(len(lengths)))
+        sums = [sum(lengths[i] for i in group) for group in groups]
+        assert max(sums) <= most
+        assert len(groups) == len(plain)
+        assert max(sums) - min(sums) <= max(lengths)
+
+
+def test_a_store_of_one_sample_and_one_step():
+    store = TrajectoryStore(1)
+    store.append(x=torch.ones(1))
+    assert [chunk["x"].tolist() for chunk in next(store.epochs(1, samples=1, shuffle=True))] == [
+        [[1]]
+    ]

@@ -1,0 +1,233 @@
+"""Stores in a file: opened again, refused when damaged, and intact when the disk is full."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from memtools import TrajectoryStore
+from memtools.trajectory import mapped
+from tests.trajectory.stores import SAMPLES, T, contents, filled, latents, log_probs, walked
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "rollout.traj"
+
+
+def test_a_file_is_its_owners_and_has_everything(path):
+    store = filled(file=path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert (store.nbytes, store.file_nbytes) == (0, 4 * (7 * 12 + 24 + 4))
+    assert "in a file" in repr(store)
+    store.flush()
+    store.close()
+    again = TrajectoryStore.open(path)
+    assert (again.num_steps, again.num_samples, again.is_complete) == (T, SAMPLES, True)
+    assert contents(again) == contents(filled())
+    assert walked(again.epochs(2, time_steps=2, shuffle=True)) == walked(
+        filled().epochs(2, time_steps=2, shuffle=True)
+    )
+
+
+def test_a_limit_is_for_memory_and_not_for_a_file(path):
+    assert filled(file=path, limit=1).is_complete
+
+
+@pytest.mark.slow
+def test_a_killed_process_leaves_what_was_appended(path):
+    program = f"""
+import os, signal, torch
+from memtools import TrajectoryStore
+from tests.trajectory.stores import latents, log_probs
+store = TrajectoryStore(6, states=("latents",), file={str(path)!r})
+store.append(latents=latents(0))
+for t in range(3):
+    store.append(latents=latents(t + 1), log_probs=log_probs(t))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2])
+    assert done.returncode == -9
+    store = TrajectoryStore.open(path)
+    assert len(store) == 3
+    for t in range(3, T):
+        store.append(latents=latents(t + 1), log_probs=log_probs(t))
+    store.put(advantages=torch.arange(float(SAMPLES)))
+    assert contents(store) == contents(filled())
+
+
+def test_casts_and_states_go_on_after_it_was_opened(path):
+    store = TrajectoryStore(2, states=("x",), dtype={"x": "bf16"}, file=path)
+    store.append(x=torch.ones(2))
+    store.close()
+    again = TrajectoryStore.open(path)
+    again.append(x=torch.ones(2, dtype=torch.float64))
+    assert again["x"].dtype == torch.bfloat16
+    again.append(x=torch.ones(2))
+    assert again.is_complete
+    again.reset()
+    again.close()
+    third = TrajectoryStore.open(path)
+    assert len(third["x"]) == 0
+    with pytest.raises(KeyError, match="not a field"):
+        third.append(y=torch.ones(2))
+
+
+def test_a_file_that_is_there_is_not_written_over(path):
+    path.write_text("mine")
+    with pytest.raises(FileExistsError, match=r"remove the file, or open it with TrajectoryStore"):
+        TrajectoryStore(2, file=path)
+    assert path.read_text() == "mine"
+    with pytest.raises(FileNotFoundError):
+        TrajectoryStore(2, file=path.parent / "no" / "folder")
+
+
+def changed(at: int, data: bytes) -> object:
+    def change(path: Path) -> None:
+        content = bytearray(path.read_bytes())
+        content[at : at + len(data)] = data
+        path.write_bytes(content)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (changed(7, b"\x02"), "has format 2, this memtools reads 1"),
+        (changed(0, b"X"), "is not a trajectory"),
+        (changed(40, b"X"), "is damaged: its header was changed"),
+        (lambda path: path.write_bytes(b"MTT"), "is not a trajectory"),
+        (lambda path: os.truncate(path, path.stat().st_size - 1), "is cut short: .* are there"),
+        (lambda path: os.truncate(path, 1000), "is cut short: 1000 B of"),
+        (changed(mapped.COUNTS, struct.pack("<Q", 99)), "says what cannot be .latents has 99"),
+    ],
+)
+def test_a_file_that_is_not_whole_is_refused(path, change, match):
+    filled(file=path).close()
+    change(path)
+    with pytest.raises(ValueError, match=match):
+        TrajectoryStore.open(path)
+
+
+def test_a_header_that_lies_is_refused(path):
+    filled(file=path).close()
+    file, described, _ = mapped.MappedFile.open(path)
+    for key, value in (
+        ("num_steps", -1),
+        ("num_samples", None),
+        ("fields", [{"name": "x"}]),
+        ("fields", [{**described["fields"][0], "dtype": "load"}]),
+        ("fields", [{**described["fields"][0], "shape": [1 << 40]}]),
+        ("dtype", "int7"),
+    ):
+        file.describe({**described, key: value})
+        with pytest.raises(ValueError, match="is damaged: its header says what cannot be"):
+            TrajectoryStore.open(path)
+
+
+# --- no room --------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_is_an_error_and_earlier_data_stays(path, monkeypatch):
+    store = filled(file=path)
+    size = path.stat().st_size
+
+    def full(fd: int, offset: int, length: int) -> None:
+        os.truncate(fd, offset + length // 2)  # what a file system may have taken by then
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(
+        OSError, match=r"takes 4.0 KiB, more than the .* that the disk has; free"
+    ) as told:
+        store.put(advantages=torch.ones(SAMPLES), more=torch.ones(SAMPLES, 4))
+    assert told.value.errno == errno.ENOSPC
+    assert path.stat().st_size == size
+    assert contents(store) == contents(filled())
+    monkeypatch.undo()
+    store.put(more=torch.ones(SAMPLES, 4))
+    assert store["more"].sum() == 16
+    assert TrajectoryStore.open(path).names == (*filled().names, "more")
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_a_failed_mapping_takes_its_space_back(path, monkeypatch, failing):
+    store = filled(file=path)
+    size, calls, real = path.stat().st_size, [], mapped.mmap.mmap
+
+    def fails(*args: object, **kwargs: object) -> object:
+        calls.append(args)
+        if len(calls) == failing:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(mapped.mmap, "mmap", fails)
+    with pytest.raises(OSError, match="Cannot allocate"):
+        store.put(more=torch.ones(SAMPLES), other=torch.ones(SAMPLES))
+    assert path.stat().st_size == size
+    monkeypatch.undo()
+    assert contents(store) == contents(filled())
+    assert contents(TrajectoryStore.open(path)) == contents(filled())
+
+
+@pytest.mark.slow
+def test_a_file_that_may_not_grow_is_an_error(path):
+    program = f"""
+import resource, torch
+from memtools import TrajectoryStore
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 18, 1 << 18))
+store = TrajectoryStore(2, file={str(path)!r})
+store.append(x=torch.ones(4))
+try:
+    store.append(x=torch.ones(4), y=torch.ones(4, 1 << 20))
+except OSError as error:
+    print(error.strerror)
+print(store["x"].tolist(), store.names)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert "takes 32.0 MiB, more than the limit of a file's size; raise `ulimit -f`" in done.stdout
+    assert "[[1.0, 1.0, 1.0, 1.0]] ('x',)" in done.stdout
+
+
+def test_a_file_that_cannot_be_begun_is_removed(path, monkeypatch):
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="more than the"):
+        TrajectoryStore(2, file=path)
+    assert not path.exists()
+
+
+def test_too_many_fields_for_the_header_are_refused(path, monkeypatch):
+    monkeypatch.setattr(mapped, "MOST_FIELDS", 3)
+    store = filled(file=path)
+    size = path.stat().st_size
+    with pytest.raises(ValueError, match="room for 3 fields .* got 4 fields"):
+        store.put(more=torch.ones(SAMPLES))
+    assert (path.stat().st_size, contents(store)) == (size, contents(filled()))
+
+
+# --- overflow -------------------------------------------------------------------------------------
+
+
+def test_what_has_no_room_lies_in_a_file_without_a_name(tmp_path):
+    store = filled(limit=400, overflow=tmp_path)
+    assert store.nbytes == 4 * (7 * 12 + 4)  # latents and advantages
+    assert store.file_nbytes == 4 * 24
+    assert list(tmp_path.iterdir()) == []
+    assert contents(store) == contents(filled())
+    store.reset()
+    filled(store)
+    assert walked(store.epochs(1, samples=2)) == walked(filled().epochs(1, samples=2))
