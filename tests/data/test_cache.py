@@ -377,7 +377,7 @@ def test_a_child_of_fork_has_its_own(monkeypatch):
     assert (len(cache), cache.cache_info()[:4]) == (10, (1, 0, 1000, 1000))
 
 
-def test_children_forked_while_threads_use_it():
+def test_children_of_a_fork_while_threads_use_it():
     budget = Budget("64 KiB")
     caches, stop = [by_number("4 KiB"), by_number(budget)], threading.Event()
 
