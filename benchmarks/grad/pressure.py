@@ -38,13 +38,13 @@ from benchmarks.kit.limits import Limit, finish, number_limit
 SHARE = 0.6
 SLOWER = 1.10
 BATCH = 24
-WINDOWS = 8
+WINDOWS = 6
 PAGE = os.sysconf("SC_PAGE_SIZE")
 KINDS = {"killer": "VmRSS", "RLIMIT_DATA": "VmData"}
 
 
 class Transformer(torch.nn.Module):
-    """Four layers over sequences of 256 tokens, and the logits of 512 words."""
+    """Four layers over sequences of 512 tokens, and the logits of 512 words."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ def convolutional() -> tuple[torch.nn.Module, Callable[[int], Any], Callable[...
 
     def batch(index: int) -> Any:
         make = torch.Generator().manual_seed(index)
-        return (torch.randn(BATCH, 3, 96, 112, generator=make),
+        return (torch.randn(BATCH, 3, 128, 160, generator=make),
                 torch.randn(BATCH, 14, generator=make))  # fmt: skip
 
     return model, batch, lambda out, y: (out - y).square().sum() / 14
@@ -77,7 +77,7 @@ def convolutional() -> tuple[torch.nn.Module, Callable[[int], Any], Callable[...
 def transformer() -> tuple[torch.nn.Module, Callable[[int], Any], Callable[..., Any]]:
     def batch(index: int) -> Any:
         make = torch.Generator().manual_seed(index)
-        ids = torch.randint(0, 512, (BATCH, 257), generator=make)
+        ids = torch.randint(0, 512, (BATCH, 513), generator=make)
         return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
 
     def loss(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

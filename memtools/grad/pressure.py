@@ -44,7 +44,8 @@ RISE: Final = 0.05  # of the limit: so far below the watermark a larger size has
 FLATTEST: Final = 0.25  # of the mean bytes a row: a line through two sizes is no flatter than this
 FORGETS: Final = 8  # times that a measured rise refuses a larger size before it is measured anew
 SLOWLY: Final = 8  # a rise that is not seen again falls by this part of the difference
-LOOK_EVERY = 0.0005  # seconds between two looks within a forward pass, at least
+MOST_SKIPS: Final = 63
+LOOK_EVERY = 0.002  # seconds between two looks within a forward pass, at least
 PHASE: Final = "micro-batch"  # as the monitor's summary calls it
 
 
@@ -149,6 +150,7 @@ class Watermark:
         self._highest: dict[str, int] = {}  # bytes of this process seen within a micro-batch
         self._proven: float = 0.0  # rows of the largest micro-batch that ended below the watermark
         self._windows = self._refused = self._seen = 0
+        self._wait = self._skips = 0  # occasions to ask for memory that are left out
         self._is_off = environment.is_off  # MEMTOOLS=0: the monitor does nothing either
         self._probe = _core.Probe()
 
@@ -291,13 +293,22 @@ class Watermark:
         return False
 
     def give_back(self) -> None:
-        """Ask what can give back: pools, Python's cycles, torch's cache and malloc's idle pages."""
+        """Ask what can give back: pools, Python's cycles, torch's cache and malloc's idle pages.
+        Where that brought less than 5 % of a limit, more and more occasions are left out: it takes
+        some 100 ms."""
+        if self._skips:
+            self._skips -= 1
+            return
+        self._wait = self._skips = min(2 * self._wait + 1, MOST_SKIPS)
         before, idle = {room.memory: room.own_bytes for room in self._read()}, self._idle()
         reclaim.ask()
         self._monitor.cleanup_memory(aggressive=True)
         idle -= self._idle()
         for room in self._read():
-            freed = before.get(room.memory, 0) - room.own_bytes - idle * _is_host(room)
+            freed = before.get(room.memory, 0) - room.own_bytes
+            if freed >= RISE * room.limit_bytes:
+                self._wait = self._skips = 0
+            freed -= idle * _is_host(room)
             if room.memory in self._base and freed > 0:
                 self._base[room.memory] -= freed
 
