@@ -38,6 +38,11 @@ def return_free_heap() -> None:
     ctypes.CDLL(None).malloc_trim(0)
 
 
+def fingerprint(tensor: Any) -> list[int]:
+    """A hash of every bit of a tensor, as a meter takes samples."""
+    return list(hashlib.sha256(tensor.numpy().tobytes()).digest())
+
+
 class Meter:
     """Collects the losses, rewards and samples of a run, and what they cost.
 

