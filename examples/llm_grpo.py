@@ -103,13 +103,13 @@ def sample_by_hand(model: Any, prompt: Tensor, new_tokens: int) -> Tensor:
 
     cache = DynamicCache(config=model.config)
     with torch.no_grad():
-        model(prompt[:, :-1], past_key_values=cache, logits_to_keep=1)
+        model(prompt[:, :-1], cache=cache, logits_to_keep=1)
     cache.batch_repeat_interleave(GROUP)
     prompts = prompt.expand(GROUP, -1)
     answers: Tensor = model.generate(
         prompts,
         attention_mask=torch.ones_like(prompts),
-        past_key_values=cache,
+        cache=cache,
         do_sample=True,
         max_new_tokens=new_tokens,
     )

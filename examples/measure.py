@@ -11,14 +11,21 @@ import ctypes
 import hashlib
 import json
 import os
+import re
+import resource
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import combinations
 from pathlib import Path
 from typing import Any, TypeVar
 
 MIB = 2**20
+GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+REMOVE = 'cat; for i in $(seq 100); do rmdir "$0" && exit; sleep 0.1; done'
+REMOVERS: list[Any] = []  # processes that remove the control groups of this one
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -41,6 +48,89 @@ def return_free_heap() -> None:
 def fingerprint(tensor: Any) -> list[int]:
     """A hash of every bit of a tensor, as a meter takes samples."""
     return list(hashlib.sha256(tensor.numpy().tobytes()).digest())
+
+
+def job_memory() -> int:
+    """The bytes that this process and its workers hold now: pages that they share count once."""
+    task = Path("/proc/self/task")
+    children = [
+        pid for thread in task.iterdir() for pid in (thread / "children").read_text().split()
+    ]
+    total = 0
+    for pid in ["self", *children]:
+        with suppress(OSError):  # a worker may end meanwhile
+            rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+            total += 1024 * int(rollup.split("\nPss:")[1].split()[0])
+    return total
+
+
+# --- a limit that is in force ---------------------------------------------------------------------
+
+
+def size(text: str) -> int | None:
+    """Bytes of "128 MiB"; None for "none"."""
+    match = re.fullmatch(r"(\d+) ([MG])iB", text)
+    if match is None and text != "none":
+        raise argparse.ArgumentTypeError(f'like "128 MiB" or "1 GiB", or none, got {text!r}')
+    return None if match is None else int(match[1]) * {"M": MIB, "G": 1024 * MIB}[match[2]]
+
+
+def limit_data(size: int | None) -> None:
+    """Limit what this process allocates from now on: beyond `size` bytes the kernel gives it
+    nothing. Processes that it forks have the same limit, each for itself."""
+    if size is None:
+        return
+    held = int(Path("/proc/self/status").read_text().split("VmData:")[1].split()[0])  # in kB
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    resource.setrlimit(resource.RLIMIT_DATA, (1024 * held + size, hard))
+
+
+def limit_job(size: int | None, workers: int) -> str:
+    """Limit what this process and its workers take from now on to `size` bytes together, as a
+    container does. Returns by what.
+
+    A control group kills a process that goes beyond, and counts batches in shared memory as well.
+    Where none can be made, each process may allocate its part: the kernel refuses more.
+    """
+    if size is None:
+        return "no limit"
+    if make_group(size):
+        return "a control group"
+    limit_data(size // (1 + workers))
+    return "RLIMIT_DATA of each process"
+
+
+def make_group(size: int) -> bool:
+    """Put this process into a control group of its own, which is removed when the process ends;
+    False where it may not be made."""
+    lines = [line.split(":", 2) for line in OWN_GROUPS.read_text().splitlines()]
+    own = {name: path for _, names, path in lines for name in names.split(",")}
+    if "memory" in own:  # version 1
+        parent = GROUPS / "memory" / own["memory"].lstrip("/")
+        limit, swap, most = "memory.limit_in_bytes", "memory.memsw.limit_in_bytes", str(size)
+    else:  # version 2: beside its own group, since a group that has processes may not have groups
+        parent = (GROUPS / own.get("", "").lstrip("/")).parent
+        limit, swap, most = "memory.max", "memory.swap.max", "0"
+    group = parent / f"memtools-example-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / limit).write_text(str(size))
+        with suppress(FileNotFoundError):  # the kernel does not count swap
+            (group / swap).write_text(most)
+        # Its input ends with this process and its workers, however they end.
+        remover = subprocess.Popen(
+            ["sh", "-c", REMOVE, str(group)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        REMOVERS.append(remover)
+        (group / "cgroup.procs").write_text(str(os.getpid()))
+    except OSError:
+        with suppress(OSError):
+            group.rmdir()
+        return False
+    return True
 
 
 class Meter:

@@ -22,7 +22,6 @@ import gc
 import json
 import os
 import re
-import resource
 import subprocess
 import sys
 import tempfile
@@ -37,7 +36,7 @@ os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "8")
 os.environ.setdefault("LRU_CACHE_CAPACITY", "8")
 import numpy as np
 import torch
-from measure import MIB, BatchMeter
+from measure import MIB, BatchMeter, limit_data, size
 from torch import Tensor, nn
 from torch.autograd import backward
 from torch.nn import functional
@@ -238,23 +237,6 @@ def validate(model: Network, molecules: list[Molecule]) -> float:
     return loss / atoms
 
 
-def size(text: str) -> int | None:
-    """Bytes of "128 MiB"; None for "none"."""
-    match = re.fullmatch(r"(\d+) ([MG])iB", text)
-    if match is None and text != "none":
-        raise argparse.ArgumentTypeError(f'like "128 MiB" or "1 GiB", or none, got {text!r}')
-    return None if match is None else int(match[1]) * {"M": MIB, "G": 1024 * MIB}[match[2]]
-
-
-def set_limit(size: int | None) -> None:
-    """Of what is allocated from now on: beyond it the kernel gives no memory to this process."""
-    if size is None:
-        return
-    held = int(Path("/proc/self/status").read_text().split("VmData:")[1].split()[0])  # in kB
-    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    resource.setrlimit(resource.RLIMIT_DATA, (1024 * held + size, hard))
-
-
 def train(options: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
@@ -264,7 +246,7 @@ def train(options: argparse.Namespace) -> dict[str, Any]:
     optimizer = torch.optim.Adam(model.parameters(), lr=options.lr, fused=True)
     per_update = BATCH * ACCUMULATION_STEPS
     meter = BatchMeter(options, -(-len(molecules) // per_update), ACCUMULATION_STEPS)
-    set_limit(options.limit)
+    limit_data(options.limit)
     report = ""
     try:
         if options.memory == "naive":

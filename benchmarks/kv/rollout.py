@@ -116,14 +116,14 @@ def copied_cache(model: Any, ids: Tensor) -> Tensor:
 
 def prefilled(model: Any, ids: Tensor, cache: Any) -> Any:
     with torch.no_grad():
-        model.base_model(input_ids=ids[:, :-1], past_key_values=cache, use_cache=True)
+        model.base_model(input_ids=ids[:, :-1], cache=cache, use_cache=True)
     return cache
 
 
 def continued(model: Any, ids: Tensor, cache: Any) -> Tensor:
     rows = ids.repeat_interleave(SAMPLES, 0)
     return model.generate(  # type: ignore[no-any-return]
-        rows, attention_mask=torch.ones_like(rows), past_key_values=cache, **SAMPLING
+        rows, attention_mask=torch.ones_like(rows), cache=cache, **SAMPLING
     )
 
 

@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import memtools
 from benchmarks.symptoms.meter import MIB, Meter, trim
+from memtools.data import bounded
 
 Figures = dict[str, float]
 
@@ -197,7 +198,8 @@ def shared(way: str) -> Figures:
 
     before, most = used(), 0.0
     meter = Meter()
-    batches = iter(DataLoader(dataset, **options))
+    loader: Any = DataLoader(dataset, **options)
+    batches = iter(bounded(loader, "12 MiB") if way == "bounded" else loader)
     first = next(batches)
     last_rise = time.monotonic()
     while time.monotonic() - last_rise < 2.0:  # the loop works; the workers fill their queues

@@ -127,6 +127,7 @@ SECTIONS = {
             Way("uint8", "batches of `uint8`, made floats on the device"),
             Way("file_system", '`set_sharing_strategy("file_system")`'),
             Way("no workers", "`num_workers=0`"),
+            Way("bounded", '`bounded(loader, "12 MiB")` of memtools'),
         ),
     ),
     "workers": Section(

@@ -22,6 +22,7 @@
 #include "py/base/objects.h"
 #include "py/cleanup/managed.h"
 #include "py/cleanup/policy.h"
+#include "py/data/cache.h"
 #include "py/monitor/probe.h"
 #include "py/monitor/traced.h"
 #include "py/record/record.h"
@@ -156,6 +157,11 @@ static PyMethodDef methods[] = {
      "The program has just made this file of /dev/shm: it is of the job's shared memory. None: "
      "from "
      "now on forked children tell this process as well."},
+    {"_hear_files", mt_py_hear_files, METH_NOARGS,
+     "_hear_files($module, /)\n--\n\n"
+     "Where files of this user have come into /dev/shm that nobody told of, hear from now on "
+     "which\n"
+     "files Python opens to write there."},
     {"record_read", mt_py_record_read, METH_O,
      "record_read(path, /)\n--\n\n"
      "A run.mem as plain data; memtools.read_record makes a Record of it."},
@@ -207,11 +213,12 @@ static PyMethodDef methods[] = {
 
 /* In the order in which they are made. */
 static int (*const registers[])(PyObject *module, mt_state *st) = {
-    mt_py_gatehist_register,     mt_py_kvpool_register,     mt_py_kvlease_register,
-    mt_py_budget_register,       mt_py_probe_register,      mt_py_recordwriter_register,
-    mt_py_leakdetector_register, mt_py_sampler_register,    mt_py_managed_register,
-    mt_py_policy_register,       mt_py_gradset_register,    mt_py_growthtable_register,
-    mt_py_blocks_register,       mt_py_budgetpart_register,
+    mt_py_gatehist_register,       mt_py_kvpool_register,       mt_py_kvlease_register,
+    mt_py_budget_register,         mt_py_budgetpart_register,   mt_py_probe_register,
+    mt_py_recordwriter_register,   mt_py_leakdetector_register, mt_py_sampler_register,
+    mt_py_managed_register,        mt_py_policy_register,       mt_py_gradset_register,
+    mt_py_growthtable_register,    mt_py_blocks_register,       mt_py_bytecache_register,
+    mt_py_cachedfunction_register,
 };
 
 static int

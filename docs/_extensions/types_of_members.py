@@ -20,9 +20,14 @@ from types import MethodDescriptorType, ModuleType
 from typing import Any
 
 import memtools
+import memtools.data
 
 #: A class of memtools in a signature, by the module where it is defined.
 DEFINED = re.compile(r"memtools\.(?:\w+\.)+(\w+)")
+#: Each public class and the module that it is imported from.
+PUBLIC = dict.fromkeys(memtools.data.__all__, "memtools.data") | dict.fromkeys(
+    memtools.__all__, "memtools"
+)
 STUB = Path(memtools.__file__).with_name("_core.pyi")
 
 
@@ -62,8 +67,8 @@ def method(kind: str, name: str) -> tuple[str, str] | None:
 
 def annotate_properties() -> None:
     """Give the Python classes that extend a C type annotations for the properties of that type."""
-    for name in memtools.__all__:
-        public = getattr(memtools, name)
+    for name, module in PUBLIC.items():
+        public = getattr(sys.modules[module], name)
         for base in getattr(public, "__mro__", ())[1:]:
             if base.__module__ == "memtools._core" and base.__name__ in stub_classes():
                 types = properties(base.__name__)
@@ -82,7 +87,7 @@ def signature_of(
     app: Any, what: str, name: str, found: Any, options: Any, arguments: str, returned: str
 ) -> tuple[str, str] | None:
     """autodoc-process-signature: a method that is written in C takes the stub's."""
-    if what == "class" and set(DEFINED.findall(arguments or "")) - set(memtools.__all__):
+    if what == "class" and set(DEFINED.findall(arguments or "")) - set(PUBLIC):
         return "", ""
     if not isinstance(found, MethodDescriptorType):
         return None
@@ -95,16 +100,18 @@ def signature_of(
 def public_target(app: Any, env: Any, node: Any, content: Any) -> Any:
     """missing-reference: a class of the module that defines it is the public one of its name."""
     name = str(node.get("reftarget", "")).rpartition(".")[2]
-    if node.get("refdomain") != "py" or name not in memtools.__all__:
+    if node.get("refdomain") != "py" or name not in PUBLIC:
         return None
     domain = env.get_domain("py")
     here = node.get("refdoc")
-    return domain.resolve_xref(env, here, app.builder, "obj", f"memtools.{name}", node, content)
+    return domain.resolve_xref(
+        env, here, app.builder, "obj", f"{PUBLIC[name]}.{name}", node, content
+    )
 
 
 def setup(app: Any) -> dict[str, Any]:
-    for name in memtools.__all__:
-        getattr(memtools, name)  # imports the module where it is defined
+    for name, module in PUBLIC.items():
+        getattr(sys.modules[module], name)  # imports the module where it is defined
     annotate_properties()
     for name, module in list(sys.modules.items()):
         if name.startswith("memtools.") and str(module.__file__).endswith(".py"):

@@ -1,12 +1,14 @@
-"""Giving memory back: Python's cycles, torch's cached blocks, malloc's idle pages."""
+"""Giving memory back: Python's cycles, torch's cached blocks, malloc's idle pages, and what parts
+of memtools keep for later, such as the idle pages of a KVPool."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
 import time
+import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from memtools import _core
 from memtools._base import devices as devices_of_torch
@@ -26,6 +28,34 @@ FIGURES = (
     "empty_cache_ms",
     "trim_ms",
 )
+
+
+class Trims(Protocol):
+    """A part that keeps memory which it can give back."""
+
+    def trim(self) -> int:
+        """Give back what is idle; return how many bytes that were."""
+
+
+_trims: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def offer(part: Trims) -> None:
+    """From now on `ask()` asks this part, as long as somebody uses it. Its `trim()` is called on
+    the main thread, also in the middle of a forward pass."""
+    _trims.add(part)
+
+
+def ask() -> int:
+    """Ask every part that keeps memory to give back what is idle. Returns the bytes that came back.
+    A part that fails, as one that is closed or in use by another thread, is left out."""
+    freed = 0
+    for part in list(_trims):
+        try:
+            freed += part.trim()
+        except Exception:  # the others can still give back
+            continue
+    return freed
 
 
 def cleanup(probe: _core.Probe, devices: Sequence[int], aggressive: bool) -> dict[str, float]:

@@ -18,6 +18,7 @@ import collections
 import gc
 import io
 import itertools
+import mmap
 import sys
 import time
 from collections.abc import Sequence
@@ -161,6 +162,8 @@ def _named(rows: list[Any], has_shim: bool, least_rate: float) -> tuple[Holder, 
         if row[5] < _LEAST_NAMED and row[1] not in (_GRAPH, _CYCLE):
             continue
         holder = _holder(namer, has_shim, *row)
+        if holder is None:
+            continue
         key = holder.path, holder.kind
         joined[key] = joined[key]._with(holder) if key in joined else holder
     found = [h for h in joined.values() if h.rate_bytes >= least_rate]
@@ -185,10 +188,14 @@ def _holder(
     until: int,
     rises: int,
     fell: bool,
+    slows: bool,
     kept: int,
-) -> Holder:
-    """What the table tells of a candidate, as a holder with a name."""
+) -> Holder | None:
+    """What the table tells of a candidate, as a holder with a name; None where it slows down and
+    has no bound: that is no leak, and nobody knows where it ends."""
     steps = until - since
+    if slows and extent(way[0])[1] is None:
+        return None
     if sort == _CALLS:
         path = name_of_local(Local(*way[0]))
         return Holder(path, "calls", length, None, longer, round(pace * steps),
@@ -281,7 +288,7 @@ def _kind_of(obj: Any) -> str:
 
 
 def _is_buffer(obj: Any) -> bool:
-    kinds = (str, bytes, bytearray, memoryview, io.BytesIO)
+    kinds = (str, bytes, bytearray, memoryview, io.BytesIO, mmap.mmap)
     return bool(_kind_of(obj)) or issubclass(type(obj), kinds)
 
 

@@ -50,6 +50,7 @@ _FRAMES = {
 # Classes whose own attributes say nothing: the name is where the instance lies.
 _WRAPPERS = ("collections", "weakref", "queue", "_weakrefset", "asyncio.queues", "functools")
 _MODULE_PARTS = ("_modules", "_buffers", "_parameters")
+_MODULE_LISTS = "torch.nn.modules.container"  # ModuleList, Sequential, ParameterDict and so on
 MOST_NODES = 200_000  # of graphs, that are walked in one search
 _LEAST_NODES = 256  # of a graph that is worth a word when nothing else grew
 _ROOTS = 256  # tensors that graphs are walked from, the newest first
@@ -762,8 +763,8 @@ class Namer:
             if name is not None:
                 return name
             step = step_down(best, head[0])
-            if steps and _is_wrapper(best) and head[0] is _core._instance_dict(best):
-                steps[0] = step  # the attribute of a wrapper says nothing
+            if steps and head[0] is _core._instance_dict(best) and _says_nothing(best, steps):
+                steps[0] = Step("")
             else:
                 steps.insert(0, step)
             head[0] = best
@@ -851,6 +852,16 @@ def _is_wrapper(holder: Any) -> bool:
     return type(module) is str and module in _WRAPPERS
 
 
+def _says_nothing(holder: Any, steps: list[Step]) -> bool:
+    """Whether the attribute of an instance, which is the first step, says nothing: that of a
+    wrapper, or what a list of modules keeps them in."""
+    return _is_wrapper(holder) or (
+        len(steps) == 1
+        and steps[0].key in _MODULE_PARTS
+        and type.__dict__["__module__"].__get__(type(holder)) == _MODULE_LISTS
+    )
+
+
 def _final(obj: Any, holder: Any, steps: list[Step]) -> str | None:
     """The whole name where the holder is one that a reader finds in the program, else None."""
     kind, rest = type(holder), _text(steps)
@@ -936,6 +947,8 @@ def _of_instance(obj: Any, holder: Any, steps: list[Step], rest: str) -> str | N
         return f"thread-local attribute {names[-1]}" if names else "thread-local attributes"
     name = _attribute(holder, obj)
     if name is None:
+        return None
+    if not name and _says_nothing(holder, steps):
         return None
     owner = short_name(type(holder))
     if name in _MODULE_PARTS and steps and type(steps[0].key) is str:

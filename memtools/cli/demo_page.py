@@ -12,7 +12,7 @@ from memtools._base.file import replace_file
 from memtools._base.size import format_bytes
 from memtools._base.text import duration, tight
 from memtools.cli.demo_words import Outcome, sentences
-from memtools.record.figures import figures_of
+from memtools.record.figures import figures_of, job_cells
 from memtools.record.record import Record
 from memtools.record.series import UNKNOWN, own_column
 
@@ -107,7 +107,10 @@ def picture(
     title: str, first: int, records: Sequence[Record], outcomes: Sequence[Outcome]
 ) -> Picture:
     """Draw memory over time. What is extrapolated is dashed; a mark is where memory ends a run."""
-    series = [_series(record) for record in records]
+    series = [
+        _series(record, job=outcome.workers)
+        for record, outcome in zip(records, outcomes, strict=True)
+    ]
     enforced = any(outcome.enforced for outcome in outcomes)
     limit = None if enforced or not outcomes else outcomes[0].limit_bytes
     longest = max((points[-1][0] for points in series if points), default=0.0)
@@ -152,7 +155,7 @@ def picture(
 
 def passed_after(record: Record, limit: int) -> float | None:
     """Seconds from the record's start until its use passed the limit; None if it never did."""
-    return next((seconds for seconds, used in _series(record, 0) if used > limit), None)
+    return next((seconds for seconds, used in _series(record, points=0) if used > limit), None)
 
 
 def generation_peak(record: Record) -> int | None:
@@ -187,11 +190,12 @@ def write_page(path: Path, records: list[Record], rescues: list[Rescue]) -> int:
     return len(text)
 
 
-def _series(record: Record, points: int = POINTS) -> list[tuple[float, int]]:
-    """(seconds, bytes) of the process that trains; of several neighbours the largest. What a child
-    needs that only reads the input, and ends before training, is not counted."""
+def _series(record: Record, points: int = POINTS, *, job: bool = False) -> list[tuple[float, int]]:
+    """(seconds, bytes) of the process that trains, or of the job with its workers; of several
+    neighbours the largest. What a child needs that only reads the input, and ends before training,
+    is no part of the process."""
     line = figures_of(record).line
-    cells = line.most.get(own_column(line), [])
+    cells = job_cells(line) if job else line.most.get(own_column(line), [])
     known = [
         (ns / 1e9, used)
         for ns, used in zip(line.first_ns, cells, strict=bool(cells))

@@ -27,6 +27,8 @@ from memtools.record.events import signal_name
 from memtools.record.figures import figures_of
 from memtools.record.record import Record, read_record
 
+#: the last line of a process that did not get the memory it asked for
+OUT_OF_MEMORY = re.compile("MemoryError|bad_alloc|allocate memory|memory allocation failed")
 UPDATE = re.compile(r"update (\d+) of (\d+), (.*)")
 Result = dict[str, Any]
 Show = Callable[[str], None]  # takes each line that a running example prints
@@ -149,8 +151,10 @@ def run_way(case: Case, options: list[str], examples: Path, show: Show, record: 
             errors.join()
         if process.returncode == -signal.SIGKILL:
             return {"ended": f"killed in update {updates + 1}", "losses": []}
-        by_memory = case.enforced and out.exists()
-        if (process.returncode != 0 and not by_memory) or not out.exists():
+        if case.enforced and process.returncode != 0 and (ended := by_memory(errors.last_error)):
+            return {"ended": f"{ended} in update {updates + 1}", "losses": []}
+        told_by_itself = case.enforced and out.exists()
+        if (process.returncode != 0 and not told_by_itself) or not out.exists():
             failed = failure(process.returncode, errors.reason)
             return {"ended": "failed", "failed": failed, "losses": []}
         result: Result = json.loads(out.read_text())
@@ -175,12 +179,19 @@ class ErrorOutput:
     def reason(self) -> str:
         """The line that says why the process failed: that of the last exception, or else the last
         line; "" if nothing was written."""
+        lines = self.last_error
+        after = [line for line in lines[1:] if not line.startswith(" ")]
+        return after[0] if after else "".join(lines[-1:])
+
+    @property
+    def last_error(self) -> list[str]:
+        """The last exception and what follows, or else the last line. The error of a worker brings
+        the one that the worker had."""
         lines = [line.rstrip() for line in re.split("[\r\n]+", self._kept) if line.strip()]
         for number in range(len(lines) - 1, -1, -1):
             if lines[number].startswith("Traceback (most recent call last)"):
-                after = [line for line in lines[number + 1 :] if not line.startswith(" ")]
-                return after[0] if after else lines[-1]
-        return lines[-1] if lines else ""
+                return lines[number:]
+        return lines[-1:]
 
     def _pass_on(self, process: subprocess.Popen[str]) -> None:
         assert process.stderr is not None
@@ -191,6 +202,14 @@ class ErrorOutput:
             self._kept = (self._kept + text)[-self.KEPT :]
             sys.stderr.write(text)
             sys.stderr.flush()
+
+
+def by_memory(error: list[str]) -> str:
+    """How a run ended whose last error is of memory; "" if it is another one."""
+    text = "\n".join(error)
+    if re.search("DataLoader worker .*(killed by signal: Killed|exited unexpectedly)", text):
+        return "a worker was killed"
+    return "out of memory" if OUT_OF_MEMORY.search(text) else ""
 
 
 def failure(status: int, reason: str) -> str:
@@ -210,7 +229,9 @@ def outcome(case: Case, name: str, record: Record | None, result: Result, first:
     """The facts of one run, out of its record and of what it wrote itself."""
     figures = None if record is None else figures_of(record)
     limit = parse_bytes(case.limit, "the limit")
-    peak = (figures.peak_bytes or 0) if figures else 0
+    peak = 0
+    if figures is not None:
+        peak = (figures.job_peak_bytes if case.workers else figures.peak_bytes) or 0
     if record is None or "failed" in result:
         failed = result.get("failed", "It left no record.")
         return Outcome(
@@ -226,21 +247,25 @@ def outcome(case: Case, name: str, record: Record | None, result: Result, first:
             failed=failed,
         )
     updates = len(result["losses"])
+    ended = result.get("ended", "finished")
+    compared = case.compared and result is not first and ended == "finished"
     return Outcome(
         way=name,
         label=case.ways[name].label,
-        ended=result.get("ended", "finished"),
+        ended=ended,
         updates=updates,
         seconds=record.seconds,
         pace=result.get("seconds", record.seconds) / max(1, updates),
         peak_bytes=peak,
         limit_bytes=limit,
-        same="" if case.enforced or result is first else same(first, result),
-        growth_bytes=result.get("growth_bytes_per_1000_updates"),
+        same=same(first, result) if compared else "",
+        growth_bytes=None if case.enforced else result.get("growth_bytes_per_1000_updates"),
         passed_after=None if case.enforced else passed_after(record, limit),
         generation_peak=generation_peak(record),
         generation_cpu=result.get("sampling_cpu_seconds"),
         enforced=case.enforced,
+        free=case.ways[name].free,
+        workers=case.workers,
         remark=result.get("remark", ""),
     )
 

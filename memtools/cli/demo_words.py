@@ -23,8 +23,9 @@ class Outcome:
     `ended` is "finished", or how it ended instead, such as "out of memory in update 16". `same` is
     whether losses and samples are those of the first way: "yes", "" where that is not asked, or
     where they differ. `seconds` is the whole run, `pace` the seconds of an update. `enforced` names
-    the limit that is really in force, where there is one. `failed` says how and why the example
-    failed, where that was not for want of memory; it then has no other facts.
+    the limit that is really in force, where there is one; a run that is `free` is not under it.
+    With `workers`, sizes are those of all processes of the run. `failed` says how and why the
+    example failed, where that was not for want of memory; it then has no other facts.
     """
 
     way: str
@@ -41,6 +42,8 @@ class Outcome:
     generation_peak: int | None = None
     generation_cpu: float | None = None
     enforced: str = ""
+    free: bool = False
+    workers: bool = False
     remark: str = ""
     failed: str = ""
 
@@ -95,6 +98,8 @@ def _fate(outcome: Outcome) -> str:
         )
     of = "" if outcome.enforced else f" of the {limit}"
     under = f" under {outcome.enforced}" if outcome.enforced else ""
+    under = " without the limit" if outcome.free else under
+    peak += " in all processes" if outcome.workers else ""
     steady = "" if outcome.growth_bytes is None else ", and does not grow towards it"
     return f"Finished all {done}{under} with at most {peak}{of}{steady}."
 

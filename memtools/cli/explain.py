@@ -14,8 +14,8 @@ class Explain:
     How it ended (properly, by an exception, out of memory, or killed), how near to the limit memory
     was, what grew and since when, who holds it and when the limit comes, the phases by peak, and
     what to do next. What grows is graded: suspect, growing, likely, leak; docs/guides/leaks.md says
-    how to read that ("How to read a finding"). A record is read during the run, after it, or after a kill. The exit code is 2
-    for a file that is not a record.
+    how to read that ("How to read a finding"). A record is read during the run, after it, or after
+    a kill. The exit code is 2 for a file that is not a record.
     """
 
     name = "explain"

@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from memtools.grad.backoff import BackOff
 from memtools.grad.ranks import check_together, find_ranks
-from memtools.grad.report import AccumulatorReport, WindowReport
+from memtools.grad.report import WATERMARK, AccumulatorReport, WindowReport
 from memtools.grad.settings import Settings, check_model, count, fused_advice
 from memtools.grad.state import load, state_of
 from memtools.grad.window import Block, WindowRunner
+from memtools.grad.wrap import StepWrapper
 
 if TYPE_CHECKING:
     import torch
 
     from memtools.grad.gradients import Gradients
+    from memtools.grad.pressure import Monitor
     from memtools.grad.ranks import Ranks
     from memtools.grad.window import Window
 
@@ -88,6 +90,10 @@ class GradAccumulator:
         overlap: whether DistributedDataParallel reduces in the backward pass of a window's last
             micro-batch, which cannot be tried again then. False, the default: gradients are summed
             at the end of the window.
+        monitor: a MemoryMonitor, by which `step()` takes fewer rows before memory runs out. It has
+            to be running by the first `step()`. None, the default: fewer rows after an error.
+        watermark: the part of each limit that may be used, above 0 and at most 1; 0.9 by default.
+            Without a monitor it means nothing.
 
     Raises:
         TypeError: an argument of the wrong type, or an optimizer that needs a closure.
@@ -119,6 +125,8 @@ class GradAccumulator:
         micro_batch_size: int | None = None,
         ranks: Any = None,
         overlap: bool = False,
+        monitor: Monitor | None = None,
+        watermark: float = 0.9,
     ) -> None:
         settings = Settings(
             steps=steps,
@@ -135,6 +143,8 @@ class GradAccumulator:
             undo=undo,
             micro_batch_size=micro_batch_size,
             overlap=overlap,
+            monitor=monitor,
+            watermark=watermark,
         )
         check_model(model, optimizer, main_grads)
         self._settings = settings
@@ -143,7 +153,7 @@ class GradAccumulator:
         self._block, self._back_off = Block(), None
         try:
             runner.ranks = find_ranks(model, self.parameters, ranks, overlap)
-            check_together(runner.ranks, main_grads, overlap)
+            check_together(runner.ranks, main_grads, overlap, monitor is not None)
             runner.attach()
         except BaseException:
             runner.release("it could not be made")
@@ -255,6 +265,51 @@ class GradAccumulator:
 
         return micro_batch  # type: ignore[return-value]
 
+    def wrap_step(
+        self,
+        function: _Function,
+        *,
+        weight: Callable[..., Any] | None = None,
+        reduction: str = "mean",
+        combine: Callable[[list[Any], list[float]], Any] | None = None,
+        split: Callable[..., Any] | None = None,
+    ) -> _Function:
+        """Wrap a trainer's own step, which calls `backward()` and `optimizer.step()` itself: each
+        call becomes a window of its batch, in micro-batches as large as fit.
+
+        While the function runs, `zero_grad()`, the optimizer's and the scheduler's `step()`,
+        gradient clipping and a GradScaler are held back; the update comes when all micro-batches
+        are through it. See docs/guides/oom_backoff.md for what can be wrapped.
+
+        Args:
+            function: is called with a batch, in one argument or in several that are cut alike; it
+                makes one update of it.
+            weight: called like the function with a micro-batch; returns how many units its loss is
+                the mean of. None, the default: its rows.
+            reduction: "mean", the default, or "sum": what the loss is of its units.
+            combine: called with the list of the micro-batches' results and the list of their
+                weights; returns what the call is to return. None, the default: numbers and tensors
+                of one element, also in dicts, lists and tuples, are averaged by weight (added up
+                with "sum").
+            split: as of `step()`.
+
+        Returns a function that is called like `function` and returns the same, of the whole batch.
+
+        Raises TypeError or ValueError for an argument that makes no sense. A call raises what
+        `step()` raises, and RuntimeError for a function that cannot be wrapped; then no parameter
+        has moved.
+        """
+        wrapper = StepWrapper(
+            self._get_back_off, self._runner, self._settings, function, weight, reduction, combine,
+            split,
+        )  # fmt: skip
+
+        @functools.wraps(function)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            return wrapper(*args, **kwargs)
+
+        return wrapped  # type: ignore[return-value]
+
     def reset(self) -> None:
         """Drop the window: its gradients, and what was counted of it. A micro-batch that is open,
         as after an interrupt, is dropped too: the rest of its block does nothing.
@@ -327,9 +382,11 @@ class GradAccumulator:
     def report(self) -> AccumulatorReport:
         """Return what was done so far. Takes some microseconds."""
         totals, retries = self._runner.totals, self._runner.retries
-        notes = (self._advice, None if self._back_off is None else self._back_off.note)
+        lowered = sum(retry.phase == WATERMARK for retry in retries)
+        notes = (self._advice, *(() if self._back_off is None else self._back_off.notes))
         return AccumulatorReport(
-            **totals.state() | {"ran_out": totals.ran_out + len(retries)},
+            **totals.state() | {"ran_out": totals.ran_out + len(retries) - lowered},
+            lowered=int(totals.lowered) + lowered,
             steps=self.steps,
             precision=self._settings.precision or "fp32",
             scale=self.scale,

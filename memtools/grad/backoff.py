@@ -27,7 +27,8 @@ from memtools._base import malloc, onednn, reclaim
 from memtools._base import torch as bridge
 from memtools._base.oom import Shortage, remedy, shortage
 from memtools._base.size import format_bytes
-from memtools.grad.report import Retry, WindowReport
+from memtools.grad.pressure import FIRST_ROWS, Watermark, WatermarkError, tell
+from memtools.grad.report import WATERMARK, Retry, WindowReport
 from memtools.grad.split import PartsByFunction, PartsByRows, Readings, Split, known_of
 from memtools.grad.undo import Undo
 
@@ -51,7 +52,8 @@ class BackOff:
 
     Attributes:
         control: the size that windows begin with.
-        note: what was set so that freed memory goes back to the system, in a sentence, or "".
+        watermark: what a monitor says of the memory that is left; None without one.
+        rows: of the micro-batch that runs now; 0 for a whole batch that only a function can cut.
     """
 
     def __init__(self, runner: WindowRunner, settings: Settings) -> None:
@@ -63,11 +65,21 @@ class BackOff:
         self._readings = Readings()  # of each loss function's batches
         self._thrashed = 0  # windows in a row in which the device's allocator emptied its cache
         self._flushes = 0
+        self.rows = 0
+        self.watermark: Watermark | None = None
+        if settings.monitor is not None:
+            self.watermark = Watermark(settings.monitor, settings.watermark, runner)
         # Let malloc keep no freed memory where a limit counts it, before anything runs out: what
         # oneDNN needs for a kernel fails first otherwise, and not all of it checks that.
-        self.note, limit = "", malloc.lowest_limit()
+        self._set, limit = "", malloc.lowest_limit()
         if limit is not None and malloc.map_large_blocks():
-            self.note = f"{limit[1]} is {format_bytes(limit[0])}: {_CHANGED}"
+            self._set = f"{limit[1]} is {format_bytes(limit[0])}: {_CHANGED}"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was set so that freed memory goes back to the system, and why sizes are not kept
+        below the watermark; a sentence each, or ""."""
+        return self._set, "" if self.watermark is None else self.watermark.note
 
     def step(
         self,
@@ -91,8 +103,12 @@ class BackOff:
         window = runner.window
         start = window.mark()
         self._undo.begin_window(runner.model, self._tensors())
-        window_step = _Step(self, left, loss_fn, sizes)
         try:
+            if self.watermark is not None:
+                self.watermark.begin_window()
+                if self.control.is_new and split is None and self.watermark.is_on:
+                    self.control.start_low(FIRST_ROWS)
+            window_step = _Step(self, left, loss_fn, sizes)
             window_step.run()
         except BaseException as error:
             self._give_up(start, "")
@@ -145,8 +161,12 @@ class BackOff:
         report = runner.end()
         assert report is not None  # this rank had a loss
         most = control.size if single else done.left.most
-        control.end_window(most, done.used, done.lowest)
+        control.end_window(most, done.used, done.lowest, self._may_rise)
         return report
+
+    def _may_rise(self, rows: float) -> bool:
+        """Whether the next window may begin with so many rows."""
+        return self.watermark is None or self.watermark.may_rise(rows)
 
     def _heed_allocator(self, rows: int) -> None:
         """Halve the rows where the device's allocator emptied its cache window after window to find
@@ -203,6 +223,8 @@ class _Step:
         # on with after the last failure; each 0 without one.
         self.largest, self.used, self.lowest = 0, 0.0, 0
         self.gave_all_back = False
+        self.watched = True  # False: nothing smaller can be tried
+        self.spared = 0  # rows that this micro-batch left to the last one
         #: when the window began, or began anew, and when this micro-batch did
         self.window_began = self.began = time.perf_counter()
 
@@ -210,7 +232,7 @@ class _Step:
         left = self.left
         while True:
             at = len(self.done)
-            size = self.plan[at] if at < len(self.plan) else self.size
+            size = self.plan[at] if at < len(self.plan) else self._next_size()
             part = left.next(size)
             if part is None:
                 break
@@ -223,22 +245,83 @@ class _Step:
                 continue
             left.advance(rows)
             self.done.append(size)
-            self.used = max(self.used, rows or size)
+            self.used = max(self.used, (rows or size) + self.spared)
             self.largest = max(self.largest, rows)
+
+    def _next_size(self) -> float:
+        """Return the size of the next micro-batch: what was learnt, below the watermark, and the
+        same on all ranks that go through it together."""
+        watermark, left = self.owner.watermark, self.left.left
+        self.spared = 0
+        if watermark is None or not left:
+            return self.size
+        if watermark.is_on and min(self.size, left) < math.inf:
+            self._heed_watermark(watermark, left)
+        size = self.runner.ranks.least(self.size)
+        if left - size == 1 and size >= FIRST_ROWS:
+            # A last micro-batch of one row is refused by BatchNorm.
+            self.spared = 1 if size > FIRST_ROWS else -int(self.owner.control.top > size)
+        return size - self.spared
+
+    def _heed_watermark(self, watermark: Watermark, left: float) -> None:
+        """Take twice as many rows where the monitor has room for them and larger sizes are still
+        being looked for, half as many where it has none."""
+        control, rows = self.owner.control, min(self.size, left)
+        if control.climbing and left > self.size and watermark.is_measured(self.size):
+            most = min(2 * self.size, control.top)
+            if watermark.over(min(most, left)):
+                most = watermark.larger(self.size, most)
+            if most > self.size:
+                self.size = control.size = most
+                return
+            control.climbing = False
+        smallest = min(FIRST_ROWS, control.top)
+        if rows <= smallest or not watermark.over(rows):
+            return
+        began = time.perf_counter()
+        watermark.give_back()
+        fits, why = rows, ""
+        while fits > smallest and (over := watermark.over(fits)):
+            fits, why = (fits + 1) // 2, why or over
+        if fits == rows:
+            return
+        retry = Retry(
+            window=self.runner.totals.windows,
+            micro_batch=self.runner.window.count,
+            rows=int(rows),
+            phase=WATERMARK,
+            error=why,
+            asked=None,
+            restored="",
+            next_rows=int(fits),
+            probing=bool(control.before),
+            ms=1e3 * (time.perf_counter() - began),
+        )
+        self.runner.retries.append(retry)
+        tell(str(retry))
+        self.size = fits
+        control.lower(fits)
 
     def _try(self, micro: Any, rows: int, last: bool) -> Failed | None:
         """Run one micro-batch; return what failed, when the exception's block is left."""
         runner = self.runner
         window = runner.window
         self.began, self.mark, self.rows = time.perf_counter(), window.mark(), rows
+        self.owner.rows = rows
         self.undo.begin(in_place=last and self.owner._overlap)
-        failed = None
+        failed, watermark = None, self.owner.watermark
+        # What others took part in cannot be done again.
+        final = bool(runner.ranks.no_retry) or (last and self.owner._overlap)
         try:
-            runner.run(micro, self._loss_of, last)
+            if watermark is None:
+                runner.run(micro, self._loss_of, last)
+            else:
+                with watermark.measured(rows, watched=self.watched and not final and rows != 1):
+                    runner.run(micro, self._loss_of, last)
         except Exception as error:
-            # What others took part in cannot be done again.
-            final = runner.ranks.no_retry or (last and self.owner._overlap)
             found = None if final else shortage(error)
+            if isinstance(error, WatermarkError):
+                found = error.shortage
             if found is None:
                 raise
             # ranks in one pass go back equally far, wherever in it each of them was
@@ -282,6 +365,8 @@ class _Step:
         is_last = smaller is None or smaller == 1
         changed = failed.give_back(thorough=self.failures > 0 or is_last)
         once_more = smaller is None and (bool(changed) or not self.gave_all_back)
+        if smaller is None and failed.phase == WATERMARK:
+            once_more, self.watched = True, False
         self.gave_all_back = self.failures > 0 or is_last
         self.failures += 1
         try:
@@ -303,8 +388,11 @@ class _Step:
             changed=changed,
         )
         runner.retries.append(retry)
+        if failed.phase == WATERMARK:
+            tell(str(retry))
         if smaller is not None:
             self.size = self.lowest = smaller
+            self.owner.control.climbing = False
         elif not once_more:
             self._raise(failed, retry)
         window = runner.window
@@ -359,6 +447,8 @@ class Failed:
             if trace.tb_frame.f_code.co_name == "_engine_run_backward":
                 self.phase = "backward"
             trace = trace.tb_next
+        if isinstance(error, WatermarkError):
+            self.phase = WATERMARK
 
     def clear(self) -> None:
         """Clear the frames of the traceback, whose variables are the tensors that filled the
@@ -439,29 +529,45 @@ class SizeControl:
         good: windows without a failure since the size last changed, of those that used it.
         wait: good windows before it goes up.
         before: the size before the last step up, while that is on trial; else 0.
+        climbing: whether the size began low, and larger ones are still being looked for within
+            windows.
+        is_new: whether no window and no state has said anything of it.
     """
 
-    __slots__ = ("before", "good", "size", "top", "wait")
+    __slots__ = ("before", "climbing", "good", "is_new", "size", "top", "wait")
 
     def __init__(self, start: int | None) -> None:
         self.top = self.size = math.inf if start is None else float(start)
         self.good, self.wait, self.before = 0, FIRST_WAIT, 0.0
+        self.climbing, self.is_new = False, True
 
-    def end_window(self, most: float, used: float, lowest: float) -> None:
+    def start_low(self, rows: int) -> None:
+        """Begin with few rows, to climb from there."""
+        self.size, self.climbing, self.is_new = min(self.top, float(rows)), True, False
+
+    def end_window(
+        self,
+        most: float,
+        used: float,
+        lowest: float,
+        may_rise: Callable[[float], bool] = lambda rows: True,
+    ) -> None:
         """Learn from a window that made its update.
 
         Args:
             most: more rows in a micro-batch than these are of no use.
             used: rows of the largest micro-batch that went well.
             lowest: what the window went on with after its last failure; 0 without one.
+            may_rise: called with a larger size before it is taken.
         """
+        self.is_new = False
         if lowest:
             if self.before or self.good < PROVEN:
                 self.lower(lowest)
             self.good = 0
         elif used >= self.size or self.size == math.inf:
             self.good += 1
-            self._rise(most)
+            self._rise(most, may_rise)
 
     def lower(self, smaller: float) -> None:
         """Lower the size: to that before a step up on trial, else to `smaller`."""
@@ -469,15 +575,19 @@ class SizeControl:
             self.wait = min(2 * self.wait, LONGEST_WAIT)
         halved_once = 2 * smaller >= self.size  # then what is known to fit has not failed
         self.size = self.before if self.before and halved_once else min(self.size, smaller)
-        self.before, self.good = 0.0, 0
+        self.before, self.good, self.climbing = 0.0, 0, False
 
-    def _rise(self, most: float) -> None:
+    def _rise(self, most: float, may_rise: Callable[[float], bool]) -> None:
         if self.good < self.wait:
             return
         if self.before:  # it lasted as long as it had waited
             self.before, self.wait = 0.0, FIRST_WAIT
         if self.size < min(self.top, most):
-            self.before, self.size, self.good = self.size, min(2 * self.size, self.top), 0
+            larger = min(2 * self.size, self.top)
+            if not may_rise(min(larger, most)):
+                self.good = self.wait - min(self.wait, FIRST_WAIT)  # asked again soon: it is cheap
+                return
+            self.before, self.size, self.good = self.size, larger, 0
 
     def state(self) -> dict[str, Any]:
         """For a state_dict, with None for the whole batch."""
@@ -488,3 +598,4 @@ class SizeControl:
         """Take over a state that was checked."""
         self.size, self.good, self.wait, self.before = (state[name] for name in _STATE)
         self.size = self.top if self.size is None else min(self.size, self.top)
+        self.is_new = False

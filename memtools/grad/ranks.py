@@ -97,6 +97,20 @@ class Ranks:
         ranks are sharded, it is a collective that every rank calls after every micro-batch."""
         return failed
 
+    @property
+    def in_step(self) -> bool:
+        """Whether all ranks go through each micro-batch together, and so need as many of them."""
+        return self.world > 1 and (self.sharded or bool(self.no_retry))
+
+    def share(self, number: float) -> list[float]:
+        """Return the number that each rank gave. A collective."""
+        return [number]
+
+    def least(self, size: float) -> float:
+        """Return the smallest size of all ranks. A collective, which every rank calls before each
+        micro-batch where they are in step and each has a monitor."""
+        return size
+
     def reduce(
         self, gradients: Any, window: Any, *, flushing: bool = False, problem: Any = None
     ) -> Reduced:
@@ -158,6 +172,14 @@ class SummingRanks(Ranks):
             held = [p for p, has in zip(holders, having, strict=True) if has]
             self._sum(held, reduced.guess / (window.guess or reduced.guess))
         return reduced
+
+    def least(self, size: float) -> float:
+        if not self.in_step:
+            return size
+        return min(self.share(size))
+
+    def share(self, number: float) -> list[float]:
+        return self._wire.table([RUNNING, number] + [0.0] * (WIDTH - 2)).column(1)
 
     def abort(self, error: BaseException, window: Any) -> None:
         if window.torn:  # else the window can go on with another micro-batch
@@ -272,8 +294,16 @@ def find_ranks(
     return Ranks()
 
 
-def check_together(ranks: Ranks, main_grads: bool, overlap: bool) -> None:
-    """Raises ValueError where gradients would be gone before the ranks have summed them."""
+def check_together(
+    ranks: Ranks, main_grads: bool, overlap: bool, has_monitor: bool = False
+) -> None:
+    """Raises ValueError where gradients would be gone before the ranks have summed them, or where
+    ranks that go through each micro-batch together do not all have a monitor."""
+    if ranks.in_step and 0 < sum(ranks.share(float(has_monitor))) < ranks.world:
+        raise ValueError(
+            "some ranks have a monitor and others none, and all of them go through each "
+            "micro-batch together: pass monitor on all ranks, or on none"
+        )
     if main_grads and overlap:
         raise ValueError(
             "overlap=True reduces the gradients of the last backward pass where they are, and "

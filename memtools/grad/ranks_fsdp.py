@@ -80,6 +80,12 @@ class ShardedRanks(Ranks):
         table = self._agree([_PASS, 0.0, 0.0, own])
         return min(guess for guess in table.column(3) if guess)
 
+    def share(self, number: float) -> list[float]:
+        return self._agree([_PASS, number]).column(1)
+
+    def least(self, size: float) -> float:
+        return min(self.share(size))
+
     def agree(self, failed: str) -> str:
         if not self._reason:
             with contextlib.suppress(PeerMemoryError):

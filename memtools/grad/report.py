@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from memtools.grad.window import Sum
 
 
+WATERMARK = "watermark"  # the phase of a Retry by which nothing ran out
+
+
 @dataclass(frozen=True, slots=True)
 class Retry:
     """One micro-batch that did not fit, and how the step went on. `str()` is a line."""
@@ -26,7 +29,8 @@ class Retry:
     rows: int | None
     #: where memory ran out. "forward" and "backward"; "another rank"; "optimizer" where its state
     #: did not fit before its first step; "allocator" where all fitted, but the device's allocator
-    #: had to empty its cache again and again
+    #: had to empty its cache again and again; "watermark" where a monitor has said that it would
+    #: not fit, or, in its forward pass, that it does not
     phase: str
     #: the type of the error and the first line of its text
     error: str
@@ -200,6 +204,8 @@ class AccumulatorReport:
     last: WindowReport | None
     #: what could be better here, a sentence each
     notes: tuple[str, ...] = ()
+    #: how often step() has taken fewer rows at the watermark of its monitor, before memory ran out
+    lowered: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers, texts, lists and dicts."""
@@ -234,12 +240,10 @@ class AccumulatorReport:
             lines.append(f"Dropped: {self.dropped:,} windows, by reset()")
         if self.micro_batch_size is not None:
             lines.append(f"Micro-batch: {self.micro_batch_size:,} rows")
-        if self.retries:
-            shown = min(self.ran_out, len(self.retries))
-            newest = f", the newest {shown}" if shown < self.ran_out else ""
-            times = "once" if self.ran_out == 1 else f"{self.ran_out:,} times"
-            lines.append(f"Out of memory: {times}{newest}")
-            lines += [f"  {retry}" for retry in self.retries]
+        lowered = [retry for retry in self.retries if retry.phase == WATERMARK]
+        lines += _listed("At the watermark", self.lowered, lowered)
+        ran_out = [retry for retry in self.retries if retry.phase != WATERMARK]
+        lines += _listed("Out of memory", self.ran_out, ran_out)
         if self.last is not None:
             lines.append(str(self.last))
         return "\n".join(lines + [f"Note: {note}" for note in self.notes])
@@ -249,6 +253,15 @@ def _plain(report: Any) -> dict[str, Any]:
     """The public fields of a dataclass, as they are."""
     names = [one.name for one in fields(report) if not one.name.startswith("_")]
     return {name: getattr(report, name) for name in names}
+
+
+def _listed(what: str, count: int, retries: list[Retry]) -> list[str]:
+    """How often it happened, and a line for each that is still known."""
+    if not retries:
+        return []
+    newest = f", the newest {len(retries)}" if len(retries) < count else ""
+    times = "once" if count == 1 else f"{count:,} times"
+    return [f"{what}: {times}{newest}", *(f"  {retry}" for retry in retries)]
 
 
 def _counted(count: int, noun: str) -> str:

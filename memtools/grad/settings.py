@@ -35,6 +35,8 @@ class Settings:
     undo: str = "auto"
     micro_batch_size: int | None = None
     overlap: bool = False
+    monitor: Any = None
+    watermark: float = 0.9
 
     def __post_init__(self) -> None:
         count("steps", self.steps)
@@ -70,6 +72,13 @@ class Settings:
             if not isinstance(value, bool):
                 raise TypeError(f"{name} is True or False, got {_kind(value)}")
         _check_scheduler(self.scheduler)
+        _check_monitor(self.monitor)
+        _positive("watermark", self.watermark)
+        if self.watermark > 1:
+            raise ValueError(
+                f"watermark is the part of the limit that may be used, above 0 and at most 1, got "
+                f"{self.watermark}"
+            )
 
 
 def count(name: str, value: object) -> int:
@@ -102,6 +111,17 @@ def _check_scheduler(scheduler: Any) -> None:
             f"{_kind(scheduler)}.step() wants {missing[0]!r}, which only the loop knows: leave "
             "scheduler out and call it yourself, where the report says that an update was made"
         )
+
+
+def _check_monitor(monitor: Any) -> None:
+    """Raise TypeError for what does not say how much memory is left."""
+    if monitor is None:
+        return
+    calls = ("headroom", "phase", "cleanup_memory")
+    missing = [name for name in calls if not callable(getattr(monitor, name, None))]
+    if isinstance(monitor, type) or missing or not hasattr(monitor, "running"):
+        got = f"the class {monitor.__name__}" if isinstance(monitor, type) else _kind(monitor)
+        raise TypeError(f"monitor is a MemoryMonitor that is started before step(), got {got}")
 
 
 def check_model(model: Any, optimizer: Any, main_grads: bool) -> None:

@@ -546,6 +546,11 @@ class PartsByRows:
         micro = self._cut.take(self._batch, self._at, stop)
         return micro, stop - self._at, stop == self.most
 
+    @property
+    def left(self) -> float:
+        """How many rows are left."""
+        return self.most - self._at
+
     def advance(self, count: int) -> None:
         """Leave the next `count` rows behind: they are done."""
         self._at += count
@@ -586,6 +591,11 @@ class PartsByFunction:
             self._parts[:1] = parts
             head, cut = parts[0]
         return head, 0 if cut == math.inf else int(cut), len(self._parts) == 1
+
+    @property
+    def left(self) -> float:
+        """How many are left: inf, or 0 at the end, as only the function knows."""
+        return math.inf if self._parts else 0.0
 
     def advance(self, count: int) -> None:
         """Leave the next micro-batch behind: it is done."""

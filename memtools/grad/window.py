@@ -33,7 +33,7 @@ from memtools.grad.main_grads import MainGrads
 from memtools.grad.optimizer import Finish, Ownership, make_state, parameters_of
 from memtools.grad.precision import WENT_BACKWARD, Precision, refuse_loss
 from memtools.grad.ranks import RankError, Ranks, Reduced
-from memtools.grad.report import Retry, WindowReport
+from memtools.grad.report import WATERMARK, Retry, WindowReport
 
 if TYPE_CHECKING:
     import torch
@@ -177,6 +177,8 @@ class Totals:
     weight: float = 0.0
     first_bad: str | None = None
     last: WindowReport | None = None
+    #: how often the watermark was met; this process's story, as the retries are
+    lowered: float = 0
     #: the newest ones: a run of years stays small
     retries: deque[Retry] = field(default_factory=lambda: deque(maxlen=100))
 
@@ -202,7 +204,10 @@ class Totals:
     def keep(self, retries: Iterable[Retry]) -> None:
         """Count the retries of a window that ended, or was given up."""
         for retry in retries:
-            self.ran_out += 1
+            if retry.phase == WATERMARK:
+                self.lowered += 1
+            else:
+                self.ran_out += 1
             self.retries.append(retry)
 
     def state(self) -> dict[str, Any]:
@@ -214,7 +219,7 @@ class Totals:
         """Take over a state that was checked."""
         for name in (*COUNTS, *MEASURES, "first_bad"):
             setattr(self, name, state[name])
-        self.last = None
+        self.last, self.lowered = None, 0
         self.retries.clear()
 
 

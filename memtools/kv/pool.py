@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from memtools import _core
+from memtools._base import reclaim
 from memtools._base.size import format_bytes, parse_bytes
 from memtools.budget import Budget, check_device
 from memtools.kv import tensors
@@ -144,7 +145,7 @@ class KVPool(_core.KVPool):
         place, cuda = tensors.device_of(device)
         check_device(limit, str(place), name)
         sizes = (num_layers, num_kv_heads, head_dim, max_tokens, max_sequences)
-        return super().__new__(
+        pool = super().__new__(
             cls,
             *sizes,
             kind,
@@ -158,6 +159,8 @@ class KVPool(_core.KVPool):
             name,
             tensors,
         )
+        reclaim.offer(pool)
+        return pool
 
     def acquire(
         self,

@@ -31,7 +31,9 @@ LEAST_SHARE = 0.1  # of the growth of use: who takes less is but a hint at who t
 UNEXPLAINED = 0.3  # below that a regular growth is the C heap's
 AT_MOST = 1.2  # holders that are said to take more than that of use are not measured by its slope
 AT_MOST_OF_EXACT, EXACT = 1.5, 0.02  # but where the standard error of that is below such a part
+NOISY = 0.2  # standard error of the slope of use by it: beyond that holders' own figures are better
 NAMED = 3  # looks after which a census names somebody
+STEADY = 4  # looks at which a small part of the growth has gained: then it is named as well
 INTERVALS = 4  # between looks, in which a growth of the C heap has to go on
 LEAST_OF_C = 4096.0  # bytes a step: below that C code's own caches cannot be told from a leak
 EVEN = 0.6  # the smallest of them by the largest
@@ -52,7 +54,8 @@ DATA_SET = "cache of a data set"
 GRAPH = "autograd graph"
 C_HEAP = "C heap"
 _EXPLAINS = (C_HEAP, "cycles")  # kinds of findings that say more than that something grows
-_OF_PROCESS = ("use", "device")  # parts that a census looks at
+_HELD = ("device", "shm")  # parts beside use of which objects of the program may hold what grows
+OF_PROCESS = ("use", *_HELD)  # parts that a census looks at
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,7 @@ def findings_of(seen: Evidence) -> list[LeakFinding]:
     found = _of_process(seen) if seen.walked else []
     found += _of_children(seen)
     for signal, kind in (("shm", "shared memory"), ("device", "")):
-        if signal != "device" or not any(one.signal == "device" for one in found):
+        if not any(one.signal == signal for one in found):
             found += _of_signal(seen, signal, kind)
     return found
 
@@ -136,6 +139,8 @@ def _of_process(seen: Evidence) -> list[LeakFinding]:
     total = sum(map(rate_of, free))
     found = [_filling(seen, holder) for holder in bounded]
     found += _held(seen, free, use - filled, total)
+    if total < EXPLAINED * (use - filled):
+        found += _beside(seen, use)
     return found + _unheld(seen, use, use - filled - total)
 
 
@@ -212,15 +217,25 @@ def _what_of(seen: Evidence, holder: Holder) -> str:
     return f"{what}, in {holder.containers:,} of them" if what and holder.containers > 1 else what
 
 
+def _part_held(seen: Evidence, use: float, total: float) -> str:
+    """The part of memory in which holders gain `total` bytes a step: what they hold lies on a
+    device or in shared memory where that grows faster than what is in use, and by about as much."""
+    for part in _HELD:
+        if seen.pace(part) > max(use, EXPLAINED * total):
+            return part
+    return "use"
+
+
 def _held(seen: Evidence, holders: Sequence[Holder], use: float, total: float) -> list[LeakFinding]:
     """The containers without a bound. Where together they explain the growth of use, each gets its
     part of that: what they weigh themselves leaves out what malloc adds."""
-    device = max(0.0, seen.pace("device"))
-    signal = "device" if device > max(use, EXPLAINED * total) else _of_use(seen)
-    slope = device if signal == "device" else use
+    part = _part_held(seen, use, total)
+    signal = _of_use(seen) if part == "use" else part
+    slope = use if part == "use" else seen.pace(part)
     share = total / slope if slope > 0 else math.inf
-    scale = 1 / share if EXPLAINED <= share <= _at_most(seen, signal) else 1.0
-    base = seen.grades.get("device" if signal == "device" else "use", "quiet")
+    is_measured = EXPLAINED <= share <= _at_most(seen, part) and not _is_noisy(seen, part)
+    scale = 1 / share if is_measured else 1.0
+    base = seen.grades.get(part, "quiet")
     limit, name = seen.declared
     found: list[LeakFinding] = []
     if seen.seconds is not None and RANK[base] < RANK["suspect"] and not _is_certain(seen, share):
@@ -228,6 +243,8 @@ def _held(seen: Evidence, holders: Sequence[Holder], use: float, total: float) -
     for holder in sorted(holders, key=rate_of, reverse=True):
         raised = graded(base, share, only_gained=getattr(holder, "only_gained", True))
         what = _what_of(seen, holder)
+        if part == "shm":
+            what = ", ".join(text for text in (what, "in shared memory") if text)
         if total <= limit:
             raised = "fills"
             what = ", ".join(part for part in (what, f"declared as {name}") if part)
@@ -242,14 +259,43 @@ def _held(seen: Evidence, holders: Sequence[Holder], use: float, total: float) -
                 what=what,
             )
         )
-    return found
+    return _joined(found)
 
 
-def _at_most(seen: Evidence, signal: str) -> float:
+def _joined(found: Sequence[LeakFinding]) -> list[LeakFinding]:
+    """Those of one name as one: of the entries of a dict, for example, that are made anew."""
+    same: dict[Key, list[LeakFinding]] = {}
+    for one in found:
+        same.setdefault(one.key, []).append(one)
+    return [
+        several[0] if len(several) == 1 else _together(name, several)
+        for (_, name), several in same.items()
+    ]
+
+
+def _together(name: str, several: Sequence[LeakFinding]) -> LeakFinding:
+    since = [one.since_step for one in several if one.since_step is not None]
+    return replace(
+        several[0],  # the fastest
+        holder=f"{name} ({len(several):,} that grow in it)",
+        rate_bytes=sum(one.rate_bytes for one in several),
+        since_step=min(since, default=None),
+        what="",
+    )
+
+
+def _at_most(seen: Evidence, part: str) -> float:
     """So much of the growth of its part of memory may what holders weigh seem to be: where that
     grows without noise, it tells better than what an object of each kind is taken to weigh."""
-    pace = seen.points.pace("device" if signal == "device" else "use", seen.since)
+    pace = seen.points.pace(part, seen.since)
     return AT_MOST_OF_EXACT if pace.error <= EXACT * pace.rate else AT_MOST
+
+
+def _is_noisy(seen: Evidence, part: str) -> bool:
+    """Whether the growth of a part of memory is known so badly that what holders weigh themselves
+    tells it better: where batches have any length, for example."""
+    pace = seen.points.pace(part, seen.since)
+    return math.isfinite(pace.error) and pace.error > NOISY * pace.rate
 
 
 def _is_certain(seen: Evidence, share: float) -> bool:
@@ -294,8 +340,17 @@ def _among(seen: Evidence, use: float) -> str:
     """The container that gains the most of those that are too small a part of the growth to be what
     leaks, if it has gained at each look: `among it list Trainer.losses: +3.0 KiB/step`. "" where
     there is none."""
+    small = _small(seen, use)
+    if not small:
+        return ""
+    return f"among it {small[0].path}: +{format_bytes(rate_of(small[0]))}/step"
+
+
+def _small(seen: Evidence, use: float) -> list[Holder]:
+    """Containers that have gained at each look, and are a small part of the growth; the fastest
+    first."""
     if seen.seconds is not None:
-        return ""  # at any point of a program some container is longer than it was
+        return []  # at any point of a program some container is longer than it was
     small = [
         holder
         for holder in seen.holders
@@ -303,10 +358,20 @@ def _among(seen: Evidence, use: float) -> str:
         and not is_bounded(holder)
         and getattr(holder, "only_gained", True)
     ]
-    if not small:
-        return ""
-    largest = max(small, key=rate_of)
-    return f"among it {largest.path}: +{format_bytes(rate_of(largest))}/step"
+    return sorted(small, key=rate_of, reverse=True)
+
+
+def _beside(seen: Evidence, use: float) -> list[LeakFinding]:
+    """Where most of the growth is nobody's, such as that of a library's caches: who has gained at
+    so many looks that it leaks, however much the rest grows."""
+    return [
+        LeakFinding(
+            "suspect", _of_use(seen), rate_bytes=rate_of(holder), since_step=holder.since_step,
+            holder=holder.path, kind=holder.kind, what=_what_of(seen, holder),
+        )
+        for holder in _small(seen, use)
+        if holder.rises >= STEADY
+    ]  # fmt: skip
 
 
 def is_even(seen: Evidence, signal: str = "use") -> bool:
@@ -442,7 +507,7 @@ class Standing:
 
     def has_holders(self) -> bool:
         """Whether a holder of this process's memory is among them, as a census names it."""
-        return any(one.holder and one.part in _OF_PROCESS for one in self.findings())
+        return any(one.holder and one.part in OF_PROCESS for one in self.findings())
 
     def add(
         self, step: int, found: Sequence[LeakFinding], *, walked: bool = True
@@ -450,7 +515,7 @@ class Standing:
         """What a look has shown. Returns those of which a word is due, new ones and those of a
         higher grade; and those that end: what nobody was known to hold, now that somebody is, and
         what was the C heap's as long as it grew evenly."""
-        news, named = [], {one.key: one for one in found}
+        news, named = [], {one.key: one for one in found if walked or not self._is_held(one)}
         for key, one in named.items():
             old = self._all.get(key)
             if old is None:
@@ -475,13 +540,22 @@ class Standing:
         for key, stand in list(self._all.items()):
             if key in named:
                 continue
-            if not walked and stand.finding.part in _OF_PROCESS:
+            if not walked and stand.finding.part in OF_PROCESS:
                 continue  # nobody has looked
             stand.missed += 1
             others = nameless if stand.finding.kind == C_HEAP else explained
             if _is_nobodys(stand.finding) and stand.finding.part in others:
                 replaced.append(self._end(key))
         return news, replaced
+
+    def _is_held(self, one: LeakFinding) -> bool:
+        """Whether it says that a part grows which somebody is known to hold: where nobody has
+        looked, that still holds."""
+        if one.key in self._all or not _is_nameless(one) or one.part not in OF_PROCESS:
+            return False
+        return any(
+            stand.finding.holder and stand.finding.part == one.part for stand in self._all.values()
+        )
 
     def _made_at(self, one: LeakFinding) -> str:
         """Where growth was made that nobody was known to hold, and that is as fast as what has got
@@ -500,7 +574,7 @@ class Standing:
         news = []
         for stand in self._all.values():
             finding = stand.finding
-            if not finding.holder or finding.part not in _OF_PROCESS or finding.first_step is None:
+            if not finding.holder or finding.part not in OF_PROCESS or finding.first_step is None:
                 continue
             recent = points.recent(finding.part, CONFIRMED_STEPS)
             if stand.missed or recent is None or recent < EXPLAINED * self._seen_of(finding):
@@ -538,6 +612,8 @@ class Standing:
                 one = stand.finding
                 if _is_of_worker(one) or one.part != part:
                     continue
+                if one.holder and stand.rate < EXPLAINED * before:
+                    continue  # the rest of its part tells nothing of it
                 if not stand.missed and one.grade != "fills":
                     stand.finding = replace(one, rate_bytes=stand.rate * share)
         return is_another
@@ -571,9 +647,19 @@ class Standing:
         if recent is None:
             return False
         least = max(LEAST_RATE / 4, STILL * self._seen_of(finding))
+        if finding.holder and not stand.missed and self._is_lost_in_noise(finding, points, step):
+            return False  # the next walk tells
         if recent < least or (finding.kind == C_HEAP and recent < SLOWED * stand.pace):
             return True
         return stand.missed >= 2 or (stand.missed == 1 and recent < 2 * least)
+
+    @staticmethod
+    def _is_lost_in_noise(finding: LeakFinding, points: Points, step: int) -> bool:
+        """Whether its part of memory varies so much that it may go on at its rate unseen."""
+        pace = points.pace(finding.part, max(points.steps[0], step // 4))
+        if not math.isfinite(pace.error) or pace.error <= EXACT * finding.rate_bytes:
+            return False
+        return abs(pace.rate - finding.rate_bytes) <= CERTAIN * pace.error
 
     def _end(self, key: Key) -> LeakFinding:
         return replace(self._all.pop(key).finding, over=True)
@@ -591,7 +677,7 @@ class Standing:
 
 def _is_nameless(finding: LeakFinding) -> bool:
     """Whether it says that something grows, and not what."""
-    return not finding.holder and finding.kind in ("", "children")
+    return not finding.holder and finding.kind in ("", "children", "shared memory")
 
 
 def _is_nobodys(finding: LeakFinding) -> bool:

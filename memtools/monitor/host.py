@@ -185,15 +185,21 @@ def process_limits() -> dict[str, int | None]:
     return {n: None if limit == resource.RLIM_INFINITY else limit for n, limit in found.items()}
 
 
-def rooms_of_process() -> list[int]:
-    """Bytes from what the kernel counts now to RLIMIT_AS and RLIMIT_DATA, for each that is set."""
+def counted_of_process() -> dict[str, tuple[int, int]]:
+    """What the kernel counts now against RLIMIT_AS and RLIMIT_DATA, and the limit, in bytes, by the
+    name of each that is set."""
     limits = {name: limit for name, limit in process_limits().items() if limit is not None}
     if not limits:
-        return []
+        return {}
     try:
         with open("/proc/self/status", encoding="utf-8", errors="replace") as status:
             sizes = dict(re.findall(r"^(\w+):\s*(\d+) kB$", status.read(), re.MULTILINE))
     except OSError:
-        return []
+        return {}
     lines = {name: COUNTED_AGAINST[name] for name in limits}
-    return [limits[n] - 1024 * int(sizes[line]) for n, line in lines.items() if line in sizes]
+    return {n: (1024 * int(sizes[line]), limits[n]) for n, line in lines.items() if line in sizes}
+
+
+def rooms_of_process() -> list[int]:
+    """Bytes from what the kernel counts now to RLIMIT_AS and RLIMIT_DATA, for each that is set."""
+    return [limit - counted for counted, limit in counted_of_process().values()]

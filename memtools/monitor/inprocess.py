@@ -45,6 +45,7 @@ A_CODE = 987654321  # that no process ends with: another takes its place
 A_CODE_BYTES = str(A_CODE).encode()
 RESERVE = 16 << 20  # bytes
 KEPT_BACK = 16  # calls of modules: the first look of the leak test is at the sixteenth step
+KEPT_BACK_TO_TRAIN = 1024  # of them, where the program has made an optimizer that has not acted yet
 IN_A_PROCESS = """
 import sys
 root, path, as_json, how, ended_ns = sys.argv[1:]
@@ -59,6 +60,19 @@ write_summary(with_end(record, end, int(ended_ns)) if end else record, as_json =
 _Made = TypeVar("_Made")
 
 
+def has_optimizer() -> bool:
+    """Whether the program has made an optimizer of torch's kind, whether or not it is still there:
+    the first one of each class marks the class's step()."""
+    base = getattr(sys.modules.get(OPTIMIZERS), "Optimizer", None)
+    todo = [] if base is None else [base]
+    while todo:
+        kind = todo.pop()
+        if getattr(vars(kind).get("step"), "hooked", False):
+            return True
+        todo += type.__subclasses__(kind)
+    return False
+
+
 class StepCounter:
     """Counts the steps of an unchanged program, and lets the monitor act at the end of each.
 
@@ -71,7 +85,8 @@ class StepCounter:
     Until an optimizer acts, calls of outermost modules count: inference, evaluation, the extraction
     of features. What a backward pass computes again, for checkpointing, is not one. The first 16
     are kept back, because most programs that begin so are about to train: they count if there is a
-    sixteenth before an optimizer acts, or at the end of the program.
+    sixteenth before an optimizer acts, or at the end of the program. Where there is an optimizer by
+    then, which has not acted, the program is sampling for its first step: 1,024 are kept back.
     """
 
     # torch.compile leaves calls of it to Python.
@@ -81,7 +96,7 @@ class StepCounter:
         self._monitor = monitor
         self._steps = Steps()
         self._trains = False
-        self._forwards = 0
+        self._forwards, self._kept_back = 0, KEPT_BACK
         #: -1 outside of a backward pass, once torch is there
         self._graph_task: Callable[[], int] = lambda: -1
 
@@ -100,13 +115,16 @@ class StepCounter:
         if self._trains or self._graph_task() != -1 or not self._steps.begins(module):
             return
         self._forwards += 1
-        if self._forwards < KEPT_BACK:
+        if self._forwards == KEPT_BACK and has_optimizer():
+            self._kept_back = KEPT_BACK_TO_TRAIN
+        if self._forwards < self._kept_back:
             self._monitor.step(0)
         else:
-            self._monitor.step(KEPT_BACK if self._forwards == KEPT_BACK else 1)
+            self._monitor.step(self._kept_back if self._forwards == self._kept_back else 1)
 
     def end(self) -> None:
-        """Count what was kept back: the program has ended, and no optimizer has acted."""
+        """Count what was kept back: the program has ended, and no optimizer has acted. Nobody has
+        tested more than 16 of them."""
         if not self._trains and self._forwards < KEPT_BACK:
             self._trains = True
             self._monitor._count(self._forwards)
@@ -116,7 +134,7 @@ class StepCounter:
         self._trains = True
         _core._hear_calls(None, None, 0)
         self._steps.clear()
-        if self._forwards >= KEPT_BACK:
+        if self._forwards >= self._kept_back:
             self._monitor._begin_anew()
 
     # --- what is heard, once the program has imported it ---
@@ -220,9 +238,10 @@ def announce_nothing(*what: object) -> None:
 
 
 def say(finding: LeakFinding, text: str) -> None:
-    """A finding by this text, as soon as it is made, past whatever the program made of
+    """A finding by this text, with the step at which it is made, past whatever the program made of
     sys.stderr."""
-    announce(text)
+    step = _running[0].step_count if _running and finding.per == "step" else 0
+    announce(f"step {step:,}: {text}" if step else text)
 
 
 def print_summary(text: str) -> None:

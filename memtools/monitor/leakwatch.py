@@ -458,7 +458,7 @@ class LeakWatch:
             if now >= signal.due and signal.cost_ns < 1 << 62:
                 self._feed(signal, step, signal.read())
                 then = time.monotonic_ns()
-                signal.due = then + self._pause * (then - now)
+                signal.rest(then, then - now, self._pause)
                 now = then
         self.due_ns = min(signal.due for signal in self._signals)
 
@@ -485,7 +485,8 @@ class LeakWatch:
         if self._make_census is None:
             return False
         is_first = self._census is None
-        if not is_first and (self._growth() < WORTH or not self._can_afford(self._walk_ns)):
+        grows = is_first or self._growth() >= WORTH or self._standing.has_holders()
+        if not grows or not (is_first or self._can_afford(self._walk_ns)):
             return False
         begun = time.thread_time_ns()
         before = [signal.read() for signal in self._signals]
@@ -527,7 +528,7 @@ class LeakWatch:
             self._standing.rated(paces)
         else:
             news += self._standing.go_on(self._points, step)
-            self._standing.repace({part: paces.pop(part) for part in ("use", "device")})
+            self._standing.repace({part: paces.pop(part) for part in findings.OF_PROCESS})
             self._standing.rated(paces)
         if any(one.first_step == step and not one.holder and not one.kind for one in news):
             self._look_soon(step)

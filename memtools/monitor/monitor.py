@@ -36,7 +36,7 @@ from memtools.monitor.guards import Callback, Handle, Watermarks
 from memtools.monitor.leakwatch import FIRST_LOOK, LeakWatch
 from memtools.monitor.log import ranked
 from memtools.monitor.phases import Phase, PhaseBook, PhaseTotals, phase_lines
-from memtools.monitor.readings import GB, HostTiers
+from memtools.monitor.readings import GB, Headroom, HostTiers
 from memtools.monitor.run import MonitorSettings, Run
 from memtools.monitor.voice import LeakCallback, LeakHandle, Listeners, Printer
 from memtools.record import kinds
@@ -687,6 +687,15 @@ class MemoryMonitor:
         used = run.sampler.cpu_ns / 1e9
         return used, used / run.seconds if run.seconds > 0 else 0.0
 
+    def headroom(self) -> tuple[Headroom, ...]:
+        """Return how much of each memory is in use, and its limit: the host's first, then what the
+        limits of this process count (`ulimit -d`, `ulimit -v`), then each device that is watched.
+
+        A memory whose use or limit is not known is left out, as a device is until the program has
+        made a context. Takes some 10 us for each.
+        """
+        return self._readings().headroom()
+
     def metrics(self, expert: bool = False) -> dict[str, float]:
         """Return figures for a logger, by names such as `memory/host_rss_bytes` that have the unit
         in them.
@@ -811,9 +820,13 @@ class MemoryMonitor:
         return readings.format_stats(stats)
 
     def _in_use(self) -> tuple[HostTiers, list[DeviceMemory]]:
-        run = self._last
-        now = monitor_run.readings_now(self._settings, self._root) if run is None else run.readings
+        now = self._readings()
         return now.host(), now.devices()
+
+    def _readings(self) -> readings.Readings:
+        """Those of the run that goes on, or of the last one; before the first, of this moment."""
+        run = self._last
+        return monitor_run.readings_now(self._settings, self._root) if run is None else run.readings
 
     def _peak(self) -> tuple[int | None, bool]:
         return host.high_water(self._root) if self._last is None else self._last.peak()

@@ -87,14 +87,17 @@ class PhaseBook:
         self._log.complain("phase", f"phase {name!r} is not measured: {error}")
         return NO_PHASE
 
-    def leave(self, token: int, name: str) -> None:
-        """End a phase: keep its peaks, and write at most one event a second for each name."""
+    def leave(self, token: int, name: str) -> tuple[int | None, dict[int, int]]:
+        """End a phase: keep its peaks, and write at most one event a second for each name. Returns
+        the peaks of this passage, on the host and by device."""
         log, (peak, _, _, ns, _) = self._log, self._probe.leave(token)
+        of_devices: dict[int, int] = {}
         if self.devices is not None:
             has_room = name in self._tops or len(self._tops) < MOST_NAMES
             row = name if has_room else "(others)"
             tops = self._tops.setdefault(row, {})
-            for index, most in self.devices.leave(token).items():
+            of_devices = self.devices.leave(token)
+            for index, most in of_devices.items():
                 tops[index] = max(tops.get(index, 0), most)
                 log.phase(f"{row} (cuda{index})", ns, most)
         if log.writes:
@@ -104,6 +107,7 @@ class PhaseBook:
             if has_room and now >= self._next_event.get(name, 0):
                 self._next_event[name] = now + EVENT_EVERY_NS
                 log.event("phase", name, time_ns=now - ns, duration_ns=ns)
+        return peak, of_devices
 
     def totals(self) -> list[PhaseTotals]:
         """The totals of each name that was left once, in the order in which the names came."""
@@ -125,11 +129,16 @@ class Phase:
     monitor is not running, and lets every exception pass.
     """
 
-    __slots__ = ("_entered", "_monitor", "_name")
+    __slots__ = ("_entered", "_monitor", "_name", "device_peak_bytes", "peak_bytes")
 
     def __init__(self, monitor: MemoryMonitor, name: str) -> None:
         self._monitor, self._name = monitor, name
         self._entered: list[tuple[PhaseBook | None, int]] = []
+        #: the most that was resident in the passage that ended last, in bytes; None before one has,
+        #: and where it was not measured
+        self.peak_bytes: int | None = None
+        #: the most that was allocated on each device in that passage, in bytes, by its index
+        self.device_peak_bytes: dict[int, int] = {}
 
     def __enter__(self) -> Phase:
         book, token = self._monitor._book, NO_PHASE
@@ -145,9 +154,9 @@ class Phase:
         book, token = self._entered.pop()
         if token and book is not None:
             if book.finish is not None:
-                book.finish(token)
+                self.peak_bytes = book.finish(token)[0]
             else:
-                book.leave(token, self._name)
+                self.peak_bytes, self.device_peak_bytes = book.leave(token, self._name)
 
     def __call__(self, function: _F) -> _F:
         """`function` as a phase; keeps its name, signature and documentation."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from memtools import _core
 from memtools._base import devices as cuda_devices
 from memtools._base.devices import DeviceMemory
 from memtools._base.size import format_bytes
-from memtools.monitor.host import LEAST_SAID, job_lines, percent
+from memtools.monitor.host import LEAST_SAID, counted_of_process, job_lines, limit_source, percent
 
 GB = 2**30  # as people print it: a card of 24 GiB shows 23.63 GB
 
@@ -47,13 +48,42 @@ class HostTiers:
     pinned: int | None = None
 
 
+class Headroom(NamedTuple):
+    """How much of one memory is in use, and its limit. `str()` is a line."""
+
+    #: which memory: "host" (what counts against the limit of the job), "RLIMIT_DATA" or "RLIMIT_AS"
+    #: (what the kernel counts of this process), or the name of a device, such as "cuda:0"
+    memory: str
+    #: bytes that count against the limit; of a device, what is allocated and what others hold
+    used_bytes: int
+    #: the limit in bytes; of a device its size
+    limit_bytes: int
+    #: bytes that this process itself holds there: what is resident, of a device what torch has
+    #: allocated. What follows a peak of this process adds the difference to `used_bytes`
+    own_bytes: int
+    #: where the limit comes from, in words
+    limit_source: str
+
+    @property
+    def left_bytes(self) -> int:
+        """Bytes from what is in use to the limit; 0 where it is passed."""
+        return max(0, self.limit_bytes - self.used_bytes)
+
+    def __str__(self) -> str:
+        used, limit = format_bytes(self.used_bytes), format_bytes(self.limit_bytes)
+        share = _percent(percent(self.used_bytes, self.limit_bytes))
+        return f"{self.memory}: {used} of {limit} used ({share}; {self.limit_source})"
+
+
 class Readings:
     """Memory as a run sees it now: what is used, and how much there is."""
 
-    __slots__ = ("_indexes", "_probe", "_sampler")
+    __slots__ = ("_indexes", "_limit", "_probe", "_sampler", "_words")
 
     def __init__(self, sampler: _core.Sampler, probe: _core.Probe, indexes: Sequence[int]) -> None:
         self._sampler, self._probe, self._indexes = sampler, probe, indexes
+        self._limit: tuple[int, str] | None = None  # that `_words` are of
+        self._words = ""
 
     def host(self) -> HostTiers:
         """The sampler's newest sample; before the first one, a reading of the probe."""
@@ -74,9 +104,38 @@ class Readings:
             pinned=cuda_devices.pinned(),
         )
 
+    def limit_source(self) -> str:
+        """Where the host's limit comes from, in words."""
+        limit = self._sampler.limit()
+        if not self._words or limit != self._limit:
+            if limit is not None and limit[1] == "given":
+                self._words = f"limit given, {format_bytes(limit[0])}"
+            else:
+                self._words = limit_source(self._probe, self._probe.read().total)
+            self._limit = limit
+        return self._words
+
     def devices(self) -> list[DeviceMemory]:
         """What torch counts now on each watched device; unknown before there is a context."""
         return [cuda_devices.tiers(index) for index in self._indexes]
+
+    def headroom(self) -> tuple[Headroom, ...]:
+        """Each memory that has a limit. The host's use is that of the newest sample, with what this
+        process has of it read anew: a sample may be as old as the interval of the thread, and the
+        tensors of a pass are gone by then."""
+        found = []
+        host, resident = self.host(), self._probe.rss()
+        if resident is not None:
+            if host.used is not None and host.limit is not None and host.rss is not None:
+                used = max(0, host.used - host.rss + resident)
+                found.append(Headroom("host", used, host.limit, resident, self.limit_source()))
+            for name, (counted, limit) in counted_of_process().items():
+                found.append(Headroom(name, counted, limit, resident, f"{name} of this process"))
+        for tiers in self.devices():
+            if tiers.used is not None and tiers.allocated is not None and tiers.total:
+                name = f"cuda:{tiers.index}"
+                found.append(Headroom(name, tiers.used, tiers.total, tiers.allocated, "its size"))
+        return tuple(found)
 
 
 def _gb(size: int | None) -> float | None:

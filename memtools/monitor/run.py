@@ -18,14 +18,13 @@ from memtools._base import notebook, process, running
 from memtools._base.devices import DevicePeaks
 from memtools._base.every import Every
 from memtools._base.notice import logger, notice
-from memtools._base.size import format_bytes
 from memtools.blocks.peak import Spot
 from memtools.blocks.recorder import PeakRecorder
 from memtools.blocks.reports import HostBlocks
 from memtools.leak.finding import LeakFinding
 from memtools.monitor import ending, sharing
 from memtools.monitor.bytime import ByTime
-from memtools.monitor.host import limit_source, process_limits
+from memtools.monitor.host import process_limits
 from memtools.monitor.leakwatch import LeakWatch, growth_census, worker_reports
 from memtools.monitor.log import Log, open_record
 from memtools.monitor.phases import PhaseBook
@@ -166,11 +165,7 @@ class Run:
         #: the machine's memory, where nothing else is the limit
         self._machine = now.total if self._given is None and now.cgroup_limit == -1 else None
         #: where the limit comes from, in words
-        self.limit_source = (
-            limit_source(self.probe, now.total)
-            if self._given is None
-            else f"limit given, {format_bytes(self._given)}"
-        )
+        self.limit_source = self.readings.limit_source()
         self.settings = settings
         every = settings.print_every
         self.printer = None if every is None else Printer(every)
@@ -267,9 +262,11 @@ class Run:
         """
         if not self.settings.leaks:
             return
+        log, origin = self.log, self.sampler.step_count
         if self.watch is not None:
-            self.watch.leave()
-        log = self.log
+            self.watch.withdraw()
+            self._start = replace(self._start, origin=origin)
+            log.event("start", self._start)
         self.watch = LeakWatch(
             signals_of(self.probe, self.devices, self.blocks),
             Limits(self.sampler, self.probe, self.devices),
@@ -277,7 +274,7 @@ class Run:
             growth_census if self.settings.census else None,
             workers=worker_reports(),
             processes=self.probe.children,
-            origin=self.sampler.step_count,
+            origin=origin,
             tracing=Tracing(
                 self.blocks,
                 why_not="" if self.settings.traces else "it is turned off",

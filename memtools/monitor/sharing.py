@@ -4,6 +4,9 @@ closed and not unlinked lies in /dev/shm under a name that does not say whose it
     SharedMemory(create=True) ──► resource_tracker.register(name) ──► _core._tell_shm(name)
                                                                              │
     READ_SHM of every probe, also of forked children ◄── the inode ─────────┘
+
+Files that the program itself writes there are heard by a hook of sys.audit(), in C, which is added
+once such files have been seen (_core._hear_files()): a program without them has no hook.
 """
 
 from __future__ import annotations

@@ -45,7 +45,10 @@ COUNTED = ("device", "tensors")
 class Signal:
     """One series of readings."""
 
-    __slots__ = ("_fed", "_newest", "_origin", "_own", "_read", "cost_ns", "due", "name", "unit")
+    __slots__ = (
+        *("_fed", "_newest", "_origin", "_own", "_read"),
+        *("cost_ns", "due", "name", "recent_ns", "unit"),
+    )
 
     #: after a reading between looks it rests for so many times what the reading took
     PAUSE = 800
@@ -54,6 +57,8 @@ class Signal:
         self.name, self._read = name, read
         #: the least that a reading has taken
         self.cost_ns = 1 << 62
+        #: what one takes now, between looks; 0: none was taken yet
+        self.recent_ns = 0
         #: when to read next, on the monotonic clock; 0 while it is fed as it is read
         self.due = 0
         #: steps from one value that the test sees to the next; 0 while it is fed as it is read
@@ -71,6 +76,14 @@ class Signal:
     def newest(self) -> tuple[int, int | None]:
         """The step of the newest reading that the test was given, and its bytes."""
         return self._newest
+
+    def rest(self, now: int, took_ns: int, pause: int) -> None:
+        """A reading has taken so long: read again after so many times that. What takes more than
+        twice as long as the one before was interrupted by another program, most likely, and is no
+        measure; if it stays so slow, the next ones tell."""
+        most = 2 * self.recent_ns or took_ns
+        self.recent_ns = max(1, min(took_ns, most))
+        self.due = now + pause * self.recent_ns
 
     def leave_out(self, before: int | None, after: int | None) -> None:
         """Do not count what memtools has added, or given back, between these two readings."""
@@ -122,13 +135,18 @@ def signals_of(
     def figure(fields: int, name: str) -> Callable[[], int | None]:
         return lambda: getattr(probe.read(fields), name)
 
+    def shared() -> int | None:
+        size = probe.read(_core.READ_SHM).shm
+        _core._hear_files()
+        return size
+
     signals = [
         # Resident bytes, less what pools map more than once: forks of a cache are no growth.
         Signal("rss", figure(_core.READ_RSS, "process")),
         Signal("heap", figure(_core.READ_HEAP, "heap_used")),
         Signal("python", python_bytes),
         Signal("children", figure(_core.READ_CHILDREN, "children_private")),
-        Signal("shm", figure(_core.READ_SHM, "shm")),
+        Signal("shm", shared),
     ]
     if blocks is not None:
         signals.append(Signal("tensors", blocks.in_use))

@@ -48,8 +48,8 @@ class Start(Event):
     that have no column, `given_bytes` is the one that was asked for and `machine_bytes` the
     machine's memory, where that is the limit. `tests_leaks`: the run says itself what grows, by
     finding events; without them nothing does. `untested`: that it was to and does not, and why. It
-    is written again where that changes. `notebook`: the notebook's file name, where that is
-    known."""
+    is written again where that changes, as it is where the leak test begins anew: steps up to
+    `origin` were something else then. `notebook`: the notebook's file name, where that is known."""
 
     KIND = "start"
 
@@ -63,6 +63,7 @@ class Start(Event):
     tests_leaks: bool = False
     untested: str = ""
     notebook: str = ""
+    origin: int = 0
 
     def sentence(self) -> str:
         name = f"{self.name}: " if self.name else ""

@@ -166,6 +166,7 @@ _Found = tuple[list[LeakFinding], list[LeakFinding], str | None, bool, Late | No
 def _said(figures: Figures) -> _Found:
     """By the run itself, which needs some steps for it."""
     steps, short, said = figures.steps or 0, None, standing(figures.record)
+    steps -= start_of(figures.record).origin
     if steps < STEPS_NEEDED and not said:
         short = sentences.of_early(steps)
     ended = figures.ending.by_memory(near=figures.near_limit)

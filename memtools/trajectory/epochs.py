@@ -49,12 +49,9 @@ class TrajectoryChunk(Mapping[str, "torch.Tensor"]):
     samples: tuple[int, ...]
     #: what a sum of losses over the chunk is the sum over: steps * samples, or steps * tokens
     weight: int
+    #: bytes of the tensors
+    nbytes: int
     _tensors: dict[str, torch.Tensor] | None
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the tensors."""
-        return sum(tensor.nbytes for tensor in self._valid().values())
 
     def _over(self) -> None:
         self._tensors = None
@@ -167,8 +164,9 @@ class TrajectoryEpochs(Iterator[TrajectoryEpoch]):
             )
         piece = self._pieces[self._done]
         tensors = {each.name: self._part_of(each, piece) for each in self._fields()}
+        nbytes = sum(tensor.nbytes for tensor in tensors.values())
         self._chunk = TrajectoryChunk(
-            epoch, self._done, piece.steps, piece.samples, piece.weight, tensors
+            epoch, self._done, piece.steps, piece.samples, piece.weight, nbytes, tensors
         )
         self._done += 1
         return self._chunk

@@ -66,9 +66,14 @@ class UpdateSettings:
             parser: an `argparse.ArgumentParser`, or a group of one.
             defaults: by name, where they are to differ from those of this class.
 
-        Raises TypeError or ValueError if the defaults make no sense.
+        Raises TypeError if `parser` is something else, TypeError or ValueError if the defaults make
+        no sense.
         """
         plain = cls(**defaults)
+        if not callable(getattr(parser, "add_argument", None)):
+            raise TypeError(
+                f"add_arguments() takes an argparse.ArgumentParser, got {type(parser).__name__}"
+            )
         helps = {
             "batch_size": "prompts, conditions or environments of a rollout",
             "group_size": "samples of each of them",
@@ -92,8 +97,14 @@ class UpdateSettings:
     def from_arguments(cls, arguments: argparse.Namespace) -> Self:
         """Make the settings of what a parser with `add_arguments` has parsed.
 
-        Raises TypeError and ValueError as the class does, AttributeError if an argument is missing.
+        Raises TypeError and ValueError as the class does, and TypeError if an argument is missing.
         """
+        missing = [field.name for field in fields(cls) if not hasattr(arguments, field.name)]
+        if missing:
+            raise TypeError(
+                f"from_arguments() takes what a parser with add_arguments() has parsed; "
+                f"{type(arguments).__name__} has no {missing[0]}"
+            )
         return cls(**{field.name: getattr(arguments, field.name) for field in fields(cls)})
 
     def __str__(self) -> str:

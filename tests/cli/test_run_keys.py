@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -177,6 +178,9 @@ def test_a_finding_is_one_line(
         "memtools: Leak",
     ]
     assert said({"quiet": True}, capfd) == []
+    running = types.SimpleNamespace(step_count=1200)
+    monkeypatch.setattr(inprocess, "_running", [running])
+    assert said({}, capfd)[1] == "memtools: step 1,200: growing: list held: +1.0 MiB/step"
 
 
 def test_machines_get_lines_of_json(capfd: pytest.CaptureFixture[str]) -> None:

@@ -174,6 +174,8 @@ def test_the_line_that_makes_it_is_said_at_once_and_at_the_end(
     end = next(i for i, line in enumerate(lines) if " 64 steps; peak: " in line)
     named = [line for line in lines if "made at data.py:5 in observe" in line]
     rates = [line.partition(" (")[0] for line in lines[:end] if "Replay.items: +" in line]
+    assert all(re.match(r"memtools: step \d+: ", rate) for rate in rates), rates
+    rates = [rate.split(": ", 2)[2] for rate in rates]
     assert len(rates) == len(set(rates)), "the same grade and rate are said once"
     explained = execute([sys.executable, "-m", "memtools", "explain", "--json"], tmp_path).stdout
     (leak,) = json.loads(explained)["leaks"]
@@ -182,7 +184,7 @@ def test_the_line_that_makes_it_is_said_at_once_and_at_the_end(
         assert named == []
     else:
         assert re.fullmatch(
-            r"memtools: \w+: list Replay.items: made at data.py:5 in observe", named[0]
+            r"memtools: step \d+: \w+: list Replay.items: made at data.py:5 in observe", named[0]
         )
         assert named[0] in lines[:end]
         assert named[-1] in lines[end:]

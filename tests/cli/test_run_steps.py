@@ -15,8 +15,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import memtools
 from memtools import _core
+from memtools.monitor import inprocess
 from memtools.monitor.inprocess import KEPT_BACK, StepCounter
 from tests.cli.runs import run, write
+from tests.kit.ownprocess import in_own_process
 
 
 class Actor:
@@ -169,6 +171,51 @@ def test_the_leak_test_begins_anew_where_training_follows_many_calls() -> None:
         counter(optimizer, (), {})
         counter.module_ended(model)
     assert (steps.count, steps.anew) == (23, [20])
+
+
+def test_calls_before_the_first_step_of_an_optimizer_that_is_there_are_no_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As those of a policy that samples before each update."""
+    monkeypatch.setattr(inprocess, "has_optimizer", lambda: True)
+    steps, counter = counting()
+    model, optimizer = Actor(), Actor()
+    for _ in range(200):
+        counter.module_ended(model)
+    assert steps.count == 0
+    for _ in range(3):
+        counter(optimizer, (), {})
+        counter.module_ended(model)
+    counter.end()
+    assert (steps.count, steps.anew) == (3, [])
+
+
+@pytest.mark.parametrize(("calls", "count"), [(1023, 0), (1024, 1024), (1100, 1100)])
+def test_many_calls_count_though_there_is_an_optimizer(
+    calls: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inprocess, "has_optimizer", lambda: True)
+    steps, counter = counting()
+    model = Actor()
+    for _ in range(calls):
+        counter.module_ended(model)
+    counter.end()
+    assert steps.count == count
+
+
+@pytest.mark.slow
+def test_an_optimizer_is_known_from_when_it_is_made() -> None:
+    code = """
+import torch
+from memtools.monitor.inprocess import has_optimizer
+assert not has_optimizer()
+class Mine(torch.optim.SGD):
+    pass
+assert not has_optimizer()
+Mine([torch.nn.Parameter(torch.ones(1))], 0.1)
+assert has_optimizer()
+"""
+    in_own_process(code)
 
 
 def test_what_a_backward_pass_computes_again_is_no_step() -> None:
@@ -427,8 +474,10 @@ PROGRAMS = {
 
 
 @pytest.fixture
-def counter() -> Iterator[StepCounter]:
-    """One that hears of this process's torch, as `memtools run` has it."""
+def counter(monkeypatch: pytest.MonkeyPatch) -> Iterator[StepCounter]:
+    """One that hears of this process's torch, as `memtools run` has it. Optimizers that other tests
+    have made in it are not the program's."""
+    monkeypatch.setattr(inprocess, "has_optimizer", lambda: False)
     counter = counting()[1]
     counter.hear_modules(sys.modules["torch.nn.modules.module"])
     handle = register_optimizer_step_post_hook(counter)

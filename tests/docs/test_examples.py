@@ -21,7 +21,7 @@ BLOCKS, LIMIT_KIB = 3, 64
 
 def execute(script: str, *options: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, str(EXAMPLES / script), *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
 
 
 def load(script: str) -> Any:
@@ -88,7 +88,7 @@ def test_the_summary_counts_entries_that_were_evicted(trained: dict[str, Any]) -
 
 def demo(*options: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "memtools", "demo", *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
 
 
 @pytest.mark.slow

@@ -32,6 +32,7 @@ FILES = [*PAGES, *sorted(PROJECT.glob("*.md")), *sorted(PROJECT.glob("examples/*
 
 #: Public modules beside memtools itself.
 MODULES = (
+    "memtools.data",
     "memtools.distributed",
     "memtools.errors",
     "memtools.export",

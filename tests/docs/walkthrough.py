@@ -76,7 +76,12 @@ def masked(text: str) -> list[str]:
     """The lines of an output without what differs from run to run and from machine to machine."""
     text = re.sub(r"(?:/[\w.+-]+)+/([\w.-]+)", r"\1", text)  # of a path the last part
     # How certain it is after so many steps depends on what else memory does meanwhile.
-    text = re.sub(r"^(memtools: |  )(?:suspect|growing|likely):", r"\1<grade>:", text, flags=re.M)
+    text = re.sub(
+        r"^(memtools: (?:step \d+: )?|  )(?:suspect|growing|likely):",
+        r"\1<grade>:",
+        text,
+        flags=re.M,
+    )
     text = re.sub(r"\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?", "#", text)
     text = re.sub(r"# (?:[KMGT]i?B|B|bytes)\b", "# B", text)
     text = re.sub(r"# (?:us|ms|s|min|h)(?: # (?:us|ms|s|min|h))*\b", "# s", text)

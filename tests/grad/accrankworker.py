@@ -16,6 +16,7 @@ from memtools import GradAccumulator
 from tests.grad.fsdprankcases import FSDP, Deep, fsdp, fsdp_out_of_memory, sharded
 from tests.grad.gradrankcases import STEPS, Net, counts, data, flat
 from tests.grad.oomrankcases import OOM, out_of_memory
+from tests.grad.pressurerankcases import PRESSURE
 from tests.kit.oominject import Inject
 from tests.kit.ranks import fork_ranks, meet
 
@@ -282,7 +283,7 @@ def views(rank: int) -> Any:
 
 
 SHARED = (views, windows, means, losses, closed, clipped, main_grads, skips, torn, skipped_batch,
-          sparse_error, no_weight, nothing, resumed, *OOM)  # fmt: skip
+          sparse_error, no_weight, nothing, resumed, *OOM, *PRESSURE)  # fmt: skip
 
 
 def healthy(rank: int) -> Any:

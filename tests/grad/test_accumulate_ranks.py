@@ -10,6 +10,7 @@ import torch
 
 from tests.grad.fsdprankcases import Deep
 from tests.grad.gradrankcases import Net, counts, data, flat, reference
+from tests.grad.pressurerankcases import whole_of_ranks
 from tests.grad.test_ranks import close, expected_ends, same
 from tests.kit.ranks import run_ranks
 
@@ -286,3 +287,31 @@ def test_only_micro_batches_ask_the_ranks(ranks):
     outside, inside = same(ranks("fsdp_outside"))
     assert outside == 0
     assert inside >= 2 * 4  # a gather and a reduction of each of 4 groups, at least
+
+
+def test_a_rank_that_is_short_of_memory_takes_fewer_rows_and_the_gradient_is_that_of_all(ranks):
+    """By a monitor, before anything runs out: alone with DDP, together with fully_shard, whose
+    ranks go through each micro-batch at once."""
+    answers = ranks("pressure")
+    world = len(answers)
+    found = same([answer[0] for answer in answers])
+    assert close(found, whole_of_ranks(world))
+    sizes = [answer[1] for answer in answers]
+    assert sizes[:-1] == [[[2, 2, 4, 8, 8], [16, 8]]] * (world - 1)
+    assert sizes[-1] == [[2, 2, 4, 4, 4, 4, 4], [4] * 6]
+
+
+def test_sharded_ranks_take_the_rows_that_the_shortest_of_them_has_room_for(ranks):
+    answers = ranks("pressure_sharded")
+    parameters = same([answer[0] for answer in answers])
+    assert close(parameters, whole_of_ranks(len(answers), sharded=True))
+    sizes = same([answer[1] for answer in answers])
+    assert sizes == [[2, 2, 4, 4, 4, 4, 4], [4] * 6]
+
+
+def test_a_monitor_on_some_ranks_alone_is_refused_and_one_that_does_not_run_is_told_to_all(ranks):
+    answers = ranks("pressure_refused")
+    for rank, (sharded, plain) in enumerate(answers):
+        assert sharded.startswith("ValueError: some ranks have a monitor and others none")
+        last = rank == len(answers) - 1
+        assert plain.startswith("RuntimeError: step(): the monitor" if last else "RankError: rank")

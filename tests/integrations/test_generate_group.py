@@ -4,6 +4,7 @@ computed and stored once."""
 from __future__ import annotations
 
 import copy
+import functools
 import mmap
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +16,7 @@ from transformers import GenerationConfig
 import memtools
 from memtools.integrations.transformers import PooledCache, generate_group, pool_for
 from memtools.integrations.transformers.prefill import needs_padding
-from tests.integrations.tinyhf import prompt, ragged, tiny
+from tests.integrations.tinyhf import CACHE, prompt, ragged, tiny
 from tests.kv.poolback import everything_is_back
 
 MODELS = ["llama", "gpt2", "qwen3"]
@@ -239,7 +240,7 @@ def test_an_output_object_comes_without_its_cache(pool: memtools.KVPool) -> None
     assert type(got) is type(expected)
     assert torch.equal(got.sequences, expected.sequences)
     assert len(got.scores) == NEW
-    assert got.past_key_values is None
+    assert getattr(got, CACHE) is None
     assert pool.stats().leases == 0
 
 
@@ -256,7 +257,7 @@ def test_a_prompt_of_one_token_needs_no_prefill(pool: memtools.KVPool) -> None:
         ({"num_beams": 2}, "give a PooledCache to model.generate"),
         ({"cache_implementation": "static"}, "the cache is the pool's"),
         ({"prompt_lookup_num_tokens": 3}, "one row only"),
-        ({"past_key_values": None}, "no use for past_key_values"),
+        ({CACHE: None}, f"no use for {CACHE}"),
         ({"pixel_values": None, "position_ids": None}, "no use for pixel_values, position_ids"),
         ({"prefill": "left"}, '"unpadded" or "padded"'),
         ({"compact_every": 0}, "at least 1 token"),
@@ -331,12 +332,19 @@ def test_an_exception_gives_all_rows_back(pool: memtools.KVPool, compact_every: 
 
 
 def test_a_model_that_goes_without_its_cache_is_noticed() -> None:
+    """As gradient checkpointing in training mode has it before transformers 5.24."""
     model = copy.deepcopy(tiny("llama"))
-    getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
-    model.train()
+    forward = model.forward
+
+    @functools.wraps(forward)
+    def without_cache(*arguments: Any, **keywords: Any) -> Any:
+        return forward(*arguments, **keywords | {CACHE: None, "use_cache": False})
+
+    model.forward = without_cache
     with pytest.raises(RuntimeError, match=r"\[0\] of \d prompt tokens.*model.eval\(\)"):
         group(model, prompt(6), 2)
-    assert group(model.eval(), prompt(6), 2).shape == (2, 18)
+    model.forward = forward
+    assert group(model, prompt(6), 2).shape == (2, 18)
 
 
 def test_a_cache_with_all_of_the_prompt_would_be_wrong() -> None:
@@ -346,9 +354,9 @@ def test_a_cache_with_all_of_the_prompt_would_be_wrong() -> None:
     with pool_for(model, max_tokens=64, max_sequences=4) as pool:
         for crop, same in ((-1, True), (0, False)):
             with PooledCache(pool) as cache, torch.no_grad():
-                model(ids, past_key_values=cache)
+                model(ids, **{CACHE: cache})
                 cache.crop(crop)
-                got = model.generate(ids, past_key_values=cache, max_new_tokens=4)
+                got = model.generate(ids, **{CACHE: cache}, max_new_tokens=4)
                 assert (cache.get_seq_length() == 13) is same
                 assert torch.equal(got, expected) or not same
                 if same:

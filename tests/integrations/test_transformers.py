@@ -13,7 +13,7 @@ import torch
 
 import memtools
 from memtools.integrations.transformers import PooledCache, pool_for
-from tests.integrations.tinyhf import prompt, ragged, tiny
+from tests.integrations.tinyhf import CACHE, prompt, ragged, tiny
 from tests.kv.poolback import everything_is_back
 
 MODELS = ["llama", "gpt2", "qwen3"]
@@ -37,7 +37,7 @@ def both(model: Any, ids: torch.Tensor, **keywords: Any) -> tuple[torch.Tensor, 
     with pool_for(model, max_tokens=128, max_sequences=16) as pool:
         with PooledCache.for_model(model, pool) as cache:
             torch.manual_seed(5)
-            got = model.generate(ids, past_key_values=cache, **keywords)
+            got = model.generate(ids, **{CACHE: cache}, **keywords)
             assert cache.get_seq_length() >= ids.shape[1]  # it was this cache that was used
         assert everything_is_back(pool)
     return expected, got
@@ -86,7 +86,7 @@ def test_under_autocast_the_pool_has_the_dtype_of_the_model_or_of_autocast(
     with torch.autocast("cpu", torch.bfloat16):
         expected = model.generate(ids, max_new_tokens=NEW)
         with pool_for(model, 64, 2, dtype=dtype) as pool, PooledCache(pool) as cache:
-            got = model.generate(ids, past_key_values=cache, max_new_tokens=NEW)
+            got = model.generate(ids, **{CACHE: cache}, max_new_tokens=NEW)
             assert torch.equal(expected, got)
             assert cache.layers[0].keys.dtype is dtype
             assert PooledCache.for_model(model, pool).pool is pool
@@ -131,8 +131,8 @@ def test_a_sliding_window_is_kept_by_the_mask() -> None:
 def test_the_module_itself_takes_the_cache(pool: memtools.KVPool, keywords: dict[str, int]) -> None:
     ids, model = prompt(9, rows=2), tiny("llama")
     with torch.no_grad(), PooledCache(pool, **keywords) as cache:
-        model(ids[:, :5], past_key_values=cache)
-        out = model(ids[:, 5:], past_key_values=cache)
+        model(ids[:, :5], **{CACHE: cache})
+        out = model(ids[:, 5:], **{CACHE: cache})
         assert torch.allclose(out.logits, model(ids).logits[:, 5:], atol=1e-5)
         assert (cache.get_seq_length(), cache.batch_size, len(cache)) == (9, 2, 2)
         del out
@@ -148,7 +148,7 @@ def test_rows_are_acquired_by_the_first_update_or_at_once(pool: memtools.KVPool)
     eager = PooledCache(pool, batch_size=3)
     assert (eager.batch_size, pool.stats().leases) == (3, 1)
     with torch.no_grad():
-        tiny("llama")(prompt(4, rows=2), past_key_values=lazy)
+        tiny("llama")(prompt(4, rows=2), **{CACHE: lazy})
     assert (lazy.batch_size, lazy.get_seq_length(), pool.stats().leases) == (2, 4, 2)
     lazy.release()
     eager.release()
@@ -161,11 +161,11 @@ def test_reset_gives_the_pages_back_and_takes_another_batch(pool: memtools.KVPoo
     lazy, fixed = PooledCache(pool), PooledCache(pool, batch_size=2)
     for cache in (lazy, fixed):
         with cache, torch.no_grad():
-            model(prompt(10, rows=2), past_key_values=cache)
+            model(prompt(10, rows=2), **{CACHE: cache})
             cache.reset()
             assert (cache.get_seq_length(), pool.stats().live_bytes) == (0, 0)
             rows = 3 if cache is lazy else 2
-            model(prompt(4, rows=rows), past_key_values=cache)
+            model(prompt(4, rows=rows), **{CACHE: cache})
             assert (cache.batch_size, cache.get_seq_length()) == (rows, 4)
 
 
@@ -174,7 +174,7 @@ def test_rewind_lets_one_cache_serve_the_same_prompt_twice(pool: memtools.KVPool
     expected = model.generate(ids, max_new_tokens=NEW)
     with PooledCache(pool) as cache:
         for _ in range(3):
-            got = model.generate(ids, past_key_values=cache, max_new_tokens=NEW)
+            got = model.generate(ids, **{CACHE: cache}, max_new_tokens=NEW)
             assert torch.equal(got, expected)
             assert cache.get_seq_length() == 10 + NEW - 1
             cache.rewind(9)
@@ -183,11 +183,11 @@ def test_rewind_lets_one_cache_serve_the_same_prompt_twice(pool: memtools.KVPool
 def test_a_conversation_goes_on_with_its_cache(pool: memtools.KVPool) -> None:
     model, ids = tiny("llama"), prompt(5)
     with PooledCache(pool) as cache:
-        first = model.generate(ids, past_key_values=cache, max_new_tokens=1)
+        first = model.generate(ids, **{CACHE: cache}, max_new_tokens=1)
         for more in (first.shape[1] - 1, 1, 7):  # the first: one more than the cache holds
             ids = torch.cat([first, prompt(more, seed=more)], 1)
             expected = model.generate(ids, max_new_tokens=4)
-            first = model.generate(ids, past_key_values=cache, max_new_tokens=4)
+            first = model.generate(ids, **{CACHE: cache}, max_new_tokens=4)
             assert torch.equal(first, expected)
 
 
@@ -198,7 +198,7 @@ def test_use_cache_false_is_refused(
 ) -> None:
     with PooledCache(pool) as cache, pytest.raises(ValueError, match="use_cache=False"):
         tiny("llama").generate(
-            prompt(tokens), past_key_values=cache, use_cache=False, max_new_tokens=5, **keywords
+            prompt(tokens), **{CACHE: cache}, use_cache=False, max_new_tokens=5, **keywords
         )
 
 
@@ -210,7 +210,7 @@ def test_a_pool_that_does_not_fit_the_model_is_refused(pool: memtools.KVPool) ->
         with pytest.raises(ValueError, match=said):
             PooledCache.for_model(model, pool)
         with PooledCache(pool) as cache, pytest.raises(ValueError, match="pool_for"):
-            model.generate(prompt(4), past_key_values=cache, max_new_tokens=2)
+            model.generate(prompt(4), **{CACHE: cache}, max_new_tokens=2)
         assert cache.get_seq_length() == 0
 
 
@@ -220,13 +220,13 @@ def test_a_model_with_more_layers_than_the_pool_is_refused() -> None:
         with pytest.raises(ValueError, match=r"num_layers 1 \(the model has 2\)"):
             PooledCache.for_model(model, pool)
         with PooledCache(pool) as cache, pytest.raises((ValueError, IndexError), match="layer"):
-            model.generate(prompt(4), past_key_values=cache, max_new_tokens=2)
+            model.generate(prompt(4), **{CACHE: cache}, max_new_tokens=2)
 
 
 def test_the_wrong_number_of_rows_is_refused_at_once(pool: memtools.KVPool) -> None:
     with PooledCache(pool, batch_size=1) as cache:
         with pytest.raises(ValueError, match=r"has 1 rows, the model runs 4.*repeat_interleave"):
-            tiny("llama").generate(prompt(6, rows=4), past_key_values=cache, max_new_tokens=2)
+            tiny("llama").generate(prompt(6, rows=4), **{CACHE: cache}, max_new_tokens=2)
         assert cache.get_seq_length() == 0
 
 
@@ -234,25 +234,25 @@ def test_overflow_is_an_index_error_and_writes_nothing() -> None:
     model, ids = tiny("llama"), prompt(10)
     with pool_for(model, max_tokens=12, max_sequences=1) as pool, PooledCache(pool) as cache:
         with pytest.raises(IndexError, match="12"):
-            model.generate(ids, past_key_values=cache, max_new_tokens=4)
+            model.generate(ids, **{CACHE: cache}, max_new_tokens=4)
         assert cache.get_seq_length() == 12
         cache.rewind(9)
         assert torch.equal(
-            model.generate(ids, past_key_values=cache, max_new_tokens=3),
+            model.generate(ids, **{CACHE: cache}, max_new_tokens=3),
             model.generate(ids, max_new_tokens=3),
         )
 
 
 def test_training_through_the_cache_is_refused(pool: memtools.KVPool) -> None:
     with PooledCache(pool) as cache, pytest.raises((TypeError, ValueError), match="grad"):
-        tiny("llama")(prompt(4), past_key_values=cache)
+        tiny("llama")(prompt(4), **{CACHE: cache})
 
 
 def test_a_released_cache_is_refused(pool: memtools.KVPool) -> None:
     with PooledCache(pool) as cache:
         pass
     with pytest.raises(ValueError, match="was released"):
-        tiny("llama").generate(prompt(4), past_key_values=cache, max_new_tokens=2)
+        tiny("llama").generate(prompt(4), **{CACHE: cache}, max_new_tokens=2)
     assert cache.get_seq_length() == 0
 
 
@@ -262,7 +262,7 @@ def test_dropping_the_cache_gives_the_pages_back_without_the_collector(
     gc.disable()
     try:
         cache = PooledCache(pool)
-        tiny("llama").generate(prompt(10), past_key_values=cache, max_new_tokens=2)
+        tiny("llama").generate(prompt(10), **{CACHE: cache}, max_new_tokens=2)
         assert pool.stats().live_bytes > 0
         del cache
         assert pool.stats().live_bytes == 0
@@ -276,7 +276,7 @@ def test_an_exception_in_generate_gives_the_pages_back(pool: memtools.KVPool) ->
 
     with pytest.raises(KeyError) as caught, PooledCache(pool) as cache:
         tiny("llama").generate(
-            prompt(10), past_key_values=cache, max_new_tokens=9, stopping_criteria=[stop]
+            prompt(10), **{CACHE: cache}, max_new_tokens=9, stopping_criteria=[stop]
         )
     assert (pool.stats().leases, pool.stats().live_bytes) == (0, 0)
     del caught  # until here its traceback held the frames, and these the cache

@@ -11,7 +11,7 @@ import torch
 import memtools
 from memtools.integrations.transformers import PooledCache, generate_group, pool_for
 from memtools.integrations.transformers.prefill import needs_padding
-from tests.integrations.tinyhf import prompt, ragged, tiny
+from tests.integrations.tinyhf import CACHE, prompt, ragged, tiny
 from tests.kv.poolback import everything_is_back
 
 SERVED = [
@@ -61,7 +61,7 @@ def test_a_pooled_cache_has_the_tokens_of_the_models_own(name: str) -> None:
         pool_for(model, max_tokens=40, max_sequences=3) as pool,
         PooledCache.for_model(model, pool) as cache,
     ):
-        got = plain(model, ids, 1, attention_mask=mask, past_key_values=cache)
+        got = plain(model, ids, 1, attention_mask=mask, **{CACHE: cache})
     assert torch.equal(got, expected)
 
 
@@ -69,10 +69,10 @@ REFUSED = {
     "mimo-v2-flash": "its keys have heads of 192 elements and its values of 128",
     "cpmant": "it puts tokens of its own before each prompt",
     "gpt-neox-japanese": "keys and values only where they lie packed",
-    "xlnet": "its forward takes no past_key_values",
-    "xlm": "its forward takes no past_key_values",
-    "openai-gpt": "its forward takes no past_key_values",
-    "xlstm": "its forward takes no past_key_values",
+    "xlnet": "its forward takes no cache",
+    "xlm": "in a dictionary of its own",
+    "openai-gpt": "its forward takes no cache",
+    "xlstm": "its forward takes no cache|it is a recurrent model without keys and values",
 }
 
 

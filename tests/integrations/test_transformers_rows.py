@@ -13,7 +13,7 @@ from transformers import DynamicCache
 
 import memtools
 from memtools.integrations.transformers import PooledCache, pool_for
-from tests.integrations.tinyhf import prompt, tiny
+from tests.integrations.tinyhf import CACHE, prompt, tiny
 from tests.kv.poolback import everything_is_back
 
 
@@ -30,7 +30,7 @@ def filled(pool: memtools.KVPool) -> Iterator[tuple[PooledCache, list[tuple[Any,
     """A cache of 3 rows with 10 tokens, and copies of its K and V by layer."""
     with PooledCache(pool) as cache:
         with torch.no_grad():
-            tiny("llama")(prompt(10, rows=3), past_key_values=cache)
+            tiny("llama")(prompt(10, rows=3), **{CACHE: cache})
         yield cache, [(x.keys.clone(), x.values.clone()) for x in cache.layers]
 
 
@@ -119,7 +119,7 @@ def test_fork_and_deepcopy_share_the_prompt_and_go_their_own_way(filled: Filled)
     with cache.fork(2) as fork, copy.deepcopy(cache) as twin:
         assert (fork.batch_size, twin.batch_size) == (6, 3)
         with torch.no_grad():
-            tiny("llama")(prompt(1, rows=6, seed=9), past_key_values=fork)
+            tiny("llama")(prompt(1, rows=6, seed=9), **{CACHE: fork})
         assert holds(twin, copies, lambda x: x)
         assert holds(cache, copies, lambda x: x)
         assert torch.equal(fork.layers[1].keys[:, :, :10], copies[1][0].repeat_interleave(2, 0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from typing import Any
 
 import torch
@@ -19,6 +20,9 @@ from transformers import (
 )
 
 VOCAB = 97
+# The name of the argument that takes a cache: it changed in transformers 5.24.
+_FORWARD = inspect.signature(LlamaForCausalLM.forward).parameters
+CACHE = "cache" if "cache" in _FORWARD else "past_key_values"
 _SIZES = {
     "vocab_size": VOCAB,
     "hidden_size": 64,

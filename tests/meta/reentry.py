@@ -32,10 +32,11 @@ from typing import Any
 import torch
 
 import memtools
-from memtools import _core, distributed, export
+from memtools import _core, data, distributed, export
 from memtools.kv import tensors
 from memtools.monitor.guards import Watermarks
 from memtools.monitor.voice import Listeners
+from tests.data.episodecases import write_episode
 
 STUB = Path(_core.__file__).parent / "_core.pyi"
 GIB = 1 << 30
@@ -118,7 +119,7 @@ SPECIAL = (
 
 
 #: the modules whose names in __all__ are called; "" is memtools itself
-MODULES = ("", "distributed", "export", "report")
+MODULES = ("", "data", "distributed", "export", "report")
 
 
 def _module(name: str) -> Any:
@@ -218,6 +219,14 @@ def blocks() -> _core.Blocks:
     return made
 
 
+def loader() -> torch.utils.data.DataLoader[Any]:
+    return torch.utils.data.DataLoader(range(9))  # type: ignore[arg-type]
+
+
+def episode() -> str:
+    return str(write_episode(Path(f"{os.urandom(4).hex()}.h5"), 3))
+
+
 def growth() -> memtools.Growth:
     return memtools.Growth(memtools.census(), memtools.census())
 
@@ -261,6 +270,10 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "AllocatorSettings": memtools.allocator_settings,
     "AccumulatorReport": lambda: accumulator().report(),
     "Budget": lambda: memtools.Budget("1 MiB"),
+    "BoundedLoader": lambda: data.bounded(loader()),
+    "BudgetSampler": lambda: data.BudgetSampler([1, 2, 3], 4),
+    "ByteCache": lambda: data.ByteCache("1 MiB"),
+    "CachedFunction": lambda: data.ByteCache("1 MiB")(lambda *_, **__: None),
     "BudgetReport": lambda: memtools.Budget("1 MiB").report(),
     "BudgetPart": lambda: _core.BudgetPart(memtools.Budget("1 MiB"), "part"),
     "Census": memtools.census,
@@ -277,6 +290,9 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "Growth": growth,
     "KVLease": lease,
     "KVPool": pool,
+    "H5Episodes": lambda: data.H5Episodes(episode()),
+    "ChunkLayout": lambda: data.H5Episodes(episode()).layouts()[0],
+    "LoaderReport": lambda: data.loader_report(loader()),
     "Handle": lambda: monitor().guard(0.9, "record"),
     "GrowthTable": _core.GrowthTable,
     "JsonlWriter": lambda: export.JsonlWriter(f"{os.urandom(4).hex()}.jsonl", Figures()),
@@ -287,6 +303,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "MemoryMonitor": monitor,
     "Phase": lambda: monitor().phase("a"),
     "Policy": core_policy,
+    "PackedList": lambda: data.PackedList(range(9)),
     "PolicyReport": lambda: policy().report(),
     "PrometheusExporter": lambda: export.PrometheusExporter(Figures()),
     "Probe": _core.Probe,
@@ -327,8 +344,10 @@ KINDS: dict[str, Any] = {
     "torch.Tensor": lambda: torch.ones(4, 8),
     "Cadence": 2,
     "Budget": lambda: memtools.Budget("1 MiB"),
+    "ByteCache": lambda: data.ByteCache("1 MiB"),
     "Census": memtools.census,
     "KVPool": pool,
+    "torch.utils.data.DataLoader": loader,
     "CleanupPolicy": policy,
     "Policy": core_policy,
     "RecordWriter": writer,
@@ -358,6 +377,22 @@ KINDS: dict[str, Any] = {
 #: by "callable.parameter", "class.parameter" or the parameter's own name, before its kind
 NAMED: dict[str, Any] = {
     "BudgetReport.__init__.holdings": (),
+    "BoundedLoader.__init__.monitor": None,
+    "data.bounded.monitor": None,
+    "data.loader_report.timeout": 9.0,
+    "H5Episodes.__init__.files": lambda: episode(),
+    "H5Episodes.__init__.observations": None,
+    "H5Episodes.__init__.actions": "action",
+    "H5Episodes.__init__.decode": None,
+    "H5Episodes.locate.index": 1,
+    "H5Episodes.__getitem__.index": 1,
+    "H5Episodes.at.start": 0,
+    "H5Episodes.at.episode": 0,
+    "BudgetSampler.load_state_dict.state": lambda: data.BudgetSampler([1, 2, 3], 4).state_dict(),
+    "BudgetSampler.__init__.num_replicas": None,
+    "BudgetSampler.__init__.rank": None,
+    "ByteCache.__new__.measure": lambda: lambda key, value: 8,
+    "ByteCache.__new__.default_limit": lambda: lambda: 1 << 20,
     "CleanupPolicy.cleanup.only": "gc",
     "JsonlWriter.__init__.every": 1,
     "JsonlWriter.__init__.keep": 1,

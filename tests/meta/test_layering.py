@@ -26,7 +26,8 @@ PUBLIC = {"BudgetError", "DeviceError", "DeviceMemoryPressure", "HostMemoryPress
 LAYERS = {"core", "os", "cuda", "py", "torch"}
 THE_CPP_FILE = "csrc/torch/torch_shim.cpp"
 IMPORTED_IN = {"torch": "memtools/_base/torch.py", "matplotlib": "memtools/gate/plot.py",
-               "numpy": "-", "transformers": "memtools/integrations/",
+               "numpy": "memtools/data/packed.py", "h5py": "memtools/data/",
+               "transformers": "memtools/integrations/",
                "lightning": "memtools/integrations/",
                "prometheus_client": "memtools/export/",
                "tensordict": "memtools/trajectory/exchange.py"}  # fmt: skip
@@ -80,6 +81,7 @@ CORE_ARROWS = {
     "census": {"base"},
     "grad": {"base", "port"},
     "blocks": {"base"},
+    "data": {"base", "port", "budget"},
 }
 # csrc/py and csrc/os go along the arrows of csrc/core, by rooms of core and of their own, and use
 # besides what serves all: csrc/py may also use every room of csrc/os.
@@ -103,6 +105,7 @@ ARROWS: dict[str, set[str]] = {
     "budget": {"_base"},
     "cleanup": {"_base", "_census"},
     "cli": {"*"},
+    "data": {"_base", "budget"},
     "distributed": {"_base"},
     "errors": set(),
     "export": {"_base", "record"},

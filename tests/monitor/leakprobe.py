@@ -36,6 +36,7 @@ CASES: dict[str, list[Case]] = {
     "Probe.groups": [PROBE.groups, lambda: _core.Probe("/nowhere").groups()],
     "Probe.host": [PROBE.host, lambda: _core.Probe("/nowhere").host()],
     "Probe.children": [PROBE.children, lambda: _core.Probe("/nowhere").children()],
+    "_hear_files": [_core._hear_files],
     "_tell_shm": [lambda: _core._tell_shm("/no-such-block"), lambda: _core._tell_shm(3)],
     "Probe.reset_peak": [PROBE.reset_peak],
     "Probe.peak": [

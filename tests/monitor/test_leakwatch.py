@@ -25,6 +25,8 @@ from memtools.monitor.log import Log
 from memtools.monitor.signals import Points, Signal, python_bytes, slope_of
 from memtools.monitor.voice import Listeners, Voice
 from memtools.record import kinds
+from memtools.record.figures import figures_of
+from memtools.record.verdict import verdict_of
 from tests.kit.fakedevice import TOTAL, FakeCuda, cuda
 
 __all__ = ["cuda"]
@@ -199,6 +201,14 @@ def test_readings_between_looks_take_half_a_percent_of_the_time(clock: Clock) ->
     program.run(20_000)
     share = (len(program.reads) - before) * program.cost_ns / (clock.ns - begin)
     assert 0.003 < share <= 0.007
+
+
+def test_a_reading_that_was_interrupted_does_not_end_readings_for_long() -> None:
+    signal, pauses = Signal("heap", lambda: None), []
+    for took in (1000, 900, 10**7, 1100, 4000, 4000, 4000):
+        signal.rest(10**9, took, 100)
+        pauses.append((signal.due - 10**9) // 100)
+    assert pauses == [1000, 900, 1800, 1100, 2200, 4000, 4000]
 
 
 def test_a_sum_keeps_a_part_that_is_not_known_at_a_point() -> None:
@@ -431,6 +441,38 @@ def test_who_takes_a_small_part_is_named_beside_what_nobody_holds(clock: Clock) 
 )
 def test_who_has_not_only_gained_is_not_named_beside_it(held: Holder, clock: Clock) -> None:
     assert warms_up(Program(clock), held).what == ""
+
+
+def test_who_gains_at_each_look_is_a_leak_however_much_the_rest_grows(clock: Clock) -> None:
+    program = Program(clock)
+    warms_up(program, holder(3 * KIB, only_gained=True, rises=3))
+    assert not any(one.holder for one in program.watch.findings())
+    warms_up(program, holder(3 * KIB, only_gained=True, rises=4))
+    for steps, rate in ((64, 30), (64, 3), (64, 3)):
+        program.run(steps, heap=rate * KIB)
+    (found,) = program.watch.findings()
+    assert is_call(found.grade)
+    assert found.holder == "list Trainer.losses"
+    assert found.rate_bytes == pytest.approx(3 * KIB)
+
+
+def test_a_holder_is_told_by_its_own_figures_where_memory_varies(clock: Clock) -> None:
+    program = Program(clock)
+    program.held = [holder(3 * KIB, only_gained=True, rises=3)]
+    noise = random.Random(0)
+    for _ in range(300):
+        before = program.sizes["heap"]
+        program.sizes["heap"] += noise.randint(0, 4000) * KIB
+        program.run(1)
+        program.sizes["heap"] = before + 3 * KIB
+    (found,) = [one for one in program.watch.findings() if one.holder]
+    assert is_call(found.grade)
+    assert found.rate_bytes == pytest.approx(3 * KIB)
+    assert not any(one.over for one in program.said if one.holder)
+    program.held = []  # it has been cleared
+    for _ in range(200):
+        program.run(1)
+    assert not any(one.holder for one in program.watch.findings())
 
 
 def test_what_no_object_holds_is_the_c_heap_after_four_intervals(clock: Clock) -> None:
@@ -953,6 +995,37 @@ def test_shared_memory_is_said() -> None:
     assert found.rate_bytes == pytest.approx(108 * KIB)
 
 
+def test_who_holds_what_lies_in_shared_memory_is_named_with_it() -> None:
+    points = table(shm=lambda n: 108 * KIB * n, heap=lambda n: 100 * MIB + KIB * n)
+    grades = {"shm": "suspect", "use": "quiet"}
+    keeps = holder(110 * KIB, only_gained=True)
+    seen = evidence(points, 64, grades=grades, holders=(keeps,))
+    (found,) = findings.findings_of(seen)
+    assert (found.grade, found.signal, found.part) == ("growing", "shm", "shm")
+    assert found.rate_bytes == pytest.approx(108 * KIB, rel=0.01)
+    assert found.what == "2 new tensors a step, in shared memory"
+    standing = Standing()
+    standing.add(48, findings.findings_of(replace(seen, holders=())))
+    (before,) = standing.findings()
+    assert standing.add(64, [found])[1] == [replace(before, over=True)]
+    unseen = findings.findings_of(replace(seen, walked=False))
+    assert [one.kind for one in unseen] == ["shared memory"]
+    assert standing.add(96, unseen, walked=False) == ([], [])  # its holder is known
+    assert [one.holder for one in standing.findings()] == ["list Trainer.losses"]
+
+
+def test_entries_of_one_dict_that_grow_are_one_finding() -> None:
+    points = table(heap=lambda n: 100 * MIB + 10 * KIB * n)
+    keeps = [
+        holder(size * KIB, path=f"module attribute m.history['{name}']", kind="variable")
+        for name, size in (("prediction", 8), ("loss", 2))
+    ]
+    seen = evidence(points, 64, grades={"use": "suspect"}, holders=keeps)
+    (found,) = findings.findings_of(seen)
+    assert found.holder == "module attribute m.history (2 that grow in it)"
+    assert found.rate_bytes == pytest.approx(10 * KIB)
+
+
 def test_a_grade_rises_and_stays_while_the_finding_stands() -> None:
     standing = Standing()
     one = LeakFinding("growing", "heap", holder="list a", kind="list", rate_bytes=9.0)
@@ -1129,6 +1202,21 @@ def test_events_in_a_real_record(tmp_path: Path, found: LeakFinding) -> None:
     events = [e for e in read_record(tmp_path / "run.mem").events if e.kind == "finding"]
     assert [e.step for e in events] == [17, 17]
     assert events[0].text.startswith("likely: list a.b: +1.00 GiB/step; limit in ")
+
+
+def test_what_was_found_before_steps_were_something_else_is_taken_back(
+    tmp_path: Path, found: LeakFinding
+) -> None:
+    with MemoryMonitor(tmp_path / "run.mem", device="cpu", census=False) as m:
+        m.step(17)
+        m._begin_anew()
+        assert m.findings() == ()
+        m.step(7)
+    record = read_record(tmp_path / "run.mem")
+    told = [e.text for e in record.events if e.kind == "finding"]
+    assert told[-1].startswith("no longer: likely: list a.b")
+    verdict = verdict_of(figures_of(record))
+    assert (verdict.findings, verdict.short) == ((), "too early to say: 7 of 16 steps")
 
 
 def test_a_finding_is_logged_once_for_each_grade_and_holder(

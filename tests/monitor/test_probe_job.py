@@ -163,6 +163,40 @@ assert shm() == 0
     )
 
 
+def test_files_that_the_program_writes_are_its_own_once_some_were_seen() -> None:
+    job(
+        SHM_NOW
+        + """
+import pathlib, shutil, tempfile
+
+def write(name, **how):
+    path = pathlib.Path(folder, name)
+    path.write_bytes(b"x" * MIB)
+    return path
+
+folder = tempfile.mkdtemp(prefix="memtools-test-", dir="/dev/shm")
+try:
+    write("first")
+    assert shm() == 0  # nobody has told of it
+    _core._hear_files()
+    write("second")
+    assert shm() == MIB
+    os.replace(write("third"), f"{folder}.bin")
+    assert shm() == 2 * MIB
+    end(worker(lambda: write("fourth")))
+    assert shm() == 3 * MIB
+    with open(f"{folder}/first", "rb") as file:
+        assert shm() == 4 * MIB  # while it is open
+    assert shm() == 3 * MIB
+    os.unlink(f"{folder}.bin")
+    assert shm() == 2 * MIB
+finally:
+    shutil.rmtree(folder)
+assert shm() == 0
+"""
+    )
+
+
 def test_tensors_in_shared_memory_count_in_all_of_torchs_ways() -> None:
     job(
         SHM_NOW

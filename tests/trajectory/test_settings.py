@@ -57,5 +57,9 @@ def test_a_command_line_gives_the_same_settings():
     single = ["--num-epochs", "1", "--single-update"]
     assert UpdateSettings.from_arguments(parser.parse_args(single)).single_update
     assert "(default: none)" in parser.format_help()
+    with pytest.raises(TypeError, match="takes an argparse.ArgumentParser, got int"):
+        UpdateSettings.add_arguments(3)
+    with pytest.raises(TypeError, match="Namespace has no batch_size"):
+        UpdateSettings.from_arguments(argparse.Namespace())
     with pytest.raises(ValueError, match="batch_size"):
         UpdateSettings.add_arguments(parser, batch_size=-1)

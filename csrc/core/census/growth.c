@@ -263,7 +263,7 @@ mt_growth_see(mt_growth *g, const mt_growth_thing *thing, uint32_t *watch, mt_er
         g->watches[i].place_key = by_place;
         *watch = i;
     }
-    if (well && (thing->length > 0 || i != MT_GROWTH_NONE)) {
+    if (well && (thing->length > 0 || thing->known_empty || i != MT_GROWTH_NONE)) {
         mt_growth_row row = {.length = thing->length, .bytes = thing->bytes, .watch = i};
         row.key = by_address;
         well = add_row(g, &g->now, row);
@@ -335,10 +335,11 @@ pace(const mt_growth_point *from, const mt_growth_point *to)
 }
 
 bool
-mt_growth_judge(const mt_growth *g, uint32_t watch, mt_growth_gain *out)
+mt_growth_judge(const mt_growth *g, uint32_t watch, bool may_fill, mt_growth_gain *out)
 {
     const mt_growth_watch *w = &g->watches[watch];
     const mt_growth_point *first = w->points, *last, *middle;
+    bool slows;
 
     assert(watch < g->watches_n && w->look > 0);
     last = w->points + w->points_n - 1;
@@ -349,7 +350,9 @@ mt_growth_judge(const mt_growth *g, uint32_t watch, mt_growth_gain *out)
     middle = first;
     while (middle + 1 < last && 2 * middle[1].step <= first->step + last->step)
         middle++;
-    if (pace(middle, last) < 0.5 * pace(first, last)) return false;
+    slows = pace(middle, last) < 0.5 * pace(first, last);
+    if (slows && (!may_fill || middle->length == last->length)) return false;
+    if (slows) first = middle;
     *out = (mt_growth_gain){
         .since = first->step,
         .until = last->step,
@@ -358,6 +361,7 @@ mt_growth_judge(const mt_growth *g, uint32_t watch, mt_growth_gain *out)
         .bytes = last->bytes > first->bytes ? last->bytes - first->bytes : 0,
         .rises = w->rises,
         .fell = w->peak > 0,
+        .slows = slows,
     };
     return true;
 }

@@ -39,6 +39,7 @@ typedef struct mt_growth_thing {
     uint64_t length;  /* 0: it is empty */
     uint64_t bytes;   /* its own and those below it */
     bool single; /* one buffer, which has to rise once more than a container before it is named */
+    bool known_empty; /* it is known from now on, though it is empty: its first entry is a gain */
 } mt_growth_thing;
 
 typedef struct mt_growth_point {
@@ -84,7 +85,8 @@ typedef struct mt_growth_gain {
     uint64_t length, bytes; /* how many more between the two */
     uint64_t now;           /* the newest length */
     uint32_t rises;
-    bool fell; /* it was shorter once, and is now longer than its peak */
+    bool fell;  /* it was shorter once, and is now longer than its peak */
+    bool slows; /* against rule 3 it fills: the gain is that of the later half */
 } mt_growth_gain;
 
 /* Takes no memory yet. */
@@ -116,8 +118,9 @@ const mt_growth_row *mt_growth_known(const mt_growth *g, uint64_t address);
 /* Whether a watch only ever gained and goes on gaining, by the rules of the recipe:
  *   1. three points; it never got shorter in them, and rose at two looks (a single buffer: three);
  *   2. one that fell before is longer than 1.25 x its peak;
- *   3. its gain a step in the later half of them is at least half of the mean: it does not fill. */
-bool mt_growth_judge(const mt_growth *g, uint32_t watch, mt_growth_gain *out);
+ *   3. its gain a step in the later half of them is at least half of the mean: it does not fill.
+ * With `may_fill` the third rule does not count, as for what has a bound: then out->slows tells. */
+bool mt_growth_judge(const mt_growth *g, uint32_t watch, bool may_fill, mt_growth_gain *out);
 
 /* Bytes that the tables take. */
 size_t mt_growth_bytes(const mt_growth *g);

@@ -109,7 +109,8 @@ linux_stat(const char *path, mt_file *out)
                          .user = x.stx_uid,
                          .bytes = x.stx_blocks * 512,
                          .born_ns = in_ns(born->tv_sec, born->tv_nsec),
-                         .regular = S_ISREG(x.stx_mode)};
+                         .regular = S_ISREG(x.stx_mode),
+                         .folder = S_ISDIR(x.stx_mode)};
         return true;
     }
     if (errno != ENOSYS && errno != EPERM) return false;
@@ -121,7 +122,8 @@ linux_stat(const char *path, mt_file *out)
                      .user = is.st_uid,
                      .bytes = (uint64_t)is.st_blocks * 512,
                      .born_ns = earlier(is.st_mtim, is.st_ctim),
-                     .regular = S_ISREG(is.st_mode)};
+                     .regular = S_ISREG(is.st_mode),
+                     .folder = S_ISDIR(is.st_mode)};
     return true;
 }
 

@@ -36,7 +36,7 @@ typedef struct mt_file {
     uint64_t bytes; /* that it takes, holes left out */
     uint64_t
         born_ns; /* by the clock of the machine; where that is not kept, when it last changed */
-    bool regular;
+    bool regular, folder;
 } mt_file;
 
 /* The system calls used, as libc has them: -1 and errno. A table, so that tests make them fail. */

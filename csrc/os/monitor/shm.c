@@ -6,8 +6,9 @@
  * the look in which something was found out about them, so nothing needs to be cleared in between.
  * The table is sorted by inode: new files have higher ones, and are put at its end.
  *
- * mt_shm_tell writes the inode of a new file into a ring that forked children share; each look
- * begins with what was told since the one before. */
+ * mt_shm_tell writes the inode of a new file into a ring that forked children share, and
+ * mt_shm_tell_path the hash of a path whose file comes next; each look begins with what was told
+ * since the one before. */
 #define _GNU_SOURCE /* memfd_create's number, mincore */
 #include "os/monitor/shm.h"
 
@@ -31,8 +32,11 @@ enum {
     WORDS = 256, /* of pagemap that are read at once */
     RING = 4096, /* files that can be told between two looks */
     NAME = 64,
+    DEEPEST = 3, /* folders below each other in /dev/shm */
 };
 
+#define FOLDER  "/dev/shm/"
+#define A_PATH  ((uint64_t)1 << 63) /* in the ring: the hash of a path, and no inode */
 #define UNNAMED ((uint64_t)1 << 63) /* in a key: the file is of the kernel's own file system */
 
 typedef struct file {
@@ -43,6 +47,12 @@ typedef struct file {
     uint32_t held, exact, counted; /* the look in which it was found so */
     bool made;                     /* by the job: it counts as long as it has its name */
 } file;
+
+/* A path that was told, by its hash, for this look and the next: its file may be made later. */
+typedef struct path_told {
+    uint64_t hash;
+    uint32_t look;
+} path_told;
 
 struct mt_shm {
     mt_alloc mem;
@@ -57,16 +67,19 @@ struct mt_shm {
     size_t len;
     file *table; /* sorted by key; grows as files come */
     size_t room;
+    path_told *paths; /* sorted by hash */
+    size_t paths_len, paths_room;
 };
 
 /* --- files that the program tells of ---------------------------------------------------------- */
 
 typedef struct ring {
     _Atomic(uint64_t) count;
-    _Atomic(uint64_t) inodes[RING]; /* 0: its writer is not done */
+    _Atomic(uint64_t) told[RING]; /* an inode, or A_PATH and a hash; 0: its writer is not done */
 } ring;
 
 static ring *_Atomic ring_of_job;
+static atomic_bool saw_strays;
 
 bool
 mt_shm_listen(void)
@@ -89,7 +102,34 @@ mt_shm_tell(const char *name)
 
     if (r == NULL || strlen(name) >= NAME || !mt_path_join(path, "/dev/shm/", name)) return;
     if (!mt_proc_sys_libc.stat(path, &is) || is.bytes > 0) return;
-    atomic_store(&r->inodes[atomic_fetch_add(&r->count, 1) % RING], is.inode);
+    atomic_store(&r->told[atomic_fetch_add(&r->count, 1) % RING], is.inode);
+}
+
+/* Of what comes after FOLDER. */
+static uint64_t
+hash_of(const char *name)
+{
+    uint64_t h = UINT64_C(0xCBF29CE484222325);
+
+    for (; *name != 0; name++)
+        h = (h ^ (unsigned char)*name) * UINT64_C(0x100000001B3);
+    return h | A_PATH;
+}
+
+void
+mt_shm_tell_path(const char *path)
+{
+    ring *r = atomic_load(&ring_of_job);
+    size_t len = strlen(FOLDER);
+
+    if (r == NULL || strncmp(path, FOLDER, len) != 0) return;
+    atomic_store(&r->told[atomic_fetch_add(&r->count, 1) % RING], hash_of(path + len));
+}
+
+bool
+mt_shm_saw_strays(void)
+{
+    return atomic_load(&saw_strays);
 }
 
 /* --- life ------------------------------------------------------------------------------------- */
@@ -110,6 +150,8 @@ mt_shm_new(const mt_alloc *mem, const mt_proc_sys *sys, const char *root, mt_shm
     s->len = 0;
     s->table = NULL;
     s->room = 0;
+    s->paths = NULL;
+    s->paths_len = s->paths_room = 0;
     *out = s;
     return MT_OK;
 }
@@ -122,6 +164,7 @@ mt_shm_free(mt_shm *s)
     if (s == NULL) return;
     mem = s->mem;
     if (s->table != NULL) mem.put(mem.ctx, s->table, s->room * sizeof *s->table);
+    if (s->paths != NULL) mem.put(mem.ctx, s->paths, s->paths_room * sizeof *s->paths);
     mem.put(mem.ctx, s, sizeof *s);
 }
 
@@ -131,7 +174,7 @@ mt_shm_clear(mt_shm *s)
 {
     ring *r = atomic_load(&ring_of_job);
 
-    s->len = 0;
+    s->len = s->paths_len = 0;
     s->told = r == NULL ? 0 : atomic_load(&r->count);
 }
 
@@ -220,18 +263,78 @@ leave(mt_shm *s, file *f, uint64_t bytes)
     f->exact = s->look;
 }
 
+/* Where the hash is, or belongs. */
+static size_t
+place_of_path(const mt_shm *s, uint64_t hash)
+{
+    size_t low = 0, high = s->paths_len;
+
+    while (low < high) {
+        size_t mid = (low + high) / 2;
+        if (s->paths[mid].hash < hash)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    return low;
+}
+
+/* Without memory the path is not known. */
+static void
+keep_path(mt_shm *s, uint64_t hash)
+{
+    size_t i = place_of_path(s, hash);
+    path_told *paths;
+
+    if (i < s->paths_len && s->paths[i].hash == hash) {
+        s->paths[i].look = s->look;
+        return;
+    }
+    paths = mt_alloc_grown(&s->mem, s->paths, &s->paths_room, s->paths_len + 1, sizeof *paths);
+    if (paths == NULL) return;
+    s->paths = paths;
+    memmove(paths + i + 1, paths + i, (s->paths_len - i) * sizeof *paths);
+    paths[i] = (path_told){hash, s->look};
+    s->paths_len++;
+}
+
+static void
+forget_old_paths(mt_shm *s)
+{
+    size_t to = 0;
+
+    for (size_t i = 0; i < s->paths_len; i++)
+        if (s->paths[i].look + 1 >= s->look) s->paths[to++] = s->paths[i];
+    s->paths_len = to;
+}
+
 static void
 take_told(mt_shm *s)
 {
     ring *r = s->root[0] == 0 ? atomic_load(&ring_of_job) : NULL;
-    uint64_t count = r == NULL ? 0 : atomic_load(&r->count), inode;
+    uint64_t count = r == NULL ? 0 : atomic_load(&r->count), told;
 
+    forget_old_paths(s);
     if (count > RING && s->told < count - RING) s->told = count - RING;
     for (; s->told < count; s->told++) {
-        inode = atomic_load(&r->inodes[s->told % RING]);
-        file *f = inode == 0 ? NULL : entry_of(s, inode);
+        told = atomic_load(&r->told[s->told % RING]);
+        if (told & A_PATH) {
+            keep_path(s, told);
+            continue;
+        }
+        file *f = told == 0 ? NULL : entry_of(s, told);
         if (f != NULL) f->made = true;
     }
+}
+
+/* Whether the program has told of a path in /dev/shm. */
+static bool
+was_told(const mt_shm *s, const char *name)
+{
+    uint64_t hash = hash_of(name);
+    size_t i = place_of_path(s, hash);
+
+    return i < s->paths_len && s->paths[i].hash == hash;
 }
 
 /* Forgets files that nobody holds and that have no name any more. */
@@ -484,7 +587,7 @@ owner_of(const mt_shm *s, const char *name)
     return NOBODY;
 }
 
-/* A file of /dev/shm: counts it where it is the job's. */
+/* A file of /dev/shm, by its path there: counts it where it is the job's. */
 static void
 see_name(mt_shm *s, const char *name, const mt_file *is)
 {
@@ -493,7 +596,9 @@ see_name(mt_shm *s, const char *name, const mt_file *is)
     owner by_name = owner_of(s, name);
 
     if (is->born_ns >= s->since) {
-        ours = ours || (by_name == THE_JOB && is->user == geteuid());
+        bool users = is->user == geteuid();
+        ours = ours || (users && (by_name == THE_JOB || was_told(s, name)));
+        if (users && !ours && by_name == NOBODY && s->root[0] == 0) atomic_store(&saw_strays, true);
         if (ours && f == NULL) f = entry_of(s, is->inode);
         if (f != NULL) f->made = ours;
         ours = ours || (held && by_name != OTHERS);
@@ -507,28 +612,38 @@ see_name(mt_shm *s, const char *name, const mt_file *is)
         leave(s, f, is->bytes);
 }
 
-/* False where a part of the folder could not be seen. */
+/* Whether a folder in /dev/shm may have files of the job: it was made since this process began. */
 static bool
-look_at_names(mt_shm *s, const char *folder)
+may_have_ours(const mt_shm *s, const mt_file *is)
 {
-    char path[MT_PATH_ROOM];
-    size_t len = strlen(folder);
+    return is->folder && is->device == s->folder && is->user == geteuid() &&
+           is->born_ns >= s->since;
+}
+
+/* `path` is a folder, of so many characters, and has room for names in it; `above`: of these, how many
+ * lead to /dev/shm. False where a part of the folder could not be seen. */
+static bool
+look_at_names(mt_shm *s, char path[MT_PATH_ROOM], size_t above, int deep)
+{
+    size_t len = strlen(path);
     const char *name;
     mt_folder dir;
     mt_file is;
     bool ok = true;
 
-    if (!s->sys->opendir(folder, &dir)) return errno == ENOENT;
-    snprintf(path, sizeof path, "%s", folder);
+    if (!s->sys->opendir(path, &dir)) return errno == ENOENT;
     while ((name = s->sys->readdir(&dir)) != NULL) {
         if (*name == '.' || !name_in(path, len, name)) continue;
         if (!s->sys->stat(path, &is))
             ok = ok && has_gone();
         else if (is.regular && is.device == s->folder)
-            see_name(s, name, &is);
+            see_name(s, path + above + 1, &is);
+        else if (deep < DEEPEST && may_have_ours(s, &is))
+            ok = look_at_names(s, path, above, deep + 1) && ok;
     }
     ok = ok && errno == 0;
     s->sys->closedir(&dir);
+    path[len] = 0;
     return ok;
 }
 
@@ -579,7 +694,7 @@ mt_shm_look(mt_shm *s, const mt_children *children, uint64_t since_ns, mt_shm_by
         snprintf(pid, sizeof pid, "%" PRIu64, mt_children_pid(children, i));
         look_at_process(s, pid, false);
     }
-    if (s->folder != 0 && !look_at_names(s, folder)) s->complete = false;
+    if (s->folder != 0 && !look_at_names(s, folder, strlen(folder), 0)) s->complete = false;
     for (size_t i = 0; i < s->len; i++) {
         const file *f = &s->table[i];
         if (f->counted == s->look)

@@ -12,10 +12,12 @@
  *    hold it, that is, have it open or mapped;
  *  - one with a name counts while the job holds it, and whether or not it does when the job made
  *    it: the pid in the names that torch and multiprocessing give is of the job, or the program
- *    told of it (mt_shm_tell: Python's SharedMemory, whose names say nothing);
+ *    told of it (mt_shm_tell: Python's SharedMemory, whose names say nothing; mt_shm_tell_path: the
+ *    files that Python opens to write, also in folders that were made since);
  *  - it never counts when it is older than this process, or when the pid in its name is that of a
  *    living process outside the job, also where the job maps it.
- * So a file that C code made under another name, closed and did not unlink is not found.
+ * So a file that C code made under another name, closed and did not unlink is not found. Nor is one
+ * that was made before somebody listens to Python's open(): that begins where mt_shm_saw_strays().
  *
  * Not thread-safe, and it allocates when it is made only. What it has not used of its table is no
  * memory of the machine's. */
@@ -58,5 +60,11 @@ bool mt_shm_listen(void);
 /* The program has just made the file of this name in /dev/shm. Where it is not empty any more,
  * somebody else made it, and it is left alone. Thread-safe. */
 void mt_shm_tell(const char *name);
+/* The program is about to make, or to write anew, the file of this path, which begins with /dev/shm/;
+ * others are ignored. Thread-safe. */
+void mt_shm_tell_path(const char *path);
+/* Whether a look of this process has found files of this user that were made since it began, which
+ * nobody has told of: they may be the job's. */
+bool mt_shm_saw_strays(void);
 
 #endif

@@ -133,12 +133,13 @@ see(look *l, const mt_growth_thing *thing, uint32_t *watch)
 static int
 judge(look *l, size_t node, uint32_t watch, candidate_kind what)
 {
+    const mt_walk_node *at = mt_walk_at(l->walk, node);
+    bool may_fill = what == CONTAINER && (at->kind == MT_WALK_CACHE || at->kind == MT_WALK_DEQUE);
     mt_growth_gain gain;
 
-    if (!mt_growth_judge(&l->self->core, watch, &gain)) return 0;
+    if (!mt_growth_judge(&l->self->core, watch, may_fill, &gain)) return 0;
     /* Names come late in any program: a namespace collects only where they come again and again. */
-    if (mt_walk_at(l->walk, node)->kind == MT_WALK_SPACE &&
-        (gain.rises < 3 || 4 * gain.length < gain.until - gain.since))
+    if (at->kind == MT_WALK_SPACE && (gain.rises < 3 || 4 * gain.length < gain.until - gain.since))
         return 0;
     return add_candidate(l, node, &gain, what);
 }
@@ -162,7 +163,9 @@ show_node(look *l, size_t i)
     case MT_WALK_CACHE:
     case MT_WALK_SPACE:
         thing.address = (uint64_t)(uintptr_t)node->op;
-        if (thing.length == 0 && mt_growth_known(&l->self->core, thing.address) == NULL) return 0;
+        thing.known_empty = node->kind != MT_WALK_SPACE && mt_walk_is_programs(l->walk, i);
+        if (thing.length > 0 || thing.known_empty) break;
+        if (mt_growth_known(&l->self->core, thing.address) == NULL) return 0;
         break;
     case MT_WALK_TUPLE:
         thing.single = true;
@@ -427,7 +430,8 @@ add_up(const look *l, mt_ptrset *first, together *all, size_t *of)
 {
     for (size_t i = 0; i < l->n; i++) {
         const candidate *c = &l->found[i];
-        size_t in = is_graph(c->what) || c->what == SLOTS ? SIZE_MAX : collection_of(l, c), other;
+        bool alone = is_graph(c->what) || c->what == SLOTS || c->gain.slows;
+        size_t in = alone ? SIZE_MAX : collection_of(l, c), other;
         together *t;
         of[i] = SIZE_MAX;
         if (in == SIZE_MAX) continue;
@@ -525,11 +529,12 @@ row(const void *from, size_t i)
     else if (node->kind == MT_WALK_BUFFER || node->kind == MT_WALK_TENSOR)
         length *= MT_WALK_UNIT;
     if (way == NULL) return NULL;
-    return Py_BuildValue(
-        "NiKKKdKKIOK", way, (int)(c->is_group ? CONTAINER : c->what), (unsigned long long)c->count,
-        (unsigned long long)length, (unsigned long long)c->gain.length, c->net,
-        (unsigned long long)c->gain.since, (unsigned long long)c->gain.until,
-        (unsigned)c->gain.rises, c->gain.fell ? Py_True : Py_False, (unsigned long long)c->kept);
+    return Py_BuildValue("NiKKKdKKIOOK", way, (int)(c->is_group ? CONTAINER : c->what),
+                         (unsigned long long)c->count, (unsigned long long)length,
+                         (unsigned long long)c->gain.length, c->net,
+                         (unsigned long long)c->gain.since, (unsigned long long)c->gain.until,
+                         (unsigned)c->gain.rises, c->gain.fell ? Py_True : Py_False,
+                         c->gain.slows ? Py_True : Py_False, (unsigned long long)c->kept);
 }
 
 /* The bytes of all that was reached. */

@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "py/census/frames.h"
+#include "py/census/maps.h"
 #include "os/base/pages.h"
 
 enum {
@@ -48,6 +49,7 @@ typedef enum way {
     BYTEARRAY,
     BUFFER, /* shows its memory by the buffer protocol, in C */
     STREAM, /* io.BytesIO: tells its size by a method of C */
+    MAP,    /* mmap.mmap */
     LEAF,   /* holds nothing */
     LIST,
     TUPLE,
@@ -82,6 +84,7 @@ struct mt_walk {
     const mt_growth *known;
     mt_walk_node *nodes;
     size_t n, cap, next;    /* next: the first that was not entered */
+    size_t programs_n;      /* the first so many are those that the program's own roots lead to */
     unsigned char *heights; /* of the nodes, once the sums are made */
     uint32_t *waiting;      /* large containers */
     size_t waiting_n, waiting_cap, waiting_next;
@@ -193,7 +196,6 @@ is_nothing(const mt_walk *w, PyTypeObject *type, PyObject *module)
                   (PyTypeObject *const[]){&_PyWeakref_ProxyType, &_PyWeakref_CallableProxyType}, 2))
         return true;
     if (strcmp(Py_TYPE(type)->tp_name, "EnumType") == 0) return true;
-    if (strcmp(type->tp_name, "mmap.mmap") == 0) return true;
     if (module == NULL) return strncmp(type->tp_name, "memtools.", 9) == 0;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(w->places.own); i++)
         if ((PyObject *)type == PyTuple_GET_ITEM(w->places.own, i)) return true;
@@ -229,6 +231,7 @@ way_of_builtin(PyTypeObject *type)
     if (type == &PyMemoryView_Type) return MEMORYVIEW;
     if (strcmp(type->tp_name, "array.array") == 0) return BUFFER;
     if (stream_of(type) != NULL) return STREAM;
+    if (mt_py_is_map(type)) return MAP;
     return UNKNOWN;
 }
 
@@ -550,6 +553,16 @@ stream_bytes(PyObject *op)
     return bytes < 0 ? 0 : rounded((uint64_t)bytes);
 }
 
+/* A map of memory, which several maps and arrays may show. */
+static void
+add_map(mt_walk *w, PyObject *op, uint64_t slot)
+{
+    const void *data;
+    uint64_t bytes = mt_py_map_bytes(op, &data);
+
+    add_leaf(w, op, slot, object_bytes(Py_TYPE(op), op) + block_bytes(w, data, bytes));
+}
+
 /* An object that something holds. */
 static void
 reach(mt_walk *w, PyObject *op, uint64_t slot)
@@ -600,6 +613,9 @@ reach(mt_walk *w, PyObject *op, uint64_t slot)
         return;
     case STREAM:
         add_leaf(w, op, slot, stream_bytes(op));
+        return;
+    case MAP:
+        add_map(w, op, slot);
         return;
     case LEAF:
         add_leaf(w, op, slot, object_bytes(type, op));
@@ -802,6 +818,7 @@ enter_part(mt_walk *w, uint32_t i, uint64_t first, uint64_t take)
     case BYTES:
     case BYTEARRAY:
     case BUFFER:
+    case MAP:
         return;
     default:
         traverse(w, op, first, take);
@@ -1058,6 +1075,7 @@ walk_all(mt_walk *w, PyObject *file_key)
         w->in_libraries = libraries;
         add_modules(w);
         add_frames(w);
+        if (!libraries) w->programs_n = w->n;
     }
     add_cycles(w);
 }
@@ -1116,6 +1134,12 @@ mt_walk_at(const mt_walk *w, size_t node)
 {
     assert(node < w->n);
     return &w->nodes[node];
+}
+
+bool
+mt_walk_is_programs(const mt_walk *w, size_t node)
+{
+    return node < w->programs_n;
 }
 
 unsigned

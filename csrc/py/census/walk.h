@@ -85,6 +85,9 @@ void mt_walk_free(mt_walk *walk);
 size_t mt_walk_count(const mt_walk *walk);
 const mt_walk_node *mt_walk_at(const mt_walk *walk, size_t node);
 
+/* Whether a module or a running function of the program leads to it, and not only those of libraries. */
+bool mt_walk_is_programs(const mt_walk *walk, size_t node);
+
 /* How far the tree goes on below a node: nodes below each other, 255 for all that are more. */
 unsigned mt_walk_height(const mt_walk *walk, size_t node);
 

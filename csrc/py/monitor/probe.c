@@ -9,6 +9,7 @@
  * other. */
 #include "py/monitor/probe.h"
 
+#include <fcntl.h>
 #include <string.h>
 
 #include "core/monitor/phase.h"
@@ -234,6 +235,59 @@ mt_py_tell_shm(PyObject *Py_UNUSED(module), PyObject *given)
         mt_shm_listen();
     else if (name != NULL)
         mt_shm_tell(name);
+    Py_RETURN_NONE;
+}
+
+static void
+tell_path(PyObject *args, Py_ssize_t at)
+{
+    PyObject *given =
+        PyTuple_Check(args) && PyTuple_GET_SIZE(args) > at ? PyTuple_GET_ITEM(args, at) : NULL;
+    const char *path = NULL;
+
+    if (given != NULL && PyUnicode_Check(given))
+        path = PyUnicode_AsUTF8(given);
+    else if (given != NULL && PyBytes_Check(given))
+        path = PyBytes_AS_STRING(given);
+    if (path != NULL)
+        mt_shm_tell_path(path);
+    else
+        PyErr_Clear(); /* a name that is no text */
+}
+
+/* Whether open(path, mode, flags) may make a file. */
+static bool
+may_make(PyObject *args)
+{
+    PyObject *flags =
+        PyTuple_Check(args) && PyTuple_GET_SIZE(args) > 2 ? PyTuple_GET_ITEM(args, 2) : NULL;
+
+    return flags != NULL && PyLong_CheckExact(flags) &&
+           (PyLong_AsUnsignedLongMask(flags) & O_CREAT) != 0;
+}
+
+/* A hook of sys.audit(), which cannot be taken back: of events other than these two it compares the
+ * first letter. */
+static int
+hear_file(const char *event, PyObject *args, void *Py_UNUSED(data))
+{
+    if (event[0] != 'o') return 0;
+    if (strcmp(event, "open") == 0 && may_make(args))
+        tell_path(args, 0);
+    else if (strcmp(event, "os.rename") == 0)
+        tell_path(args, 1);
+    return 0;
+}
+
+PyObject *
+mt_py_hear_files(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+    static bool hears;
+
+    if (!hears && mt_shm_saw_strays() && mt_shm_listen()) {
+        hears = true;
+        if (PySys_AddAuditHook(hear_file, NULL) < 0) PyErr_Clear(); /* another hook refuses */
+    }
     Py_RETURN_NONE;
 }
 

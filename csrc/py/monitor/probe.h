@@ -22,6 +22,8 @@ bool mt_py_limit(PyObject *given, const char *who, uint64_t *out);
 
 /* _tell_shm(name). Raises nothing. */
 PyObject *mt_py_tell_shm(PyObject *module, PyObject *name);
+/* _hear_files(). Raises nothing. */
+PyObject *mt_py_hear_files(PyObject *module, PyObject *none);
 
 /* Registers Probe and Sample in the module. */
 int mt_py_probe_register(PyObject *module, mt_state *st);

@@ -2,7 +2,7 @@
 
     pool = pool_for(model, max_tokens=2048, max_sequences=16)
     with PooledCache.for_model(model, pool) as cache:
-        model.generate(input_ids, past_key_values=cache, max_new_tokens=64)
+        model.generate(input_ids, cache=cache, max_new_tokens=64)
     generate_group(model, input_ids, 16, pool, max_new_tokens=64, do_sample=True)
 
     Trainer(model, args, train_dataset=data, callbacks=[MemoryCallback()]).train()

@@ -184,7 +184,8 @@ class PooledLayer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class PooledCache(Cache):  # type: ignore[misc]
-    """A cache for `model.generate(..., past_key_values=cache)`, in pages of a KVPool.
+    """A cache for `model.generate(..., cache=cache)`, in pages of a KVPool. The argument is called
+    `past_key_values` before transformers 5.24.
 
     It serves greedy search, sampling, beam search and beam sampling, `num_return_sequences`,
     assisted decoding, prompt lookup and chunked prefill, with the tokens that `DynamicCache` gives.

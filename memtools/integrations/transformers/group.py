@@ -24,7 +24,7 @@ from memtools.integrations.transformers.prefill import (
     offsets,
     prefill_rows,
 )
-from memtools.integrations.transformers.settings import Settings
+from memtools.integrations.transformers.settings import Settings, cache_argument
 
 if TYPE_CHECKING:
     import torch
@@ -74,7 +74,7 @@ def generate_group(
             `generation_config`.
 
     Returns what `model.generate` returns. Row `p * num_samples + s` is answer s to prompt p. In an
-    output object `past_key_values` is None, because the rows are back in the pool.
+    output object the cache is None, because the rows are back in the pool.
 
     Raises:
         ValueError: before anything runs, if the pool does not fit the model, a prompt is padded on
@@ -112,15 +112,14 @@ def generate_group(
         mask = mask.repeat_interleave(num_samples, 0)
         if compact_every is not None:
             return _generate_in_chunks(model, settings, ids, mask, cache, compact_every)
-        out = model.generate(
-            input_ids=ids, attention_mask=mask, past_key_values=cache, **generate_kwargs
-        )
+        generate_kwargs[cache_argument(model)] = cache
+        out = model.generate(input_ids=ids, attention_mask=mask, **generate_kwargs)
         return out if isinstance(out, torch.Tensor) else _without_cache(out)
 
 
 def _without_cache(out: Any) -> Any:
     """The same output object without the cache, whose rows go back to the pool."""
-    return type(out)(**{name: value for name, value in out.items() if name != "past_key_values"})
+    return type(out)(**{k: v for k, v in out.items() if k not in ("cache", "past_key_values")})
 
 
 def _shape(input_ids: torch.Tensor, num_samples: int) -> tuple[int, int]:
@@ -166,8 +165,8 @@ def _generate_in_chunks(
         ids = model.generate(
             input_ids=ids,
             attention_mask=mask,
-            past_key_values=cache,
             stopping_criteria=stop,
+            **{cache_argument(model): cache},
             **config,
         )
         left -= ids.shape[1] - before

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import memtools
 from memtools._base.torch import connect
-from memtools.integrations.transformers.settings import accepts
+from memtools.integrations.transformers.settings import cache_argument
 
 if TYPE_CHECKING:
     import torch
@@ -22,6 +22,7 @@ _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
 _BY_TYPE = {
     "cpmant": "it puts tokens of its own before each prompt",
     "mimo_v2_flash": "its sliding layers have twice the heads of the others",
+    "xlm": "it keeps keys and values in a dictionary of its own",
     "gpt_neox_japanese": "its attention takes keys and values only where they lie packed in memory",
 }
 
@@ -42,10 +43,10 @@ def geometry(model: Any) -> Geometry:
     Raises ValueError if the cache is not K and V of one shape in every layer.
     """
     config, name = model.config, type(model).__name__
-    if not (config.is_encoder_decoder or accepts(model, "past_key_values")):
+    if not (config.is_encoder_decoder or cache_argument(model)):
         raise ValueError(
-            f"a KVPool cannot serve {name}: its forward takes no past_key_values, it keeps no keys "
-            "and values; generate without a pool"
+            f"a KVPool cannot serve {name}: its forward takes no cache of keys and values; "
+            "generate without a pool"
         )
     if config.is_encoder_decoder:
         fault: str | None = "it is an encoder-decoder model, with two caches"
@@ -79,6 +80,8 @@ def _kv_heads(config: Any) -> int:
 
 def _why_unfit(config: Any) -> str | None:
     """Why a pool cannot hold the cache of a decoder with this config; None if it can."""
+    if getattr(config, "model_type", None) == "xlstm":  # it has a size of queries and keys as well
+        return "it is a recurrent model without keys and values"
     others = set(getattr(config, "layer_types", None) or ()) - _ATTENTION
     if others:
         return f"it has layers of type {', '.join(sorted(others))}"

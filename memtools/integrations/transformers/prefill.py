@@ -20,7 +20,7 @@ from transformers.cache_utils import Cache
 from memtools._base.torch import connect
 from memtools.integrations.transformers.cache import Pair, PooledCache, PooledLayer, in_pools_dtype
 from memtools.integrations.transformers.model import pool_for
-from memtools.integrations.transformers.settings import accepts
+from memtools.integrations.transformers.settings import accepts, cache_argument
 
 if TYPE_CHECKING:
     import torch
@@ -123,25 +123,26 @@ def _forward(
     model: Any, cache: Any, ids: torch.Tensor, mask: torch.Tensor, chunk: int | None
 ) -> None:
     """Fill the cache by forward passes of `chunk` tokens; their logits are not needed."""
+    extra = {cache_argument(model): cache}
     if accepts(model, "logits_to_keep"):  # only those of one token are computed
-        extra = {"logits_to_keep": 1}
+        extra["logits_to_keep"] = 1
     else:
-        extra, model = {}, model.base_model
+        model = model.base_model
     tokens = ids.shape[1]
     for begin in range(0, tokens, chunk or tokens):
         end = min(begin + (chunk or tokens), tokens)
-        _run(model, cache, ids[:, begin:end], mask[:, :end], **extra)
+        _run(model, ids[:, begin:end], mask[:, :end], **extra)
 
 
-def _run(model: Any, cache: Any, ids: torch.Tensor, mask: torch.Tensor, **extra: Any) -> Any:
-    """A forward pass of the ids, which are the last tokens of the mask, with the arguments that
-    generate() would pass."""
+def _run(model: Any, ids: torch.Tensor, mask: torch.Tensor, **extra: Any) -> Any:
+    """A forward pass of the ids, which are the last tokens of the mask, with the cache among
+    `extra` and the arguments that generate() would pass."""
     if accepts(model, "position_ids"):
         positions = (mask.long().cumsum(-1) - 1).masked_fill(mask == 0, 0)
         extra["position_ids"] = positions[:, -ids.shape[1] :]
     if not bool(mask.all()):
         extra["attention_mask"] = mask
-    return model(input_ids=ids, past_key_values=cache, use_cache=True, **extra)
+    return model(input_ids=ids, use_cache=True, **extra)
 
 
 # --- with padding or without ----------------------------------------------------------------------
@@ -173,9 +174,9 @@ def _differs_without_padding(model: Any, input_ids: torch.Tensor) -> bool:
         for offset in (None, [_PADDING]):
             with pool.acquire(1) as lease:
                 prefill_rows(model, lease, ids[:, :prompt], mask[:, :prompt], offset, None)
-                cache = PooledCache.from_lease(lease)
+                extra = {cache_argument(model): PooledCache.from_lease(lease)}
                 for end in (prompt + 1, prompt + 2):
-                    out = _run(model, cache, ids[:, end - 1 : end], mask[:, :end])
+                    out = _run(model, ids[:, end - 1 : end], mask[:, :end], **extra)
                     logits.append(out.logits[0, -1].double())
     spread = max(float(x.std()) for x in logits)
     error = max(float((a - b).abs().max()) for a, b in zip(logits[:2], logits[2:], strict=True))

@@ -172,6 +172,12 @@ def accepts(model: Any, name: str) -> bool:
     return name in inspect.signature(inner.forward).parameters
 
 
+def cache_argument(model: Any) -> str:
+    """The name of the argument that takes the cache, for forward() and generate(): `cache` from
+    transformers 5.24 on, `past_key_values` before. Empty if the model takes no cache."""
+    return next((name for name in ("cache", "past_key_values") if accepts(model, name)), "")
+
+
 def _ids(value: Any) -> list[int]:
     if value is None:
         return []

@@ -54,7 +54,7 @@ is_named(const uint64_t *lengths, size_t n, bool single, mt_growth_gain *gain)
 
     mt_growth_init(&g, &mem);
     watch = looks(&g, lengths, n, single);
-    named = watch != MT_GROWTH_NONE && mt_growth_judge(&g, watch, gain);
+    named = watch != MT_GROWTH_NONE && mt_growth_judge(&g, watch, false, gain);
     mt_growth_fini(&g);
     CHECK(f.live == 0);
     return named;
@@ -86,6 +86,60 @@ the_rules_name_what_only_gained(void)
     CHECK(!NAMED(false, &gain, 0, 0, 0));
 }
 
+/* What has a bound may fill: its gain is that of the later half. */
+static void
+what_may_fill_is_named_though_it_slows_down(void)
+{
+    static const uint64_t lengths[] = {10, 500, 600, 610, 615, 620};
+    mt_growth_gain gain;
+    mt_growth g;
+    uint32_t watch;
+
+    mt_growth_init(&g, &mt_alloc_libc);
+    watch = looks(&g, lengths, 6, false);
+    CHECK(!mt_growth_judge(&g, watch, false, &gain));
+    CHECK(mt_growth_judge(&g, watch, true, &gain) && gain.slows);
+    CHECK(gain.since == 48 && gain.until == 96 && gain.length == 10);
+    mt_growth_fini(&g);
+    mt_growth_init(&g, &mt_alloc_libc);
+    watch = looks(&g, (const uint64_t[]){10, 500, 600, 610, 610, 610}, 6, false);
+    CHECK(!mt_growth_judge(&g, watch, true, &gain)); /* it is full */
+    mt_growth_fini(&g);
+}
+
+/* Whether a list is named that is empty at two looks and then gains in lumps. */
+static bool
+gains_from_nothing(bool known_empty, mt_growth_gain *gain)
+{
+    static const uint64_t lengths[] = {0, 0, 16, 16, 32};
+    uint32_t watch = MT_GROWTH_NONE;
+    bool named;
+    mt_growth g;
+    mt_error err;
+
+    mt_growth_init(&g, &mt_alloc_libc);
+    for (size_t i = 0; i < 5; i++) {
+        mt_growth_thing thing = list_at(0x1000, lengths[i]);
+        thing.known_empty = known_empty;
+        mt_growth_begin(&g, STEPS[i]);
+        watch = see(&g, thing);
+        CHECK(mt_growth_end(&g, false, &err) == MT_OK);
+    }
+    named = watch != MT_GROWTH_NONE && mt_growth_judge(&g, watch, false, gain);
+    mt_growth_fini(&g);
+    return named;
+}
+
+static void
+the_first_entry_of_what_was_known_to_be_empty_is_a_gain(void)
+{
+    mt_growth_gain gain;
+
+    CHECK(!gains_from_nothing(false, &gain));
+    CHECK(gains_from_nothing(true, &gain));
+    CHECK(gain.since == 24 && gain.until == 64 && gain.length == 32 && gain.rises == 2);
+}
+
 /* A list that is made anew each time is known by its place, once it weighs enough. */
 static void
 what_is_made_anew_is_known_by_its_place(void)
@@ -103,7 +157,7 @@ what_is_made_anew_is_known_by_its_place(void)
         watch = see(&g, thing);
         CHECK(mt_growth_end(&g, false, &err) == MT_OK);
     }
-    CHECK(watch != MT_GROWTH_NONE && mt_growth_judge(&g, watch, &gain) && gain.rises == 3);
+    CHECK(watch != MT_GROWTH_NONE && mt_growth_judge(&g, watch, false, &gain) && gain.rises == 3);
     mt_growth_fini(&g);
 }
 
@@ -123,7 +177,7 @@ a_cut_look_forgets_nothing(void)
         CHECK(mt_growth_end(&g, cut == 1, &err) == MT_OK);
         mt_growth_begin(&g, 48);
         watch = see(&g, list_at(0x1000, 48));
-        CHECK((watch != MT_GROWTH_NONE && mt_growth_judge(&g, watch, &gain)) == (cut == 1));
+        CHECK((watch != MT_GROWTH_NONE && mt_growth_judge(&g, watch, false, &gain)) == (cut == 1));
         if (cut == 1) CHECK(gain.since == 16 && gain.length == 32);
         mt_growth_give_up(&g);
         mt_growth_fini(&g);
@@ -160,7 +214,7 @@ a_buffer_with_other_contents_begins_anew(void)
                 mt_growth_sign(&g, watch, cases[k].begin[i], cases[k].end[i]);
             CHECK(mt_growth_end(&g, false, &err) == MT_OK);
         }
-        CHECK(mt_growth_judge(&g, watch, &gain) == cases[k].named);
+        CHECK(mt_growth_judge(&g, watch, false, &gain) == cases[k].named);
         mt_growth_fini(&g);
     }
 }
@@ -240,7 +294,7 @@ many_points_are_thinned(void)
         watch = see(&g, list_at(0x1000, i));
         CHECK(mt_growth_end(&g, false, &err) == MT_OK);
         if (i < 3) continue;
-        CHECK(mt_growth_judge(&g, watch, &gain));
+        CHECK(mt_growth_judge(&g, watch, false, &gain));
         CHECK(gain.since == 1 && gain.until == i && gain.length == i - 1 && gain.rises == i - 1);
         CHECK(g.watches[watch].points_n <= MT_GROWTH_POINTS);
     }
@@ -291,6 +345,8 @@ int
 main(void)
 {
     RUN(the_rules_name_what_only_gained);
+    RUN(what_may_fill_is_named_though_it_slows_down);
+    RUN(the_first_entry_of_what_was_known_to_be_empty_is_a_gain);
     RUN(what_is_made_anew_is_known_by_its_place);
     RUN(a_buffer_with_other_contents_begins_anew);
     RUN(a_cut_look_forgets_nothing);

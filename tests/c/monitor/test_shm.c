@@ -3,6 +3,7 @@
 #define _GNU_SOURCE /* mkdtemp, memfd_create, MAP_ANONYMOUS */
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -384,6 +385,55 @@ what_the_job_tells_of_is_its_own(void)
 }
 
 static void
+write_file(const char *path, const char *text)
+{
+    FILE *f = fopen(path, "w");
+
+    CHECK(f != NULL && fputs(text, f) >= 0 && fclose(f) == 0);
+}
+
+/* Paths are told before their files are there, by whatever name, also in new folders. */
+static void
+what_is_written_under_a_told_path_is_the_jobs(void)
+{
+    char folder[64], path[3][128];
+    mt_shm_bytes before, after;
+    mt_children *children;
+    mt_shm *shm;
+
+    CHECK(mt_shm_listen());
+    CHECK(mt_children_new(&mt_alloc_libc, &mt_proc_sys_libc, "", &children, NULL) == MT_OK);
+    CHECK(mt_shm_new(&mt_alloc_libc, &mt_proc_sys_libc, "", &shm, NULL) == MT_OK);
+    CHECK(mt_children_scan(children));
+    mt_shm_look(shm, children, 0, &before);
+    snprintf(folder, sizeof folder, "/dev/shm/mt_test_%d", getpid());
+    CHECK(mkdir(folder, 0700) == 0);
+    snprintf(path[0], sizeof path[0], "%s.bin", folder);
+    snprintf(path[1], sizeof path[1], "%s/in.bin", folder);
+    snprintf(path[2], sizeof path[2], "%s/stray.bin", folder);
+    for (int i = 0; i < 2; i++)
+        mt_shm_tell_path(path[i]);
+    mt_shm_tell_path("/tmp/not-there");
+    mt_shm_look(shm, children, 0, &after); /* comes between the word and the file */
+    for (int i = 0; i < 3; i++)
+        write_file(path[i], "x");
+    mt_shm_look(shm, children, 0, &after);
+    CHECK(after.all == before.all + 8 * KIB);
+    CHECK(mt_shm_saw_strays());
+    for (int i = 0; i < 3; i++) { /* what was known to be ours stays so */
+        mt_shm_look(shm, children, 0, &after);
+        CHECK(after.all == before.all + 8 * KIB);
+    }
+    for (int i = 0; i < 3; i++)
+        CHECK(unlink(path[i]) == 0);
+    CHECK(rmdir(folder) == 0);
+    mt_shm_look(shm, children, 0, &after);
+    CHECK(after.all == before.all);
+    mt_shm_free(shm);
+    mt_children_free(children);
+}
+
+static void
 memory_may_be_short(void)
 {
     mt_shm *shm = NULL;
@@ -404,6 +454,7 @@ main(void)
     RUN(what_is_hidden_is_not_known);
     RUN(any_call_may_fail);
     RUN(what_the_job_tells_of_is_its_own);
+    RUN(what_is_written_under_a_told_path_is_the_jobs);
     RUN(memory_may_be_short);
     CHECK_DONE();
 }

@@ -1,0 +1,196 @@
+"""ByteCache beside functools.lru_cache and cachetools: a hit, a miss that evicts, the limit in
+workers.
+
+    python -m benchmarks.data.cache [--quick] [--only hit|miss|limit] [--out FILE]
+
+The functions do nothing, so that only the cache's own time is left. functools.lru_cache bounds
+entries and no bytes; cachetools' LRUCache with getsizeof bounds bytes and is written in Python. The
+limit: four forked workers fill caches of their own with arrays of random sizes, and after each one
+what the arrays in the cache take is added up by hand.
+"""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+import random
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import cachetools
+import numpy as np
+
+from benchmarks.kit.harness import (
+    Json,
+    Runner,
+    arguments,
+    environment,
+    interleave,
+    statement,
+    table,
+    timing_table,
+)
+from benchmarks.kit.limits import Limit, finish, number_limit
+from memtools.data import ByteCache
+
+OURS, LRU, TOOLS = "ByteCache", "functools.lru_cache", "cachetools, getsizeof"
+MIB = 1 << 20
+KEYS = 512
+#: what a call of each shape looks like, and one such call's arguments for the i-th key
+SHAPES: dict[str, tuple[str, Callable[[int], tuple[Any, ...]]]] = {
+    "one str": ("f(k)", lambda i: (f"clips/episode_{i:06d}.h5",)),
+    "one int": ("f(k)", lambda i: (i * 7919,)),
+    "str and int": ("f(*k)", lambda i: (f"clips/episode_{i % 20:06d}.h5", i)),
+    "a keyword": ("f(k, frame=3)", lambda i: (f"clips/episode_{i:06d}.h5",)),
+}
+
+
+def cached(function: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
+    """The function under each cache, none of which is ever full."""
+    tools: Any = cachetools.LRUCache(1 << 30, getsizeof=sys.getsizeof)
+    return {
+        LRU: functools.lru_cache(10**6)(function),
+        OURS: ByteCache("1 GiB")(function),
+        TOOLS: cachetools.cached(tools)(function),
+    }
+
+
+def hits(shape: str, seconds: float) -> list[Json]:
+    """One call of a cached function whose result is there; the keys take turns."""
+    call, key = SHAPES[shape]
+    keys = [key(i) for i in range(KEYS)]
+    plain = [k if call == "f(*k)" else k[0] for k in keys]
+    runners: dict[str, Runner] = {}
+    for name, function in cached(lambda *args, **kwargs: 1).items():
+        for k in keys:
+            function(*k, **({"frame": 3} if "frame" in call else {}))
+        loop = f"for k in keys: {call}"
+        timed = statement(loop, f=function, keys=plain)
+        runners[name] = lambda n, timed=timed: timed(n // KEYS)  # type: ignore[misc]
+    samples = interleave(runners, KEYS * 8, seconds=seconds, warm=KEYS, first=KEYS)
+    return samples.summary(LRU)
+
+
+def gets(seconds: float) -> list[Json]:
+    """cache[key] of a mapping, where it is there."""
+    tools: Any = cachetools.LRUCache(1 << 30, getsizeof=sys.getsizeof)
+    ordered: dict[str, int] = {}
+    caches: dict[str, Any] = {
+        "a dict, which bounds nothing": ordered,
+        OURS: ByteCache("1 GiB"),
+        TOOLS: tools,
+    }
+    keys = [f"clips/episode_{i:06d}.h5" for i in range(KEYS)]
+    runners: dict[str, Runner] = {}
+    for name, cache in caches.items():
+        for k in keys:
+            cache[k] = 1
+        timed = statement("for k in keys: cache[k]", cache=cache, keys=keys)
+        runners[name] = lambda n, timed=timed: timed(n // KEYS)  # type: ignore[misc]
+    samples = interleave(runners, KEYS * 8, seconds=seconds, warm=KEYS, first=KEYS)
+    return samples.summary("a dict, which bounds nothing")
+
+
+def misses(seconds: float) -> list[Json]:
+    """A call whose result is not there, in a cache that is full: the oldest one goes."""
+    frame = np.zeros((64, 64), np.uint8)
+    limit = 100 * sys.getsizeof(frame)
+
+    def load(index: int) -> Any:
+        return frame.copy()
+
+    tools: Any = cachetools.LRUCache(limit, getsizeof=sys.getsizeof)
+    functions = {
+        LRU: functools.lru_cache(100)(load),
+        OURS: ByteCache(limit)(load),
+        f"{OURS}, size=sys.getsizeof": ByteCache(limit, size=sys.getsizeof)(load),
+        TOOLS: cachetools.cached(tools)(load),
+        "no cache": load,
+    }
+    counter = iter(range(10**12))
+    runners = {
+        name: statement("f(next(n))", f=function, n=counter) for name, function in functions.items()
+    }
+    samples = interleave(runners, 2000, seconds=seconds, warm=200, first=200)
+    return samples.summary("no cache")
+
+
+# --- the limit in four workers --------------------------------------------------------------------
+
+
+def fill(seed: int, limit: int, values: int, queue: Any) -> None:
+    """One worker: the most that the arrays in its cache ever took, and that it said they took."""
+    draw, most, said, biggest = random.Random(seed), 0, 0, 0
+    cache = SHARED
+    for n in range(values):
+        value = np.zeros(draw.randrange(1, limit // 8), np.uint8)
+        biggest = max(biggest, value.nbytes)
+        cache.put(draw.randrange(400), value)
+        said = max(said, cache.nbytes)
+        if n % 10 == 0:
+            most = max(most, sum(array.nbytes for array in cache.values()))
+    queue.put((most, said, biggest, cache.cache_info().evictions))
+
+
+SHARED = ByteCache(16 * MIB)
+
+
+def in_workers(values: int) -> list[Json]:
+    context = multiprocessing.get_context("fork")
+    queue: Any = context.SimpleQueue()
+    processes = [
+        context.Process(target=fill, args=(seed, 16 * MIB, values, queue)) for seed in range(4)
+    ]
+    for process in processes:
+        process.start()
+    rows = []
+    for _ in processes:
+        most, said, biggest, evictions = queue.get()
+        rows.append({"limit": 16 * MIB, "most bytes of the arrays": most, "most nbytes": said,
+                     "largest value": biggest, "evictions": evictions})  # fmt: skip
+    for process in processes:
+        process.join()
+    return rows
+
+
+def limits(sections: Json) -> list[Limit]:
+    rows = []
+    for name, section in sections.items():
+        if name.startswith("hit: "):
+            ours = next(row for row in section if row["name"] == OURS)
+            what = f"a hit beside functools.lru_cache, {name[5:]}"
+            rows.append(number_limit(what, 2.0, "x", ours["ratio_of_mins"], ours["median_ratio"]))
+    if "limit" in sections:
+        most = max(row["most bytes of the arrays"] / row["limit"] for row in sections["limit"])
+        rows.append(
+            number_limit("bytes in the caches of 4 workers", 1.0, "of the limit", most, most)
+        )
+    return rows
+
+
+def main() -> None:
+    options = arguments(__doc__).parse_args()
+    facts = environment(options.threads)
+    seconds = 0.5 if options.quick else 4.0
+    makers: dict[str, Callable[[], list[Json]]] = {
+        f"hit: {shape}": functools.partial(hits, shape, seconds) for shape in SHAPES
+    }
+    makers |= {"get": lambda: gets(seconds), "miss": lambda: misses(seconds)}
+    makers["limit"] = lambda: in_workers(500 if options.quick else 5000)
+    sections: Json = {}
+    for name, make in makers.items():
+        if options.only and not name.startswith(options.only):
+            continue
+        rows = sections[name] = make()
+        print(f"\n{name}")
+        if name == "limit":
+            print(table(list(rows[0]), ([f"{value:,}" for value in row.values()] for row in rows)))
+        else:
+            baseline = next(row["name"] for row in rows if row["median_ratio"] == 1.0)
+            print(timing_table(rows, baseline))
+    finish("cache", options, facts, sections, limits(sections))
+
+
+if __name__ == "__main__":
+    main()

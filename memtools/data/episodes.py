@@ -1,0 +1,443 @@
+"""H5Episodes: episodes of a robot, or of any process in time, in HDF5 files.
+
+    item i ──► (episode, frame) ──► blocks of frames ──► ByteCache ──► h5py, one file handle each
+                                    │ as many frames as a chunk of the file holds,
+                                    └ or as fit in 64 KiB where it has no chunks
+
+HDF5 reads and unpacks whole chunks. So what is read at once is kept at once: the cache holds
+blocks, and a block is never smaller than a chunk.
+"""
+
+from __future__ import annotations
+
+import bisect
+import importlib
+import itertools
+import operator
+import os
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from memtools._base import torch as bridge
+from memtools._base.notice import notice
+from memtools._base.size import format_bytes
+from memtools._base.text import count
+from memtools.budget import Budget
+from memtools.data.cache import ByteCache
+
+if TYPE_CHECKING:
+    import torch
+
+BLOCK_BYTES = 64 * 2**10  # of a block where the file has no chunks
+MOST_OPEN = 16  # file handles of a process
+SMALL_FRAME = 4096  # bytes of a frame below which a chunk of several is no matter
+
+
+@dataclass(frozen=True)
+class ChunkLayout:
+    """How the frames of one HDF5 dataset lie in its file."""
+
+    #: the path of the dataset in the file
+    path: str
+    #: the file that was looked at
+    file: str
+    #: how many frames a chunk holds; 1 for a file without chunks
+    frames_per_chunk: int
+    #: bytes of a frame, as it is in memory
+    frame_bytes: int
+    #: the name of the compression; None without
+    compression: str | None
+    #: the shape of a frame
+    shape: tuple[int, ...]
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of a chunk, as it is in memory."""
+        return self.frames_per_chunk * self.frame_bytes
+
+    @property
+    def remedy(self) -> str:
+        """The command that writes a file again with one frame in a chunk."""
+        chunk = "x".join(map(str, (1, *self.shape)))
+        return f"h5repack -l {self.path}:CHUNK={chunk} {self.file} new.hdf5"
+
+    def __str__(self) -> str:
+        held = self.frames_per_chunk
+        if held == 1:
+            return f"{self.path}: frames are read one by one ({format_bytes(self.frame_bytes)})"
+        return (
+            f"{self.path}: a chunk holds {held} frames: reading one reads {held} "
+            f"({format_bytes(self.chunk_bytes)}); write files with chunks={(1, *self.shape)}, or "
+            f"{self.remedy}"
+        )
+
+
+class H5Episodes:
+    """A map-style data set over the frames of HDF5 episodes: an observation and the next actions.
+
+        episodes = H5Episodes("episodes", chunk=20, cache="256 MiB")
+        loader = DataLoader(episodes, batch_size=8, shuffle=True, num_workers=2)
+
+    An item is a dict of tensors with memory of their own: for each observation its path and the
+    frame, for the actions their path and `[chunk, ...]`, and `"is_pad"`, which is True for actions
+    after the end of the episode; these repeat the last action. The defaults are the layout of ACT
+    and ALOHA: `observations/qpos`, `observations/images/top`, `action`.
+
+    A process opens a file when it first reads of it, and has at most 16 open. A forked or spawned
+    worker opens its own, and has a cache of its own.
+
+    Args:
+        files: a folder, whose `.hdf5` and `.h5` files are the episodes, in the order of the numbers
+            in their names; or the path of a file, or of several.
+        chunk: how many actions an item has, at least 1; 1 by default.
+        observations: the paths of the datasets whose frame is read. None, the default: all below
+            `observations/`.
+        actions: the path of the actions; None leaves them out. `"action"` by default.
+        cache: the bytes that a process keeps of what it has read, as an int or like `"256 MiB"`;
+            a Budget; a ByteCache; None for no cache. `"auto"`, the default: what `ByteCache()`
+            takes.
+        decode: functions by path that make a frame of what is stored, for images that are stored as
+            JPEG. What they return, an array or a tensor, is kept in the cache. None, the default:
+            frames are taken as they are.
+
+    Raises ImportError if h5py is missing; ValueError if a figure is out of its range, if there is
+    no file, or if a file lacks a dataset or its datasets have different lengths; OSError if it
+    cannot be read; TypeError if an argument is of another type. The message names the file.
+    """
+
+    def __init__(
+        self,
+        files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        *,
+        chunk: int = 1,
+        observations: Sequence[str] | None = None,
+        actions: str | None = "action",
+        cache: int | str | Budget | ByteCache | None = "auto",
+        decode: Mapping[str, Callable[[Any], Any]] | None = None,
+    ) -> None:
+        if isinstance(chunk, bool) or not isinstance(chunk, int):
+            raise TypeError(f"chunk is an int, got {type(chunk).__name__}")
+        if chunk < 1:
+            raise ValueError(f"chunk is at least 1 action, got {chunk}")
+        if isinstance(observations, str):
+            raise TypeError("observations is a sequence of paths, got a str; put it into a list")
+        if not isinstance(decode, Mapping | None):
+            raise TypeError(f"decode is a dict of functions by path, got {type(decode).__name__}")
+        named = [] if observations is None else list(observations)
+        wrong: list[object] = [p for p in (*named, actions or "") if not isinstance(p, str)]
+        wrong += [function for function in (decode or {}).values() if not callable(function)]
+        if wrong:
+            raise TypeError(
+                "observations and actions are paths in the file and decode functions by path, got "
+                f"{type(wrong[0]).__name__}"
+            )
+        self._paths = _files_of(files)
+        self._files = _Files()
+        self._chunk, self._actions = chunk, actions
+        self._decode = dict(decode or {})
+        first = self._open(0)
+        if observations is None:
+            named = _below(first, "observations")
+        #: the paths of the datasets that are read for an observation
+        self.observations: tuple[str, ...] = tuple(named)
+        #: the same, and that of the actions
+        self.keys = (*self.observations, *([] if actions is None else [actions]))
+        if not self.keys:
+            raise ValueError(
+                f"{self._paths[0]} has no dataset below observations/; pass observations=, the "
+                f"paths of those to read: it has {_names(_below(first, ''))}"
+            )
+        unknown = sorted(set(self._decode) - set(self.keys))
+        if unknown:
+            raise ValueError(
+                f"decode names {unknown[0]!r}, which is not one of {_names(self.keys)}"
+            )
+        self._lengths = tuple(self._length(i) for i in range(len(self._paths)))
+        self._ends = tuple(itertools.accumulate(self._lengths))
+        self._frames = {path: self._frames_of(path) for path in self.keys}
+        self._cache = _cache_of(cache)
+        self._check_chunks()
+        self.close()
+
+    # --- the files ---
+
+    def _open(self, episode: int) -> Any:
+        return self._files.open(self._paths[episode])
+
+    def _dataset(self, episode: int, path: str) -> Any:
+        """The h5py dataset of a path, in the file of an episode."""
+        file = self._open(episode)
+        found = file.get(path)
+        if found is None or not hasattr(found, "shape"):
+            has = _names(_below(file, ""))
+            raise ValueError(f"{self._paths[episode]} has no dataset {path!r}; it has {has}")
+        if not found.shape:
+            raise ValueError(f"{path} in {self._paths[episode]} is one value; a frame has an index")
+        return found
+
+    def _length(self, episode: int) -> int:
+        """How many frames an episode has."""
+        found = {path: int(self._dataset(episode, path).shape[0]) for path in self.keys}
+        (first, length), *others = found.items()
+        for path, other in others:
+            if other != length:
+                raise ValueError(
+                    f"{self._paths[episode]} has {length} frames of {first} and {other} of {path}; "
+                    "an episode has as many of each"
+                )
+        if length == 0:
+            raise ValueError(f"{self._paths[episode]} has no frames; leave it out")
+        return length
+
+    def _frames_of(self, path: str) -> int:
+        """How many frames a block of a dataset has."""
+        layout = self._layout(path)
+        if path in self._decode:
+            return 1
+        if self._dataset(0, path).chunks is not None:
+            return layout.frames_per_chunk
+        return max(1, BLOCK_BYTES // max(1, layout.frame_bytes))
+
+    def _layout(self, path: str) -> ChunkLayout:
+        found = self._dataset(0, path)
+        shape = tuple(int(n) for n in found.shape[1:])
+        frame_bytes = int(found.dtype.itemsize)
+        for n in shape:
+            frame_bytes *= n
+        held = 1 if found.chunks is None else int(found.chunks[0])
+        return ChunkLayout(path, str(self._paths[0]), held, frame_bytes, found.compression, shape)
+
+    def layouts(self) -> list[ChunkLayout]:
+        """Return how the frames of each dataset lie in the first file; printing one says what
+        reading a frame reads, and what to do about it."""
+        return [self._layout(path) for path in self.keys]
+
+    def _check_chunks(self) -> None:
+        """Warn of images of which reading one reads many, where the cache cannot hold them."""
+        frames = sum(self._lengths)
+        for layout in map(self._layout, self.observations):
+            everything = frames * layout.frame_bytes
+            limit = 0 if self._cache is None else self._cache.limit
+            fits = limit is None or everything <= limit
+            if layout.frames_per_chunk > 1 and layout.frame_bytes >= SMALL_FRAME and not fits:
+                notice(f"{layout}; all frames are {format_bytes(everything)}")
+
+    def close(self) -> None:
+        """Close the files that this process has open. They are opened again when they are read."""
+        self._files.close()
+
+    # --- the frames ---
+
+    @property
+    def num_episodes(self) -> int:
+        """How many episodes there are."""
+        return len(self._paths)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """How many frames each episode has."""
+        return self._lengths
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The paths of the files, one an episode."""
+        return tuple(map(str, self._paths))
+
+    @property
+    def cache(self) -> ByteCache | None:
+        """The cache of this process; None without one."""
+        return self._cache
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """Return the episode of a frame, and its number there.
+
+        Raises IndexError if `index` is out of range; -1 is the last frame.
+        """
+        index = operator.index(index)
+        frame = index + len(self) if index < 0 else index
+        if not 0 <= frame < len(self):
+            raise IndexError(f"index is below {len(self):,}, the frames of all, got {index}")
+        episode = bisect.bisect_right(self._ends, frame)
+        return episode, frame - self._ends[episode] + self._lengths[episode]
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return self.at(*self.locate(index))
+
+    def at(self, episode: int, start: int) -> dict[str, torch.Tensor]:
+        """Return the item of one frame.
+
+        Args:
+            episode: the number of the episode, from 0 on.
+            start: the number of the frame in it, from 0 on.
+
+        Raises IndexError if there is no such frame; OSError or ValueError if its file is not as it
+        was.
+        """
+        episode, start = operator.index(episode), operator.index(start)
+        if not 0 <= episode < self.num_episodes:
+            raise IndexError(f"episode is below {self.num_episodes}, got {episode}")
+        length = self._lengths[episode]
+        if not 0 <= start < length:
+            raise IndexError(f"start is below {length}, the frames of the episode, got {start}")
+        item = {path: self._rows(episode, path, start, start + 1)[0] for path in self.observations}
+        if self._actions is not None:
+            torch = bridge.connect().torch
+            stop = min(length, start + self._chunk)
+            rows, missing = (
+                self._rows(episode, self._actions, start, stop),
+                start + self._chunk - stop,
+            )
+            if missing:
+                rows = torch.cat([rows, rows[-1:].expand(missing, *rows.shape[1:])])
+            item[self._actions] = rows
+            item["is_pad"] = torch.arange(self._chunk) >= stop - start
+        return item
+
+    def _rows(self, episode: int, path: str, start: int, stop: int) -> torch.Tensor:
+        """The frames from `start` to `stop` of a dataset, as a tensor with its own memory."""
+        torch, held = bridge.connect().torch, self._frames[path]
+        parts = []
+        for number in range(start // held, (stop - 1) // held + 1):
+            block = self._block(episode, path, number)
+            begin = number * held
+            parts.append(block[max(0, start - begin) : stop - begin])
+        if len(parts) == 1:
+            return parts[0].clone()
+        return torch.cat(parts)  # type: ignore[no-any-return]
+
+    def _block(self, episode: int, path: str, number: int) -> torch.Tensor:
+        """A block of frames, out of the cache or of the file. It is shared: not to be changed."""
+        key = (episode, path, number)
+        block = None if self._cache is None else self._cache.get(key)
+        if block is None:
+            block = self._read(episode, path, number * self._frames[path])
+            if self._cache is not None:
+                self._cache.put(key, block)
+        return block
+
+    def _read(self, episode: int, path: str, start: int) -> torch.Tensor:
+        torch, length = bridge.connect().torch, self._lengths[episode]
+        file, found = self._paths[episode], self._dataset(episode, path)
+        if found.shape[0] != length:
+            raise ValueError(
+                f"{file} has {found.shape[0]} frames of {path} and had {length} when the data set "
+                "was made; make it anew"
+            )
+        stop = min(length, start + self._frames[path])
+        try:
+            values = found[start:stop]
+        except OSError as error:
+            raise OSError(
+                f"{file}: frames {start} to {stop - 1} of {path} cannot be read ({error}); it is "
+                "damaged: copy or record it again"
+            ) from error
+        if path in self._decode:
+            return torch.as_tensor(self._decode[path](values[0]))[None]  # type: ignore[no-any-return]
+        try:
+            return torch.from_numpy(values)  # type: ignore[no-any-return]
+        except TypeError as error:
+            raise ValueError(
+                f"{path} in {file} is of {found.dtype}, which is no number to torch; pass a "
+                "function for it in decode"
+            ) from error
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_files": _Files()}  # a worker opens its own
+
+    def __repr__(self) -> str:
+        episodes, frames = count(self.num_episodes, "episode"), count(len(self), "frame")
+        return f"H5Episodes({episodes}, {frames}, chunk={self._chunk})"
+
+
+class _Files:
+    """The file handles of one process, those that were used last."""
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[Path, Any] = OrderedDict()
+        self._pid = os.getpid()
+        self._inherited: list[Any] = []
+
+    def open(self, path: Path) -> Any:
+        """The h5py.File of a path."""
+        if self._pid != os.getpid():
+            # Closing what the parent had open would take the parent's lock off the file.
+            self._inherited += self._open.values()
+            self._open, self._pid = OrderedDict(), os.getpid()
+        file = self._open.pop(path, None)
+        if file is None:
+            file = _open_file(path)
+            while len(self._open) >= MOST_OPEN:
+                self._open.popitem(last=False)[1].close()
+        self._open[path] = file
+        return file
+
+    def close(self) -> None:
+        """Close what this process has opened."""
+        if self._pid == os.getpid():
+            for file in self._open.values():
+                file.close()
+            self._open.clear()
+
+
+def _open_file(path: Path) -> Any:
+    try:
+        h5py = importlib.import_module("h5py")
+    except ImportError as error:
+        raise ImportError(
+            f'H5Episodes reads HDF5 by h5py ({error}); pip install "memtools[hdf5]"'
+        ) from error
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is not there; an episode is a file")
+    try:
+        return h5py.File(path, "r", rdcc_nbytes=0)  # HDF5's own cache would not be counted
+    except OSError as error:
+        why = re.sub(r"^.*\((.*)\)$", r"\1", str(error))
+        raise OSError(
+            f"{path} cannot be opened as HDF5 ({why}); it is damaged or cut short: copy or record "
+            "it again"
+        ) from error
+
+
+def _files_of(files: Any) -> list[Path]:
+    """The paths of the episodes, in order."""
+    if isinstance(files, str | os.PathLike):
+        path = Path(files)
+        if not path.is_dir():
+            return [path]
+        found = [p for p in path.iterdir() if p.suffix in (".hdf5", ".h5")]
+        if not found:
+            raise ValueError(f"{path} has no file that ends in .hdf5 or .h5")
+        return sorted(found, key=lambda p: [int(n) for n in re.findall(r"\d+", p.stem)] or [0])
+    paths = [Path(file) for file in files]
+    if not paths:
+        raise ValueError("files is empty; pass a folder, or the path of each episode")
+    return paths
+
+
+def _cache_of(cache: Any) -> ByteCache | None:
+    if cache is None or isinstance(cache, ByteCache):
+        return cache
+    return ByteCache(None if cache == "auto" else cache, name="H5Episodes")
+
+
+def _below(group: Any, prefix: str) -> list[str]:
+    """The paths of all datasets below a group of a file, in order of their names."""
+    found: list[str] = []
+
+    def note(name: str, item: Any) -> None:
+        if hasattr(item, "shape") and name.startswith(f"{prefix}/" if prefix else ""):
+            found.append(name)
+
+    group.visititems(note)
+    return found
+
+
+def _names(paths: Sequence[str]) -> str:
+    return ", ".join(paths[:12]) + (", ..." if len(paths) > 12 else "") or "none"

@@ -1,0 +1,298 @@
+"""bounded(): a DataLoader whose prefetched batches stay under a limit in bytes.
+
+torch's loader asks its workers for `num_workers * prefetch_factor` batches, however large they are.
+The loader that is made here draws the same indices at the same moments, keeps them, and hands them
+to the workers as the limit allows:
+
+    sampler ──► indices drawn ──► InFlight.admits()? ──► index queues of the workers ──► batches
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from memtools import _core
+from memtools._base import torch as bridge
+from memtools._base.size import format_bytes, parse_bytes
+from memtools.budget import Budget, check_device
+from memtools.data.inflight import InFlight
+from memtools.data.sizes import size_of
+
+if TYPE_CHECKING:
+    import torch
+
+PRESSURE = 0.85  # share of the host's limit at which a monitor lets the loader shrink
+#: what is used of torch's iterator, which is not a public class
+_USED = ("_reset", "_next_index", "_try_put_index", "_get_data", "_process_data")
+_classes: list[Any] = []  # empty, or the class that _iterator_class() made
+
+
+class BoundedLoader:
+    """A DataLoader whose prefetched batches stay under a limit in bytes; `bounded()` makes it.
+
+    Iterate over it as over the loader: the order, the batches and the random state are the same.
+    Attributes of the loader, such as `dataset` and `sampler`, are available here as well.
+    """
+
+    def __init__(
+        self,
+        loader: torch.utils.data.DataLoader[Any],
+        in_flight: int | str | Budget,
+        *,
+        batch_bytes: int | str | None = None,
+        monitor: Any = None,
+    ) -> None:
+        """As `bounded()`."""
+        self._original = loader
+        self._given = in_flight, batch_bytes
+        check_device(in_flight, "cpu", "a bounded loader")
+        largest = 0 if batch_bytes is None else parse_bytes(batch_bytes, "batch_bytes")
+        if isinstance(in_flight, Budget):
+            part = _core.BudgetPart(in_flight, "bounded loader")
+            self._flight = InFlight(in_flight.limit, largest, part)
+        else:
+            self._flight = InFlight(parse_bytes(in_flight, "in_flight", "2 GiB"), largest)
+        self._loader = _with_bounded_iterators(loader, self._flight)
+        if monitor is not None:
+            self._follow(monitor)
+
+    def _follow(self, monitor: Any) -> None:
+        """Shrink while memory of the host is short, for as long as this loader lives."""
+        if not callable(getattr(monitor, "on_pressure", None)):
+            raise TypeError(f"monitor is a MemoryMonitor, got {type(monitor).__name__}")
+        shrink = weakref.WeakMethod(self.shrink)
+
+        def shrink_loader(pressure: object) -> None:
+            method = shrink()
+            if method is not None:
+                method(pressure)
+
+        handle = monitor.on_pressure(PRESSURE, shrink_loader)
+        weakref.finalize(self, handle.cancel).atexit = False
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._loader)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"'BoundedLoader' object has no attribute {name!r}")
+        return getattr(self._loader, name)
+
+    @property
+    def loader(self) -> torch.utils.data.DataLoader[Any]:
+        """The loader that `bounded()` was given."""
+        return self._original
+
+    @property
+    def limit(self) -> int | None:
+        """The most bytes that may be in flight; None if a Budget without a limit was given.
+
+        It may be set, to an int or a text like `"1 GiB"`, at any time: from the next batch on fewer
+        or more batches are asked for. With a Budget the lower of the two counts.
+        """
+        return self._flight.limit
+
+    @limit.setter
+    def limit(self, limit: int | str) -> None:
+        self._flight.set_limit(parse_bytes(limit, "limit"))
+
+    @property
+    def allowed(self) -> int | None:
+        """The bytes that may be in flight now, which is `limit`, or less after `shrink()`."""
+        return self._flight.allowed
+
+    @property
+    def in_flight(self) -> int:
+        """Bytes of the batches that workers were asked for and the loop has not got. One that has
+        not arrived counts as the largest batch so far."""
+        return self._flight.held()[1]
+
+    @property
+    def batches_in_flight(self) -> int:
+        """How many batches workers were asked for that the loop has not got."""
+        return self._flight.held()[0]
+
+    @property
+    def batch_bytes(self) -> int:
+        """The largest batch so far, in bytes; 0 before the first one has come from a worker."""
+        return self._flight.largest
+
+    @property
+    def peak(self) -> int:
+        """The most bytes that were in flight so far, as `in_flight` counts them."""
+        return self._flight.peak
+
+    def shrink(self, pressure: object = None) -> None:
+        """Halve what may be in flight, as memory is short; one batch always may.
+
+        It grows back to `limit` by one batch for every 16 that the loop gets. Pass this method to
+        `MemoryMonitor.on_pressure` where `bounded(..., monitor=monitor)` does not do what you want.
+
+        Args:
+            pressure: what a monitor's callback gets; it is not used.
+        """
+        self._flight.shrink()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy in another process has the same settings, and no batch in flight."""
+        in_flight, largest = self._given
+        limit = in_flight if isinstance(in_flight, Budget) else self.limit
+        make = functools.partial(BoundedLoader, batch_bytes=largest)
+        return make, (self._original, limit)
+
+    def __repr__(self) -> str:
+        batches, held = self._flight.held()
+        of = "" if self.allowed is None else f" of {format_bytes(self.allowed)}"
+        return f"BoundedLoader({batches} batches, {format_bytes(held)}{of} in flight)"
+
+
+def bounded(
+    loader: torch.utils.data.DataLoader[Any],
+    in_flight: int | str | Budget = "2 GiB",
+    *,
+    batch_bytes: int | str | None = None,
+    monitor: Any = None,
+) -> BoundedLoader:
+    """Keep the batches that a DataLoader prefetches under a limit in bytes.
+
+    A batch is in flight from the moment at which a worker is asked for it until the loop gets it.
+    No further batch is asked for while this one and those in flight would be more than the limit,
+    or more than the job's memory and `/dev/shm` have room for; one may always be in flight. So
+    memory in flight is at most the limit and one batch, unless a batch comes that is larger than
+    all before it.
+
+    The loader itself stays as it is. Iterate over one of the two.
+
+    Args:
+        loader: a torch.utils.data.DataLoader of any kind. Without workers nothing is prefetched,
+            and it is iterated as it is.
+        in_flight: the most bytes in flight, at least 1, as an int or like `"2 GiB"`, which is the
+            default; or a Budget that other parts share, in which all batches in flight but one are
+            reserved.
+        batch_bytes: the largest batch that will come, if you know it, in bytes or like
+            `"64 MiB"`. None, the default: the largest one so far counts, and the first batch is
+            asked for alone.
+        monitor: a MemoryMonitor; at 85 % of the host's limit the loader then calls `shrink()`.
+            None, the default: it does not.
+
+    Returns a `BoundedLoader`. Raises TypeError if `loader` is not a DataLoader or makes iterators
+    of its own, ValueError if a size is not one, or if the Budget counts the memory of a device;
+    RuntimeError if this torch has another kind of iterator.
+    """
+    return BoundedLoader(loader, in_flight, batch_bytes=batch_bytes, monitor=monitor)
+
+
+def _with_bounded_iterators(loader: torch.utils.data.DataLoader[Any], flight: InFlight) -> Any:
+    """A copy of the loader, of the same data set, sampler and generator, whose iterators with
+    workers are bounded."""
+    kind = bridge.connect().torch.utils.data.DataLoader
+    if not isinstance(loader, kind):
+        raise TypeError(f"bounded() takes a torch DataLoader, got {type(loader).__name__}")
+    if type(loader)._get_iterator is not kind._get_iterator:
+        raise TypeError(
+            f"bounded() steers the iterators of torch's DataLoader, and {type(loader).__name__} "
+            "makes its own; pass a torch.utils.data.DataLoader"
+        )
+    bound = copy.copy(loader)
+    vars(bound)["_iterator"] = None  # workers of the loader's own stay its own
+    if loader.num_workers > 0:
+        make, weak = _iterator_class(), weakref.ref(bound)
+        # A reference to the copy itself would be a cycle, and persistent workers would live on.
+        vars(bound)["_get_iterator"] = lambda: make(weak(), flight)
+    return bound
+
+
+def _iterator_class() -> Any:
+    """torch's iterator with workers, bounded. It is made at the first use, as it needs torch."""
+    if _classes:
+        return _classes[0]
+    torch = bridge.connect().torch
+    base: Any = getattr(torch.utils.data.dataloader, "_MultiProcessingDataLoaderIter", None)
+    missing = [name for name in _USED if not hasattr(base, name)]
+    if missing:
+        raise RuntimeError(
+            f"bounded() does not know the DataLoader of torch {torch.__version__}, which has no "
+            f"{missing[0]}(); use a smaller prefetch_factor in its place"
+        )
+
+    worker = torch.utils.data._utils.worker
+    no_batch = (worker.ExceptionWrapper, worker._IterableDatasetStopIteration)
+
+    class BoundedIterator(base):  # type: ignore[misc]
+        """Its base class draws an index and puts it into a worker's queue in one call; here the
+        indices that were drawn wait in between, in `_drawn`."""
+
+        def __init__(self, loader: Any, flight: InFlight) -> None:
+            self._flight = flight
+            self._drawn: deque[Any] = deque()
+            self._sizes: dict[int, int] = {}  # of batches that have arrived, by their number
+            self._task_info: dict[int, Any] = {}
+            self._workers_status: list[bool] = []
+            loader.check_worker_number_rationality()
+            super().__init__(loader)
+
+        def _reset(self, loader: Any, first_iter: bool = False) -> None:
+            self._drawn.clear()
+            self._sizes.clear()
+            self._task_info = {}
+            self._flight.join(self)
+            super()._reset(loader, first_iter)
+
+        def flying(self) -> tuple[int, list[int]]:
+            """How many batches have not arrived, and the bytes of each that has and waits."""
+            tasks, lives = self._task_info, self._workers_status
+            arrived = [self._sizes.get(i, 0) for i, task in tasks.items() if len(task) == 2]
+            return sum(len(task) == 1 and lives[task[0]] for task in tasks.values()), arrived
+
+        def __next__(self) -> Any:
+            try:
+                return super().__next__()
+            except RuntimeError as error:
+                # A worker was killed, or did not answer in time: its own errors begin otherwise.
+                if str(error).startswith("DataLoader "):
+                    error.add_note(self._flight.cause())
+                raise
+
+        def _try_put_index(self) -> None:
+            with contextlib.suppress(StopIteration):
+                self._drawn.append(next(self._sampler_iter))
+            while self._drawn and self._flight.admits():
+                index, sent = self._drawn[0], self._send_idx
+                super()._try_put_index()
+                if self._send_idx == sent:  # no worker has anything to do any more
+                    self._drawn.appendleft(index)
+                    break
+            self._flight.note()
+
+        def _next_index(self) -> Any:
+            return self._drawn.popleft()
+
+        def _get_data(self) -> Any:
+            number, data = super()._get_data()
+            if number in self._task_info and not isinstance(data, no_batch):
+                self._sizes[number] = size_of(data)
+                self._flight.arrived(self._sizes[number])
+            return number, data
+
+        def _process_data(self, data: Any, worker: int) -> Any:
+            waiting = self._task_info
+            self._sizes = {i: size for i, size in self._sizes.items() if i in waiting}
+            self._flight.handed()
+            return super()._process_data(data, worker)
+
+        def _shutdown_workers(self) -> None:
+            super()._shutdown_workers()
+            self._task_info = {}
+            self._flight.release()
+
+    _classes.append(BoundedIterator)
+    return BoundedIterator

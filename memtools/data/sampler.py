@@ -1,0 +1,267 @@
+"""BudgetSampler: batches of so many tokens or nodes, in place of so many samples."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import random
+import sys
+from array import array
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+#: samples that are sorted by length together before padded batches are cut out of them
+_WINDOW = 1024
+_COMPARED = ("samples", "total", "budget", "max_count", "padded", "shuffle", "seed", "drop_last",
+             "num_replicas")  # fmt: skip
+
+
+class BudgetSampler:
+    """Batches of indices whose samples fit a budget of tokens, nodes or bytes, for
+    `DataLoader(batch_sampler=...)`.
+
+    A batch has as many samples as fit, so its memory is about the same whether samples are short or
+    long. Batches are cut in the order of the samples, or in an order that `seed` and the epoch
+    decide. With replicas, each has the same number of batches, no sample is in two of them, and the
+    largest batches are split until the number comes out even.
+
+    Args:
+        lengths: the length of each sample, 0 or more, such as a list, an array or a tensor.
+        budget: the most of a batch, in the unit of `lengths`.
+        max_count: the most samples of a batch; None, the default, for no such limit.
+        padded: count what a batch takes when it is padded, the largest length times the number of
+            samples; False, the default, counts the sum of the lengths. With `shuffle`, samples of
+            similar length are then brought together, in windows of 1,024 samples.
+        shuffle: take samples and batches in a random order, another one in each epoch; False by
+            default.
+        seed: what the order is made of, together with the epoch; 0 by default. The same on all
+            replicas.
+        drop_last: leave out a last batch into which another sample of average length would have
+            fit, and the batches beyond a multiple of `num_replicas`; False by default.
+        num_replicas, rank: among how many processes the batches are divided, and which one this is.
+            None, the default, takes those of torch.distributed where it is initialized, else 1 and
+            0.
+
+    Raises TypeError if an argument has another type, ValueError if a length is negative or above
+    the budget (the message has its index), or another argument is out of its range.
+    """
+
+    def __init__(
+        self,
+        lengths: Iterable[int],
+        budget: int,
+        *,
+        max_count: int | None = None,
+        padded: bool = False,
+        shuffle: bool = False,
+        seed: int = 0,
+        drop_last: bool = False,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+    ) -> None:
+        self.budget = min(_whole(budget, "budget", 1), sys.maxsize)
+        self.max_count = None if max_count is None else _whole(max_count, "max_count", 1)
+        self.seed = _whole(seed, "seed", 0)
+        self.padded, self.shuffle, self.drop_last = bool(padded), bool(shuffle), bool(drop_last)
+        self.num_replicas, self.rank = _replicas(num_replicas, rank)
+        self.lengths = _lengths(lengths, self.budget)
+        self._total = sum(self.lengths)
+        #: the epoch whose order is given out next
+        self.epoch = 0
+        self._begin_at = 0  # the batch that the next iteration begins with
+        self._given = 0  # batches of this epoch that were given out
+        self._plan: tuple[int, array[int], array[int]] | None = None
+
+    # --- what a DataLoader uses ---------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """How many batches this replica has in the epoch."""
+        return (len(self._planned()[1]) - 1) // self.num_replicas
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """The batches of this epoch, from where `load_state_dict()` left off if it was called."""
+        order, starts = self._planned()
+        begin, self._begin_at = self._begin_at, 0
+        self._given = begin
+        for number in range(begin, (len(starts) - 1) // self.num_replicas):
+            self._given = number + 1
+            at = number * self.num_replicas + self.rank
+            yield order[starts[at] : starts[at + 1]].tolist()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch: with `shuffle`, each has another order. Call it before each epoch.
+
+        Setting the epoch that a loaded state is in keeps the place in it; another one begins at its
+        first batch. Raises ValueError if `epoch` is negative.
+        """
+        epoch = _whole(epoch, "epoch", 0)
+        if epoch != self.epoch:
+            self._begin_at = self._given = 0
+        self.epoch = epoch
+
+    # --- stopping and going on ----------------------------------------------------------------
+
+    def state_dict(self, done: int | None = None) -> dict[str, Any]:
+        """Return where the epoch is, for a checkpoint.
+
+        Args:
+            done: how many batches of this epoch the loop has finished. None, the default: as many
+                as were given out, which with workers is more, as a DataLoader asks for batches
+                ahead.
+
+        Raises ValueError if `done` is not between 0 and the number of batches.
+        """
+        done = self._given if done is None else _whole(done, "done", 0)
+        if done > len(self):
+            raise ValueError(f"done is {done:,}, and the epoch has {len(self):,} batches")
+        return {"epoch": self.epoch, "done": done, **self._settings()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state_dict()` was taken: the next iteration begins with the batch after it.
+
+        Raises ValueError if the state is of other samples or settings, and changes nothing then.
+        """
+        if not isinstance(state, dict):
+            raise TypeError(f"state is the dict of a state_dict(), got {type(state).__name__}")
+        for name, value in {"epoch": 0, "done": 0, **self._settings()}.items():
+            if name not in state:
+                raise ValueError(f"the state has no {name!r}; pass what state_dict() returned")
+            if name in _COMPARED and state[name] != value:
+                raise ValueError(
+                    f"the state is of a sampler with {name} {state[name]!r}, and this one has "
+                    f"{value!r}; make the sampler as it was, or begin the epoch anew"
+                )
+        epoch, done = _whole(state["epoch"], "epoch", 0), _whole(state["done"], "done", 0)
+        before, self.epoch = self.epoch, epoch
+        if done > len(self):
+            self.epoch = before
+            raise ValueError(f"the state is after batch {done:,}, and the epoch has fewer")
+        self._begin_at = self._given = done
+
+    def _settings(self) -> dict[str, Any]:
+        mine = {name: getattr(self, name, None) for name in _COMPARED}
+        return mine | {"samples": len(self.lengths), "total": self._total}
+
+    def __repr__(self) -> str:
+        samples = f"{len(self.lengths):,} samples"
+        most = "" if self.max_count is None else f", at most {self.max_count:,} samples a batch"
+        return f"BudgetSampler({samples}, budget {self.budget:,}{most}, epoch {self.epoch})"
+
+    # --- the plan of an epoch -----------------------------------------------------------------
+
+    def _planned(self) -> tuple[array[int], array[int]]:
+        """The order of the samples, and where each batch starts in it, and the end."""
+        epoch = self.epoch if self.shuffle else 0
+        if self._plan is None or self._plan[0] != epoch:
+            self._plan = (epoch, *self._make_plan(epoch))
+        return self._plan[1], self._plan[2]
+
+    def _make_plan(self, epoch: int) -> tuple[array[int], array[int]]:
+        order = array("q", range(len(self.lengths)))
+        draw = random.Random((self.seed << 64) + epoch)
+        if self.shuffle:
+            draw.shuffle(order)
+        if self.shuffle and self.padded:
+            for start in range(0, len(order), _WINDOW):
+                window = sorted(order[start : start + _WINDOW], key=self.lengths.__getitem__)
+                order[start : start + _WINDOW] = array("q", window)
+        starts = self._cut(order)
+        if self.shuffle and self.padded:  # or batches would come by length
+            order, starts = _shuffled(order, starts, draw)
+        return order, self._even(starts)
+
+    def _cut(self, order: array[int]) -> array[int]:
+        """Where each batch starts: the next sample that does not fit begins a new one."""
+        most = self.max_count or sys.maxsize
+        starts, total, longest, begin = array("q", [0]), 0, 0, 0
+        for at, sample in enumerate(order):
+            length = self.lengths[sample]
+            total, longest = total + length, max(longest, length)
+            used = longest * (at - begin + 1) if self.padded else total
+            if used > self.budget or at - begin == most:
+                starts.append(at)
+                total, longest, begin = length, length, at
+        if begin < len(order) and not (self.drop_last and self._has_room(order, begin)):
+            starts.append(len(order))
+        return starts
+
+    def _has_room(self, order: array[int], begin: int) -> bool:
+        """Whether one more sample of average length would fit into the last batch."""
+        last = [self.lengths[sample] for sample in order[begin:]]
+        if self.max_count is not None and len(last) >= self.max_count:
+            return False
+        mean = self._total / len(self.lengths)
+        used = max(*last, mean) * (len(last) + 1) if self.padded else sum(last) + mean
+        return used <= self.budget
+
+    def _even(self, starts: array[int]) -> array[int]:
+        """The same batches, their number a multiple of that of replicas: the largest are halved, or
+        with `drop_last` and where none can be, the last ones are left out."""
+        over = (len(starts) - 1) % self.num_replicas
+        if over == 0:
+            return starts
+        missing = self.num_replicas - over
+        sizes = [b - a for a, b in itertools.pairwise(starts)]
+        spare = sum(sizes) - len(sizes)
+        if self.drop_last or spare < missing:
+            return starts[: len(starts) - over]
+        cuts = list(starts)
+        for _ in range(missing):
+            at = max(range(len(cuts) - 1), key=lambda i: cuts[i + 1] - cuts[i])
+            cuts.insert(at + 1, (cuts[at] + cuts[at + 1] + 1) // 2)
+        return array("q", cuts)
+
+
+def _shuffled(
+    order: array[int], starts: array[int], draw: random.Random
+) -> tuple[array[int], array[int]]:
+    """The batches in another order."""
+    numbers = list(range(len(starts) - 1))
+    draw.shuffle(numbers)
+    samples, cuts = array("q"), array("q", [0])
+    for number in numbers:
+        samples += order[starts[number] : starts[number + 1]]
+        cuts.append(len(samples))
+    return samples, cuts
+
+
+def _whole(value: object, name: str, least: int) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} is an int, got {type(value).__name__}")
+    number = operator.index(value)
+    if number < least:
+        raise ValueError(f"{name} is at least {least}, got {number:,}")
+    return number
+
+
+def _lengths(lengths: Any, budget: int) -> array[int]:
+    """The lengths as numbers of 8 bytes, each checked."""
+    if isinstance(lengths, (str, bytes)) or not hasattr(lengths, "__iter__"):
+        raise TypeError(f"lengths is an iterable of int, got {type(lengths).__name__}")
+    found = array("q")
+    for index, length in enumerate(lengths.tolist() if hasattr(lengths, "tolist") else lengths):
+        number = length
+        if type(length) is not int or length < 0:
+            number = _whole(length, f"lengths[{index:,}]", 0)
+        if number > budget:
+            raise ValueError(
+                f"sample {index:,} has a length of {number:,}, above the budget of {budget:,} of a "
+                "whole batch; raise the budget, or leave the sample out"
+            )
+        found.append(number)
+    return found
+
+
+def _replicas(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
+    """How many processes share the samples, and which one this is."""
+    if (num_replicas is None) != (rank is None):
+        raise ValueError("pass both num_replicas and rank, or neither of them")
+    if num_replicas is None:
+        dist = sys.modules.get("torch.distributed")  # not loaded: there is no group
+        if dist is None or not dist.is_available() or not dist.is_initialized():
+            return 1, 0
+        return int(dist.get_world_size()), int(dist.get_rank())
+    count, mine = _whole(num_replicas, "num_replicas", 1), _whole(rank, "rank", 0)
+    if mine >= count:
+        raise ValueError(f"rank is below num_replicas, got rank {mine:,} of {count:,}")
+    return count, mine

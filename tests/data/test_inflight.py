@@ -1,0 +1,167 @@
+"""InFlight: what may be in flight, by the size of batches, the limit, the job's room, a budget."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from memtools._base import running
+from memtools.data.inflight import GROWS_EVERY, InFlight, Room, shm_room
+from memtools.errors import BudgetError
+
+
+class Batches:
+    """Stands for an iterator: batches that have not arrived, and the bytes of those that have."""
+
+    def __init__(self, coming: int = 0, *arrived: int) -> None:
+        self.coming, self.arrived = coming, list(arrived)
+
+    def flying(self) -> tuple[int, list[int]]:
+        return self.coming, self.arrived
+
+
+class Part:
+    """Stands for the loader's part of a budget of which `room` bytes are left."""
+
+    def __init__(self, room: int) -> None:
+        self.reserved, self.room = 0, room
+
+    def reserve(self, size: int, doing: str, remedy: str) -> None:
+        if self.reserved + size > self.room:
+            raise BudgetError(f"{doing}: {remedy}")
+        self.reserved += size
+
+    def release(self, size: int) -> None:
+        assert 0 <= size <= self.reserved
+        self.reserved -= size
+
+
+def flight(
+    limit: int | None, largest: int = 10, part: Any = None, room: int | None = None
+) -> tuple[InFlight, Batches]:
+    found, batches = InFlight(limit, largest, part, lambda: room), Batches()
+    found.join(batches)
+    return found, batches
+
+
+def most_admitted(found: InFlight, batches: Batches) -> int:
+    batches.coming = 0
+    while batches.coming < 99 and found.admits():
+        batches.coming += 1
+    return batches.coming
+
+
+@pytest.mark.parametrize(("limit", "count"), [(35, 3), (30, 3), (9, 1), (None, 99)])
+def test_as_many_batches_as_the_limit_holds_and_at_least_one(limit, count):
+    assert most_admitted(*flight(limit)) == count
+
+
+def test_the_first_batch_is_asked_for_alone_where_nothing_is_known():
+    found, batches = flight(1000, largest=0)
+    assert most_admitted(found, batches) == 1
+    found.arrived(100)
+    assert most_admitted(found, batches) == 10
+
+
+def test_a_batch_that_has_arrived_counts_as_what_it_is():
+    found, batches = flight(35)
+    batches.coming, batches.arrived = 1, [2, 3]
+    assert found.held() == (3, 15)
+    assert found.admits()
+    batches.arrived += [11]
+    assert not found.admits()
+    assert found.held() == (4, 26)
+
+
+def test_a_larger_batch_makes_the_others_count_as_much():
+    found, batches = flight(35)
+    batches.coming = 2
+    found.arrived(20)
+    assert (found.held(), found.largest, found.peak) == ((2, 40), 20, 40)
+    assert not found.admits()
+
+
+@pytest.mark.parametrize(("room", "count"), [(29, 2), (30, 3), (5, 1), (None, 9)])
+def test_what_is_being_made_has_to_fit_into_the_rest_of_the_job(room, count):
+    assert most_admitted(*flight(90, room=room)) == count
+
+
+def test_another_iterator_of_the_loader_counts():
+    found, batches = flight(50)
+    second = Batches(2)
+    found.join(second)
+    assert most_admitted(found, batches) == 3
+    del second
+    assert most_admitted(found, batches) == 5
+
+
+def test_shrink_halves_and_batches_that_are_handed_out_bring_it_back():
+    found, batches = flight(80)
+    batches.coming = 8
+    found.shrink()
+    assert (found.allowed, found.limit) == (40, 80)
+    batches.coming = 4
+    found.shrink()
+    assert found.allowed == 20
+    batches.coming = 0
+    found.shrink()
+    assert found.allowed == 10  # one batch
+    for _ in range(GROWS_EVERY):
+        assert found.allowed == 10
+        found.handed()
+    assert found.allowed == 20
+    for _ in range(6 * GROWS_EVERY):
+        found.handed()
+    assert found.allowed == found.limit == 80
+
+
+def test_shrink_is_written_into_the_record_of_a_monitor_that_runs(monkeypatch):
+    told: list[object] = []
+    monkeypatch.setattr(running, "event", lambda *what: told.append(what))
+    found, batches = flight(2048, largest=512)
+    batches.coming = 4
+    found.shrink()
+    assert told == [("mark", "bounded loader: at most 1.0 KiB in flight")]
+
+
+def test_a_new_limit_counts_at_once():
+    found, batches = flight(80)
+    found.shrink()
+    found.set_limit(30)
+    assert (found.allowed, most_admitted(found, batches)) == (30, 3)
+
+
+def test_a_budget_has_all_batches_but_the_one_that_the_loop_waits_for():
+    part = Part(30)
+    found, batches = flight(None, part=part)
+    assert most_admitted(found, batches) == 4
+    assert part.reserved == 30
+    batches.coming = 2
+    found.handed()
+    assert part.reserved == 10
+    batches.coming = 0
+    found.release()
+    assert part.reserved == 0
+
+
+def test_the_room_of_the_job_is_the_lowest_of_those_that_are_known(tmp_path):
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc" / "meminfo").write_text("MemTotal: 900 kB\nMemAvailable: 7 kB\n")
+    assert Room(str(tmp_path)).left() == 7 * 1024
+    left, shm = Room().left(), shm_room()
+    assert left is not None
+    assert shm is not None
+    assert 0 < left <= shm[1]
+    assert shm_room("/nowhere") is None
+
+
+def test_the_cause_says_what_was_in_flight_and_what_room_there_was():
+    found, batches = flight(4096, largest=1024, room=2048)
+    batches.coming = 3
+    found.note()
+    batches.coming = 0  # the workers are gone when it is asked for
+    assert found.cause().startswith(
+        "memtools: 3 batches in flight, about 3.0 KiB of 4.0 KiB allowed; /dev/shm has "
+    )
+    assert "; the job may take 2.0 KiB more; if memory ran out, " in found.cause()

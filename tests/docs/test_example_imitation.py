@@ -1,0 +1,243 @@
+"""imitation.py: the same samples and losses whoever keeps the frames; and what aloha.py records."""
+
+import argparse
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+from tests.docs.test_examples import EXAMPLES, load
+
+EPISODES, STEPS, HEIGHT, WIDTH = 2, 60, 480, 640
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def imitation() -> Any:
+    return load("imitation")
+
+
+@pytest.fixture(scope="module")
+def aloha() -> Any:
+    return load("aloha")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Made-up episodes in the layout of aloha.py: a square that wanders, and joints that wave."""
+    folder = tmp_path_factory.mktemp("episodes")
+    for number in range(EPISODES):
+        with h5py.File(folder / f"episode_{number}.hdf5", "w") as file:
+            frames = np.zeros((STEPS, HEIGHT, WIDTH, 3), np.uint8)
+            for step in range(STEPS):
+                frames[step, 3 * step : 3 * step + 64, 9 * step : 9 * step + 64] = (
+                    50 * number + step
+                )
+            chunk = (1, *frames.shape[1:])
+            options = {"chunks": chunk, "compression": "gzip", "compression_opts": 1}
+            file.create_dataset("observations/images/top", data=frames, **options)
+            wave = np.sin(np.arange(STEPS * 14).reshape(STEPS, 14) / 9 + number)
+            file["observations/qpos"] = file["observations/qvel"] = wave.astype(np.float32)
+            file["action"] = (wave + 0.1).astype(np.float32)
+    return sorted(folder.glob("*.hdf5"))
+
+
+def options_of(data: str, updates: int) -> argparse.Namespace:
+    return argparse.Namespace(data=data, updates=updates, lr=1e-3, seed=0, progress=False)
+
+
+# --- the ways -------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_all_ways_train_alike(
+    imitation: Any, files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(imitation, "BATCH", 2)
+    losses = {}
+    for way in imitation.LOADERS:
+        torch.manual_seed(0)
+        meter = imitation.Meter(options_of(way, 3))
+        imitation.train(files, meter.options, meter)
+        losses[way] = meter.losses
+    assert list(losses) == ["usual", "by-hand", "memtools"]
+    assert len(set(losses["usual"])) == 3
+    assert losses["by-hand"] == losses["memtools"] == losses["usual"]
+
+
+def test_the_dataset_of_memtools_has_the_same_items(imitation: Any, files: list[Path]) -> None:
+    from memtools.data import H5Episodes
+
+    names = [imitation.IMAGE, imitation.JOINTS]
+    by_hand = imitation.Frames(files, cached=1, floats=True)
+    ours = H5Episodes(files, chunk=imitation.CHUNK, observations=names, cache="2 MiB")
+    assert len(by_hand) == len(ours) == EPISODES * STEPS
+    for index in (0, STEPS - 1, STEPS + 3):
+        one, other = by_hand[index], ours[index]
+        assert one.keys() == other.keys()
+        image = other[imitation.IMAGE].permute(2, 0, 1).float() / 255
+        assert torch.equal(one[imitation.IMAGE], image)
+        for name in (imitation.JOINTS, imitation.ACTION, "is_pad"):
+            np.testing.assert_array_equal(one[name], other[name])
+
+
+def test_a_cache_by_count_has_no_limit_in_bytes(imitation: Any, files: list[Path]) -> None:
+    frames = imitation.Frames(files, cached=1024, floats=True)
+    for index in range(20):
+        frames[index]
+    assert frames.decoded.cache_info().currsize == 20  # 17.6 MiB, of 7.2 kB that were read each
+    assert frames.decoded(files[0], 0).nbytes == HEIGHT * WIDTH * 3
+
+
+def test_actions_past_the_end_do_not_count(imitation: Any, files: list[Path]) -> None:
+    item = imitation.Frames(files, cached=1, floats=True)[STEPS - 2]
+    assert item["is_pad"].tolist() == [False, False] + [True] * (imitation.CHUNK - 2)
+    assert (item[imitation.ACTION][1:] == item[imitation.ACTION][1]).all()
+
+    class Silent(torch.nn.Module):
+        def forward(self, images: torch.Tensor, joints: torch.Tensor) -> torch.Tensor:
+            assert images.shape == (1, 3, HEIGHT, WIDTH)
+            return torch.zeros(1, imitation.CHUNK, 14)
+
+    batch = {name: torch.as_tensor(value)[None] for name, value in item.items()}
+    scale = imitation.Scale(files)
+    loss = imitation.loss_of(Silent(), scale, batch)
+    real = scale(imitation.ACTION, batch[imitation.ACTION])[:, :2]
+    torch.testing.assert_close(loss, real.abs().mean())
+
+
+# --- the limit that is in force -------------------------------------------------------------------
+
+HOLD = """
+import sys; sys.path.insert(0, sys.argv[1])
+import measure
+measure.make_group = lambda size: False
+print(measure.limit_job(64 << 20, workers=1), flush=True)
+held = bytearray(16 << 20)
+print("16 MiB", flush=True)
+held = bytearray(48 << 20)
+"""
+
+
+def test_without_a_control_group_each_process_has_its_part() -> None:
+    command = [sys.executable, "-c", HOLD, str(EXAMPLES)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "RLIMIT_DATA of each process\n16 MiB\n"
+    assert done.stderr.endswith("MemoryError\n")
+
+
+@pytest.mark.parametrize(
+    ("said", "where", "limits"),
+    [
+        (
+            "4:memory:/job\n1:cpu:/\n0::/\n",
+            "memory/job",
+            {"memory.limit_in_bytes": "1024", "memory.memsw.limit_in_bytes": "1024"},
+        ),
+        ("0::/user/job\n", "user", {"memory.max": "1024", "memory.swap.max": "0"}),
+    ],
+)
+def test_a_control_group_is_made_where_its_version_allows(
+    said: str, where: str, limits: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure = load("measure")
+    (tmp_path / "said").write_text(said)
+    (tmp_path / where / "job").mkdir(parents=True)
+    monkeypatch.setattr(measure, "OWN_GROUPS", tmp_path / "said")
+    monkeypatch.setattr(measure, "GROUPS", tmp_path)
+    assert measure.make_group(1024)
+    (group,) = (tmp_path / where).glob("memtools-example-*")
+    processes = (group / "cgroup.procs").read_text()
+    assert {file.name: file.read_text() for file in group.iterdir()} == {
+        **limits, "cgroup.procs": processes,
+    }  # fmt: skip
+    for remover in measure.REMOVERS:
+        remover.kill()  # it would wait until the folder, which is not a group, is empty
+        remover.communicate()
+
+
+def test_where_no_group_may_be_made_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure = load("measure")
+    (tmp_path / "said").write_text("0::/user/job\n")
+    monkeypatch.setattr(measure, "OWN_GROUPS", tmp_path / "said")
+    monkeypatch.setattr(measure, "GROUPS", tmp_path / "is not there")
+    assert not measure.make_group(1024)
+    assert [path.name for path in tmp_path.iterdir()] == ["said"]
+
+
+# --- the recording --------------------------------------------------------------------------------
+
+
+def test_the_grippers_move_on_straight_lines(aloha: Any) -> None:
+    cube = np.array([0.1, 0.5, 0.05])
+    for way in aloha.ways(cube):
+        poses = list(aloha.along(way))
+        assert len(poses) == aloha.STEPS
+        for step, place, rotation, gripper in way[:-1]:
+            np.testing.assert_allclose(poses[step][0], place)
+            np.testing.assert_allclose(poses[step][1], rotation)
+            assert poses[step][2] == gripper
+    left, right = (list(aloha.along(way)) for way in aloha.ways(cube))
+    np.testing.assert_allclose(right[170][0], cube + [0, 0, -0.015])  # takes the cube
+    assert (right[170][2], right[110][2]) == (0, 1)
+    assert (left[310][2], right[310][2]) == (0, 1)  # hands it over
+    np.testing.assert_allclose(right[110][0], (right[90][0] + right[130][0]) / 2)
+
+
+@pytest.mark.parametrize("missing", ["gym_aloha", "mujoco", "OpenGL", "h5py"])
+def test_what_the_recording_needs_is_one_sentence(
+    missing: str, aloha: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = importlib.util.find_spec("json")
+    monkeypatch.setattr(
+        aloha.importlib.util, "find_spec", lambda name: None if name == missing else there
+    )
+    with pytest.raises(SystemExit, match=r"pip install --no-deps gym-aloha==0.1.5"):
+        aloha.prepare()
+
+
+@pytest.mark.parametrize(
+    ("libraries", "chosen"), [({"EGL"}, "egl"), ({"OSMesa"}, "osmesa"), (set(), None)]
+)
+def test_what_renders_is_chosen(
+    libraries: set[str], chosen: str | None, aloha: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aloha.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(aloha, "find_library", lambda name: name if name in libraries else None)
+    monkeypatch.setattr(aloha.os, "environ", environment := dict[str, str]())
+    if chosen is None:
+        with pytest.raises(SystemExit, match="apt-get install libosmesa6"):
+            aloha.prepare()
+    else:
+        aloha.prepare()
+        assert environment["MUJOCO_GL"] == chosen
+
+
+def test_episodes_that_are_there_are_not_recorded_again(
+    aloha: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aloha, "write", lambda folder, episodes: pytest.fail("recorded"))
+    monkeypatch.setattr(sys, "argv", ["aloha.py", str(tmp_path)])
+    aloha.main()
+
+
+def test_a_recording_that_fails_leaves_no_folder(
+    aloha: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rewards = iter([aloha.HANDED_OVER, 3])
+    monkeypatch.setattr(aloha, "planned", lambda cube: None)
+    monkeypatch.setattr(aloha, "record", lambda file, actions, cube: next(rewards))
+    with pytest.raises(SystemExit, match="did not hand over the cube in episode 1"):
+        aloha.write(tmp_path / "episodes", 2)
+    assert list(tmp_path.iterdir()) == []
+    rewards = iter([aloha.HANDED_OVER] * 2)
+    aloha.write(tmp_path / "episodes", 2)
+    assert len(list((tmp_path / "episodes").glob("episode_*.hdf5"))) == 2
