@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import traceback
 import weakref
 from collections import deque
 from collections.abc import Iterator
@@ -256,10 +257,15 @@ def _iterator_class() -> Any:
         def __next__(self) -> Any:
             try:
                 return super().__next__()
-            except RuntimeError as error:
+            except StopIteration:
+                raise
+            except Exception as error:
                 # A worker was killed, or did not answer in time: its own errors begin otherwise.
-                if str(error).startswith("DataLoader "):
+                if isinstance(error, RuntimeError) and str(error).startswith("DataLoader "):
                     error.add_note(self._flight.cause())
+                # A frame of torch's refers to the error. That cycle would keep this iterator, its
+                # workers and their batches until a collection, which waits seconds for them.
+                traceback.clear_frames(error.__traceback__)
                 raise
 
         def _try_put_index(self) -> None:
