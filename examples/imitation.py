@@ -101,7 +101,8 @@ def loss_of(policy: Policy, scale: Scale, batch: Batch) -> Tensor:
     said = policy(images, scale(JOINTS, batch[JOINTS]))
     wrong = (said - scale(ACTION, batch[ACTION])).abs().mean(dim=2)
     real = ~batch["is_pad"]
-    return (wrong * real).sum() / real.sum()
+    loss: Tensor = (wrong * real).sum() / real.sum()
+    return loss
 
 
 # --- where the samples come from; all else is the same --------------------------------------------
@@ -158,9 +159,11 @@ def by_hand(files: list[Path], options: argparse.Namespace) -> Iterable[Batch]:
 def with_memtools(files: list[Path], options: argparse.Namespace) -> Iterable[Batch]:
     from memtools.data import H5Episodes, bounded
 
-    dataset = H5Episodes(files, chunk=CHUNK, observations=[IMAGE, JOINTS], cache="64 MiB")
-    loader = DataLoader(dataset, BATCH, sampler=order(dataset, options), num_workers=WORKERS)
-    return bounded(loader, in_flight="32 MiB")
+    dataset: Any = H5Episodes(files, chunk=CHUNK, observations=[IMAGE, JOINTS], cache="64 MiB")
+    return bounded(
+        DataLoader(dataset, BATCH, sampler=order(dataset, options), num_workers=WORKERS),
+        in_flight="32 MiB",
+    )
 
 
 LOADERS: dict[str, Callable[[list[Path], argparse.Namespace], Iterable[Batch]]] = {
@@ -213,7 +216,7 @@ def main() -> None:
     files = episodes(options)
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
-    by = limit_job(options.limit, WORKERS)
+    by = limit_job(options.limit)
     meter = Meter(options, held=job_memory, every=4, trim=False)
     train(files, options, meter)
     options.episodes = str(options.episodes)

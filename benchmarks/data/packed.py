@@ -104,15 +104,21 @@ def pss(pid: int) -> int:
 
 
 def work(sequence: Any, worker: int, begin: Any, done: Any) -> None:
-    """A worker: reads its share whenever it is told to, and says so."""
+    """A worker: reads its share whenever it is told to, and says so. What it is to read is there
+    before the first reading of its memory."""
+    draw = np.random.default_rng(worker)
+    shares = [
+        draw.permutation(
+            np.arange((worker + epoch) % WORKERS, len(sequence), WORKERS, dtype=np.int32)
+        )
+        for epoch in range(EPOCHS)
+    ]
     done.put(0)
-    for epoch in range(EPOCHS):
+    for share in shares:
         begin[worker].get()
-        mine = list(range((worker + epoch) % WORKERS, len(sequence), WORKERS))
-        random.Random(epoch).shuffle(mine)
-        for index in mine:
-            sequence[index]
-        done.put(len(mine))
+        for index in share:
+            sequence[int(index)]
+        done.put(len(share))
     begin[worker].get()
 
 

@@ -330,11 +330,11 @@ def main() -> None:
     facts = environment(options.threads)
     sections: dict[str, list[Json]] = {}
     if "append".startswith(options.only or ""):
-        sections |= appends(4.0 if options.quick else 12.0)
+        sections |= appends(3.0 if options.quick else 7.0)
         for name, rows in sections.items():
             print(f"\n{name}\n{timing_table(rows, 'copy_')}")
     if "update".startswith(options.only or ""):
-        sections["update"] = updates(1 if options.quick else 4)
+        sections["update"] = updates(1 if options.quick else 3)
         print(f"\n{update_table(sections['update'])}")
     finish("trajectory", options, facts, sections, list(limits(sections)))
 

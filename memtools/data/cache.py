@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, ItemsView, Iterator, MutableMapping, ValuesView
+from collections.abc import Callable, ItemsView, Iterator, KeysView, MutableMapping, ValuesView
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, ParamSpec, Protocol, TypeVar, overload
 
 from memtools import _core
@@ -42,17 +42,26 @@ class CachedFunction(Protocol[P, R]):
     """A function whose results a ByteCache keeps."""
 
     @property
-    def __wrapped__(self) -> Callable[P, R]: ...
+    def __wrapped__(self) -> Callable[P, R]:
+        """The function itself."""
+
     @property
-    def cache(self) -> ByteCache: ...
+    def cache(self) -> ByteCache:
+        """The cache that holds the results."""
+
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
     @overload
     def __get__(self, obj: None, owner: type, /) -> CachedFunction[P, R]: ...
     @overload
     def __get__(self, obj: object, owner: type | None = None, /) -> Callable[..., R]: ...
-    def cache_info(self) -> CacheInfo: ...
-    def cache_clear(self) -> None: ...
-    def cache_parameters(self) -> dict[str, Any]: ...
+    def cache_info(self) -> CacheInfo:
+        """Return the figures of the whole cache, in bytes."""
+
+    def cache_clear(self) -> None:
+        """Drop the results of this function. Counts begin at 0 if the cache is empty then."""
+
+    def cache_parameters(self) -> dict[str, Any]:
+        """Return `maxsize`, the limit in bytes, and `typed`."""
 
 
 class ByteCache(_core.ByteCache, MutableMapping[Any, Any]):
@@ -137,6 +146,10 @@ class ByteCache(_core.ByteCache, MutableMapping[Any, Any]):
     def __iter__(self) -> Iterator[Any]:
         """The keys at this moment, the least recently used one first."""
         return iter([key for key, _ in self._entries()])
+
+    def keys(self) -> KeysView[Any]:
+        """The keys; to go through them counts nothing and changes no order."""
+        return KeysView(self)
 
     def items(self) -> ItemsView[Any, Any]:
         """The keys and values; to go through them counts nothing and changes no order."""

@@ -70,8 +70,9 @@ class BackOff:
         if settings.monitor is not None:
             self.watermark = Watermark(settings.monitor, settings.watermark, runner)
         # Let malloc keep no freed memory where a limit counts it, before anything runs out: what
-        # oneDNN needs for a kernel fails first otherwise, and not all of it checks that.
-        self._set, limit = "", malloc.lowest_limit()
+        # oneDNN needs for a kernel fails first otherwise, and not all of it checks that. A monitor
+        # keeps away from the limit, and pages that are kept are not faulted in again.
+        self._set, limit = "", None if self.watermark is not None else malloc.lowest_limit()
         if limit is not None and malloc.map_large_blocks():
             self._set = f"{limit[1]} is {format_bytes(limit[0])}: {_CHANGED}"
 

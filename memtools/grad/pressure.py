@@ -3,7 +3,7 @@
 An out-of-memory error comes where an allocator meets a limit. A control group and a machine that is
 full raise none: the kernel kills. So step() with a monitor keeps what is in use below a watermark:
 
-    window begins   base: what this process holds when it has no gradients
+    window begins   base: what this process holds without gradients, less what malloc keeps idle
     micro-batch     its peak, exact, less the base: the rise of so many rows
     before each     use of others + base + rise of the rows to come  <  watermark?
                       no: ask what can give back, look again; then half the rows, until it is
@@ -30,6 +30,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from memtools import _core
 from memtools._base import environment, reclaim, running
 from memtools._base import torch as bridge
 from memtools._base.oom import Shortage
@@ -43,7 +44,8 @@ RISE: Final = 0.05  # of the limit: so far below the watermark a larger size has
 FLATTEST: Final = 0.25  # of the mean bytes a row: a line through two sizes is no flatter than this
 FORGETS: Final = 8  # times that a measured rise refuses a larger size before it is measured anew
 SLOWLY: Final = 8  # a rise that is not seen again falls by this part of the difference
-LOOK_EVERY = 0.0005  # seconds between two looks within a forward pass, at least
+MOST_SKIPS: Final = 63
+LOOK_EVERY = 0.002  # seconds between two looks within a forward pass, at least
 PHASE: Final = "micro-batch"  # as the monitor's summary calls it
 
 
@@ -148,7 +150,9 @@ class Watermark:
         self._highest: dict[str, int] = {}  # bytes of this process seen within a micro-batch
         self._proven: float = 0.0  # rows of the largest micro-batch that ended below the watermark
         self._windows = self._refused = self._seen = 0
+        self._wait = self._skips = 0  # occasions to ask for memory that are left out
         self._is_off = environment.is_off  # MEMTOOLS=0: the monitor does nothing either
+        self._probe = _core.Probe()
 
     # --- a window ---
 
@@ -188,7 +192,17 @@ class Watermark:
                 "no limit of memory is known here, so that micro-batches get smaller where memory "
                 "runs out, and not before: give the monitor one by limit="
             )
-        self._base = {room.memory: room.own_bytes for room in rooms}
+        self._set_base(rooms)
+
+    def _set_base(self, rooms: Sequence[Room]) -> None:
+        """Take what is held now as the base. What malloc keeps idle is used again by the passes to
+        come, so that it is no part of it."""
+        idle = self._idle()
+        self._base = {room.memory: room.own_bytes - idle * _is_host(room) for room in rooms}
+
+    def _idle(self) -> int:
+        """Freed bytes that malloc keeps; 0 where it does not tell."""
+        return self._probe.read(_core.READ_HEAP).heap_free or 0
 
     def _check_devices(self, rooms: Sequence[Room]) -> None:
         """Raise ValueError for a CUDA device that has parameters and is not watched."""
@@ -267,7 +281,7 @@ class Watermark:
         """Whether a window may begin with more rows than the last one. A measure that forbids it
         again and again is dropped: it may have been of an unusual batch."""
         if self._base:  # the gradients are gone, and the optimizer may have made its state
-            self._base = {room.memory: room.own_bytes for room in self._read()}
+            self._set_base(self._read())
         if not self.over(rows, RISE):
             self._refused = 0
             return True
@@ -279,12 +293,22 @@ class Watermark:
         return False
 
     def give_back(self) -> None:
-        """Ask what can give back: pools, Python's cycles, torch's cache and malloc's idle pages."""
-        before = {room.memory: room.own_bytes for room in self._read()}
+        """Ask what can give back: pools, Python's cycles, torch's cache and malloc's idle pages.
+        Where that brought less than 5 % of a limit, more and more occasions are left out: it takes
+        some 100 ms."""
+        if self._skips:
+            self._skips -= 1
+            return
+        self._wait = self._skips = min(2 * self._wait + 1, MOST_SKIPS)
+        before, idle = {room.memory: room.own_bytes for room in self._read()}, self._idle()
         reclaim.ask()
         self._monitor.cleanup_memory(aggressive=True)
+        idle -= self._idle()
         for room in self._read():
             freed = before.get(room.memory, 0) - room.own_bytes
+            if freed >= RISE * room.limit_bytes:
+                self._wait = self._skips = 0
+            freed -= idle * _is_host(room)
             if room.memory in self._base and freed > 0:
                 self._base[room.memory] -= freed
 
@@ -312,9 +336,8 @@ class Watermark:
         crossed = False
         for room in self._read():
             base = self._base.get(room.memory)
-            device = room.memory.startswith("cuda:")
             peak = passage.peak_bytes
-            if device:
+            if not _is_host(room):
                 peak = passage.device_peak_bytes.get(int(room.memory[5:]))
             peak = max(peak or 0, self._highest.get(room.memory, 0))
             if base is None or not peak:
@@ -351,7 +374,7 @@ class Watermark:
                     f"{room.memory}: {format_bytes(room.used_bytes)} of "
                     f"{format_bytes(room.limit_bytes)} used in a forward pass; watermark "
                     f"{self._watermark:.0%}",
-                    not room.memory.startswith("cuda:"),
+                    _is_host(room),
                 )
 
         handle = torch.nn.modules.module.register_module_forward_pre_hook(look)
@@ -375,6 +398,11 @@ class Watermark:
             type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
             for module in self._runner.model.modules()
         )
+
+
+def _is_host(room: Room) -> bool:
+    """Whether it is memory of the host, by whatever limit."""
+    return not room.memory.startswith("cuda:")
 
 
 def tell(text: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from memtools._base import torch as bridge
@@ -44,11 +44,19 @@ class Field:
     shape: tuple[int, ...]  #: of one sample in one entry
     dtype: torch.dtype
     itemsize: int
+    casts: bool  #: whether other floating-point dtypes are taken
     block: torch.Tensor | None = None  #: [length, samples, *shape]; a field of samples has length 1
     count: int = 0  #: entries that were appended
     with_graph: int = 0  #: entries of this rollout that carried a graph
     in_file: bool = False
     offset: int = 0  #: where the block begins in the file
+    index: int = 0  #: among the fields
+    before: int = field(init=False)  #: entries before the end of the first time step
+    entry_shape: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.before = 1 if self.kind == "states" else 0
+        self.entry_shape = (self.samples, *self.shape)
 
     @property
     def entry_bytes(self) -> int:
@@ -63,7 +71,7 @@ class Field:
     def steps_done(self) -> int:
         """Time steps whose entry is there. The first entry of a state begins step 0 and ends
         none."""
-        return self.count - (self.kind == "states")
+        return self.count - self.before
 
     @property
     def memory(self) -> torch.Tensor:

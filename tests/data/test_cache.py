@@ -377,7 +377,7 @@ def test_a_child_of_fork_has_its_own(monkeypatch):
     assert (len(cache), cache.cache_info()[:4]) == (10, (1, 0, 1000, 1000))
 
 
-def test_children_forked_while_threads_use_it():
+def test_children_of_a_fork_while_threads_use_it():
     budget = Budget("64 KiB")
     caches, stop = [by_number("4 KiB"), by_number(budget)], threading.Event()
 
@@ -610,3 +610,22 @@ def test_a_random_walk_agrees_with_an_ordered_dict():
                         model[key] = value
             assert (list(cache.items()), cache.nbytes) == ([*model.items()], sum(model.values()))
         assert cache.cache_info().evictions == gone
+
+
+def test_arguments_that_come_as_a_tuple_are_the_same_call():
+    load = by_number("1 KiB")(lambda *arguments, **named: len(arguments))
+    arguments = ("a", 3)
+    assert [load(*arguments), load("a", 3), load(*["a", 3]), load(*arguments)] == [2] * 4
+    named = {"x": 1}
+    assert [load(*("a",)), load("a"), load(**named), load(x=1)] == [1, 1, 0, 0]
+    assert load.cache_info()[:2] == (5, 3)
+    many = {f"n{i}": i for i in range(20)}
+    assert [load(*range(30), **many), load(*range(30), **many), load(*range(29), **many)] == [
+        30,
+        30,
+        29,
+    ]
+    assert load.cache_info()[:2] == (6, 5)
+    typed = by_number("1 KiB", typed=True)(lambda *arguments: len(arguments))
+    assert [typed(*(1, 2)), typed(1, 2), typed(1.0, 2)] == [2] * 3
+    assert typed.cache_info()[:2] == (1, 2)

@@ -118,10 +118,10 @@ HOLD = """
 import sys; sys.path.insert(0, sys.argv[1])
 import measure
 measure.make_group = lambda size: False
-print(measure.limit_job(64 << 20, workers=1), flush=True)
+print(measure.limit_job(64 << 20), flush=True)
 held = bytearray(16 << 20)
 print("16 MiB", flush=True)
-held = bytearray(48 << 20)
+held = bytearray(28 << 20)  # more than 40 % of 64 MiB
 """
 
 

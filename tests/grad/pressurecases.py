@@ -33,8 +33,10 @@ class Machine:
     others: int = 0
     running: bool = True
     memory: str = "host"
-    #: what a pool or a heap keeps and would give back
+    #: what a pool keeps and would give back
     idle: int = 0
+    #: what malloc keeps, and the next pass uses first
+    heap_free: int = 0
     #: rows of each micro-batch that was begun
     tried: list[int] = dataclasses.field(default_factory=list)
     #: which reading fails, counted from 0, or None
@@ -49,13 +51,22 @@ class Machine:
 
     @property
     def own(self) -> int:
-        return self.base + self.idle + self.taken
+        return self.base + self.idle + max(self.taken, self.heap_free)
 
     def take(self, count: float) -> None:
         self.taken += int(count)
         self.peak = max(self.peak, self.own)
         if self.own + self.others > self.limit:
             raise Killed
+
+    def serve(self, acc: GradAccumulator) -> None:
+        """Be the heap of an accumulator's process as well, which keeps `heap_free` bytes."""
+        watermark: Any = acc._get_back_off().watermark
+        watermark._probe = self
+
+    def read(self, fields: int) -> Any:
+        """What the probe of a process has."""
+        return SimpleNamespace(heap_free=self.heap_free)
 
     # --- what a monitor has ---
 
@@ -126,6 +137,7 @@ def made(machine: Machine, **options: Any) -> tuple[GradAccumulator, nn.Sequenti
     model = model_of(machine)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     acc = GradAccumulator(model, optimizer, monitor=machine, **options)  # type: ignore[arg-type]
+    machine.serve(acc)
     return acc, model
 
 

@@ -48,6 +48,7 @@ def pressure(rank: int) -> Any:
     model = torch.nn.parallel.DistributedDataParallel(model_of(machine))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     acc = GradAccumulator(model, optimizer, monitor=machine)  # type: ignore[arg-type]
+    machine.serve(acc)
     sizes = steps(acc, machine, rank)
     return [[v for p in model.parameters() for v in p.detach().flatten().tolist()], sizes]
 
@@ -58,6 +59,7 @@ def pressure_sharded(rank: int) -> Any:
     model = sharded(Wide(machine))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     acc = GradAccumulator(model, optimizer, monitor=machine)  # type: ignore[arg-type]
+    machine.serve(acc)
     sizes = steps(acc, machine, rank)
     return [full(model), sizes]
 

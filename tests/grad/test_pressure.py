@@ -130,6 +130,16 @@ def test_who_can_give_back_is_asked_before_the_size_falls() -> None:
     assert (machine.idle, machine.cleanups, acc.report().lowered) == (0, 1, 0)
 
 
+def test_freed_memory_that_malloc_keeps_counts_once() -> None:
+    """The heap of a pass of 24 rows stays with malloc, and the next pass uses it."""
+    machine = Machine(1000, base=200, row=25)
+    acc, model = made(machine)
+    windows(acc, model, machine, 3)
+    machine.heap_free = 600
+    assert windows(acc, model, machine, 3) == [[24]] * 3
+    assert (machine.cleanups, acc.report().lowered) == (0, 0)
+
+
 def test_a_batch_of_unusual_size_is_left_in_its_forward_pass() -> None:
     """Its rows take 2.6 times as much, which no measure tells: the pass is left as if memory had
     run out, and its state restored."""

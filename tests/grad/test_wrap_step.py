@@ -96,6 +96,7 @@ def test_with_a_monitor_it_begins_low_and_climbs() -> None:
     plain, trainer = Trainer(), Trainer()
     machine = Machine(10_000, base=100, row=10)
     acc = wrapped(trainer, monitor=machine)
+    machine.serve(acc)
     acc.wrap_step(trainer.step)(batch(ROWS))
     plain.step(batch(ROWS))
     assert trainer.sizes == [2, 2, 4, 8, 8]

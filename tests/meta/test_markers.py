@@ -98,6 +98,15 @@ def test_what_public_functions_return_is_public():
     assert type(monitor.guard(0.9)) is memtools.Handle
     assert type(monitor.on_leak(print)) is memtools.LeakHandle
     assert type(monitor.phase("forward")) is memtools.Phase
+    assert {type(room) for room in monitor.headroom()} == {memtools.Headroom}
+    store = memtools.TrajectoryStore(1, 2)
+    store.append(x=torch.ones(2, 1))
+    assert type(store.stats()) is memtools.TrajectoryStats
+    epochs = store.epochs(1)
+    assert type(epochs) is memtools.TrajectoryEpochs
+    epoch = next(iter(epochs))
+    assert type(epoch) is memtools.TrajectoryEpoch
+    assert type(next(iter(epoch))) is memtools.TrajectoryChunk
     calls: list[memtools.CleanupCall] = []
     policy = memtools.CleanupPolicy()
     assert type(policy.add("note", calls.append)) is memtools.CleanupHandle

@@ -37,6 +37,10 @@ with memtools.MemoryMonitor(log=record) as monitor, monitor.phase("train"):
         detector.update(step, heap=1 << 20)
         policy.step()
         monitor.step()
+store = memtools.TrajectoryStore(1, 2)
+store.append(x=torch.rand(2, 3))
+epochs = store.epochs(1)
+epoch = next(iter(epochs))
 settings, read = memtools.allocator_settings(), memtools.read_record(record)
 found = [
     policy, policy.report(), acc, acc.report(), window, history, history.stats(), aux, budget,
@@ -49,7 +53,8 @@ found = [
     memtools.census().diff(before), before.groups[0], before.groups[0].kind,
     monitor.guard(0.9, "record"), monitor.phase("train"), *monitor.phases(),
     policy.report().actions[0], policy.report().cycles, policy.add("note", calls.append),
-    *policy.cleanup("gc", "note"), *calls,
+    *policy.cleanup("gc", "note"), *calls, *monitor.headroom(),
+    store, store.stats(), epochs, epoch, next(iter(epoch)), memtools.UpdateSettings(),
 ]
 with contextlib.redirect_stdout(io.StringIO()) as printed:
     for one in found:

@@ -240,6 +240,25 @@ def test_one_chunk_is_in_memory_at_any_moment(blocks, way, chunks_at_once):
     assert blocks.peak - before >= chunks_at_once * largest
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_on_another_device_there_is_one_chunk(way):
+    """The meta device stands for another one: it has shapes, and no values."""
+    budget = Budget("1 MiB", device="cpu")
+    store = filled(limit=budget)
+    epochs = store.epochs(2, **way, shuffle=True, device="meta")
+    buffers = {name: buffer.nbytes for name, buffer in epochs._buffers.items()}
+    largest = dict.fromkeys(buffers, 0)
+    for epoch in epochs:
+        for chunk in epoch:
+            for name, tensor in chunk.items():
+                assert tensor.device.type == "meta"
+                largest[name] = max(largest[name], tensor.nbytes)
+            assert chunk["latents"].shape == (len(chunk.steps) + 1, len(chunk.samples), 3)
+            assert budget.used == store.nbytes
+    assert largest == buffers or "max_tokens" in way  # groups of few long samples are smaller
+    assert sum(largest.values()) <= sum(buffers.values())
+
+
 def test_a_buffer_that_cannot_be_had_is_released(monkeypatch):
     budget = Budget(None)
     store = filled(limit=budget)

@@ -34,18 +34,20 @@ drop_entries(mt_lru_entry *out)
     }
 }
 
+/* Takes over the reference to the key. */
 static mt_py_cached *
 new_entry(const void *space, PyObject *key, uint64_t hash, PyObject *value, size_t bytes)
 {
     mt_py_cached *entry = PyMem_RawMalloc(sizeof *entry);
 
     if (entry == NULL) {
+        Py_DECREF(key);
         PyErr_NoMemory();
         return NULL;
     }
     entry->base = (mt_lru_entry){.hash = hash, .bytes = bytes};
     entry->space = space;
-    entry->key = Py_NewRef(key);
+    entry->key = key;
     entry->value = Py_NewRef(value);
     return entry;
 }
@@ -69,37 +71,81 @@ notice_fork(ByteCache *self)
     self->limit_is_old = self->default_limit != NULL;
 }
 
+/* --- keys ------------------------------------------------------------------------------------ */
+
 static uint64_t
-hash_in(const void *space, Py_hash_t hash)
+hashed_on(uint64_t so_far, uint64_t hash)
 {
-    return (uint64_t)hash ^ ((uint64_t)(uintptr_t)space >> 4) * UINT64_C(0x9E3779B97F4A7C15);
+    so_far += hash * UINT64_C(0xC2B2AE3D27D4EB4F);
+    return (so_far << 31 | so_far >> 33) * UINT64_C(0x9E3779B185EBCA87);
 }
 
-/* Whether two keys are equal; -1 with an error. Runs Python code, but not for two texts or numbers. */
-static int
-same_key(PyObject *own, PyObject *key)
+int
+mt_py_key_hash(mt_py_key *key, const void *space)
 {
-    int same;
+    uint64_t hash = (uint64_t)(uintptr_t)space >> 4;
+    PyObject *const *items = key->alone != NULL ? &key->alone : key->items;
 
-    if (own == key) return 1;
-    Py_INCREF(own);
-    same = PyObject_RichCompareBool(own, key, Py_EQ);
-    Py_DECREF(own);
+    for (Py_ssize_t i = 0, n = key->alone != NULL ? 1 : key->n; i < n; i++) {
+        Py_hash_t one = PyObject_Hash(items[i]);
+        if (one == -1) return -1;
+        hash = hashed_on(hash, (uint64_t)one);
+    }
+    key->hash = hash;
+    return 0;
+}
+
+/* The object that is kept: a new reference. */
+static PyObject *
+key_object(const mt_py_key *key)
+{
+    PyObject *tuple;
+
+    if (key->alone != NULL) return Py_NewRef(key->alone);
+    if ((tuple = PyTuple_New(key->n)) == NULL) return NULL;
+    for (Py_ssize_t i = 0; i < key->n; i++)
+        PyTuple_SET_ITEM(tuple, i, Py_NewRef(key->items[i]));
+    return tuple;
+}
+
+/* Whether what is kept is this key; -1 with an error. Runs Python code, but not for texts and
+ * numbers. What is kept in one space is a tuple of items where `alone` of the key would be NULL, or
+ * else a lone text or number: a tuple is never equal to those. */
+static int
+is_same(PyObject *kept, const mt_py_key *key)
+{
+    int same = 1;
+
+    if (key->alone != NULL)
+        return kept == key->alone ? 1 : PyObject_RichCompareBool(kept, key->alone, Py_EQ);
+    if (!PyTuple_CheckExact(kept) || PyTuple_GET_SIZE(kept) != key->n) return 0;
+    for (Py_ssize_t i = 0; i < key->n && same == 1; i++)
+        same = PyObject_RichCompareBool(PyTuple_GET_ITEM(kept, i), key->items[i], Py_EQ);
+    return same;
+}
+
+static int
+is_key_of(const mt_py_cached *entry, const mt_py_key *key)
+{
+    PyObject *kept = Py_NewRef(entry->key);
+    int same = is_same(kept, key);
+
+    Py_DECREF(kept);
     return same;
 }
 
 /* The entry of a key; NULL for none, or with an error. */
 static mt_py_cached *
-find(const ByteCache *self, const void *space, PyObject *key, uint64_t hash)
+find(const ByteCache *self, const void *space, const mt_py_key *key)
 {
     const mt_lru *lru = &self->lru;
 
     for (int restarts = 0; restarts < MOST_RESTARTS; restarts++) {
-        mt_lru_entry *entry = mt_lru_first(lru, hash);
+        mt_lru_entry *entry = mt_lru_first(lru, key->hash);
         uint64_t changes = lru->changes;
         for (; entry != NULL; entry = mt_lru_next(entry)) {
             mt_py_cached *cached = (mt_py_cached *)entry;
-            int same = cached->space != space ? 0 : same_key(cached->key, key);
+            int same = cached->space != space ? 0 : is_key_of(cached, key);
             if (same < 0) return NULL;
             if (lru->changes != changes) break;
             if (same) return cached;
@@ -115,12 +161,12 @@ find(const ByteCache *self, const void *space, PyObject *key, uint64_t hash)
 /* --- reading --------------------------------------------------------------------------------- */
 
 PyObject *
-mt_py_cache_get(ByteCache *self, const void *space, PyObject *key, Py_hash_t hash)
+mt_py_cache_get(ByteCache *self, const void *space, const mt_py_key *key)
 {
     mt_py_cached *entry;
 
     notice_fork(self);
-    entry = find(self, space, key, hash_in(space, hash));
+    entry = find(self, space, key);
     if (entry == NULL) {
         self->misses += PyErr_Occurred() == NULL;
         return NULL;
@@ -230,17 +276,17 @@ ask_others(const ByteCache *self, size_t bytes)
 }
 
 /* One try. The status of mt_lru_put; MT_EAGAIN with an error of Python; MT_OK also where an entry of
- * the space is in already. */
+ * the space is in already. `object` is the key as it is kept. */
 static mt_status
-try_put(ByteCache *self, const void *space, PyObject *key, uint64_t hash, PyObject *value,
+try_put(ByteCache *self, const void *space, const mt_py_key *key, PyObject *object, PyObject *value,
         size_t bytes, mt_error *err)
 {
-    mt_py_cached *entry = new_entry(space, key, hash, value, bytes), *old;
+    mt_py_cached *entry = new_entry(space, Py_NewRef(object), key->hash, value, bytes), *old;
     mt_lru_entry *out = NULL;
     mt_status st = MT_OK;
 
     if (entry == NULL) return MT_EAGAIN;
-    old = find(self, space, key, hash);
+    old = find(self, space, key);
     if (old == NULL && PyErr_Occurred())
         st = MT_EAGAIN;
     else if (old == NULL || space == NULL)
@@ -258,17 +304,17 @@ try_put(ByteCache *self, const void *space, PyObject *key, uint64_t hash, PyObje
     return st;
 }
 
-mt_py_kept
-mt_py_cache_put(ByteCache *self, const void *space, PyObject *key, Py_hash_t hash, PyObject *value,
-                size_t *bytes, mt_error *err)
+static mt_py_kept
+put_object(ByteCache *self, const void *space, const mt_py_key *key, PyObject *object,
+           PyObject *value, size_t *bytes, mt_error *err)
 {
     mt_status st;
 
-    if (measured(self, key, value, bytes) < 0 || settle_limit(self) < 0) return MT_PY_FAILED;
-    st = try_put(self, space, key, hash_in(space, hash), value, *bytes, err);
+    if (measured(self, object, value, bytes) < 0 || settle_limit(self) < 0) return MT_PY_FAILED;
+    st = try_put(self, space, key, object, value, *bytes, err);
     if (st == MT_ELIMIT && *bytes <= mt_ledger_limit(self->lru.ledger)) {
         ask_others(self, *bytes);
-        st = try_put(self, space, key, hash_in(space, hash), value, *bytes, err);
+        st = try_put(self, space, key, object, value, *bytes, err);
     }
     if (st == MT_OK) return MT_PY_KEPT;
     if (st == MT_ELIMIT) {
@@ -277,6 +323,19 @@ mt_py_cache_put(ByteCache *self, const void *space, PyObject *key, Py_hash_t has
     }
     if (st != MT_EAGAIN) mt_py_raise(self->state, err, "ByteCache");
     return MT_PY_FAILED;
+}
+
+mt_py_kept
+mt_py_cache_put(ByteCache *self, const void *space, const mt_py_key *key, PyObject *value,
+                size_t *bytes, mt_error *err)
+{
+    PyObject *object = key_object(key);
+    mt_py_kept kept;
+
+    if (object == NULL) return MT_PY_FAILED;
+    kept = put_object(self, space, key, object, value, bytes, err);
+    Py_DECREF(object);
+    return kept;
 }
 
 void
@@ -304,9 +363,10 @@ mt_py_cache_clear(ByteCache *self, const void *space, bool all)
 static PyObject *
 get_item(PyObject *op, PyObject *key)
 {
-    Py_hash_t hash = PyObject_Hash(key);
+    mt_py_key looked_for = {.alone = key};
 
-    return hash == -1 ? NULL : mt_py_cache_get((ByteCache *)op, NULL, key, hash);
+    if (mt_py_key_hash(&looked_for, NULL) < 0) return NULL;
+    return mt_py_cache_get((ByteCache *)op, NULL, &looked_for);
 }
 
 /* KeyError takes a key that is a tuple for its arguments. */
@@ -345,23 +405,23 @@ static int
 bytecache_contains(PyObject *op, PyObject *key)
 {
     ByteCache *self = (ByteCache *)op;
-    Py_hash_t hash = PyObject_Hash(key);
+    mt_py_key looked_for = {.alone = key};
 
-    if (hash == -1) return -1;
+    if (mt_py_key_hash(&looked_for, NULL) < 0) return -1;
     notice_fork(self);
-    if (find(self, NULL, key, hash_in(NULL, hash)) != NULL) return 1;
+    if (find(self, NULL, &looked_for) != NULL) return 1;
     return PyErr_Occurred() ? -1 : 0;
 }
 
 static int
-delete_item(ByteCache *self, PyObject *key, Py_hash_t hash)
+delete_item(ByteCache *self, const mt_py_key *key)
 {
     mt_py_cached *entry;
 
     notice_fork(self);
-    entry = find(self, NULL, key, hash_in(NULL, hash));
+    entry = find(self, NULL, key);
     if (entry == NULL) {
-        if (!PyErr_Occurred()) raise_key(key);
+        if (!PyErr_Occurred()) raise_key(key->alone);
         return -1;
     }
     mt_lru_drop(&self->lru, &entry->base);
@@ -394,13 +454,13 @@ static int
 bytecache_ass_subscript(PyObject *op, PyObject *key, PyObject *value)
 {
     ByteCache *self = (ByteCache *)op;
-    Py_hash_t hash = PyObject_Hash(key);
+    mt_py_key looked_for = {.alone = key};
     mt_error err;
     size_t bytes;
 
-    if (hash == -1) return -1;
-    if (value == NULL) return delete_item(self, key, hash);
-    switch (mt_py_cache_put(self, NULL, key, hash, value, &bytes, &err)) {
+    if (mt_py_key_hash(&looked_for, NULL) < 0) return -1;
+    if (value == NULL) return delete_item(self, &looked_for);
+    switch (mt_py_cache_put(self, NULL, &looked_for, value, &bytes, &err)) {
     case MT_PY_KEPT:
         return 0;
     case MT_PY_NOT_KEPT:
@@ -413,15 +473,16 @@ bytecache_ass_subscript(PyObject *op, PyObject *key, PyObject *value)
 static PyObject *
 bytecache_put(PyObject *op, PyObject *const *args, Py_ssize_t n)
 {
-    Py_hash_t hash;
+    mt_py_key looked_for;
     mt_py_kept kept;
     mt_error err;
     size_t bytes;
 
     if (n != 2)
         return PyErr_Format(PyExc_TypeError, "put() takes a key and a value, got %zd arguments", n);
-    if ((hash = PyObject_Hash(args[0])) == -1) return NULL;
-    kept = mt_py_cache_put((ByteCache *)op, NULL, args[0], hash, args[1], &bytes, &err);
+    looked_for = (mt_py_key){.alone = args[0]};
+    if (mt_py_key_hash(&looked_for, NULL) < 0) return NULL;
+    kept = mt_py_cache_put((ByteCache *)op, NULL, &looked_for, args[1], &bytes, &err);
     return kept == MT_PY_FAILED ? NULL : PyBool_FromLong(kept == MT_PY_KEPT);
 }
 

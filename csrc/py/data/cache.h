@@ -34,16 +34,27 @@ typedef struct ByteCache {
     PyObject *weakrefs;
 } ByteCache;
 
+/* A key that is looked for: an object, or the items of a tuple that is made only to be kept. */
+typedef struct mt_py_key {
+    PyObject *alone;        /* borrowed; NULL: the items count */
+    PyObject *const *items; /* borrowed */
+    Py_ssize_t n;
+    uint64_t hash; /* in its space */
+} mt_py_key;
+
+/* Hashes the key that is otherwise set. -1 with an error. Runs Python code. */
+int mt_py_key_hash(mt_py_key *key, const void *space);
+
 /* The value of a key as a new reference, the entry being the newest now; counts a hit or a miss.
  * NULL without an error where there is none. */
-PyObject *mt_py_cache_get(ByteCache *self, const void *space, PyObject *key, Py_hash_t hash);
+PyObject *mt_py_cache_get(ByteCache *self, const void *space, const mt_py_key *key);
 
 typedef enum mt_py_kept { MT_PY_FAILED = -1, MT_PY_KEPT, MT_PY_NOT_KEPT } mt_py_kept;
 
 /* Puts a value in. Of a space an entry that came meanwhile stays as it is. NOT_KEPT counts as such:
  * the entry is larger than the limit or than what other parts leave of a budget; *bytes is its size
  * and *err says what the ledger has. FAILED with an error of Python. */
-mt_py_kept mt_py_cache_put(ByteCache *self, const void *space, PyObject *key, Py_hash_t hash,
+mt_py_kept mt_py_cache_put(ByteCache *self, const void *space, const mt_py_key *key,
                            PyObject *value, size_t *bytes, mt_error *err);
 
 /* Drops the entries of a space; all where `all`. */

@@ -1,7 +1,7 @@
 /* cached.c -- memtools._core.CachedFunction: a function whose results lie in a ByteCache.
  *
  * How this file works. A call makes a key of its arguments as functools.lru_cache does: a lone str or
- * int is the key itself, anything else becomes a tuple. The entries of a CachedFunction are those of
+ * int is the key itself, anything else becomes a tuple, but only if it has to be kept. The entries of a CachedFunction are those of
  * its own space in the cache, so that several functions may share one. While the function runs,
  * anything may happen to the cache, which is looked up again afterwards. */
 #include "py/data/cache.h"
@@ -29,25 +29,32 @@ is_key_alone(const CachedFunction *self, PyObject *const *args, Py_ssize_t n, Py
            (PyUnicode_CheckExact(args[0]) || PyLong_CheckExact(args[0]));
 }
 
-/* values, then a mark and (name, value) of each keyword, then the types of all where `typed`. */
-static PyObject *
-make_tuple(const CachedFunction *self, PyObject *const *args, Py_ssize_t n, PyObject *names)
-{
-    Py_ssize_t named = names == NULL ? 0 : PyTuple_GET_SIZE(names), i, at = 0;
-    Py_ssize_t size = n + (named > 0 ? 1 + 2 * named : 0) + (self->typed ? n + named : 0);
-    PyObject *key = PyTuple_New(size);
+enum { FEW = 12 }; /* items of a key that lie on the stack */
 
-    if (key == NULL) return NULL;
+/* How many items the key of a call has: values, then a mark and (name, value) of each keyword, then
+ * the types of all where `typed`. */
+static Py_ssize_t
+items_of(const CachedFunction *self, Py_ssize_t n, Py_ssize_t named)
+{
+    return n + (named > 0 ? 1 + 2 * named : 0) + (self->typed ? n + named : 0);
+}
+
+/* Borrowed items. */
+static void
+fill_items(const CachedFunction *self, PyObject *const *args, Py_ssize_t n, PyObject *names,
+           PyObject **items)
+{
+    Py_ssize_t named = names == NULL ? 0 : PyTuple_GET_SIZE(names), i;
+
     for (i = 0; i < n; i++)
-        PyTuple_SET_ITEM(key, at++, Py_NewRef(args[i]));
-    if (named > 0) PyTuple_SET_ITEM(key, at++, Py_NewRef(self->state->CachedFunction));
+        *items++ = args[i];
+    if (named > 0) *items++ = (PyObject *)self->state->CachedFunction;
     for (i = 0; i < named; i++) {
-        PyTuple_SET_ITEM(key, at++, Py_NewRef(PyTuple_GET_ITEM(names, i)));
-        PyTuple_SET_ITEM(key, at++, Py_NewRef(args[n + i]));
+        *items++ = PyTuple_GET_ITEM(names, i);
+        *items++ = args[n + i];
     }
     for (i = 0; self->typed && i < n + named; i++)
-        PyTuple_SET_ITEM(key, at++, Py_NewRef(Py_TYPE(args[i])));
-    return key;
+        *items++ = (PyObject *)Py_TYPE(args[i]);
 }
 
 /* --- a call ---------------------------------------------------------------------------------- */
@@ -63,7 +70,7 @@ after_gc(void)
 /* Calls the function and keeps its result under the key. */
 static PyObject *
 call_function(CachedFunction *self, PyObject *const *args, size_t nargsf, PyObject *names,
-              PyObject *key, Py_hash_t hash)
+              const mt_py_key *key)
 {
     PyObject *result;
     mt_error err;
@@ -74,9 +81,23 @@ call_function(CachedFunction *self, PyObject *const *args, size_t nargsf, PyObje
     Py_LeaveRecursiveCall();
     if (result == NULL) return NULL;
     if (self->cache == NULL) return result; /* the collector came by meanwhile */
-    if (mt_py_cache_put(self->cache, self, key, hash, result, &bytes, &err) == MT_PY_FAILED)
+    if (mt_py_cache_put(self->cache, self, key, result, &bytes, &err) == MT_PY_FAILED)
         Py_CLEAR(result);
     return result;
+}
+
+/* The result that is kept under the key, or else the function's. */
+static PyObject *
+look_up(CachedFunction *self, PyObject *const *args, size_t nargsf, PyObject *names, mt_py_key *key)
+{
+    PyObject *value;
+
+    if (mt_py_key_hash(key, self) < 0) return NULL;
+    if (self->cache == NULL) return after_gc();
+    value = mt_py_cache_get(self->cache, self, key);
+    if (value != NULL || PyErr_Occurred()) return value;
+    if (self->function == NULL) return after_gc();
+    return call_function(self, args, nargsf, names, key);
 }
 
 static PyObject *
@@ -84,20 +105,21 @@ cached_vectorcall(PyObject *op, PyObject *const *args, size_t nargsf, PyObject *
 {
     CachedFunction *self = (CachedFunction *)op;
     Py_ssize_t n = PyVectorcall_NARGS(nargsf);
-    PyObject *key, *value = NULL;
-    Py_hash_t hash;
+    PyObject *few[FEW], **items = few, *value;
+    mt_py_key key = {.alone = NULL};
 
     if (self->function == NULL || self->cache == NULL) return after_gc();
-    key =
-        is_key_alone(self, args, n, names) ? Py_NewRef(args[0]) : make_tuple(self, args, n, names);
-    if (key == NULL) return NULL;
-    if ((hash = PyObject_Hash(key)) != -1) {
-        value = mt_py_cache_get(self->cache, self, key, hash);
-        if (value == NULL && !PyErr_Occurred())
-            value = self->function == NULL ? after_gc()
-                                           : call_function(self, args, nargsf, names, key, hash);
+    if (is_key_alone(self, args, n, names)) {
+        key.alone = args[0];
+        return look_up(self, args, nargsf, names, &key);
     }
-    Py_DECREF(key);
+    key.n = items_of(self, n, names == NULL ? 0 : PyTuple_GET_SIZE(names));
+    if (key.n > FEW && (items = PyMem_New(PyObject *, (size_t)key.n)) == NULL)
+        return PyErr_NoMemory();
+    fill_items(self, args, n, names, items);
+    key.items = items;
+    value = look_up(self, args, nargsf, names, &key);
+    if (items != few) PyMem_Free(items);
     return value;
 }
 
