@@ -51,15 +51,15 @@ class HostTiers:
 class Headroom(NamedTuple):
     """How much of one memory is in use, and its limit. `str()` is a line."""
 
-    #: which memory: "host" (what counts against the limit of the job), "RLIMIT_DATA" or "RLIMIT_AS"
-    #: (what the kernel counts of this process), or the name of a device, such as "cuda:0"
+    #: the memory's name, "host" for what counts against the limit of the job, "RLIMIT_DATA" or
+    #: "RLIMIT_AS" for what the kernel counts of this process, or a device such as "cuda:0"
     memory: str
     #: bytes that count against the limit; of a device, what is allocated and what others hold
     used_bytes: int
     #: the limit in bytes; of a device its size
     limit_bytes: int
-    #: bytes that this process itself holds there: what is resident, of a device what torch has
-    #: allocated. What follows a peak of this process adds the difference to `used_bytes`
+    #: bytes that this process itself holds there, on the host what is resident, on a device what
+    #: torch has allocated. What follows a peak of this process adds the difference to `used_bytes`
     own_bytes: int
     #: where the limit comes from, in words
     limit_source: str
