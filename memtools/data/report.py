@@ -84,11 +84,13 @@ class LoaderReport:
     advised: LoaderSettings
     #: what it takes with those
     advised_cost: LoaderCost
-    #: free bytes in /dev/shm, and its size
+    #: free bytes in /dev/shm
     shm_free: int | None
+    #: the size of /dev/shm in bytes
     shm_total: int | None
-    #: the lowest limit of the job's control groups, or the machine's memory, and what is used of it
+    #: the lowest limit of the job's control groups, or the machine's memory
     job_limit: int | None
+    #: what is used of that limit, in bytes
     job_used: int | None
     #: what to set and why, in one sentence
     advice: str
