@@ -77,7 +77,7 @@ autodoc_default_options = {
     "members": True,
     # The members of the C types that these classes extend, and none of Python's own.
     "inherited-members": "object,str,tuple,dict,BaseException,Cache,TrainerCallback,Callback,"
-    "MutableMapping,Sequence,Protocol",
+    "Mapping,MutableMapping,Iterator,Sequence,Protocol",
 }
 toc_object_entries_show_parents = "hide"
 autodoc_class_signature = "mixed"
@@ -96,4 +96,5 @@ nitpick_ignore_regex = [
     ("py:class", r"memtools\.(grad\.accumulator\._Function|allocators\.settings\.T)"),
     ("py:class", r"memtools\.data\.cache\.[PR]"),
     ("py:class", r"Metric|Parameters|ProcessGroup"),
+    ("py:class", r"(memtools\.trajectory\.plan\.)?Plan"),
 ]

@@ -32,7 +32,7 @@ class Demo:
         add = parser.add_argument
         length = parser.add_mutually_exclusive_group()
         length.add_argument(
-            "--quick", action="store_true", help="at most 8 minutes on two cores (the default)"
+            "--quick", action="store_true", help="at most 12 minutes on two cores (the default)"
         )
         length.add_argument(
             "--full", action="store_true", help="longer runs, all layers, and one more example"

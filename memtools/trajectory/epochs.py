@@ -47,7 +47,7 @@ class TrajectoryChunk(Mapping[str, "torch.Tensor"]):
     steps: range
     #: the numbers of the samples
     samples: tuple[int, ...]
-    #: what a sum of losses over the chunk is the sum over: steps * samples, or steps * tokens
+    #: units that a sum of losses over the chunk has, steps * samples or steps * tokens
     weight: int
     #: bytes of the tensors
     nbytes: int
@@ -320,6 +320,9 @@ class TrajectoryEpochs(Iterator[TrajectoryEpoch]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a `state_dict()` was: the same chunks in the same order.
+
+        Args:
+            state: what `state_dict()` returned.
 
         Raises TypeError or ValueError if it is not one, or one of another plan: other arguments of
         `epochs()`, or a store of another size. Then nothing was changed.

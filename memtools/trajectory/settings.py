@@ -26,10 +26,10 @@ class UpdateSettings:
     group_size: int = 1
     #: how often the samples of a rollout are gone through, at least 1
     num_epochs: int = 1
-    #: mean KL divergence of an epoch above which no further epoch begins, above 0; None: no limit
+    #: mean KL divergence of an epoch above which no further epoch begins, above 0; None for none
     kl_threshold: float | None = None
-    #: one optimizer step for each rollout: the ratio of probabilities is 1, so that the old ones
-    #: need not be kept. `num_epochs` is 1 and `kl_threshold` None then
+    #: one optimizer step for each rollout. The ratio of probabilities is 1, so that the old ones
+    #: need not be kept; `num_epochs` is 1 and `kl_threshold` None then
     single_update: bool = False
 
     def __post_init__(self) -> None:
@@ -54,7 +54,7 @@ class UpdateSettings:
 
     @property
     def num_samples(self) -> int:
-        """Samples of a rollout: batch_size * group_size."""
+        """Samples of a rollout, `batch_size * group_size`."""
         return self.batch_size * self.group_size
 
     @classmethod
@@ -94,8 +94,11 @@ class UpdateSettings:
         )
 
     @classmethod
-    def from_arguments(cls, arguments: argparse.Namespace) -> Self:
+    def from_arguments(cls, arguments: Any) -> Self:
         """Make the settings of what a parser with `add_arguments` has parsed.
+
+        Args:
+            arguments: the `argparse.Namespace` that `parse_args()` has returned.
 
         Raises TypeError and ValueError as the class does, and TypeError if an argument is missing.
         """

