@@ -94,10 +94,11 @@ def rewards_of(policy: MotionPolicy, x: Tensor) -> Tensor:
     """Minus the speed, in m/s, at which the lowest point of the feet slides, on average."""
     frames = (x.detach() * policy.std + policy.mean).squeeze(2).transpose(1, 2)
     feet = [POINTS.index(name) for name in FEET]
-    height = frames[..., POSITIONS].unflatten(-1, (-1, 3))[:, :, [foot - 1 for foot in feet], 1]
-    velocity = frames[..., VELOCITIES].unflatten(-1, (-1, 3))[:, :, feet]
+    height = frames[..., POSITIONS].reshape(len(x), FRAMES, -1, 3)[:, :, [f - 1 for f in feet], 1]
+    velocity = frames[..., VELOCITIES].reshape(len(x), FRAMES, -1, 3)[:, :, feet]
     speed = velocity[..., ::2].norm(dim=-1)
-    return -speed.gather(-1, height.argmin(-1, keepdim=True)).mean(dim=(1, 2))
+    standing: Tensor = speed.gather(-1, height.argmin(-1, keepdim=True))
+    return -standing.mean(dim=(1, 2))
 
 
 # --- the three ways to keep a rollout; each returns the motions -----------------------------------

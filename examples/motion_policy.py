@@ -88,20 +88,22 @@ class MotionPolicy(nn.Module):
         self.register_buffer("std", torch.ones(FEATURES, 1, 1))
 
     def forward(self, x: Tensor, step: Tensor, clip: Tensor) -> Tensor:
-        tokens = x.squeeze(2).transpose(1, 2).unflatten(1, (-1, PATCH)).flatten(2)
+        tokens = x.squeeze(2).transpose(1, 2).reshape(len(x), -1, PATCH * FEATURES)
         h = self.into(tokens) + self.place + (self.step(step) + self.clip(clip))[:, None]
         told: Tensor = self.out(self.blocks(h))
-        frames = told.unflatten(2, (PATCH, FEATURES)).flatten(1, 2)
+        frames = told.reshape(len(x), FRAMES, FEATURES)
         return frames.transpose(1, 2).unsqueeze(2).contiguous()
 
     def next_mean(self, x: Tensor, step: Tensor, clip: Tensor) -> Tensor:
         """The mean of what x becomes in this step."""
-        return self.told[step] * self(x, step, clip) + self.same[step] * x
+        mean: Tensor = self.told[step] * self(x, step, clip) + self.same[step] * x
+        return mean
 
     def log_prob(self, new: Tensor, mean: Tensor, step: Tensor) -> Tensor:
         """How likely it was that the step came to `new`, [n]: nats per frame, up to a constant."""
         off = ((new - mean) / self.spread[step]).square()
-        return -off.flatten(1).sum(1) / (2 * FRAMES)
+        likely: Tensor = -off.flatten(1).sum(1) / (2 * FRAMES)
+        return likely
 
     def distance(self, mean: Tensor, other: Tensor, step: Tensor) -> Tensor:
         """KL divergence of steps with these means, [n], in nats per frame."""

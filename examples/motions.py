@@ -197,8 +197,8 @@ class Skeleton:
             rotation[body] = rotation[parent]
             if body in turns:  # wrists do not turn
                 rotation[body] = rotation[parent] @ matrices(turns[body])
-        for point, (body, offset) in FIXED.items():
-            position[point] = position[body] + rotation[body] @ np.array(offset)
+        for point, (body, place) in FIXED.items():
+            position[point] = position[body] + rotation[body] @ np.array(place)
             rotation[point] = rotation[body]
         return (
             np.stack([position[point] for point in POINTS], axis=1),

@@ -121,7 +121,9 @@ CASES = (
         "motion_grpo",
         "A rollout that is kept for three epochs",
         "A diffusion policy that was trained on motion capture makes 8 motions in 50 steps, and "
-        "learns from all 51 states of them three times (GRPO).",
+        "learns from all 51 states of them three times (GRPO). A list of states keeps the graph of "
+        "the whole rollout. The loss detaches the states: without that, the updates would train "
+        "through the rollout.",
         "896 MiB",
         {
             "published": Way(("--rollout", "published"), "a list of states"),
