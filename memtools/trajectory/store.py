@@ -473,7 +473,7 @@ class TrajectoryStore:
         case: the long way takes 50 us more and says what is wrong."""
         torch = bridge.connect().torch
         plain, strided, half = torch.Tensor, torch.strided, torch.float16
-        writes: list[tuple[Field, torch.Tensor]] = []
+        writes: list[tuple[Field, Any]] = []
         least, most, cast = self.num_steps, 0, 0
         for field in self._fields.values():
             if field.kind == "samples":
