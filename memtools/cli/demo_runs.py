@@ -151,9 +151,10 @@ def run_way(case: Case, options: list[str], examples: Path, show: Show, record: 
             errors.join()
         if process.returncode == -signal.SIGKILL:
             return {"ended": f"killed in update {updates + 1}", "losses": []}
-        if case.enforced and process.returncode != 0 and (ended := by_memory(errors.last_error)):
-            return {"ended": f"{ended} in update {updates + 1}", "losses": []}
         told_by_itself = case.enforced and out.exists()
+        by = by_memory(errors.last_error) if case.enforced and process.returncode != 0 else ""
+        if by and not told_by_itself:
+            return {"ended": f"{by} in update {updates + 1}", "losses": []}
         if (process.returncode != 0 and not told_by_itself) or not out.exists():
             failed = failure(process.returncode, errors.reason)
             return {"ended": "failed", "failed": failed, "losses": []}
