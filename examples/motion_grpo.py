@@ -96,9 +96,9 @@ def rewards_of(policy: MotionPolicy, x: Tensor) -> Tensor:
     feet = [POINTS.index(name) for name in FEET]
     height = frames[..., POSITIONS].reshape(len(x), FRAMES, -1, 3)[:, :, [f - 1 for f in feet], 1]
     velocity = frames[..., VELOCITIES].reshape(len(x), FRAMES, -1, 3)[:, :, feet]
-    speed = velocity[..., ::2].norm(dim=-1)
-    standing: Tensor = speed.gather(-1, height.argmin(-1, keepdim=True))
-    return -standing.mean(dim=(1, 2))
+    speed = torch.linalg.vector_norm(velocity[..., ::2], dim=-1)
+    rewards: Tensor = -speed.gather(-1, height.argmin(-1, keepdim=True)).mean(dim=(1, 2))
+    return rewards
 
 
 # --- the three ways to keep a rollout; each returns the motions -----------------------------------
