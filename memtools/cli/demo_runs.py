@@ -210,6 +210,8 @@ def by_memory(error: list[str]) -> str:
     text = "\n".join(error)
     if re.search("DataLoader worker .*(killed by signal: Killed|exited unexpectedly)", text):
         return "a worker was killed"
+    if re.search("rebuild_storage_fd(.|\n)*Connection", text):  # while its batch was taken over
+        return "a worker was killed"
     return "out of memory" if OUT_OF_MEMORY.search(text) else ""
 
 

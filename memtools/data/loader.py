@@ -261,7 +261,9 @@ def _iterator_class() -> Any:
                 raise
             except Exception as error:
                 # A worker was killed, or did not answer in time: its own errors begin otherwise.
-                if isinstance(error, RuntimeError) and str(error).startswith("DataLoader "):
+                # Or it was killed while its batch was taken over, before torch knows of it.
+                killed = isinstance(error, RuntimeError) and str(error).startswith("DataLoader ")
+                if killed or isinstance(error, ConnectionError):
                     error.add_note(self._flight.cause())
                 # A frame of torch's refers to the error. That cycle would keep this iterator, its
                 # workers and their batches until a collection, which waits seconds for them.

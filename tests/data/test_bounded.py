@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, dataloader
 
 from memtools import Budget, MemoryMonitor
 from memtools.data import BoundedLoader, bounded
@@ -154,12 +154,24 @@ def test_the_error_of_a_worker_comes_through():
 
 
 def test_a_killed_worker_gives_the_loaders_own_error_with_what_was_in_flight():
-    loader = bounded(loader_of(Killed(), num_workers=1), "1 MiB")
+    # Batches of plain numbers: of tensors the worker's end may be noticed where one is taken over.
+    loader = bounded(loader_of(Killed(), num_workers=1, collate_fn=len), "1 MiB")
     with pytest.raises(RuntimeError, match="^DataLoader worker") as caught:
         list(loader)
     (note,) = caught.value.__notes__
     assert note.startswith("memtools: 2 batches in flight, about ")
     assert "/dev/shm has" in note
+
+
+def test_a_worker_that_is_gone_when_its_batch_is_taken_over_is_told_as_well(monkeypatch):
+    def gone(self):
+        raise ConnectionResetError(104, "Connection reset by peer")
+
+    monkeypatch.setattr(dataloader._MultiProcessingDataLoaderIter, "_get_data", gone)
+    with pytest.raises(ConnectionResetError) as caught:
+        list(bounded(loader_of(num_workers=1), "1 MiB"))
+    (note,) = caught.value.__notes__
+    assert note.startswith("memtools: 1 batch in flight, ")
 
 
 def test_a_budget_counts_all_batches_but_one():
