@@ -44,6 +44,12 @@ class Steps:
         self.anew.append(self.count)
 
 
+@pytest.fixture(autouse=True)
+def no_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests of this process may have made one."""
+    monkeypatch.setattr(inprocess, "has_optimizer", lambda: False)
+
+
 def counting() -> tuple[Steps, StepCounter]:
     steps = Steps()
     return steps, StepCounter(steps)  # type: ignore[arg-type,unused-ignore]
