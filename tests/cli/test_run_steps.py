@@ -480,10 +480,8 @@ PROGRAMS = {
 
 
 @pytest.fixture
-def counter(monkeypatch: pytest.MonkeyPatch) -> Iterator[StepCounter]:
-    """One that hears of this process's torch, as `memtools run` has it. Optimizers that other tests
-    have made in it are not the program's."""
-    monkeypatch.setattr(inprocess, "has_optimizer", lambda: False)
+def counter() -> Iterator[StepCounter]:
+    """One that hears of this process's torch, as `memtools run` has it."""
     counter = counting()[1]
     counter.hear_modules(sys.modules["torch.nn.modules.module"])
     handle = register_optimizer_step_post_hook(counter)
