@@ -112,7 +112,8 @@ grow(mt_lru *lru, mt_error *err)
 
     if (lru->buckets != NULL && lru->entries < buckets_n(lru)) return MT_OK;
     larger.bits = lru->buckets == NULL ? FIRST_BITS : lru->bits + 1;
-    larger.buckets = mt_alloc_zeroed(lru->mem, buckets_n(&larger), sizeof *larger.buckets);
+    larger.buckets =
+        (mt_lru_entry **)mt_alloc_zeroed(lru->mem, buckets_n(&larger), sizeof *larger.buckets);
     if (larger.buckets == NULL) return mt_fail(err, MT_ENOMEM, "mt_lru_put", 0);
     for (mt_lru_entry *entry = lru->oldest; entry != NULL; entry = entry->newer) {
         mt_lru_entry **bucket = bucket_of(&larger, entry->hash);
@@ -120,7 +121,7 @@ grow(mt_lru *lru, mt_error *err)
         *bucket = entry;
     }
     if (lru->buckets != NULL)
-        lru->mem->put(lru->mem->ctx, lru->buckets, buckets_n(lru) * sizeof(mt_lru_entry *));
+        lru->mem->put(lru->mem->ctx, (void *)lru->buckets, buckets_n(lru) * sizeof(mt_lru_entry *));
     larger.changes++; /* who goes through the entries of a hash begins anew */
     *lru = larger;
     return MT_OK;
@@ -130,7 +131,7 @@ static void
 forget_table(mt_lru *lru)
 {
     if (lru->buckets != NULL)
-        lru->mem->put(lru->mem->ctx, lru->buckets, buckets_n(lru) * sizeof *lru->buckets);
+        lru->mem->put(lru->mem->ctx, (void *)lru->buckets, buckets_n(lru) * sizeof *lru->buckets);
     lru->buckets = NULL;
     lru->bits = 0;
 }

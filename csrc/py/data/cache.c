@@ -497,7 +497,7 @@ bytecache_length(PyObject *op)
 static PyObject **
 take_entries(const ByteCache *self, size_t *n)
 {
-    PyObject **taken = PyMem_Calloc(self->mapped + 1, 2 * sizeof *taken);
+    PyObject **taken = (PyObject **)PyMem_Calloc(self->mapped + 1, 2 * sizeof *taken);
 
     *n = 0;
     if (taken == NULL) return (PyObject **)PyErr_NoMemory();
@@ -513,7 +513,7 @@ take_entries(const ByteCache *self, size_t *n)
 static PyObject *
 pair_at(const void *from, size_t i)
 {
-    PyObject *const *taken = from;
+    PyObject *const *taken = (PyObject *const *)from;
 
     return PyTuple_Pack(2, taken[2 * i], taken[2 * i + 1]);
 }
@@ -523,11 +523,11 @@ bytecache_entries(PyObject *op, PyObject *Py_UNUSED(none))
 {
     size_t n;
     PyObject **taken = take_entries((ByteCache *)op, &n);
-    PyObject *list = taken == NULL ? NULL : mt_py_list(n / 2, pair_at, taken);
+    PyObject *list = taken == NULL ? NULL : mt_py_list(n / 2, pair_at, (const void *)taken);
 
     for (size_t i = 0; i < n; i++)
         Py_DECREF(taken[i]);
-    PyMem_Free(taken);
+    PyMem_Free((void *)taken);
     return list;
 }
 

@@ -119,7 +119,7 @@ cached_vectorcall(PyObject *op, PyObject *const *args, size_t nargsf, PyObject *
     fill_items(self, args, n, names, items);
     key.items = items;
     value = look_up(self, args, nargsf, names, &key);
-    if (items != few) PyMem_Free(items);
+    if (items != few) PyMem_Free((void *)items);
     return value;
 }
 
