@@ -117,7 +117,8 @@ def test_a_new_peak_is_recorded_where_a_safe_point_sees_it(tmp_path, training):
             monitor.step()
     first, second = peaks(path)
     assert (first.step, second.step >= 31) == (3, True)
-    assert second.peak_bytes > 3 * first.peak_bytes
+    # Both have in them what other tests of this process have left alive.
+    assert second.peak_bytes > first.peak_bytes + 16 * MIB
 
 
 @pytest.mark.slow

@@ -745,8 +745,10 @@ def test_a_line_that_gets_known_is_said_by_itself_and_stays() -> None:
     assert standing.findings()[0].rate_bytes == 110.0
 
 
-def test_looks_wait_while_tracemalloc_is_on(clock: Clock) -> None:
+def test_looks_wait_while_tracemalloc_is_on(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """It opens at the first word, ends at a step of its own, and no reading has it in it."""
+    # The time of a step is made up, and what a process of many tests takes for one is not.
+    monkeypatch.setattr(tracing, "SLOWEST_PROBE", 10**6)
     program, events = Program(clock), list[dict[str, Any]]()
     program.held = [holder(16 * KIB)]
     program.watch._tracing = Tracing(write=lambda fields: events.append(dict(fields)))
