@@ -21,7 +21,7 @@ import pytest
 
 from memtools import LeakFinding, read_record
 from memtools.leak.finding import Key
-from memtools.monitor import places, tracing
+from memtools.monitor import heaplines, places, tracing
 from memtools.monitor.findings import Standing
 from memtools.monitor.log import Log
 from memtools.monitor.places import Place, Site
@@ -747,7 +747,8 @@ def test_a_line_that_gets_known_is_said_by_itself_and_stays() -> None:
 
 def test_looks_wait_while_tracemalloc_is_on(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """It opens at the first word, ends at a step of its own, and no reading has it in it."""
-    # The time of a step is made up, and what a process of many tests takes for one is not.
+    # The time of a step is made up; what a reading of the heap takes after many tests is not.
+    monkeypatch.setattr(heaplines, "SLOWEST", 10**9)
     monkeypatch.setattr(tracing, "SLOWEST_PROBE", 10**6)
     program, events = Program(clock), list[dict[str, Any]]()
     program.held = [holder(16 * KIB)]
