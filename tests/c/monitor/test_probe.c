@@ -15,12 +15,18 @@ enum { ALL = MT_READ_ALL, HOST = MT_READ_HOST, GIB = 1 << 30 };
 static const mt_probe_ages FRESH = {0, 0, 0};
 
 static mt_probe_linux *
-probe_on(const char *root)
+probe_by(const mt_proc_sys *sys, const char *root)
 {
     mt_probe_linux *p;
 
-    CHECK(mt_probe_linux_new(&mt_alloc_libc, &faulty_proc, root, &FRESH, &p, NULL) == MT_OK);
+    CHECK(mt_probe_linux_new(&mt_alloc_libc, sys, root, &FRESH, &p, NULL) == MT_OK);
     return p;
+}
+
+static mt_probe_linux *
+probe_on(const char *root)
+{
+    return probe_by(&faulty_proc, root);
 }
 
 static mt_sample
@@ -140,11 +146,20 @@ what_children_have_swapped_out_is_summed(void)
     tree_end(&t);
 }
 
-/* What is asked for often is read anew but for the job, whose reading may take long. */
+static int
+slow_open(const char *path, int flags)
+{
+    usleep(10000);
+    return faulty_proc.open(path, flags);
+}
+
+/* What is asked for often is read anew but for the job, whose reading may take long: here so long
+ * that 20 times as much does not pass by chance between two calls. */
 static void
 the_host_is_read_with_a_job_that_is_a_little_older(void)
 {
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    mt_proc_sys slow = faulty_proc;
     mt_probe_linux *p;
     mt_sample s;
     proctree t;
@@ -153,8 +168,10 @@ the_host_is_read_with_a_job_that_is_a_little_older(void)
     plant_v1(&t);
     plant(&t, "proc/self/task/1/children", "10");
     plant_child(&t, 10, "VmSize: 1 kB\nVmSwap: 1 kB\n");
-    p = probe_on(t.root);
+    slow.open = slow_open;
+    p = probe_by(&slow, t.root);
     mt_probe_linux_host(p, &s);
+    slow.open = faulty_proc.open;
     CHECK(s.rss == 600 * page && s.children == 1 && s.children_priv == 20 * page);
     CHECK(s.children_swap == 1024 && s.swap == 12 * 1024);
     plant(&t, "proc/self/statm", "1000 700 200 1 0 3 0\n");
