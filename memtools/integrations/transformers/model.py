@@ -18,11 +18,12 @@ else:
 # Layers that keep K and V of every token. The mask of a sliding layer hides those before its
 # window.
 _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
-# Models that cannot be served for a reason that no other entry of their config tells.
+# Models that cannot be served for a reason that no other entry of their config tells rightly.
 _BY_TYPE = {
     "cpmant": "it puts tokens of its own before each prompt",
     "mimo_v2_flash": "its sliding layers have twice the heads of the others",
     "xlm": "it keeps keys and values in a dictionary of its own",
+    "xlstm": "it is a recurrent model without keys and values",
     "gpt_neox_japanese": "its attention takes keys and values only where they lie packed in memory",
 }
 
@@ -80,8 +81,8 @@ def _kv_heads(config: Any) -> int:
 
 def _why_unfit(config: Any) -> str | None:
     """Why a pool cannot hold the cache of a decoder with this config; None if it can."""
-    if getattr(config, "model_type", None) == "xlstm":  # it has a size of queries and keys as well
-        return "it is a recurrent model without keys and values"
+    if reason := _BY_TYPE.get(getattr(config, "model_type", "")):
+        return reason
     others = set(getattr(config, "layer_types", None) or ()) - _ATTENTION
     if others:
         return f"it has layers of type {', '.join(sorted(others))}"
@@ -94,7 +95,7 @@ def _why_unfit(config: Any) -> str | None:
         return "its layers differ in what they keep"
     if getattr(config, "num_attention_heads", None) is None:
         return f"{type(config).__name__} has no num_attention_heads"
-    return _BY_TYPE.get(config.model_type)
+    return None
 
 
 def pool_for(
