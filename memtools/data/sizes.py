@@ -24,7 +24,7 @@ MOST_VISITED = 4096
 #: levels that are gone through at once; what lies deeper comes after them
 MOST_DEPTH = 16
 #: The parts of a container divide its visits, so that a long list leaves some to what is beside it.
-#: Of many parts, each has a 64th of them, but at least 4. More parts than 64 are alike, not a record.
+#: Of many parts, each has a 64th of them, but at least 4. A record has at most 64 parts.
 LEAST_PART, LEAST_VISITS = 64, 4
 _ALONE = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
 _NUMBERS = (int, float, complex, bool, type(None))

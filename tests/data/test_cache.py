@@ -164,6 +164,10 @@ def test_other_arguments_of_the_wrong_kind_are_refused():
         ByteCache(Budget("1 MiB", device="cuda"))
     with pytest.raises(TypeError, match="not callable"):
         ByteCache(5)(3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="must be str, not int"):
+        ByteCache(5, name=3)  # type: ignore[arg-type]
+    with pytest.raises(UnicodeEncodeError):
+        ByteCache(name="\ud800")
 
 
 # --- a decorator ----------------------------------------------------------------------------------

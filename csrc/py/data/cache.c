@@ -191,16 +191,11 @@ after_gc(void)
 static int
 join(ByteCache *self, mt_ledger *ledger)
 {
-    const char *name = PyUnicode_AsUTF8(self->name);
+    const char *name = PyUnicode_AsUTF8(self->name); /* never NULL: bytecache_new() has asked */
     mt_lru_entry *out = NULL;
     mt_error err;
-    mt_status st;
+    mt_status st = mt_lru_join(&self->lru, ledger, name, &out, &err);
 
-    if (name == NULL) {
-        mt_ledger_drop(ledger);
-        return -1;
-    }
-    st = mt_lru_join(&self->lru, ledger, name, &out, &err);
     mt_ledger_drop(ledger);
     if (st == MT_OK) self->limit_is_old = false;
     uncount(self, out);
@@ -626,8 +621,10 @@ bytecache_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     PyObject *limit, *measure, *default_limit, *name;
     ByteCache *self;
 
-    if (st == NULL || !PyArg_ParseTupleAndKeywords(args, kwargs, "OOOU:ByteCache", names, &limit,
-                                                   &measure, &default_limit, &name))
+    if (st == NULL ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "OOOU:ByteCache", names, &limit, &measure,
+                                     &default_limit, &name) ||
+        PyUnicode_AsUTF8(name) == NULL)
         return NULL;
     if (!PyCallable_Check(measure) || !PyCallable_Check(default_limit))
         return PyErr_Format(PyExc_TypeError, "%s is not callable",
