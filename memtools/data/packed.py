@@ -106,7 +106,7 @@ class PackedList(Sequence[Any]):
 class _Buffer:
     """A sealed memfd, mapped for reading, and where its records start.
 
-    [ record | record | ... | padding | start of each record, and the end | how many records ]
+    [ record | record | ... | start of each record, and the end of the last | how many records ]
     """
 
     __slots__ = ("descriptor", "map", "records", "starts")
@@ -197,7 +197,6 @@ def _write(descriptor: int, records: Iterable[Any]) -> None:
         if len(chunk) >= _CHUNK:
             _flush(descriptor, chunk, end)
             chunk.clear()
-    chunk += bytes(-end % 8)
     _flush(descriptor, chunk, end)
     _flush(descriptor, starts, end)
     _flush(descriptor, array("Q", [len(starts) - 1]), end)
