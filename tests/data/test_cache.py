@@ -224,6 +224,8 @@ def test_types_are_told_apart_where_asked():
     for typed, kinds in ((False, [int, int]), (True, [int, float])):
         doubled = ByteCache(10_000, typed=typed)(lambda value, times=2: times)
         assert [type(doubled("x", times=2)), type(doubled("x", times=2.0))] == kinds
+        same = ByteCache(10_000, typed=typed)(lambda value: value)
+        assert [type(same(2)), type(same(2.0))] == kinds
 
 
 def test_a_lone_argument_is_the_same_as_what_is_equal_to_it():
@@ -236,6 +238,19 @@ def test_a_lone_argument_is_the_same_as_what_is_equal_to_it():
     assert load((1,)) is not load(1)
     assert load(None) is load(None) is not load()
     assert load.cache_info()[:2] == (5, 9)
+
+
+def test_calls_that_differ_are_kept_apart():
+    load = ByteCache("1 MiB")(lambda *arguments, **named: (arguments, named))
+    calls = [(("a",), {}), (("a",), {"k": 1}), (("a",), {"k": 2}), (("a",), {"m": 1}),
+             ((), {"k": 1}), (("k", 1), {}), (("k", "k", 1), {}),
+             ((), {"k": 1, "m": 2})]  # fmt: skip
+    calls += [(tuple(range(n)), {}) for n in range(10, 16)]
+    calls += [(tuple(range(n)), {"k": n}) for n in range(8, 14)]
+    for _ in range(2):
+        for arguments, named in calls:
+            assert load(*arguments, **named) == (arguments, named)
+    assert load.cache_info()[:2] == (len(calls), len(calls))
 
 
 def test_an_exception_propagates_and_keeps_nothing():
@@ -405,6 +420,7 @@ def test_copies_are_empty_and_set_up_alike():
         assert (len(made), made.limit, made.name, len(cache)) == (0, 2**20, "frames", 1)
         made["a"] = "abcd"
         assert made.nbytes == 4
+        assert made(len).cache_parameters() == {"maxsize": 2**20, "typed": True}
     assert cache == cache
     assert cache != copy.copy(cache)
     assert len({cache, copy.copy(cache)}) == 2
@@ -558,6 +574,16 @@ def test_keys_that_change_the_cache_while_compared(meddling, action):
     assert cache.nbytes <= 100
 
 
+def test_arguments_that_go_while_they_are_compared(meddling):
+    """The first comparison drops what is kept, and the second still looks at it."""
+    cache = by_number(100)
+    load = cache(lambda *keys: 10)
+    load(Key("a"), Key("b"))
+    meddling(cache.clear)
+    assert load(Key("a"), Key("b")) == 10
+    assert cache.cache_info()[:2] == (0, 2)
+
+
 def test_an_entry_that_goes_while_it_is_taken_out(meddling):
     """As by another thread: pop() with a default never raises KeyError."""
     cache, looks = by_number(100), [0]
@@ -570,6 +596,21 @@ def test_an_entry_that_goes_while_it_is_taken_out(meddling):
     cache[Key("a")] = 10
     meddling(clear_at_the_second)
     assert cache.pop(Key("a"), None) == 10
+
+
+def test_entries_that_go_while_one_is_to_be_taken_out():
+    """As by another thread: popitem() says what is so then, and nothing of a key."""
+    cache = by_number(100)
+
+    class Going:
+        def __hash__(self) -> int:
+            cache.clear()
+            return 7
+
+    cache[Going()] = 1
+    cache["b"] = 1
+    with pytest.raises(KeyError, match="the cache is empty"):
+        cache.popitem()
 
 
 def test_keys_that_change_the_cache_at_every_look_are_an_error(meddling):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from memtools.data import ByteCache, size_of
+from memtools.data import ByteCache, size_of, sizes
 from memtools.data.sizes import ENTRY_BYTES, MOST_VISITED
 
 KIB = 1024
@@ -164,8 +164,8 @@ def test_the_rest_of_a_long_list_is_estimated():
 
 
 def test_a_long_list_hides_nothing_that_lies_beside_it():
-    image = np.zeros(1 << 20, np.uint8)
-    tokens = list(range(1000, 100_000))
+    image = np.zeros(8 << 20, np.uint8)
+    tokens = list(range(1000, 20_000))
     alone = size_of(tokens)
     for sample in (
         (tokens, image),
@@ -173,10 +173,22 @@ def test_a_long_list_hides_nothing_that_lies_beside_it():
         [tokens, [tokens[:], image]],
     ):
         assert size_of(sample) == about(len(image) + alone, 2 * alone)
+    image = image[: 1 << 20].copy()
     samples = [{"tokens": list(tokens[:500]), "image": image.copy()} for _ in range(200)]
     assert size_of(samples) == pytest.approx(200 * (len(image) + size_of(tokens[:500])), rel=0.01)
+    assert size_of(dict(enumerate(samples))) == pytest.approx(size_of(samples), rel=0.01)
     records = [{"image": bytes(5000), "label": n} for n in range(4000)]
     assert size_of(records) == pytest.approx(4000 * 5250, rel=0.02)
+
+
+def test_a_measurement_has_an_end_whatever_the_value_is():
+    def nest(depth: int, kind: Any) -> Any:
+        return kind((n, nest(depth - 1, kind)) for n in range(20)) if depth else object()
+
+    for kind in (list, tuple, dict):
+        walk = sizes._Walk()
+        walk.bytes_of(nest(4, kind), 0, MOST_VISITED)
+        assert walk.visited < 2 * MOST_VISITED
 
 
 def test_a_list_that_grows_meanwhile():
