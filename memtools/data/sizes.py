@@ -122,13 +122,10 @@ class _Walk:
         total = sys.getsizeof(value)
         if isinstance(value, _ALONE):
             return total
-        parts = [*_slots(value)]
-        if (named := _core._instance_dict(value)) is not None:
-            total += sys.getsizeof(named)
-            parts += named.values()
+        size, parts = _attributes(value)
         held, count = _contents(value) if isinstance(value, _CONTAINERS) else ((), 0)
         count += len(parts)
-        return total + self._parts(chain(parts, held), count, depth, visits - 1, record=True)
+        return total + size + self._parts(chain(parts, held), count, depth, visits - 1, record=True)
 
     def array(self, value: Any, depth: int, visits: int) -> int | None:
         """A NumPy array, with the memory that it is a view of."""
@@ -136,6 +133,9 @@ class _Walk:
         if not isinstance(value, ndarray):
             return None
         total, owner = 0, value
+        if type(value) is not ndarray:  # such as a masked array, with its mask
+            total, parts = _attributes(value)
+            total += self._parts(parts, len(parts), depth, visits - 1, record=True)
         while isinstance(owner.base, ndarray):  # the headers of views on the way down
             total += sys.getsizeof(owner)
             owner = owner.base
@@ -205,6 +205,14 @@ def _dense_parts(value: Any) -> list[object]:
         case "jagged":
             return [value.offsets(), value.values()]
     return []
+
+
+def _attributes(value: object) -> tuple[int, list[object]]:
+    """The bytes of an object's __dict__, and the values of its attributes."""
+    parts = [*_slots(value)]
+    if (named := _core._instance_dict(value)) is None:
+        return 0, parts
+    return sys.getsizeof(named), parts + list(named.values())
 
 
 def _slots(value: object) -> Iterator[object]:

@@ -47,6 +47,12 @@ def test_an_array_counts_with_what_it_is_a_view_of():
     assert size_of(np.float32(1)) == sys.getsizeof(np.float32(1))
 
 
+def test_a_masked_array_counts_its_mask():
+    data = np.zeros(9000, np.uint8)
+    assert size_of(np.ma.masked_equal(data, 0)) == about(2 * 9000, 2048)
+    assert size_of(np.ma.array(data)) == about(9000, 2048)
+
+
 def test_an_array_counts_the_buffer_or_tensor_that_it_is_a_view_of():
     """A frame that tensor.numpy() or a parser cut out of a clip keeps the clip."""
     clip = torch.zeros(64, KIB, dtype=torch.uint8)
