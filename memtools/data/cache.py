@@ -15,6 +15,8 @@ from memtools.data.sizes import size_of_entry
 if TYPE_CHECKING:
     from memtools.budget import Budget
 
+_NONE: Any = object()  # no value
+
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
 
@@ -81,8 +83,8 @@ class ByteCache(_core.ByteCache, MutableMapping[Any, Any]):
         limit: the most bytes, at least 1, as an int or like `"2 GiB"`, in each process that uses
             the cache; or a Budget, whose other parts then count too. None, the default, is a
             quarter of what the job may use (the container's limit, or else the machine's memory),
-            divided by the number of DataLoader workers and by the ranks on this machine. It is
-            found when a process puts its first value in.
+            divided by the number of DataLoader workers and by the ranks on this machine, and at
+            least 16 MiB. It is found when a process first needs it: to keep a value, or to say it.
         size: called with a value, returns its bytes; the limit counts just that. None, the default,
             counts `size_of(value)`, the key, and what an entry takes itself.
         typed: whether a decorated function tells arguments apart that are equal and of different
@@ -147,6 +149,16 @@ class ByteCache(_core.ByteCache, MutableMapping[Any, Any]):
         """The keys at this moment, the least recently used one first."""
         return iter([key for key, _ in self._entries()])
 
+    def popitem(self) -> tuple[Any, Any]:
+        """Take the least recently used entry out and return its key and value.
+
+        Raises KeyError if there is none.
+        """
+        for key in self:
+            if (value := self.pop(key, _NONE)) is not _NONE:  # else another thread was faster
+                return key, value
+        raise KeyError("popitem(): the cache is empty")
+
     def keys(self) -> KeysView[Any]:
         """The keys; to go through them counts nothing and changes no order."""
         return KeysView(self)
@@ -169,7 +181,8 @@ class ByteCache(_core.ByteCache, MutableMapping[Any, Any]):
         info = self.cache_info()
         of = "" if info.maxsize is None else f" of {format_bytes(info.maxsize)}"
         size = format_bytes(info.currsize)
-        return f"{type(self).__name__}({size}{of} in {info.entries:,} entries)"
+        entries = f"{info.entries:,} entr{'y' if info.entries == 1 else 'ies'}"
+        return f"{type(self).__name__}({size}{of} in {entries})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         settings: dict[str, Any] = {"size": self._size, "typed": self._typed, "name": self.name}
@@ -184,6 +197,9 @@ class _Items(ItemsView[Any, Any]):
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         return iter(self._mapping._entries())
 
+    def __contains__(self, item: object) -> bool:
+        return item in self._mapping._entries()
+
 
 class _Values(ValuesView[Any]):
     """The values as they are when the iteration begins."""
@@ -193,6 +209,9 @@ class _Values(ValuesView[Any]):
     def __iter__(self) -> Iterator[Any]:
         return iter([value for _, value in self._mapping._entries()])
 
+    def __contains__(self, value: object) -> bool:
+        return value in list(self)
+
 
 def _size_by(size: Callable[[Any], int], key: object, value: object) -> int:
     return size(value)
@@ -200,7 +219,10 @@ def _size_by(size: Callable[[Any], int], key: object, value: object) -> int:
 
 def too_large(size: int, limit: int) -> NoReturn:
     """Raise what `cache[key] = value` raises for a value that is larger than the limit."""
+    asked, most = format_bytes(size), format_bytes(limit)
+    if asked == most:
+        asked, most = f"{size:,} B", f"{limit:,} B"
     raise ValueError(
-        f"a value of {format_bytes(size)} is larger than the cache's limit of "
-        f"{format_bytes(limit)}; raise the limit, or call put(), which leaves such a value out"
+        f"a value of {asked} is larger than the cache's limit of {most}; raise the limit, or call "
+        "put(), which leaves such a value out"
     )

@@ -38,8 +38,9 @@ class PackedList(Sequence[Any]):
 
     The buffer is memory without a name (a memfd), so the size of /dev/shm does not limit it. Forked
     workers have it already. Spawned ones get its descriptor: a pickled PackedList takes some
-    hundred bytes, can be unpickled once, and only while the process that pickled it lives. The
-    buffer is sealed against writing, and freed when the last process that uses it ends.
+    hundred bytes, and can be unpickled once, while the process that pickled it lives; later that
+    raises pickle.UnpicklingError. The buffer is sealed against writing, and freed when the last
+    process that uses it ends.
 
     Args:
         records: any iterable. A generator is read once, without making a list of its records.
@@ -99,15 +100,13 @@ class PackedList(Sequence[Any]):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from multiprocessing.reduction import DupFd
-
-        return _received, (DupFd(self._buffer.descriptor), self._range)
+        return _of, (self._buffer, self._range)
 
 
 class _Buffer:
     """A sealed memfd, mapped for reading, and where its records start.
 
-    [ record | record | ... | padding | start of each record, and the end | how many records ]
+    [ record | record | ... | start of each record, and the end of the last | how many records ]
     """
 
     __slots__ = ("descriptor", "map", "records", "starts")
@@ -115,7 +114,11 @@ class _Buffer:
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
         # With its pages: they are memory already, and no read waits for the first use of one.
-        self.map = mmap.mmap(descriptor, 0, mmap.MAP_SHARED | mmap.MAP_POPULATE, mmap.PROT_READ)
+        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+        try:
+            self.map = mmap.mmap(descriptor, 0, flags, mmap.PROT_READ)
+        except OSError as error:
+            raise _no_memory(os.fstat(descriptor).st_size, error) from error
         self.records = memoryview(self.map)
         count = int.from_bytes(self.records[-8:], sys.byteorder)
         self.starts = self.records[-8 * (count + 2) : -8].cast("Q")
@@ -137,6 +140,12 @@ class _Buffer:
                 return _array(content)
         return pickle.loads(content)
 
+    # Slices that are pickled together have one buffer, and its descriptor is sent once.
+    def __reduce__(self) -> tuple[Any, ...]:
+        from multiprocessing.reduction import DupFd
+
+        return _received, (DupFd(self.descriptor),)
+
     def __del__(self) -> None:
         os.close(self.descriptor)
 
@@ -147,9 +156,23 @@ def _of(buffer: _Buffer, records: range) -> PackedList:
     return made
 
 
-def _received(descriptor: Any, records: range) -> PackedList:
-    """What a pickled PackedList becomes in another process."""
-    return _of(_Buffer(descriptor.detach()), records)
+def _received(descriptor: Any) -> _Buffer:
+    """What a pickled buffer becomes in another process."""
+    try:
+        received = descriptor.detach()
+    except (EOFError, OSError) as error:
+        raise pickle.UnpicklingError(
+            "a PackedList can be unpickled once, while the process that pickled it lives; pickle "
+            "it again there"
+        ) from error
+    return _Buffer(received)
+
+
+def _no_memory(size: int, error: OSError) -> MemoryError:
+    return MemoryError(
+        f"the system has no memory for {format_bytes(size)} of packed records ({error.strerror}); "
+        "pack fewer, or on a machine with more memory"
+    )
 
 
 def _written(records: Iterable[Any]) -> int:
@@ -174,7 +197,6 @@ def _write(descriptor: int, records: Iterable[Any]) -> None:
         if len(chunk) >= _CHUNK:
             _flush(descriptor, chunk, end)
             chunk.clear()
-    chunk += bytes(-end % 8)
     _flush(descriptor, chunk, end)
     _flush(descriptor, starts, end)
     _flush(descriptor, array("Q", [len(starts) - 1]), end)
@@ -187,10 +209,7 @@ def _flush(descriptor: int, data: bytearray | array[int], so_far: int) -> None:
             try:
                 done += os.write(descriptor, rest[done:])
             except OSError as error:
-                raise MemoryError(
-                    f"the system has no memory for {format_bytes(so_far)} of packed records "
-                    f"({error.strerror}); pack fewer, or on a machine with more memory"
-                ) from error
+                raise _no_memory(so_far, error) from error
 
 
 def _encode(record: Any, index: int, out: bytearray) -> None:

@@ -47,7 +47,7 @@ def test_what_does_not_fit_is_refused_in_its_own_words():
 @pytest.mark.parametrize(
     ("call", "error", "match"),
     [
-        (lambda part: part.reserve(-1, "x", "y"), ValueError, "bytes is at least 0, got -1"),
+        (lambda part: part.reserve(-1, "x", "y"), ValueError, "bytes must be at least 0, got -1"),
         (lambda part: part.reserve("1", "x", "y"), TypeError, "integer"),
         (lambda part: part.release(11), ValueError, r"release\(11\) of 10 reserved bytes"),
         (lambda part: part.release(-1), ValueError, r"release\(-1\)"),
@@ -78,8 +78,11 @@ def test_others_are_asked_for_what_they_hold_idle():
     pool = KVPool(2, 4, 64, max_tokens=256, max_sequences=16, dtype="float32", limit=budget)
     with pool.acquire(2, 64) as lease:
         lease.update(0, *(torch.ones(2, 4, 64, 64),) * 2)
-    assert pool.stats().idle_bytes > 0
+    idle = pool.stats().idle_bytes
     part = _core.BudgetPart(budget, "mine")
+    with pytest.raises(BudgetError, match="asked 2.0 MiB"):
+        part.reserve(2 * MIB + 1, "mine()", "ask for less")
+    assert pool.stats().idle_bytes == idle > 0  # what cannot help is not asked for
     part.reserve(2 * MIB, "mine()", "ask for less")
     assert budget.used == 2 * MIB
 

@@ -97,6 +97,14 @@ CASES: dict[str, list[Case]] = {
         lambda: refused(TypeError, lambda: CACHE.put("a")),  # type: ignore[call-arg]
         lambda: refused(LookupError, lambda: ByteCache(5, size=raise_error).put(1, 2)),
     ],
+    "ByteCache.pop": [
+        lambda: filled().pop(19),
+        lambda: filled().pop("none", 5),
+        lambda: filled().popitem(),
+        lambda: refused(KeyError, lambda: CACHE.pop("none")),
+        lambda: refused(TypeError, lambda: CACHE.pop([])),
+        lambda: refused(TypeError, lambda: CACHE.pop()),  # type: ignore[call-arg]
+    ],
     "ByteCache.clear": [lambda: filled().clear()],
     "ByteCache._entries": [lambda: filled()._entries(), CACHE._entries],
     "ByteCache._info": [CACHE._info, lambda: ByteCache()._info()],

@@ -10,9 +10,11 @@ import weakref
 from collections import OrderedDict
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
-from memtools import Budget, BudgetError, GateHistory
+from memtools import Budget, BudgetError, GateHistory, KVPool
 from memtools.data import ByteCache, CacheInfo, share
 from tests.kit.children import in_child
 from tests.kit.long import LONG
@@ -74,6 +76,31 @@ def test_items_change_neither_order_nor_counts():
     assert cache.cache_info()[:2] == (0, 0)
 
 
+def test_a_look_for_items_changes_neither_order_nor_counts():
+    cache = by_number(100)
+    cache.update({"a": 1, "b": 2})
+    assert ("a", 1) in cache.items()
+    assert ("a", 2) not in cache.items()
+    assert 1 in cache.values()
+    assert 3 not in cache.values()
+    assert "a" in cache.keys()  # noqa: SIM118
+    assert (list(cache), cache.cache_info()[:2]) == (["a", "b"], (0, 0))
+
+
+def test_items_are_taken_out_in_the_order_of_their_use():
+    cache = by_number(100)
+    cache.update({"a": 1, "b": 2, "c": 3})
+    cache.get("a")
+    assert [cache.popitem(), cache.pop("a"), cache.popitem()] == [("b", 2), 1, ("c", 3)]
+    assert (len(cache), cache.nbytes) == (0, 0)
+    with pytest.raises(KeyError, match="the cache is empty"):
+        cache.popitem()
+    with pytest.raises(KeyError, match="'a'"):
+        cache.pop("a")
+    assert cache.pop("a", 5) == 5
+    assert cache.cache_info()[:2] == (4, 2)
+
+
 def test_a_new_value_of_a_key_takes_the_place_of_the_old_one():
     cache = by_number(100)
     cache["a"], cache["b"] = 40, 40
@@ -92,6 +119,8 @@ def test_a_value_above_the_limit_is_refused_and_nothing_is_evicted():
     assert cache.put("b", 10**30 % 2**60) is False
     assert list(cache.items()) == [("a", 512), ("b", 512)]
     assert cache.cache_info()[4:] == (2, 0, 3)
+    with pytest.raises(ValueError, match=r"1,025 B is larger than the cache's limit of 1,024 B;"):
+        cache["a"] = 1025
     assert cache.put("c", 1024) is True
     assert list(cache) == ["c"]
 
@@ -135,6 +164,10 @@ def test_other_arguments_of_the_wrong_kind_are_refused():
         ByteCache(Budget("1 MiB", device="cuda"))
     with pytest.raises(TypeError, match="not callable"):
         ByteCache(5)(3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="must be str, not int"):
+        ByteCache(5, name=3)  # type: ignore[arg-type]
+    with pytest.raises(UnicodeEncodeError):
+        ByteCache(name="\ud800")
 
 
 # --- a decorator ----------------------------------------------------------------------------------
@@ -191,6 +224,33 @@ def test_types_are_told_apart_where_asked():
     for typed, kinds in ((False, [int, int]), (True, [int, float])):
         doubled = ByteCache(10_000, typed=typed)(lambda value, times=2: times)
         assert [type(doubled("x", times=2)), type(doubled("x", times=2.0))] == kinds
+        same = ByteCache(10_000, typed=typed)(lambda value: value)
+        assert [type(same(2)), type(same(2.0))] == kinds
+
+
+def test_a_lone_argument_is_the_same_as_what_is_equal_to_it():
+    """As in a dict: an index out of NumPy is the one out of range()."""
+    load = ByteCache("1 MiB")(lambda *arguments: arguments)
+    assert load(3) is load(3.0) is load(np.int64(3))
+    assert load("a") is load(np.str_("a"))
+    assert load((1, 2)) is not load(1, 2)
+    assert load(((1, 2),)) is not load((1, 2))
+    assert load((1,)) is not load(1)
+    assert load(None) is load(None) is not load()
+    assert load.cache_info()[:2] == (5, 9)
+
+
+def test_calls_that_differ_are_kept_apart():
+    load = ByteCache("1 MiB")(lambda *arguments, **named: (arguments, named))
+    calls = [(("a",), {}), (("a",), {"k": 1}), (("a",), {"k": 2}), (("a",), {"m": 1}),
+             ((), {"k": 1}), (("k", 1), {}), (("k", "k", 1), {}),
+             ((), {"k": 1, "m": 2})]  # fmt: skip
+    calls += [(tuple(range(n)), {}) for n in range(10, 16)]
+    calls += [(tuple(range(n)), {"k": n}) for n in range(8, 14)]
+    for _ in range(2):
+        for arguments, named in calls:
+            assert load(*arguments, **named) == (arguments, named)
+    assert load.cache_info()[:2] == (len(calls), len(calls))
 
 
 def test_an_exception_propagates_and_keeps_nothing():
@@ -299,6 +359,22 @@ def test_it_evicts_its_own_before_it_asks_others():
     assert len(history) == 0
 
 
+def test_others_are_asked_for_what_its_own_cannot_make_room_for():
+    budget, page = Budget("1 MiB"), 64 << 10  # the pages of 16 tokens
+    pool = KVPool(2, 4, 64, max_tokens=256, max_sequences=16, dtype="float32", limit=budget)
+    step = torch.rand(14, 4, 16, 64)
+    with pool.acquire(14, 16) as lease:
+        for layer in range(2):
+            lease.update(layer, step, step)
+    cache = by_number(budget)
+    cache["a"] = 2 * page
+    assert (pool.stats().idle_bytes, budget.used) == (14 * page, 16 * page)
+    cache["b"] = 6 * page  # of which its own make two
+    assert (list(cache), pool.stats().idle_bytes) == (["b"], 10 * page)
+    assert cache.put("c", 17 * page) is False  # in vain: nobody is asked
+    assert (list(cache), pool.stats().idle_bytes) == (["b"], 10 * page)
+
+
 def test_the_default_is_a_share_of_the_job(monkeypatch):
     monkeypatch.setattr(share, "job_bytes", lambda: 32 << 30)
     cache = ByteCache()
@@ -344,10 +420,13 @@ def test_copies_are_empty_and_set_up_alike():
         assert (len(made), made.limit, made.name, len(cache)) == (0, 2**20, "frames", 1)
         made["a"] = "abcd"
         assert made.nbytes == 4
+        assert made(len).cache_parameters() == {"maxsize": 2**20, "typed": True}
     assert cache == cache
     assert cache != copy.copy(cache)
     assert len({cache, copy.copy(cache)}) == 2
-    assert repr(cache) == "ByteCache(3 B of 1.0 MiB in 1 entries)"
+    assert repr(cache) == "ByteCache(3 B of 1.0 MiB in 1 entry)"
+    cache["b"] = "abcd"
+    assert repr(cache) == "ByteCache(7 B of 1.0 MiB in 2 entries)"
     budget = Budget("1 MiB")
     assert copy.deepcopy(ByteCache(budget)).limit == 2**20
     with pytest.raises(TypeError, match="a Budget counts memory of this process"):
@@ -493,6 +572,45 @@ def test_keys_that_change_the_cache_while_compared(meddling, action):
     meddling(lambda: None)
     assert cache.nbytes == sum(cache.values())
     assert cache.nbytes <= 100
+
+
+def test_arguments_that_go_while_they_are_compared(meddling):
+    """The first comparison drops what is kept, and the second still looks at it."""
+    cache = by_number(100)
+    load = cache(lambda *keys: 10)
+    load(Key("a"), Key("b"))
+    meddling(cache.clear)
+    assert load(Key("a"), Key("b")) == 10
+    assert cache.cache_info()[:2] == (0, 2)
+
+
+def test_an_entry_that_goes_while_it_is_taken_out(meddling):
+    """As by another thread: pop() with a default never raises KeyError."""
+    cache, looks = by_number(100), [0]
+
+    def clear_at_the_second() -> None:
+        looks[0] += 1
+        if looks[0] == 2:
+            cache.clear()
+
+    cache[Key("a")] = 10
+    meddling(clear_at_the_second)
+    assert cache.pop(Key("a"), None) == 10
+
+
+def test_entries_that_go_while_one_is_to_be_taken_out():
+    """As by another thread: popitem() says what is so then, and nothing of a key."""
+    cache = by_number(100)
+
+    class Going:
+        def __hash__(self) -> int:
+            cache.clear()
+            return 7
+
+    cache[Going()] = 1
+    cache["b"] = 1
+    with pytest.raises(KeyError, match="the cache is empty"):
+        cache.popitem()
 
 
 def test_keys_that_change_the_cache_at_every_look_are_an_error(meddling):

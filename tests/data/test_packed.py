@@ -20,7 +20,8 @@ from tests.data import packedcases
 from tests.kit.children import in_child
 
 RECORDS: list[Any] = [
-    "text", "ünï \ud800", "", b"bytes", b"", 0, -5, 2**62, 2**70, 2.5, float("inf"), True, None,
+    "text", "ünï \ud800", "", b"bytes", b"", 0, -5, 2**63 - 1, -(2**63), 2**63, 2**70,
+    2.5, float("inf"), True, None,
     (1, "a", [2.0]), {"path": "a/b.png", "label": 3}, [], 3 + 4j, {"x": np.arange(3)}, slice(1, 2),
 ]  # fmt: skip
 
@@ -91,7 +92,7 @@ def test_slices_share_the_buffer():
 
 def test_the_bytes_are_those_of_the_records_and_nine_for_each():
     made = PackedList(b"x" * 1000 for _ in range(1000))
-    assert 1_000_000 + 9_000 <= made.nbytes <= 1_000_000 + 9_000 + 24
+    assert 1_000_000 + 9_000 <= made.nbytes <= 1_000_000 + 9_000 + 16
     assert PackedList([1, 2, 3]).nbytes < 100
 
 
@@ -143,6 +144,19 @@ def test_no_memory_is_one_sentence_and_leaves_nothing(monkeypatch, call):
     monkeypatch.setattr(packed.os, "write", fail)
     with pytest.raises(MemoryError, match=r"no memory for .* of packed records .No space left"):
         PackedList([bytes(packed._CHUNK), b"x"])
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_no_addresses_are_no_memory_and_leave_nothing(monkeypatch):
+    """As under RLIMIT_AS."""
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(packed.mmap, "mmap", fail)
+    with pytest.raises(MemoryError, match=r"for 1\.0 MiB of packed records .Cannot allocate"):
+        PackedList([bytes(packed._CHUNK)])
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -209,11 +223,48 @@ def test_processes_that_are_not_forked_get_its_descriptor(start):
         assert process.exitcode == 0
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["spawn", "forkserver"])
+def test_slices_of_one_buffer_go_to_another_process_together(start):
+    """Such as those for training and for validation, both attributes of one data set."""
+    context = multiprocessing.get_context(start)
+    made = PackedList(range(10))
+    results = context.SimpleQueue()
+    process = context.Process(
+        target=packedcases.read_all, args=((made[:8], made[8:], made), results)
+    )
+    process.start()
+    assert results.get() == [list(range(8)), [8, 9], list(range(10))]
+    process.join()
+    assert process.exitcode == 0
+
+
+def test_slices_that_are_pickled_together_share_their_buffer():
+    made = PackedList(range(10))
+    before = len(os.listdir("/proc/self/fd"))
+    left, right = pickle.loads(pickle.dumps((made[:8], made[8:])))
+    assert (list(left), list(right)) == (list(range(8)), [8, 9])
+    assert left._buffer is right._buffer
+    del left, right
+    assert len(os.listdir("/proc/self/fd")) <= before + 1  # multiprocessing's own, to send them
+
+
 def test_a_pickled_one_is_small_and_needs_its_process():
     made = PackedList(bytes(1000) for _ in range(1000))
     data = pickle.dumps(made)
     assert len(data) < 1000
     assert list(pickle.loads(data)) == list(made)
+
+
+def test_unpickling_without_its_process_is_one_sentence():
+    class Ended:
+        """What stands for a descriptor whose process has ended."""
+
+        def detach(self) -> int:
+            raise FileNotFoundError("no socket")
+
+    with pytest.raises(pickle.UnpicklingError, match="unpickled once, while the process that"):
+        packed._received(Ended())
 
 
 def own_bytes(pid: int | str = "self") -> int:

@@ -122,7 +122,6 @@ grow(mt_lru *lru, mt_error *err)
     }
     if (lru->buckets != NULL)
         lru->mem->put(lru->mem->ctx, (void *)lru->buckets, buckets_n(lru) * sizeof(mt_lru_entry *));
-    larger.changes++; /* who goes through the entries of a hash begins anew */
     *lru = larger;
     return MT_OK;
 }

@@ -40,7 +40,7 @@ enum {
 #define UNNAMED ((uint64_t)1 << 63) /* in a key: the file is of the kernel's own file system */
 
 typedef struct file {
-    uint64_t key;                  /* its inode, and where that is unique */
+    uint64_t key;                  /* first, for place_of(): its inode, and where that is unique */
     uint64_t bytes;                /* that it has of memory */
     uint64_t mapped;               /* of this process's addresses, in this look */
     uint64_t end;                  /* up to there the file was counted by mappings, in this look */
@@ -50,7 +50,7 @@ typedef struct file {
 
 /* A path that was told, by its hash, for this look and the next: its file may be made later. */
 typedef struct path_told {
-    uint64_t hash;
+    uint64_t key; /* first, for place_of(): its hash */
     uint32_t look;
 } path_told;
 
@@ -67,7 +67,7 @@ struct mt_shm {
     size_t len;
     file *table; /* sorted by key; grows as files come */
     size_t room;
-    path_told *paths; /* sorted by hash */
+    path_told *paths; /* sorted by key */
     size_t paths_len, paths_room;
 };
 
@@ -180,15 +180,18 @@ mt_shm_clear(mt_shm *s)
 
 /* --- the table -------------------------------------------------------------------------------- */
 
-/* Where the key is, or belongs. */
+/* Where a key is, or belongs, among entries of `size` bytes that are sorted by the key that each begins
+ * with. */
 static size_t
-place_of(const mt_shm *s, uint64_t key)
+place_of(const void *entries, size_t len, size_t size, uint64_t key)
 {
-    size_t low = 0, high = s->len;
+    size_t low = 0, high = len;
 
     while (low < high) {
         size_t mid = (low + high) / 2;
-        if (s->table[mid].key < key)
+        uint64_t there;
+        memcpy(&there, (const char *)entries + mid * size, sizeof there);
+        if (there < key)
             low = mid + 1;
         else
             high = mid;
@@ -196,10 +199,16 @@ place_of(const mt_shm *s, uint64_t key)
     return low;
 }
 
+static size_t
+place_of_file(const mt_shm *s, uint64_t key)
+{
+    return place_of(s->table, s->len, sizeof *s->table, key);
+}
+
 static file *
 find(mt_shm *s, uint64_t key)
 {
-    size_t i = place_of(s, key);
+    size_t i = place_of_file(s, key);
 
     return i < s->len && s->table[i].key == key ? &s->table[i] : NULL;
 }
@@ -221,7 +230,7 @@ make_room(mt_shm *s)
 static file *
 entry_of(mt_shm *s, uint64_t key)
 {
-    size_t i = place_of(s, key);
+    size_t i = place_of_file(s, key);
 
     if (i < s->len && s->table[i].key == key) return &s->table[i];
     if (s->len == s->room && !make_room(s)) {
@@ -263,20 +272,10 @@ leave(mt_shm *s, file *f, uint64_t bytes)
     f->exact = s->look;
 }
 
-/* Where the hash is, or belongs. */
 static size_t
 place_of_path(const mt_shm *s, uint64_t hash)
 {
-    size_t low = 0, high = s->paths_len;
-
-    while (low < high) {
-        size_t mid = (low + high) / 2;
-        if (s->paths[mid].hash < hash)
-            low = mid + 1;
-        else
-            high = mid;
-    }
-    return low;
+    return place_of(s->paths, s->paths_len, sizeof *s->paths, hash);
 }
 
 /* Without memory the path is not known. */
@@ -286,7 +285,7 @@ keep_path(mt_shm *s, uint64_t hash)
     size_t i = place_of_path(s, hash);
     path_told *paths;
 
-    if (i < s->paths_len && s->paths[i].hash == hash) {
+    if (i < s->paths_len && s->paths[i].key == hash) {
         s->paths[i].look = s->look;
         return;
     }
@@ -334,7 +333,7 @@ was_told(const mt_shm *s, const char *name)
     uint64_t hash = hash_of(name);
     size_t i = place_of_path(s, hash);
 
-    return i < s->paths_len && s->paths[i].hash == hash;
+    return i < s->paths_len && s->paths[i].key == hash;
 }
 
 /* Forgets files that nobody holds and that have no name any more. */

@@ -3,7 +3,8 @@
  * memtools._core.BudgetPart is one member of a budget's ledger, for a part that is written in Python
  * and takes its memory by torch. It holds nothing idle: a member is asked for that without the GIL.
  * A reservation that does not fit asks the other members with the GIL released, so another thread may
- * close the part meanwhile; that is looked at again after each time. */
+ * close the part meanwhile; that is looked at again after each time. One that is larger than the limit
+ * asks nobody: what the others gave would not help. */
 #include "py/budget/budget.h"
 
 #include "py/base/errors.h"
@@ -97,10 +98,12 @@ part_reserve(PyObject *op, PyObject *args)
     size_t gave = 1;
 
     if (!PyArg_ParseTuple(args, "nss:reserve", &bytes, &doing, &remedy)) return NULL;
-    if (bytes < 0) return PyErr_Format(PyExc_ValueError, "bytes is at least 0, got %zd", bytes);
+    if (bytes < 0)
+        return PyErr_Format(PyExc_ValueError, "bytes must be at least 0, got %zd", bytes);
     while (is_open(self)) {
         if (mt_member_reserve(self->member, (size_t)bytes, &err) == MT_OK) Py_RETURN_NONE;
-        if (gave == 0) return mt_py_raise_budget(self->state, self->ledger, &err, doing, remedy);
+        if (gave == 0 || (size_t)bytes > mt_ledger_limit(self->ledger))
+            return mt_py_raise_budget(self->state, self->ledger, &err, doing, remedy);
         Py_BEGIN_ALLOW_THREADS;
         gave = mt_ledger_reclaim(self->ledger, NULL, (size_t)bytes);
         Py_END_ALLOW_THREADS;

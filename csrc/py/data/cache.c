@@ -12,6 +12,7 @@
 
 #include <structmember.h>
 
+#include "core/base/size.h"
 #include "os/base/forkmark.h"
 #include "py/base/errors.h"
 #include "py/base/objects.h"
@@ -109,8 +110,8 @@ key_object(const mt_py_key *key)
 }
 
 /* Whether what is kept is this key; -1 with an error. Runs Python code, but not for texts and
- * numbers. What is kept in one space is a tuple of items where `alone` of the key would be NULL, or
- * else a lone text or number: a tuple is never equal to those. */
+ * numbers. What is kept in the space of a function is a tuple of items where `alone` of the key would
+ * be NULL, or else a lone argument that is not a tuple. */
 static int
 is_same(PyObject *kept, const mt_py_key *key)
 {
@@ -190,16 +191,11 @@ after_gc(void)
 static int
 join(ByteCache *self, mt_ledger *ledger)
 {
-    const char *name = PyUnicode_AsUTF8(self->name);
+    const char *name = PyUnicode_AsUTF8(self->name); /* never NULL: bytecache_new() has asked */
     mt_lru_entry *out = NULL;
     mt_error err;
-    mt_status st;
+    mt_status st = mt_lru_join(&self->lru, ledger, name, &out, &err);
 
-    if (name == NULL) {
-        mt_ledger_drop(ledger);
-        return -1;
-    }
-    st = mt_lru_join(&self->lru, ledger, name, &out, &err);
     mt_ledger_drop(ledger);
     if (st == MT_OK) self->limit_is_old = false;
     uncount(self, out);
@@ -254,7 +250,6 @@ measured(ByteCache *self, PyObject *key, PyObject *value, size_t *bytes)
         PyErr_Format(PyExc_ValueError,
                      "size() returns the bytes of a value, 0 or more and below 2**64, got %R",
                      number);
-        *bytes = 0;
         Py_DECREF(number);
         return -1;
     }
@@ -262,12 +257,14 @@ measured(ByteCache *self, PyObject *key, PyObject *value, size_t *bytes)
     return 0;
 }
 
-/* Asks the others in a budget for `bytes`. Other threads run meanwhile. */
+/* Asks the others in a budget for what would be missing of `bytes` if all entries of this cache went.
+ * Other threads run meanwhile. */
 static void
 ask_others(const ByteCache *self, size_t bytes)
 {
     mt_ledger *ledger = mt_ledger_hold(self->lru.ledger);
 
+    bytes -= mt_size_min(bytes, self->lru.bytes);
     /* Without the member: it has nothing to give, and may leave meanwhile. */
     Py_BEGIN_ALLOW_THREADS;
     mt_ledger_reclaim(ledger, NULL, bytes);
@@ -413,22 +410,52 @@ bytecache_contains(PyObject *op, PyObject *key)
     return PyErr_Occurred() ? -1 : 0;
 }
 
-static int
-delete_item(ByteCache *self, const mt_py_key *key)
+/* Takes an entry of the mapping out and returns its value as a new reference; NULL without an error
+ * where there is none. */
+static PyObject *
+take_item(ByteCache *self, const mt_py_key *key)
 {
     mt_py_cached *entry;
+    PyObject *value;
 
     notice_fork(self);
-    entry = find(self, NULL, key);
-    if (entry == NULL) {
-        if (!PyErr_Occurred()) raise_key(key->alone);
-        return -1;
-    }
+    if ((entry = find(self, NULL, key)) == NULL) return NULL;
+    value = Py_NewRef(entry->value);
     mt_lru_drop(&self->lru, &entry->base);
     self->mapped--;
     entry->base.chain = NULL;
     drop_entries(&entry->base);
-    return 0;
+    return value;
+}
+
+static int
+delete_item(ByteCache *self, const mt_py_key *key)
+{
+    PyObject *value = take_item(self, key);
+
+    if (value == NULL && !PyErr_Occurred()) raise_key(key->alone);
+    Py_XDECREF(value);
+    return value == NULL ? -1 : 0;
+}
+
+/* One step: another thread cannot take the entry between the look at it and its removal. */
+static PyObject *
+bytecache_pop(PyObject *op, PyObject *const *args, Py_ssize_t n)
+{
+    ByteCache *self = (ByteCache *)op;
+    mt_py_key looked_for;
+    PyObject *value;
+
+    if (n < 1 || n > 2)
+        return PyErr_Format(PyExc_TypeError, "pop() takes a key and a default, got %zd arguments",
+                            n);
+    looked_for = (mt_py_key){.alone = args[0]};
+    if (mt_py_key_hash(&looked_for, NULL) < 0) return NULL;
+    value = take_item(self, &looked_for);
+    if (value == NULL && PyErr_Occurred()) return NULL;
+    *(value != NULL ? &self->hits : &self->misses) += 1;
+    if (value != NULL) return value;
+    return n == 2 ? Py_NewRef(args[1]) : raise_key(args[0]);
 }
 
 /* What `cache[key] = value` raises for a value that is not kept. The wording is memtools.data's. */
@@ -594,8 +621,10 @@ bytecache_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     PyObject *limit, *measure, *default_limit, *name;
     ByteCache *self;
 
-    if (st == NULL || !PyArg_ParseTupleAndKeywords(args, kwargs, "OOOU:ByteCache", names, &limit,
-                                                   &measure, &default_limit, &name))
+    if (st == NULL ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "OOOU:ByteCache", names, &limit, &measure,
+                                     &default_limit, &name) ||
+        PyUnicode_AsUTF8(name) == NULL)
         return NULL;
     if (!PyCallable_Check(measure) || !PyCallable_Check(default_limit))
         return PyErr_Format(PyExc_TypeError, "%s is not callable",
@@ -663,9 +692,13 @@ static PyMethodDef methods[] = {
     {"put", MT_PY_FUNCTION(bytecache_put), METH_FASTCALL,
      "put($self, key, value, /)\n--\n\n"
      "Keep `value` under `key` if it fits, and return whether it was kept. One that is larger than "
-     "the "
-     "limit, or than what other parts leave of a Budget, is counted in `not_kept` and evicts "
+     "the limit, or than what other parts leave of a Budget, is counted in `not_kept` and evicts "
      "nothing."},
+    {"pop", MT_PY_FUNCTION(bytecache_pop), METH_FASTCALL,
+     "pop($self, key, default=..., /)\n--\n\n"
+     "Take the entry of a key out and return its value, or `default` if there is none. Counts a "
+     "hit "
+     "or a miss. Raises KeyError if there is neither."},
     {"clear", bytecache_clear_all, METH_NOARGS,
      "clear($self, /)\n--\n\nDrop all entries, those of decorated functions as well."},
     {"_entries", bytecache_entries, METH_NOARGS, "_entries($self, /)\n--\n\n"},

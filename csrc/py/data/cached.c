@@ -1,9 +1,10 @@
 /* cached.c -- memtools._core.CachedFunction: a function whose results lie in a ByteCache.
  *
- * How this file works. A call makes a key of its arguments as functools.lru_cache does: a lone str or
- * int is the key itself, anything else becomes a tuple, but only if it has to be kept. The entries of a CachedFunction are those of
- * its own space in the cache, so that several functions may share one. While the function runs,
- * anything may happen to the cache, which is looked up again afterwards. */
+ * How this file works. A call makes a key of its arguments: a lone one that is not a tuple is the key
+ * itself, so that 3 and 3.0 are the same key, and anything else becomes a tuple, but only if it has to
+ * be kept. The entries of a CachedFunction are those of its own space in the cache, so that several
+ * functions may share one. While the function runs, anything may happen to the cache, which is looked
+ * up again afterwards. */
 #include "py/data/cache.h"
 
 #include <structmember.h>
@@ -25,8 +26,7 @@ typedef struct CachedFunction {
 static bool
 is_key_alone(const CachedFunction *self, PyObject *const *args, Py_ssize_t n, PyObject *names)
 {
-    return n == 1 && names == NULL && !self->typed &&
-           (PyUnicode_CheckExact(args[0]) || PyLong_CheckExact(args[0]));
+    return n == 1 && names == NULL && !self->typed && !PyTuple_Check(args[0]);
 }
 
 enum { FEW = 12 }; /* items of a key that lie on the stack */

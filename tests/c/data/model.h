@@ -56,8 +56,8 @@ rig_check(const rig *g)
     for (size_t i = 0; i < g->n; i++, before = at, at = at->newer) {
         const mt_lru_entry *found = mt_lru_first(&g->lru, g->items[i]->entry.hash);
         CHECK(at == &g->items[i]->entry && at->older == before);
-        while (found != NULL && found != at)
-            found = mt_lru_next(found);
+        for (; found != NULL && found != at; found = mt_lru_next(found))
+            CHECK(found->hash == g->items[i]->entry.hash);
         CHECK(found == at);
         bytes += at->bytes;
     }
@@ -148,6 +148,7 @@ static inline void
 rig_clear(rig *g)
 {
     CHECK(rig_free(mt_lru_clear(&g->lru)) == g->n);
+    CHECK(g->lru.buckets == NULL && g->faults.live == 0);
     g->n = 0;
 }
 

@@ -89,6 +89,28 @@ an_entry_of_no_bytes_is_one_as_well(void)
     rig_end(&g);
 }
 
+/* What goes through the entries of a hash learns by `changes` that it has to begin anew. */
+static void
+changes_tell_that_entries_came_or_went(void)
+{
+    uint64_t seen;
+    rig g;
+
+    rig_begin(&g, 100);
+    CHECK(rig_put(&g, 1, 40, SIZE_MAX) == MT_OK && rig_put(&g, 1, 40, SIZE_MAX) == MT_OK);
+    seen = g.lru.changes;
+    rig_touch(&g, 0);
+    CHECK(rig_put(&g, 2, 101, SIZE_MAX) == MT_ELIMIT && g.lru.changes == seen);
+    CHECK(rig_put(&g, 2, 10, SIZE_MAX) == MT_OK && g.lru.changes > seen);
+    seen = g.lru.changes;
+    rig_drop(&g, 0);
+    CHECK(g.lru.changes > seen);
+    seen = g.lru.changes;
+    rig_clear(&g);
+    CHECK(g.lru.changes > seen);
+    rig_end(&g);
+}
+
 static void
 another_ledger_has_the_newest_that_fit(void)
 {
@@ -160,6 +182,45 @@ random_walk_agrees_with_the_model(void)
     rig_end(&g);
 }
 
+static mt_member *greedy; /* reserves all that there is when the table grows */
+
+static void *
+get_greedily(void *ctx, size_t bytes)
+{
+    size_t available = mt_ledger_available(mt_member_ledger(greedy));
+
+    CHECK(mt_member_reserve(greedy, available, NULL) == MT_OK);
+    return faulty_get(ctx, bytes);
+}
+
+/* Another part takes what there is after put() found that it would suffice: entries that went
+ * meanwhile are put back where they were. */
+static void
+a_refusal_after_evictions_puts_all_back(void)
+{
+    const size_t olds[] = {SIZE_MAX, 0, 7, 15};
+    item refused;
+
+    for (size_t i = 0; i < sizeof olds / sizeof *olds; i++) {
+        mt_lru_entry *out = NULL;
+        mt_error err;
+        rig g;
+
+        rig_begin(&g, 100);
+        for (uint64_t hash = 0; hash < 16; hash++)
+            CHECK(rig_put(&g, hash, 5, SIZE_MAX) == MT_OK);
+        greedy = g.other;
+        g.mem.get = get_greedily;
+        refused = (item){.entry = {.hash = 99, .bytes = 90}};
+        CHECK(mt_lru_put(&g.lru, &refused.entry, olds[i] < g.n ? &g.items[olds[i]]->entry : NULL,
+                         &out, &err) == MT_ELIMIT);
+        CHECK(out == NULL && mt_member_reserved(g.other) == 20 && err.limit == 100);
+        rig_check(&g);
+        mt_member_release(g.other, 20);
+        rig_end(&g);
+    }
+}
+
 typedef struct rival {
     mt_member *member;
     atomic_bool stop;
@@ -177,8 +238,7 @@ compete(void *arg)
     return NULL;
 }
 
-/* What another part takes between two tries of one put(): entries that went meanwhile are put back
- * where they were. */
+/* The same with a thread, which may come between any two steps. */
 static void
 a_refusal_in_the_middle_changes_nothing(void)
 {
@@ -222,9 +282,11 @@ main(void)
     RUN(an_entry_takes_the_place_of_another);
     RUN(entries_of_one_hash_are_all_found);
     RUN(an_entry_of_no_bytes_is_one_as_well);
+    RUN(changes_tell_that_entries_came_or_went);
     RUN(another_ledger_has_the_newest_that_fit);
     RUN(survives_every_failing_allocation);
     RUN(random_walk_agrees_with_the_model);
+    RUN(a_refusal_after_evictions_puts_all_back);
     RUN(a_refusal_in_the_middle_changes_nothing);
     CHECK_DONE();
 }
