@@ -140,6 +140,19 @@ def test_freed_memory_that_malloc_keeps_counts_once() -> None:
     assert (machine.cleanups, acc.report().lowered) == (0, 0)
 
 
+def test_freed_memory_that_malloc_gave_back_is_not_subtracted_again() -> None:
+    """malloc counts it as free for ever, and the next pass needs it from the system."""
+    machine = Machine(1000, base=200, row=25)
+    acc, model = made(machine)
+    windows(acc, model, machine, 3)
+    machine.heap_free = 600
+    machine.others = 350  # 24 rows would take 1,150
+    assert windows(acc, model, machine, 2) == [[12, 12]] * 2
+    assert machine.cleanups == 1
+    machine.others = 250  # 1,050
+    assert windows(acc, model, machine, 40) == [[12, 12]] * 40
+
+
 def test_a_batch_of_unusual_size_is_left_in_its_forward_pass() -> None:
     """Its rows take 2.6 times as much, which no measure tells: the pass is left as if memory had
     run out, and its state restored."""
@@ -193,6 +206,26 @@ def test_no_micro_batch_has_one_row_where_the_batch_has_more() -> None:
             assert sum(sizes) == rows
 
 
+def test_a_third_row_that_does_not_fit_is_not_tried_again() -> None:
+    """Of five rows the last three would be one micro-batch, for BatchNorm's sake."""
+    machine = Machine(1000, base=200, row=240)  # three take 920
+    acc, model = made(machine)
+    assert windows(acc, model, machine, 2, 5) == [[2, 2, 1]] * 2
+    machine = Machine(10_000, base=200, row=20)
+    acc, model = made(machine)
+    tried = []
+
+    def loss_fn(x: torch.Tensor) -> tuple[torch.Tensor, int]:
+        tried.append(len(x))
+        assert len(tried) < 9
+        if len(x) == 3:
+            raise MemoryError
+        return model(x).square().sum(), len(x)
+
+    acc.step(batch(5), loss_fn)
+    assert tried == [2, 3, 2, 1]
+
+
 def test_micro_batch_size_1_takes_single_rows() -> None:
     machine = Machine(1000, base=200, row=650)
     acc, model = made(machine, micro_batch_size=1)
@@ -234,6 +267,18 @@ def test_a_function_that_splits_is_watched_from_its_first_size() -> None:
     assert close(model, whole())
 
 
+def test_a_whole_batch_that_fitted_proves_nothing_of_a_larger_one() -> None:
+    machine = Machine(1000, base=200, row=40)
+    acc, model = made(machine)
+
+    def split(x: torch.Tensor, size: int) -> list[torch.Tensor]:
+        return list(x.split(size))
+
+    for rows in (12, 24):
+        acc.step(batch(rows), loss_of(model, machine), split)
+    assert machine.tried == [12, 24, 12, 12]
+
+
 def test_what_cannot_be_split_is_run_once_more_unwatched() -> None:
     machine = Machine(1000, base=200, row=30)
     acc, model = made(machine)
@@ -269,6 +314,14 @@ def test_a_monitor_that_stops_midway_leaves_the_sizes_and_a_note() -> None:
     assert not acc.report().notes
 
 
+def test_a_monitor_that_was_stopped_says_nothing_of_larger_sizes() -> None:
+    machine = Machine(1000, base=200, row=55)  # 16 rows take 1,080
+    acc, model = made(machine)
+    windows(acc, model, machine)
+    machine.running = False
+    assert windows(acc, model, machine, 20) == [[8] * 3] * 20
+
+
 def test_without_a_limit_the_whole_batch_is_tried_and_a_note_says_so() -> None:
     machine = Machine(0)
     machine.limit = 0
@@ -289,6 +342,15 @@ def test_a_reading_that_fails_ends_no_training(at: int) -> None:
     assert any("OSError: no such file" in note for note in acc.report().notes)
     windows(acc, model, machine)
     assert not acc.report().notes
+
+
+@pytest.mark.parametrize("at", range(60))
+def test_a_reading_that_fails_lets_no_larger_size_be_tried(at: int) -> None:
+    machine = Machine(1000, base=200, row=55, fails=at)
+    acc, model = made(machine)
+    sizes = windows(acc, model, machine, 20)
+    assert max(max(found) for found in sizes) == 8
+    assert close(model, whole(20))
 
 
 def test_a_device_that_the_monitor_does_not_watch_is_refused(monkeypatch) -> None:
