@@ -148,7 +148,7 @@ class Watermark:
         self._rises: dict[str, Rises] = {}
         self._base: dict[str, int] = {}  # bytes that this process held when the window began
         self._highest: dict[str, int] = {}  # bytes of this process seen within a micro-batch
-        self._proven: float = 0.0  # rows of the largest micro-batch that ended below the watermark
+        self._proven: float = 0.0  # rows of the largest micro-batch that was measured
         self._windows = self._refused = self._seen = 0
         self._wait = self._skips = 0  # occasions to ask for memory that are left out
         self._answers = True  # False: the monitor was stopped, or its last reading failed
@@ -317,20 +317,20 @@ class Watermark:
 
     def give_back(self) -> None:
         """Ask what can give back: pools, Python's cycles, torch's cache and malloc's idle pages.
-        Where that brought less than 5 % of a limit, more and more occasions are left out: it takes
-        some 100 ms."""
+        Where that lowered the base by less than 5 % of a limit, more and more occasions are left
+        out: it takes some 100 ms, and the next pass faults malloc's pages in again."""
         if self._skips:
             self._skips -= 1
             return
         self._wait = self._skips = min(2 * self._wait + 1, MOST_SKIPS)
         before, idle = {room.memory: room.own_bytes for room in self._read()}, self._idle()
         reclaim.ask()
-        self._monitor.cleanup_memory(aggressive=True)
+        self._monitor.cleanup_memory()
         for room in self._read():
             freed = before.get(room.memory, 0) - room.own_bytes
+            freed -= idle * _is_host(room)  # which is no part of the base
             if freed >= RISE * room.limit_bytes:
                 self._wait = self._skips = 0
-            freed -= idle * _is_host(room)  # which is no part of the base
             if room.memory in self._base and freed > 0:
                 self._base[room.memory] -= freed
 
@@ -358,7 +358,7 @@ class Watermark:
         if not self._base:  # the monitor failed, so that nothing was measured
             return
         self._seen += 1
-        stayed = []  # of each memory, whether it stayed below the watermark
+        measured = False
         for room in rooms:
             base = self._base.get(room.memory)
             peak = passage.peak_bytes
@@ -367,15 +367,12 @@ class Watermark:
             peak = max(peak or 0, self._highest.get(room.memory, 0))
             if _is_host(room):
                 self._top = max(self._top, peak)
-            if base is None or not peak:
-                continue
-            if rows < math.inf:
+            # One whole batch, of which the rows are not known, says nothing of another one.
+            if base is not None and peak and rows < math.inf:
                 rises = self._rises.setdefault(room.memory, Rises())
                 rises.see(rows, max(0, peak - base), anew=self._seen == 2)
-            high = room.used_bytes - room.own_bytes + peak
-            stayed.append(high < self._watermark * room.limit_bytes)
-        # One whole batch says nothing of another one.
-        if stayed and all(stayed) and rows < math.inf:
+                measured = True
+        if measured:
             self._proven = max(self._proven, rows)
 
     @contextmanager

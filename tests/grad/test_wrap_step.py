@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import weakref
 from typing import Any, NamedTuple
 
 import pytest
@@ -129,6 +130,15 @@ def test_out_of_memory_in_it_halves_and_counts_once(phase: str) -> None:
     assert trainer.bits() == pytest.approx(plain.bits(), rel=1e-5, abs=1e-7)
 
 
+def test_a_window_that_begins_anew_counts_results_once() -> None:
+    plain, trainer = Trainer(), Trainer()
+    trainer.inject = Inject(backward={1})
+    step = wrapped(trainer, undo="redo").wrap_step(trainer.step)
+    wanted, found = plain.step(batch(ROWS)), step(batch(ROWS))
+    assert trainer.sizes == [8, 8, 8, 4, 4, 4, 4]
+    assert found["loss"] == pytest.approx(wanted["loss"], rel=1e-5)
+
+
 def test_with_a_monitor_it_begins_low_and_climbs() -> None:
     plain, trainer = Trainer(), Trainer()
     machine = Machine(10_000, base=100, row=10)
@@ -252,6 +262,51 @@ def test_a_function_that_clips_by_a_name_of_its_own_module() -> None:
     assert wrapped_step(batch(ROWS)) == pytest.approx(last.norm)
 
 
+def test_a_function_that_clips_values() -> None:
+    class Clips(Trainer):
+        def step(self, x: torch.Tensor) -> Any:
+            self.optimizer.zero_grad()
+            self.loss(x).backward()
+            assert torch.nn.utils.clip_grad_value_(self.all.parameters(), 0.01) is None
+            self.optimizer.step()
+
+    plain, trainer = Clips(), Clips()
+    wrapped(trainer, max_norm=None, max_value=0.01, scheduler=None).wrap_step(trainer.step)(
+        batch(ROWS)
+    )
+    plain.step(batch(ROWS))
+    assert trainer.bits() == pytest.approx(plain.bits(), rel=1e-5, abs=1e-7)
+
+
+def test_another_module_may_drop_its_gradients() -> None:
+    trainer, other = Trainer(), torch.nn.Linear(2, 1)
+    other.weight.grad = torch.ones(1, 2)
+
+    def step(x: torch.Tensor) -> None:
+        other.zero_grad()
+        trainer.step(x)
+
+    wrapped(trainer).wrap_step(step)(batch(ROWS))
+    assert other.weight.grad is None
+
+
+def test_no_result_is_kept_after_the_call() -> None:
+    trainer, results = Trainer(), []
+
+    class Result:
+        pass
+
+    def step(x: torch.Tensor) -> Result:
+        trainer.step(x)
+        result = Result()
+        results.append(weakref.ref(result))
+        return result
+
+    wrapped_step = wrapped(trainer).wrap_step(step, combine=lambda found, weights: len(found))
+    assert wrapped_step(batch(ROWS)) == 3
+    assert [result() for result in results] == [None] * 3
+
+
 def test_combine_gets_all_results_and_weights() -> None:
     class Outputs(Trainer):
         def step(self, x: torch.Tensor) -> Any:
@@ -290,6 +345,16 @@ def refusals() -> dict[str, tuple[str, dict[str, Any], Any]]:
     def clips_more(t: Trainer, x: Any) -> None:
         t.loss(x).backward()
         torch.nn.utils.clip_grad_norm_(t.all.parameters(), 0.25)
+        t.optimizer.step()
+
+    def clips_another_norm(t: Trainer, x: Any) -> None:
+        t.loss(x).backward()
+        torch.nn.utils.clip_grad_norm_(t.all.parameters(), 0.5, norm_type=1.0)
+        t.optimizer.step()
+
+    def clips_values(t: Trainer, x: Any) -> None:
+        t.loss(x).backward()
+        torch.nn.utils.clip_grad_value_(t.all.parameters(), 0.02)
         t.optimizer.step()
 
     def clips_a_part(t: Trainer, x: Any) -> None:
@@ -376,6 +441,10 @@ def refusals() -> dict[str, tuple[str, dict[str, Any], Any]]:
     return {
         "clips more": ("clips gradients by torch's clip_grad_norm_ to 0.25, and GradAccumulator "
                        "has max_norm=0.5", {}, clips_more),
+        "another norm": ("clip_grad_norm_ to 0.5, .* \\(and the 2-norm\\)", {},
+                         clips_another_norm),
+        "clips values": ("clip_grad_value_ to 0.02, and GradAccumulator has max_value=0.01",
+                         {"max_norm": None, "max_value": 0.01}, clips_values),
         "clips a part": ("clips gradients by torch's clip_grad_norm_ without 2 of the optimizer's "
                          "4 parameters", {}, clips_a_part),
         "an old name": ("called a step\\(\\) of the optimizer that was looked up before", {},
