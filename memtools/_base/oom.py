@@ -32,6 +32,7 @@ _TEXTS: Final = (
     "can't allocate memory",  # torch on the host
     "cannot allocate memory",  # the system's words for ENOMEM
     "not enough memory",
+    "memory allocation failed",  # HDF5, in an OSError without a number
     "bad_alloc",  # torch passes on what C++ throws
     "failed to allocate",
     "unable to allocate",
@@ -141,11 +142,10 @@ def shortage(error: BaseException) -> Shortage | None:
 def says_out_of_memory(name: str, text: str) -> bool:
     """The same of an exception of which only its type's name and its text are left, as in a record.
     What a guard raises before memory is out does not count."""
-    if name in ("MemoryError", "OutOfMemoryError", "BudgetError") or name.endswith(
-        (".OutOfMemoryError", ".MemoryError")
-    ):
+    kind = name.rpartition(".")[2]
+    if kind in ("MemoryError", "OutOfMemoryError", "BudgetError"):
         return True
-    if name in ("HostMemoryPressure", "DeviceMemoryPressure"):
+    if kind in ("HostMemoryPressure", "DeviceMemoryPressure"):
         return False
     return _has_code(text) or _has_words(text)
 

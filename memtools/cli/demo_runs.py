@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from memtools._base.oom import says_out_of_memory
 from memtools._base.size import parse_bytes
 from memtools._base.text import shown
 from memtools.cli.demo_cases import PACKAGE, Case, missing_module
@@ -27,8 +28,6 @@ from memtools.record.events import signal_name
 from memtools.record.figures import figures_of
 from memtools.record.record import Record, read_record
 
-#: the last line of a process that did not get the memory it asked for
-OUT_OF_MEMORY = re.compile("MemoryError|bad_alloc|allocate memory|memory allocation failed")
 UPDATE = re.compile(r"update (\d+) of (\d+), (.*)")
 Result = dict[str, Any]
 Show = Callable[[str], None]  # takes each line that a running example prints
@@ -212,7 +211,10 @@ def by_memory(error: list[str]) -> str:
         return "a worker was killed"
     if re.search("rebuild_storage_fd(.|\n)*Connection", text):  # while its batch was taken over
         return "a worker was killed"
-    return "out of memory" if OUT_OF_MEMORY.search(text) else ""
+    # Lines that begin with a space are the program's own.
+    lines = [line.partition(": ") for line in error if not line.startswith(" ")]
+    is_out = any(says_out_of_memory(name, said) for name, _, said in lines)
+    return "out of memory" if is_out else ""
 
 
 def failure(status: int, reason: str) -> str:

@@ -107,7 +107,7 @@ class BackOff:
         try:
             if self.watermark is not None:
                 self.watermark.begin_window()
-                if self.control.is_new and split is None and self.watermark.is_on:
+                if self.control.is_new and split is None and self.watermark.has_limits:
                     self.control.start_low(FIRST_ROWS)
             window_step = _Step(self, left, loss_fn, sizes)
             window_step.run()
@@ -258,11 +258,16 @@ class _Step:
             return self.size
         if watermark.is_on and min(self.size, left) < math.inf:
             self._heed_watermark(watermark, left)
-        size = self.runner.ranks.least(self.size)
+        size = self.size
         if left - size == 1 and size >= FIRST_ROWS:
             # A last micro-batch of one row is refused by BatchNorm.
-            self.spared = 1 if size > FIRST_ROWS else -int(self.owner.control.top > size)
-        return size - self.spared
+            self.spared = 1 if size > FIRST_ROWS else -int(self._has_room_for(watermark, size + 1))
+        return self.runner.ranks.least(size - self.spared)
+
+    def _has_room_for(self, watermark: Watermark, rows: float) -> bool:
+        """Whether one row more than a size may be tried: not where rows ran out of memory in this
+        window, which would be tried again and again."""
+        return rows <= self.owner.control.top and not self.lowest and not watermark.over(rows)
 
     def _heed_watermark(self, watermark: Watermark, left: float) -> None:
         """Take twice as many rows where the monitor has room for them and larger sizes are still
@@ -270,8 +275,10 @@ class _Step:
         control, rows = self.owner.control, min(self.size, left)
         if control.climbing and left > self.size and watermark.is_measured(self.size):
             most = min(2 * self.size, control.top)
-            if watermark.over(min(most, left)):
+            if watermark.over(min(most, self.left.most)):  # the next window begins with as many
                 most = watermark.larger(self.size, most)
+            if not watermark.is_on:  # the monitor failed, and says nothing of larger sizes
+                return
             if most > self.size:
                 self.size = control.size = most
                 return
@@ -472,7 +479,9 @@ class Failed:
         bridge.connect().torch.cuda.empty_cache()
         if not self.shortage.of_host:
             return ""
-        changed = [_CHANGED] if malloc.map_large_blocks() else []
+        # At a watermark nothing has run out, and the next pass uses what malloc keeps.
+        is_out = self.phase != WATERMARK
+        changed = [_CHANGED] if is_out and malloc.map_large_blocks() else []
         reclaim.trim()
         if onednn.REFUSAL in self.shortage.line:
             changed.append(onednn.mend(bridge.connect().torch))

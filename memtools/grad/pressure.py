@@ -148,9 +148,13 @@ class Watermark:
         self._rises: dict[str, Rises] = {}
         self._base: dict[str, int] = {}  # bytes that this process held when the window began
         self._highest: dict[str, int] = {}  # bytes of this process seen within a micro-batch
-        self._proven: float = 0.0  # rows of the largest micro-batch that ended below the watermark
+        self._proven: float = 0.0  # rows of the largest micro-batch that was measured
         self._windows = self._refused = self._seen = 0
         self._wait = self._skips = 0  # occasions to ask for memory that are left out
+        self._answers = True  # False: the monitor was stopped, or its last reading failed
+        # How often malloc has given its idle pages back, and, since the last time, the least and
+        # the most that this process held; the least without the gradients of a window.
+        self._trims, self._bare, self._top = 0, 0, math.inf
         self._is_off = environment.is_off  # MEMTOOLS=0: the monitor does nothing either
         self._probe = _core.Probe()
 
@@ -166,7 +170,8 @@ class Watermark:
         if self._is_off:
             return
         first = self._windows == 1
-        if not self._monitor.running:
+        self._answers = self._monitor.running
+        if not self._answers:
             if first:
                 self._windows = 0
                 raise RuntimeError(
@@ -197,12 +202,14 @@ class Watermark:
     def _set_base(self, rooms: Sequence[Room]) -> None:
         """Take what is held now as the base. What malloc keeps idle is used again by the passes to
         come, so that it is no part of it."""
-        idle = self._idle()
+        idle = self._idle() if rooms else 0
         self._base = {room.memory: room.own_bytes - idle * _is_host(room) for room in rooms}
 
     def _idle(self) -> int:
-        """Freed bytes that malloc keeps; 0 where it does not tell."""
-        return self._probe.read(_core.READ_HEAP).heap_free or 0
+        """Freed bytes that malloc keeps and that are resident; 0 where it does not tell. It counts
+        pages that it gave back as well: of those, only what was used since is resident again."""
+        free = self._probe.read(_core.READ_HEAP).heap_free or 0
+        return int(max(0, min(free, self._top - self._bare)))
 
     def _check_devices(self, rooms: Sequence[Room]) -> None:
         """Raise ValueError for a CUDA device that has parameters and is not watched."""
@@ -217,6 +224,11 @@ class Watermark:
                 )
 
     @property
+    def has_limits(self) -> bool:
+        """Whether memory has a limit here, as far as the monitor answers."""
+        return bool(self._base) or not self._answers
+
+    @property
     def is_on(self) -> bool:
         """Whether there is a base to compare with."""
         return bool(self._base)
@@ -224,14 +236,21 @@ class Watermark:
     def _read(self) -> Sequence[Room]:
         """What the monitor says; nothing, and a note, where it fails: training goes on."""
         try:
-            return self._monitor.headroom()
+            rooms = self._monitor.headroom()
         except Exception as error:
-            self._base = {}
+            self._base, self._answers = {}, False
             self.note = (
                 f"the monitor failed with {type(error).__name__}: {error}; micro-batches get "
                 "smaller where memory runs out, and not before"
             )
             return ()
+        is_trimmed, self._trims = self._trims != reclaim.times_trimmed, reclaim.times_trimmed
+        for room in filter(_is_host, rooms):
+            own = room.own_bytes
+            if is_trimmed:
+                self._bare = min(own, self._base.get(room.memory, own))
+            self._top = own if is_trimmed else max(self._top, own)
+        return rooms
 
     # --- before a micro-batch ---
 
@@ -278,11 +297,15 @@ class Watermark:
         return max(found, rows)
 
     def may_rise(self, rows: float) -> bool:
-        """Whether a window may begin with more rows than the last one. A measure that forbids it
-        again and again is dropped: it may have been of an unusual batch."""
+        """Whether a window may begin with more rows than the last one: not while the monitor does
+        not answer. A measure that forbids it again and again is dropped: it may have been of an
+        unusual batch."""
         if self._base:  # the gradients are gone, and the optimizer may have made its state
             self._set_base(self._read())
-        if not self.over(rows, RISE):
+        why = self.over(rows, RISE)
+        if not self._answers:
+            return False
+        if not why:
             self._refused = 0
             return True
         self._refused += 1
@@ -294,21 +317,20 @@ class Watermark:
 
     def give_back(self) -> None:
         """Ask what can give back: pools, Python's cycles, torch's cache and malloc's idle pages.
-        Where that brought less than 5 % of a limit, more and more occasions are left out: it takes
-        some 100 ms."""
+        Where that lowered the base by less than 5 % of a limit, more and more occasions are left
+        out: it takes some 100 ms, and the next pass faults malloc's pages in again."""
         if self._skips:
             self._skips -= 1
             return
         self._wait = self._skips = min(2 * self._wait + 1, MOST_SKIPS)
         before, idle = {room.memory: room.own_bytes for room in self._read()}, self._idle()
         reclaim.ask()
-        self._monitor.cleanup_memory(aggressive=True)
-        idle -= self._idle()
+        self._monitor.cleanup_memory()
         for room in self._read():
             freed = before.get(room.memory, 0) - room.own_bytes
+            freed -= idle * _is_host(room)  # which is no part of the base
             if freed >= RISE * room.limit_bytes:
                 self._wait = self._skips = 0
-            freed -= idle * _is_host(room)
             if room.memory in self._base and freed > 0:
                 self._base[room.memory] -= freed
 
@@ -332,22 +354,25 @@ class Watermark:
         armed = watched and (rows > self._proven or bool(self.over(rows, RISE)))
         with passage, self._looks(armed):
             yield
+        rooms = self._read()
+        if not self._base:  # the monitor failed, so that nothing was measured
+            return
         self._seen += 1
-        crossed = False
-        for room in self._read():
+        measured = False
+        for room in rooms:
             base = self._base.get(room.memory)
             peak = passage.peak_bytes
             if not _is_host(room):
                 peak = passage.device_peak_bytes.get(int(room.memory[5:]))
             peak = max(peak or 0, self._highest.get(room.memory, 0))
-            if base is None or not peak:
-                continue
-            if rows < math.inf:
+            if _is_host(room):
+                self._top = max(self._top, peak)
+            # One whole batch, of which the rows are not known, says nothing of another one.
+            if base is not None and peak and rows < math.inf:
                 rises = self._rises.setdefault(room.memory, Rises())
                 rises.see(rows, max(0, peak - base), anew=self._seen == 2)
-            high = room.used_bytes - room.own_bytes + peak
-            crossed = crossed or high >= self._watermark * room.limit_bytes
-        if not crossed:
+                measured = True
+        if measured:
             self._proven = max(self._proven, rows)
 
     @contextmanager

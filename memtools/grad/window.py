@@ -389,7 +389,7 @@ class WindowRunner:
         if not loss.requires_grad or loss.dim() > 0 or hasattr(loss, WENT_BACKWARD):
             refuse_loss(loss)
         if weight is not None:
-            weight = _units(self._torch, weight)
+            weight = checked_weight(self._torch, weight)
         if gradients.remembered and (change := gradients.changed()) is not None:
             raise self._tear("backward()", change)
         first = window.guess == 0.0
@@ -637,7 +637,7 @@ class Block:
 # --- what a loss function returns ---
 
 
-def _units(torch: Any, weight: Any) -> Any:
+def checked_weight(torch: Any, weight: Any) -> Any:
     """Return a weight as a float, or as a 0-d tensor where it lives on a device: that is not waited
     for.
 

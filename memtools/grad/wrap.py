@@ -11,6 +11,8 @@
                                              at the end: one update, and the mean of what was kept
 
 What is held back is replaced while the function runs, on its thread, and put back when it returns.
+What belongs to torch and not to the accumulator is put back when the last such function has
+returned, as several threads may train, each with an accumulator of its own.
 A step() that does something else with the gradients or makes other updates would train on parts of
 a batch; it is refused, in a sentence that says what to change, and the window is dropped.
 """
@@ -27,6 +29,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from memtools._base import torch as bridge
+from memtools.grad.window import checked_weight
 
 if TYPE_CHECKING:
     from memtools.grad.backoff import BackOff
@@ -35,6 +38,11 @@ if TYPE_CHECKING:
 
 REDUCTIONS: Final = ("mean", "sum")
 _MISSING: Final = object()
+_ORIGINAL: Final = "_memtools_original"  # of a function that stands in for another one
+_thread = threading.local()  # `held`: what the innermost wrapped function on it holds back
+_lock = threading.Lock()  # of `_originals`
+#: How many contexts have replaced a function now, and the function, by its owner's id and name.
+_originals: dict[tuple[int, str], tuple[int, Any]] = {}
 
 
 class StepWrapper:
@@ -107,7 +115,7 @@ class StepWrapper:
         count = self._runner.window.count
         rows = self._back_off().rows
         if self._weight is not None:
-            weight: Any = self._weight(*args, **kwargs)
+            weight = checked_weight(bridge.connect().torch, self._weight(*args, **kwargs))
         elif rows and self._split is None:
             weight = float(rows)
         else:
@@ -129,6 +137,12 @@ class StepWrapper:
         del self._results[count:]  # of micro-batches that are tried again
         if self._combine is None:
             result = _kept(result, _name(self._function))
+            if self._results and _form(result) != _form(self._results[0][0]):
+                self._refuse(
+                    "returned other fields than for the micro-batch before, of which there is no "
+                    "mean: give wrap_step() combine, a function of the list of results and the "
+                    "list of weights"
+                )
         self._results.append((result, weight))
 
     def _refuse(self, why: str) -> NoReturn:
@@ -152,35 +166,38 @@ class _Held:
         self._weight, self._sums = weight, reduction == "sum"
         self._count = count  # micro-batches of this window before
         self._thread = threading.get_ident()
-        self._inside = False  # of the accumulator's own backward pass
+        self.inside = False  # of the accumulator's own backward pass
         self._backwards = self._steps = 0
 
     @contextmanager
     def back(self) -> Iterator[None]:
         """Hold it back until the end of the block."""
         torch = self._torch
-        utils, scaler = torch.nn.utils, torch.amp.GradScaler
+        utils = torch.nn.utils
         with ExitStack() as stack:
-
-            def put(owner: Any, name: str, new: Callable[[Any], Any]) -> None:
-                stack.enter_context(_replaced(owner, name, new))
-
-            put(torch.Tensor, "backward", self._here(self._backward))
-            put(torch.autograd, "backward", self._here(self._other_backward))
-            put(torch.nn.Module, "zero_grad", self._here(self._zero_module))
-            for optimizer in _inner(self._runner.optimizer):
-                put(optimizer, "step", lambda _: self._step)
-                put(optimizer, "zero_grad", lambda _: _nothing)
-            put(torch.optim.lr_scheduler.LRScheduler, "step", self._here(self._other_schedule))
-            if self._settings.scheduler is not None:
-                put(self._settings.scheduler, "step", lambda _: self._schedule)
+            put, share = _entering(stack, _replaced), _entering(stack, _shared)
+            before = getattr(_thread, "held", None)
+            stack.callback(setattr, _thread, "held", before)
+            _thread.held = self
+            share(torch.Tensor, "backward", "_backward")
+            share(torch.autograd, "backward", "_other_backward")
+            share(torch.nn.Module, "zero_grad", "_zero_module")
+            for kind in _with_own_step(torch.optim.lr_scheduler.LRScheduler):
+                share(kind, "step", "_other_schedule")
             for name in ("scale", "unscale_", "step", "update"):
-                put(scaler, name, self._here(getattr(self, f"_scaler_{name.strip('_')}")))
-            for name, limit in (("clip_grad_norm_", "max_norm"), ("clip_grad_value_", "max_value")):
-                clip = self._here(functools.partial(self._clip, limit))
-                original = getattr(utils, name)
-                put(utils, name, clip)
-                stack.enter_context(_replaced_global(self._function, original, clip(original)))
+                share(torch.amp.GradScaler, name, f"_scaler_{name.strip('_')}")
+            names = _globals(self._function)
+            for name in ("clip_grad_norm_", "clip_grad_value_"):
+                original = share(utils, name, f"_{name.strip('_')}")
+                ours = getattr(utils, name)
+                for own, value in list(names.items()):
+                    if value is original or value is ours:
+                        share(names, own, f"_{name.strip('_')}")
+            for optimizer in _inner(self._runner.optimizer):
+                put(optimizer, "step", self._step)
+                put(optimizer, "zero_grad", _nothing)
+            if self._settings.scheduler is not None:
+                put(self._settings.scheduler, "step", self._schedule)
             optimizers = sys.modules[torch.optim.Optimizer.__module__]
             hook = optimizers.register_optimizer_step_pre_hook(self._other_step)
             stack.callback(hook.remove)
@@ -203,21 +220,6 @@ class _Held:
                 f"left gradients that were {change.what} after backward(): a norm or a value is "
                 "clipped by GradAccumulator(max_norm=..., max_value=... or clip=...)"
             )
-
-    def _here(self, new: Callable[..., Any]) -> Callable[[Any], Any]:
-        """What takes the place of a function that all threads call: `new` on this thread, called
-        with the original, and the original on all others."""
-
-        def make(original: Any) -> Any:
-            @functools.wraps(original)
-            def call(*args: Any, **kwargs: Any) -> Any:
-                if self._inside or threading.get_ident() != self._thread:
-                    return original(*args, **kwargs)
-                return new(original, *args, **kwargs)
-
-            return call
-
-        return make
 
     # --- the gradients ---
 
@@ -246,11 +248,11 @@ class _Held:
             scaled, units = loss, 1.0 if self._count == 0 else 0.0
         else:
             scaled = loss * units
-        self._inside = True
+        self.inside = True
         try:
             self._runner.backward(scaled, units if first else 0.0, bool(retain_graph))
         finally:
-            self._inside = False
+            self.inside = False
         self._runner.gradients.remember()
 
     def _other_backward(self, original: Any, *args: Any, **kwargs: Any) -> None:
@@ -261,22 +263,39 @@ class _Held:
         if held.isdisjoint(map(id, module.parameters())):
             original(module, *args, **kwargs)
 
-    def _clip(self, limit: str, original: Any, *args: Any, **kwargs: Any) -> Any:
+    def _clip_grad_norm(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Of the whole gradient, and so at the window's end. Returns the norm of the last one."""
         given = inspect.signature(original).bind(*args, **kwargs).arguments
-        size = float(given["max_norm" if limit == "max_norm" else "clip_value"])
-        wanted = getattr(self._settings, limit)
-        if wanted is None or size != wanted or float(given.get("norm_type", 2.0)) != 2.0:
+        norm = float(given.get("norm_type", 2.0))
+        self._check_clip(original, given, "max_norm", given["max_norm"], norm)
+        last = self._runner.totals.last
+        return self._torch.tensor(0.0 if last is None else last.norm)
+
+    def _clip_grad_value(self, original: Any, *args: Any, **kwargs: Any) -> None:
+        given = inspect.signature(original).bind(*args, **kwargs).arguments
+        self._check_clip(original, given, "max_value", given["clip_value"], 2.0)
+
+    def _check_clip(self, original: Any, given: Any, limit: str, size: Any, norm: float) -> None:
+        """Refuse what the accumulator does not do to all gradients at the window's end."""
+        wanted, size = getattr(self._settings, limit), float(size)
+        if wanted is None or size != wanted or norm != 2.0:
             has = "none" if wanted is None else f"{limit}={wanted:g}"
             self._refuse(
                 f"clips gradients by torch's {original.__name__} to {size:g}, and GradAccumulator "
                 f"has {has}: give it {limit}={size:g} (and the 2-norm), which clips the gradient "
                 "of the whole batch"
             )
-        if limit == "max_value":
-            return None
-        last = self._runner.totals.last
-        return self._torch.tensor(0.0 if last is None else last.norm)
+        clipped = given["parameters"]
+        clipped = [clipped] if isinstance(clipped, self._torch.Tensor) else clipped
+        held = [p for p in self._runner.gradients.trained if p.grad is not None]
+        left = len(held) - len({id(p) for p in held} & set(map(id, clipped)))
+        if left:
+            self._refuse(
+                f"clips gradients by torch's {original.__name__} without {left} of the optimizer's "
+                f"{len(held)} parameters, and GradAccumulator clips all of them together: clip all "
+                "in one call, or leave it out and give GradAccumulator clip, a function of the "
+                "parameters"
+            )
 
     # --- the update ---
 
@@ -288,7 +307,14 @@ class _Held:
             self._refuse("called optimizer.step() twice: one update in a call can be wrapped")
 
     def _other_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if threading.get_ident() == self._thread:
+        if threading.get_ident() != self._thread:
+            return
+        if any(optimizer is own for own in _inner(self._runner.optimizer)):
+            self._refuse(
+                "called a step() of the optimizer that was looked up before the call, and is not "
+                "held back: write optimizer.step() where it steps"
+            )
+        else:
             self._refuse(
                 f"stepped a second optimizer ({type(optimizer).__name__}), which is not held back: "
                 "one optimizer can be wrapped"
@@ -378,11 +404,16 @@ def _inner(optimizer: Any) -> Iterator[Any]:
         yield optimizer
 
 
+def _entering(stack: ExitStack, manager: Callable[..., Any]) -> Callable[..., Any]:
+    """Enter a context of `manager` into `stack`, with the arguments of the call."""
+    return lambda *args: stack.enter_context(manager(*args))
+
+
 @contextmanager
-def _replaced(owner: Any, name: str, new: Callable[[Any], Any]) -> Iterator[None]:
-    """An attribute replaced by what `new` makes of it, and put back."""
+def _replaced(owner: Any, name: str, new: Any) -> Iterator[None]:
+    """An attribute of an object that the accumulator has, replaced and put back."""
     before = vars(owner).get(name, _MISSING)
-    setattr(owner, name, new(getattr(owner, name)))
+    setattr(owner, name, new)
     try:
         yield
     finally:
@@ -393,17 +424,63 @@ def _replaced(owner: Any, name: str, new: Callable[[Any], Any]) -> Iterator[None
 
 
 @contextmanager
-def _replaced_global(function: Any, original: Any, new: Any) -> Iterator[None]:
-    """The same of each name in the function's own module that is the original."""
-    names = getattr(inspect.unwrap(getattr(function, "__func__", function)), "__globals__", {})
-    found = [name for name, value in names.items() if value is original]
-    for name in found:
-        names[name] = new
+def _shared(owner: Any, name: str, method: str) -> Iterator[Any]:
+    """A function of a class, a module or a dict of globals, which all threads call, replaced while
+    one of them is in such a context. On a thread that holds something back, `method` of that is
+    called, with the function itself as the first argument. Yields the function itself."""
+    place = id(owner), name
+    with _lock:
+        count, original = _originals.get(place, (0, None))
+        if not count:
+            original = owner[name] if isinstance(owner, dict) else getattr(owner, name)
+            original = getattr(original, _ORIGINAL, original)
+            _put(owner, name, _dispatched(original, method))
+        _originals[place] = count + 1, original
     try:
-        yield
+        yield original
     finally:
-        for name in found:
-            names[name] = original
+        with _lock:
+            count = _originals[place][0] - 1
+            _originals[place] = count, original
+            if not count:
+                del _originals[place]
+                _put(owner, name, original)
+
+
+def _put(owner: Any, name: str, function: Any) -> None:
+    if isinstance(owner, dict):
+        owner[name] = function
+    else:
+        setattr(owner, name, function)
+
+
+def _dispatched(original: Any, method: str) -> Any:
+    """What takes the place of a function that all threads call."""
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        held = getattr(_thread, "held", None)
+        if held is None or held.inside:
+            return original(*args, **kwargs)
+        return getattr(held, method)(original, *args, **kwargs)
+
+    setattr(call, _ORIGINAL, original)
+    return call
+
+
+def _with_own_step(kind: Any) -> Iterator[Any]:
+    """A class of schedulers and those derived from it, as far as they define step()."""
+    if "step" in vars(kind):
+        yield kind
+    for derived in kind.__subclasses__():
+        yield from _with_own_step(derived)
+
+
+def _globals(function: Any) -> dict[str, Any]:
+    """The names of the module that a function was written in."""
+    plain = inspect.unwrap(getattr(function, "__func__", function))
+    found: dict[str, Any] = getattr(plain, "__globals__", {})
+    return found
 
 
 def _numbers(optimizer: Any) -> list[dict[str, Any]]:
@@ -444,6 +521,22 @@ def _kept(result: Any, name: str) -> Any:
     )
 
 
+def _form(result: Any) -> Any:
+    """What has to be the same of all results that are averaged."""
+    if isinstance(result, Mapping):
+        return {key: _form(value) for key, value in result.items()}
+    if isinstance(result, (list, tuple)):
+        return type(result), [_form(value) for value in result]
+    return _is_number(result)
+
+
+def _is_number(value: Any) -> bool:
+    """Whether there is a mean of it."""
+    if isinstance(value, (int, float)):
+        return not isinstance(value, bool)
+    return isinstance(value, bridge.connect().torch.Tensor)
+
+
 def _joined(results: list[Any], weights: list[float], total: float) -> Any:
     """The weighted mean of what micro-batches returned, field by field; what is not a number is
     the last one's."""
@@ -453,8 +546,7 @@ def _joined(results: list[Any], weights: list[float], total: float) -> Any:
     if isinstance(first, (list, tuple)):
         fields = [_joined(list(one), weights, total) for one in zip(*results, strict=True)]
         return type(first)(*fields) if hasattr(first, "_fields") else type(first)(fields)
-    is_number = isinstance(first, (int, float)) and not isinstance(first, bool)
-    if not is_number and not isinstance(first, bridge.connect().torch.Tensor):
+    if not _is_number(first):
         return results[-1]
     if len(results) == 1:
         return first

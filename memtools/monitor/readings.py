@@ -87,10 +87,17 @@ class Readings:
 
     def host(self) -> HostTiers:
         """The sampler's newest sample; before the first one, a reading of the probe."""
-        sample, limit = self._sampler.latest() or self._probe.read(), self._sampler.limit()
+        sampler = self._sampler
+        sample, used, limit = sampler.latest(), sampler.used(), sampler.limit()
+        for _ in range(3):  # until no new sample has come in between: all three are of one moment
+            newest = sampler.latest()
+            if sample is None or newest is None or newest.time_ns == sample.time_ns:
+                break
+            sample, used, limit = newest, sampler.used(), sampler.limit()
+        sample = sample or self._probe.read()
         return HostTiers(
             sample.rss,
-            self._sampler.used(),
+            used,
             None if limit is None else limit[0],
             sample.available,
             sample.children_private,

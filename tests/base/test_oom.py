@@ -134,6 +134,23 @@ def test_it_is_something_else(name):
     assert oom.shortage(OTHER[name]) is None
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "is_out"),
+    [
+        ("MemoryError", "", True),
+        ("memtools.BudgetError", "the pool is full", True),
+        ("numpy._core._exceptions._ArrayMemoryError", "Unable to allocate 7.45 GiB", True),
+        ("OSError", "[Errno 12] Cannot allocate memory", True),
+        ("OSError", "Can't read data (memory allocation failed for raw data chunk)", True),
+        ("OSError", "[Errno 2] No such file or directory", False),
+        ("HostMemoryPressure", "not enough memory", False),
+        ("memtools.errors.HostMemoryPressure", "not enough memory", False),
+    ],
+)
+def test_an_error_of_which_only_the_name_and_the_text_are_left(name, text, is_out):
+    assert oom.says_out_of_memory(name, text) is is_out
+
+
 def test_a_ring_of_causes_ends():
     first, second = ValueError("a"), ValueError("b")
     first.__cause__, second.__cause__ = second, first

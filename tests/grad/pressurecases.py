@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from memtools import GradAccumulator
+from memtools._base import reclaim
 
 LAYERS = 4
 
@@ -37,6 +38,8 @@ class Machine:
     idle: int = 0
     #: what malloc keeps, and the next pass uses first
     heap_free: int = 0
+    #: of that, pages that malloc gave back and nobody has used since
+    given_back: int = 0
     #: rows of each micro-batch that was begun
     tried: list[int] = dataclasses.field(default_factory=list)
     #: which reading fails, counted from 0, or None
@@ -51,10 +54,11 @@ class Machine:
 
     @property
     def own(self) -> int:
-        return self.base + self.idle + max(self.taken, self.heap_free)
+        return self.base + self.idle + max(self.taken, self.heap_free - self.given_back)
 
     def take(self, count: float) -> None:
         self.taken += int(count)
+        self.given_back = min(self.given_back, max(0, self.heap_free - self.taken))
         self.peak = max(self.peak, self.own)
         if self.own + self.others > self.limit:
             raise Killed
@@ -66,7 +70,7 @@ class Machine:
 
     def read(self, fields: int) -> Any:
         """What the probe of a process has."""
-        return SimpleNamespace(heap_free=self.heap_free)
+        return SimpleNamespace(heap_free=max(0, self.heap_free - self.taken))
 
     # --- what a monitor has ---
 
@@ -90,6 +94,8 @@ class Machine:
 
     def cleanup_memory(self, aggressive: bool = False) -> dict[str, float]:
         self.cleanups += 1
+        self.given_back = max(0, self.heap_free - self.taken)
+        reclaim.times_trimmed += 1
         return {}
 
 
@@ -145,6 +151,7 @@ def loss_of(model: nn.Module, machine: Machine | None = None) -> Any:
     def loss_fn(x: torch.Tensor) -> tuple[torch.Tensor, int]:
         if machine is not None:
             machine.tried.append(len(x))
+            machine.taken = 0  # where nobody measures micro-batches
         return (model(x) - 0.5).square().sum(), len(x)
 
     return loss_fn
@@ -159,7 +166,7 @@ def windows(acc: GradAccumulator, model: nn.Module, machine: Machine, count: int
     """Some windows; the rows of each one's micro-batches."""
     found = []
     for index in range(count):
-        machine.tried = []
+        machine.tried, machine.taken = [], 0
         acc.step(batch(rows, index), loss_of(model, machine))
         found.append(machine.tried)
     return found

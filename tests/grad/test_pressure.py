@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import types
 from typing import Any
 
@@ -10,10 +11,10 @@ import pytest
 import torch
 
 import memtools
-from memtools._base import reclaim
+from memtools._base import environment, malloc, reclaim, running
 from memtools.grad import pressure
 from memtools.grad.pressure import FORGETS, Rises
-from tests.grad.pressurecases import Killed, Machine, batch, loss_of, made, whole, windows
+from tests.grad.pressurecases import Killed, Machine, Passage, batch, loss_of, made, whole, windows
 
 pytestmark = pytest.mark.usefixtures("frozen", "every_look")
 
@@ -140,7 +141,183 @@ def test_freed_memory_that_malloc_keeps_counts_once() -> None:
     assert (machine.cleanups, acc.report().lowered) == (0, 0)
 
 
-def test_a_batch_of_unusual_size_is_left_in_its_forward_pass() -> None:
+def test_freed_memory_that_malloc_gave_back_is_not_subtracted_again() -> None:
+    """malloc counts it as free for ever, and the next pass needs it from the system."""
+    machine = Machine(1000, base=200, row=25)
+    acc, model = made(machine)
+    windows(acc, model, machine, 3)
+    machine.heap_free = 600
+    machine.others = 350  # 24 rows would take 1,150
+    assert windows(acc, model, machine, 2) == [[12, 12]] * 2
+    assert machine.cleanups == 1
+    machine.others = 250  # 1,050
+    assert windows(acc, model, machine, 40) == [[12, 12]] * 40
+
+
+def test_what_malloc_gave_back_in_the_middle_of_a_pass_is_the_rest_that_it_keeps_later() -> None:
+    machine = Machine(1000, base=100, row=10)
+    acc, model = made(machine)
+    windows(acc, model, machine)
+    watermark: Any = acc._get_back_off().watermark
+    machine.taken = 300
+    watermark.give_back()
+    machine.taken, machine.heap_free = 0, 300
+    watermark.begin_window()
+    assert watermark._base == {"host": 100}
+
+
+def test_who_frees_little_is_asked_less_and_less() -> None:
+    """What malloc gives back is no part of the forecast, and is not what brought something."""
+    machine = Machine(1000, base=100, row=10)
+    acc, model = made(machine)
+    windows(acc, model, machine)
+    watermark: Any = acc._get_back_off().watermark
+    machine.heap_free = 300
+    for _ in range(10):
+        watermark.give_back()
+        machine.given_back = 0
+    assert machine.cleanups == 3  # the 1st, 3rd and 7th time
+
+    class Pool:
+        def trim(self) -> int:
+            machine.idle = 0
+            return 0
+
+    pool, machine.heap_free = Pool(), 0
+    reclaim.offer(pool)
+    for _ in range(20):
+        machine.idle = 100
+        watermark.give_back()
+    assert machine.cleanups == 3 + 16  # after the 4 occasions that were still left out
+
+
+def test_the_state_of_an_optimizer_counts_before_a_larger_size() -> None:
+    machine = Machine(1000, base=200, row=25)
+    acc, model = made(machine)
+    windows(acc, model, machine, 3)
+    watermark: Any = acc._get_back_off().watermark
+    assert watermark.may_rise(24)
+    machine.base = 300
+    assert not watermark.may_rise(24)
+
+
+def test_a_first_micro_batch_that_took_more_is_measured_anew() -> None:
+    machine = Machine(1000, base=200, row=50, factor=3.0)
+    acc, model = made(machine)
+    usual = loss_of(model, machine)
+
+    def loss_fn(x: torch.Tensor) -> Any:
+        found = usual(x)
+        machine.factor = 1.0
+        return found
+
+    acc.step(batch(4), loss_fn)
+    watermark: Any = acc._get_back_off().watermark
+    assert watermark._rises["host"].of(2) == 100
+
+
+def test_where_the_kernel_tells_no_peak_what_was_seen_in_the_pass_counts(monkeypatch) -> None:
+    def leave(self: Any, *error: object) -> None:
+        self.machine.taken = 0
+
+    monkeypatch.setattr(Passage, "__exit__", leave)
+    machine = Machine(1000, base=200, row=50)
+    acc, model = made(machine)
+    assert windows(acc, model, machine, 2) == [[2, 2, 4, 8, 8], [8] * 3]
+
+
+def test_a_proven_size_close_to_the_watermark_is_looked_at() -> None:
+    machine = Machine(1000, base=200, row=28)  # 24 rows take 872
+    acc, model = made(machine)
+    assert windows(acc, model, machine, 3)[-1] == [24]
+    machine.factor = 1.1
+    assert windows(acc, model, machine) == [[24, 12, 12]]
+
+
+def test_who_can_give_back_is_asked_in_a_forward_pass_before_it_is_left() -> None:
+    machine = Machine(1000, base=100, row=10)
+    acc, model = made(machine)
+
+    class Pool:
+        def trim(self) -> int:
+            freed, machine.idle = machine.idle, 0
+            return freed
+
+    pool, usual = Pool(), loss_of(model, machine)
+    reclaim.offer(pool)
+
+    def loss_fn(x: torch.Tensor) -> Any:
+        if not machine.tried:
+            machine.idle = 850
+        return usual(x)
+
+    acc.step(batch(), loss_fn)
+    assert machine.tried == [2, 2, 4, 8, 8]
+    assert acc.report().lowered == 0
+
+
+def test_forward_passes_of_other_threads_are_not_looked_at() -> None:
+    machine = Machine(1000, base=100, row=10)
+    acc, model = made(machine)
+    usual, other, passes = loss_of(model, machine), torch.nn.Linear(6, 1), []
+
+    def loss_fn(x: torch.Tensor) -> Any:
+        machine.others = 850
+        thread = threading.Thread(target=lambda: passes.append(other(x)))
+        thread.start()
+        thread.join()
+        machine.others = 0
+        return usual(x)
+
+    acc.step(batch(), loss_fn)
+    assert len(passes) == len(machine.tried) == 5
+
+
+def test_compiled_parts_are_not_looked_at_and_two_rows_stay() -> None:
+    """A hook of all modules would compile them anew."""
+    machine = Machine(1000, base=200, row=100)
+    acc, model = made(machine)
+    model[0]._compiled_call_impl = model[0]._call_impl
+    usual = loss_of(model, machine)
+
+    def loss_fn(x: torch.Tensor) -> Any:
+        assert not torch.nn.modules.module._global_forward_pre_hooks
+        machine.others = 550  # from here on 2 rows are at 95 %
+        return usual(x)
+
+    acc.step(batch(), loss_fn)
+    assert machine.tried == [2] * 12
+
+
+def test_with_memtools_off_the_monitor_is_not_asked(monkeypatch) -> None:
+    monkeypatch.setattr(environment, "is_off", True)
+    machine = Machine(10_000, base=200, row=50, running=False)
+    acc, model = made(machine)
+    assert windows(acc, model, machine) == [[24]]
+    assert machine.readings == 0
+
+
+def test_the_records_of_running_monitors_are_told(monkeypatch) -> None:
+    events = []
+
+    class Running:
+        def _event(self, kind: str, body: object) -> None:
+            events.append((kind, str(body)))
+
+    monkeypatch.setattr(running, "monitors", {Running()})
+    machine = Machine(1000, base=100, row=20)
+    acc, model = made(machine)
+    windows(acc, model, machine)
+    machine.factor = 2.6  # seen in the pass
+    windows(acc, model, machine)
+    machine.others = 450  # known before it
+    windows(acc, model, machine)
+    assert [kind for kind, _ in events] == ["mark", "mark"]
+    assert "used in a forward pass" in events[0][1]
+    assert "rows would take it to" in events[1][1]
+
+
+def test_a_batch_of_unusual_size_is_left_in_its_forward_pass(monkeypatch) -> None:
     """Its rows take 2.6 times as much, which no measure tells: the pass is left as if memory had
     run out, and its state restored."""
     machine = Machine(1000, base=100, row=20)
@@ -149,6 +326,7 @@ def test_a_batch_of_unusual_size_is_left_in_its_forward_pass() -> None:
     assert acc.report().micro_batch_size == 8
     machine.factor = 2.6
     machine.tried = []
+    monkeypatch.setattr(malloc, "map_large_blocks", lambda: pytest.fail("nothing ran out"))
     report = acc.step(batch(), loss_of(model, machine))
     assert machine.tried == [16, 8, 8, 8]
     (retry,) = report.retries
@@ -156,6 +334,15 @@ def test_a_batch_of_unusual_size_is_left_in_its_forward_pass() -> None:
     assert "used in a forward pass; watermark 90%" in retry.error
     assert acc.report().lowered == 1
     assert close(model, whole_of(1, 1))
+
+
+def test_what_other_ranks_take_part_in_is_not_left() -> None:
+    machine = Machine(1000, base=100, row=20)
+    acc, model = made(machine)
+    windows(acc, model, machine)
+    acc.ranks.no_retry = "the others are in it"
+    machine.factor = 2.6
+    assert windows(acc, model, machine) == [[16, 8]]
 
 
 def test_the_hook_is_gone_after_a_step_that_failed() -> None:
@@ -193,8 +380,29 @@ def test_no_micro_batch_has_one_row_where_the_batch_has_more() -> None:
             assert sum(sizes) == rows
 
 
+def test_a_third_row_that_does_not_fit_is_not_tried_again() -> None:
+    """Of five rows the last three would be one micro-batch, for BatchNorm's sake."""
+    machine = Machine(1000, base=200, row=240)  # three take 920
+    acc, model = made(machine)
+    assert windows(acc, model, machine, 2, 5) == [[2, 2, 1]] * 2
+    machine = Machine(10_000, base=200, row=20)
+    acc, model = made(machine)
+    tried = []
+
+    def loss_fn(x: torch.Tensor) -> tuple[torch.Tensor, int]:
+        tried.append(len(x))
+        assert len(tried) < 9
+        if len(x) == 3:
+            raise MemoryError
+        return model(x).square().sum(), len(x)
+
+    acc.step(batch(5), loss_fn)
+    assert tried == [2, 3, 2, 1]
+
+
 def test_micro_batch_size_1_takes_single_rows() -> None:
-    machine = Machine(1000, base=200, row=650)
+    """Nothing smaller can be tried at the watermark."""
+    machine = Machine(1000, base=200, row=750)
     acc, model = made(machine, micro_batch_size=1)
     assert windows(acc, model, machine, 1, 4) == [[1] * 4]
 
@@ -234,12 +442,31 @@ def test_a_function_that_splits_is_watched_from_its_first_size() -> None:
     assert close(model, whole())
 
 
+def test_a_whole_batch_that_fitted_proves_nothing_of_a_larger_one() -> None:
+    machine = Machine(1000, base=200, row=40)
+    acc, model = made(machine)
+
+    def split(x: torch.Tensor, size: int) -> list[torch.Tensor]:
+        return list(x.split(size))
+
+    for rows in (12, 24):
+        acc.step(batch(rows), loss_of(model, machine), split)
+    assert machine.tried == [12, 24, 12, 12]
+
+
 def test_what_cannot_be_split_is_run_once_more_unwatched() -> None:
     machine = Machine(1000, base=200, row=30)
     acc, model = made(machine)
     report = acc.step(batch(), loss_of(model, machine), lambda x, size: [x])
     assert machine.tried == [24, 24]
     assert "tried once more" in str(report.retries[0])
+
+
+def test_what_cannot_be_split_any_further_is_run_once_more_unwatched() -> None:
+    machine = Machine(1000, base=200, row=120)  # 6 rows take 920
+    acc, model = made(machine, micro_batch_size=24)
+    acc.step(batch(), loss_of(model, machine), lambda x, size: list(x.split(max(size, 6))))
+    assert machine.tried[:4] == [24, 12, 6, 6]
 
 
 # --- bad input, and a monitor that fails ---
@@ -269,6 +496,14 @@ def test_a_monitor_that_stops_midway_leaves_the_sizes_and_a_note() -> None:
     assert not acc.report().notes
 
 
+def test_a_monitor_that_was_stopped_says_nothing_of_larger_sizes() -> None:
+    machine = Machine(1000, base=200, row=55)  # 16 rows take 1,080
+    acc, model = made(machine)
+    windows(acc, model, machine)
+    machine.running = False
+    assert windows(acc, model, machine, 20) == [[8] * 3] * 20
+
+
 def test_without_a_limit_the_whole_batch_is_tried_and_a_note_says_so() -> None:
     machine = Machine(0)
     machine.limit = 0
@@ -289,6 +524,15 @@ def test_a_reading_that_fails_ends_no_training(at: int) -> None:
     assert any("OSError: no such file" in note for note in acc.report().notes)
     windows(acc, model, machine)
     assert not acc.report().notes
+
+
+@pytest.mark.parametrize("at", range(60))
+def test_a_reading_that_fails_lets_no_larger_size_be_tried(at: int) -> None:
+    machine = Machine(1000, base=200, row=55, fails=at)
+    acc, model = made(machine)
+    sizes = windows(acc, model, machine, 20)
+    assert max(max(found) for found in sizes) == 8
+    assert close(model, whole(20))
 
 
 def test_a_device_that_the_monitor_does_not_watch_is_refused(monkeypatch) -> None:

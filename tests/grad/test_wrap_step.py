@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import threading
+import weakref
 from typing import Any, NamedTuple
 
 import pytest
@@ -81,6 +83,42 @@ def test_everything_that_was_held_back_is_as_before() -> None:
     assert "zero_grad" not in vars(trainer.optimizer)
 
 
+def test_two_threads_train_at_once_and_leave_torch_as_it_was() -> None:
+    """The first begins first and ends first, while the second is in the middle of its step."""
+    before = torch.Tensor.backward, torch.nn.utils.clip_grad_norm_, clip_grad_norm_
+    first_is_in, second_is_in, first_is_out = (threading.Event() for _ in range(3))
+
+    class First(Trainer):
+        def step(self, x: torch.Tensor) -> Any:
+            first_is_in.set()
+            assert second_is_in.wait(30)
+            return super().step(x)
+
+    class Second(Trainer):
+        def step(self, x: torch.Tensor) -> Any:
+            if not second_is_in.is_set():
+                second_is_in.set()
+                assert first_is_out.wait(30)
+            return super().step(x)
+
+    first, second = First(), Second()
+
+    def train() -> None:
+        wrapped(first, micro_batch_size=ROWS).wrap_step(first.step)(batch(ROWS))
+        first_is_out.set()
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    assert first_is_in.wait(30)
+    wrapped(second).wrap_step(second.step)(batch(ROWS))
+    thread.join()
+    assert (torch.Tensor.backward, torch.nn.utils.clip_grad_norm_, clip_grad_norm_) == before
+    plain = Trainer()
+    plain.step(batch(ROWS))
+    for trainer in (first, second):
+        assert trainer.bits() == pytest.approx(plain.bits(), rel=1e-5, abs=1e-7)
+
+
 @pytest.mark.parametrize("phase", ["forward", "backward"])
 def test_out_of_memory_in_it_halves_and_counts_once(phase: str) -> None:
     plain, trainer = Trainer(), Trainer()
@@ -90,6 +128,15 @@ def test_out_of_memory_in_it_halves_and_counts_once(phase: str) -> None:
     assert trainer.sizes == [8, 8, 4, 4, 4, 4]
     assert found["loss"] == pytest.approx(wanted["loss"], rel=1e-5)
     assert trainer.bits() == pytest.approx(plain.bits(), rel=1e-5, abs=1e-7)
+
+
+def test_a_window_that_begins_anew_counts_results_once() -> None:
+    plain, trainer = Trainer(), Trainer()
+    trainer.inject = Inject(backward={1})
+    step = wrapped(trainer, undo="redo").wrap_step(trainer.step)
+    wanted, found = plain.step(batch(ROWS)), step(batch(ROWS))
+    assert trainer.sizes == [8, 8, 8, 4, 4, 4, 4]
+    assert found["loss"] == pytest.approx(wanted["loss"], rel=1e-5)
 
 
 def test_with_a_monitor_it_begins_low_and_climbs() -> None:
@@ -215,6 +262,51 @@ def test_a_function_that_clips_by_a_name_of_its_own_module() -> None:
     assert wrapped_step(batch(ROWS)) == pytest.approx(last.norm)
 
 
+def test_a_function_that_clips_values() -> None:
+    class Clips(Trainer):
+        def step(self, x: torch.Tensor) -> Any:
+            self.optimizer.zero_grad()
+            self.loss(x).backward()
+            assert torch.nn.utils.clip_grad_value_(self.all.parameters(), 0.01) is None
+            self.optimizer.step()
+
+    plain, trainer = Clips(), Clips()
+    wrapped(trainer, max_norm=None, max_value=0.01, scheduler=None).wrap_step(trainer.step)(
+        batch(ROWS)
+    )
+    plain.step(batch(ROWS))
+    assert trainer.bits() == pytest.approx(plain.bits(), rel=1e-5, abs=1e-7)
+
+
+def test_another_module_may_drop_its_gradients() -> None:
+    trainer, other = Trainer(), torch.nn.Linear(2, 1)
+    other.weight.grad = torch.ones(1, 2)
+
+    def step(x: torch.Tensor) -> None:
+        other.zero_grad()
+        trainer.step(x)
+
+    wrapped(trainer).wrap_step(step)(batch(ROWS))
+    assert other.weight.grad is None
+
+
+def test_no_result_is_kept_after_the_call() -> None:
+    trainer, results = Trainer(), []
+
+    class Result:
+        pass
+
+    def step(x: torch.Tensor) -> Result:
+        trainer.step(x)
+        result = Result()
+        results.append(weakref.ref(result))
+        return result
+
+    wrapped_step = wrapped(trainer).wrap_step(step, combine=lambda found, weights: len(found))
+    assert wrapped_step(batch(ROWS)) == 3
+    assert [result() for result in results] == [None] * 3
+
+
 def test_combine_gets_all_results_and_weights() -> None:
     class Outputs(Trainer):
         def step(self, x: torch.Tensor) -> Any:
@@ -254,6 +346,36 @@ def refusals() -> dict[str, tuple[str, dict[str, Any], Any]]:
         t.loss(x).backward()
         torch.nn.utils.clip_grad_norm_(t.all.parameters(), 0.25)
         t.optimizer.step()
+
+    def clips_another_norm(t: Trainer, x: Any) -> None:
+        t.loss(x).backward()
+        torch.nn.utils.clip_grad_norm_(t.all.parameters(), 0.5, norm_type=1.0)
+        t.optimizer.step()
+
+    def clips_values(t: Trainer, x: Any) -> None:
+        t.loss(x).backward()
+        torch.nn.utils.clip_grad_value_(t.all.parameters(), 0.02)
+        t.optimizer.step()
+
+    def clips_a_part(t: Trainer, x: Any) -> None:
+        t.loss(x).backward()
+        for part in (t.model, t.head):
+            torch.nn.utils.clip_grad_norm_(part.parameters(), 0.5)
+        t.optimizer.step()
+
+    def steps_by_an_old_name(t: Trainer, x: Any) -> None:
+        t.loss(x).backward()
+        t.options["step"]()
+
+    def plateau(t: Trainer, x: Any) -> None:
+        t.loss(x).backward()
+        t.optimizer.step()
+        t.options["plateau"].step(1.0)
+
+    def returns_other_fields(t: Trainer, x: Any) -> Any:
+        t.loss(x).backward()
+        t.optimizer.step()
+        return {"loss": 1.0} if len(t.sizes) == 1 else {"loss": 1.0, "more": 2.0}
 
     def scales_by_hand(t: Trainer, x: Any) -> None:
         t.loss(x).backward()
@@ -319,6 +441,18 @@ def refusals() -> dict[str, tuple[str, dict[str, Any], Any]]:
     return {
         "clips more": ("clips gradients by torch's clip_grad_norm_ to 0.25, and GradAccumulator "
                        "has max_norm=0.5", {}, clips_more),
+        "another norm": ("clip_grad_norm_ to 0.5, .* \\(and the 2-norm\\)", {},
+                         clips_another_norm),
+        "clips values": ("clip_grad_value_ to 0.02, and GradAccumulator has max_value=0.01",
+                         {"max_norm": None, "max_value": 0.01}, clips_values),
+        "clips a part": ("clips gradients by torch's clip_grad_norm_ without 2 of the optimizer's "
+                         "4 parameters", {}, clips_a_part),
+        "an old name": ("called a step\\(\\) of the optimizer that was looked up before", {},
+                        steps_by_an_old_name),
+        "a scheduler with a step of its own": ("stepped a scheduler \\(ReduceLROnPlateau\\)", {},
+                                               plateau),
+        "other fields": ("returned other fields .* give wrap_step\\(\\) combine", {},
+                         returns_other_fields),
         "scales by hand": ("left gradients that were written to", {}, scales_by_hand),
         "two updates": ("called backward\\(\\) after optimizer.step\\(\\)", {}, twice),
         "steps twice": ("called optimizer.step\\(\\) twice", {}, steps_twice),
@@ -339,6 +473,8 @@ def refusals() -> dict[str, tuple[str, dict[str, Any], Any]]:
 def test_what_cannot_be_wrapped_is_refused_and_nothing_moves(case: str) -> None:
     words, options, function = refusals()[case]
     trainer = Trainer()
+    trainer.options["step"] = trainer.optimizer.step
+    trainer.options["plateau"] = torch.optim.lr_scheduler.ReduceLROnPlateau(trainer.optimizer)
     before = trainer.bits()
     acc = wrapped(trainer, **options)
 
@@ -389,6 +525,23 @@ def test_arguments_that_make_no_sense(
 ) -> None:
     with pytest.raises(error, match=words):
         wrapped(Trainer()).wrap_step(function, **options)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize(
+    ("weight", "error", "words"),
+    [(None, TypeError, "weight is a number"), (-1.0, ValueError, "weight counts units"),
+     (torch.ones(2), TypeError, "weight is a number")],
+)  # fmt: skip
+def test_a_weight_that_makes_no_sense_is_refused_and_nothing_moves(
+    weight: Any, error: type[Exception], words: str, reduction: str
+) -> None:
+    trainer = Trainer()
+    before = trainer.bits()
+    step = wrapped(trainer).wrap_step(trainer.step, weight=lambda x: weight, reduction=reduction)
+    with pytest.raises(error, match=words):
+        step(batch(ROWS))
+    assert trainer.bits() == before
 
 
 def test_generators_and_calls_without_a_batch_are_refused() -> None:

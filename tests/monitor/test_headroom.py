@@ -6,11 +6,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from memtools import Headroom, MemoryMonitor
+from memtools import Headroom, MemoryMonitor, _core
 from memtools._base import reclaim
+from memtools.monitor.readings import Readings
 from tests.kit.fakedevice import cuda
 from tests.kit.madeupdevice import Program, device_program
 from tests.monitor.root import LIMIT, MIB, Root, root, settle
@@ -40,6 +43,32 @@ def test_it_works_before_the_start_and_after_the_end(root: Root) -> None:
         pass
     root.use(0.2)
     assert monitor.headroom()[0].own_bytes == root.used
+
+
+def test_a_sample_that_comes_in_the_middle_of_a_reading_is_not_mixed_with_the_one_before() -> None:
+    class Samples:
+        """A new sample comes after the first time that the latest one was asked for."""
+
+        asked = 0
+
+        def latest(self) -> Any:
+            self.asked += 1
+            missing: dict[str, Any] = dict.fromkeys(_core.Probe().read().__match_args__)
+            rss, time_ns = (100, 1) if self.asked == 1 else (700, 2)
+            return SimpleNamespace(**missing | {"rss": rss, "time_ns": time_ns})
+
+        def used(self) -> int:
+            return 800  # of the new sample: 100 of others
+
+        def limit(self) -> tuple[int, str]:
+            return 1000, "given"
+
+        def swap_rise(self) -> None:
+            return None
+
+    readings = Readings(Samples(), SimpleNamespace(rss=lambda: 700), ())  # type: ignore[arg-type]
+    (room,) = readings.headroom()
+    assert (room.used_bytes, room.own_bytes) == (800, 700)
 
 
 def test_what_is_above_the_limit_leaves_nothing(root: Root) -> None:
