@@ -70,6 +70,15 @@ class Killed(Rows):
         return super().__getitem__(i)
 
 
+class Unreachable(Rows):
+    """Row 9 lies on a server that does not answer."""
+
+    def __getitem__(self, i: int) -> dict[str, torch.Tensor]:
+        if i == 9:
+            raise ConnectionResetError("the server is gone")
+        return super().__getitem__(i)
+
+
 def loader_of(dataset: Any = None, **options: Any) -> DataLoader[Any]:
     """A loader with two workers."""
     return DataLoader(Rows() if dataset is None else dataset, **{"num_workers": 2, **options})
