@@ -238,6 +238,52 @@ def test_a_file_that_changes_is_noticed(tmp_path):
         _ = episodes[0]
 
 
+def test_what_decode_raises_names_the_frame_and_the_file(tmp_path):
+    path = write_episode(tmp_path / "a.h5")
+    episodes = H5Episodes(path, decode={TOP: lambda stored: None})  # as cv2.imdecode returns
+    with pytest.raises(RuntimeError, match="NoneType") as caught:
+        _ = episodes[3]
+    assert caught.value.__notes__ == [f"memtools: it came of decode, of frame 3 of {TOP} in {path}"]
+
+
+def test_a_file_that_may_not_be_opened_is_not_called_damaged(tmp_path, monkeypatch):
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "[Errno 13] Unable to synchronously open file (errno = 13)")
+
+    path = write_episode(tmp_path / "a.h5")
+    monkeypatch.setattr(h5py, "File", refuse)
+    with pytest.raises(PermissionError, match=r"\[Errno 13\] Permission denied: '.*a.h5'$"):
+        H5Episodes(path)
+
+
+def test_numbers_of_another_order_of_bytes_are_read(tmp_path):
+    values = np.arange(6, dtype=">f4").reshape(3, 2)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["observations/q"], file["action"] = values, values
+    item = H5Episodes(tmp_path)[1]
+    assert item["observations/q"].tolist() == [2, 3]
+    assert item["action"].dtype == torch.float32
+
+
+def test_each_file_is_read_by_its_own_chunks(tmp_path):
+    write_episode(tmp_path / "episode_0.hdf5", 10)
+    path = write_episode(tmp_path / "episode_1.hdf5", 10, chunks=(4, *FRAME))
+    episodes = H5Episodes(tmp_path, observations=[TOP], actions=None, cache="1 MiB")
+    assert episodes.cache is not None
+    for start in range(10):
+        assert np.array_equal(episodes.at(1, start)[TOP], stored(path, TOP)[start])
+    assert episodes.cache.cache_info().misses == 3
+    _ = episodes.at(0, 9)
+    assert episodes.cache.cache_info().misses == 4
+
+
+def test_episodes_are_in_the_order_of_their_numbers_and_names(tmp_path):
+    names = ["left", "right", "episode_2_a", "episode_2_b", "episode_10"]
+    for name in reversed(names):
+        write_episode(tmp_path / f"{name}.h5", 2)
+    assert [Path(file).stem for file in H5Episodes(tmp_path).files] == names
+
+
 def test_values_that_are_no_numbers_need_a_function(tmp_path):
     path = tmp_path / "a.h5"
     with h5py.File(path, "w") as file:
@@ -260,6 +306,9 @@ def test_values_that_are_no_numbers_need_a_function(tmp_path):
         (TypeError, "chunk is an int, got float", {"chunk": 1.5}),
         (TypeError, "observations is a sequence of paths, got a str", {"observations": "a"}),
         (TypeError, "are paths in the file .* got int", {"actions": 7}),
+        (TypeError, "are paths in the file .* got int", {"actions": 0}),
+        (TypeError, "files is a path or a sequence of paths, got int", {"files": 7}),
+        (TypeError, "files is a path or a sequence of paths, got bytes", {"files": b"a.h5"}),
         (TypeError, "decode is a dict of functions by path, got int", {"decode": 7}),
         (TypeError, "and decode functions by path, got str", {"decode": {"action": "x"}}),
         (ValueError, "files is empty", {"files": []}),
