@@ -286,10 +286,9 @@ def _iterator_class() -> Any:
             if (drawn := next(self._sampler_iter, _END)) is not _END:
                 self._drawn.append(drawn)
             while self._drawn and self._flight.admits(self):
-                index, sent = self._drawn[0], self._send_idx
+                sent = self._send_idx
                 super()._try_put_index()
-                if self._send_idx == sent:  # no worker has anything to do any more
-                    self._drawn.appendleft(index)
+                if self._send_idx == sent:  # all streams have ended, and nobody takes the index
                     break
                 self._flight.asked()
 

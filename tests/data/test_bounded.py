@@ -179,6 +179,11 @@ def test_a_loop_that_catches_the_error_of_a_worker_goes_on():
         next(batches)
     rows += [batch["row"][0, 0] for batch in batches]
     assert rows == [*range(9), *range(10, 24)]
+    batches = iter(first_fails := bounded(loader_of(Failing(), sampler=[9, 1, 2]), "20 KiB"))
+    with pytest.raises(KeyError):
+        next(batches)
+    assert first_fails.batch_bytes == 0  # an error is not a batch
+    assert len(list(batches)) == 2
 
 
 def test_what_is_in_flight_may_be_read_while_the_loop_changes_it():
@@ -232,6 +237,11 @@ def test_a_budget_counts_all_batches_but_one():
     assert budget.used == 0
     assert budget.peak == 3 * loader.batch_bytes
     assert [line.name for line in budget.report()] == ["bounded loader"]
+    for _ in loader:
+        assert loader.batches_in_flight == 4
+        assert budget.used > 0
+        break
+    assert budget.used == 0
     full = bounded(loader_of(batch_size=2), Budget(1))
     assert [full.batches_in_flight for _ in full] == [1] * 11 + [0]
 
@@ -243,6 +253,9 @@ def test_the_loader_stays_as_it_is_and_its_attributes_are_there():
     list(bound)
     assert vars(loader) == before
     assert bound.dataset is loader.dataset
+    next(iter(loader))
+    late = bounded(loader, 1)  # whose loader has workers of its own by now
+    assert [late.batches_in_flight for _ in late] == [1] * 11 + [0]
     assert bound.sampler is loader.sampler
     assert bound.loader is loader
     assert bound.batch_size == 2

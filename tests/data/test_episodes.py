@@ -3,6 +3,7 @@ as it should be."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pickle
 import sys
@@ -146,6 +147,7 @@ def test_a_process_opens_a_file_when_it_reads_and_inherits_none(tmp_path):
     item = episodes[2]
     assert open_files(first) == 1
     kept = episodes._files._open[first]
+    assert kept.id.get_access_plist().get_cache()[2] == 0  # bytes of HDF5's own cache of chunks
 
     def read_in_child() -> None:
         assert torch.equal(episodes[2]["action"], item["action"])
@@ -161,6 +163,28 @@ def test_a_process_opens_a_file_when_it_reads_and_inherits_none(tmp_path):
     episodes.close()
     copied.close()
     assert open_files(first) == 0
+
+
+def test_what_a_child_does_takes_no_lock_off_the_parents_files(tmp_path):
+    first = write_episodes(tmp_path) / "episode_0.hdf5"
+    episodes = H5Episodes(tmp_path, cache=None)
+
+    def is_locked() -> bool:
+        with first.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
+
+    assert not is_locked()
+    _ = episodes[2]
+    assert is_locked()
+    for work in (lambda: episodes[2], lambda: episodes[12], episodes.close):
+        assert in_child(work) == 0
+        assert is_locked()
+    episodes.close()
+    assert not is_locked()
 
 
 def test_at_most_sixteen_files_are_open(tmp_path):

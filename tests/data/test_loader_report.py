@@ -200,6 +200,20 @@ def test_a_process_of_the_data_set_that_lives_on_holds_nothing_up(tmp_path):
         os.kill(int((tmp_path / "pid").read_text()), 9)
 
 
+def test_the_child_does_without_the_threads_of_the_parent():
+    class Computing(Rows):
+        def __getitem__(self, i: int) -> dict[str, torch.Tensor]:
+            return {"sum": torch.ones(1 << 20).exp().sum()}
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        torch.ones(1 << 20).exp().sum()
+        assert loader_report(loader_of(Computing()), timeout=30).batch_bytes is not None
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_the_limit_of_a_bounded_loader_counts():
     loader = loader_of(Rows(24, 64 * KIB), prefetch_factor=8)
     report = loader_report(bounded(loader, "200 KiB"))

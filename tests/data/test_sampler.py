@@ -76,6 +76,7 @@ def test_each_epoch_has_its_own_order_and_the_same_again():
     sampler.set_epoch(0)
     assert list(sampler) == first
     assert list(BudgetSampler(LENGTHS, 300, shuffle=True, seed=2)) != first
+    assert list(BudgetSampler(LENGTHS, 300, shuffle=True, seed=2)) != second  # epoch 1 of seed 1
     assert next(iter(BudgetSampler(LENGTHS, 300, shuffle=False, seed=2)))[0] == 0
 
 
