@@ -371,14 +371,12 @@ class _Files:
     def __init__(self) -> None:
         self._open: OrderedDict[Path, Any] = OrderedDict()
         self._pid = os.getpid()
-        self._inherited: list[Any] = []
 
     def open(self, path: Path) -> Any:
         """The h5py.File of a path."""
-        if self._pid != os.getpid():
-            # Closing what the parent had open would take the parent's lock off the file.
-            self._inherited += self._open.values()
-            self._open, self._pid = OrderedDict(), os.getpid()
+        if self._pid != os.getpid():  # HDF5 would read by what the parent had open, too
+            self.close()
+            self._pid = os.getpid()
         file = self._open.pop(path, None)
         if file is None:
             file = _open_file(path)
@@ -388,11 +386,10 @@ class _Files:
         return file
 
     def close(self) -> None:
-        """Close what this process has opened."""
-        if self._pid == os.getpid():
-            for file in self._open.values():
-                file.close()
-            self._open.clear()
+        """Close what is open here. What the parent of this process has open stays open there."""
+        for file in self._open.values():
+            file.close()
+        self._open.clear()
 
 
 def _open_file(path: Path) -> Any:

@@ -152,10 +152,11 @@ def test_a_process_opens_a_file_when_it_reads_and_inherits_none(tmp_path):
     def read_in_child() -> None:
         assert torch.equal(episodes[2]["action"], item["action"])
         assert episodes._files._open[first] is not kept
-        episodes.close()
-        assert kept.id.valid  # the parent's lock is on it
+        assert not kept.id.valid
+        assert open_files(first) == 1
 
     assert in_child(read_in_child) == 0
+    assert kept.id.valid
     assert torch.equal(episodes[2][TOP], item[TOP])
     copied = pickle.loads(pickle.dumps(episodes))
     assert copied._files._open == {}
