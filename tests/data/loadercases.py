@@ -96,6 +96,12 @@ def drawn(loader: Any, epochs: int = 1, seed: int = 3) -> list[Any]:
     return found
 
 
+def alive() -> list[int]:
+    """The child processes of this one that have not ended."""
+    with open(f"/proc/self/task/{os.getpid()}/children") as file:
+        return [int(pid) for pid in file.read().split()]
+
+
 def same(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor):
         return torch.equal(one, other)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import pickle
 from typing import Any
 
@@ -22,6 +21,7 @@ from tests.data.loadercases import (
     Rows,
     Stream,
     Unreachable,
+    alive,
     drawn,
     loader_of,
     same,
@@ -43,12 +43,6 @@ LOADERS: dict[str, Any] = {
     "persistent stream": lambda: loader_of(Stream(), persistent_workers=True),
     "one worker": lambda: loader_of(batch_size=2, num_workers=1, prefetch_factor=5),
 }
-
-
-def alive() -> list[int]:
-    """The child processes of this one that have not ended."""
-    with open(f"/proc/self/task/{os.getpid()}/children") as file:
-        return [int(pid) for pid in file.read().split()]
 
 
 @pytest.mark.slow
@@ -170,6 +164,7 @@ def test_the_error_of_a_worker_comes_through(dataset, kind, message):
     assert loader.in_flight == 0
 
 
+@pytest.mark.slow
 def test_a_loop_that_catches_the_error_of_a_worker_goes_on():
     loader, rows = bounded(loader_of(Failing()), "20 KiB"), []
     batches = iter(loader)
@@ -253,15 +248,20 @@ def test_the_loader_stays_as_it_is_and_its_attributes_are_there():
     list(bound)
     assert vars(loader) == before
     assert bound.dataset is loader.dataset
-    next(iter(loader))
-    late = bounded(loader, 1)  # whose loader has workers of its own by now
-    assert [late.batches_in_flight for _ in late] == [1] * 11 + [0]
     assert bound.sampler is loader.sampler
     assert bound.loader is loader
     assert bound.batch_size == 2
     with pytest.raises(AttributeError, match="nothing"):
         _ = bound.nothing
     assert repr(bounded(loader, "1 GiB")) == "BoundedLoader(0 batches, 0 B of 1.00 GiB in flight)"
+
+
+@pytest.mark.slow
+def test_a_loader_whose_workers_run_already_gets_others():
+    loader = loader_of(batch_size=2, persistent_workers=True)
+    next(iter(loader))
+    bound = bounded(loader, 1)
+    assert [bound.batches_in_flight for _ in bound] == [1] * 11 + [0]
 
 
 def test_a_copy_in_another_process_has_the_same_settings():
