@@ -303,8 +303,9 @@ def _iterator_class() -> Any:
             return number, data
 
         def _process_data(self, data: Any, worker: int) -> Any:
-            waiting = self._task_info
-            self._sizes = {i: size for i, size in self._sizes.items() if i in waiting}
+            tasks, sizes = self._task_info, self._sizes
+            if len(sizes) > len(tasks):  # some are of batches that the loop has got
+                self._sizes = {i: size for i, size in sizes.items() if i in tasks}
             self._flight.handed()
             return super()._process_data(data, worker)
 
