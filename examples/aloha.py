@@ -255,7 +255,11 @@ def main() -> None:
     )
     parser.add_argument("--episodes", type=int, default=3)
     options = parser.parse_args()
-    if not options.folder.is_dir():
+    if options.episodes < 1:
+        parser.error("--episodes must be at least 1")
+    if options.folder.is_dir():
+        print(f"{options.folder} is there already; remove it to record it again")
+    else:
         prepare()
         write(options.folder, options.episodes)
 

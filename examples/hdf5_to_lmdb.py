@@ -3,10 +3,11 @@
     python examples/hdf5_to_lmdb.py episodes/ episodes.lmdb
     python examples/hdf5_to_lmdb.py episodes/ episodes.lmdb --keys action observations/qpos
 
-Every frame of every dataset becomes one record, as it is stored: a frame of JPEG bytes stays one.
-The database is written in transactions of some megabytes, and each of them says how far it goes. So
-a conversion that was killed goes on where it was when the same command is given again. At the end
-every frame is read from both sides and compared.
+Every frame of every dataset of numbers becomes one record, as it is stored: a row of JPEG bytes
+stays one. Datasets of texts, and of rows of different lengths, are named and left out. The database
+is written in transactions of some megabytes, and each of them says how far it goes. So a conversion
+that was killed goes on where it was when the same command is given again. At the end every frame is
+read from both sides and compared.
 
 `read_frame` shows how a data set reads it:
 
@@ -96,16 +97,27 @@ def open_file(path: Path) -> h5py.File:
 def datasets_of(path: Path, keys: list[str] | None) -> dict[str, tuple[str, tuple[int, ...], int]]:
     """(dtype, shape of a frame, frames) of each dataset that has frames."""
     found: dict[str, tuple[str, tuple[int, ...], int]] = {}
+    left_out: list[str] = []
     with open_file(path) as file:
 
         def note(name: str, item: object) -> None:
-            if isinstance(item, h5py.Dataset) and item.shape and not item.dtype.hasobject:
-                found[name] = (item.dtype.str, tuple(item.shape[1:]), item.shape[0])
+            if isinstance(item, h5py.Dataset) and item.shape:
+                if item.dtype.hasobject:
+                    left_out.append(name)
+                else:
+                    found[name] = (item.dtype.str, tuple(item.shape[1:]), item.shape[0])
 
         file.visititems(note)
+    kind = "texts, objects, or rows of different lengths"
     for key in keys or []:
+        if key in left_out:
+            raise ConversionError(f"{key} in {path} holds {kind}, which are not converted")
         if key not in found:
             raise ConversionError(f"{path} has no dataset {key!r}; it has {', '.join(found)}")
+    if not found:
+        raise ConversionError(f"{path} has no dataset of numbers with frames; move it elsewhere")
+    if left_out and not keys:
+        print(f"left out of {path.name}: {', '.join(left_out)}, which hold {kind}", file=sys.stderr)
     return {name: found[name] for name in keys or sorted(found)}
 
 
@@ -128,7 +140,8 @@ class Conversion:
         self.target, self.commit_bytes = target, commit_bytes
         self.datasets = [datasets_of(path, keys) for path in self.files]
         self.total = sum(map(bytes_of, self.datasets))
-        self.done = 0  # bytes that are in the database, of those that are to be
+        self.done = 0  # bytes that were written or verified, of those that are to be
+        self.committed = 0  # bytes that are in the database, whatever happens now
         self._shown = 0.0
 
     def open(self, map_size: int | None) -> lmdb.Environment:
@@ -147,6 +160,10 @@ class Conversion:
         plan = self.plan().encode()
         with environment.begin(write=True) as writing:
             found = writing.get(b"plan")
+            if found is None and environment.stat()["entries"]:
+                raise ConversionError(
+                    f"{self.target} has records that are not of this script; give another name"
+                )
             if found is not None and found != plan:
                 raise ConversionError(
                     f"{self.target} was begun from other files or datasets; remove it, or give "
@@ -160,6 +177,7 @@ class Conversion:
             self.done += bytes_of(dict(datasets[: place.key]))
             (name, (dtype, shape, _)) = datasets[place.key]
             self.done += bytes_of({name: (dtype, shape, place.frame)})
+        self.committed = self.done
         return place
 
     def frames_from(self, place: Place) -> Iterator[tuple[Place, str, np.ndarray[Any, Any]]]:
@@ -181,16 +199,16 @@ class Conversion:
         writing = environment.begin(write=True)
         try:
             for at, path, frame in self.frames_from(place):
-                if at.episode > place.episode:
-                    self.describe(writing, place.episode)
+                for episode in range(place.episode, at.episode):
+                    self.describe(writing, episode)
                 if size >= self.commit_bytes:
                     self.commit(writing, at)
                     writing, size = environment.begin(write=True), 0
                 place, stored = at, frame.tobytes()
                 writing.put(name_of(at.episode, path, at.frame), stored)
                 size, self.done = size + len(stored), self.done + len(stored)
-            if place.episode < len(self.files):
-                self.describe(writing, place.episode)
+            for episode in range(place.episode, len(self.files)):
+                self.describe(writing, episode)
             self.commit(writing, Place(len(self.files), 0, 0))
         except BaseException:
             writing.abort()
@@ -209,6 +227,7 @@ class Conversion:
         """Make what was written last, together with how far it goes."""
         writing.put(b"place", json.dumps(following).encode())
         writing.commit()
+        self.committed = self.done
         self.show("written")
 
     def verify(self, environment: lmdb.Environment) -> int:
@@ -279,10 +298,12 @@ def convert(
         raise ConversionError(
             f"{target} is full at its map size; give a larger --map-mib, and it goes on"
         ) from error
+    except (lmdb.InvalidError, lmdb.VersionMismatchError) as error:
+        raise ConversionError(f"{target} is not a database of LMDB; give another name") from error
     except (lmdb.Error, OSError) as error:
         raise ConversionError(
-            f"{target} cannot be written: {error}; {conversion.done / MIB:,.1f} MiB were there: "
-            "make room and give the same command again"
+            f"{target} cannot be written: {error}; {conversion.committed / MIB:,.1f} MiB are "
+            "there: make room, or mend what it says, and give the same command again"
         ) from error
 
 
@@ -294,6 +315,9 @@ def main() -> int:
     parser.add_argument("--map-mib", type=int, help="the most that the database may take")
     parser.add_argument("--commit-mib", type=int, default=16, help="of a transaction (16)")
     options = parser.parse_args()
+    for name in ("map_mib", "commit_mib"):
+        if getattr(options, name) is not None and getattr(options, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1")
     try:
         frames = convert(
             options.source,

@@ -17,7 +17,7 @@ import operator
 import os
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,7 +92,7 @@ class H5Episodes:
 
     Args:
         files: a folder, whose `.hdf5` and `.h5` files are the episodes, in the order of the numbers
-            in their names; or the path of a file, or of several.
+            in their names and then of the names; or the path of a file, or of several.
         chunk: how many actions an item has, at least 1; 1 by default.
         observations: the paths of the datasets whose frame is read. None, the default: all below
             `observations/`.
@@ -128,7 +128,8 @@ class H5Episodes:
         if not isinstance(decode, Mapping | None):
             raise TypeError(f"decode is a dict of functions by path, got {type(decode).__name__}")
         named = [] if observations is None else list(observations)
-        wrong: list[object] = [p for p in (*named, actions or "") if not isinstance(p, str)]
+        asked = named if actions is None else [*named, actions]
+        wrong: list[object] = [path for path in asked if not isinstance(path, str)]
         wrong += [function for function in (decode or {}).values() if not callable(function)]
         if wrong:
             raise TypeError(
@@ -156,9 +157,11 @@ class H5Episodes:
             raise ValueError(
                 f"decode names {unknown[0]!r}, which is not one of {_names(self.keys)}"
             )
-        self._lengths = tuple(self._length(i) for i in range(len(self._paths)))
-        self._ends = tuple(itertools.accumulate(self._lengths))
-        self._frames = {path: self._frames_of(path) for path in self.keys}
+        lengths, self._frames = list[int](), list[dict[str, int]]()
+        for i in range(len(self._paths)):
+            lengths.append(self._length(i))
+            self._frames.append({path: self._frames_of(i, path) for path in self.keys})
+        self._lengths, self._ends = tuple(lengths), tuple(itertools.accumulate(lengths))
         self._cache = _cache_of(cache)
         self._check_chunks()
         self.close()
@@ -193,33 +196,33 @@ class H5Episodes:
             raise ValueError(f"{self._paths[episode]} has no frames; leave it out")
         return length
 
-    def _frames_of(self, path: str) -> int:
-        """How many frames a block of a dataset has."""
-        layout = self._layout(path)
+    def _frames_of(self, episode: int, path: str) -> int:
+        """How many frames a block of a dataset has. Not all files need have the same chunks."""
+        layout = self._layout(episode, path)
         if path in self._decode:
             return 1
-        if self._dataset(0, path).chunks is not None:
+        if self._dataset(episode, path).chunks is not None:
             return layout.frames_per_chunk
         return max(1, BLOCK_BYTES // max(1, layout.frame_bytes))
 
-    def _layout(self, path: str) -> ChunkLayout:
-        found = self._dataset(0, path)
+    def _layout(self, episode: int, path: str) -> ChunkLayout:
+        found = self._dataset(episode, path)
         shape = tuple(int(n) for n in found.shape[1:])
         frame_bytes = int(found.dtype.itemsize)
         for n in shape:
             frame_bytes *= n
-        held = 1 if found.chunks is None else int(found.chunks[0])
-        return ChunkLayout(path, str(self._paths[0]), held, frame_bytes, found.compression, shape)
+        held, file = 1 if found.chunks is None else int(found.chunks[0]), str(self._paths[episode])
+        return ChunkLayout(path, file, held, frame_bytes, found.compression, shape)
 
     def layouts(self) -> list[ChunkLayout]:
         """Return how the frames of each dataset lie in the first file; printing one says what
         reading a frame reads, and what to do about it."""
-        return [self._layout(path) for path in self.keys]
+        return [self._layout(0, path) for path in self.keys]
 
     def _check_chunks(self) -> None:
         """Warn of images of which reading one reads many, where the cache cannot hold them."""
         frames = sum(self._lengths)
-        for layout in map(self._layout, self.observations):
+        for layout in (self._layout(0, path) for path in self.observations):
             everything = frames * layout.frame_bytes
             limit = 0 if self._cache is None else self._cache.limit
             fits = limit is None or everything <= limit
@@ -302,7 +305,7 @@ class H5Episodes:
 
     def _rows(self, episode: int, path: str, start: int, stop: int) -> torch.Tensor:
         """The frames from `start` to `stop` of a dataset, as a tensor with its own memory."""
-        torch, held = bridge.connect().torch, self._frames[path]
+        torch, held = bridge.connect().torch, self._frames[episode][path]
         parts = []
         for number in range(start // held, (stop - 1) // held + 1):
             block = self._block(episode, path, number)
@@ -317,7 +320,7 @@ class H5Episodes:
         key = (episode, path, number)
         block = None if self._cache is None else self._cache.get(key)
         if block is None:
-            block = self._read(episode, path, number * self._frames[path])
+            block = self._read(episode, path, number * self._frames[episode][path])
             if self._cache is not None:
                 self._cache.put(key, block)
         return block
@@ -330,7 +333,7 @@ class H5Episodes:
                 f"{file} has {found.shape[0]} frames of {path} and had {length} when the data set "
                 "was made; make it anew"
             )
-        stop = min(length, start + self._frames[path])
+        stop = min(length, start + self._frames[episode][path])
         try:
             values = found[start:stop]
         except OSError as error:
@@ -339,7 +342,13 @@ class H5Episodes:
                 "damaged: copy or record it again"
             ) from error
         if path in self._decode:
-            return torch.as_tensor(self._decode[path](values[0]))[None]  # type: ignore[no-any-return]
+            try:
+                return torch.as_tensor(self._decode[path](values[0]))[None]  # type: ignore[no-any-return]
+            except Exception as error:
+                error.add_note(f"memtools: it came of decode, of frame {start} of {path} in {file}")
+                raise
+        if not values.dtype.isnative:  # torch has numbers in the order of bytes of the machine only
+            values = values.astype(values.dtype.newbyteorder("="))
         try:
             return torch.from_numpy(values)  # type: ignore[no-any-return]
         except TypeError as error:
@@ -362,14 +371,12 @@ class _Files:
     def __init__(self) -> None:
         self._open: OrderedDict[Path, Any] = OrderedDict()
         self._pid = os.getpid()
-        self._inherited: list[Any] = []
 
     def open(self, path: Path) -> Any:
         """The h5py.File of a path."""
-        if self._pid != os.getpid():
-            # Closing what the parent had open would take the parent's lock off the file.
-            self._inherited += self._open.values()
-            self._open, self._pid = OrderedDict(), os.getpid()
+        if self._pid != os.getpid():  # HDF5 would read by what the parent had open, too
+            self.close()
+            self._pid = os.getpid()
         file = self._open.pop(path, None)
         if file is None:
             file = _open_file(path)
@@ -379,11 +386,10 @@ class _Files:
         return file
 
     def close(self) -> None:
-        """Close what this process has opened."""
-        if self._pid == os.getpid():
-            for file in self._open.values():
-                file.close()
-            self._open.clear()
+        """Close what is open here. What the parent of this process has open stays open there."""
+        for file in self._open.values():
+            file.close()
+        self._open.clear()
 
 
 def _open_file(path: Path) -> Any:
@@ -398,6 +404,8 @@ def _open_file(path: Path) -> Any:
     try:
         return h5py.File(path, "r", rdcc_nbytes=0)  # HDF5's own cache would not be counted
     except OSError as error:
+        if error.errno is not None:  # such as a file that may not be read, or is being written
+            raise type(error)(error.errno, os.strerror(error.errno), str(path)) from error
         why = re.sub(r"^.*\((.*)\)$", r"\1", str(error))
         raise OSError(
             f"{path} cannot be opened as HDF5 ({why}); it is damaged or cut short: copy or record "
@@ -414,7 +422,9 @@ def _files_of(files: Any) -> list[Path]:
         found = [p for p in path.iterdir() if p.suffix in (".hdf5", ".h5")]
         if not found:
             raise ValueError(f"{path} has no file that ends in .hdf5 or .h5")
-        return sorted(found, key=lambda p: [int(n) for n in re.findall(r"\d+", p.stem)] or [0])
+        return sorted(found, key=lambda p: ([int(n) for n in re.findall(r"\d+", p.stem)], p.name))
+    if not isinstance(files, Iterable) or isinstance(files, bytes):
+        raise TypeError(f"files is a path or a sequence of paths, got {type(files).__name__}")
     paths = [Path(file) for file in files]
     if not paths:
         raise ValueError("files is empty; pass a folder, or the path of each episode")

@@ -5,8 +5,10 @@ may be.
     └────────────────────────────── in flight ────────────────────────────┘
 
 The size of a batch is known when it arrives in the parent. Until then it counts as the largest
-batch that has been seen, so the first batch is asked for alone. One batch may always be in flight:
-a limit below the size of a batch makes the loop slow and does not stop it.
+batch that has been seen, so the first batch is asked for alone. One batch of each iterator may
+always be in flight: a limit below the size of a batch makes the loop slow and does not stop it.
+
+This is asked for every batch, so it is counted in one walk over a few tuples: some microseconds.
 """
 
 from __future__ import annotations
@@ -93,24 +95,32 @@ class InFlight:
         self.peak = 0
         self._allowed: int | None = None  # below the limit, after shrink()
         self._since_growth = 0  # batches
-        self._noted = (0, 0)
+        self._asked = self._noted = (0, 0)  # batches and bytes
         self._part = part
         self._room = Room().left if room is None else room
-        self._iterators: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._iterators: list[weakref.ref[Any]] = []
 
     def join(self, iterator: Any) -> None:
         """Count what `iterator.flying()` returns: how many batches have not arrived, and the bytes
         of those that have."""
-        self._iterators.add(iterator)
+        others = [ref for ref in self._iterators if ref() not in (None, iterator)]
+        self._iterators = [*others, weakref.ref(iterator)]
+
+    def _flying(self, but: Any = None) -> tuple[int, list[int]]:
+        """What all iterators say, or all `but` one."""
+        coming, arrived = 0, list[int]()
+        for ref in self._iterators:
+            iterator = ref()
+            if iterator is not None and iterator is not but:
+                more, sizes = iterator.flying()
+                coming += more
+                arrived += sizes
+        return coming, arrived
 
     def held(self) -> tuple[int, int]:
         """How many batches are in flight, and their bytes."""
-        batches = total = 0
-        for iterator in list(self._iterators):
-            coming, arrived = iterator.flying()
-            batches += coming + len(arrived)
-            total += coming * self.largest + sum(arrived)
-        return batches, total
+        coming, arrived = self._flying()
+        return coming + len(arrived), coming * self.largest + sum(arrived)
 
     @property
     def allowed(self) -> int | None:
@@ -120,10 +130,16 @@ class InFlight:
     def set_limit(self, limit: int | None) -> None:
         self.limit, self._allowed = limit, None
 
-    def admits(self) -> bool:
-        """Whether one more batch may be asked for. With a Budget it is reserved then."""
-        batches, held = self.held()
-        if batches == 0:
+    def admits(self, iterator: Any) -> bool:
+        """Whether `iterator` may ask for one more batch. With a Budget it is reserved then. Call
+        `asked()` once a worker was asked."""
+        coming, arrived = iterator.flying()
+        is_first = coming == 0 and not arrived  # it would wait for ever, or seem to be at its end
+        others, sizes = self._flying(but=iterator)
+        coming, arrived = coming + others, arrived + sizes
+        held = coming * self.largest + sum(arrived)
+        self._asked = coming + len(arrived) + 1, held + self.largest
+        if is_first:
             return True
         if self.largest == 0:
             return False  # nothing has come yet, so a batch may be as large as the memory
@@ -131,10 +147,13 @@ class InFlight:
         if allowed is not None and held + self.largest > allowed:
             return False
         left = self._room()
-        coming = sum(iterator.flying()[0] for iterator in list(self._iterators))
         if left is not None and (coming + 1) * self.largest > left:
             return False  # those that are being made take their memory only now
         return self._reserve(held)
+
+    def asked(self) -> None:
+        """A worker was asked for the batch that `admits()` allowed last."""
+        self._note(*self._asked)
 
     def _reserve(self, wanted: int) -> bool:
         """Reserve so many bytes in the Budget, or leave it as it is and return False."""
@@ -150,13 +169,14 @@ class InFlight:
 
     def arrived(self, size: int) -> None:
         """A batch of so many bytes has come out of a worker."""
-        self.largest = max(self.largest, size)
-        self.note()
+        if size > self.largest:  # then those that have not arrived count more, too
+            self.largest = size
+            self._note(*self.held())
 
-    def note(self) -> None:
+    def _note(self, batches: int, total: int) -> None:
         """Keep what is in flight, and the most that ever was."""
-        self._noted = self.held()
-        self.peak = max(self.peak, self._noted[1])
+        self._noted = batches, total
+        self.peak = max(self.peak, total)
 
     def handed(self) -> None:
         """A batch goes to the loop: what it had reserved is free for others."""
@@ -187,8 +207,8 @@ class InFlight:
         running.event("mark", f"bounded loader: at most {format_bytes(self._allowed)} in flight")
 
     def cause(self) -> str:
-        """What was in flight when a worker was last asked, and how much memory there is: a sentence
-        beside the error of a worker that is gone."""
+        """What was in flight when a worker was last asked for a batch, and how much memory there
+        is: a sentence beside the error of a worker that is gone."""
         batches, held = self._noted
         line = f"memtools: {batches:,} batch{'es' * (batches != 1)} in flight"
         line = f"{line}, about {format_bytes(held)}"

@@ -9,7 +9,6 @@ to the workers as the limit allows:
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import traceback
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
 PRESSURE = 0.85  # share of the host's limit at which a monitor lets the loader shrink
 #: what is used of torch's iterator, which is not a public class
 _USED = ("_reset", "_next_index", "_try_put_index", "_get_data", "_process_data")
+_END = object()  # of the sampler
 _classes: list[Any] = []  # empty, or the class that _iterator_class() made
 
 
@@ -133,7 +133,7 @@ class BoundedLoader:
         return self._flight.peak
 
     def shrink(self, pressure: object = None) -> None:
-        """Halve what may be in flight, as memory is short; one batch always may.
+        """Allow half of what is in flight now, as memory is short, and at least one batch.
 
         It grows back to `limit` by one batch for every 16 that the loop gets. Pass this method to
         `MemoryMonitor.on_pressure` where `bounded(..., monitor=monitor)` does not do what you want.
@@ -144,7 +144,7 @@ class BoundedLoader:
         self._flight.shrink()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy in another process has the same settings, and no batch in flight."""
+        """A copy in another process has the same settings, no batch in flight and no monitor."""
         in_flight, largest = self._given
         limit = in_flight if isinstance(in_flight, Budget) else self.limit
         make = functools.partial(BoundedLoader, batch_bytes=largest)
@@ -167,9 +167,9 @@ def bounded(
 
     A batch is in flight from the moment at which a worker is asked for it until the loop gets it.
     No further batch is asked for while this one and those in flight would be more than the limit,
-    or more than the job's memory and `/dev/shm` have room for; one may always be in flight. So
-    memory in flight is at most the limit and one batch, unless a batch comes that is larger than
-    all before it.
+    or more than the job's memory and `/dev/shm` have room for; one of each iteration may always be
+    in flight. So memory in flight is at most the limit and one batch, unless a batch comes that is
+    larger than all before it.
 
     The loader itself stays as it is. Iterate over one of the two.
 
@@ -186,8 +186,9 @@ def bounded(
             None, the default: it does not.
 
     Returns a `BoundedLoader`. Raises TypeError if `loader` is not a DataLoader or makes iterators
-    of its own, ValueError if a size is not one, or if the Budget counts the memory of a device;
-    RuntimeError if this torch has another kind of iterator.
+    of its own, or if an argument has another type; ValueError if a size is not written like one or
+    is below 1 byte, or if the Budget counts the memory of a device; RuntimeError if this torch has
+    another kind of iterator.
     """
     return BoundedLoader(loader, in_flight, batch_bytes=batch_bytes, monitor=monitor)
 
@@ -198,10 +199,13 @@ def _with_bounded_iterators(loader: torch.utils.data.DataLoader[Any], flight: In
     kind = bridge.connect().torch.utils.data.DataLoader
     if not isinstance(loader, kind):
         raise TypeError(f"bounded() takes a torch DataLoader, got {type(loader).__name__}")
-    if type(loader)._get_iterator is not kind._get_iterator:
+    if getattr(type(loader), "_get_iterator", None) is not kind._get_iterator:
+        remedy = "pass a torch.utils.data.DataLoader"
+        if isinstance(getattr(loader, "base_dataloader", None), kind):  # one of accelerate's
+            remedy = "write loader.base_dataloader = bounded(loader.base_dataloader)"
         raise TypeError(
             f"bounded() steers the iterators of torch's DataLoader, and {type(loader).__name__} "
-            "makes its own; pass a torch.utils.data.DataLoader"
+            f"makes its own; {remedy}"
         )
     bound = copy.copy(loader)
     vars(bound)["_iterator"] = None  # workers of the loader's own stay its own
@@ -250,9 +254,14 @@ def _iterator_class() -> Any:
 
         def flying(self) -> tuple[int, list[int]]:
             """How many batches have not arrived, and the bytes of each that has and waits."""
-            tasks, lives = self._task_info, self._workers_status
-            arrived = [self._sizes.get(i, 0) for i, task in tasks.items() if len(task) == 2]
-            return sum(len(task) == 1 and lives[task[0]] for task in tasks.values()), arrived
+            sizes, lives, coming, arrived = self._sizes, self._workers_status, 0, list[int]()
+            # A copy, since `in_flight` and `shrink()` may be called in another thread.
+            for number, task in list(self._task_info.items()):
+                if len(task) == 2:
+                    arrived.append(sizes.get(number, 0))
+                elif lives[task[0]]:
+                    coming += 1
+            return coming, arrived
 
         def __next__(self) -> Any:
             try:
@@ -260,10 +269,13 @@ def _iterator_class() -> Any:
             except StopIteration:
                 raise
             except Exception as error:
-                # A worker was killed, or did not answer in time: its own errors begin otherwise.
-                # Or it was killed while its batch was taken over, before torch knows of it.
-                killed = isinstance(error, RuntimeError) and str(error).startswith("DataLoader ")
-                if killed or isinstance(error, ConnectionError):
+                # A worker was killed, or did not answer in time. Or it was killed while its batch
+                # was taken over, before torch knows of it. What a worker raised itself, such as a
+                # ConnectionError of its data set, begins with "Caught ".
+                text = str(error)
+                killed = isinstance(error, RuntimeError) and text.startswith("DataLoader ")
+                broken = isinstance(error, ConnectionError) and not text.startswith("Caught ")
+                if killed or broken:
                     error.add_note(self._flight.cause())
                 # A frame of torch's refers to the error. That cycle would keep this iterator, its
                 # workers and their batches until a collection, which waits seconds for them.
@@ -271,15 +283,14 @@ def _iterator_class() -> Any:
                 raise
 
         def _try_put_index(self) -> None:
-            with contextlib.suppress(StopIteration):
-                self._drawn.append(next(self._sampler_iter))
-            while self._drawn and self._flight.admits():
-                index, sent = self._drawn[0], self._send_idx
+            if (drawn := next(self._sampler_iter, _END)) is not _END:
+                self._drawn.append(drawn)
+            while self._drawn and self._flight.admits(self):
+                sent = self._send_idx
                 super()._try_put_index()
-                if self._send_idx == sent:  # no worker has anything to do any more
-                    self._drawn.appendleft(index)
+                if self._send_idx == sent:  # all streams have ended, and nobody takes the index
                     break
-            self._flight.note()
+                self._flight.asked()
 
         def _next_index(self) -> Any:
             return self._drawn.popleft()
@@ -292,15 +303,18 @@ def _iterator_class() -> Any:
             return number, data
 
         def _process_data(self, data: Any, worker: int) -> Any:
-            waiting = self._task_info
-            self._sizes = {i: size for i, size in self._sizes.items() if i in waiting}
+            tasks, sizes = self._task_info, self._sizes
+            if len(sizes) > len(tasks):  # some are of batches that the loop has got
+                self._sizes = {i: size for i, size in sizes.items() if i in tasks}
             self._flight.handed()
             return super()._process_data(data, worker)
 
         def _shutdown_workers(self) -> None:
-            super()._shutdown_workers()
-            self._task_info = {}
-            self._flight.release()
+            try:
+                super()._shutdown_workers()
+            finally:  # also where Ctrl-C ends the wait for a worker
+                self._task_info = {}
+                self._flight.release()
 
     _classes.append(BoundedIterator)
     return BoundedIterator

@@ -88,7 +88,7 @@ class LoaderReport:
     shm_free: int | None
     #: the size of /dev/shm in bytes
     shm_total: int | None
-    #: the lowest limit of the job's control groups, or the machine's memory
+    #: the lowest limit of the job's control groups, or the machine's memory if less of it is left
     job_limit: int | None
     #: what is used of that limit, in bytes
     job_used: int | None
@@ -101,6 +101,7 @@ class LoaderReport:
     def apply(self) -> torch.utils.data.DataLoader[Any]:
         """Make a DataLoader with the advised settings, of the same data set, sampler and generator.
 
+        It is a plain one: pass it to `bounded()` again if the loader of the report was bounded.
         Raises TypeError if the loader is of a class of its own: set the figures where you make it.
         """
         torch, old, new = bridge.connect().torch, self._loader, self.advised
@@ -162,6 +163,15 @@ def _less(limit: int | None, used: int | None) -> int | None:
     return None if limit is None or used is None else max(0, limit - used)
 
 
+def _job(sample: _core.Sample) -> tuple[int | None, int | None]:
+    """The limit that the job comes to first, its control group's or the machine's, and what is used
+    of it."""
+    group = sample.cgroup_limit, sample.cgroup_used
+    machine, available = (sample.total, _less(sample.total, sample.available)), sample.available
+    left = None if group[0] is None or group[0] < 0 else _less(*group)
+    return machine if left is None or (available is not None and available < left) else group
+
+
 def loader_report(
     loader: torch.utils.data.DataLoader[Any] | BoundedLoader,
     *,
@@ -175,7 +185,7 @@ def loader_report(
     process stay as they are.
 
     Args:
-        loader: a torch DataLoader, or a bounded one.
+        loader: a torch DataLoader, or a bounded one, whose limit then counts.
         batches: how many batches are drawn, at least 1; 2 by default.
         step_seconds: how long the loop works on a batch, above 0. With it the number of workers
             is advised as well. None, the default: it is not known.
@@ -184,7 +194,9 @@ def loader_report(
     Returns a `LoaderReport`. Raises TypeError if `loader` is not a DataLoader or an argument is not
     a number, ValueError if a number is out of its range.
     """
-    original = loader.loader if isinstance(loader, BoundedLoader) else loader
+    original, in_flight = loader, None
+    if isinstance(loader, BoundedLoader):
+        original, in_flight = loader.loader, loader.limit
     torch = bridge.connect().torch
     if not isinstance(original, torch.utils.data.DataLoader):
         raise TypeError(f"loader_report() takes a torch DataLoader, got {type(loader).__name__}")
@@ -198,20 +210,23 @@ def loader_report(
         if number is not None and not 0 < number < math.inf:
             raise ValueError(f"{name} is a number of seconds above 0, got {number}")
     found = measure(original, batches, timeout)
-    return _report(original, found, step_seconds, torch)
+    return _report(original, found, step_seconds, in_flight)
 
 
-def _report(loader: Any, found: Measured, step_seconds: float | None, torch: Any) -> LoaderReport:
+def _report(
+    loader: Any, found: Measured, step_seconds: float | None, in_flight: int | None
+) -> LoaderReport:
+    torch = bridge.connect().torch
     settings = LoaderSettings(
         loader.num_workers, loader.prefetch_factor, loader.pin_memory, loader.batch_size
     )
     sample, shm = _core.Probe("/", True).read(), shm_room()
     shm_free, shm_total = (None, None) if shm is None else shm
-    limit, used = sample.cgroup_limit, sample.cgroup_used
-    if limit is None or limit < 0:
-        limit, used = sample.total, _less(sample.total, sample.available)
+    limit, used = _job(sample)
     pins = bool(torch.accelerator.is_available())
-    wanted = _Wanted(settings, found, pins, shm_free, _less(limit, used))
+    is_stream = isinstance(loader.dataset, torch.utils.data.IterableDataset)
+    room = _less(limit, used)
+    wanted = _Wanted(settings, found, pins, shm_free, room, in_flight, is_stream)
     advised, reasons = wanted.advise(step_seconds)
     return LoaderReport(
         batch_bytes=found.batch_bytes,
@@ -239,6 +254,8 @@ class _Wanted:
     pins: bool  # whether the machine has a device to pin memory for
     shm: int | None  # free bytes in /dev/shm
     room: int | None  # bytes that the job may still take
+    in_flight: int | None = None  # the limit of a bounded loader, in bytes
+    is_stream: bool = False  # whether the data set is an IterableDataset
 
     def cost(self, settings: LoaderSettings) -> LoaderCost:
         """What the loader takes; another batch size is taken to change all bytes in proportion."""
@@ -247,13 +264,16 @@ class _Wanted:
         if found.batch_bytes is None:
             return LoaderCost(None, None, None, workers, None)
         tensors = [round(share * size) for size in found.tensors]
-        held = settings.batches + 1  # with the one that the loop uses
+        batch, ahead = round(share * found.batch_bytes), settings.batches
+        if self.in_flight is not None:
+            ahead = min(ahead, max(1, self.in_flight // max(1, batch)))
+        held = ahead + 1  # with the one that the loop uses
         pinned = 0
         if settings.pin_memory and self.pins:
             pinned = held * sum(1 << (size - 1).bit_length() for size in tensors if size)
         return LoaderCost(
-            in_flight=round(share * settings.batches * found.batch_bytes),
-            loop=round(share * found.batch_bytes),
+            in_flight=ahead * batch,
+            loop=batch,
             shm=held * sum(tensors) if settings.num_workers else 0,
             workers=workers,
             pinned=pinned,
@@ -284,6 +304,8 @@ class _Wanted:
         seconds = self.found.batch_seconds
         if step_seconds is not None and seconds is not None:
             workers = min(cores, math.ceil(seconds / step_seconds))
+            if self.is_stream:  # more of them would draw the same, unless it divides itself
+                workers = min(workers, max(1, new.num_workers))
             if workers != new.num_workers:
                 new = _with_workers(new, workers)
                 reasons.append(
@@ -350,6 +372,9 @@ def _unknown(loader: Any, found: Measured, step_seconds: float | None) -> Iterat
             "what a worker takes that is started anew and not forked: Python, torch and its copy "
             "of the data set come on top"
         )
+    is_stream = isinstance(loader.dataset, bridge.connect().torch.utils.data.IterableDataset)
+    if step_seconds is not None and is_stream:
+        yield "whether there may be more workers: a stream has to divide itself among them"
     if step_seconds is None:
         yield "whether there are enough workers: pass step_seconds, the time of a step of the loop"
 

@@ -6,13 +6,14 @@ import itertools
 import operator
 import random
 import sys
+import zlib
 from array import array
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 #: samples that are sorted by length together before padded batches are cut out of them
 _WINDOW = 1024
-_COMPARED = ("samples", "total", "budget", "max_count", "padded", "shuffle", "seed", "drop_last",
+_COMPARED = ("samples", "checksum", "budget", "max_count", "padded", "shuffle", "seed", "drop_last",
              "num_replicas")  # fmt: skip
 
 
@@ -23,7 +24,8 @@ class BudgetSampler:
     A batch has as many samples as fit, so its memory is about the same whether samples are short or
     long. Batches are cut in the order of the samples, or in an order that `seed` and the epoch
     decide. With replicas, each has the same number of batches, no sample is in two of them, and the
-    largest batches are split until the number comes out even.
+    largest batches are split until the number comes out even. Where it cannot, as too many batches
+    have one sample, the last batches are left out: fewer samples than there are replicas.
 
     Args:
         lengths: the length of each sample, 0 or more, such as a list, an array or a tensor.
@@ -119,13 +121,19 @@ class BudgetSampler:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict()` was taken: the next iteration begins with the batch after it.
 
-        Raises ValueError if the state is of other samples or settings, and changes nothing then.
+        Raises TypeError if `state` is not a dict or has other types, ValueError if it is of samples
+        of other lengths, in another order, or of other settings. Then nothing is changed.
         """
         if not isinstance(state, dict):
             raise TypeError(f"state is the dict of a state_dict(), got {type(state).__name__}")
         for name, value in {"epoch": 0, "done": 0, **self._settings()}.items():
             if name not in state:
                 raise ValueError(f"the state has no {name!r}; pass what state_dict() returned")
+            if name == "checksum" and state[name] != value:
+                raise ValueError(
+                    "the state is of samples of other lengths, or in another order; pass the "
+                    "lengths as they were, or begin the epoch anew"
+                )
             if name in _COMPARED and state[name] != value:
                 raise ValueError(
                     f"the state is of a sampler with {name} {state[name]!r}, and this one has "
@@ -140,7 +148,7 @@ class BudgetSampler:
 
     def _settings(self) -> dict[str, Any]:
         mine = {name: getattr(self, name, None) for name in _COMPARED}
-        return mine | {"samples": len(self.lengths), "total": self._total}
+        return mine | {"samples": len(self.lengths), "checksum": zlib.crc32(self.lengths)}
 
     def __repr__(self) -> str:
         samples = f"{len(self.lengths):,} samples"

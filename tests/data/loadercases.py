@@ -70,6 +70,15 @@ class Killed(Rows):
         return super().__getitem__(i)
 
 
+class Unreachable(Rows):
+    """Row 9 lies on a server that does not answer."""
+
+    def __getitem__(self, i: int) -> dict[str, torch.Tensor]:
+        if i == 9:
+            raise ConnectionResetError("the server is gone")
+        return super().__getitem__(i)
+
+
 def loader_of(dataset: Any = None, **options: Any) -> DataLoader[Any]:
     """A loader with two workers."""
     return DataLoader(Rows() if dataset is None else dataset, **{"num_workers": 2, **options})
@@ -85,6 +94,12 @@ def drawn(loader: Any, epochs: int = 1, seed: int = 3) -> list[Any]:
             found.append(batch)
             found.append(torch.rand(2))
     return found
+
+
+def alive() -> list[int]:
+    """The child processes of this one that have not ended."""
+    with open(f"/proc/self/task/{os.getpid()}/children") as file:
+        return [int(pid) for pid in file.read().split()]
 
 
 def same(one: Any, other: Any) -> bool:

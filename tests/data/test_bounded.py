@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import pickle
 from typing import Any
 
@@ -21,6 +20,8 @@ from tests.data.loadercases import (
     Lazy,
     Rows,
     Stream,
+    Unreachable,
+    alive,
     drawn,
     loader_of,
     same,
@@ -42,12 +43,6 @@ LOADERS: dict[str, Any] = {
     "persistent stream": lambda: loader_of(Stream(), persistent_workers=True),
     "one worker": lambda: loader_of(batch_size=2, num_workers=1, prefetch_factor=5),
 }
-
-
-def alive() -> list[int]:
-    """The child processes of this one that have not ended."""
-    with open(f"/proc/self/task/{os.getpid()}/children") as file:
-        return [int(pid) for pid in file.read().split()]
 
 
 @pytest.mark.slow
@@ -142,15 +137,67 @@ def test_an_early_break_leaves_no_process_and_no_batch():
         gc.enable()
 
 
-def test_the_error_of_a_worker_comes_through():
-    loader, said = bounded(loader_of(Failing()), "20 KiB"), ""
+@pytest.mark.slow
+def test_loops_over_one_loader_at_the_same_time_each_get_all_batches():
+    for in_flight in ("1 B", "1 GiB"):
+        loader = bounded(loader_of(batch_size=2), in_flight)
+        first = iter(loader)
+        next(first)
+        assert len(list(loader)) == 12
+        assert len(list(first)) == 11
+        assert len(list(zip(loader, loader, strict=True))) == 12
+        assert loader.in_flight == 0
+
+
+@pytest.mark.parametrize(
+    ("dataset", "kind", "message"),
+    [(Failing(), KeyError, "row 9 is broken"), (Unreachable(), OSError, "the server is gone")],
+)
+def test_the_error_of_a_worker_comes_through(dataset, kind, message):
+    loader, said = bounded(loader_of(dataset), "20 KiB"), ""
     try:
         list(loader)
-    except KeyError as error:
+    except kind as error:
         said, notes = str(error), getattr(error, "__notes__", [])
-    assert "row 9 is broken" in said
+    assert message in said
     assert notes == []
     assert loader.in_flight == 0
+
+
+@pytest.mark.slow
+def test_a_loop_that_catches_the_error_of_a_worker_goes_on():
+    loader, rows = bounded(loader_of(Failing()), "20 KiB"), []
+    batches = iter(loader)
+    for _ in range(9):
+        rows.append(next(batches)["row"][0, 0])
+    with pytest.raises(KeyError):
+        next(batches)
+    rows += [batch["row"][0, 0] for batch in batches]
+    assert rows == [*range(9), *range(10, 24)]
+    batches = iter(first_fails := bounded(loader_of(Failing(), sampler=[9, 1, 2]), "20 KiB"))
+    with pytest.raises(KeyError):
+        next(batches)
+    assert first_fails.batch_bytes == 0  # an error is not a batch
+    assert len(list(batches)) == 2
+
+
+def test_what_is_in_flight_may_be_read_while_the_loop_changes_it():
+    """`in_flight` and `shrink()` are called by another thread where a monitor's step is there."""
+    loader, changed = bounded(loader_of(batch_size=2), "1 MiB"), []
+    iterator: Any = iter(loader)
+
+    class Workers(list[bool]):
+        def __getitem__(self, i: Any) -> Any:
+            changed.append(iterator._task_info.pop(max(iterator._task_info), None))
+            return True
+
+    taken, statuses = dict(iterator._task_info), iterator._workers_status
+    iterator._task_info = {n: (0,) for n in range(4)}
+    iterator._workers_status = Workers()
+    assert loader.batches_in_flight == 4
+    assert len(changed) == 4
+    iterator._task_info, iterator._workers_status = taken, statuses
+    assert len(list(iterator)) == 12
 
 
 def test_a_killed_worker_gives_the_loaders_own_error_with_what_was_in_flight():
@@ -185,6 +232,11 @@ def test_a_budget_counts_all_batches_but_one():
     assert budget.used == 0
     assert budget.peak == 3 * loader.batch_bytes
     assert [line.name for line in budget.report()] == ["bounded loader"]
+    for _ in loader:
+        assert loader.batches_in_flight == 4
+        assert budget.used > 0
+        break
+    assert budget.used == 0
     full = bounded(loader_of(batch_size=2), Budget(1))
     assert [full.batches_in_flight for _ in full] == [1] * 11 + [0]
 
@@ -204,6 +256,14 @@ def test_the_loader_stays_as_it_is_and_its_attributes_are_there():
     assert repr(bounded(loader, "1 GiB")) == "BoundedLoader(0 batches, 0 B of 1.00 GiB in flight)"
 
 
+@pytest.mark.slow
+def test_a_loader_whose_workers_run_already_gets_others():
+    loader = loader_of(batch_size=2, persistent_workers=True)
+    next(iter(loader))
+    bound = bounded(loader, 1)
+    assert [bound.batches_in_flight for _ in bound] == [1] * 11 + [0]
+
+
 def test_a_copy_in_another_process_has_the_same_settings():
     loader = bounded(loader_of(batch_size=3, num_workers=0), "3 MiB", batch_bytes="1 MiB")
     loader.limit = "5 MiB"
@@ -212,6 +272,16 @@ def test_a_copy_in_another_process_has_the_same_settings():
     assert (copied.limit, copied.batch_bytes, len(copied)) == (5 * 2**20, 2**20, 8)
     with pytest.raises(TypeError, match="Budget"):
         pickle.dumps(bounded(loader_of(), Budget("1 MiB")))
+
+
+def test_a_loader_of_accelerate_is_bounded_inside():
+    shard = pytest.importorskip("accelerate.data_loader").DataLoaderShard
+    loader = shard(Rows(), batch_size=2, num_workers=2)
+    with pytest.raises(TypeError, match="loader.base_dataloader = bounded"):
+        bounded(loader)
+    loader.base_dataloader = bounded(loader.base_dataloader, 1)
+    counts = [loader.base_dataloader.batches_in_flight for _ in loader]
+    assert counts == [1] * 10 + [0, 0]  # it is one batch ahead
 
 
 class OwnIterators(DataLoader[Any]):

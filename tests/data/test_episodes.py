@@ -3,6 +3,7 @@ as it should be."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pickle
 import sys
@@ -146,14 +147,16 @@ def test_a_process_opens_a_file_when_it_reads_and_inherits_none(tmp_path):
     item = episodes[2]
     assert open_files(first) == 1
     kept = episodes._files._open[first]
+    assert kept.id.get_access_plist().get_cache()[2] == 0  # bytes of HDF5's own cache of chunks
 
     def read_in_child() -> None:
         assert torch.equal(episodes[2]["action"], item["action"])
         assert episodes._files._open[first] is not kept
-        episodes.close()
-        assert kept.id.valid  # the parent's lock is on it
+        assert not kept.id.valid
+        assert open_files(first) == 1
 
     assert in_child(read_in_child) == 0
+    assert kept.id.valid
     assert torch.equal(episodes[2][TOP], item[TOP])
     copied = pickle.loads(pickle.dumps(episodes))
     assert copied._files._open == {}
@@ -161,6 +164,28 @@ def test_a_process_opens_a_file_when_it_reads_and_inherits_none(tmp_path):
     episodes.close()
     copied.close()
     assert open_files(first) == 0
+
+
+def test_what_a_child_does_takes_no_lock_off_the_parents_files(tmp_path):
+    first = write_episodes(tmp_path) / "episode_0.hdf5"
+    episodes = H5Episodes(tmp_path, cache=None)
+
+    def is_locked() -> bool:
+        with first.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
+
+    assert not is_locked()
+    _ = episodes[2]
+    assert is_locked()
+    for work in (lambda: episodes[2], lambda: episodes[12], episodes.close):
+        assert in_child(work) == 0
+        assert is_locked()
+    episodes.close()
+    assert not is_locked()
 
 
 def test_at_most_sixteen_files_are_open(tmp_path):
@@ -238,6 +263,52 @@ def test_a_file_that_changes_is_noticed(tmp_path):
         _ = episodes[0]
 
 
+def test_what_decode_raises_names_the_frame_and_the_file(tmp_path):
+    path = write_episode(tmp_path / "a.h5")
+    episodes = H5Episodes(path, decode={TOP: lambda stored: None})  # as cv2.imdecode returns
+    with pytest.raises(RuntimeError, match="NoneType") as caught:
+        _ = episodes[3]
+    assert caught.value.__notes__ == [f"memtools: it came of decode, of frame 3 of {TOP} in {path}"]
+
+
+def test_a_file_that_may_not_be_opened_is_not_called_damaged(tmp_path, monkeypatch):
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "[Errno 13] Unable to synchronously open file (errno = 13)")
+
+    path = write_episode(tmp_path / "a.h5")
+    monkeypatch.setattr(h5py, "File", refuse)
+    with pytest.raises(PermissionError, match=r"\[Errno 13\] Permission denied: '.*a.h5'$"):
+        H5Episodes(path)
+
+
+def test_numbers_of_another_order_of_bytes_are_read(tmp_path):
+    values = np.arange(6, dtype=">f4").reshape(3, 2)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["observations/q"], file["action"] = values, values
+    item = H5Episodes(tmp_path)[1]
+    assert item["observations/q"].tolist() == [2, 3]
+    assert item["action"].dtype == torch.float32
+
+
+def test_each_file_is_read_by_its_own_chunks(tmp_path):
+    write_episode(tmp_path / "episode_0.hdf5", 10)
+    path = write_episode(tmp_path / "episode_1.hdf5", 10, chunks=(4, *FRAME))
+    episodes = H5Episodes(tmp_path, observations=[TOP], actions=None, cache="1 MiB")
+    assert episodes.cache is not None
+    for start in range(10):
+        assert np.array_equal(episodes.at(1, start)[TOP], stored(path, TOP)[start])
+    assert episodes.cache.cache_info().misses == 3
+    _ = episodes.at(0, 9)
+    assert episodes.cache.cache_info().misses == 4
+
+
+def test_episodes_are_in_the_order_of_their_numbers_and_names(tmp_path):
+    names = ["left", "right", "episode_2_a", "episode_2_b", "episode_10"]
+    for name in reversed(names):
+        write_episode(tmp_path / f"{name}.h5", 2)
+    assert [Path(file).stem for file in H5Episodes(tmp_path).files] == names
+
+
 def test_values_that_are_no_numbers_need_a_function(tmp_path):
     path = tmp_path / "a.h5"
     with h5py.File(path, "w") as file:
@@ -260,6 +331,9 @@ def test_values_that_are_no_numbers_need_a_function(tmp_path):
         (TypeError, "chunk is an int, got float", {"chunk": 1.5}),
         (TypeError, "observations is a sequence of paths, got a str", {"observations": "a"}),
         (TypeError, "are paths in the file .* got int", {"actions": 7}),
+        (TypeError, "are paths in the file .* got int", {"actions": 0}),
+        (TypeError, "files is a path or a sequence of paths, got int", {"files": 7}),
+        (TypeError, "files is a path or a sequence of paths, got bytes", {"files": b"a.h5"}),
         (TypeError, "decode is a dict of functions by path, got int", {"decode": 7}),
         (TypeError, "and decode functions by path, got str", {"decode": {"action": "x"}}),
         (ValueError, "files is empty", {"files": []}),

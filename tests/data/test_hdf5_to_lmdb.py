@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import h5py
 import lmdb
 import numpy as np
 import pytest
@@ -152,11 +153,62 @@ def test_a_full_map_and_a_full_disk_are_said_and_what_is_there_counts(
     def full(*_: object) -> None:
         raise lmdb.DiskError("No space left on device")
 
-    monkeypatch.setattr(script.Conversion, "commit", full)
+    frame = int(np.prod(FRAME))
+    monkeypatch.setattr(script, "MIB", 4 * frame)
+    commits = iter((script.Conversion.commit, full))
+    monkeypatch.setattr(script.Conversion, "commit", lambda *given: next(commits)(*given))
     with pytest.raises(
-        script.ConversionError, match="No space left on device; 0.0 MiB were there: "
+        script.ConversionError, match="No space left on device; 1.0 MiB are there: make room, or"
     ):
-        convert(folder, tmp_path / "b.lmdb")
+        convert(folder, tmp_path / "b.lmdb", keys=[TOP], commit_bytes=4 * frame)
+
+
+def test_a_database_of_others_is_not_written_into(folder, tmp_path):
+    target, text = tmp_path / "a.lmdb", tmp_path / "text"
+    with (
+        lmdb.open(str(target), subdir=False, map_size=1 << 20) as environment,
+        environment.begin(write=True) as writing,
+    ):
+        writing.put(b"mine", b"1")
+    written = target.read_bytes()
+    with pytest.raises(script.ConversionError, match="has records that are not of this script"):
+        convert(folder, target)
+    with lmdb.open(str(target), subdir=False, readonly=True, lock=False) as environment:
+        assert environment.stat()["entries"] == 1
+    assert len(target.read_bytes()) == len(written)
+    text.write_text("a file of somebody" * 1000)
+    with pytest.raises(script.ConversionError, match="text is not a database of LMDB; give anoth"):
+        convert(folder, text)
+
+
+@pytest.mark.parametrize("lengths", [(2, 0, 3), (2, 0), (0, 0, 2), (0,)])
+def test_an_episode_without_frames_is_described(lengths, tmp_path):
+    folder = write_episodes(tmp_path / "episodes", lengths)
+    target = tmp_path / "a.lmdb"
+    for _ in range(2):
+        assert convert(folder, target) == 4 * sum(lengths)
+    with (
+        lmdb.open(str(target), subdir=False, readonly=True, lock=False) as environment,
+        environment.begin() as reading,
+    ):
+        found = [script.read_episode(reading, i)["frames"] for i in range(len(lengths))]
+    assert found == [dict.fromkeys(KEYS, frames) for frames in lengths]
+
+
+def test_what_is_not_converted_is_named(tmp_path, capsys):
+    path = tmp_path / "episode_0.h5"
+    with h5py.File(path, "w") as file:
+        file["text"], file["one"] = ["a", "b"], 3.0
+    with pytest.raises(script.ConversionError, match="has no dataset of numbers with frames"):
+        convert(tmp_path, tmp_path / "a.lmdb")
+    with h5py.File(path, "a") as file:
+        file["action"] = np.zeros((2, 3))
+    assert convert(tmp_path, tmp_path / "a.lmdb") == 2
+    assert capsys.readouterr().err == (
+        "left out of episode_0.h5: text, which hold texts, objects, or rows of different lengths\n"
+    )
+    with pytest.raises(script.ConversionError, match="text in .* holds texts, objects, or rows"):
+        convert(tmp_path, tmp_path / "a.lmdb", keys=["text"])
 
 
 def test_bad_input_is_one_line_of_the_command(folder, tmp_path):
@@ -169,6 +221,13 @@ def test_bad_input_is_one_line_of_the_command(folder, tmp_path):
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1
     assert "has no dataset 'actions'; it has action, observations/images/top" in done.stderr
+    for option in ("--map-mib", "--commit-mib"):
+        done = subprocess.run(
+            [*command, str(folder), str(tmp_path / "a.lmdb"), option, "0"],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 2
+        assert done.stderr.endswith(f"error: {option} must be at least 1\n")
 
 
 @pytest.mark.parametrize(

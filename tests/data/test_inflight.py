@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from memtools._base import running
-from memtools.data.inflight import GROWS_EVERY, InFlight, Room, shm_room
+from memtools.data.inflight import GROWS_EVERY, READ_AGAIN_NS, InFlight, Room, shm_room
 from memtools.errors import BudgetError
 
 
@@ -47,8 +47,9 @@ def flight(
 
 def most_admitted(found: InFlight, batches: Batches) -> int:
     batches.coming = 0
-    while batches.coming < 99 and found.admits():
+    while batches.coming < 99 and found.admits(batches):
         batches.coming += 1
+        found.asked()
     return batches.coming
 
 
@@ -68,9 +69,9 @@ def test_a_batch_that_has_arrived_counts_as_what_it_is():
     found, batches = flight(35)
     batches.coming, batches.arrived = 1, [2, 3]
     assert found.held() == (3, 15)
-    assert found.admits()
+    assert found.admits(batches)
     batches.arrived += [11]
-    assert not found.admits()
+    assert not found.admits(batches)
     assert found.held() == (4, 26)
 
 
@@ -79,7 +80,15 @@ def test_a_larger_batch_makes_the_others_count_as_much():
     batches.coming = 2
     found.arrived(20)
     assert (found.held(), found.largest, found.peak) == ((2, 40), 20, 40)
-    assert not found.admits()
+    assert not found.admits(batches)
+
+
+def test_the_peak_is_what_was_asked_for_and_not_what_was_refused():
+    found, batches = flight(35)
+    assert most_admitted(found, batches) == 3
+    assert (found.peak, found.held()) == (30, (3, 30))
+    assert not found.admits(batches)
+    assert found.peak == 30
 
 
 @pytest.mark.parametrize(("room", "count"), [(29, 2), (30, 3), (5, 1), (None, 9)])
@@ -94,6 +103,18 @@ def test_another_iterator_of_the_loader_counts():
     assert most_admitted(found, batches) == 3
     del second
     assert most_admitted(found, batches) == 5
+
+
+def test_each_iterator_may_have_one_batch_whatever_the_others_have():
+    for found, batches in (flight(30), flight(30, largest=0), flight(30, room=0)):
+        batches.coming = 7
+        second = Batches()
+        found.join(second)
+        found.join(second)
+        assert found.admits(second)
+        second.coming = 1
+        assert found.held()[0] == 8
+        assert not found.admits(second)
 
 
 def test_shrink_halves_and_batches_that_are_handed_out_bring_it_back():
@@ -156,12 +177,23 @@ def test_the_room_of_the_job_is_the_lowest_of_those_that_are_known(tmp_path):
     assert shm_room("/nowhere") is None
 
 
+def test_the_room_is_read_again_after_a_while(tmp_path, monkeypatch):
+    (tmp_path / "proc").mkdir()
+    times, room = [0], Room(str(tmp_path))
+    monkeypatch.setattr("memtools.data.inflight.time.monotonic_ns", lambda: times[0])
+    for now, kib, left in ((1, 7, 7), (READ_AGAIN_NS, 9, 7), (READ_AGAIN_NS + 1, 9, 9)):
+        times[0] = now
+        (tmp_path / "proc" / "meminfo").write_text(f"MemTotal: 90 kB\nMemAvailable: {kib} kB\n")
+        assert room.left() == left * 1024
+
+
 def test_the_cause_says_what_was_in_flight_and_what_room_there_was():
-    found, batches = flight(4096, largest=1024, room=2048)
-    batches.coming = 3
-    found.note()
+    found, batches = flight(4096, largest=1024, room=3072)
+    batches.coming = 2
+    assert found.admits(batches)
+    found.asked()
     batches.coming = 0  # the workers are gone when it is asked for
     assert found.cause().startswith(
         "memtools: 3 batches in flight, about 3.0 KiB of 4.0 KiB allowed; /dev/shm has "
     )
-    assert "; the job may take 2.0 KiB more; if memory ran out, " in found.cause()
+    assert "; the job may take 3.0 KiB more; if memory ran out, " in found.cause()

@@ -6,19 +6,20 @@ import json
 import os
 import random
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, get_worker_info
 
 from memtools import _core
 from memtools.data import LoaderSettings, bounded, loader_report
 from memtools.data import report as report_module
 from memtools.data.measure import Measured
-from memtools.data.report import _Wanted
-from tests.data.loadercases import KIB, Failing, Killed, Rows, Stream, drawn, loader_of, same
+from memtools.data.report import _job, _Wanted
+from tests.data.loadercases import KIB, Failing, Killed, Rows, Stream, alive, drawn, loader_of, same
 
 MIB = 1 << 20
 
@@ -43,6 +44,34 @@ class Hanging(Rows):
         print("a row")
         time.sleep(600)
         return {}
+
+
+class Unsaid(Rows):
+    """Raises without a message, as `assert` does."""
+
+    def __getitem__(self, i: int) -> dict[str, torch.Tensor]:
+        raise AssertionError
+
+
+class Exiting(Rows):
+    def __getitem__(self, i: int) -> dict[str, torch.Tensor]:
+        os._exit(3)
+
+
+class Shard(Rows):
+    """Knows its worker, as a data set does that divides itself or its cache."""
+
+    def __getitem__(self, i: int) -> dict[str, torch.Tensor]:
+        info = get_worker_info()
+        assert info is not None
+        return {"row": torch.zeros(100 * info.num_workers + info.id)}
+
+
+class Linked:
+    """A batch of a class of its own, which refers to itself."""
+
+    def __init__(self, rows: list[dict[str, torch.Tensor]]) -> None:
+        self.rows, self.batch = torch.stack([row["row"] for row in rows]), self
 
 
 def states() -> list[Any]:
@@ -80,13 +109,15 @@ def test_a_bounded_loader_and_a_stream_are_measured_as_well():
     [
         (Failing(), "what a batch takes: KeyError: 'row 9 is broken'"),
         (Killed(), "what a batch takes: the process that drew it was killed by signal 9"),
-        (Hanging(), "what a batch takes: no batch came within 0.2 s"),
+        (Hanging(), "what a batch takes: it did not come within 0.2 s; pass a larger timeout"),
+        (Unsaid(), "what a batch takes: AssertionError"),
+        (Exiting(), "what a batch takes: the process that drew it ended with exit code 3"),
         (Rows(0), "what a batch takes: the loader has no batch"),
     ],
 )
 def test_what_it_does_not_know_it_says(dataset, why, capfd):
     loader = loader_of(dataset, batch_size=12, sampler=SequentialSampler(dataset))
-    report = loader_report(loader, timeout=0.2 if why.endswith("0.2 s") else 60)
+    report = loader_report(loader, timeout=0.2 if "0.2 s" in why else 60)
     assert report.unknown[0] == why
     assert (report.batch_bytes, report.cost.in_flight, report.cost.total) == (None, None, None)
     assert f"not known: {why}" in str(report)
@@ -94,6 +125,133 @@ def test_what_it_does_not_know_it_says(dataset, why, capfd):
     assert str(report).endswith("Nothing is advised, as the size of a batch is not known.")
     assert report.advised == report.settings
     assert capfd.readouterr() == ("", "")
+
+
+def test_an_error_that_cannot_be_told_does_not_return_into_the_program(monkeypatch):
+    def refuse(*_: object) -> None:
+        raise BaseExceptionGroup("no", [KeyboardInterrupt()])
+
+    monkeypatch.setattr("memtools.data.measure.json.dumps", refuse)
+    before = os.getpid()
+    report = loader_report(loader_of())
+    assert os.getpid() == before  # and not the child
+    assert report.unknown[0].endswith("ended with exit code 1")
+
+
+def test_an_exception_while_it_waits_ends_the_child(monkeypatch):
+    def interrupt(fd: int, timeout: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("memtools.data.measure._read_line", interrupt)
+    before = alive()
+    with pytest.raises(KeyboardInterrupt):
+        loader_report(loader_of(Hanging()))
+    assert alive() == before
+
+
+def test_a_fork_that_fails_is_told(monkeypatch):
+    def no_memory() -> int:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(os, "fork", no_memory)
+    files = os.listdir("/proc/self/fd")
+    why = loader_report(loader_of()).unknown[0]
+    assert why.endswith("no process can be forked to draw it (Cannot allocate memory)")
+    assert os.listdir("/proc/self/fd") == files
+
+
+def test_the_child_is_a_worker_to_its_data_set():
+    def begin(worker: int) -> None:
+        assert get_worker_info().dataset.length == 24
+
+    report = loader_report(loader_of(Shard(), worker_init_fn=begin))
+    assert report.batch_bytes is not None
+    assert 800 <= report.batch_bytes < 1200
+
+
+@pytest.mark.parametrize(
+    ("collate", "size"),
+    [
+        (Linked, 4 * KIB),
+        (lambda rows: None, 0),
+        (lambda rows: torch.eye(8).to_sparse(), 8 * (16 + 4)),
+        (lambda rows: [rows[0]["row"], rows[0]["row"][3:]], 4 * KIB),
+    ],
+)
+def test_batches_of_any_kind_are_measured(collate, size):
+    report = loader_report(loader_of(collate_fn=collate), timeout=1e9)
+    assert report.cost.shm is not None
+    assert 5 * size <= report.cost.shm <= 5 * (size + 1000)
+
+
+def test_a_process_of_the_data_set_that_lives_on_holds_nothing_up(tmp_path):
+    class Forking(Rows):
+        def __getitem__(self, i: int) -> dict[str, torch.Tensor]:
+            if not (tmp_path / "pid").exists():
+                if (pid := os.fork()) == 0:
+                    time.sleep(600)
+                    os._exit(0)
+                (tmp_path / "pid").write_text(str(pid))
+            return super().__getitem__(i)
+
+    try:
+        assert loader_report(loader_of(Forking()), timeout=60).batch_bytes is not None
+    finally:
+        os.kill(int((tmp_path / "pid").read_text()), 9)
+
+
+def test_the_child_does_without_the_threads_of_the_parent():
+    class Computing(Rows):
+        def __getitem__(self, i: int) -> dict[str, torch.Tensor]:
+            return {"sum": torch.ones(1 << 20).exp().sum()}
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        torch.ones(1 << 20).exp().sum()
+        assert loader_report(loader_of(Computing()), timeout=30).batch_bytes is not None
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_the_limit_of_a_bounded_loader_counts():
+    loader = loader_of(Rows(24, 64 * KIB), prefetch_factor=8)
+    report = loader_report(bounded(loader, "200 KiB"))
+    assert report.batch_bytes is not None
+    assert report.cost.in_flight == 3 * report.batch_bytes
+    assert report.cost.shm is not None
+    assert 4 * 64 * KIB <= report.cost.shm < 5 * 64 * KIB
+    assert loader_report(bounded(loader, 1)).cost.in_flight == report.batch_bytes
+    assert loader_report(loader).cost.in_flight == 16 * report.batch_bytes
+
+
+def test_more_workers_are_not_advised_for_a_stream(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    monkeypatch.setattr(report_module, "measure", lambda *_: Measured(8, (8,), 1.0, 0))
+    for workers in (0, 1, 2):
+        report = loader_report(loader_of(Stream(), num_workers=workers), step_seconds=0.1)
+        assert report.advised.num_workers == max(1, workers)
+        assert report.unknown == (
+            "whether there may be more workers: a stream has to divide itself among them",
+        )
+    assert loader_report(loader_of(), step_seconds=0.1).advised.num_workers == 8
+
+
+@pytest.mark.parametrize(
+    ("group", "machine", "found"),
+    [
+        ((100, 30), (900, 500), (100, 30)),
+        ((800, 30), (900, 500), (900, 400)),
+        ((None, None), (900, 500), (900, 400)),
+        ((-1, 30), (900, 500), (900, 400)),
+        ((100, 30), (None, None), (100, 30)),
+        ((None, None), (None, None), (None, None)),
+    ],
+)
+def test_the_job_is_held_by_what_it_comes_to_first(group, machine, found):
+    names = ("cgroup_limit", "cgroup_used", "total", "available")
+    sample: Any = SimpleNamespace(**dict(zip(names, (*group, *machine), strict=True)))
+    assert _job(sample) == found
 
 
 def test_spawned_workers_take_more_than_is_measured():

@@ -76,6 +76,7 @@ def test_each_epoch_has_its_own_order_and_the_same_again():
     sampler.set_epoch(0)
     assert list(sampler) == first
     assert list(BudgetSampler(LENGTHS, 300, shuffle=True, seed=2)) != first
+    assert list(BudgetSampler(LENGTHS, 300, shuffle=True, seed=2)) != second  # epoch 1 of seed 1
     assert next(iter(BudgetSampler(LENGTHS, 300, shuffle=False, seed=2)))[0] == 0
 
 
@@ -109,6 +110,7 @@ def test_batches_are_split_until_all_replicas_have_as_many():
     assert ranks([1] * 9, 3, 2, drop_last=True) == [[[0, 1, 2]], [[3, 4, 5]]]
     assert ranks([3] * 5, 3, 2) == [[[0], [2]], [[1], [3]]]  # a batch of one cannot be split
     assert ranks([1, 1], 9, 5) == [[]] * 5
+    assert ranks([2, 2, 3, 1, 1], 3, 3) == [[[0]], [[1]], [[2]]]  # 5 samples for 6 batches
 
 
 def test_the_ranks_of_torch_distributed_are_taken(monkeypatch):
@@ -171,7 +173,7 @@ def test_a_stopped_epoch_goes_on():
     ({"budget": 200}, "budget 300, and this one has 200"),
     ({"seed": 1}, "seed 0, and this one has 1"),
     ({"lengths": LENGTHS[:-1]}, "samples 500, and this one has 499"),
-    ({"lengths": [1] * 500}, "total"),
+    ({"lengths": LENGTHS[::-1]}, "samples of other lengths, or in another order"),
     ({"padded": True}, "padded False"),
 ])  # fmt: skip
 def test_a_state_of_another_sampler_is_refused(changed, said):
@@ -188,9 +190,12 @@ def test_states_that_are_none_are_refused():
         sampler.load_state_dict(3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no 'epoch'"):
         sampler.load_state_dict({})
+    with pytest.raises(TypeError, match="done is an int, got str"):
+        sampler.load_state_dict(sampler.state_dict(done=2) | {"done": "2", "epoch": 8})
     with pytest.raises(ValueError, match="after batch 999"):
         sampler.load_state_dict(sampler.state_dict() | {"done": 999, "epoch": 8})
-    assert sampler.epoch == 0
+    assert (sampler.epoch, sampler.state_dict()["done"]) == (0, 0)
+    assert len(list(sampler)) == len(sampler)
     with pytest.raises(ValueError, match="done is 999, and the epoch has"):
         sampler.state_dict(done=999)
 
