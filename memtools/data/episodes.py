@@ -397,7 +397,7 @@ def _open_file(path: Path) -> Any:
         h5py = importlib.import_module("h5py")
     except ImportError as error:
         raise ImportError(
-            f'H5Episodes reads HDF5 by h5py ({error}); python -m pip install "memtools[hdf5]"'
+            f"H5Episodes reads HDF5 by h5py ({error}); run python -m pip install h5py"
         ) from error
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not there; an episode is a file")
