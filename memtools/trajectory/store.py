@@ -32,7 +32,6 @@ from memtools.trajectory.settings import whole_number
 if TYPE_CHECKING:
     import torch
 
-FORMAT = 1
 #: the largest finite number of fp16
 FP16_MAX = 65_504
 
@@ -259,7 +258,7 @@ class TrajectoryStore:
             return
         call = "append()"
         given = exchange.named_tensors(call, entries, fields, self._states, 1)
-        self._take([self._check(call, name, value, False) for name, value in given.items()], call)
+        self._take([self._check(call, name, came, False) for name, came in given.items()], call)
 
     def extend(self, entries: Any = None, /, **fields: torch.Tensor) -> None:
         """Append several time steps: tensors `[steps, samples, ...]` by name.
@@ -273,7 +272,7 @@ class TrajectoryStore:
         """
         call = "extend()"
         given = exchange.named_tensors(call, entries, fields, self._states, 2)
-        self._take([self._check(call, name, value, True) for name, value in given.items()], call)
+        self._take([self._check(call, name, came, True) for name, came in given.items()], call)
 
     def put(self, entries: Any = None, /, **fields: torch.Tensor) -> None:
         """Set values of samples, which have no time: tensors `[samples, ...]` by name, such as
@@ -287,15 +286,19 @@ class TrajectoryStore:
         """
         call = "put()"
         given = exchange.named_tensors(call, entries, fields, self._states, 1)
-        checked = [self._check(call, name, value, False, True) for name, value in given.items()]
+        checked = [self._check(call, name, came, False, True) for name, came in given.items()]
         self._take(checked, call)
 
     def _check(
-        self, call: str, name: str, value: Any, stacked: bool, of_samples: bool = False
+        self,
+        call: str,
+        name: str,
+        came: tuple[Any, ...],
+        stacked: bool,
+        of_samples: bool = False,
     ) -> _Given:
         """What is to be written into a field, which is made if it is new. Changes nothing."""
         torch = bridge.connect().torch
-        came = value if isinstance(value, tuple) else (value,)
         for part in came:
             if not isinstance(part, torch.Tensor):
                 raise TypeError(f"{call} takes tensors, got {type(part).__name__} for {name!r}")

@@ -32,6 +32,8 @@ def begun() -> TrajectoryStore:
         ({"log_probs": ONE.double()}, ValueError, "kept in torch.float32, got torch.float64"),
         ({"log_probs": ONE.long()}, ValueError, "kept in torch.float32, got torch.int64"),
         ({"log_probs": [1.0] * 4}, TypeError, "takes tensors, got list for 'log_probs'"),
+        ({"log_probs": (ONE, ONE)}, TypeError, "takes tensors, got tuple for 'log_probs'"),
+        ({"log_probs": ()}, TypeError, "takes tensors, got tuple for 'log_probs'"),
         (
             {"log_probs": torch.ones(())},
             ValueError,
