@@ -58,7 +58,8 @@ def _of_tensordict(
             f"{call} takes a TensorDict of batch_size {wanted}, got {list(given.batch_size)}"
         )
     flat = given.flatten_keys(".")
-    found = {str(name): (flat.get(name),) for name in flat.keys()}  # noqa: SIM118 - not a dict
+    names = [str(name) for name in flat.keys()]  # noqa: SIM118 - not a dict
+    found: dict[str, tuple[Any, ...]] = {name: (flat.get(name),) for name in names}
     for name in states & found.keys() if dims == 2 else ():
         after = found.pop(f"next.{name}", None)
         if after is not None:

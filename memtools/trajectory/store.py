@@ -25,7 +25,7 @@ from memtools.errors import BudgetError
 from memtools.trajectory import exchange
 from memtools.trajectory.epochs import TrajectoryEpochs
 from memtools.trajectory.field import DTYPES, Casts, Field, Kind, dtype_of
-from memtools.trajectory.mapped import MappedFile, tensor_over
+from memtools.trajectory.mapped import HEADER, MappedFile, tensor_over
 from memtools.trajectory.plan import Plan
 from memtools.trajectory.settings import whole_number
 
@@ -58,16 +58,25 @@ class _Given(NamedTuple):
     entries: int
     graph: tuple[torch.Tensor, ...]  # tensors as they came, of those that carried a graph
 
-    def places(self) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
-        """Each part and where it goes. pre: the field has its block"""
+    def target(self) -> torch.Tensor:
+        """Where the values are written: the field's block; memory of its own where they replace
+        what was put before, which stays until nothing can fail any more.
+
+        pre: the field has its block.
+        """
         memory = self.field.memory
+        is_put_again = self.field.kind == "samples" and self.field.count > 0
+        return bridge.connect().torch.empty_like(memory) if is_put_again else memory
+
+    def places(self, target: torch.Tensor) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
+        """Each part and where it goes in `target`, which is like the field's block."""
         at = 0 if self.field.kind == "samples" else self.field.count
         for part in self.parts:
-            if part.dim() == memory.dim():
-                yield part, memory[at : at + len(part)]
+            if part.dim() == target.dim():
+                yield part, target[at : at + len(part)]
                 at += len(part)
             else:
-                yield part, memory[at]
+                yield part, target[at]
 
 
 class TrajectoryStore:
@@ -276,7 +285,7 @@ class TrajectoryStore:
 
     def put(self, entries: Any = None, /, **fields: torch.Tensor) -> None:
         """Set values of samples, which have no time: tensors `[samples, ...]` by name, such as
-        advantages. They replace what was put before.
+        advantages. They replace what was put before; for a moment both are in memory.
 
         Args:
             entries: a dict or a TensorDict of batch_size [samples]; None for keywords alone.
@@ -400,17 +409,23 @@ class TrajectoryStore:
         if call == "append()":
             self._check_pace(given)
         new = [each.field for each in given if each.is_new]
-        known, file_size = self.num_samples, self._file.size if self._file else 0
+        known = self.num_samples
+        file_size = HEADER if self._file is None else self._file.size
         try:
             for field in new:
                 self._allocate(field, call)
-            overflows = sum(map(self._write, given))
+            targets = [each.target() for each in given]
+            overflows = {
+                each.field.name: count
+                for each, target in zip(given, targets, strict=True)
+                if (count := self._write(each, target))
+            }
             if overflows:
-                self._totals["overflows"] += overflows
-                names = ", ".join(g.field.name for g in given if g.field.itemsize == 2)
+                total = sum(overflows.values())
+                self._totals["overflows"] += total
                 raise ValueError(
-                    f"{call} got {overflows:,} values that fp16 cannot hold (above {FP16_MAX:,} "
-                    f'in size) in {names}; keep these fields in "bf16" or "fp32"'
+                    f"{call} got {total:,} values that fp16 cannot hold (above {FP16_MAX:,} in "
+                    f'size) in {", ".join(overflows)}; keep these fields in "bf16" or "fp32"'
                 )
             self.num_samples = given[0].field.samples
             for field in new:
@@ -422,6 +437,9 @@ class TrajectoryStore:
             self.num_samples = known
             self._unmake(new, file_size)
             raise
+        for each, target in zip(given, targets, strict=True):
+            if target is not each.field.block:
+                each.field.memory.copy_(target)
         self._count(given)
 
     def _check_pace(self, given: list[_Given]) -> None:
@@ -441,12 +459,12 @@ class TrajectoryStore:
                 f"{slowest} has {max(0, least)}; append every field of a time step before the next"
             )
 
-    def _write(self, given: _Given) -> int:
+    def _write(self, given: _Given, target: torch.Tensor) -> int:
         """Copy the values; returns how many of them did not fit."""
         torch = bridge.connect().torch
         overflows = 0
         with torch.no_grad():
-            for part, place in given.places():
+            for part, place in given.places(target):
                 place.copy_(part)
                 if place.dtype == torch.float16 and part.dtype != torch.float16:
                     overflows += _overflows(torch, place, part)
@@ -461,6 +479,8 @@ class TrajectoryStore:
             field.count = 1 if field.kind == "samples" else field.count + entries
             totals["entries"] += entries
             totals["cast"] += entries * any(part.dtype != field.dtype for part in parts)
+            if field.kind == "samples":
+                field.with_graph = 0  # what was put before is gone
             if graph:
                 totals["with_graph"] += entries
                 field.with_graph += entries
@@ -521,14 +541,14 @@ class TrajectoryStore:
     def _warn_of_graphs(self, last: list[torch.Tensor]) -> None:
         """Say once that samples came with their graphs, when a rollout is complete."""
         over_time = [field for field in self._fields.values() if field.kind != "samples"]
-        if any(field.count < field.length for field in over_time):
-            return
-        self._warned = True
         told = [
             f"{field.with_graph} of {field.count} entries of {field.name}"
             for field in self._fields.values()
             if field.with_graph
         ]
+        if not told or not over_time or any(field.count < field.length for field in over_time):
+            return
+        self._warned = True
         self._graph_bytes = graph_bytes(last)
         held = ""
         if self._graph_bytes:
@@ -579,7 +599,7 @@ class TrajectoryStore:
             if field.block is not None and not field.in_file:
                 self._part.release(field.nbytes)
             field.block = None
-        if self._file is not None and self._file.size > file_size > 0:
+        if self._file is not None and self._file.size > file_size:
             self._file.cut(file_size)
 
     def _describe(self) -> None:

@@ -231,3 +231,22 @@ def test_what_has_no_room_lies_in_a_file_without_a_name(tmp_path):
     store.reset()
     filled(store)
     assert walked(store.epochs(1, samples=2)) == walked(filled().epochs(1, samples=2))
+
+
+def test_a_full_disk_leaves_nothing_of_a_call_in_the_file_without_a_name(tmp_path, monkeypatch):
+    store = TrajectoryStore(1, limit=8, overflow=tmp_path)
+    store.append(x=torch.ones(2))
+    real, calls = os.posix_fallocate, []
+
+    def full_at_the_third(*args: int) -> None:
+        calls.append(args)
+        if len(calls) == 3:  # the header and the first field have room
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(*args)
+
+    monkeypatch.setattr(os, "posix_fallocate", full_at_the_third)
+    with pytest.raises(OSError, match="that the disk has"):
+        store.put(a=torch.ones(2, 4), b=torch.ones(2, 4))
+    assert (store.names, store.file_nbytes) == (("x",), 0)
+    store.put(a=torch.ones(2, 4))
+    assert calls[-1][1] == mapped.HEADER  # where the first field of the call that failed was
