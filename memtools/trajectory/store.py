@@ -714,8 +714,6 @@ class TrajectoryStore:
             BudgetError: copies on the store's own device do not fit into the limit.
         """
         self._require_open("epochs()")
-        if not self._fields:
-            raise ValueError("epochs() of an empty store; append() the rollout first")
         self._require_complete("epochs()")
         if isinstance(lengths, str):
             lengths = self._lengths_in(lengths)
@@ -755,7 +753,12 @@ class TrajectoryStore:
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """What was appended of a field so far, `[entries, samples, ...]`, or `[samples, ...]` of
-        one that was put. A view: a write to it changes the store."""
+        one that was put. A view: a write to it changes the store.
+
+        Raises KeyError for a name that is not a field, or of which nothing was put since `reset()`;
+        ValueError if the store is closed.
+        """
+        self._require_open(f"store[{name!r}]")
         if name not in self._fields:
             raise KeyError(f"{name!r} is not a field of this store, which has {self._names()}")
         field = self._fields[name]
@@ -821,6 +824,8 @@ class TrajectoryStore:
             raise ValueError(f"{call} of a TrajectoryStore that is closed; make another one")
 
     def _require_complete(self, call: str) -> None:
+        if not self._fields:
+            raise ValueError(f"{call} of an empty store; append() the rollout first")
         lacking = [field for field in self._fields.values() if field.count < field.length]
         if not lacking:
             return

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import memtools
 from memtools import Budget, BudgetError, TrajectoryStore, _core
 from memtools.trajectory.plan import balanced
 from tests.trajectory.stores import SAMPLES, T, filled, log_probs, walked
@@ -76,6 +78,45 @@ def test_epochs_go_on_where_they_were(way):
         after = filled().epochs(3, **options)
         after.load_state_dict(state)
         assert before + walked(after) == whole
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_epochs_that_are_over_may_begin_again(way, device):
+    budget = Budget(None)
+    store = filled(limit=budget)
+    epochs = store.epochs(2, **way, shuffle=True, device=device)
+    begin = epochs.state_dict()
+
+    def shapes() -> list[object]:
+        return [
+            (chunk.samples, chunk["latents"].shape, chunk["latents"].device)
+            for epoch in epochs
+            for chunk in epoch
+        ]
+
+    first = shapes()
+    assert budget.used == store.nbytes
+    epochs.load_state_dict(begin)
+    assert shapes() == first
+    assert budget.used == store.nbytes
+
+
+def test_epochs_that_do_not_fit_again_stay_over():
+    budget = Budget(1000)
+    store = filled(limit=budget)
+    epochs = store.epochs(1, samples=2, shuffle=True)
+    begin = epochs.state_dict()
+    walked(epochs)
+    over = epochs.state_dict()
+    history = memtools.GateHistory(max_bytes=budget)
+    history.append(torch.rand(16, 8))
+    with pytest.raises(BudgetError, match="epochs"):
+        epochs.load_state_dict(begin)
+    assert epochs.state_dict() == over
+    history.close()
+    epochs.load_state_dict(begin)
+    assert len(walked(epochs)) == 2
 
 
 def test_a_state_in_the_middle_leaves_the_first_loop_alone():
@@ -164,6 +205,36 @@ def test_the_weights_count_and_a_resumed_epoch_has_its_sum():
         again.report_kl(0.0, chunk.weight)
     assert list(again) == []
     assert again.kl == pytest.approx((0.2,))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_mean_is_exact_in_few_bits_too(dtype):
+    store = TrajectoryStore(300)
+    store.extend(x=torch.zeros(300, 1))
+    epochs = store.epochs(1, time_steps=1)
+    for _ in next(epochs):
+        epochs.report_kl(torch.tensor(0.5, dtype=dtype), 1000)
+    assert list(epochs) == []
+    assert epochs.kl == (0.5,)
+
+
+@pytest.mark.parametrize(
+    ("report", "error", "match"),
+    [
+        (("0.1",), TypeError, "a number or a tensor as kl, got str"),
+        ((None,), TypeError, "as kl, got NoneType"),
+        ((torch.ones(2),), ValueError, r"one number as kl, got a tensor \[2\]"),
+        ((0.1, None), TypeError, "as weight, got NoneType"),
+        ((0.1, torch.ones(2)), ValueError, r"one number as weight, got a tensor \[2\]"),
+    ],
+)
+def test_a_report_that_is_not_a_number_is_refused(report, error, match):
+    epochs = filled().epochs(1)
+    next(epochs)
+    before = epochs.state_dict()
+    with pytest.raises(error, match=match):
+        epochs.report_kl(*report)
+    assert epochs.state_dict() == before
 
 
 def test_stop_and_break():
@@ -348,12 +419,13 @@ def test_other_arguments_are_refused(arguments, error, match):
         filled().epochs(**{"num_epochs": 1, **arguments})
 
 
-def test_lengths_may_be_a_field_that_was_put():
+def test_lengths_may_be_a_field_that_was_put_or_whole_numbers_of_any_type():
     store = filled()
     store.put(nodes=torch.tensor([5, 3, 4, 6]))
     given = {"max_tokens": 9, "lengths": [5, 3, 4, 6]}
-    named = {"max_tokens": 9, "lengths": "nodes"}
-    assert walked(store.epochs(1, **named)) == walked(filled().epochs(1, **given))
+    expected = walked(filled().epochs(1, **given))
+    for lengths in ("nodes", torch.tensor([5, 3, 4, 6]), np.array([5, 3, 4, 6]), [5.0, 3, 4, 6]):
+        assert walked(store.epochs(1, max_tokens=9, lengths=lengths)) == expected
 
 
 @pytest.mark.slow

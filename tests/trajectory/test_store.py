@@ -256,7 +256,8 @@ def test_a_closed_store_says_so():
         view = store["latents"]
     assert view[0, 1, 0] == 1  # a view outlives it
     assert repr(store) == "TrajectoryStore(closed)"
-    for call in (store.reset, store.flush, store.as_tensordict, lambda: store.epochs(1)):
+    calls = store.reset, store.flush, store.as_tensordict, lambda: store.epochs(1)
+    for call in (*calls, lambda: store["latents"]):
         with pytest.raises(ValueError, match="that is closed"):
             call()
     with pytest.raises(ValueError, match=r"append\(\) of a TrajectoryStore that is closed"):

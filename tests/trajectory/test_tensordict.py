@@ -55,6 +55,8 @@ def test_what_a_store_cannot_keep_is_refused():
         store.append(TensorDict({"x": torch.ones(2, 3)}, []))
     with pytest.raises(TypeError, match="takes tensors, got .* for 'words'"):
         store.append(TensorDict({"words": "a b"}, [3]))
+    with pytest.raises(ValueError, match="as_tensordict.* of an empty store"):
+        store.as_tensordict()
     store.append(x=torch.ones(3))
     with pytest.raises(ValueError, match="as_tensordict.* needs a whole rollout: x has 1 of 2"):
         store.as_tensordict()
