@@ -10,6 +10,7 @@ after its values are there: so a call that raises leaves the store as it was.
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -190,7 +191,12 @@ class TrajectoryStore:
             raise NotADirectoryError(f"overflow is a folder that is there, got {self._overflow!r}")
         if file is not None:
             self._file = MappedFile.create(file)
-            self._describe()
+            try:
+                self._describe()
+            except BaseException:
+                self._file.close()
+                os.unlink(file)
+                raise
 
     @classmethod
     def open(cls, file: str | os.PathLike[str]) -> Self:
@@ -210,11 +216,8 @@ class TrajectoryStore:
             store = cls(steps, samples, states=described["states"], dtype=described["dtype"])
             for line, count in zip(described["fields"], counts, strict=False):
                 field = store._field_of(line, count, mapped.size)
-                if field.nbytes > 0:
-                    block = mapped.map(line["offset"], field.nbytes)
-                    field.block = tensor_over(block, field.dtype, _shape(field))
-                else:
-                    field.block = bridge.connect().torch.empty(_shape(field), dtype=field.dtype)
+                block = mapped.map(field.offset, field.nbytes) if field.nbytes else None
+                field.block = tensor_over(block, field.dtype, _shape(field))
                 store._fields[field.name] = field
         except (KeyError, TypeError, ValueError, AssertionError) as error:
             mapped.close()
@@ -237,8 +240,9 @@ class TrajectoryStore:
         casts = self._casts.of(name) is not None and dtype.is_floating_point
         field = Field(name, kind, self._length(kind), samples, shape, dtype, dtype.itemsize, casts)
         field.in_file, field.count, field.index = True, count, len(self._fields)
-        offset = whole_number("offset", line["offset"], 0)
-        if offset + field.nbytes > file_bytes or count > field.length:
+        offset = field.offset = whole_number("offset", line["offset"], 0)
+        misplaced = field.nbytes > 0 and (offset < HEADER or offset % mmap.PAGESIZE)
+        if misplaced or offset + field.nbytes > file_bytes or count > field.length:
             raise ValueError(f"{name} has {count} entries, at {offset} of {file_bytes} bytes")
         return field
 
@@ -258,12 +262,14 @@ class TrajectoryStore:
             TypeError: something is not a tensor, or its memory cannot be read (sparse, nested ...).
             ValueError: another shape, dtype or number of samples than before, values that fp16
                 cannot hold, a field that is left behind, or a store that is closed.
+            RuntimeError: in a forked child, of a store that has a file, which is the parent's too.
             IndexError: a field has all its entries.
             KeyError: a field that the first rollout did not have.
             BudgetError: a new field does not fit.
             OSError: a new field does not fit on the disk.
         """
-        if entries is None and self._append_plain(fields):
+        is_own = self._file is None or not self._file.is_of_parent
+        if entries is None and is_own and self._append_plain(fields):
             return
         call = "append()"
         given = exchange.named_tensors(call, entries, fields, self._states, 1)
@@ -402,6 +408,7 @@ class TrajectoryStore:
 
     def _take(self, given: list[_Given], call: str) -> None:
         """Write what was checked, all of it or nothing."""
+        self._require_own(call)
         samples = {each.field.samples for each in given}
         if len(samples) > 1:
             told = ", ".join(f"{each.field.name} {each.field.samples}" for each in given)
@@ -585,12 +592,10 @@ class TrajectoryStore:
                 return
         assert self._file is not None
         field.in_file = True
-        if field.nbytes == 0:
-            field.block = torch.empty(_shape(field), dtype=field.dtype)
-            return
-        field.offset, block = self._file.add(field.nbytes)
-        with torch.inference_mode(False):
-            field.block = tensor_over(block, field.dtype, _shape(field))
+        block = None
+        if field.nbytes:
+            field.offset, block = self._file.add(field.nbytes)
+        field.block = tensor_over(block, field.dtype, _shape(field))
 
     def _unmake(self, new: list[Field], file_size: int) -> None:
         """Take new fields back whose first call has failed."""
@@ -601,6 +606,7 @@ class TrajectoryStore:
             field.block = None
         if self._file is not None and self._file.size > file_size:
             self._file.cut(file_size)
+            self._describe()  # the header may have had them already
 
     def _describe(self) -> None:
         """Write what the file holds into its header."""
@@ -629,9 +635,11 @@ class TrajectoryStore:
         """Begin the next rollout: drop all entries and keep the memory. From the first `reset()` on
         no field can be added.
 
-        Raises ValueError if the store is closed.
+        Raises ValueError if the store is closed, RuntimeError in a forked child of a store that has
+        a file.
         """
         self._require_open("reset()")
+        self._require_own("reset()")
         for index, field in enumerate(self._fields.values()):
             field.count = field.with_graph = 0
             if self._file_is_all and self._file is not None:
@@ -822,6 +830,13 @@ class TrajectoryStore:
     def _require_open(self, call: str) -> None:
         if self._closed:
             raise ValueError(f"{call} of a TrajectoryStore that is closed; make another one")
+
+    def _require_own(self, call: str) -> None:
+        if self._file is not None and self._file.is_of_parent:
+            raise RuntimeError(
+                f"{call} in a forked child of a TrajectoryStore with a file would write to the "
+                "parent's values; make a store in the child"
+            )
 
     def _require_complete(self, call: str) -> None:
         if not self._fields:

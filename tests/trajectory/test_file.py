@@ -15,6 +15,7 @@ import torch
 
 from memtools import TrajectoryStore
 from memtools.trajectory import mapped
+from tests.kit.children import in_child
 from tests.trajectory.stores import SAMPLES, T, contents, filled, latents, log_probs, walked
 
 
@@ -77,8 +78,61 @@ def test_casts_and_states_go_on_after_it_was_opened(path):
     again.close()
     third = TrajectoryStore.open(path)
     assert len(third["x"]) == 0
+    third.append(x=torch.ones(2) * 3)
+    third.close()
+    assert TrajectoryStore.open(path)["x"].tolist() == [[3, 3]]
+    third = TrajectoryStore.open(path)
     with pytest.raises(KeyError, match="not a field"):
         third.append(y=torch.ones(2))
+
+
+def test_a_field_that_comes_after_it_was_opened_leaves_the_others_where_they_are(path):
+    filled(file=path).close()
+    for name in ("more", "last"):
+        with TrajectoryStore.open(path) as again:
+            again.put({name: torch.ones(SAMPLES, 2)})
+    ones = [[1, 1]] * SAMPLES
+    store = TrajectoryStore.open(path)
+    assert contents(store) == {**contents(filled()), "more": ones, "last": ones}
+
+
+def test_a_store_that_was_opened_under_inference_mode_trains(path):
+    store = filled(file=path)
+    store.put(empty=torch.ones(SAMPLES, 0))
+    store.close()
+    with torch.inference_mode(), torch.device("meta"):
+        store = TrajectoryStore.open(path)
+    assert store["empty"].device.type == "cpu"
+    weight = torch.ones(3, requires_grad=True)
+    (store["latents"] * weight).sum().backward()
+    assert weight.grad is not None
+    store.put(advantages=torch.ones(SAMPLES))
+    assert store["advantages"].sum() == SAMPLES
+
+
+def test_a_forked_child_reads_its_parents_file_and_does_not_write_to_it(path, tmp_path):
+    def write() -> None:
+        for store in stores:
+            assert len(store) == 1
+            for call in (
+                lambda: store.append(x=torch.zeros(2)),  # noqa: B023 - called at once
+                lambda: store.put(y=torch.zeros(2)),  # noqa: B023
+                store.reset,
+            ):
+                with pytest.raises(RuntimeError, match="in a forked child .* make a store in the"):
+                    call()
+            store.close()
+        with TrajectoryStore.open(path) as own:
+            own.append(x=torch.ones(2) * 2)
+
+    stores = TrajectoryStore(2, file=path), TrajectoryStore(2, limit=8, overflow=tmp_path)
+    for store in stores:
+        store.append(x=torch.ones(2))
+    assert in_child(write) == 0
+    for store in stores:
+        assert store["x"].tolist() == [[1, 1]]
+    stores[1].append(x=torch.ones(2))
+    assert TrajectoryStore.open(path)["x"].tolist() == [[1, 1], [2, 2]]
 
 
 def test_a_file_that_is_there_is_not_written_over(path):
@@ -127,6 +181,8 @@ def test_a_header_that_lies_is_refused(path):
         ("fields", [{"name": "x"}]),
         ("fields", [{**described["fields"][0], "dtype": "load"}]),
         ("fields", [{**described["fields"][0], "shape": [1 << 40]}]),
+        ("fields", [{**described["fields"][0], "offset": 0}]),
+        ("fields", [{**described["fields"][0], "offset": mapped.HEADER + 8}]),
         ("dtype", "int7"),
     ):
         file.describe({**described, key: value})
@@ -179,6 +235,20 @@ def test_a_failed_mapping_takes_its_space_back(path, monkeypatch, failing):
     assert contents(TrajectoryStore.open(path)) == contents(filled())
 
 
+def test_a_call_that_is_interrupted_leaves_a_file_that_opens(path, monkeypatch):
+    store, real = filled(file=path), mapped.MappedFile.describe
+
+    def interrupted(file: mapped.MappedFile, described: dict[str, object]) -> None:
+        real(file, described)
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(mapped.MappedFile, "describe", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        store.put(more=torch.ones(SAMPLES))
+    assert contents(store) == contents(TrajectoryStore.open(path)) == contents(filled())
+
+
 @pytest.mark.slow
 def test_a_file_that_may_not_grow_is_an_error(path):
     program = f"""
@@ -208,6 +278,23 @@ def test_a_file_that_cannot_be_begun_is_removed(path, monkeypatch):
     with pytest.raises(OSError, match="more than the"):
         TrajectoryStore(2, file=path)
     assert not path.exists()
+
+
+def test_a_file_without_room_for_the_names_is_removed(path):
+    with pytest.raises(ValueError, match="60.0 KiB of names and shapes, got 0 fields and 68.5 KiB"):
+        TrajectoryStore(2, states=["x" * 70_000], file=path)
+    assert not path.exists()
+
+
+def test_a_file_that_cannot_be_mapped_is_closed_and_removed(path, monkeypatch):
+    def fails(*_: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    before = os.listdir("/proc/self/fd")
+    monkeypatch.setattr(mapped.mmap, "mmap", fails)
+    with pytest.raises(OSError, match="Cannot allocate"):
+        TrajectoryStore(2, file=path)
+    assert (path.exists(), os.listdir("/proc/self/fd")) == (False, before)
 
 
 def test_too_many_fields_for_the_header_are_refused(path, monkeypatch):
