@@ -128,7 +128,7 @@ class TrajectoryEpochs(Iterator[TrajectoryEpoch]):
     def __post_init__(self) -> None:
         whole_number("num_epochs", self._num_epochs)
         if self._kl_threshold is not None:
-            positive(self._kl_threshold, "kl_threshold")
+            positive("kl_threshold", self._kl_threshold)
         self._changes = self._store._changes
         self._reserve()
 
@@ -293,8 +293,9 @@ class TrajectoryEpochs(Iterator[TrajectoryEpoch]):
             )
         mean = float(self._kl_sum) / weight if weight else math.nan
         self._kl.append(mean)
-        if self._kl_threshold is not None and weight and not mean <= self._kl_threshold:
-            self._stopped = True
+        is_last = self._epoch + 1 >= self._num_epochs
+        if self._kl_threshold is not None and weight and not is_last:
+            self._stopped |= not mean <= self._kl_threshold  # also where it is not a number
         self._kl_sum = self._kl_weight = 0.0
         self._epoch, self._done, self._open = self._epoch + 1, 0, False
 

@@ -281,6 +281,7 @@ class TrajectoryStore:
         Args:
             entries: a dict or a TensorDict of batch_size [steps, samples]; None for keywords alone.
                 In a TensorDict a state may stand as `x` and `("next", "x")`, as torchrl has it.
+                Of the latter only the last entry is read: the others must be those of `x`.
             fields: more of them.
 
         Raises what `append()` raises.

@@ -174,6 +174,11 @@ def test_a_mean_above_the_threshold_ends_the_epochs():
     assert epochs.ended_early
 
 
+def test_a_mean_above_the_threshold_in_the_last_epoch_ends_nothing_early():
+    ran, epochs = epochs_run([[0.0, 0.0], [0.5, 0.5]])
+    assert (ran, epochs.kl, epochs.ended_early) == (2, (0.0, 0.5), False)
+
+
 def test_a_mean_within_the_threshold_does_not():
     ran, epochs = epochs_run([[0.03, 0.01], [0.02, 0.02]])
     assert (ran, epochs.ended_early) == (2, False)
@@ -182,6 +187,7 @@ def test_a_mean_within_the_threshold_does_not():
 
 def test_what_is_not_a_number_ends_them():
     assert epochs_run([[float("nan"), 0.0], [0.0, 0.0]])[0] == 1
+    assert epochs_run([[float("nan"), 0.0], [0.0, 0.0]], None)[0] == 2
 
 
 def test_a_threshold_that_nobody_reports_to_is_an_error():
