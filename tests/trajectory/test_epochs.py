@@ -65,6 +65,8 @@ def test_a_seed_gives_one_order_and_each_epoch_its_own():
     assert [entry[2:] for entry in first] != [entry[2:] for entry in second]
     assert order(0, 1) == first  # it does not depend on how many epochs there are
     assert [e[3] for e in order(0)][:4] != [(0,), (1,), (2,), (3,)]
+    steps = [entry[2].start for entry in walked(filled().epochs(1, time_steps=1, shuffle=True))]
+    assert steps != sorted(steps) == list(range(T))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -100,6 +102,41 @@ def test_epochs_that_are_over_may_begin_again(way, device):
     epochs.load_state_dict(begin)
     assert shapes() == first
     assert budget.used == store.nbytes
+
+
+def test_a_state_may_be_loaded_in_the_middle_of_an_epoch():
+    options = {"samples": 2, "shuffle": True}
+    epochs = filled().epochs(2, **options)
+    begin = epochs.state_dict()
+    epoch = next(epochs)
+    chunk = next(epoch)
+    epochs.load_state_dict(begin)
+    assert list(epoch) == []
+    with pytest.raises(RuntimeError, match="is over"):
+        chunk["latents"]
+    assert walked(epochs) == walked(filled().epochs(2, **options))
+
+
+def test_buffers_that_cannot_be_had_again_are_released(monkeypatch):
+    budget = Budget(None)
+    store = filled(limit=budget)
+    epochs = store.epochs(1, samples=2, shuffle=True)
+    begin = epochs.state_dict()
+    walked(epochs)
+    real, calls = torch.empty, []
+
+    def fails_at_the_fourth(*args, **kwargs):
+        calls.append(args)
+        if len(calls) == 4:
+            raise RuntimeError("can't allocate memory")
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(torch, "empty", fails_at_the_fourth)
+    for _ in range(2):
+        calls.clear()
+        with pytest.raises(RuntimeError, match="can't allocate"):
+            epochs.load_state_dict(begin)
+        assert budget.used == store.nbytes
 
 
 def test_epochs_that_do_not_fit_again_stay_over():
@@ -432,6 +469,42 @@ def test_lengths_may_be_a_field_that_was_put_or_whole_numbers_of_any_type():
     expected = walked(filled().epochs(1, **given))
     for lengths in ("nodes", torch.tensor([5, 3, 4, 6]), np.array([5, 3, 4, 6]), [5.0, 3, 4, 6]):
         assert walked(store.epochs(1, max_tokens=9, lengths=lengths)) == expected
+
+
+@pytest.mark.parametrize(
+    ("lengths", "most", "groups"),
+    [
+        ((5, 3, 4, 6), 9, [(1, 3), (0, 2)]),
+        ((1, 1, 1, 3), 3, [(3,), (0, 1, 2)]),
+        ((3, 3), 3, [(0,), (1,)]),
+        ((0, 2, 0), 2, [(0, 1, 2)]),
+    ],
+)
+def test_a_group_may_be_full_to_the_last_token(lengths, most, groups):
+    assert balanced(lengths, most, None) == groups
+    store = TrajectoryStore(1)
+    store.extend(x=torch.arange(float(len(lengths)))[None])
+    chunks = list(next(store.epochs(1, max_tokens=most, lengths=lengths)))
+    assert [chunk.samples for chunk in chunks] == groups
+    assert [chunk.weight for chunk in chunks] == [sum(lengths[i] for i in g) for g in groups]
+    for chunk in next(store.epochs(1, max_tokens=most, lengths=lengths)):
+        assert chunk["x"].tolist() == [list(chunk.samples)]
+
+
+def test_samples_of_like_length_change_their_group_from_epoch_to_epoch():
+    options = {"max_tokens": 4, "lengths": [2] * SAMPLES, "shuffle": True}
+    groups = {entry[3] for entry in walked(filled().epochs(8, **options)) if 0 in entry[3]}
+    assert groups == {(0, 1), (0, 2), (0, 3)}
+
+
+def test_epochs_that_were_made_under_inference_mode_train():
+    store = filled()
+    with torch.inference_mode():
+        epochs = store.epochs(1, samples=2, shuffle=True)
+    weight = torch.ones(3, requires_grad=True)
+    for chunk in next(epochs):
+        (chunk["latents"] * weight).sum().backward()
+    assert weight.grad is not None
 
 
 @pytest.mark.slow

@@ -306,6 +306,16 @@ def test_too_many_fields_for_the_header_are_refused(path, monkeypatch):
     assert (path.stat().st_size, contents(store)) == (size, contents(filled()))
 
 
+def test_a_first_call_that_is_refused_says_nothing_of_the_samples(path, monkeypatch):
+    monkeypatch.setattr(mapped, "MOST_FIELDS", 1)
+    store = TrajectoryStore(2, file=path)
+    with pytest.raises(ValueError, match="room for 1 fields"):
+        store.append(x=torch.ones(2), y=torch.ones(2))
+    assert (store.num_samples, store.names) == (None, ())
+    store.append(x=torch.ones(3))
+    assert store.num_samples == 3
+
+
 # --- overflow -------------------------------------------------------------------------------------
 
 
