@@ -205,9 +205,9 @@ def _no_space(fd: int, nbytes: int, error: OSError) -> str:
         why, remedy = "the quota of this user", "free some of it"
     else:
         room = os.fstatvfs(fd)
-        why = f"the {format_bytes(room.f_bavail * room.f_frsize)} that the disk has"
+        why = f"the disk gives ({format_bytes(room.f_bavail * room.f_frsize)} are free)"
         remedy = "free some of it, or keep the file on another disk"
-    return f"the next field takes {format_bytes(nbytes)}, more than {why}; {remedy}"
+    return f"the file needs another {format_bytes(nbytes)}, more than {why}; {remedy}"
 
 
 def _described(path: str, head: bytes, size: int) -> dict[str, Any]:

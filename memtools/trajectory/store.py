@@ -122,6 +122,7 @@ class TrajectoryStore:
         TypeError: an argument has the wrong type.
         ValueError: an argument is out of its range, the Budget counts the memory of another device,
             or a file is asked for a device other than the host.
+        RuntimeError: torch does not know the device.
         FileExistsError: `file` is there.
         OSError: the file cannot be made.
     """
@@ -219,14 +220,14 @@ class TrajectoryStore:
                 block = mapped.map(field.offset, field.nbytes) if field.nbytes else None
                 field.block = tensor_over(block, field.dtype, _shape(field))
                 store._fields[field.name] = field
-        except (KeyError, TypeError, ValueError, AssertionError) as error:
+            store._all_fields_known = bool(described["all_fields_known"])
+        except (KeyError, TypeError, ValueError, OverflowError, RuntimeError) as error:
             mapped.close()
             raise ValueError(
                 f"{os.fspath(file)!r} is damaged: its header says what cannot be ({error}); sample "
                 "again"
             ) from error
         store._file, store._file_is_all = mapped, True
-        store._all_fields_known = bool(described["all_fields_known"])
         return store
 
     def _field_of(self, line: Mapping[str, Any], count: int, file_bytes: int) -> Field:
@@ -237,6 +238,8 @@ class TrajectoryStore:
         dtype = dtype_of(line["dtype"])
         samples = whole_number("num_samples", self.num_samples)
         name, kind = str(line["name"]), line["kind"]
+        if name in self._fields:
+            raise ValueError(f"{name} twice")
         casts = self._casts.of(name) is not None and dtype.is_floating_point
         field = Field(name, kind, self._length(kind), samples, shape, dtype, dtype.itemsize, casts)
         field.in_file, field.count, field.index = True, count, len(self._fields)
@@ -720,6 +723,7 @@ class TrajectoryStore:
             TypeError: an argument has the wrong type.
             ValueError: an argument is out of its range, a field is not complete, there is none, or
                 a sample has more tokens than `max_tokens`.
+            RuntimeError: torch does not know the device.
             BudgetError: copies on the store's own device do not fit into the limit.
         """
         self._require_open("epochs()")

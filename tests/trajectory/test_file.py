@@ -181,12 +181,19 @@ def test_a_header_that_lies_is_refused(path):
         ("fields", [{"name": "x"}]),
         ("fields", [{**described["fields"][0], "dtype": "load"}]),
         ("fields", [{**described["fields"][0], "shape": [1 << 40]}]),
+        ("fields", [{**described["fields"][0], "shape": [0, 1 << 62, 1 << 62]}]),
+        ("fields", [{**described["fields"][0], "shape": [0, 1 << 70]}]),
+        ("fields", [described["fields"][0], described["fields"][0]]),
         ("fields", [{**described["fields"][0], "offset": 0}]),
         ("fields", [{**described["fields"][0], "offset": mapped.HEADER + 8}]),
         ("dtype", "int7"),
     ):
         file.describe({**described, key: value})
         with pytest.raises(ValueError, match="is damaged: its header says what cannot be"):
+            TrajectoryStore.open(path)
+    for key in described.keys() - {"fields"}:
+        file.describe({name: value for name, value in described.items() if name != key})
+        with pytest.raises(ValueError, match="is damaged"):
             TrajectoryStore.open(path)
 
 
@@ -203,7 +210,7 @@ def test_a_full_disk_is_an_error_and_earlier_data_stays(path, monkeypatch):
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(
-        OSError, match=r"takes 4.0 KiB, more than the .* that the disk has; free"
+        OSError, match=r"needs another 4.0 KiB, more than the disk gives \(.* are free\); free"
     ) as told:
         store.put(advantages=torch.ones(SAMPLES), more=torch.ones(SAMPLES, 4))
     assert told.value.errno == errno.ENOSPC
@@ -266,7 +273,10 @@ print(store["x"].tolist(), store.names)
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    assert "takes 32.0 MiB, more than the limit of a file's size; raise `ulimit -f`" in done.stdout
+    assert (
+        "needs another 32.0 MiB, more than the limit of a file's size; raise `ulimit -f`"
+        in done.stdout
+    )
     assert "[[1.0, 1.0, 1.0, 1.0]] ('x',)" in done.stdout
 
 
@@ -342,7 +352,7 @@ def test_a_full_disk_leaves_nothing_of_a_call_in_the_file_without_a_name(tmp_pat
         real(*args)
 
     monkeypatch.setattr(os, "posix_fallocate", full_at_the_third)
-    with pytest.raises(OSError, match="that the disk has"):
+    with pytest.raises(OSError, match="more than the disk gives"):
         store.put(a=torch.ones(2, 4), b=torch.ones(2, 4))
     assert (store.names, store.file_nbytes) == (("x",), 0)
     store.put(a=torch.ones(2, 4))
