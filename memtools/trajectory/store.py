@@ -109,7 +109,8 @@ class TrajectoryStore:
             named.
         dtype: what floating-point fields are cast to: "fp32", "bf16" or "fp16", or the torch.dtype,
             or a dict of them by field. None, the default, keeps the dtype that comes. Values that
-            fp16 cannot hold are refused, and counted in `stats()`.
+            fp16 cannot hold are refused, and counted in `stats()`. A rollout is not complete
+            without each field that is named here or in `states`.
         device: where the blocks lie; "cpu" by default.
         limit: the most bytes of memory, as an int or like "256 MiB", or a `Budget` that other parts
             count in as well. They are reserved before memory is taken. None, the default: no limit.
@@ -798,7 +799,8 @@ class TrajectoryStore:
     @property
     def is_complete(self) -> bool:
         """Whether every field has all its entries."""
-        return bool(self._fields) and all(f.count == f.length for f in self._fields.values())
+        has_all = all(field.count == field.length for field in self._fields.values())
+        return bool(self._fields) and has_all and not self._absent()
 
     @property
     def device(self) -> str:
@@ -829,6 +831,10 @@ class TrajectoryStore:
     def _length(self, kind: Kind) -> int:
         return {"steps": self.num_steps, "states": self.num_steps + 1, "samples": 1}[kind]
 
+    def _absent(self) -> list[str]:
+        """Fields that were named when the store was made, and did not come yet."""
+        return sorted((self._states | self._casts.named.keys()) - self._fields.keys())
+
     def _names(self) -> str:
         return ", ".join(self._fields) or "none"
 
@@ -847,7 +853,8 @@ class TrajectoryStore:
         if not self._fields:
             raise ValueError(f"{call} of an empty store; append() the rollout first")
         lacking = [field for field in self._fields.values() if field.count < field.length]
-        if not lacking:
+        absent = self._absent()
+        if not lacking and not absent:
             return
         told = [
             f"{field.name} was not put()"
@@ -855,6 +862,7 @@ class TrajectoryStore:
             else f"{field.name} has {field.count} of {field.length} entries"
             for field in lacking
         ]
+        told += [f"{name} is named in states or dtype and did not come" for name in absent]
         hint = ""
         if any(field.kind == "states" and field.length == field.count + 1 for field in lacking):
             hint = "; a state has one before the first step as well"

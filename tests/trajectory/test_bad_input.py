@@ -133,6 +133,18 @@ def test_epochs_need_a_whole_rollout():
         store.epochs(1)
 
 
+@pytest.mark.parametrize("named", [{"states": ("y",)}, {"dtype": {"y": "bf16", "x": "fp32"}}])
+def test_a_field_that_was_named_must_come(named):
+    store = TrajectoryStore(1, **named)
+    store.append(x=ONE)
+    assert not store.is_complete
+    for call in (lambda: store.epochs(1), store.as_tensordict):
+        with pytest.raises(
+            ValueError, match="whole rollout: y is named in states or dtype and did"
+        ):
+            call()
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "match"),
     [
