@@ -151,6 +151,26 @@ def test_a_clip_that_loops_goes_on_from_where_and_how_it_ended(motions: Any) -> 
     np.testing.assert_allclose(yaw[1:4], [np.pi / 4, 3 * np.pi / 4, 5 * np.pi / 4], atol=1e-3)
 
 
+def test_a_clip_that_loops_does_not_climb(motions: Any) -> None:
+    root = np.stack([np.zeros(10), np.linspace(HEIGHT, HEIGHT + 0.1, 10), np.zeros(10)], axis=1)
+    clip = motions.Clip("jump", clip_text(root, np.zeros(10)))
+    place, _ = clip.at(clip.times[-1] * np.array([0.5, 1.5, 7.5]))
+    assert place[:, 1] == pytest.approx([HEIGHT + 0.05] * 3)
+
+
+def test_turning_is_in_radians_per_second(motions: Any, skeleton: Any) -> None:
+    clip = motions.Clip("turn", clip_text(np.tile([0, HEIGHT, 0], (61, 1)), np.linspace(0, 2, 61)))
+    turning = columns(motions, motions.features(skeleton, clip, 0))["yaw"]
+    np.testing.assert_allclose(turning, 2.0, atol=1e-6)
+
+
+def test_between_two_frames_a_joint_turns_the_shorter_way(motions: Any) -> None:
+    start, end = motions.about(2, np.array([0.0])), motions.about(2, np.array([0.2]))
+    for same in (end, -end):  # a quaternion and its negative are one rotation
+        middle = motions.matrices(motions.blend(start, same, 0.5))
+        np.testing.assert_allclose(middle, motions.matrices(motions.about(2, np.array([0.1]))))
+
+
 def test_a_clip_that_does_not_loop_stands_still_at_its_end(motions: Any) -> None:
     root = np.stack([np.arange(10) / 60, np.full(10, HEIGHT), np.zeros(10)], axis=1)
     place, _ = motions.Clip("once", clip_text(root, np.zeros(10), "none")).at(np.array([0.1, 9.0]))
