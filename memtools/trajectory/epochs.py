@@ -33,7 +33,8 @@ FORMAT = 1
 
 @dataclass(slots=True, eq=False, repr=False)
 class TrajectoryChunk(Mapping[str, "torch.Tensor"]):
-    """A part of a rollout: tensors by the names of the fields. Valid until the next chunk.
+    """A part of a rollout: tensors by the names of the fields. Valid until the loop takes the next
+    chunk or ends.
 
     Fields of steps are `[n, s, ...]`, states `[n + 1, s, ...]` (before each step and after the
     last), values of samples `[s, ...]`. Clone what is to live longer.
@@ -59,7 +60,7 @@ class TrajectoryChunk(Mapping[str, "torch.Tensor"]):
     def _valid(self) -> dict[str, torch.Tensor]:
         if self._tensors is None:
             raise RuntimeError(
-                f"chunk {self.index} of epoch {self.epoch} is over, its memory has the next one; "
+                f"chunk {self.index} of epoch {self.epoch} is over, and its memory is used again; "
                 "clone() what is to live longer"
             )
         return self._tensors
@@ -127,7 +128,7 @@ class TrajectoryEpochs(Iterator[TrajectoryEpoch]):
     def __post_init__(self) -> None:
         whole_number("num_epochs", self._num_epochs)
         if self._kl_threshold is not None:
-            positive(self._kl_threshold, "kl_threshold")
+            positive("kl_threshold", self._kl_threshold)
         self._changes = self._store._changes
         self._reserve()
 
@@ -251,21 +252,17 @@ class TrajectoryEpochs(Iterator[TrajectoryEpoch]):
 
         Args:
             kl: a number or a tensor of one element, which is not waited for.
-            weight: how many units it is the mean over, such as `chunk.weight`; 1 by default.
+            weight: how many units it is the mean over, such as `chunk.weight`, a number or a tensor
+                of one element; 1 by default.
 
-        Raises RuntimeError outside of an epoch, ValueError for a tensor of several elements.
+        Raises RuntimeError outside of an epoch, TypeError for something else than a number,
+        ValueError for a tensor of several elements.
         """
         if not self._open:
             raise RuntimeError("report_kl() outside of an epoch; call it in the loop over chunks")
-        torch = bridge.connect().torch
-        if isinstance(kl, torch.Tensor):
-            if kl.numel() != 1:
-                raise ValueError(f"report_kl() takes one number, got a tensor {list(kl.shape)}")
-            kl = bridge.values_of(kl).reshape(())
-        else:
-            kl = float(kl)
-        self._kl_sum = self._kl_sum + kl * weight
-        self._kl_weight = self._kl_weight + weight
+        mean, units = _number(kl, "kl"), _number(weight, "weight")
+        self._kl_sum = self._kl_sum + mean * units
+        self._kl_weight = self._kl_weight + units
 
     def stop(self) -> None:
         """End the epochs after this chunk."""
@@ -296,8 +293,9 @@ class TrajectoryEpochs(Iterator[TrajectoryEpoch]):
             )
         mean = float(self._kl_sum) / weight if weight else math.nan
         self._kl.append(mean)
-        if self._kl_threshold is not None and weight and not mean <= self._kl_threshold:
-            self._stopped = True
+        is_last = self._epoch + 1 >= self._num_epochs
+        if self._kl_threshold is not None and weight and not is_last:
+            self._stopped |= not mean <= self._kl_threshold  # also where it is not a number
         self._kl_sum = self._kl_weight = 0.0
         self._epoch, self._done, self._open = self._epoch + 1, 0, False
 
@@ -325,7 +323,8 @@ class TrajectoryEpochs(Iterator[TrajectoryEpoch]):
             state: what `state_dict()` returned.
 
         Raises TypeError or ValueError if it is not one, or one of another plan: other arguments of
-        `epochs()`, or a store of another size. Then nothing was changed.
+        `epochs()`, or a store of another size; BudgetError if the epochs were over, and the copies
+        do not fit into the limit again. Then nothing was changed.
         """
         if not isinstance(state, Mapping):
             raise TypeError(f"load_state_dict() takes a state_dict(), got {type(state).__name__}")
@@ -347,6 +346,8 @@ class TrajectoryEpochs(Iterator[TrajectoryEpoch]):
             )
         kl = [float(value) for value in state["kl"]]
         sums = float(state["kl_sum"]), float(state["kl_weight"])
+        if not self._buffers:  # they were released when the epochs were over
+            self._reserve()
         if self._chunk is not None:
             self._chunk._over()
             self._chunk = None
@@ -369,6 +370,25 @@ class TrajectoryEpochs(Iterator[TrajectoryEpoch]):
             f"TrajectoryEpochs(epoch {self._epoch} of {self._num_epochs}, chunk {self._done} of "
             f"{self.chunks_per_epoch})"
         )
+
+
+def _number(value: Any, name: str) -> Any:
+    """A number as a float, or a tensor of one element as a scalar in double precision: a sum over
+    chunks in the 8 bits of bf16 would stand still. Does not wait for a device.
+
+    Raises TypeError and ValueError.
+    """
+    if isinstance(value, bridge.connect().torch.Tensor):
+        if value.numel() != 1:
+            raise ValueError(
+                f"report_kl() takes one number as {name}, got a tensor {list(value.shape)}"
+            )
+        return bridge.values_of(value).reshape(()).double()
+    if not hasattr(value, "__float__"):
+        raise TypeError(
+            f"report_kl() takes a number or a tensor as {name}, got {type(value).__name__}"
+        )
+    return float(value)
 
 
 def _entries(each: Field, steps: int) -> int:

@@ -14,9 +14,10 @@ from memtools.trajectory.field import Field
 
 def named_tensors(
     call: str, entries: Any, keywords: Mapping[str, Any], states: frozenset[str], dims: int
-) -> dict[str, Any]:
-    """What a call was given, by name: tensors, or tuples of tensors that follow each other in time.
-    Those of a TensorDict within another are named by their path, like "next.reward".
+) -> dict[str, tuple[Any, ...]]:
+    """What a call was given, by name: the parts of each field, which follow each other in time.
+    Only a state of a TensorDict has two parts. Fields of a TensorDict within another are named by
+    their path, like "next.reward".
 
     Args:
         call: of the user, for errors.
@@ -30,11 +31,11 @@ def named_tensors(
     twice or has another batch size.
     """
     if entries is None:
-        found: dict[str, Any] = {}
+        found: dict[str, tuple[Any, ...]] = {}
     elif hasattr(entries, "batch_size") and hasattr(entries, "flatten_keys"):
         found = _of_tensordict(call, entries, states, dims)
     elif isinstance(entries, Mapping):
-        found = {str(name): value for name, value in entries.items()}
+        found = {str(name): (value,) for name, value in entries.items()}
     else:
         raise TypeError(
             f"{call} takes tensors by name, a dict or a TensorDict, got {type(entries).__name__}"
@@ -42,24 +43,27 @@ def named_tensors(
     twice = sorted(found.keys() & keywords.keys())
     if twice:
         raise ValueError(f"{call} was given {twice[0]!r} twice, by name and in {_kind(entries)}")
-    found.update(keywords)
+    found.update((name, (value,)) for name, value in keywords.items())
     if not found:
         raise ValueError(f"{call} was given no field; pass tensors by name: {call[:-1]}latents=x)")
     return found
 
 
-def _of_tensordict(call: str, given: Any, states: frozenset[str], dims: int) -> dict[str, Any]:
+def _of_tensordict(
+    call: str, given: Any, states: frozenset[str], dims: int
+) -> dict[str, tuple[Any, ...]]:
     if len(given.batch_size) < dims:
         wanted = "[samples]" if dims == 1 else "[steps, samples]"
         raise ValueError(
             f"{call} takes a TensorDict of batch_size {wanted}, got {list(given.batch_size)}"
         )
     flat = given.flatten_keys(".")
-    found = {str(name): flat.get(name) for name in flat.keys()}  # noqa: SIM118 - not a dict
+    names = [str(name) for name in flat.keys()]  # noqa: SIM118 - not a dict
+    found: dict[str, tuple[Any, ...]] = {name: (flat.get(name),) for name in names}
     for name in states & found.keys() if dims == 2 else ():
         after = found.pop(f"next.{name}", None)
         if after is not None:
-            found[name] = (found[name], after[-1:])
+            found[name] += (after[0][-1:],)
     return found
 
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     import torch
 
 Kind = Literal["steps", "states", "samples"]
-Dtype = "str | torch.dtype | Mapping[str, str | torch.dtype] | None"
 
 #: what floating-point fields can be cast to, by the names that people write
 CASTS: Final = {

@@ -37,13 +37,14 @@ MOST_FIELDS: Final = (HEADER - COUNTS) // _COUNT.size
 class MappedFile:
     """A file of its own, open for reading and writing. Blocks are added at its end."""
 
-    __slots__ = ("_blocks", "_counts", "_fd", "path", "size")
+    __slots__ = ("_blocks", "_counts", "_fd", "_process", "path", "size")
 
     def __init__(self, fd: int, path: str, size: int) -> None:
         """Take over an open file of at least `HEADER` bytes. Raises OSError."""
-        self._fd, self.path, self.size = fd, path, size
-        self._counts = mmap.mmap(fd, HEADER)
+        self.path, self.size, self._process = path, size, os.getpid()
         self._blocks: dict[int, mmap.mmap] = {}  # by where they begin
+        self._counts = mmap.mmap(fd, HEADER)
+        self._fd = fd  # from here on it is closed together with this object
 
     @classmethod
     def create(cls, path: str | os.PathLike[str]) -> MappedFile:
@@ -148,6 +149,11 @@ class MappedFile:
         """Write how many entries a field has."""
         _COUNT.pack_into(self._counts, COUNTS + index * _COUNT.size, entries)
 
+    @property
+    def is_of_parent(self) -> bool:
+        """Whether this is a forked child, whose writes would be seen by the parent."""
+        return os.getpid() != self._process
+
     def flush(self) -> None:
         """Write everything to the disk, blocks before counts. Raises OSError."""
         for block in self._blocks.values():
@@ -167,10 +173,17 @@ class MappedFile:
             self.close()
 
 
-def tensor_over(block: mmap.mmap, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """A tensor over the memory of a block, which it keeps alive."""
-    flat = bridge.connect().torch.frombuffer(block, dtype=dtype, count=math.prod(shape))
-    made: torch.Tensor = flat.view(shape)
+def tensor_over(
+    block: mmap.mmap | None, dtype: torch.dtype, shape: tuple[int, ...]
+) -> torch.Tensor:
+    """A tensor over the memory of a block, which it keeps alive. None: it has no values."""
+    made: torch.Tensor
+    library = bridge.connect().torch
+    with library.inference_mode(False):  # under which it could not be trained on later
+        if block is None:
+            made = library.empty(shape, dtype=dtype, device="cpu")
+        else:
+            made = library.frombuffer(block, dtype=dtype, count=math.prod(shape)).view(shape)
     return made
 
 
@@ -192,9 +205,9 @@ def _no_space(fd: int, nbytes: int, error: OSError) -> str:
         why, remedy = "the quota of this user", "free some of it"
     else:
         room = os.fstatvfs(fd)
-        why = f"the {format_bytes(room.f_bavail * room.f_frsize)} that the disk has"
+        why = f"the disk gives ({format_bytes(room.f_bavail * room.f_frsize)} are free)"
         remedy = "free some of it, or keep the file on another disk"
-    return f"the next field takes {format_bytes(nbytes)}, more than {why}; {remedy}"
+    return f"the file needs another {format_bytes(nbytes)}, more than {why}; {remedy}"
 
 
 def _described(path: str, head: bytes, size: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from numbers import Integral
 from typing import Any, NamedTuple
 
 from memtools._base import torch as bridge
@@ -214,4 +215,7 @@ def _whole_lengths(lengths: Any, samples: int, most: int) -> tuple[int, ...]:
 
 
 def _is_whole(length: object) -> bool:
-    return isinstance(length, float) and length.is_integer()
+    """Whether it is a whole number in another type than int, such as one of NumPy."""
+    if isinstance(length, float):
+        return length.is_integer()
+    return isinstance(length, Integral) and not isinstance(length, bool)

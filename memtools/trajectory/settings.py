@@ -36,7 +36,7 @@ class UpdateSettings:
         for name in ("batch_size", "group_size", "num_epochs"):
             whole_number(name, getattr(self, name))
         if self.kl_threshold is not None:
-            positive(self.kl_threshold, "kl_threshold")
+            positive("kl_threshold", self.kl_threshold)
         if not isinstance(self.single_update, bool):
             raise TypeError(
                 f"single_update is True or False, got {type(self.single_update).__name__}"
@@ -59,8 +59,8 @@ class UpdateSettings:
 
     @classmethod
     def add_arguments(cls, parser: Any, **defaults: Any) -> None:
-        """Add `--batch-size`, `--group-size`, `--num-epochs`, `--kl-threshold` and
-        `--single-update` to a command line.
+        """Add `--batch-size`, `--group-size`, `--num-epochs`, `--kl-threshold` (a number or "none")
+        and `--single-update` to a command line.
 
         Args:
             parser: an `argparse.ArgumentParser`, or a group of one.
@@ -78,11 +78,11 @@ class UpdateSettings:
             "batch_size": "prompts, conditions or environments of a rollout",
             "group_size": "samples of each of them",
             "num_epochs": "how often the samples of a rollout are gone through",
-            "kl_threshold": "mean KL divergence of an epoch that ends the epochs early",
+            "kl_threshold": "mean KL divergence of an epoch that ends the epochs early, or none",
         }
         for name, text in helps.items():
             value = getattr(plain, name)
-            kind = float if name == "kl_threshold" else int
+            kind = number_or_none if name == "kl_threshold" else int
             shown = "none" if value is None else value
             flag = f"--{name.replace('_', '-')}"
             parser.add_argument(flag, type=kind, default=value, help=f"{text} (default: {shown})")
@@ -130,7 +130,7 @@ def whole_number(name: str, value: object, least: int = 1) -> int:
     return value
 
 
-def positive(value: object, name: str) -> float:
+def positive(name: str, value: object) -> float:
     """Return `value`. Raises TypeError if it is not a number, ValueError if it is not above 0 and
     finite."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -138,3 +138,9 @@ def positive(value: object, name: str) -> float:
     if not (math.isfinite(value) and value > 0):
         raise ValueError(f"{name} is above 0 and finite, got {value}")
     return float(value)
+
+
+def number_or_none(text: str) -> float | None:
+    """What stands on a command line for a number that may be left out: "none" is None. Raises
+    ValueError."""
+    return None if text == "none" else float(text)

@@ -10,6 +10,7 @@ after its values are there: so a call that raises leaves the store as it was.
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -25,14 +26,13 @@ from memtools.errors import BudgetError
 from memtools.trajectory import exchange
 from memtools.trajectory.epochs import TrajectoryEpochs
 from memtools.trajectory.field import DTYPES, Casts, Field, Kind, dtype_of
-from memtools.trajectory.mapped import MappedFile, tensor_over
+from memtools.trajectory.mapped import HEADER, MappedFile, tensor_over
 from memtools.trajectory.plan import Plan
 from memtools.trajectory.settings import whole_number
 
 if TYPE_CHECKING:
     import torch
 
-FORMAT = 1
 #: the largest finite number of fp16
 FP16_MAX = 65_504
 
@@ -59,16 +59,25 @@ class _Given(NamedTuple):
     entries: int
     graph: tuple[torch.Tensor, ...]  # tensors as they came, of those that carried a graph
 
-    def places(self) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
-        """Each part and where it goes. pre: the field has its block"""
+    def target(self) -> torch.Tensor:
+        """Where the values are written: the field's block; memory of its own where they replace
+        what was put before, which stays until nothing can fail any more.
+
+        pre: the field has its block.
+        """
         memory = self.field.memory
+        is_put_again = self.field.kind == "samples" and self.field.count > 0
+        return bridge.connect().torch.empty_like(memory) if is_put_again else memory
+
+    def places(self, target: torch.Tensor) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
+        """Each part and where it goes in `target`, which is like the field's block."""
         at = 0 if self.field.kind == "samples" else self.field.count
         for part in self.parts:
-            if part.dim() == memory.dim():
-                yield part, memory[at : at + len(part)]
+            if part.dim() == target.dim():
+                yield part, target[at : at + len(part)]
                 at += len(part)
             else:
-                yield part, memory[at]
+                yield part, target[at]
 
 
 class TrajectoryStore:
@@ -100,7 +109,8 @@ class TrajectoryStore:
             named.
         dtype: what floating-point fields are cast to: "fp32", "bf16" or "fp16", or the torch.dtype,
             or a dict of them by field. None, the default, keeps the dtype that comes. Values that
-            fp16 cannot hold are refused, and counted in `stats()`.
+            fp16 cannot hold are refused, and counted in `stats()`. A rollout is not complete
+            without each field that is named here or in `states`.
         device: where the blocks lie; "cpu" by default.
         limit: the most bytes of memory, as an int or like "256 MiB", or a `Budget` that other parts
             count in as well. They are reserved before memory is taken. None, the default: no limit.
@@ -113,6 +123,7 @@ class TrajectoryStore:
         TypeError: an argument has the wrong type.
         ValueError: an argument is out of its range, the Budget counts the memory of another device,
             or a file is asked for a device other than the host.
+        RuntimeError: torch does not know the device.
         FileExistsError: `file` is there.
         OSError: the file cannot be made.
     """
@@ -182,7 +193,12 @@ class TrajectoryStore:
             raise NotADirectoryError(f"overflow is a folder that is there, got {self._overflow!r}")
         if file is not None:
             self._file = MappedFile.create(file)
-            self._describe()
+            try:
+                self._describe()
+            except BaseException:
+                self._file.close()
+                os.unlink(file)
+                raise
 
     @classmethod
     def open(cls, file: str | os.PathLike[str]) -> Self:
@@ -202,20 +218,17 @@ class TrajectoryStore:
             store = cls(steps, samples, states=described["states"], dtype=described["dtype"])
             for line, count in zip(described["fields"], counts, strict=False):
                 field = store._field_of(line, count, mapped.size)
-                if field.nbytes > 0:
-                    block = mapped.map(line["offset"], field.nbytes)
-                    field.block = tensor_over(block, field.dtype, _shape(field))
-                else:
-                    field.block = bridge.connect().torch.empty(_shape(field), dtype=field.dtype)
+                block = mapped.map(field.offset, field.nbytes) if field.nbytes else None
+                field.block = tensor_over(block, field.dtype, _shape(field))
                 store._fields[field.name] = field
-        except (KeyError, TypeError, ValueError, AssertionError) as error:
+            store._all_fields_known = bool(described["all_fields_known"])
+        except (KeyError, TypeError, ValueError, OverflowError, RuntimeError) as error:
             mapped.close()
             raise ValueError(
                 f"{os.fspath(file)!r} is damaged: its header says what cannot be ({error}); sample "
                 "again"
             ) from error
         store._file, store._file_is_all = mapped, True
-        store._all_fields_known = bool(described["all_fields_known"])
         return store
 
     def _field_of(self, line: Mapping[str, Any], count: int, file_bytes: int) -> Field:
@@ -226,11 +239,14 @@ class TrajectoryStore:
         dtype = dtype_of(line["dtype"])
         samples = whole_number("num_samples", self.num_samples)
         name, kind = str(line["name"]), line["kind"]
+        if name in self._fields:
+            raise ValueError(f"{name} twice")
         casts = self._casts.of(name) is not None and dtype.is_floating_point
         field = Field(name, kind, self._length(kind), samples, shape, dtype, dtype.itemsize, casts)
         field.in_file, field.count, field.index = True, count, len(self._fields)
-        offset = whole_number("offset", line["offset"], 0)
-        if offset + field.nbytes > file_bytes or count > field.length:
+        offset = field.offset = whole_number("offset", line["offset"], 0)
+        misplaced = field.nbytes > 0 and (offset < HEADER or offset % mmap.PAGESIZE)
+        if misplaced or offset + field.nbytes > file_bytes or count > field.length:
             raise ValueError(f"{name} has {count} entries, at {offset} of {file_bytes} bytes")
         return field
 
@@ -250,16 +266,18 @@ class TrajectoryStore:
             TypeError: something is not a tensor, or its memory cannot be read (sparse, nested ...).
             ValueError: another shape, dtype or number of samples than before, values that fp16
                 cannot hold, a field that is left behind, or a store that is closed.
+            RuntimeError: in a forked child, of a store that has a file, which is the parent's too.
             IndexError: a field has all its entries.
             KeyError: a field that the first rollout did not have.
             BudgetError: a new field does not fit.
             OSError: a new field does not fit on the disk.
         """
-        if entries is None and self._append_plain(fields):
+        is_own = self._file is None or not self._file.is_of_parent
+        if entries is None and is_own and self._append_plain(fields):
             return
         call = "append()"
         given = exchange.named_tensors(call, entries, fields, self._states, 1)
-        self._take([self._check(call, name, value, False) for name, value in given.items()], call)
+        self._take([self._check(call, name, came, False) for name, came in given.items()], call)
 
     def extend(self, entries: Any = None, /, **fields: torch.Tensor) -> None:
         """Append several time steps: tensors `[steps, samples, ...]` by name.
@@ -267,17 +285,18 @@ class TrajectoryStore:
         Args:
             entries: a dict or a TensorDict of batch_size [steps, samples]; None for keywords alone.
                 In a TensorDict a state may stand as `x` and `("next", "x")`, as torchrl has it.
+                Of the latter only the last entry is read: the others must be those of `x`.
             fields: more of them.
 
         Raises what `append()` raises.
         """
         call = "extend()"
         given = exchange.named_tensors(call, entries, fields, self._states, 2)
-        self._take([self._check(call, name, value, True) for name, value in given.items()], call)
+        self._take([self._check(call, name, came, True) for name, came in given.items()], call)
 
     def put(self, entries: Any = None, /, **fields: torch.Tensor) -> None:
         """Set values of samples, which have no time: tensors `[samples, ...]` by name, such as
-        advantages. They replace what was put before.
+        advantages. They replace what was put before; for a moment both are in memory.
 
         Args:
             entries: a dict or a TensorDict of batch_size [samples]; None for keywords alone.
@@ -287,15 +306,19 @@ class TrajectoryStore:
         """
         call = "put()"
         given = exchange.named_tensors(call, entries, fields, self._states, 1)
-        checked = [self._check(call, name, value, False, True) for name, value in given.items()]
+        checked = [self._check(call, name, came, False, True) for name, came in given.items()]
         self._take(checked, call)
 
     def _check(
-        self, call: str, name: str, value: Any, stacked: bool, of_samples: bool = False
+        self,
+        call: str,
+        name: str,
+        came: tuple[Any, ...],
+        stacked: bool,
+        of_samples: bool = False,
     ) -> _Given:
         """What is to be written into a field, which is made if it is new. Changes nothing."""
         torch = bridge.connect().torch
-        came = value if isinstance(value, tuple) else (value,)
         for part in came:
             if not isinstance(part, torch.Tensor):
                 raise TypeError(f"{call} takes tensors, got {type(part).__name__} for {name!r}")
@@ -390,6 +413,7 @@ class TrajectoryStore:
 
     def _take(self, given: list[_Given], call: str) -> None:
         """Write what was checked, all of it or nothing."""
+        self._require_own(call)
         samples = {each.field.samples for each in given}
         if len(samples) > 1:
             told = ", ".join(f"{each.field.name} {each.field.samples}" for each in given)
@@ -397,17 +421,23 @@ class TrajectoryStore:
         if call == "append()":
             self._check_pace(given)
         new = [each.field for each in given if each.is_new]
-        known, file_size = self.num_samples, self._file.size if self._file else 0
+        known = self.num_samples
+        file_size = HEADER if self._file is None else self._file.size
         try:
             for field in new:
                 self._allocate(field, call)
-            overflows = sum(map(self._write, given))
+            targets = [each.target() for each in given]
+            overflows = {
+                each.field.name: count
+                for each, target in zip(given, targets, strict=True)
+                if (count := self._write(each, target))
+            }
             if overflows:
-                self._totals["overflows"] += overflows
-                names = ", ".join(g.field.name for g in given if g.field.itemsize == 2)
+                total = sum(overflows.values())
+                self._totals["overflows"] += total
                 raise ValueError(
-                    f"{call} got {overflows:,} values that fp16 cannot hold (above {FP16_MAX:,} "
-                    f'in size) in {names}; keep these fields in "bf16" or "fp32"'
+                    f"{call} got {total:,} values that fp16 cannot hold (above {FP16_MAX:,} in "
+                    f'size) in {", ".join(overflows)}; keep these fields in "bf16" or "fp32"'
                 )
             self.num_samples = given[0].field.samples
             for field in new:
@@ -419,6 +449,9 @@ class TrajectoryStore:
             self.num_samples = known
             self._unmake(new, file_size)
             raise
+        for each, target in zip(given, targets, strict=True):
+            if target is not each.field.block:
+                each.field.memory.copy_(target)
         self._count(given)
 
     def _check_pace(self, given: list[_Given]) -> None:
@@ -438,12 +471,12 @@ class TrajectoryStore:
                 f"{slowest} has {max(0, least)}; append every field of a time step before the next"
             )
 
-    def _write(self, given: _Given) -> int:
+    def _write(self, given: _Given, target: torch.Tensor) -> int:
         """Copy the values; returns how many of them did not fit."""
         torch = bridge.connect().torch
         overflows = 0
         with torch.no_grad():
-            for part, place in given.places():
+            for part, place in given.places(target):
                 place.copy_(part)
                 if place.dtype == torch.float16 and part.dtype != torch.float16:
                     overflows += _overflows(torch, place, part)
@@ -458,6 +491,8 @@ class TrajectoryStore:
             field.count = 1 if field.kind == "samples" else field.count + entries
             totals["entries"] += entries
             totals["cast"] += entries * any(part.dtype != field.dtype for part in parts)
+            if field.kind == "samples":
+                field.with_graph = 0  # what was put before is gone
             if graph:
                 totals["with_graph"] += entries
                 field.with_graph += entries
@@ -518,14 +553,14 @@ class TrajectoryStore:
     def _warn_of_graphs(self, last: list[torch.Tensor]) -> None:
         """Say once that samples came with their graphs, when a rollout is complete."""
         over_time = [field for field in self._fields.values() if field.kind != "samples"]
-        if any(field.count < field.length for field in over_time):
-            return
-        self._warned = True
         told = [
             f"{field.with_graph} of {field.count} entries of {field.name}"
             for field in self._fields.values()
             if field.with_graph
         ]
+        if not told or not over_time or any(field.count < field.length for field in over_time):
+            return
+        self._warned = True
         self._graph_bytes = graph_bytes(last)
         held = ""
         if self._graph_bytes:
@@ -562,12 +597,10 @@ class TrajectoryStore:
                 return
         assert self._file is not None
         field.in_file = True
-        if field.nbytes == 0:
-            field.block = torch.empty(_shape(field), dtype=field.dtype)
-            return
-        field.offset, block = self._file.add(field.nbytes)
-        with torch.inference_mode(False):
-            field.block = tensor_over(block, field.dtype, _shape(field))
+        block = None
+        if field.nbytes:
+            field.offset, block = self._file.add(field.nbytes)
+        field.block = tensor_over(block, field.dtype, _shape(field))
 
     def _unmake(self, new: list[Field], file_size: int) -> None:
         """Take new fields back whose first call has failed."""
@@ -576,8 +609,9 @@ class TrajectoryStore:
             if field.block is not None and not field.in_file:
                 self._part.release(field.nbytes)
             field.block = None
-        if self._file is not None and self._file.size > file_size > 0:
+        if self._file is not None and self._file.size > file_size:
             self._file.cut(file_size)
+            self._describe()  # the header may have had them already
 
     def _describe(self) -> None:
         """Write what the file holds into its header."""
@@ -606,9 +640,11 @@ class TrajectoryStore:
         """Begin the next rollout: drop all entries and keep the memory. From the first `reset()` on
         no field can be added.
 
-        Raises ValueError if the store is closed.
+        Raises ValueError if the store is closed, RuntimeError in a forked child of a store that has
+        a file.
         """
         self._require_open("reset()")
+        self._require_own("reset()")
         for index, field in enumerate(self._fields.values()):
             field.count = field.with_graph = 0
             if self._file_is_all and self._file is not None:
@@ -688,11 +724,10 @@ class TrajectoryStore:
             TypeError: an argument has the wrong type.
             ValueError: an argument is out of its range, a field is not complete, there is none, or
                 a sample has more tokens than `max_tokens`.
+            RuntimeError: torch does not know the device.
             BudgetError: copies on the store's own device do not fit into the limit.
         """
         self._require_open("epochs()")
-        if not self._fields:
-            raise ValueError("epochs() of an empty store; append() the rollout first")
         self._require_complete("epochs()")
         if isinstance(lengths, str):
             lengths = self._lengths_in(lengths)
@@ -732,7 +767,12 @@ class TrajectoryStore:
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """What was appended of a field so far, `[entries, samples, ...]`, or `[samples, ...]` of
-        one that was put. A view: a write to it changes the store."""
+        one that was put. A view: a write to it changes the store.
+
+        Raises KeyError for a name that is not a field, or of which nothing was put since `reset()`;
+        ValueError if the store is closed.
+        """
+        self._require_open(f"store[{name!r}]")
         if name not in self._fields:
             raise KeyError(f"{name!r} is not a field of this store, which has {self._names()}")
         field = self._fields[name]
@@ -759,7 +799,8 @@ class TrajectoryStore:
     @property
     def is_complete(self) -> bool:
         """Whether every field has all its entries."""
-        return bool(self._fields) and all(f.count == f.length for f in self._fields.values())
+        has_all = all(field.count == field.length for field in self._fields.values())
+        return bool(self._fields) and has_all and not self._absent()
 
     @property
     def device(self) -> str:
@@ -790,6 +831,10 @@ class TrajectoryStore:
     def _length(self, kind: Kind) -> int:
         return {"steps": self.num_steps, "states": self.num_steps + 1, "samples": 1}[kind]
 
+    def _absent(self) -> list[str]:
+        """Fields that were named when the store was made, and did not come yet."""
+        return sorted((self._states | self._casts.named.keys()) - self._fields.keys())
+
     def _names(self) -> str:
         return ", ".join(self._fields) or "none"
 
@@ -797,9 +842,19 @@ class TrajectoryStore:
         if self._closed:
             raise ValueError(f"{call} of a TrajectoryStore that is closed; make another one")
 
+    def _require_own(self, call: str) -> None:
+        if self._file is not None and self._file.is_of_parent:
+            raise RuntimeError(
+                f"{call} in a forked child of a TrajectoryStore with a file would write to the "
+                "parent's values; make a store in the child"
+            )
+
     def _require_complete(self, call: str) -> None:
+        if not self._fields:
+            raise ValueError(f"{call} of an empty store; append() the rollout first")
         lacking = [field for field in self._fields.values() if field.count < field.length]
-        if not lacking:
+        absent = self._absent()
+        if not lacking and not absent:
             return
         told = [
             f"{field.name} was not put()"
@@ -807,6 +862,7 @@ class TrajectoryStore:
             else f"{field.name} has {field.count} of {field.length} entries"
             for field in lacking
         ]
+        told += [f"{name} is named in states or dtype and did not come" for name in absent]
         hint = ""
         if any(field.kind == "states" and field.length == field.count + 1 for field in lacking):
             hint = "; a state has one before the first step as well"

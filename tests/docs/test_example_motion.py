@@ -151,6 +151,26 @@ def test_a_clip_that_loops_goes_on_from_where_and_how_it_ended(motions: Any) -> 
     np.testing.assert_allclose(yaw[1:4], [np.pi / 4, 3 * np.pi / 4, 5 * np.pi / 4], atol=1e-3)
 
 
+def test_a_clip_that_loops_does_not_climb(motions: Any) -> None:
+    root = np.stack([np.zeros(10), np.linspace(HEIGHT, HEIGHT + 0.1, 10), np.zeros(10)], axis=1)
+    clip = motions.Clip("jump", clip_text(root, np.zeros(10)))
+    place, _ = clip.at(clip.times[-1] * np.array([0.5, 1.5, 7.5]))
+    assert place[:, 1] == pytest.approx([HEIGHT + 0.05] * 3)
+
+
+def test_turning_is_in_radians_per_second(motions: Any, skeleton: Any) -> None:
+    clip = motions.Clip("turn", clip_text(np.tile([0, HEIGHT, 0], (61, 1)), np.linspace(0, 2, 61)))
+    turning = columns(motions, motions.features(skeleton, clip, 0))["yaw"]
+    np.testing.assert_allclose(turning, 2.0, atol=1e-6)
+
+
+def test_between_two_frames_a_joint_turns_the_shorter_way(motions: Any) -> None:
+    start, end = motions.about(2, np.array([0.0])), motions.about(2, np.array([0.2]))
+    for same in (end, -end):  # a quaternion and its negative are one rotation
+        middle = motions.matrices(motions.blend(start, same, 0.5))
+        np.testing.assert_allclose(middle, motions.matrices(motions.about(2, np.array([0.1]))))
+
+
 def test_a_clip_that_does_not_loop_stands_still_at_its_end(motions: Any) -> None:
     root = np.stack([np.arange(10) / 60, np.full(10, HEIGHT), np.zeros(10)], axis=1)
     place, _ = motions.Clip("once", clip_text(root, np.zeros(10), "none")).at(np.array([0.1, 9.0]))
@@ -273,17 +293,18 @@ def test_a_single_update_steps_once(grpo: Any, way: str) -> None:
     one = {"num_epochs": 1, "kl_threshold": None, "single_update": True}
     steps: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grpo, "CHUNKS", 1)
         step = torch.optim.AdamW.step
         patch.setattr(torch.optim.AdamW, "step", lambda o, *a: (steps.append(o), step(o, *a))[1])
         assert trained(grpo, way, **one)["epochs"] == UPDATES
     assert len(steps) == UPDATES
 
 
-def kept_states(grpo: Any, way: str) -> list[torch.Tensor]:
-    """What a rollout keeps for its epochs."""
-    kept: list[torch.Tensor] = []
+def kept_lists(grpo: Any, way: str) -> list[list[torch.Tensor]]:
+    """What a rollout keeps for its epochs: states, and log-probabilities."""
+    kept: list[list[torch.Tensor]] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(grpo, "train_on_lists", lambda learner, latents, *rest: kept.extend(latents))
+        patch.setattr(grpo, "train_on_lists", lambda learner, *lists: kept.extend(lists[:2]))
         update = {"published": grpo.update_published, "by-hand": grpo.update_by_hand}[way]
         update(learner(grpo), torch.randn(4, 263, 1, 196), torch.zeros(4, dtype=torch.long))
     return kept
@@ -291,10 +312,10 @@ def kept_states(grpo: Any, way: str) -> list[torch.Tensor]:
 
 @pytest.mark.slow
 def test_the_published_list_keeps_the_graph_of_all_steps(grpo: Any) -> None:
-    published = kept_states(grpo, "published")
+    published, _ = kept_lists(grpo, "published")
     assert len(published) == STEPS + 1
     assert [x.grad_fn is not None for x in published] == [False] + STEPS * [True]
-    assert not any(x.requires_grad for x in kept_states(grpo, "by-hand"))
+    assert not any(x.requires_grad for kept in kept_lists(grpo, "by-hand") for x in kept)
 
 
 @pytest.mark.slow
@@ -331,6 +352,40 @@ def test_an_update_makes_rewarded_motions_likelier(grpo: Any) -> None:
     grpo.train_on_lists(one, latents, before, clip)
     gain = (log_probs() - torch.stack(before)).sum(0)
     assert (gain * one.advantages(grpo.rewards_of(one.policy, states[-1]))).sum() > 0
+
+
+def test_a_sample_is_compared_with_those_of_its_clip(grpo: Any) -> None:
+    one = learner(grpo, batch_size=2)
+    rewards = torch.tensor([1.0, 2.0, 3.0, 6.0])
+    apart = one.advantages(torch.cat([rewards, 10 + rewards])).view(2, 4)
+    expected = (rewards - 3) / rewards.std()
+    torch.testing.assert_close(apart, expected.expand(2, 4), rtol=1e-3, atol=1e-3)
+
+
+@torch.no_grad()
+def test_the_loss_is_the_mean_of_the_clipped_gain_of_each_step_and_sample(grpo: Any) -> None:
+    one = learner(grpo)
+    latents, steps = torch.randn(3, 4, 263, 1, 196), range(4, 6)
+    old, advantages, clip = torch.randn(2, 4), torch.randn(4), torch.arange(4)
+    for parameter in one.policy.parameters():  # away from the reference
+        parameter += 0.1 * torch.randn_like(parameter)
+    losses, far = [], []
+    for i, step in enumerate(steps):
+        for j in range(4):
+            x, at = latents[i, j : j + 1], torch.tensor([step])
+            mean = one.policy.next_mean(x, at, clip[j : j + 1])
+            usual = one.reference.next_mean(x, at, clip[j : j + 1])
+            new = one.policy.log_prob(latents[i + 1, j : j + 1], mean, at)
+            old[i, j] = new.item() + 0.5 * (j - 1.5)  # some ratios are clipped on either side
+            ratio = (new - old[i, j]).exp().item()
+            clamped = min(max(ratio, 1 - grpo.CLIP_RATIO), 1 + grpo.CLIP_RATIO)
+            gain = min(ratio * advantages[j].item(), clamped * advantages[j].item())
+            away = one.policy.distance(mean, usual, at).item()
+            losses.append(grpo.KL_WEIGHT * away - gain)
+            far.append(ratio - 1 - np.log(ratio))
+    loss, kl = one.loss(latents, old, advantages, clip, steps)
+    assert loss.item() == pytest.approx(np.mean(losses), rel=1e-3)
+    assert kl.item() == pytest.approx(np.mean(far), rel=1e-3)
 
 
 def test_the_foot_that_stands_is_rewarded_for_standing(grpo: Any, motions: Any) -> None:

@@ -32,6 +32,8 @@ def begun() -> TrajectoryStore:
         ({"log_probs": ONE.double()}, ValueError, "kept in torch.float32, got torch.float64"),
         ({"log_probs": ONE.long()}, ValueError, "kept in torch.float32, got torch.int64"),
         ({"log_probs": [1.0] * 4}, TypeError, "takes tensors, got list for 'log_probs'"),
+        ({"log_probs": (ONE, ONE)}, TypeError, "takes tensors, got tuple for 'log_probs'"),
+        ({"log_probs": ()}, TypeError, "takes tensors, got tuple for 'log_probs'"),
         (
             {"log_probs": torch.ones(())},
             ValueError,
@@ -129,6 +131,18 @@ def test_epochs_need_a_whole_rollout():
         ValueError, match="latents has 6 of 7 .* advantages was not put.*before the first step"
     ):
         store.epochs(1)
+
+
+@pytest.mark.parametrize("named", [{"states": ("y",)}, {"dtype": {"y": "bf16", "x": "fp32"}}])
+def test_a_field_that_was_named_must_come(named):
+    store = TrajectoryStore(1, **named)
+    store.append(x=ONE)
+    assert not store.is_complete
+    for call in (lambda: store.epochs(1), store.as_tensordict):
+        with pytest.raises(
+            ValueError, match="whole rollout: y is named in states or dtype and did"
+        ):
+            call()
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import memtools
 from memtools import Budget, BudgetError, TrajectoryStore, _core
 from memtools.trajectory.plan import balanced
 from tests.trajectory.stores import SAMPLES, T, filled, log_probs, walked
@@ -63,6 +65,8 @@ def test_a_seed_gives_one_order_and_each_epoch_its_own():
     assert [entry[2:] for entry in first] != [entry[2:] for entry in second]
     assert order(0, 1) == first  # it does not depend on how many epochs there are
     assert [e[3] for e in order(0)][:4] != [(0,), (1,), (2,), (3,)]
+    steps = [entry[2].start for entry in walked(filled().epochs(1, time_steps=1, shuffle=True))]
+    assert steps != sorted(steps) == list(range(T))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -76,6 +80,80 @@ def test_epochs_go_on_where_they_were(way):
         after = filled().epochs(3, **options)
         after.load_state_dict(state)
         assert before + walked(after) == whole
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_epochs_that_are_over_may_begin_again(way, device):
+    budget = Budget(None)
+    store = filled(limit=budget)
+    epochs = store.epochs(2, **way, shuffle=True, device=device)
+    begin = epochs.state_dict()
+
+    def shapes() -> list[object]:
+        return [
+            (chunk.samples, chunk["latents"].shape, chunk["latents"].device)
+            for epoch in epochs
+            for chunk in epoch
+        ]
+
+    first = shapes()
+    assert budget.used == store.nbytes
+    epochs.load_state_dict(begin)
+    assert shapes() == first
+    assert budget.used == store.nbytes
+
+
+def test_a_state_may_be_loaded_in_the_middle_of_an_epoch():
+    options = {"samples": 2, "shuffle": True}
+    epochs = filled().epochs(2, **options)
+    begin = epochs.state_dict()
+    epoch = next(epochs)
+    chunk = next(epoch)
+    epochs.load_state_dict(begin)
+    assert list(epoch) == []
+    with pytest.raises(RuntimeError, match="is over"):
+        chunk["latents"]
+    assert walked(epochs) == walked(filled().epochs(2, **options))
+
+
+def test_buffers_that_cannot_be_had_again_are_released(monkeypatch):
+    budget = Budget(None)
+    store = filled(limit=budget)
+    epochs = store.epochs(1, samples=2, shuffle=True)
+    begin = epochs.state_dict()
+    walked(epochs)
+    real, calls = torch.empty, []
+
+    def fails_at_the_fourth(*args, **kwargs):
+        calls.append(args)
+        if len(calls) == 4:
+            raise RuntimeError("can't allocate memory")
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(torch, "empty", fails_at_the_fourth)
+    for _ in range(2):
+        calls.clear()
+        with pytest.raises(RuntimeError, match="can't allocate"):
+            epochs.load_state_dict(begin)
+        assert budget.used == store.nbytes
+
+
+def test_epochs_that_do_not_fit_again_stay_over():
+    budget = Budget(1000)
+    store = filled(limit=budget)
+    epochs = store.epochs(1, samples=2, shuffle=True)
+    begin = epochs.state_dict()
+    walked(epochs)
+    over = epochs.state_dict()
+    history = memtools.GateHistory(max_bytes=budget)
+    history.append(torch.rand(16, 8))
+    with pytest.raises(BudgetError, match="epochs"):
+        epochs.load_state_dict(begin)
+    assert epochs.state_dict() == over
+    history.close()
+    epochs.load_state_dict(begin)
+    assert len(walked(epochs)) == 2
 
 
 def test_a_state_in_the_middle_leaves_the_first_loop_alone():
@@ -133,6 +211,11 @@ def test_a_mean_above_the_threshold_ends_the_epochs():
     assert epochs.ended_early
 
 
+def test_a_mean_above_the_threshold_in_the_last_epoch_ends_nothing_early():
+    ran, epochs = epochs_run([[0.0, 0.0], [0.5, 0.5]])
+    assert (ran, epochs.kl, epochs.ended_early) == (2, (0.0, 0.5), False)
+
+
 def test_a_mean_within_the_threshold_does_not():
     ran, epochs = epochs_run([[0.03, 0.01], [0.02, 0.02]])
     assert (ran, epochs.ended_early) == (2, False)
@@ -141,6 +224,7 @@ def test_a_mean_within_the_threshold_does_not():
 
 def test_what_is_not_a_number_ends_them():
     assert epochs_run([[float("nan"), 0.0], [0.0, 0.0]])[0] == 1
+    assert epochs_run([[float("nan"), 0.0], [0.0, 0.0]], None)[0] == 2
 
 
 def test_a_threshold_that_nobody_reports_to_is_an_error():
@@ -164,6 +248,36 @@ def test_the_weights_count_and_a_resumed_epoch_has_its_sum():
         again.report_kl(0.0, chunk.weight)
     assert list(again) == []
     assert again.kl == pytest.approx((0.2,))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_mean_is_exact_in_few_bits_too(dtype):
+    store = TrajectoryStore(300)
+    store.extend(x=torch.zeros(300, 1))
+    epochs = store.epochs(1, time_steps=1)
+    for _ in next(epochs):
+        epochs.report_kl(torch.tensor(0.5, dtype=dtype), 1000)
+    assert list(epochs) == []
+    assert epochs.kl == (0.5,)
+
+
+@pytest.mark.parametrize(
+    ("report", "error", "match"),
+    [
+        (("0.1",), TypeError, "a number or a tensor as kl, got str"),
+        ((None,), TypeError, "as kl, got NoneType"),
+        ((torch.ones(2),), ValueError, r"one number as kl, got a tensor \[2\]"),
+        ((0.1, None), TypeError, "as weight, got NoneType"),
+        ((0.1, torch.ones(2)), ValueError, r"one number as weight, got a tensor \[2\]"),
+    ],
+)
+def test_a_report_that_is_not_a_number_is_refused(report, error, match):
+    epochs = filled().epochs(1)
+    next(epochs)
+    before = epochs.state_dict()
+    with pytest.raises(error, match=match):
+        epochs.report_kl(*report)
+    assert epochs.state_dict() == before
 
 
 def test_stop_and_break():
@@ -348,12 +462,49 @@ def test_other_arguments_are_refused(arguments, error, match):
         filled().epochs(**{"num_epochs": 1, **arguments})
 
 
-def test_lengths_may_be_a_field_that_was_put():
+def test_lengths_may_be_a_field_that_was_put_or_whole_numbers_of_any_type():
     store = filled()
     store.put(nodes=torch.tensor([5, 3, 4, 6]))
     given = {"max_tokens": 9, "lengths": [5, 3, 4, 6]}
-    named = {"max_tokens": 9, "lengths": "nodes"}
-    assert walked(store.epochs(1, **named)) == walked(filled().epochs(1, **given))
+    expected = walked(filled().epochs(1, **given))
+    for lengths in ("nodes", torch.tensor([5, 3, 4, 6]), np.array([5, 3, 4, 6]), [5.0, 3, 4, 6]):
+        assert walked(store.epochs(1, max_tokens=9, lengths=lengths)) == expected
+
+
+@pytest.mark.parametrize(
+    ("lengths", "most", "groups"),
+    [
+        ((5, 3, 4, 6), 9, [(1, 3), (0, 2)]),
+        ((1, 1, 1, 3), 3, [(3,), (0, 1, 2)]),
+        ((3, 3), 3, [(0,), (1,)]),
+        ((0, 2, 0), 2, [(0, 1, 2)]),
+    ],
+)
+def test_a_group_may_be_full_to_the_last_token(lengths, most, groups):
+    assert balanced(lengths, most, None) == groups
+    store = TrajectoryStore(1)
+    store.extend(x=torch.arange(float(len(lengths)))[None])
+    chunks = list(next(store.epochs(1, max_tokens=most, lengths=lengths)))
+    assert [chunk.samples for chunk in chunks] == groups
+    assert [chunk.weight for chunk in chunks] == [sum(lengths[i] for i in g) for g in groups]
+    for chunk in next(store.epochs(1, max_tokens=most, lengths=lengths)):
+        assert chunk["x"].tolist() == [list(chunk.samples)]
+
+
+def test_samples_of_like_length_change_their_group_from_epoch_to_epoch():
+    options = {"max_tokens": 4, "lengths": [2] * SAMPLES, "shuffle": True}
+    groups = {entry[3] for entry in walked(filled().epochs(8, **options)) if 0 in entry[3]}
+    assert groups == {(0, 1), (0, 2), (0, 3)}
+
+
+def test_epochs_that_were_made_under_inference_mode_train():
+    store = filled()
+    with torch.inference_mode():
+        epochs = store.epochs(1, samples=2, shuffle=True)
+    weight = torch.ones(3, requires_grad=True)
+    for chunk in next(epochs):
+        (chunk["latents"] * weight).sum().backward()
+    assert weight.grad is not None
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ import torch
 
 from memtools import TrajectoryStore
 from memtools.trajectory import mapped
+from tests.kit.children import in_child
 from tests.trajectory.stores import SAMPLES, T, contents, filled, latents, log_probs, walked
 
 
@@ -77,8 +78,61 @@ def test_casts_and_states_go_on_after_it_was_opened(path):
     again.close()
     third = TrajectoryStore.open(path)
     assert len(third["x"]) == 0
+    third.append(x=torch.ones(2) * 3)
+    third.close()
+    assert TrajectoryStore.open(path)["x"].tolist() == [[3, 3]]
+    third = TrajectoryStore.open(path)
     with pytest.raises(KeyError, match="not a field"):
         third.append(y=torch.ones(2))
+
+
+def test_a_field_that_comes_after_it_was_opened_leaves_the_others_where_they_are(path):
+    filled(file=path).close()
+    for name in ("more", "last"):
+        with TrajectoryStore.open(path) as again:
+            again.put({name: torch.ones(SAMPLES, 2)})
+    ones = [[1, 1]] * SAMPLES
+    store = TrajectoryStore.open(path)
+    assert contents(store) == {**contents(filled()), "more": ones, "last": ones}
+
+
+def test_a_store_that_was_opened_under_inference_mode_trains(path):
+    store = filled(file=path)
+    store.put(empty=torch.ones(SAMPLES, 0))
+    store.close()
+    with torch.inference_mode(), torch.device("meta"):
+        store = TrajectoryStore.open(path)
+    assert store["empty"].device.type == "cpu"
+    weight = torch.ones(3, requires_grad=True)
+    (store["latents"] * weight).sum().backward()
+    assert weight.grad is not None
+    store.put(advantages=torch.ones(SAMPLES))
+    assert store["advantages"].sum() == SAMPLES
+
+
+def test_a_forked_child_reads_its_parents_file_and_does_not_write_to_it(path, tmp_path):
+    def write() -> None:
+        for store in stores:
+            assert len(store) == 1
+            for call in (
+                lambda: store.append(x=torch.zeros(2)),  # noqa: B023 - called at once
+                lambda: store.put(y=torch.zeros(2)),  # noqa: B023
+                store.reset,
+            ):
+                with pytest.raises(RuntimeError, match="in a forked child .* make a store in the"):
+                    call()
+            store.close()
+        with TrajectoryStore.open(path) as own:
+            own.append(x=torch.ones(2) * 2)
+
+    stores = TrajectoryStore(2, file=path), TrajectoryStore(2, limit=8, overflow=tmp_path)
+    for store in stores:
+        store.append(x=torch.ones(2))
+    assert in_child(write) == 0
+    for store in stores:
+        assert store["x"].tolist() == [[1, 1]]
+    stores[1].append(x=torch.ones(2))
+    assert TrajectoryStore.open(path)["x"].tolist() == [[1, 1], [2, 2]]
 
 
 def test_a_file_that_is_there_is_not_written_over(path):
@@ -127,10 +181,19 @@ def test_a_header_that_lies_is_refused(path):
         ("fields", [{"name": "x"}]),
         ("fields", [{**described["fields"][0], "dtype": "load"}]),
         ("fields", [{**described["fields"][0], "shape": [1 << 40]}]),
+        ("fields", [{**described["fields"][0], "shape": [0, 1 << 62, 1 << 62]}]),
+        ("fields", [{**described["fields"][0], "shape": [0, 1 << 70]}]),
+        ("fields", [described["fields"][0], described["fields"][0]]),
+        ("fields", [{**described["fields"][0], "offset": 0}]),
+        ("fields", [{**described["fields"][0], "offset": mapped.HEADER + 8}]),
         ("dtype", "int7"),
     ):
         file.describe({**described, key: value})
         with pytest.raises(ValueError, match="is damaged: its header says what cannot be"):
+            TrajectoryStore.open(path)
+    for key in described.keys() - {"fields"}:
+        file.describe({name: value for name, value in described.items() if name != key})
+        with pytest.raises(ValueError, match="is damaged"):
             TrajectoryStore.open(path)
 
 
@@ -147,7 +210,7 @@ def test_a_full_disk_is_an_error_and_earlier_data_stays(path, monkeypatch):
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(
-        OSError, match=r"takes 4.0 KiB, more than the .* that the disk has; free"
+        OSError, match=r"needs another 4.0 KiB, more than the disk gives \(.* are free\); free"
     ) as told:
         store.put(advantages=torch.ones(SAMPLES), more=torch.ones(SAMPLES, 4))
     assert told.value.errno == errno.ENOSPC
@@ -179,6 +242,20 @@ def test_a_failed_mapping_takes_its_space_back(path, monkeypatch, failing):
     assert contents(TrajectoryStore.open(path)) == contents(filled())
 
 
+def test_a_call_that_is_interrupted_leaves_a_file_that_opens(path, monkeypatch):
+    store, real = filled(file=path), mapped.MappedFile.describe
+
+    def interrupted(file: mapped.MappedFile, described: dict[str, object]) -> None:
+        real(file, described)
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(mapped.MappedFile, "describe", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        store.put(more=torch.ones(SAMPLES))
+    assert contents(store) == contents(TrajectoryStore.open(path)) == contents(filled())
+
+
 @pytest.mark.slow
 def test_a_file_that_may_not_grow_is_an_error(path):
     program = f"""
@@ -196,7 +273,10 @@ print(store["x"].tolist(), store.names)
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    assert "takes 32.0 MiB, more than the limit of a file's size; raise `ulimit -f`" in done.stdout
+    assert (
+        "needs another 32.0 MiB, more than the limit of a file's size; raise `ulimit -f`"
+        in done.stdout
+    )
     assert "[[1.0, 1.0, 1.0, 1.0]] ('x',)" in done.stdout
 
 
@@ -210,6 +290,23 @@ def test_a_file_that_cannot_be_begun_is_removed(path, monkeypatch):
     assert not path.exists()
 
 
+def test_a_file_without_room_for_the_names_is_removed(path):
+    with pytest.raises(ValueError, match="60.0 KiB of names and shapes, got 0 fields and 68.5 KiB"):
+        TrajectoryStore(2, states=["x" * 70_000], file=path)
+    assert not path.exists()
+
+
+def test_a_file_that_cannot_be_mapped_is_closed_and_removed(path, monkeypatch):
+    def fails(*_: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    before = os.listdir("/proc/self/fd")
+    monkeypatch.setattr(mapped.mmap, "mmap", fails)
+    with pytest.raises(OSError, match="Cannot allocate"):
+        TrajectoryStore(2, file=path)
+    assert (path.exists(), os.listdir("/proc/self/fd")) == (False, before)
+
+
 def test_too_many_fields_for_the_header_are_refused(path, monkeypatch):
     monkeypatch.setattr(mapped, "MOST_FIELDS", 3)
     store = filled(file=path)
@@ -217,6 +314,16 @@ def test_too_many_fields_for_the_header_are_refused(path, monkeypatch):
     with pytest.raises(ValueError, match="room for 3 fields .* got 4 fields"):
         store.put(more=torch.ones(SAMPLES))
     assert (path.stat().st_size, contents(store)) == (size, contents(filled()))
+
+
+def test_a_first_call_that_is_refused_says_nothing_of_the_samples(path, monkeypatch):
+    monkeypatch.setattr(mapped, "MOST_FIELDS", 1)
+    store = TrajectoryStore(2, file=path)
+    with pytest.raises(ValueError, match="room for 1 fields"):
+        store.append(x=torch.ones(2), y=torch.ones(2))
+    assert (store.num_samples, store.names) == (None, ())
+    store.append(x=torch.ones(3))
+    assert store.num_samples == 3
 
 
 # --- overflow -------------------------------------------------------------------------------------
@@ -231,3 +338,22 @@ def test_what_has_no_room_lies_in_a_file_without_a_name(tmp_path):
     store.reset()
     filled(store)
     assert walked(store.epochs(1, samples=2)) == walked(filled().epochs(1, samples=2))
+
+
+def test_a_full_disk_leaves_nothing_of_a_call_in_the_file_without_a_name(tmp_path, monkeypatch):
+    store = TrajectoryStore(1, limit=8, overflow=tmp_path)
+    store.append(x=torch.ones(2))
+    real, calls = os.posix_fallocate, []
+
+    def full_at_the_third(*args: int) -> None:
+        calls.append(args)
+        if len(calls) == 3:  # the header and the first field have room
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(*args)
+
+    monkeypatch.setattr(os, "posix_fallocate", full_at_the_third)
+    with pytest.raises(OSError, match="more than the disk gives"):
+        store.put(a=torch.ones(2, 4), b=torch.ones(2, 4))
+    assert (store.names, store.file_nbytes) == (("x",), 0)
+    store.put(a=torch.ones(2, 4))
+    assert calls[-1][1] == mapped.HEADER  # where the first field of the call that failed was

@@ -57,6 +57,12 @@ def test_a_command_line_gives_the_same_settings():
     single = ["--num-epochs", "1", "--single-update"]
     assert UpdateSettings.from_arguments(parser.parse_args(single)).single_update
     assert "(default: none)" in parser.format_help()
+    stops = argparse.ArgumentParser()
+    UpdateSettings.add_arguments(stops, kl_threshold=0.1)
+    alone = stops.parse_args(["--kl-threshold", "none", "--single-update"])
+    assert UpdateSettings.from_arguments(alone) == UpdateSettings(single_update=True)
+    with pytest.raises(SystemExit):
+        stops.parse_args(["--kl-threshold", "little"])
     with pytest.raises(TypeError, match="takes an argparse.ArgumentParser, got int"):
         UpdateSettings.add_arguments(3)
     with pytest.raises(TypeError, match="Namespace has no batch_size"):

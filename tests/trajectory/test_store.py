@@ -93,6 +93,22 @@ def test_values_that_fp16_cannot_hold_are_refused_and_counted():
     assert store["x"][1, 0, 0] == 65504.0
 
 
+def test_only_fields_with_values_that_do_not_fit_are_named():
+    store = TrajectoryStore(1, dtype={"x": "fp16", "y": "bf16", "z": "fp16"})
+    with pytest.raises(ValueError, match=r"got 1 values .* in x; keep these fields"):
+        store.append(x=torch.tensor([1e6]), y=torch.tensor([1e6]), z=torch.ones(1))
+
+
+def test_what_was_put_stays_when_other_values_are_refused():
+    store = TrajectoryStore(1, dtype="fp16")
+    store.put(a=torch.zeros(2), b=torch.ones(2))
+    with pytest.raises(ValueError, match="1 values that fp16 cannot hold .* in b"):
+        store.put(a=torch.ones(2), b=torch.tensor([1e6, 0.0]))
+    assert contents(store) == {"a": [0, 0], "b": [1, 1]}
+    store.put(a=store["b"], b=store["a"])
+    assert contents(store) == {"a": [1, 1], "b": [0, 0]}
+
+
 def chained(store: TrajectoryStore, weight: torch.Tensor) -> None:
     """A rollout that keeps its graph: each state is computed from the one before."""
     x = torch.ones(SAMPLES, 1000)
@@ -138,6 +154,28 @@ def test_a_rollout_without_graphs_says_nothing(caplog):
         filled()
     assert caplog.records == []
     assert filled().stats().graph_bytes is None
+
+
+def test_a_graph_of_an_earlier_rollout_is_not_said_of_this_one(caplog):
+    store = TrajectoryStore(2)
+    store.append(x=torch.ones(4, requires_grad=True) * 2)
+    store.reset()
+    store.append(x=torch.ones(4))
+    store.append(x=torch.ones(4))
+    assert caplog.records == []
+    assert store.stats().with_graph == 1
+
+
+def test_what_was_put_does_not_hide_the_graphs_of_the_rollout(caplog):
+    weight = torch.ones(4, requires_grad=True)
+    store = TrajectoryStore(2)
+    store.put(condition=weight * 2)
+    store.put(condition=weight * 2)
+    for _ in range(2):
+        assert caplog.records == []
+        store.append(x=weight * 3)
+    (told,) = [record.message for record in caplog.records]
+    assert told.startswith("1 of 1 entries of condition and 2 of 2 entries of x carried a graph")
 
 
 def test_it_reads_what_is_no_plain_tensor():
@@ -218,7 +256,8 @@ def test_a_closed_store_says_so():
         view = store["latents"]
     assert view[0, 1, 0] == 1  # a view outlives it
     assert repr(store) == "TrajectoryStore(closed)"
-    for call in (store.reset, store.flush, store.as_tensordict, lambda: store.epochs(1)):
+    calls = store.reset, store.flush, store.as_tensordict, lambda: store.epochs(1)
+    for call in (*calls, lambda: store["latents"]):
         with pytest.raises(ValueError, match="that is closed"):
             call()
     with pytest.raises(ValueError, match=r"append\(\) of a TrajectoryStore that is closed"):

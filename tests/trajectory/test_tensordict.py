@@ -40,6 +40,12 @@ def test_a_tensordict_is_one_time_step():
     assert contents(store) == contents(filled())
 
 
+def test_a_next_state_of_a_single_time_step_is_a_field_of_its_own():
+    store = TrajectoryStore(1, states=("x",))
+    store.append(TensorDict({"x": torch.zeros(2), "next": {"x": torch.ones(2)}}, [2]))
+    assert contents(store) == {"x": [[0, 0]], "next.x": [[1, 1]]}
+
+
 def test_nested_fields_are_named_by_their_path():
     store = TrajectoryStore(2)
     store.extend(TensorDict({"next": {"reward": torch.ones(2, 3)}}, [2, 3]))
@@ -55,6 +61,8 @@ def test_what_a_store_cannot_keep_is_refused():
         store.append(TensorDict({"x": torch.ones(2, 3)}, []))
     with pytest.raises(TypeError, match="takes tensors, got .* for 'words'"):
         store.append(TensorDict({"words": "a b"}, [3]))
+    with pytest.raises(ValueError, match="as_tensordict.* of an empty store"):
+        store.as_tensordict()
     store.append(x=torch.ones(3))
     with pytest.raises(ValueError, match="as_tensordict.* needs a whole rollout: x has 1 of 2"):
         store.as_tensordict()
