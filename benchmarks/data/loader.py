@@ -3,14 +3,17 @@ beside the plain DataLoader and what people set by hand, in the same run.
 
     python -m benchmarks.data.loader [--quick] [--only throughput|memory] [--out FILE]
 
-Throughput: epochs of the plain and of the bounded loader in turns, with loops that take nothing and
-that take as long as a batch. Memory: a slow loop, so that the workers are always ahead. After each
-batch /dev/shm is read: what this process and its workers have there, in files without names.
+Throughput: an epoch of a new plain loader and of a new bounded one in turns, with loops that take
+nothing and that take as long as a batch. A loader whose workers happen to lie badly on the cores is
+up to four times as slow for all of its epochs, plain or bounded: so each turn has its own.
+
+Memory: a slow loop, so that the workers are always ahead. After each batch /dev/shm is read: what
+this process and its workers have there, in files without names.
 """
 
 from __future__ import annotations
 
-import gc
+import functools
 import os
 import statistics
 import time
@@ -43,28 +46,33 @@ class Images(Dataset[torch.Tensor]):
         return torch.full((3, self.side, self.side), float(i)).sqrt_()
 
 
+def bounded_of(make: Callable[[], DataLoader[torch.Tensor]]) -> Any:
+    return bounded(make(), "1 GiB")
+
+
 def loader_of(batches: int, batch: int, side: int, **options: Any) -> DataLoader[torch.Tensor]:
     arguments_of = {"num_workers": WORKERS, "prefetch_factor": PREFETCH, **options}
     return DataLoader(Images(batches * batch, side), batch_size=batch, **arguments_of)
 
 
 def epoch(
-    loader: Any, step: Callable[[torch.Tensor], object], own: list[int]
+    make: Callable[[], Any], step: Callable[[torch.Tensor], object], own: list[int]
 ) -> Callable[[int], float]:
-    """Runs epochs and returns the nanoseconds that their batches took from the ninth on, when both
-    loaders have filled their queues. What this process itself took for them of the processor, its
-    workers apart, goes to `own`."""
+    """Runs epochs of new loaders and returns the nanoseconds that their batches took from the ninth
+    to the last, when both loaders have filled their queues. What this process itself took for them
+    of the processor, its workers apart, goes to `own`."""
 
     def run(epochs: int) -> float:
         took = 0
         for _ in range(epochs):
-            begin = own_begin = 0
-            for number, batch in enumerate(loader):
-                if number == 8:
-                    begin, own_begin = time.perf_counter_ns(), time.process_time_ns()
+            begin = end = 0, 0
+            for number, batch in enumerate(make()):
                 step(batch)
-            took += time.perf_counter_ns() - begin
-            own.append(time.process_time_ns() - own_begin)
+                end = time.perf_counter_ns(), time.process_time_ns()  # later workers are joined
+                if number == 7:
+                    begin = end
+            took += end[0] - begin[0]
+            own.append(end[1] - begin[1])
         return float(took)
 
     return run
@@ -79,12 +87,11 @@ def throughput(seconds: float) -> list[Json]:
     }
     for batch, side, batches in ((8, 16, 300), (16, 64, 150)):
         for name, step in steps.items():
-            plain = loader_of(batches, batch, side, persistent_workers=True)
-            ours = bounded(loader_of(batches, batch, side, persistent_workers=True), "1 GiB")
+            plain = functools.partial(loader_of, batches, batch, side)
             own: dict[str, list[int]] = {"plain": [], "bounded": []}
             runners = {
                 "plain": epoch(plain, step, own["plain"]),
-                "bounded": epoch(ours, step, own["bounded"]),
+                "bounded": epoch(functools.partial(bounded_of, plain), step, own["bounded"]),
             }
             samples = interleave(runners, 1, seconds=seconds, least=5)
             ratios = samples.ratios("plain", "bounded")
@@ -98,8 +105,6 @@ def throughput(seconds: float) -> list[Json]:
                 "own plain us": min(own["plain"]) / (batches - 8) / 1e3,
                 "own bounded us": min(own["bounded"]) / (batches - 8) / 1e3,
             })  # fmt: skip
-            del plain, ours, runners
-            gc.collect()
     return rows
 
 
@@ -144,7 +149,7 @@ def main() -> None:
     sections: Json = {}
     limits: list[Limit] = []
     if options.only in (None, "throughput"):
-        rows = sections["throughput"] = throughput(2 if options.quick else 12)
+        rows = sections["throughput"] = throughput(2 if options.quick else 20)
         for row in rows:
             what = f"throughput of bounded() beside the plain loader: {row['loop']}"
             limits.append(at_least(what, 0.97, row["ratio of mins"], row["median ratio"]))
