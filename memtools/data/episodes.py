@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from memtools._base import torch as bridge
 from memtools._base.notice import notice
+from memtools._base.number import whole_number
 from memtools._base.size import format_bytes
 from memtools._base.text import count
 from memtools.budget import Budget
@@ -119,10 +120,7 @@ class H5Episodes:
         cache: int | str | Budget | ByteCache | None = "auto",
         decode: Mapping[str, Callable[[Any], Any]] | None = None,
     ) -> None:
-        if isinstance(chunk, bool) or not isinstance(chunk, int):
-            raise TypeError(f"chunk is an int, got {type(chunk).__name__}")
-        if chunk < 1:
-            raise ValueError(f"chunk is at least 1 action, got {chunk}")
+        chunk = whole_number("chunk", chunk)
         if isinstance(observations, str):
             raise TypeError("observations is a sequence of paths, got a str; put it into a list")
         if not isinstance(decode, Mapping | None):

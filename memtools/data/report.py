@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from memtools import _core
 from memtools._base import torch as bridge
+from memtools._base.number import whole_number
 from memtools._base.size import format_bytes
 from memtools._base.text import aligned, count, duration, sentence
 from memtools.data.inflight import SHM, shm_room
@@ -200,10 +201,7 @@ def loader_report(
     torch = bridge.connect().torch
     if not isinstance(original, torch.utils.data.DataLoader):
         raise TypeError(f"loader_report() takes a torch DataLoader, got {type(loader).__name__}")
-    if isinstance(batches, bool) or not isinstance(batches, int):
-        raise TypeError(f"batches is an int, got {type(batches).__name__}")
-    if batches < 1:
-        raise ValueError(f"batches is at least 1, got {batches}")
+    batches = whole_number("batches", batches)
     for name, number in (("step_seconds", step_seconds), ("timeout", timeout)):
         if number is not None and not isinstance(number, int | float):
             raise TypeError(f"{name} is a number of seconds, got {type(number).__name__}")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import operator
 import random
 import sys
 import zlib
 from array import array
 from collections.abc import Iterable, Iterator
 from typing import Any
+
+from memtools._base.number import whole_number
 
 #: samples that are sorted by length together before padded batches are cut out of them
 _WINDOW = 1024
@@ -61,9 +62,9 @@ class BudgetSampler:
         num_replicas: int | None = None,
         rank: int | None = None,
     ) -> None:
-        self.budget = min(_whole(budget, "budget", 1), sys.maxsize)
-        self.max_count = None if max_count is None else _whole(max_count, "max_count", 1)
-        self.seed = _whole(seed, "seed", 0)
+        self.budget = min(whole_number("budget", budget), sys.maxsize)
+        self.max_count = None if max_count is None else whole_number("max_count", max_count)
+        self.seed = whole_number("seed", seed, 0)
         self.padded, self.shuffle, self.drop_last = bool(padded), bool(shuffle), bool(drop_last)
         self.num_replicas, self.rank = _replicas(num_replicas, rank)
         self.lengths = _lengths(lengths, self.budget)
@@ -96,7 +97,7 @@ class BudgetSampler:
         Setting the epoch that a loaded state is in keeps the place in it; another one begins at its
         first batch. Raises ValueError if `epoch` is negative.
         """
-        epoch = _whole(epoch, "epoch", 0)
+        epoch = whole_number("epoch", epoch, 0)
         if epoch != self.epoch:
             self._begin_at = self._given = 0
         self.epoch = epoch
@@ -113,7 +114,7 @@ class BudgetSampler:
 
         Raises ValueError if `done` is not between 0 and the number of batches.
         """
-        done = self._given if done is None else _whole(done, "done", 0)
+        done = self._given if done is None else whole_number("done", done, 0)
         if done > len(self):
             raise ValueError(f"done is {done:,}, and the epoch has {len(self):,} batches")
         return {"epoch": self.epoch, "done": done, **self._settings()}
@@ -139,7 +140,8 @@ class BudgetSampler:
                     f"the state is of a sampler with {name} {state[name]!r}, and this one has "
                     f"{value!r}; make the sampler as it was, or begin the epoch anew"
                 )
-        epoch, done = _whole(state["epoch"], "epoch", 0), _whole(state["done"], "done", 0)
+        epoch = whole_number("epoch", state["epoch"], 0)
+        done = whole_number("done", state["done"], 0)
         before, self.epoch = self.epoch, epoch
         if done > len(self):
             self.epoch = before
@@ -233,15 +235,6 @@ def _shuffled(
     return samples, cuts
 
 
-def _whole(value: object, name: str, least: int) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} is an int, got {type(value).__name__}")
-    number = operator.index(value)
-    if number < least:
-        raise ValueError(f"{name} is at least {least}, got {number:,}")
-    return number
-
-
 def _lengths(lengths: Any, budget: int) -> array[int]:
     """The lengths as numbers of 8 bytes, each checked."""
     if isinstance(lengths, (str, bytes)) or not hasattr(lengths, "__iter__"):
@@ -250,7 +243,7 @@ def _lengths(lengths: Any, budget: int) -> array[int]:
     for index, length in enumerate(lengths.tolist() if hasattr(lengths, "tolist") else lengths):
         number = length
         if type(length) is not int or length < 0:
-            number = _whole(length, f"lengths[{index:,}]", 0)
+            number = whole_number(f"lengths[{index:,}]", length, 0)
         if number > budget:
             raise ValueError(
                 f"sample {index:,} has a length of {number:,}, above the budget of {budget:,} of a "
@@ -269,7 +262,7 @@ def _replicas(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
         if dist is None or not dist.is_available() or not dist.is_initialized():
             return 1, 0
         return int(dist.get_world_size()), int(dist.get_rank())
-    count, mine = _whole(num_replicas, "num_replicas", 1), _whole(rank, "rank", 0)
+    count, mine = whole_number("num_replicas", num_replicas), whole_number("rank", rank, 0)
     if mine >= count:
         raise ValueError(f"rank is below num_replicas, got rank {mine:,} of {count:,}")
     return count, mine

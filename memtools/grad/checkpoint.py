@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from memtools._base import torch as bridge
+from memtools._base.number import whole_number
 
 if TYPE_CHECKING:
     import torch
@@ -58,10 +59,7 @@ def checkpoint_layers(
     torch = bridge.connect().torch
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"checkpoint_layers() takes a torch.nn.Module, got {type(model).__name__}")
-    if isinstance(every, bool) or not isinstance(every, int):
-        raise TypeError(f"every is a whole number of layers, got {type(every).__name__}")
-    if every < 1:
-        raise ValueError(f"every is at least 1, got {every}")
+    every = whole_number("every", every)
     found = _repeated(torch, model) if names is None else _named(model, names)
     chosen = dict(list(found.items())[::every])
     _check(torch, model, chosen)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 from memtools._base import torch as bridge
+from memtools._base.number import positive, whole_number
 
 UNDO: Final = ("auto", "scratch", "copy", "redo")
 PRECISIONS: Final = ("fp32", "bf16", "fp16")
@@ -39,7 +39,7 @@ class Settings:
     watermark: float = 0.9
 
     def __post_init__(self) -> None:
-        count("steps", self.steps)
+        self.steps = whole_number("steps", self.steps)
         if self.precision not in (None, *PRECISIONS):
             raise ValueError(
                 f"precision is None or one of {', '.join(PRECISIONS)}; got {self.precision!r}"
@@ -53,50 +53,32 @@ class Settings:
             )
         for name in ("max_norm", "max_value"):
             if ways[name] is not None:
-                _positive(name, ways[name], "; leave it out where the norm is only to be measured")
+                positive(name, ways[name], "; leave it out where the norm is only to be measured")
         if self.clip is not None and not callable(self.clip):
             raise TypeError(f"clip is called with the parameters; got {_kind(self.clip)}")
-        _positive("init_scale", self.init_scale)
-        _positive("min_scale", self.min_scale)
+        positive("init_scale", self.init_scale)
+        positive("min_scale", self.min_scale)
         if self.min_scale > self.init_scale:
             raise ValueError(
                 f"min_scale is at most init_scale, {self.init_scale}; got {self.min_scale}"
             )
-        count("growth_interval", self.growth_interval)
-        count("max_skips", self.max_skips)
+        self.growth_interval = whole_number("growth_interval", self.growth_interval)
+        self.max_skips = whole_number("max_skips", self.max_skips)
         if self.undo not in UNDO:
             raise ValueError(f"undo is one of {', '.join(UNDO)}; got {self.undo!r}")
         if self.micro_batch_size is not None:
-            count("micro_batch_size", self.micro_batch_size)
+            self.micro_batch_size = whole_number("micro_batch_size", self.micro_batch_size)
         for name, value in (("main_grads", self.main_grads), ("overlap", self.overlap)):
             if not isinstance(value, bool):
                 raise TypeError(f"{name} is True or False, got {_kind(value)}")
         _check_scheduler(self.scheduler)
         _check_monitor(self.monitor)
-        _positive("watermark", self.watermark)
+        positive("watermark", self.watermark)
         if self.watermark > 1:
             raise ValueError(
                 f"watermark is the part of the limit that may be used, above 0 and at most 1, got "
                 f"{self.watermark}"
             )
-
-
-def count(name: str, value: object) -> int:
-    """Return `value`. Raises TypeError if it is not an int, ValueError if it is below 1."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} is an int, got {_kind(value)}")
-    if value < 1:
-        raise ValueError(f"{name} is at least 1, got {value}")
-    return value
-
-
-def _positive(name: str, value: object, without: str = "") -> None:
-    """`without`: what to do in place of an infinite value."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} is a number, got {_kind(value)}")
-    if not (math.isfinite(value) and value > 0):
-        hint = without if value == math.inf else ""
-        raise ValueError(f"{name} is above 0 and finite, got {value}{hint}")
 
 
 def _check_scheduler(scheduler: Any) -> None:

@@ -11,13 +11,12 @@ is in use, the LeakWatch and the PhaseBook. Its Watermarks (guards and callbacks
 
 from __future__ import annotations
 
-import operator
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, SupportsIndex
+from typing import Any
 
 from memtools._base import devices as cuda_devices
 from memtools._base import environment, reclaim
@@ -25,6 +24,7 @@ from memtools._base.decorate import as_callback
 from memtools._base.devices import DeviceMemory, parse_device
 from memtools._base.every import parse_every
 from memtools._base.notice import logger
+from memtools._base.number import whole_number
 from memtools._base.size import parse_bytes
 from memtools._census.holders import Holder
 from memtools._core import Probe
@@ -59,13 +59,6 @@ def _is_raised_here(error: BaseException) -> bool:
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next
     return frame is not None and frame.tb_frame.f_code.co_filename.startswith(_PACKAGE)
-
-
-def _whole(name: str, value: object) -> int:
-    """An argument that is an int, also one of numpy's or torch's."""
-    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
-        raise TypeError(f"{name} is an int or None, got {type(value).__name__}")
-    return operator.index(value)
 
 
 class MemoryMonitor:
@@ -144,9 +137,7 @@ class MemoryMonitor:
         if not 0.1 <= interval_ms <= 3_600_000:
             raise ValueError(f"interval_ms is 0.1 to 3,600,000 (1 hour), got {interval_ms}")
         if log_interval is not None:
-            log_interval = _whole("log_interval", log_interval)
-            if log_interval < 1:
-                raise ValueError(f"log_interval is at least 1 step, got {log_interval}")
+            log_interval = whole_number("log_interval", log_interval)
         parse_device(device)
         keys = environment.for_monitor()
         log = keys.log if log is None else os.fspath(log)
@@ -787,7 +778,7 @@ class MemoryMonitor:
         Raises TypeError if `step` is not an int; then nothing has changed.
         """
         run = self._last
-        step = self.step_count if step is None else _whole("step", step)
+        step = self.step_count if step is None else whole_number("step", step, None)
         stats: dict[str, float | None] = {"step": step, "seconds": run.seconds if run else 0.0}
         stats |= readings.memory_stats(*self._in_use()) | self.get_peak_memory()
         if self.log_interval is None:

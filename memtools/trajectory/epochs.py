@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from memtools import _core
 from memtools._base import torch as bridge
-from memtools.trajectory.settings import positive, whole_number
+from memtools._base.number import positive, whole_number
 
 if TYPE_CHECKING:
     import torch
@@ -126,7 +126,7 @@ class TrajectoryEpochs(Iterator[TrajectoryEpoch]):
     _part: Any = field(default=None, init=False)  # of the budget, for the buffers
 
     def __post_init__(self) -> None:
-        whole_number("num_epochs", self._num_epochs)
+        self._num_epochs = whole_number("num_epochs", self._num_epochs)
         if self._kl_threshold is not None:
             positive("kl_threshold", self._kl_threshold)
         self._changes = self._store._changes

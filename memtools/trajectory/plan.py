@@ -16,7 +16,7 @@ from numbers import Integral
 from typing import Any, NamedTuple
 
 from memtools._base import torch as bridge
-from memtools.trajectory.settings import whole_number
+from memtools._base.number import whole_number
 
 #: samples whose lengths differ by less than this part of the longest change places when shuffled
 SIMILAR = 8
@@ -60,8 +60,6 @@ class Plan:
         """Raises TypeError and ValueError as `TrajectoryStore.epochs()` says."""
         if not isinstance(shuffle, bool):
             raise TypeError(f"shuffle is True or False, got {type(shuffle).__name__}")
-        if isinstance(seed, bool) or not isinstance(seed, int):
-            raise TypeError(f"seed is an int, got {type(seed).__name__}")
         if samples is not None and max_tokens is not None:
             raise ValueError(
                 "samples are counted by number or by tokens; pass samples or max_tokens"
@@ -69,16 +67,15 @@ class Plan:
         if (lengths is None) != (max_tokens is None):
             raise ValueError("max_tokens needs the lengths of the samples; pass both or neither")
         self._steps, self._samples = num_steps, num_samples
-        self._time_steps = num_steps if time_steps is None else time_steps
-        self._size = num_samples if samples is None else samples
-        whole_number("time_steps", self._time_steps)
-        whole_number("samples", self._size, 0 if samples is None else 1)
-        self._max_tokens = max_tokens
+        self._time_steps = (
+            num_steps if time_steps is None else whole_number("time_steps", time_steps)
+        )
+        self._size = num_samples if samples is None else whole_number("samples", samples)
+        self._max_tokens = None if max_tokens is None else whole_number("max_tokens", max_tokens)
         self._lengths: tuple[int, ...] | None = None
-        if max_tokens is not None:
-            whole_number("max_tokens", max_tokens)
-            self._lengths = _whole_lengths(lengths, num_samples, max_tokens)
-        self._shuffle, self._seed = shuffle, seed
+        if self._max_tokens is not None:
+            self._lengths = _whole_lengths(lengths, num_samples, self._max_tokens)
+        self._shuffle, self._seed = shuffle, whole_number("seed", seed, None)
         pieces = -(-num_steps // self._time_steps)
         #: chunks of each epoch
         self.chunks_per_epoch = pieces * len(self._groups(None))

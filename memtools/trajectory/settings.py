@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import math
 from dataclasses import dataclass, fields
 from typing import Any, Self
+
+from memtools._base.number import positive, whole_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class UpdateSettings:
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "group_size", "num_epochs"):
-            whole_number(name, getattr(self, name))
+            object.__setattr__(self, name, whole_number(name, getattr(self, name)))
         if self.kl_threshold is not None:
             positive("kl_threshold", self.kl_threshold)
         if not isinstance(self.single_update, bool):
@@ -119,25 +120,6 @@ class UpdateSettings:
             return f"{text}single update"
         limit = "" if self.kl_threshold is None else f", kl_threshold {self.kl_threshold:g}"
         return f"{text}num_epochs {self.num_epochs}{limit}"
-
-
-def whole_number(name: str, value: object, least: int = 1) -> int:
-    """Return `value`. Raises TypeError if it is not an int, ValueError if it is below `least`."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} is an int, got {type(value).__name__}")
-    if value < least:
-        raise ValueError(f"{name} is at least {least}, got {value}")
-    return value
-
-
-def positive(name: str, value: object) -> float:
-    """Return `value`. Raises TypeError if it is not a number, ValueError if it is not above 0 and
-    finite."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} is a number, got {type(value).__name__}")
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{name} is above 0 and finite, got {value}")
-    return float(value)
 
 
 def number_or_none(text: str) -> float | None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 from memtools import _core
 from memtools._base import torch as bridge
 from memtools._base.notice import logger
+from memtools._base.number import whole_number
 from memtools._base.size import format_bytes, parse_bytes
 from memtools._census.holders import graph_bytes
 from memtools.budget import Budget, check_device
@@ -28,7 +29,6 @@ from memtools.trajectory.epochs import TrajectoryEpochs
 from memtools.trajectory.field import DTYPES, Casts, Field, Kind, dtype_of
 from memtools.trajectory.mapped import HEADER, MappedFile, tensor_over
 from memtools.trajectory.plan import Plan
-from memtools.trajectory.settings import whole_number
 
 if TYPE_CHECKING:
     import torch
@@ -167,7 +167,7 @@ class TrajectoryStore:
         #: samples of a rollout; None before the first tensor, where they were not given
         self.num_samples = num_samples
         if num_samples is not None:
-            whole_number("num_samples", num_samples)
+            self.num_samples = whole_number("num_samples", num_samples)
         if isinstance(states, str):
             raise TypeError(f"states is a tuple of names, got a str; pass states=({states!r},)")
         self._states = frozenset(map(str, states))

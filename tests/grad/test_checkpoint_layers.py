@@ -244,8 +244,8 @@ def test_a_layer_in_several_places_is_wrapped_once():
     [
         ({"model": "model"}, TypeError, r"takes a torch.nn.Module, got str"),
         ({"every": 0}, ValueError, r"every is at least 1, got 0"),
-        ({"every": True}, TypeError, r"every is a whole number of layers, got bool"),
-        ({"every": 1.5}, TypeError, r"every is a whole number of layers, got float"),
+        ({"every": True}, TypeError, r"every is an int, got bool"),
+        ({"every": 1.5}, TypeError, r"every is an int, got float"),
         ({"names": []}, ValueError, r"names is empty"),
         ({"names": [3]}, TypeError, r"names are patterns .* got int"),
         ({"names": "block.*"}, ValueError, r"no module of Model is called 'block.\*'"),

@@ -1,0 +1,40 @@
+"""Arguments that are numbers, and the sentences for what is none."""
+
+import numpy as np
+import pytest
+import torch
+
+from memtools._base.number import positive, whole_number
+
+
+@pytest.mark.parametrize("value", [3, np.int64(3), np.uint8(3), torch.tensor(3)])
+def test_a_whole_number_of_any_library_is_an_int(value):
+    found = whole_number("steps", value)
+    assert found == 3
+    assert type(found) is int
+
+
+@pytest.mark.parametrize("value", [True, 3.0, np.float32(3), "3", None])
+def test_what_is_no_whole_number_is_refused(value):
+    with pytest.raises(TypeError, match=f"^steps is an int, got {type(value).__name__}$"):
+        whole_number("steps", value)
+
+
+def test_a_whole_number_has_a_least_value_or_none():
+    assert whole_number("seed", -5, None) == -5
+    assert whole_number("done", 0, 0) == 0
+    with pytest.raises(ValueError, match="^steps is at least 1, got 0$"):
+        whole_number("steps", 0)
+    with pytest.raises(ValueError, match="^bytes is at least 4,096, got -1,000$"):
+        whole_number("bytes", -1000, 4096)
+
+
+def test_a_positive_number_is_finite():
+    assert type(positive("max_norm", 2)) is float
+    with pytest.raises(TypeError, match="^max_norm is a number, got bool$"):
+        positive("max_norm", True)
+    for wrong in (0, -1.5, float("nan")):
+        with pytest.raises(ValueError, match=f"^max_norm is above 0 and finite, got {wrong}$"):
+            positive("max_norm", wrong, "; leave it out")
+    with pytest.raises(ValueError, match="got inf; leave it out$"):
+        positive("max_norm", float("inf"), "; leave it out")
