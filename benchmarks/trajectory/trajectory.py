@@ -1,12 +1,13 @@
 """What a TrajectoryStore costs beside a plain copy, torchrl's storages, and lists that are kept.
 
-    python -m benchmarks.trajectory.trajectory         # two minutes; writes results/trajectory.json
+    python -m benchmarks.trajectory.trajectory         # three minutes; writes results/trajectory.json
     python -m benchmarks.trajectory.trajectory --quick
     python -m benchmarks.trajectory.trajectory --only append
 
 `append` writes entries of motion, [8, 263, 1, 196] float32 or 1.6 MB, and their log-probabilities:
 by `copy_` into preallocated blocks, by the store, and by torchrl's two lazy storages where torchrl
-is installed. Each way has memory that was written to before. `update` samples 50 steps and goes
+is installed. Each way has memory that was written to before. Where its pages happen to lie makes a
+way up to half as slow again, so fresh processes are pooled. `update` samples 50 steps and goes
 through them 3 times, in a fresh process for each run: with a list that keeps its graphs, as such
 loops are published; with a list that is detached by hand; and with a store. All three compute the
 same losses: the first detaches where it reads.
@@ -14,10 +15,7 @@ same losses: the first detaches where it reads.
 
 from __future__ import annotations
 
-import json
 import resource
-import subprocess
-import sys
 import tempfile
 import time
 import warnings
@@ -29,16 +27,17 @@ import torch
 
 import memtools
 from benchmarks.kit.harness import (
-    HERE,
     Json,
     Runner,
     arguments,
-    as_module,
     environment,
     interleave,
+    pooled,
+    repeated,
     resident_bytes,
     table,
     timing_table,
+    write_json,
 )
 from benchmarks.kit.limits import Limit, finish, number_limit
 
@@ -103,15 +102,15 @@ def has_torchrl() -> bool:
     return True
 
 
-def appends(seconds: float) -> dict[str, list[Json]]:
-    """Rows by what is written: motion as it is, motion as bf16, and entries of 32 bytes."""
+def appends(seconds: float) -> Json:
+    """Turns by what is written: motion as it is, motion as bf16, and entries of 32 bytes."""
     torch.manual_seed(0)
     x, log_probs, small = (
         torch.randn(SAMPLES, *SHAPE),
         torch.randn(SAMPLES),
         torch.randn(SAMPLES, 1),
     )
-    found = {}
+    found: Json = {}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         runners = {
             "copy_": by_copy(x, log_probs, torch.float32),
@@ -121,17 +120,17 @@ def appends(seconds: float) -> dict[str, list[Json]]:
         if has_torchrl():
             runners["LazyTensorStorage"] = by_torchrl(x, log_probs, None)
             runners["LazyMemmapStorage"] = by_torchrl(x, log_probs, f"{folder}/torchrl")
-        found["append"] = interleave(runners, 20, seconds=seconds, first=T).summary("copy_")
+        found["append"] = interleave(runners, 20, seconds=seconds, first=T).turns
     halves = {
         "copy_": by_copy(x, log_probs, torch.bfloat16),
         "store": by_store(x, log_probs, dtype="bf16"),
     }
-    found["append_bf16"] = interleave(halves, 20, seconds=seconds / 3, first=T).summary("copy_")
+    found["append_bf16"] = interleave(halves, 20, seconds=seconds / 3, first=T).turns
     smalls = {
         "copy_": by_copy(small, log_probs, torch.float32),
         "store": by_store(small, log_probs),
     }
-    found["append_small"] = interleave(smalls, 200, seconds=seconds / 3, first=T).summary("copy_")
+    found["append_small"] = interleave(smalls, 200, seconds=seconds / 3, first=T).turns
     return found
 
 
@@ -258,11 +257,7 @@ def updates(times: int) -> list[Json]:
     found: dict[str, list[Json]] = {way: [] for way in WAYS}
     for turn in range(times):
         for way in WAYS if turn % 2 == 0 else reversed(WAYS):
-            command = [*as_module(__file__), "--child", way]
-            done = subprocess.run(
-                command, cwd=HERE.parent, check=True, stdout=subprocess.PIPE, text=True
-            )
-            found[way].append(json.loads(done.stdout))
+            found[way] += repeated(__file__, way, [], 1)
     rows = []
     for way, runs in found.items():
         same = all(run["losses"] == found["store"][0]["losses"] for run in runs)
@@ -320,21 +315,22 @@ def limits(sections: dict[str, list[Json]]) -> Iterator[Limit]:
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["--child"]:
-        torch.set_num_threads(1)
-        print(json.dumps(update(sys.argv[2])))
-        return
     options = arguments(__doc__).parse_args()
     torch.set_num_threads(options.threads)
     warnings.simplefilter("ignore")
+    if options.child:
+        is_append = options.child == "append"
+        write_json(options.out, appends(options.seconds) if is_append else update(options.child))
+        return
     facts = environment(options.threads)
     sections: dict[str, list[Json]] = {}
     if "append".startswith(options.only or ""):
-        sections |= appends(3.0 if options.quick else 7.0)
-        for name, rows in sections.items():
+        results = repeated(__file__, "append", ["--seconds", "4"], 2 if options.quick else 8)
+        for name in results[0]:
+            rows = sections[name] = pooled(one[name] for one in results).summary("copy_")
             print(f"\n{name}\n{timing_table(rows, 'copy_')}")
     if "update".startswith(options.only or ""):
-        sections["update"] = updates(1 if options.quick else 3)
+        sections["update"] = updates(1 if options.quick else 5)
         print(f"\n{update_table(sections['update'])}")
     finish("trajectory", options, facts, sections, list(limits(sections)))
 
