@@ -10,24 +10,24 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from benchmarks.gate.common import MIB, SMALL, gates_like
-from benchmarks.kit.harness import Json, Runner, Samples, interleave, quantile, resident_bytes
+from benchmarks.kit.harness import (
+    Json,
+    Runner,
+    Samples,
+    interleave,
+    peak_resident_bytes,
+    quantile,
+    resident_bytes,
+)
 from memtools import GateHistory
 
 # --- (c) flat memory -----------------------------------------------------------------------------
-
-
-def peak_bytes() -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return 0
 
 
 def grown(append: Callable[[Tensor], Any], pool: list[Tensor], before: int, after: int) -> Json:
@@ -35,13 +35,13 @@ def grown(append: Callable[[Tensor], Any], pool: list[Tensor], before: int, afte
     gates = itertools.cycle(pool)
     for _ in range(before):
         append(next(gates))
-    start, peak = resident_bytes(), peak_bytes()
+    start, peak = resident_bytes(), peak_resident_bytes()
     for _ in range(after):
         append(next(gates))
     return {
         "appends": after,
         "resident_growth_bytes": resident_bytes() - start,
-        "peak_growth_bytes": max(0, peak_bytes() - peak),
+        "peak_growth_bytes": max(0, peak_resident_bytes() - peak),
         "resident_bytes": resident_bytes(),
     }
 

@@ -14,7 +14,6 @@ process held with 256 MiB of gradients, less what the loop's held.
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 import warnings
@@ -30,6 +29,7 @@ from benchmarks.kit.harness import (
     as_module,
     environment,
     interleave,
+    peak_resident_bytes,
     statement,
     table,
     timing_table,
@@ -74,7 +74,7 @@ def timed(width: int, layers: int, rows: int, seconds: float) -> list[Json]:
 def peak_child(way: str) -> None:
     """In a process of its own: the most it held, in bytes."""
     runner(way, 2048, 16, 8)(3)
-    print(json.dumps(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))
+    print(json.dumps(peak_resident_bytes()))
 
 
 def peaks() -> list[Json]:

@@ -190,6 +190,12 @@ def resident_bytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+def peak_resident_bytes() -> int:
+    """The most that this process held. getrusage() would begin with what its parent held at most,
+    if that forked it by vfork()."""
+    return 1024 * int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
+
+
 def environment(threads: int) -> Json:
     """Where and with what the figures were taken."""
     import numpy

@@ -1,6 +1,6 @@
 """What a TrajectoryStore costs beside a plain copy, torchrl's storages, and lists that are kept.
 
-    python -m benchmarks.trajectory.trajectory         # three minutes; writes results/trajectory.json
+    python -m benchmarks.trajectory.trajectory         # three minutes; results/trajectory.json
     python -m benchmarks.trajectory.trajectory --quick
     python -m benchmarks.trajectory.trajectory --only append
 
@@ -15,7 +15,6 @@ same losses: the first detaches where it reads.
 
 from __future__ import annotations
 
-import resource
 import tempfile
 import time
 import warnings
@@ -32,6 +31,7 @@ from benchmarks.kit.harness import (
     arguments,
     environment,
     interleave,
+    peak_resident_bytes,
     pooled,
     repeated,
     resident_bytes,
@@ -248,7 +248,7 @@ def update(way: str) -> Json:
     return {
         "seconds": time.perf_counter() - start,
         "cpu_seconds": time.process_time() - cpu,
-        "above_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before,
+        "above_bytes": peak_resident_bytes() - before,
         "losses": losses,
     }
 
