@@ -266,6 +266,7 @@ class Sample(structseq[int | None], tuple[int | None, ...]):
     def job_swap(self) -> int | None: ...
 
 READ_RSS: Final = 1
+READ_ROOM: Final = 10
 READ_HEAP: Final = 32
 READ_CHILDREN: Final = 64
 READ_SHM: Final = 256

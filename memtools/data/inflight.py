@@ -62,7 +62,7 @@ class Room:
         return self._left
 
     def _read(self) -> int | None:
-        sample, shm = self._probe.read(), shm_room()
+        sample, shm = self._probe.read(_core.READ_ROOM), shm_room()
         rooms = [sample.available, None if shm is None else shm[0]]
         used, limit = sample.cgroup_used, sample.cgroup_limit
         if used is not None and limit is not None and limit >= 0:
@@ -133,6 +133,8 @@ class InFlight:
     def admits(self, iterator: Any) -> bool:
         """Whether `iterator` may ask for one more batch. With a Budget it is reserved then. Call
         `asked()` once a worker was asked."""
+        if self._surely_fits(iterator.asked_for()):
+            return True
         coming, arrived = iterator.flying()
         is_first = coming == 0 and not arrived  # it would wait for ever, or seem to be at its end
         others, sizes = self._flying(but=iterator)
@@ -150,6 +152,20 @@ class InFlight:
         if left is not None and (coming + 1) * self.largest > left:
             return False  # those that are being made take their memory only now
         return self._reserve(held)
+
+    def _surely_fits(self, batches: int) -> bool:
+        """Whether one more than so many batches fits, if all of them are as large as the largest.
+        That saves the walk where the limit is far away; in flight is then no more than ever was."""
+        most = (batches + 1) * self.largest
+        if len(self._iterators) != 1 or self._part is not None:
+            return False
+        if not 0 < most <= self.peak:
+            return False
+        allowed, left = self.allowed, self._room()
+        if (allowed is not None and most > allowed) or (left is not None and most > left):
+            return False
+        self._asked = batches + 1, most
+        return True
 
     def asked(self) -> None:
         """A worker was asked for the batch that `admits()` allowed last."""

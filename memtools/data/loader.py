@@ -252,6 +252,10 @@ def _iterator_class() -> Any:
             self._flight.join(self)
             super()._reset(loader, first_iter)
 
+        def asked_for(self) -> int:
+            """How many batches were asked for and not handed out; some may never come."""
+            return len(self._task_info)
+
         def flying(self) -> tuple[int, list[int]]:
             """How many batches have not arrived, and the bytes of each that has and waits."""
             sizes, lives, coming, arrived = self._sizes, self._workers_status, 0, list[int]()

@@ -63,7 +63,7 @@ class _Walk:
         self.deeper: list[object] = []
         self.visited = 0
 
-    def bytes_of(self, value: object, depth: int, visits: int) -> int:
+    def bytes_of(self, value: Any, depth: int, visits: int) -> int:
         """The bytes of a value and of what it holds, in about so many visits of objects."""
         self.visited += 1
         kind = type(value)
@@ -83,6 +83,9 @@ class _Walk:
             return sys.getsizeof(value) + self._parts(
                 parts, count, depth, visits - 1, record=record
             )
+        torch = sys.modules.get("torch")
+        if torch is not None and kind is torch.Tensor and value.layout is torch.strided:
+            return self._dense(value)  # the usual batch of a DataLoader, which waits for this
         if isinstance(value, memoryview):
             return sys.getsizeof(value) + self.bytes_of(value.obj, depth, visits)
         for module, measure in _KINDS:
@@ -156,9 +159,14 @@ class _Walk:
         """A tensor, with its storage, or those of the dense ones that it is made of."""
         if not _is_tensor(value):
             return None
-        total = sys.getsizeof(value)
         if parts := _dense_parts(value):
-            return total + self._parts(parts, len(parts), depth, visits - 1, record=True)
+            held = self._parts(parts, len(parts), depth, visits - 1, record=True)
+            return sys.getsizeof(value) + held
+        return self._dense(value)
+
+    def _dense(self, value: Any) -> int:
+        """A tensor of one storage."""
+        total = sys.getsizeof(value)
         try:
             storage = value.untyped_storage()
             place, size = int(storage.data_ptr()), int(storage.nbytes())

@@ -16,8 +16,13 @@ class Batches:
 
     def __init__(self, coming: int = 0, *arrived: int) -> None:
         self.coming, self.arrived = coming, list(arrived)
+        self.walks = 0
+
+    def asked_for(self) -> int:
+        return self.coming + len(self.arrived)
 
     def flying(self) -> tuple[int, list[int]]:
+        self.walks += 1
         return self.coming, self.arrived
 
 
@@ -197,3 +202,38 @@ def test_the_cause_says_what_was_in_flight_and_what_room_there_was():
         "memtools: 3 batches in flight, about 3.0 KiB of 4.0 KiB allowed; /dev/shm has "
     )
     assert "; the job may take 3.0 KiB more; if memory ran out, " in found.cause()
+
+
+@pytest.mark.parametrize(
+    ("limit", "room", "others", "walks"),
+    [
+        (1000, 1000, 0, 0),
+        (None, None, 0, 0),
+        (39, 1000, 0, 1),  # four of 10 bytes are more
+        (1000, 39, 0, 1),
+        (1000, 1000, 1, 1),  # what another iterator has counts as well
+    ],
+)
+def test_batches_are_walked_only_where_their_number_does_not_tell(limit, room, others, walks):
+    found, batches = flight(1000, room=1000)
+    batches.coming = 4
+    assert found.admits(batches)
+    found.asked()
+    assert found.peak == 50
+    rest = [Batches() for _ in range(others)]
+    for other in rest:
+        found.join(other)
+    found.limit, found._room = limit, lambda: room
+    batches.coming, batches.arrived, batches.walks = 2, [1], 0
+    assert found.admits(batches)  # 31 bytes
+    assert batches.walks == walks
+    found.asked()
+    assert (found.peak, "4 batches in flight" in found.cause()) == (50, True)
+
+
+def test_more_than_ever_is_counted_to_the_byte():
+    found, batches = flight(1000)
+    batches.coming, batches.arrived = 1, [3]
+    assert found.admits(batches)
+    found.asked()
+    assert (found.peak, batches.walks) == (23, 1)

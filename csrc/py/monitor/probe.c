@@ -517,6 +517,8 @@ mt_py_probe_register(PyObject *module, mt_state *st)
         return -1;
     if (mt_py_add_type(module, &spec, &st->Probe) < 0) return -1;
     return PyModule_AddIntConstant(module, "READ_RSS", MT_READ_RSS) < 0 ||
+                   PyModule_AddIntConstant(module, "READ_ROOM", MT_READ_CGROUP | MT_READ_SYSTEM) <
+                       0 ||
                    PyModule_AddIntConstant(module, "READ_HEAP", MT_READ_HEAP) < 0 ||
                    PyModule_AddIntConstant(module, "READ_CHILDREN", MT_READ_CHILDREN) < 0 ||
                    PyModule_AddIntConstant(module, "READ_SHM", MT_READ_SHM) < 0
