@@ -238,7 +238,7 @@ def _cpu_model() -> str:
 
 def _revision() -> str | None:
     """The revision, with "-dirty" where anything but what benchmarks write is changed."""
-    written = [f":!{RESULTS}", *(f":!{HERE.parent / page}" for page in WRITTEN)]
+    written = [f":(exclude){path}" for path in (RESULTS, *(HERE.parent / page for page in WRITTEN))]
     try:
         revision = _git("describe", "--always")
         changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", *written)
