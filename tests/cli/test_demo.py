@@ -242,6 +242,9 @@ def test_under_a_limit_that_is_enforced_only_runs_that_finish_are_compared(tmp_p
     alone = dataclasses.replace(ENFORCED, compared=False)
     results = done.results["memtools"], done.results["free"]
     assert demo_runs.outcome(alone, "memtools", done.records[-1], *results).same == ""
+    much = {**results[0], "samples": {"held_bytes": [1 << 40, 5]}}
+    seen = demo_runs.outcome(ENFORCED, "memtools", done.records[-1], much, results[1])
+    assert seen.peak_bytes == 1 << 40
 
 
 @pytest.mark.slow
