@@ -238,7 +238,7 @@ def _report(
         job_limit=limit,
         job_used=used,
         advice=_advice(settings, advised, reasons, found),
-        unknown=tuple(_unknown(loader, found, step_seconds)),
+        unknown=tuple(_unknown(loader, found, step_seconds, is_stream)),
         _loader=loader,
     )
 
@@ -359,7 +359,9 @@ def _advice(now: LoaderSettings, new: LoaderSettings, reasons: list[str], found:
     return "Nothing is to be set: what the loader takes fits."
 
 
-def _unknown(loader: Any, found: Measured, step_seconds: float | None) -> Iterator[str]:
+def _unknown(
+    loader: Any, found: Measured, step_seconds: float | None, is_stream: bool
+) -> Iterator[str]:
     """What could not be found out."""
     if found.why:
         yield f"what a batch takes: {found.why}"
@@ -370,7 +372,6 @@ def _unknown(loader: Any, found: Measured, step_seconds: float | None) -> Iterat
             "what a worker takes that is started anew and not forked: Python, torch and its copy "
             "of the data set come on top"
         )
-    is_stream = isinstance(loader.dataset, bridge.connect().torch.utils.data.IterableDataset)
     if step_seconds is not None and is_stream:
         yield "whether there may be more workers: a stream has to divide itself among them"
     if step_seconds is None:

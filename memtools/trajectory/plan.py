@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
-from numbers import Integral
 from typing import Any, NamedTuple
 
 from memtools._base import torch as bridge
@@ -198,21 +197,16 @@ def _whole_lengths(lengths: Any, samples: int, most: int) -> tuple[int, ...]:
         lengths = lengths.tolist()
     if not isinstance(lengths, Iterable):
         raise TypeError(f"lengths are whole numbers, one a sample, got {type(lengths).__name__}")
-    found = tuple(int(length) if _is_whole(length) else length for length in lengths)
-    if len(found) != samples:
-        raise ValueError(f"lengths has {len(found)} numbers for {samples} samples")
-    for i, length in enumerate(found):
-        whole_number(f"lengths[{i}]", length, 0)
-        if length > most:
+    given = list(lengths)
+    if len(given) != samples:
+        raise ValueError(f"lengths has {len(given)} numbers for {samples} samples")
+    found = list[int]()
+    for i, length in enumerate(given):
+        is_round = isinstance(length, float) and length.is_integer()
+        found.append(whole_number(f"lengths[{i}]", int(length) if is_round else length, 0))
+        if found[-1] > most:
             raise ValueError(
-                f"sample {i} has {length:,} tokens, more than max_tokens {most:,}; raise "
+                f"sample {i} has {found[-1]:,} tokens, more than max_tokens {most:,}; raise "
                 "max_tokens, or cut the sample"
             )
-    return found
-
-
-def _is_whole(length: object) -> bool:
-    """Whether it is a whole number in another type than int, such as one of NumPy."""
-    if isinstance(length, float):
-        return length.is_integer()
-    return isinstance(length, Integral) and not isinstance(length, bool)
+    return tuple(found)

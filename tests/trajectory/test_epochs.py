@@ -117,12 +117,8 @@ def test_a_state_may_be_loaded_in_the_middle_of_an_epoch():
     assert walked(epochs) == walked(filled().epochs(2, **options))
 
 
-def test_buffers_that_cannot_be_had_again_are_released(monkeypatch):
-    budget = Budget(None)
-    store = filled(limit=budget)
-    epochs = store.epochs(1, samples=2, shuffle=True)
-    begin = epochs.state_dict()
-    walked(epochs)
+def fail_at_the_fourth(monkeypatch):
+    """Let torch have no memory for the fourth tensor; returns the list of the calls so far."""
     real, calls = torch.empty, []
 
     def fails_at_the_fourth(*args, **kwargs):
@@ -132,6 +128,16 @@ def test_buffers_that_cannot_be_had_again_are_released(monkeypatch):
         return real(*args, **kwargs)
 
     monkeypatch.setattr(torch, "empty", fails_at_the_fourth)
+    return calls
+
+
+def test_buffers_that_cannot_be_had_again_are_released(monkeypatch):
+    budget = Budget(None)
+    store = filled(limit=budget)
+    epochs = store.epochs(1, samples=2, shuffle=True)
+    begin = epochs.state_dict()
+    walked(epochs)
+    calls = fail_at_the_fourth(monkeypatch)
     for _ in range(2):
         calls.clear()
         with pytest.raises(RuntimeError, match="can't allocate"):
@@ -376,15 +382,7 @@ def test_on_another_device_there_is_one_chunk(way):
 def test_a_buffer_that_cannot_be_had_is_released(monkeypatch):
     budget = Budget(None)
     store = filled(limit=budget)
-    real, calls = torch.empty, []
-
-    def fails_at_the_fourth(*args, **kwargs):
-        calls.append(args)
-        if len(calls) == 4:
-            raise RuntimeError("can't allocate memory")
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(torch, "empty", fails_at_the_fourth)
+    fail_at_the_fourth(monkeypatch)
     with pytest.raises(RuntimeError, match="can't allocate"):
         store.epochs(1, samples=2, shuffle=True)
     assert budget.used == store.nbytes

@@ -98,8 +98,7 @@ part_reserve(PyObject *op, PyObject *args)
     size_t gave = 1;
 
     if (!PyArg_ParseTuple(args, "nss:reserve", &bytes, &doing, &remedy)) return NULL;
-    if (bytes < 0)
-        return PyErr_Format(PyExc_ValueError, "bytes must be at least 0, got %zd", bytes);
+    if (bytes < 0) return PyErr_Format(PyExc_ValueError, "bytes is at least 0, got %zd", bytes);
     while (is_open(self)) {
         if (mt_member_reserve(self->member, (size_t)bytes, &err) == MT_OK) Py_RETURN_NONE;
         if (gave == 0 || (size_t)bytes > mt_ledger_limit(self->ledger))

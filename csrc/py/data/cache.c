@@ -696,9 +696,8 @@ static PyMethodDef methods[] = {
      "nothing."},
     {"pop", MT_PY_FUNCTION(bytecache_pop), METH_FASTCALL,
      "pop($self, key, default=..., /)\n--\n\n"
-     "Take the entry of a key out and return its value, or `default` if there is none. Counts a "
-     "hit "
-     "or a miss. Raises KeyError if there is neither."},
+     "Take the entry of a key out and return its value, or `default` if there is none. "
+     "Counts a hit or a miss. Raises KeyError if there is neither."},
     {"clear", bytecache_clear_all, METH_NOARGS,
      "clear($self, /)\n--\n\nDrop all entries, those of decorated functions as well."},
     {"_entries", bytecache_entries, METH_NOARGS, "_entries($self, /)\n--\n\n"},
