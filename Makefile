@@ -5,6 +5,8 @@ CC ?= cc
 CLANG ?= $(shell command -v clang || command -v clang-14)
 FUZZ_SECONDS ?= 60
 CORES ?= $(shell nproc 2>/dev/null || echo 1)
+# Tests start some thousand programs: memtools and torch are compiled to bytecode once, whatever the shell says.
+unexport PYTHONDONTWRITEBYTECODE
 
 VENV := .venv
 DEMO_VENV := .venv-demo
@@ -68,6 +70,8 @@ BOTH = status=0; \
 # The C tests run beside the others: each has less to wait for than there are cores.
 WITH_C = $(MAKE) --no-print-directory test-c >$(OUT)/c.log 2>&1 & c=$$!; $(1); \
     if wait $$c; then echo 'all C tests passed'; else cat $(OUT)/c.log; status=1; fi; exit $$status
+# Each of the two has torch's threads for both cores: those that wait are not to take the other's time.
+check test: export OMP_WAIT_POLICY := PASSIVE
 TESTABLE := $(VENV)/.built $(VENV)/.examples $(VENV)/.docs $(OUT)/c/libfakecudart.so
 
 check: $(TESTABLE)  ## the quick loop: C tests, and those of tests/ that are not marked slow

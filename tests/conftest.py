@@ -71,7 +71,7 @@ def frozen() -> Iterator[None]:
 
 
 #: Rooms whose tests collect garbage, or take a census, again and again.
-FROZEN = ("gate", "grad", "kv", "monitor")
+FROZEN = ("gate", "grad", "kv", "meta", "monitor")
 
 
 @pytest.fixture(autouse=True)

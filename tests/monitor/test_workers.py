@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import contextlib
 import json
 import multiprocessing
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 
+import memtools
 from memtools._base import sentences
 from memtools._base import torch as bridge
 from memtools._census import growth as growth_of_census
@@ -50,11 +52,9 @@ def reports() -> Iterator[WorkerReports]:
 # --- whole programs -------------------------------------------------------------------------------
 
 
-def run(kind: str, start: str, count: int, asks: str, caches: Path) -> dict[str, Any]:
-    """What a program of workerruns prints. Its workers find memtools compiled, as it is where it is
-    installed: what compiling leaves in a process is not what a census adds."""
-    env = {**ENV, "PYTHONPYCACHEPREFIX": str(caches), "OMP_NUM_THREADS": "1"}
-    env.pop("PYTHONDONTWRITEBYTECODE", None)
+def run(kind: str, start: str, count: int, asks: str) -> dict[str, Any]:
+    """What a program of workerruns prints."""
+    env = {**ENV, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "tests.monitor.workerruns",
          kind, start, str(count), asks],
@@ -66,8 +66,10 @@ def run(kind: str, start: str, count: int, asks: str, caches: Path) -> dict[str,
 
 
 @pytest.fixture(scope="module")
-def caches(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("compiled")
+def compiled() -> None:
+    """Workers find memtools compiled, as it is where it is installed: what compiling leaves in a
+    process is not what a census adds."""
+    assert compileall.compile_dir(Path(memtools.__file__).parent, quiet=1)
 
 
 HOLDERS = {"dict": "dict Frames.seen", "lru_cache": "lru_cache of load()"}
@@ -84,8 +86,8 @@ HOLDERS = {"dict": "dict Frames.seen", "lru_cache": "lru_cache of load()"}
         if LONG or count == 2 or (kind, start) in (("dict", "fork"), ("lru_cache", "spawn"))
     ],
 )
-def test_what_grows_in_the_workers_of_a_loader_is_named(kind, start, count, caches):
-    found = run(kind, start, count, "ask", caches)["found"]
+def test_what_grows_in_the_workers_of_a_loader_is_named(kind, start, count):
+    found = run(kind, start, count, "ask")["found"]
     assert {one["process"] for one in found} == {f"worker {i}" for i in range(count)}
     for one in found:
         assert (one["holder"], one["kind"]) == (HOLDERS[kind], kind)
@@ -96,9 +98,9 @@ def test_what_grows_in_the_workers_of_a_loader_is_named(kind, start, count, cach
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_looks_add_at_most_2_mib_of_private_memory_to_a_worker(start, caches):
-    run("dict", start, 2, "ask", caches)  # compiles
-    without, asked = (max(run("dict", start, 2, a, caches)["private"]) for a in ("no", "ask"))
+@pytest.mark.usefixtures("compiled")
+def test_looks_add_at_most_2_mib_of_private_memory_to_a_worker(start):
+    without, asked = (max(run("dict", start, 2, a)["private"]) for a in ("no", "ask"))
     assert asked - without <= 2 * MIB
 
 
@@ -112,8 +114,8 @@ def test_looks_add_at_most_2_mib_of_private_memory_to_a_worker(start, caches):
         if LONG or start != "forkserver" or kind == "pool"
     ],
 )
-def test_workers_that_are_no_loaders_are_named_by_their_process(kind, start, caches):
-    result = run(kind, start, 1, "ask", caches)
+def test_workers_that_are_no_loaders_are_named_by_their_process(kind, start):
+    result = run(kind, start, 1, "ask")
     (one,) = result["found"]
     assert one["process"].startswith("worker ")
     assert one["process"].endswith("-1")
@@ -125,8 +127,8 @@ def test_workers_that_are_no_loaders_are_named_by_their_process(kind, start, cac
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_nothing_is_done_where_nobody_asks(start, caches):
-    result = run("loop", start, 1, "no", caches)
+def test_nothing_is_done_where_nobody_asks(start):
+    result = run("loop", start, 1, "no")
     assert (result["found"], result["reported"]) == ([], [])
     assert result["loaded"] is (start == "fork")  # a fork has it by its parent
 
