@@ -49,15 +49,14 @@ class Pooled:
     """KVLease.update, in a pool that has had pages before."""
 
     def __init__(self, new: list[Pair], tokens: int) -> None:
-        rows = new[0][0].shape[0]
-        self.new, self.lease = new, NANO.pool(tokens, rows).acquire(rows, tokens)
+        self.new, self.tokens, self.rows = new, tokens, new[0][0].shape[0]
+        self.pool = NANO.pool(tokens, self.rows)
+        self.lease = self.pool.acquire(self.rows, tokens)
 
     def start(self, at: int) -> None:
-        held = self.lease.num_tokens
-        if held < at:  # tokens in between are zeros, and take no page
-            self.lease.advance(at - held)
-        else:
-            self.lease.crop(at)
+        self.lease.release()  # a generation has its own lease; crop() would clear pages again
+        self.lease = self.pool.acquire(self.rows, self.tokens)
+        self.lease.advance(at)  # tokens that are zeros, and take no page
 
     def step(self) -> None:
         update = self.lease.update

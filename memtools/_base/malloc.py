@@ -1,6 +1,6 @@
 """Whose malloc this process calls, how it is set, and glibc's arenas.
 
-/proc/self/maps ── holds the address of malloc? ──► the file that serves: glibc, musl, jemalloc...
+/proc/self/maps ── where malloc and its kin lie ──► the file that serves: glibc, musl, jemalloc...
 /proc/self/environ ─► GLIBC_TUNABLES, then MALLOC_*      what glibc read when the process began
 mallopt, done here ─► remembered: glibc cannot be asked
 malloc_info ────────► arenas, their bytes, how many of them are idle
@@ -12,7 +12,7 @@ import ctypes
 import os
 import re
 import resource
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,8 @@ MALLOCS = {
     "snmalloc": r"libsnmalloc.*",
     "AddressSanitizer": r"lib(clang_rt\.)?asan.*",
 }
+#: what every allocator that takes the place of malloc has to have
+FUNCTIONS = ("malloc", "calloc", "realloc", "free")
 #: name here: (variable, name in GLIBC_TUNABLES, least value)
 TUNABLES = {
     "arena_max": ("MALLOC_ARENA_MAX", "glibc.malloc.arena_max", 1),
@@ -82,17 +84,26 @@ def name_of(path: str) -> str | None:
     return next((name for name, pattern in MALLOCS.items() if re.fullmatch(pattern, base)), None)
 
 
-def serving(maps: str, address: int, version: str | None) -> Serving:
-    """By the text of /proc/self/maps, the address of malloc and glibc's version, if it is here."""
-    path, mapped = None, set()
+def serving(
+    maps: str, addresses: Sequence[int], version: str | None, executable: str = ""
+) -> Serving:
+    """The allocator by the text of /proc/self/maps, the addresses of its functions, glibc's
+    version, if it is here, and the program's own file.
+
+    A program that is linked to a fixed place, as the Python of Debian is, has an address of its own
+    for each function that it takes the address of, from where it goes on to the library: such an
+    address counts only where all of them lie in the program.
+    """
+    found, mapped = dict[int, str](), set[str]()
     for line in maps.splitlines():
         fields = line.split(maxsplit=5)
         if len(fields) < 6 or not fields[5].startswith("/"):
             continue
         mapped.add(fields[5])
         low, _, high = fields[0].partition("-")
-        if int(low, 16) <= address < int(high, 16):
-            path = fields[5]
+        found |= {at: fields[5] for at in addresses if int(low, 16) <= at < int(high, 16)}
+    files = [found[at] for at in addresses if at in found]
+    path = next((file for file in files if file != executable), files[0] if files else None)
     named = name_of(path) if path else ("glibc" if version else None)
     name = named or (os.path.basename(path) if path else "unknown")
     others = sorted(
@@ -104,12 +115,13 @@ def serving(maps: str, address: int, version: str | None) -> Serving:
 def find_serving() -> Serving:
     """Of this process; reads /proc/self/maps, some 0.1 ms to a few ms by the files mapped."""
     libc = ctypes.CDLL(None)
-    address = ctypes.cast(libc.malloc, ctypes.c_void_p).value or 0
+    addresses = [ctypes.cast(libc[name], ctypes.c_void_p).value or 0 for name in FUNCTIONS]
     try:
         maps = Path("/proc/self/maps").read_text("utf-8", "surrogateescape")
+        executable = os.readlink("/proc/self/exe")
     except OSError:
-        maps = ""
-    return serving(maps, address, _glibc_version(libc))
+        maps = executable = ""
+    return serving(maps, addresses, _glibc_version(libc), executable)
 
 
 def _glibc_version(libc: ctypes.CDLL) -> str | None:

@@ -114,9 +114,24 @@ MAPS = """\
 def test_whose_malloc_it_is(
     address: int, version: str | None, name: str, path: str | None, others: int
 ) -> None:
-    found = malloc.serving(MAPS, address, version)
+    found = malloc.serving(MAPS, [address], version)
     assert (found.name, found.path, len(found.others)) == (name, path, others)
     assert found.version == (version if name == "glibc" else None)
+
+
+@pytest.mark.parametrize(
+    ("addresses", "name"),
+    [
+        ([0x55D0, 0x7F05, 0x7F06, 0x55D4], "glibc"),  # Debian's Python
+        ([0x55D0, 0x55D1, 0x7F21, 0x55D4], "jemalloc"),
+        ([0x7F21, 0x7F05, 0x7F06, 0x55D4], "jemalloc"),  # what malloc itself says goes first
+        ([0x55D0, 0x55D1, 0x55D2, 0x55D3], "python3.11"),  # it has an allocator in it
+    ],
+)
+def test_a_program_may_have_addresses_of_its_own_for_functions_of_a_library(
+    addresses: list[int], name: str
+) -> None:
+    assert malloc.serving(MAPS, addresses, "2.36", "/usr/bin/python3.11").name == name
 
 
 @pytest.mark.parametrize(
