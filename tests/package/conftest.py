@@ -46,7 +46,8 @@ def built(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
     """The source distribution unpacked, and a wheel that was built in it, without torch."""
     folder = tmp_path_factory.mktemp("built")
     with tarfile.open(sdist) as files:
-        files.extractall(folder / "unpacked", filter="data")
+        files.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4 and later
+        files.extractall(folder / "unpacked")
     (tree,) = (folder / "unpacked").iterdir()
     command = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", "wheel"]
     run(*command, "--no-build-isolation", "--no-deps", ".", "-w", folder, cwd=tree, **QUICK)

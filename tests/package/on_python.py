@@ -54,7 +54,8 @@ def prepare(interpreter: str, folder: Path) -> tuple[Path, Path]:
     quiet = subprocess.DEVNULL
     subprocess.run(command, cwd=PROJECT, check=True, stdout=quiet, stderr=quiet)
     with tarfile.open(*made.glob("*.tar.gz")) as files:
-        files.extractall(unpacked, filter="data")
+        files.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4 and later
+        files.extractall(unpacked)
     (source,) = unpacked.iterdir()
     pip(python, "wheel", "--no-deps", ".", "-w", made, cwd=source)
     (wheel,) = made.glob("*.whl")

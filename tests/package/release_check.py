@@ -124,7 +124,8 @@ def check_all(project: Path, folder: Path, out: Path) -> None:
     (sdist,) = folder.glob("*.tar.gz")
     tell(check_sdist(sdist, tracked(project)))
     with tarfile.open(sdist) as files:
-        files.extractall(folder / "unpacked", filter="data")
+        files.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4 and later
+        files.extractall(folder / "unpacked")
     (source,) = (folder / "unpacked").iterdir()
     run(sys.executable, "-m", "build", "--wheel", "-o", folder, source, cwd=folder)
     (wheel,) = folder.glob("*.whl")
