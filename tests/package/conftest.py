@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -80,14 +81,16 @@ def fresh(wheel: Path, tmp_path: Path) -> Callable[[str], Environment]:
 
 @pytest.fixture
 def stand_in(tmp_path: Path) -> str:
-    """A folder for PATH with a g++ that writes what it is asked for, and reads nothing."""
+    """A folder for PATH with a g++ that writes what it is asked for, and reads nothing. It has the
+    name as well by which this Python was compiled, as x86_64-linux-gnu-g++ on Debian."""
     folder = tmp_path / "stand-in"
     folder.mkdir()
-    (folder / "g++").write_text(
-        "#!/bin/sh\n"
-        'while [ $# -gt 0 ]; do [ "$1" = -o ] && out=$2; shift; done\n'
-        'echo made >"$out"\n'
-        'case $out in *.o) echo "$out: csrc/torch/torch_shim.cpp" >"${out%.o}.d";; esac\n'
-    )
-    (folder / "g++").chmod(0o755)
+    for name in {"g++", Path(sysconfig.get_config_var("CXX").split()[0]).name}:
+        (folder / name).write_text(
+            "#!/bin/sh\n"
+            'while [ $# -gt 0 ]; do [ "$1" = -o ] && out=$2; shift; done\n'
+            'echo made >"$out"\n'
+            'case $out in *.o) echo "$out: csrc/torch/torch_shim.cpp" >"${out%.o}.d";; esac\n'
+        )
+        (folder / name).chmod(0o755)
     return str(folder)
