@@ -100,8 +100,8 @@ def serving(
         if len(fields) < 6 or not fields[5].startswith("/"):
             continue
         mapped.add(fields[5])
-        low, _, high = fields[0].partition("-")
-        found |= {at: fields[5] for at in addresses if int(low, 16) <= at < int(high, 16)}
+        low, high = (int(bound, 16) for bound in fields[0].split("-"))
+        found |= {at: fields[5] for at in addresses if low <= at < high}
     files = [found[at] for at in addresses if at in found]
     path = next((file for file in files if file != executable), files[0] if files else None)
     named = name_of(path) if path else ("glibc" if version else None)
