@@ -937,7 +937,6 @@ def _forked(work: Callable[[int], None]) -> tuple[str, int]:
             torch.set_num_threads(1)
             warnings.simplefilter("ignore")
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            gc.freeze()  # a collection takes no half second for what the parent has
             work(tell)
             status = 0
         finally:

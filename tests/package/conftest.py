@@ -6,12 +6,12 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.kit.sdist import unpacked
 from tests.package.environments import QUICK, Environment, run
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -46,10 +46,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def built(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The source distribution unpacked, and a wheel that was built in it, without torch."""
     folder = tmp_path_factory.mktemp("built")
-    with tarfile.open(sdist) as files:
-        files.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4 and later
-        files.extractall(folder / "unpacked")
-    (tree,) = (folder / "unpacked").iterdir()
+    tree = unpacked(sdist, folder / "unpacked")
     command = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", "wheel"]
     run(*command, "--no-build-isolation", "--no-deps", ".", "-w", folder, cwd=tree, **QUICK)
     (wheel,) = folder.glob("*.whl")

@@ -13,9 +13,10 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tarfile
 import zipfile
 from pathlib import Path
+
+from tests.kit.sdist import unpacked
 
 PROJECT = Path(__file__).resolve().parents[2]
 # Of the source tree, of the machine's own compiler, of pages in a browser, or of a GPU.
@@ -45,18 +46,15 @@ def prepare(interpreter: str, folder: Path) -> tuple[Path, Path]:
     if not python.is_file():
         subprocess.run([interpreter, "-m", "venv", "--without-pip", folder / "env"], check=True)
     pip(python, "install", "--group", "pythons", cwd=PROJECT)
-    made, unpacked = folder / "made", folder / "unpacked"
-    for old in (made, unpacked):
+    made, tree = folder / "made", folder / "unpacked"
+    for old in (made, tree):
         shutil.rmtree(old, ignore_errors=True)
     made.mkdir()
     backend = f"from setuptools import build_meta; build_meta.build_sdist({str(made)!r})"
     command = [sys.executable, "-c", backend]
     quiet = subprocess.DEVNULL
     subprocess.run(command, cwd=PROJECT, check=True, stdout=quiet, stderr=quiet)
-    with tarfile.open(*made.glob("*.tar.gz")) as files:
-        files.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4 and later
-        files.extractall(unpacked)
-    (source,) = unpacked.iterdir()
+    source = unpacked(*made.glob("*.tar.gz"), tree)
     pip(python, "wheel", "--no-deps", ".", "-w", made, cwd=source)
     (wheel,) = made.glob("*.whl")
     pip(python, "install", "--no-deps", "--no-index", "--force-reinstall", wheel, cwd=folder)

@@ -17,6 +17,8 @@ import venv
 import zipfile
 from pathlib import Path
 
+from tests.kit.sdist import unpacked
+
 PROJECT = Path(__file__).resolve().parents[2]
 #: Kept out of the source distribution: what tools of the checkout alone read, and recorded figures.
 NOT_PACKED = (".", "benchmarks/results")
@@ -123,10 +125,7 @@ def check_all(project: Path, folder: Path, out: Path) -> None:
     run(sys.executable, "-m", "build", "--sdist", "-o", folder, project, cwd=folder)
     (sdist,) = folder.glob("*.tar.gz")
     tell(check_sdist(sdist, tracked(project)))
-    with tarfile.open(sdist) as files:
-        files.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4 and later
-        files.extractall(folder / "unpacked")
-    (source,) = (folder / "unpacked").iterdir()
+    source = unpacked(sdist, folder / "unpacked")
     run(sys.executable, "-m", "build", "--wheel", "-o", folder, source, cwd=folder)
     (wheel,) = folder.glob("*.whl")
     tell(check_wheel(wheel))
