@@ -100,8 +100,6 @@ def _alone(generation: int) -> tuple[int, _Look] | None:
 
 def _inspected(generation: int) -> tuple[int, _Look]:
     """An interrupt may come after any call: `finally` sees to the flags, then to the garbage."""
-    from memtools._census.holders import Own
-
     flags, garbage = gc.get_debug(), gc.garbage
     mark = len(garbage)
     try:
@@ -110,6 +108,9 @@ def _inspected(generation: int) -> tuple[int, _Look]:
             objects = gc.collect(generation)
         finally:
             gc.set_debug(flags)
+        # Before, what an import allocates would make Python collect the garbage, which nobody sees.
+        from memtools._census.holders import Own
+
         return objects, _look(Own(garbage[mark:]))
     finally:
         # What other threads' collections put there while the flag was set is there too.
