@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import os
 import shlex
 import shutil
@@ -175,9 +174,11 @@ def why_not_loaded() -> str:
 def enter_in_record(path: Path) -> None:
     """Enter the file in pip's list of what it installed, so that uninstalling memtools removes it.
     Where there is no such list beside the package, nothing is done."""
+    from importlib import metadata  # takes 20 ms, and is for this command alone
+
     try:
-        files = importlib.metadata.files("memtools") or []
-    except importlib.metadata.PackageNotFoundError:
+        files = metadata.files("memtools") or []
+    except metadata.PackageNotFoundError:
         return
     for name in files:
         record = Path(str(name.locate())).resolve()

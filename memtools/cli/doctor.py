@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -127,10 +126,12 @@ def find_package(name: str) -> Path | None:
 
 def installed_version(*packages: str) -> Fact:
     """Of the first that is installed, without importing it: Lightning alone takes seconds."""
+    from importlib import metadata  # takes 20 ms, a third of what any command takes to begin
+
     for package in packages:
         try:
-            return known(importlib.metadata.version(package))
-        except importlib.metadata.PackageNotFoundError:
+            return known(metadata.version(package))
+        except metadata.PackageNotFoundError:
             continue
     return Fact(None, "not installed")
 
