@@ -11,7 +11,8 @@ unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv
 DEMO_VENV := .venv-demo
 PY := $(VENV)/bin/python
-PIP := $(PY) -m pip install -q --disable-pip-version-check
+# What is imported is compiled to bytecode then: to do so for all files of all packages takes half a minute.
+PIP := $(PY) -m pip install -q --disable-pip-version-check --no-compile
 OUT := build
 # The requirements of one of pyproject.toml's extras.
 EXTRA = $$($(PY) -c "import sys, tomllib; p = tomllib.load(open('pyproject.toml', 'rb')); \
@@ -67,43 +68,47 @@ BOTH = status=0; \
     $(PY) -m pytest -q $(1) $(filter-out $(2),$(PYTHON_TESTS)) || status=1; \
     wait $$first || status=1; cat $(OUT)/first.log
 
-# The C tests run beside the others: each has less to wait for than there are cores.
-WITH_C = $(MAKE) --no-print-directory test-c >$(OUT)/c.log 2>&1 & c=$$!; $(1); \
+# The C tests run beside what is installed and beside the others: each has less to wait for than there are cores.
+WITH_C = $(MAKE) --no-print-directory test-c >$(OUT)/c.log 2>&1 & c=$$!; \
+    if $(SET_UP); then $(1); else status=1; fi; \
     if wait $$c; then echo 'all C tests passed'; else cat $(OUT)/c.log; status=1; fi; exit $$status
+# The extension is built while packages are installed.
+SET_UP = $(MAKE) --no-print-directory -j2 $(VENV)/.built $(VENV)/.deps
 # Each of the two has torch's threads for both cores: those that wait are not to take the other's time.
 check test: export OMP_WAIT_POLICY := PASSIVE
-TESTABLE := $(VENV)/.built $(VENV)/.examples $(VENV)/.docs $(OUT)/c/libfakecudart.so
 
-check: $(TESTABLE)  ## the quick loop: C tests, and those of tests/ that are not marked slow
+check: $(OUT)/c/libfakecudart.so  ## the quick loop: C tests, and those of tests/ that are not marked slow
 	@$(call WITH_C,$(call BOTH,-m "not slow",$(FIRST_QUICK_TESTS)))
 
-test: $(TESTABLE)  ## C tests, and all of tests/ under pytest (ARGS: only what pytest is given)
-	@$(if $(ARGS),$(PY) -m pytest -q $(ARGS),$(call WITH_C,$(call BOTH,,$(FIRST_TESTS))))
+test: $(OUT)/c/libfakecudart.so  ## C tests, and all of tests/ under pytest (ARGS: only what pytest is given)
+	@$(if $(ARGS),$(SET_UP) && $(PY) -m pytest -q $(ARGS),$(call WITH_C,$(call BOTH,,$(FIRST_TESTS))))
 
 $(VENV)/.python:
 	$(PYTHON) -m venv $(VENV)
+	$(PIP) "pip>=25.1"  # the first that knows --group; a fresh environment of Python 3.11 has an older one
 	$(PIP) "setuptools>=77" wheel
 	@touch $@
 
-$(VENV)/.deps: $(VENV)/.python pyproject.toml
-	$(PIP) "pip>=25.1"  # the first that knows --group; a fresh environment of Python 3.11 has an older one
+$(VENV)/.headers: $(VENV)/.python
+	$(PIP) --no-deps nvidia-cuda-runtime nvidia-cuda-crt  # 9 MB; nothing is linked
+	@touch $@
+
+$(VENV)/.torch: $(VENV)/.headers
 	$(PIP) $(TORCH) numpy
-	$(PIP) --group test
-	$(PIP) --no-deps nvidia-cuda-runtime nvidia-cuda-crt  # headers, 9 MB; nothing is linked
+	@touch $@
+
+$(VENV)/.deps: $(VENV)/.torch pyproject.toml
+	$(PIP) --group test $(call EXTRA,examples)
 	@touch $@
 
 # With assertions, for the tests; and as a user's is, for what tells times. Each is made in place of the other.
-$(VENV)/.built: $(VENV)/.deps setup.py memtools/_version.py $(EXT_SOURCES)
+$(VENV)/.built: $(VENV)/.torch setup.py memtools/_version.py $(EXT_SOURCES)
 	MEMTOOLS_ASSERT=1 $(PIP) --no-build-isolation --no-deps -e .
 	@rm -f $(VENV)/.optimised && touch $@
 
-$(VENV)/.optimised: $(VENV)/.deps setup.py memtools/_version.py $(EXT_SOURCES)
+$(VENV)/.optimised: $(VENV)/.torch setup.py memtools/_version.py $(EXT_SOURCES)
 	$(PIP) --no-build-isolation --no-deps -e .
 	@rm -f $(VENV)/.built && touch $@
-
-$(VENV)/.examples: $(VENV)/.deps
-	$(PIP) $(call EXTRA,examples)
-	@touch $@
 
 $(VENV)/.bench: $(VENV)/.deps
 	$(PIP) --group bench
@@ -125,11 +130,11 @@ RUN_C_TESTS = printf '%s\n' $(or $(2),$(C_TESTS)) | MT_FAKE_CUDART=$(CURDIR)/$(O
     xargs -P $(or $(3),1) -I {} sh -c '$(OUT)/$(1)/{} || exit 255'
 
 define c-build
-$(OUT)/$(1)/obj/%.o: csrc/%.c $(C_HEADERS) | $(VENV)/.deps
+$(OUT)/$(1)/obj/%.o: csrc/%.c $(C_HEADERS) | $(VENV)/.headers
 	@mkdir -p $$(@D)
 	@$(CC) $(C_FLAGS) $$(CUDA_FLAGS) -UNDEBUG $(2) -c $$< -o $$@
 
-$(OUT)/$(1)/obj/tests/%.o: tests/c/%.c $(C_HEADERS) | $(VENV)/.deps
+$(OUT)/$(1)/obj/tests/%.o: tests/c/%.c $(C_HEADERS) | $(VENV)/.headers
 	@mkdir -p $$(@D)
 	@$(CC) $(C_FLAGS) -UNDEBUG $(2) -c $$< -o $$@
 
@@ -137,7 +142,7 @@ $(OUT)/$(1)/%: $(OUT)/$(1)/obj/tests/%.o $(call C_OBJECTS,$(1))
 	@mkdir -p $$(@D)
 	@$(CC) $(C_FLAGS) $(2) $$^ -lm -ldl -o $$@
 
-$(OUT)/$(1)/libfakecudart.so: $(wildcard tests/fake_cuda/*) | $(VENV)/.deps
+$(OUT)/$(1)/libfakecudart.so: $(wildcard tests/fake_cuda/*) | $(VENV)/.headers
 	@mkdir -p $$(@D)
 	@$(CC) $(C_FLAGS) $$(CUDA_FLAGS) $(2) $(FAKE) -o $$@
 endef
@@ -151,15 +156,15 @@ $(eval $(call c-build,c-tsan,-O1 -g -fsanitize=thread))
 BUILD_C = $(MAKE) --no-print-directory $(if $(findstring -j,$(MAKEFLAGS)),,-j$(CORES)) \
     $(2:%=$(OUT)/$(1)/%) $(OUT)/$(1)/libfakecudart.so
 
-test-c: $(VENV)/.deps  ## C tests of csrc/core, csrc/os and csrc/cuda
+test-c: $(VENV)/.headers  ## C tests of csrc/core, csrc/os and csrc/cuda
 	@$(call BUILD_C,c,$(C_TESTS))
 	@$(call RUN_C_TESTS,c,,$(CORES))
 
-sanitize-c: $(VENV)/.deps
+sanitize-c: $(VENV)/.headers
 	@$(call BUILD_C,c-san,$(C_TESTS))
 	@$(call RUN_C_TESTS,c-san)
 
-tsan: $(VENV)/.deps
+tsan: $(VENV)/.headers
 	@$(call BUILD_C,c-tsan,$(THREAD_TESTS))
 	@$(call RUN_C_TESTS,c-tsan,$(THREAD_TESTS))
 
@@ -202,7 +207,7 @@ FUZZ_CLANG = $(eval FUZZ_CLANG := $(if $(CLANG),$(shell $(FUZZ_TRY) 2>/dev/null 
 FUZZ_BUILD = $(if $(FUZZ_CLANG),$(FUZZ_CLANG) -fsanitize=fuzzer,$(CC) tests/fuzz/driver.c)
 FUZZ_ARGS = $(if $(FUZZ_CLANG),-max_total_time=$(FUZZ_SECONDS) -max_len=600 corpus/$(1),-runs=20000 -seed=1)
 
-fuzz: $(FUZZERS:%=$(OUT)/fuzz/%) $(VENV)/.built  ## run every fuzz target for FUZZ_SECONDS (60), and tests of random input
+fuzz: $(FUZZERS:%=$(OUT)/fuzz/%) $(VENV)/.built $(VENV)/.deps  ## run every fuzz target for FUZZ_SECONDS (60), and tests of random input
 	@$(PY) -m pytest -q --hypothesis-profile=random $$(grep -lE 'hypothesis|kit.long' tests/*/test_*.py)
 	@for f in $(FUZZERS); do mkdir -p $(OUT)/fuzz/corpus/$$f; \
 	    (cd $(OUT)/fuzz && ./$$f $(call FUZZ_ARGS,$$f)) || exit 1; done
@@ -228,16 +233,11 @@ test-gpu:  ## tests/gpu with the machine's own torch
 	$(PYTHON) -m pip install -q --no-build-isolation --no-deps --no-index --upgrade --target $(OUT)/gpu .
 	PYTHONPATH=$(OUT)/gpu:. $(PYTHON) -P -m pytest -q -p no:cacheprovider --import-mode=importlib tests/gpu
 
-test-pages: $(VENV)/.built  ## the HTML report in a headless chromium, which must be installed
+test-pages: $(VENV)/.built $(VENV)/.deps  ## the HTML report in a headless chromium, which must be installed
 	@$(PY) -m pytest -q $(or $(ARGS),tests/pages)
 
-$(VENV)/.docs: $(VENV)/.deps
-	$(PIP) $$($(PY) -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb')); \
-	    print(*(p['project']['optional-dependencies'] | p.get('dependency-groups', {}))['docs'])")
-	@touch $@
-
 .PHONY: docs
-docs: $(VENV)/.built $(VENV)/.docs  ## the site, in build/docs; a warning is an error
+docs: $(VENV)/.built $(VENV)/.deps  ## the site, in build/docs; a warning is an error
 	@$(PY) -m sphinx -q -n -W --keep-going -b html docs $(OUT)/docs
 	@echo "Wrote $(OUT)/docs/index.html"
 
@@ -255,7 +255,7 @@ PYTHONS ?= 3.12 3.13
 INTERPRETER = $(firstword $(shell python$(1) -c 'import sys; print(sys.executable)' 2>/dev/null) \
     $(lastword $(wildcard $(HOME)/.pyenv/versions/$(1).*/bin/python)))
 
-test-pythons: $(OUT)/c/libfakecudart.so  ## the wheel and the tests without torch, on each of PYTHONS (3.12 3.13)
+test-pythons: $(OUT)/c/libfakecudart.so $(VENV)/.deps  ## the wheel and the tests without torch, on each of PYTHONS (3.12 3.13)
 	@$(foreach v,$(PYTHONS),$(PY) -m tests.package.on_python $(or $(call INTERPRETER,$(v)),python$(v)) $(ARGS) &&) true
 
 release-check: $(VENV)/.release  ## the list that a release goes through; the archives lie in build/release then
