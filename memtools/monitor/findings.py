@@ -643,11 +643,12 @@ class Standing:
         known = points.steps[-1] - points.steps[0]
         if known < CONFIRMED_STEPS:
             return False
-        recent = points.recent(name, min(int(window), known))
+        is_held = bool(finding.holder) and not stand.missed  # as the newest walk has seen
+        recent = points.recent(name, min(int(window), known), but_a_fall=is_held)
         if recent is None:
             return False
         least = max(LEAST_RATE / 4, STILL * self._seen_of(finding))
-        if finding.holder and not stand.missed and self._is_lost_in_noise(finding, points, step):
+        if is_held and self._is_lost_in_noise(finding, points, step):
             return False  # the next walk tells
         if recent < least or (finding.kind == C_HEAP and recent < SLOWED * stand.pace):
             return True

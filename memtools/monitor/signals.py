@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from memtools import _core
@@ -258,9 +259,10 @@ class Points:
             line.add(*point)
         return Pace(line.slope, points[begin][0] if points else since, line.error)
 
-    def recent(self, name: str, steps: int) -> float | None:
+    def recent(self, name: str, steps: int, but_a_fall: bool = False) -> float | None:
         """Bytes a step from the newest point that is so many steps old to the newest one; None
-        where there is none."""
+        where there is none. With `but_a_fall` the largest fall between two points does not count:
+        garbage of many steps goes at once."""
         points = self._settled(name)
         before = [point for point in points if points[-1][0] - point[0] >= steps]
         if not before:
@@ -268,7 +270,10 @@ class Points:
         (begin, first), (end, last) = before[-1], points[-1]
         if self._is_noisy:
             return slope_of(points[len(before) - 1 :])
-        return (last - first) / (end - begin)
+        fall = 0
+        if but_a_fall:
+            fall = max(a - b for (_, a), (_, b) in pairwise(points[len(before) - 1 :]))
+        return (last - first + max(0, fall)) / (end - begin)
 
     def rises(self, name: str) -> list[int]:
         """The steps of the points at which it was above all that it had been."""

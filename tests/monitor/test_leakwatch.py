@@ -826,6 +826,22 @@ def test_growth_beyond_what_was_declared_is_said(clock: Clock) -> None:
 # --- what has ended ---
 
 
+def test_what_is_collected_now_and_then_is_no_end_of_growth(clock: Clock) -> None:
+    """Garbage of 300 steps goes at once, more than what is kept takes in the steps around it."""
+    program = Program(clock)
+    program.held = [holder(16 * KIB)]
+    for _ in range(12):
+        program.run(299, heap=22 * KIB)
+        program.run(1, heap=22 * KIB - 300 * 6 * KIB)
+    assert not any(finding.over for finding in program.said), program.texts
+    (found,) = program.watch.findings()
+    assert found.holder == program.held[0].path
+    program.sizes["heap"] -= 50 * MIB  # it is cleared, and stays so
+    program.held = []
+    program.run(700)
+    assert program.watch.findings() == ()
+
+
 def test_growth_that_has_ended_is_withdrawn_within_64_steps(clock: Clock) -> None:
     for grows in (100, 300):
         program = Program(clock)

@@ -334,6 +334,23 @@ pace(const mt_growth_point *from, const mt_growth_point *to)
     return (double)(to->length - from->length) / (double)(to->step - from->step);
 }
 
+/* Where the gain began to be what it is now: the point from which on no interval had less than half of
+ * it. `first`, where the mean since then is close to it, where only a single interval tells otherwise
+ * that is not twice as fast, and where it is for a few steps: what comes in lumps does not speed up by
+ * each of them. */
+static const mt_growth_point *
+since_it_is_so_fast(const mt_growth_point *first, const mt_growth_point *last)
+{
+    const mt_growth_point *from = last - 1;
+    double faster;
+
+    while (from > first && 2 * pace(from - 1, from) >= pace(from, last))
+        from--;
+    if (last->step - from->step < MT_GROWTH_SETTLED) return first;
+    faster = last - from > 1 ? 1.25 : 2.0;
+    return pace(from, last) >= faster * pace(first, last) ? from : first;
+}
+
 bool
 mt_growth_judge(const mt_growth *g, uint32_t watch, bool may_fill, mt_growth_gain *out)
 {
@@ -352,7 +369,7 @@ mt_growth_judge(const mt_growth *g, uint32_t watch, bool may_fill, mt_growth_gai
         middle++;
     slows = pace(middle, last) < 0.5 * pace(first, last);
     if (slows && (!may_fill || middle->length == last->length)) return false;
-    if (slows) first = middle;
+    first = slows ? middle : since_it_is_so_fast(first, last);
     *out = (mt_growth_gain){
         .since = first->step,
         .until = last->step,

@@ -33,6 +33,9 @@ enum { MT_GROWTH_LEAST_BYTES = 4096 };
 /* Points of one watch at most; then every second one goes. At least 8. */
 enum { MT_GROWTH_POINTS = 24 };
 
+/* For so many steps it has to gain faster than before, to be said to do so. */
+enum { MT_GROWTH_SETTLED = 128 };
+
 typedef struct mt_growth_thing {
     uint64_t address; /* 0: it has none that means anything, as a buffer that is made anew */
     uint64_t place;   /* a hash of the way to it; 0: none */
@@ -81,7 +84,9 @@ typedef struct mt_growth {
 
 /* What is known of one that gained, for those who judge it by its bytes. */
 typedef struct mt_growth_gain {
-    uint64_t since, until;  /* steps: from the last point before the first rise to the newest */
+    /* Steps: from the last point before the first rise, or from where it came to be as fast as it is,
+     * to the newest. */
+    uint64_t since, until;
     uint64_t length, bytes; /* how many more between the two */
     uint64_t now;           /* the newest length */
     uint32_t rises;

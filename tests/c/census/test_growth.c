@@ -7,7 +7,7 @@
 
 enum { THINGS = 60, LOOKS = 40 };
 
-static const uint64_t STEPS[] = {16, 24, 32, 48, 64, 96, 128, 192};
+static const uint64_t STEPS[] = {16, 24, 32, 48, 64, 96, 128, 192, 320};
 
 static mt_growth_thing
 list_at(uint64_t address, uint64_t length)
@@ -84,6 +84,22 @@ the_rules_name_what_only_gained(void)
     CHECK(NAMED(false, &gain, 5, 5, 5, 6, 7, 8));             /* in lumps: from the first rise on */
     CHECK(gain.since == 32 && gain.until == 96 && gain.length == 3);
     CHECK(!NAMED(false, &gain, 0, 0, 0));
+}
+
+static void
+its_gain_is_that_since_it_is_so_fast(void)
+{
+    mt_growth_gain gain;
+
+    CHECK(NAMED(false, &gain, 10, 11, 11, 11, 11, 11, 11, 12, 140)); /* it begins late */
+    CHECK(gain.since == 192 && gain.until == 320 && gain.length == 128);
+    CHECK(NAMED(false, &gain, 10, 11, 11, 11, 11, 43, 75, 139)); /* and goes on at one a step */
+    CHECK(gain.since == 64 && gain.until == 192 && gain.length == 128);
+    CHECK(
+        NAMED(false, &gain, 10, 11, 11, 11, 11, 11, 42, 106)); /* for 96 steps: it may be a lump */
+    CHECK(gain.since == 16 && gain.length == 96);
+    CHECK(NAMED(false, &gain, 10, 12, 14, 18, 22, 30, 38, 54, 140)); /* not twice as fast */
+    CHECK(gain.since == 16 && gain.length == 130);
 }
 
 /* What has a bound may fill: its gain is that of the later half. */
@@ -345,6 +361,7 @@ int
 main(void)
 {
     RUN(the_rules_name_what_only_gained);
+    RUN(its_gain_is_that_since_it_is_so_fast);
     RUN(what_may_fill_is_named_though_it_slows_down);
     RUN(the_first_entry_of_what_was_known_to_be_empty_is_a_gain);
     RUN(what_is_made_anew_is_known_by_its_place);
