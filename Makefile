@@ -60,7 +60,7 @@ $(DEMO_VENV)/.installed: $(DEMO_VENV)/.packages setup.py $(EXT_SOURCES) $(wildca
 # again. The census comes first in its own, and then what asks it within a second: what other tests leave alive would be
 # found as well, and takes time. Without the slow tests the rooms are the longer half, and the first process has some of
 # them.
-FIRST_TESTS := tests/census tests/testing tests/cli tests/meta tests/docs
+FIRST_TESTS := tests/census tests/testing tests/cli tests/meta tests/package tests/docs
 FIRST_QUICK_TESTS := $(FIRST_TESTS) tests/allocators tests/export tests/record tests/report
 PYTHON_TESTS := $(filter-out tests/gpu tests/pages,$(sort $(patsubst %/,%,$(dir $(wildcard tests/*/test_*.py)))))
 BOTH = status=0; \
@@ -74,8 +74,8 @@ WITH_C = $(MAKE) --no-print-directory test-c >$(OUT)/c.log 2>&1 & c=$$!; \
     if wait $$c; then echo 'all C tests passed'; else cat $(OUT)/c.log; status=1; fi; exit $$status
 # The extension is built while packages are installed.
 SET_UP = $(MAKE) --no-print-directory -j2 $(VENV)/.built $(VENV)/.deps
-# Each of the two has torch's threads for both cores: those that wait are not to take the other's time.
-check test: export OMP_WAIT_POLICY := PASSIVE
+# Each of the two has a core: the programs that they start are not to take the other's by threads of their own.
+check test: export OMP_NUM_THREADS := 1
 
 check: $(OUT)/c/libfakecudart.so  ## the quick loop: C tests, and those of tests/ that are not marked slow
 	@$(call WITH_C,$(call BOTH,-m "not slow",$(FIRST_QUICK_TESTS)))
