@@ -50,6 +50,7 @@ ALIKE = 1.25  # two rates of one part of memory that differ by less are of the s
 FASTER = 2.5  # between two looks: what becomes faster than that is something else
 STILL = 0.25  # of its rate: growth that is below it over the last steps has ended
 ENDED_STEPS, ENDED_SHARE = 64, 0.1  # those last steps: so many, or so much of the run
+CLEARED = 0.5  # of all that it has gained: a fall by less is garbage that was collected
 DATA_SET = "cache of a data set"
 GRAPH = "autograd graph"
 C_HEAP = "C heap"
@@ -644,7 +645,9 @@ class Standing:
         if known < CONFIRMED_STEPS:
             return False
         is_held = bool(finding.holder) and not stand.missed  # as the newest walk has seen
-        recent = points.recent(name, min(int(window), known), but_a_fall=is_held)
+        since = finding.since_step if finding.since_step is not None else points.steps[0]
+        garbage = CLEARED * finding.rate_bytes * (step - since) if is_held else 0
+        recent = points.recent(name, min(int(window), known), but_a_fall=garbage)
         if recent is None:
             return False
         least = max(LEAST_RATE / 4, STILL * self._seen_of(finding))

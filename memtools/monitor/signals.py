@@ -259,10 +259,10 @@ class Points:
             line.add(*point)
         return Pace(line.slope, points[begin][0] if points else since, line.error)
 
-    def recent(self, name: str, steps: int, but_a_fall: bool = False) -> float | None:
+    def recent(self, name: str, steps: int, but_a_fall: float = 0) -> float | None:
         """Bytes a step from the newest point that is so many steps old to the newest one; None
-        where there is none. With `but_a_fall` the largest fall between two points does not count:
-        garbage of many steps goes at once."""
+        where there is none. A fall between two points of `but_a_fall` bytes at most does not count,
+        where it is the largest: garbage of many steps goes at once."""
         points = self._settled(name)
         before = [point for point in points if points[-1][0] - point[0] >= steps]
         if not before:
@@ -270,10 +270,9 @@ class Points:
         (begin, first), (end, last) = before[-1], points[-1]
         if self._is_noisy:
             return slope_of(points[len(before) - 1 :])
-        fall = 0
-        if but_a_fall:
-            fall = max(a - b for (_, a), (_, b) in pairwise(points[len(before) - 1 :]))
-        return (last - first + max(0, fall)) / (end - begin)
+        fall = max((a - b for (_, a), (_, b) in pairwise(points[len(before) - 1 :])), default=0)
+        forgiven = fall if 0 < fall <= but_a_fall else 0
+        return (last - first + forgiven) / (end - begin)
 
     def rises(self, name: str) -> list[int]:
         """The steps of the points at which it was above all that it had been."""

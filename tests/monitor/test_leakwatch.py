@@ -836,9 +836,17 @@ def test_what_is_collected_now_and_then_is_no_end_of_growth(clock: Clock) -> Non
     assert not any(finding.over for finding in program.said), program.texts
     (found,) = program.watch.findings()
     assert found.holder == program.held[0].path
-    program.sizes["heap"] -= 50 * MIB  # it is cleared, and stays so
-    program.held = []
-    program.run(700)
+
+
+def test_a_container_that_is_cleared_has_ended_to_grow(clock: Clock) -> None:
+    """By what is in use, before a walk finds it shorter."""
+    program = Program(clock)
+    program.held = [holder(16 * KIB)]
+    program.run(320, heap=16 * KIB)
+    looks = program.census.looks
+    program.sizes["heap"] -= 320 * 16 * KIB
+    program.run(24, heap=16 * KIB)
+    assert program.census.looks == looks
     assert program.watch.findings() == ()
 
 
