@@ -1,4 +1,4 @@
-"""The page of all limits, docs/internals/limits.md, out of the results of the last runs.
+"""The page of all limits and times, docs/internals/limits.md, out of the results of the last runs.
 
 python -m benchmarks.kit.page     # writes it; `make bench` does so at its end
 """
@@ -15,13 +15,16 @@ from benchmarks.kit.limits import RUNS, Limit, reached
 PAGE = HERE.parent / "docs" / "internals" / "limits.md"
 #: the benchmarks whose results have another name
 BENCHES = {"run_share": "share"}
-HEAD = f"""# Limits, run by run
+UNITS = (("s", 1e9), ("ms", 1e6), ("us", 1e3), ("ns", 1))
+HEAD = f"""# Limits and times, run by run
 
 <!-- Written by `python -m benchmarks.kit.page` out of benchmarks/results. -->
 
-Every benchmark that has limits, with what each of its last {RUNS} runs found. A figure is
-`least / median` of many turns; where one figure stands alone, both are the same or there is only
-one. "yes" means that the least and the median of every run are within the limit.
+What each of the last {RUNS} runs of a benchmark found, for those that have limits, and how long
+each of its ways took in the last one. A figure is `least / median` of many turns; where one figure
+stands alone, both are the same or there is only one. "yes" means that the least and the median of
+every run are within the limit. "Beside" is the ratio of the least times, and the median of the
+ratios of turns.
 [How the figures were made](performance.md) says what was measured, and beside what.
 """
 
@@ -31,20 +34,28 @@ def page(results: Path = RESULTS) -> str:
     parts = [HEAD]
     for path in sorted(results.glob("*.json")):
         content = json.loads(path.read_text())
-        if runs := [run for run in content.get("runs", []) if run["limits"]]:
-            parts.append("\n".join(_section(path.stem, content["environment"], runs)))
+        runs = [run for run in content.get("runs", []) if run["limits"]]
+        tables = [_limits(runs)] if runs else []
+        tables += _times(path.stem, content.get("sections", {}))
+        if tables:
+            head = _head(path.stem, content["environment"], content["runs"])
+            parts += ["\n".join(lines) for lines in (head, *tables)]
     return "\n".join(parts)
 
 
-def _section(name: str, facts: Json, runs: list[Json]) -> Iterator[str]:
+def _head(name: str, facts: Json, runs: list[Json]) -> Iterator[str]:
     yield f"## {name}\n"
     machine = f"{facts['cpu']}, {facts['cores']} cores, torch {facts['torch']}"
     yield f"`make bench BENCHES={BENCHES.get(name, name)}` on {machine}.\n"
     for number, run in enumerate(runs, 1):
         when, load = run["date"][:16], run["load_average"][0]
         yield f"- Run {number}: revision {run['revision']}, {when}, load {load:.1f} when it began"
+    yield ""
+
+
+def _limits(runs: list[Json]) -> Iterator[str]:
     columns = " | ".join(f"run {number}" for number in range(1, len(runs) + 1))
-    yield f"\n| limit | allowed | {columns} | reached |"
+    yield f"| limit | allowed | {columns} | reached |"
     yield "| --- " * (len(runs) + 3) + "|"
     found = [{row["limit"]: Limit(**row) for row in run["limits"]} for run in runs]
     for limit, newest in found[-1].items():
@@ -53,6 +64,43 @@ def _section(name: str, facts: Json, runs: list[Json]) -> Iterator[str]:
         cells = [limit, newest.allowed, *map(_figures, rows), verdict.replace("NO", "**no**")]
         yield f"| {' | '.join(cells)} |"
     yield ""
+
+
+def _times(name: str, sections: Json) -> Iterator[Iterator[str]]:
+    """A table for each section in which ways of doing a thing stand side by side."""
+    for title, found in sections.items():
+        rows = found.get("rows") if isinstance(found, dict) else found
+        if isinstance(rows, list) and all(map(_is_timed, rows)):
+            yield _times_of(name if title == "rows" else title, rows)
+
+
+def _is_timed(row: object) -> bool:
+    return isinstance(row, dict) and {"name", "min_ns", "median_ns"} <= row.keys()
+
+
+def _times_of(title: str, rows: list[Json]) -> Iterator[str]:
+    """The way that all others are beside has the ratio 1; some sections have none."""
+    base = next((row["name"] for row in rows if row.get("median_ratio") == 1), "")
+    yield f"| {title} | least / median |" + (f" beside {base} |" if base else "")
+    yield "| --- | --- |" + (" --- |" if base else "")
+    for row in rows:
+        line = f"| {row['name']} | {_time(row['min_ns'], row['median_ns'])} |"
+        if row["name"] == base:
+            line += " |"
+        elif base:
+            line += f" {_digits(row['ratio_of_mins'])} / {_digits(row['median_ratio'])} x |"
+        yield line
+    yield ""
+
+
+def _time(least: float, median: float) -> str:
+    """Both in the unit of the first."""
+    unit, size = next((u, s) for u, s in UNITS if least >= s or s == 1)
+    return f"{_digits(least / size)} / {_digits(median / size)} {unit}"
+
+
+def _digits(number: float) -> str:
+    return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
 
 
 def _figures(row: Limit | None) -> str:

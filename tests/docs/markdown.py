@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 FENCE = re.compile(r"^(`{3,}).*?^\1 *$", re.MULTILINE | re.DOTALL)
+NUMBER = re.compile(r"(?<![\w.,])(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e-?\d+)?(?!\w)")
 LINK = re.compile(r"\]\((?!\w+:)([^)\s#]*)(?:#([^)\s]*))?\)")
 
 
@@ -48,3 +51,29 @@ def dead_links(file: Path, text: str | None = None) -> list[str]:
         elif part and target.suffix == ".md" and part not in sections(target.read_text()):
             found.append(f"{file.name}: {path}#{part}")
     return found
+
+
+def figures_without_source(
+    page: str, source_of: Callable[[str], str], columns: slice = slice(-1)
+) -> list[str]:
+    """The figures in the tables of a page that stand in none of the texts which the last cell of
+    their row leads to."""
+    found = []
+    for line in page.splitlines():
+        cells = [cell.strip() for cell in line.strip("| ").split(" | ")]
+        places = re.findall(r"\]\((?:\.\./)?((?:internals|guides)/[^)]*)\)", cells[-1])
+        if not line.startswith("|") or not places:
+            continue
+        there = {number for place in places for number in NUMBER.findall(source_of(place))}
+        text = re.sub(r"`[^`]*`", "", " ".join(cells[columns]))
+        found += [f"{n} in: {cells[0]}" for n in NUMBER.findall(text) if n not in there]
+    return found
+
+
+def source_of(place: str) -> str:
+    """A section of the lab book or of the limits run by run; of a guide all guides, among which
+    figures may move."""
+    path, _, heading = place.partition("#")
+    if path.startswith("guides/"):
+        return "\n".join(guide.read_text() for guide in DOCS.glob("guides/*.md"))
+    return sections((DOCS / path).read_text())[heading]

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.markdown import sections
+from tests.docs.markdown import figures_without_source, source_of
 from tests.docs.test_readme import run_program  # noqa: F401
-from tests.docs.test_site import NUMBER
 from tests.docs.test_symptoms import (
     FENCE,
     missing,
@@ -59,29 +58,6 @@ def test_the_menu_has_the_pages_in_the_order_in_which_they_are_read() -> None:
     menu = re.findall(r"^background/(\w+)$", (DOCS / "index.md").read_text(), re.MULTILINE)
     assert tuple(menu) == ORDER
     assert sorted(DOCS.glob("background/*.md")) == sorted(PAGES)
-
-
-def figures_without_source(page: str, source_of: Callable[[str], str]) -> list[str]:
-    """The figures in the tables of a page that stand in none of the texts which the last cell of
-    their row leads to."""
-    found = []
-    for line in page.splitlines():
-        cells = [cell.strip() for cell in line.strip("| ").split(" | ")]
-        places = re.findall(r"\]\(\.\./((?:internals|guides)/[^)]*)\)", cells[-1])
-        if not line.startswith("|") or not places:
-            continue
-        there = {number for place in places for number in NUMBER.findall(source_of(place))}
-        text = re.sub(r"`[^`]*`", "", " ".join(cells[:-1]))
-        found += [f"{n} in: {cells[0]}" for n in NUMBER.findall(text) if n not in there]
-    return found
-
-
-def source_of(place: str) -> str:
-    """A section of the lab book; of a guide all guides, among which figures may move."""
-    path, _, heading = place.partition("#")
-    if path.startswith("guides/"):
-        return "\n".join(guide.read_text() for guide in DOCS.glob("guides/*.md"))
-    return sections((DOCS / path).read_text())[heading]
 
 
 def test_every_figure_of_the_costs_stands_where_its_row_leads() -> None:

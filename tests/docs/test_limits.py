@@ -51,6 +51,28 @@ def test_results_keep_the_limits_of_the_last_three_runs(tmp_path: Path) -> None:
     assert "- Run 3: revision r4, 2026-01-02 03:04, load 0.5 when it began" in page(tmp_path)
 
 
+def test_ways_of_doing_a_thing_stand_side_by_side(tmp_path: Path) -> None:
+    run(tmp_path / "made_up.json", 1.0, "r1")
+    content = json.loads((tmp_path / "made_up.json").read_text())
+    times = [("by hand", 2e3, 2.5e3, 1, 1), ("ours", 999.6, 1200, 0.4998, 0.48)]
+    keys = ("name", "min_ns", "median_ns", "ratio_of_mins", "median_ratio")
+    rows = [dict(zip(keys, each, strict=True)) for each in times]
+    alone = [{"name": "all", "min_ns": 1.5e9, "median_ns": 2.25e9}]
+    other = [{"name": "a count", "turns": 3}]
+    content["sections"] = {"rows": rows, "whole": {"rows": alone}, "counts": other}
+    (tmp_path / "made_up.json").write_text(json.dumps(content))
+    tables = """| made_up | least / median | beside by hand |
+| --- | --- | --- |
+| by hand | 2 / 2.5 us | |
+| ours | 1,000 / 1,200 ns | 0.5 / 0.48 x |
+
+| whole | least / median |
+| --- | --- |
+| all | 1.5 / 2.25 s |
+"""
+    assert page(tmp_path).endswith(tables)
+
+
 def test_a_limit_that_a_run_did_not_measure_is_said_so(tmp_path: Path) -> None:
     out = tmp_path / "made_up.json"
     run(out, 1.0, "r1")
