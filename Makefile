@@ -85,8 +85,7 @@ test: $(OUT)/c/libfakecudart.so  ## C tests, and all of tests/ under pytest (ARG
 
 $(VENV)/.python:
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) "pip>=25.1"  # the first that knows --group; a fresh environment of Python 3.11 has an older one
-	$(PIP) "setuptools>=77" wheel
+	$(PIP) "pip>=25.1" "setuptools>=77" wheel  # the first pip that knows --group
 	@touch $@
 
 $(VENV)/.headers: $(VENV)/.python

@@ -126,7 +126,7 @@ def test_the_demo_fails_when_an_example_fails() -> None:
 
 # --- rl_generation.py -----------------------------------------------------------------------------
 
-RL_TINY = ["--updates", "4", "--pretrain-steps", "40", "--new-tokens", "32", "--max-tokens", "512"]
+RL_TINY = ["--updates", "4", "--pretrain-steps", "24", "--new-tokens", "32", "--max-tokens", "512"]
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from tests.kit.long import LONG
 from tests.meta import reentry
 
 TARGETS = reentry.targets()
-MOST, SEED = (10**6, random.randrange(10**9)) if LONG else (16, 0)
+MOST, SEED = (10**6, random.randrange(10**9)) if LONG else (12, 0)
 #: each call visits every object of the process, or draws
 SLOW = (
     "Census",
@@ -61,7 +61,7 @@ def test_every_callable_has_a_maker_and_every_parameter_a_value():
 @pytest.mark.parametrize("label", [label for label, target in TARGETS.items() if target.parameters])
 def test_hostile_arguments_neither_crash_nor_hang(label):
     target = TARGETS[label]
-    some = reentry.cases(target, SEED, 3 if is_slow(label) else MOST)
+    some = reentry.cases(target, SEED, 2 if is_slow(label) else MOST)
     assert some
     assert reentry.failures(target, some) == []
 
@@ -69,5 +69,5 @@ def test_hostile_arguments_neither_crash_nor_hang(label):
 @pytest.mark.slow
 @pytest.mark.parametrize("label", [label for label, target in TARGETS.items() if target.parameters])
 def test_arguments_of_another_type_are_refused_in_words(label):
-    most = 4 if is_slow(label) else len(reentry.MISFITS)
+    most = 3 if is_slow(label) else len(reentry.MISFITS)
     assert reentry.misfit_failures(TARGETS[label], most) == []
