@@ -12,7 +12,8 @@ import pytest
 
 LIBRARIES = ("torch", "numpy", "matplotlib", "transformers", "accelerate", "lightning",
              "prometheus_client", "tensorboard", "jinja2", "rich", "psutil", "mypy", "packaging",
-             "gymnasium", "mujoco", "biotite", "objgraph", "pympler")  # fmt: skip
+             "gymnasium", "mujoco", "biotite", "objgraph", "pympler", "h5py", "lmdb",
+             "tensordict")  # fmt: skip
 MISSING = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
 SIGNS = [
     (name, re.compile(rf"No module named '?{name}\b|\b{name} is not installed|needs {name}\b"))
