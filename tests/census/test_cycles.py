@@ -381,6 +381,7 @@ def test_the_first_inspection_of_a_process_finds_what_there_is():
     assert in_own_process(code) == "True\n"
 
 
+@pytest.mark.slow
 def test_without_torch_there_are_no_tensors():
     program = (
         "import gc, sys; from memtools._census.cycles import collect\n"

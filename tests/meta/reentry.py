@@ -909,7 +909,7 @@ def misfit_faults(target: Target, most: int) -> list[str]:
     return found
 
 
-def misfit_failures(target: Target, most: int = len(MISFITS), seconds: int = 120) -> list[str]:
+def misfit_failures(target: Target, most: int, seconds: int = 120) -> list[str]:
     """The faults, found in a forked child."""
 
     def look(tell: int) -> None:

@@ -335,9 +335,9 @@ pace(const mt_growth_point *from, const mt_growth_point *to)
 }
 
 /* Where the gain began to be what it is now: the point from which on no interval had less than half of
- * it. `first`, where the mean since then is close to it, where only a single interval tells otherwise
- * that is not twice as fast, and where it is for a few steps: what comes in lumps does not speed up by
- * each of them. */
+ * it. `first`, where the mean since `first` is close to it, where it is that of a single interval and
+ * not twice the mean, and where it has been so for a few steps only: what comes in lumps does not speed
+ * up by each of them. */
 static const mt_growth_point *
 since_it_is_so_fast(const mt_growth_point *first, const mt_growth_point *last)
 {
