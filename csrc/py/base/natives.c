@@ -12,7 +12,8 @@ mt_natives_new(void)
 
     if (natives == NULL) return NULL;
     atomic_init(&natives->refs, 1);
-    if (mt_forkmark_zeros(&zeros, NULL) == MT_OK) natives->mapped_again = zeros;
+    if (mt_forkmark_zeros(sizeof *natives->mapped_again, &zeros, NULL) == MT_OK)
+        natives->mapped_again = zeros;
     return natives;
 }
 
