@@ -11,10 +11,50 @@ if "t" in _sys.abiflags:
         "memtools does not run on free-threaded Python: its C code relies on the global "
         "interpreter lock; use the standard build of Python"
     )
-# Each public name and the module that it is of, out of the lines of __init__.pyi. They are loaded
-# at first use: where memtools._core does not load, `memtools doctor` must still say so.
-with open(f"{__path__[0]}/__init__.pyi", encoding="utf-8") as _stub:
-    _HOMES = {line.split()[-1]: line.split()[1] for line in _stub if line.startswith("from ")}
+# The modules that define the public names. A module is loaded when one of its names is first used:
+# `memtools doctor` must run where memtools._core does not load. __init__.pyi says the same to type
+# checkers, and a test compares the two.
+_NAMES = {
+    "_base.devices": "DeviceMemory device_memory",
+    "_base.malloc": "Heap",
+    "_census.census": "Census GroupGrowth Growth TensorGroup TypeGrowth census",
+    "_census.holders": "Holder TensorKind holder_of",
+    "_version": "__version__",
+    "allocators.settings": (
+        "AllocatorSettings CudaAllocator CudaDevice HostAllocator Setting allocator_settings"
+    ),
+    "budget": "Budget BudgetReport Holding",
+    "cleanup.engine": "Cleaned CleanupCall CleanupHandle",
+    "cleanup.generation": "generation",
+    "cleanup.managed": "managed",
+    "cleanup.policy": "CleanupPolicy",
+    "cleanup.report": "ActionReport CycleReport PolicyReport",
+    "errors": (
+        "BudgetError DeviceError DeviceMemoryPressure HostMemoryPressure MemoryPressure "
+        "MemtoolsError ShimUnavailable"
+    ),
+    "gate.aux_loss": "AuxLoss",
+    "gate.history": "GateHistory",
+    "gate.stats": "GateStats",
+    "grad.accumulator": "GradAccumulator",
+    "grad.checkpoint": "CheckpointedLayers checkpoint_layers",
+    "grad.norm": "clip_grad_norm_ grad_norm",
+    "grad.report": "AccumulatorReport Retry WindowReport",
+    "kv.pool": "KVLease KVPool KVStats",
+    "leak.detector": "LeakDetector LeakVerdict StepsLeft",
+    "leak.finding": "LeakFinding",
+    "monitor.guards": "Handle Pressure",
+    "monitor.host": "HostMemory host_memory",
+    "monitor.monitor": "MemoryMonitor",
+    "monitor.phases": "Phase PhaseTotals",
+    "monitor.readings": "Headroom",
+    "monitor.voice": "LeakHandle",
+    "record.record": "Buckets Column Record RecordEvent RecordPhase Samples read_record",
+    "trajectory.epochs": "TrajectoryChunk TrajectoryEpoch TrajectoryEpochs",
+    "trajectory.settings": "UpdateSettings",
+    "trajectory.store": "TrajectoryStats TrajectoryStore",
+}
+_HOMES = {name: f"memtools.{module}" for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = sorted(_HOMES)
 

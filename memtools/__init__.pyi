@@ -1,5 +1,4 @@
-"""The public names and where each lives: what type checkers and editors read, and __init__.py at
-run time. A name stands on a line of its own."""
+"""The public names and where each lives, for type checkers and editors."""
 
 from memtools._base.devices import DeviceMemory as DeviceMemory
 from memtools._base.devices import device_memory as device_memory

@@ -20,9 +20,7 @@ from __future__ import annotations
 
 import collections
 import functools
-import inspect
 import operator
-import re
 import threading
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -238,17 +236,7 @@ def extent(container: Any) -> tuple[int | None, int | None]:
 # --- holders ---
 
 
-def _described(kind: _T) -> _T:
-    """Class decorator for a dataclass with slots: each attribute gets its entry of "Attributes:" as
-    its own docstring, where help() looks for it and would find that of the default's type."""
-    _, _, text = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")
-    entries = re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", text, re.M)
-    kind.__slots__ = {name: " ".join(words.split()) for name, words in entries}  # type: ignore[attr-defined]
-    return kind
-
-
 @part_of_a_look
-@_described
 @dataclass(frozen=True, repr=False, slots=True)
 class Holder:
     """Who keeps objects alive. `str()` of it is one sentence.

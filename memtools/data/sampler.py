@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import random
 import sys
@@ -215,11 +216,14 @@ class BudgetSampler:
         spare = sum(sizes) - len(sizes)
         if self.drop_last or spare < missing:
             return starts[: len(starts) - over]
-        cuts = list(starts)
-        for _ in range(missing):
-            at = max(range(len(cuts) - 1), key=lambda i: cuts[i + 1] - cuts[i])
-            cuts.insert(at + 1, (cuts[at] + cuts[at + 1] + 1) // 2)
-        return array("q", cuts)
+        largest = [(-size, begin) for size, begin in zip(sizes, starts, strict=False)]
+        heapq.heapify(largest)
+        for _ in range(missing):  # of equally large batches the first one
+            size, begin = -largest[0][0], largest[0][1]
+            half = (size + 1) // 2
+            heapq.heapreplace(largest, (-half, begin))
+            heapq.heappush(largest, (half - size, begin + half))
+        return array("q", [*sorted(begin for _, begin in largest), starts[-1]])
 
 
 def _shuffled(

@@ -17,13 +17,20 @@ from typing import Any
 from memtools import _core
 
 TRACKER = "multiprocessing.resource_tracker"
-_before: list[Any] = []  # the tracker's own function, while we hear
+#: the tracker's own function and ours that calls it, while we hear
+_placed: list[tuple[Any, Any]] = []
 
 
-def _register(name: str, rtype: str) -> None:
-    _before[0](name, rtype)
-    if rtype == "shared_memory":
-        _core._tell_shm(name)
+def _with_ours(register: Any) -> Any:
+    """A function that calls the tracker's `register`, and tells of blocks of shared memory. It
+    also works after rest(): somebody may have imported it by its name meanwhile."""
+
+    def register_and_tell(name: str, rtype: str) -> None:
+        register(name, rtype)
+        if rtype == "shared_memory":
+            _core._tell_shm(name)
+
+    return register_and_tell
 
 
 def hear(*, load: bool = False) -> None:
@@ -32,15 +39,15 @@ def hear(*, load: bool = False) -> None:
     if load:
         import multiprocessing.resource_tracker  # noqa: F401
     tracker: Any = sys.modules.get(TRACKER)
-    if _before or tracker is None:
+    if _placed or tracker is None:
         return
-    _before.append(tracker.register)
+    _placed.append((tracker.register, _with_ours(tracker.register)))
     _core._tell_shm(None)
-    tracker.register = _register
+    tracker.register = _placed[0][1]
 
 
 def rest() -> None:
     """Hear no more, unless somebody else has taken the place meanwhile."""
     tracker: Any = sys.modules.get(TRACKER)
-    if _before and tracker is not None and tracker.register is _register:
-        tracker.register = _before.pop()
+    if _placed and tracker is not None and tracker.register is _placed[0][1]:
+        tracker.register = _placed.pop()[0]

@@ -1,4 +1,4 @@
-"""Handlers of forks and of the process's end: each is registered once."""
+"""Handlers of forks and of the process's end: each call is registered once."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ for _ in range(2):
     process.at_fork(in_child, in_parent)
     process.at_exit(first)
     process.at_exit(second, "second")
+process.at_exit(second, "third")
 pid = os.fork()
 if pid == 0:
     os._exit(0 if calls == ["child"] else 1)
@@ -27,9 +28,9 @@ assert calls == ["parent"]
 """
 
 
-def test_a_handler_that_is_registered_twice_is_called_once():
+def test_a_call_that_is_registered_twice_is_made_once():
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
-    assert (done.stdout, done.stderr, done.returncode) == ("second\nfirst\n", "", 0)
+    assert (done.stdout, done.stderr, done.returncode) == ("third\nsecond\nfirst\n", "", 0)
 
 
 def test_a_handler_for_the_child_alone():

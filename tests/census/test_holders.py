@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import functools
 import gc
-import inspect
 import queue
 import sys
 import threading
@@ -433,16 +431,6 @@ def test_a_list_of_a_class_with_methods_of_its_own_is_taken_as_it_is() -> None:
 def test_steps_that_cannot_be_are_refused(steps: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match="steps is"):
         memtools.holder_of([bytearray(9)], steps=steps)
-
-
-def test_each_attribute_of_a_holder_says_what_it_is() -> None:
-    for field in dataclasses.fields(memtools.Holder):
-        said = inspect.getdoc(getattr(memtools.Holder, field.name))
-        assert said is not None, field.name
-        assert said.endswith("."), field.name
-    assert inspect.getdoc(memtools.Holder.steps) == (
-        "the number of steps in which the objects came."
-    )
 
 
 @pytest.mark.slow

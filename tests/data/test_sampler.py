@@ -3,6 +3,7 @@ on."""
 
 from __future__ import annotations
 
+import itertools
 import random
 import sys
 from array import array
@@ -36,6 +37,22 @@ def test_batches_are_cut_in_order_where_the_next_sample_does_not_fit():
     assert list(BudgetSampler([1, 1, 1, 1, 1], 100, max_count=2)) == [[0, 1], [2, 3], [4]]
     assert list(BudgetSampler([], 9)) == []
     assert list(BudgetSampler([0, 0], 1)) == [[0, 1]]
+
+
+@pytest.mark.parametrize("replicas", [2, 7, 64, 301])
+def test_the_largest_batches_are_halved_until_each_replica_has_as_many(replicas):
+    """As the definition says: the first of the largest is halved, one at a time."""
+    batches = list(BudgetSampler(LENGTHS, 400))
+    cuts = [0, *itertools.accumulate(map(len, batches))]
+    while (len(cuts) - 1) % replicas:
+        at = max(range(len(cuts) - 1), key=lambda i: cuts[i + 1] - cuts[i])
+        cuts.insert(at + 1, (cuts[at] + cuts[at + 1] + 1) // 2)
+    shares = [
+        list(BudgetSampler(LENGTHS, 400, num_replicas=replicas, rank=rank))
+        for rank in range(replicas)
+    ]
+    dealt = [batch for row in zip(*shares, strict=True) for batch in row]
+    assert dealt == [list(range(a, b)) for a, b in itertools.pairwise(cuts)]
 
 
 @pytest.mark.parametrize("padded", [False, True])

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
+import importlib.util
 import inspect
+import shutil
 import sys
 import types
 from collections.abc import Iterator
@@ -87,6 +89,22 @@ def missing(names: list[str]) -> list[str]:
         and not hasattr(kind, "__enter__")
         and f"{name}.{member}" not in PARTS
     )
+
+
+def test_the_stub_names_what_can_be_imported() -> None:
+    stub = ast.parse(Path(memtools.__file__).with_suffix(".pyi").read_text())
+    lines = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
+    assert {line.names[0].asname: line.module for line in lines} == memtools._HOMES
+
+
+def test_the_package_is_imported_where_stubs_are_stripped(tmp_path: Path) -> None:
+    shutil.copy(memtools.__file__, tmp_path / "__init__.py")
+    module = importlib.util.spec_from_file_location("stripped", tmp_path / "__init__.py")
+    assert module is not None
+    assert module.loader is not None
+    stripped = importlib.util.module_from_spec(module)
+    module.loader.exec_module(stripped)
+    assert stripped.__all__ == memtools.__all__
 
 
 def test_what_public_calls_give_can_be_imported_from_memtools() -> None:

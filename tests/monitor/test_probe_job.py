@@ -128,6 +128,21 @@ assert own < MIB, own
 """
 
 
+def test_the_trackers_function_that_was_imported_meanwhile_works_afterwards() -> None:
+    job(
+        """
+import memtools
+from multiprocessing import resource_tracker
+before = resource_tracker.register
+with memtools.MemoryMonitor(leaks=False):
+    from multiprocessing.resource_tracker import register
+assert register is not before is resource_tracker.register
+register("/memtools-test", "semaphore")
+resource_tracker.unregister("/memtools-test", "semaphore")
+"""
+    )
+
+
 def test_shared_memory_counts_once_however_it_is_held() -> None:
     job(
         SHM_NOW
