@@ -1,4 +1,4 @@
-"""Writing a file in one step."""
+"""Writing a file in one step, and what it is called."""
 
 from __future__ import annotations
 
@@ -6,6 +6,20 @@ import contextlib
 import os
 from collections.abc import Callable
 from typing import BinaryIO
+
+
+def folder_now() -> str:
+    """The current directory; empty if it was removed."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
+
+
+def seen_from(folder: str, path: str) -> str:
+    """An absolute path as somebody in that folder would type it: without the folder, where the file
+    lies in it or below."""
+    return path.removeprefix(folder.rstrip(os.sep) + os.sep) if folder else path
 
 
 def replace_file(path: str | os.PathLike[str], write: Callable[[BinaryIO], object]) -> None:

@@ -1,4 +1,5 @@
-"""What memtools does when the process forks or ends: the only file that registers handlers for it.
+"""What memtools does when the process forks or ends, and how it starts threads in it. This is the
+only file that registers such handlers.
 
 A handler can never be taken back, so each call is registered once, however often it is asked for.
 Handlers are functions of modules: a bound method would keep its object alive for ever.
@@ -6,9 +7,12 @@ Handlers are functions of modules: a bound method would keep its object alive fo
 
 from __future__ import annotations
 
+import _thread
 import atexit
+import contextlib
 import os
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 
 _registered: set[tuple[object, ...]] = set()
 
@@ -33,3 +37,26 @@ def at_exit(function: Callable[..., object], *args: object) -> None:
         return
     _registered.add(call)
     atexit.register(function, *args)
+
+
+#: signals that a thread gets for what it does itself
+OWN_FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
+
+
+@contextlib.contextmanager
+def signals_blocked() -> Iterator[None]:
+    """A `with` block in which the caller's thread gets no signal, and no thread that starts in it
+    ever does. A signal that the program has blocked, to wait for it by sigwait(), would otherwise
+    go to such a thread, and end the process."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - OWN_FAULTS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def start_thread(function: Callable[..., object], *args: object) -> None:
+    """Start a thread of memtools' own, which gets no signal and is unknown to `threading`. Raises
+    RuntimeError if the system gives no thread."""
+    with signals_blocked():
+        _thread.start_new_thread(function, args)

@@ -234,7 +234,7 @@ class Recording:
         self._mark()
         self._hears = _hear(self._heard)
         self._over.acquire()
-        _thread.start_new_thread(_end_in_time, (self, self._over, longest_s))
+        process.start_thread(_end_in_time, self, self._over, longest_s)
         self._ns = time.thread_time_ns() - begun
 
     def _mark(self) -> None:

@@ -24,9 +24,10 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memtools import _core
+from memtools._base.file import folder_now, seen_from
 from memtools._base.size import format_bytes
 from memtools.cli.run import NOT_EXECUTABLE, NOT_FOUND
 from memtools.monitor.inprocess import announce, announce_nothing, log_name, opened
@@ -281,7 +282,8 @@ def run_command(words: Sequence[str], args: argparse.Namespace) -> int:
     if isinstance(ended, int):
         return ended
     if not args.quiet:
-        write_summary(read_record(writer.path), args.json)
+        record = read_record(writer.path)
+        write_summary(replace(record, path=seen_from(folder_now(), writer.path)), args.json)
     return end_like(ended)
 
 

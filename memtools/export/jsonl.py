@@ -81,7 +81,7 @@ class JsonlWriter:
             asked = format_bytes(self._most)
             raise ValueError(f"max_bytes is at least 4 KiB, got {asked}")
         self._source, self._every, self._keep, self._expert = source, every, keep, expert
-        self._path = os.fspath(path)
+        self._path = os.path.abspath(path)  # the program may change its directory
         self._lock = threading.RLock()  # a signal's handler may come here while a line is written
         self._pid = os.getpid()
         self._steps = self._lines = self._lost = 0

@@ -85,7 +85,8 @@ class PrometheusExporter:
         registry = CollectorRegistry()
         registry.register(_Collector(self))
         try:
-            server, thread = start_http_server(self._asked, self._host, registry)
+            with process.signals_blocked():  # threads of its requests inherit that
+                server, thread = start_http_server(self._asked, self._host, registry)
         except OSError as error:
             raise _explained(error, self._host, self._asked) from error
         self._server, self._thread = server, thread
@@ -112,7 +113,8 @@ class PrometheusExporter:
             return
         warnings.warn(f"running {self!r} was forgotten", ResourceWarning, stacklevel=2, source=self)
         alive = self._thread is not None and self._thread.is_alive()
-        threading.Thread(target=_close, args=(server, alive), daemon=True).start()
+        with process.signals_blocked():
+            threading.Thread(target=_close, args=(server, alive), daemon=True).start()
 
     @property
     def port(self) -> int:

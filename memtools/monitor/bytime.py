@@ -18,11 +18,11 @@ No callback of the program runs on this thread, no finalizer, and nothing of the
 from __future__ import annotations
 
 import _thread
-import signal
 import sys
 import time
 from collections.abc import Callable
 
+from memtools._base import process
 from memtools._base import torch as bridge
 from memtools.leak.finding import LeakFinding
 from memtools.monitor.leakwatch import FIRST_LOOK, LeakWatch
@@ -30,9 +30,6 @@ from memtools.monitor.leakwatch import FIRST_LOOK, LeakWatch
 TICK = 0.2  # seconds, that are a step
 START, START_OF_TORCH = 1.0, 27.0  # seconds of a program in which nothing is looked at
 SPOKEN = 64  # ticks after which something is said
-
-#: signals that a thread gets for what it does itself
-OWN_FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
 
 
 class ByTime:
@@ -62,7 +59,7 @@ class ByTime:
     def start(self) -> None:
         """Begin. Raises RuntimeError if the system gives no thread."""
         self._sleeps.acquire()
-        _thread.start_new_thread(self._run, ())
+        process.start_thread(self._run)
 
     def findings(self) -> tuple[LeakFinding, ...]:
         """What was said, and stands."""
@@ -80,7 +77,6 @@ class ByTime:
             self._watch.close()
 
     def _run(self) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - OWN_FAULTS)
         while not self._sleeps.acquire(timeout=TICK):
             with self._busy:
                 if self._is_over:

@@ -10,7 +10,6 @@ unchanged program gets its leak test and guard there, at the end of a step on it
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import json
 import mmap
@@ -27,6 +26,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from memtools import _core
 from memtools._base import environment, process
 from memtools._base.every import Every
+from memtools._base.file import folder_now, seen_from
 from memtools._base.size import format_bytes
 from memtools._base.steps import OPTIMIZERS, Steps, is_of_another_step
 from memtools.errors import MemtoolsError
@@ -48,12 +48,13 @@ KEPT_BACK = 16  # calls of modules: the first look of the leak test is at the si
 KEPT_BACK_TO_TRAIN = 1024  # of them, where the program has made an optimizer that has not acted yet
 IN_A_PROCESS = """
 import sys
-root, path, as_json, how, ended_ns = sys.argv[1:]
+root, path, name, as_json, how, ended_ns = sys.argv[1:]
 sys.path.insert(0, root)
+from dataclasses import replace
 from memtools.record.kinds import read
 from memtools.record.record import read_record, with_end
 from memtools.record.summary import write_summary
-record, end = read_record(path), read("end", how.encode())[0]
+record, end = replace(read_record(path), path=name), read("end", how.encode())[0]
 write_summary(with_end(record, end, int(ended_ns)) if end else record, as_json == "1")
 """
 
@@ -280,7 +281,7 @@ def opened(make: Callable[[], _Made]) -> _Made:
     except OSError as error:
         if not isinstance(error.__cause__, OSError):
             raise
-        path = str(error.filename)
+        path = seen_from(folder_now(), str(error.filename))
         why = refusal(error.__cause__, path)
         raise MemtoolsError(f"the record {path} cannot be made: {why}") from error
 
@@ -363,14 +364,14 @@ def _write_elsewhere(path: str, options: dict[str, Any], how: End | None, ended_
     root = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
     try:
         end = "" if how is None else payload(End.KIND, how).decode()
-        facts = [root, path, str(int(options["json"])), end, str(ended_ns)]
+        facts = [root, path, _name(path), str(int(options["json"])), end, str(ended_ns)]
         words = [sys.executable, "-I", "-S", "-c", IN_A_PROCESS, *facts]
         child = os.posix_spawn(sys.executable, words, {})
         if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0:
             return
     except Exception:  # no memory for that either: one line is ready
         pass
-    _write(f"memtools: Wrote {path}\n".encode(errors="backslashreplace"))
+    _write(f"memtools: Wrote {_name(path)}\n".encode(errors="backslashreplace"))
 
 
 def _texts(path: str, options: dict[str, Any], ended_ns: int) -> tuple[bytes, bytes, bytes, bytes]:
@@ -389,11 +390,16 @@ def _summary(path: str, options: dict[str, Any], how: End | None, ended_ns: int)
     from memtools.record.record import read_record, with_end
     from memtools.record.summary import summary_text
 
-    record = read_record(path)
+    record = replace(read_record(path), path=_name(path))
     if how is not None:
         record = with_end(record, how, ended_ns)
     text = summary_text(record, options["json"])
     return text.replace("\0", "\\0").encode(errors="backslashreplace")
+
+
+def _name(path: str) -> str:
+    """What the record is called in the folder in which the program was started."""
+    return seen_from(_started_in[0], path)
 
 
 def _write(text: bytes) -> None:
@@ -417,6 +423,7 @@ def _say_end_by_signal(monitor: MemoryMonitor, options: dict[str, Any]) -> None:
 
 
 _running: list[MemoryMonitor] = []
+_started_in: list[str] = []  # the folder, which the program may leave
 
 
 def record_path() -> str | None:
@@ -431,6 +438,7 @@ _reserve: list[mmap.mmap] = []
 
 def begin(options: dict[str, Any]) -> None:
     """Start the monitor with the options of `memtools run`; sitecustomize.py calls it."""
+    _started_in.append(folder_now())
     try:
         monitor = _started(options)
         if options["guard"] is not None:
@@ -446,6 +454,6 @@ def begin(options: dict[str, Any]) -> None:
         _reserve.append(mmap.mmap(-1, RESERVE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
     ending.on_uncaught.append(_reserve.clear)
     if not options["quiet"] and _core._expect_signal():
-        _thread.start_new_thread(_say_end_by_signal, (monitor, options))
+        process.start_thread(_say_end_by_signal, monitor, options)
     # Registered first, so called last: after the program's own, and after its threads have ended.
     process.at_exit(_end, monitor, counter, options, os.getpid())

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from memtools import _core
+from memtools._base.file import folder_now, seen_from
 from memtools._base.notice import logger, notice
 from memtools._base.size import format_bytes
 from memtools.record.kinds import End, Event, payload
@@ -58,10 +59,11 @@ def open_record(
     """The writer of a new record, of this process's command unless another is given.
 
     Where somebody writes a record of that name now, this one gets the next name that is free:
-    run-2.mem. One that was not closed is kept under another name: run.1.mem. Each is announced.
+    run-2.mem. One that was not closed is kept under another name: run.1.mem. Each is announced. The
+    writer's path is absolute: the program may change its directory.
     Raises OSError with the path, why, and what to do.
     """
-    path = os.fspath(path)
+    path, folder = os.path.abspath(path), folder_now()
     shown = redacted_command(sys.orig_argv if command is None else command)
     try:
         writer = _first_free(path, columns, shown)
@@ -70,9 +72,11 @@ def open_record(
         raise type(error)(error.errno or 0, text, path) from error
     if writer.path != path:
         who = "the monitor of memtools run" if _is_of_the_run(path) else "another monitor"
-        announce(f"{who} writes {path} already; the record of this monitor is {writer.path}")
+        name, own = seen_from(folder, path), seen_from(folder, writer.path)
+        announce(f"{who} writes {name} already; the record of this monitor is {own}")
     if writer.kept is not None:
-        text = f"the run that wrote {path} was cut off; its record is kept as {writer.kept}"
+        name, kept = seen_from(folder, path), seen_from(folder, writer.kept)
+        text = f"the run that wrote {name} was cut off; its record is kept as {kept}"
         announce(text + _many_kept(path))
     return writer
 

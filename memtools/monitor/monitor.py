@@ -141,7 +141,7 @@ class MemoryMonitor:
         parse_device(device)
         keys = environment.for_monitor()
         log = keys.log if log is None else os.fspath(log)
-        path = None if log is None else ranked(log)
+        path = None if log is None else os.path.abspath(ranked(log))
         bound = keys.limit if limit is None else parse_bytes(limit, "limit")
         every = keys.print_every if print_every is None else parse_every(print_every)
         interval_ns = round(interval_ms * 1e6)
@@ -650,7 +650,8 @@ class MemoryMonitor:
 
     @property
     def record_path(self) -> str | None:
-        """The path of the record that is written, or will be; None without one."""
+        """The absolute path of the record that is written, or will be; None without one. A relative
+        path is one of the folder in which the monitor is made."""
         run, path = self._last, self._settings.log
         written = None if run is None else run.log.path
         return written if path is None or written is not None else str(path)

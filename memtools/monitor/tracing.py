@@ -364,7 +364,7 @@ class TraceWindow:
             self.end()
             return False
         self._over.acquire()
-        _thread.start_new_thread(self.wait, (self._over,))
+        process.start_thread(self.wait, self._over)
         return True
 
     @property

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import FrameType
 
 from memtools import _core
-from memtools._base import reclaim
+from memtools._base import process, reclaim
 from memtools._base.devices import DevicePeaks, allocated
 from memtools._base.libraries import library_paths
 from memtools._base.size import format_bytes
@@ -174,7 +174,8 @@ class Witness:
 
     def start(self) -> None:
         if threading.current_thread() is threading.main_thread():
-            self._thread.start()
+            with process.signals_blocked():
+                self._thread.start()
 
     def stop(self) -> None:
         self._is_over.set()

@@ -37,3 +37,26 @@ def test_a_handler_for_the_child_alone():
     program = PROGRAM.replace("in_child, in_parent", "in_child").replace('["parent"]', "[]")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.stderr, done.returncode) == ("", 0)
+
+
+THREADS = """
+import _thread, signal
+from memtools._base import process
+
+blocked = _thread.allocate_lock()
+blocked.acquire()
+masks = []
+def look():
+    masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+    blocked.release()
+
+process.start_thread(look)
+blocked.acquire()
+assert masks[0] == {n for n in signal.valid_signals() if n not in process.OWN_FAULTS} - {9, 19}
+assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
+"""
+
+
+def test_a_thread_of_memtools_gets_no_signal_of_the_program():
+    done = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True)
+    assert (done.stderr, done.returncode) == ("", 0)

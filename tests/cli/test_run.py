@@ -64,6 +64,14 @@ ENDINGS = {
     "abort": "import os; os.abort()",
     "killed": "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
     "terminated": "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
+    "blocked signals": """
+        import os, signal
+        for name in "INT", "TERM", "HUP", "USR1", "ALRM":
+            number = signal.Signals["SIG" + name]
+            signal.pthread_sigmask(signal.SIG_BLOCK, [number])
+            os.kill(os.getpid(), number)
+            print(signal.sigwait([number]))
+        """,
     "atexit": "import atexit\natexit.register(print, 'first')\natexit.register(print, 'second')",
     "atexit that fails": "import atexit\natexit.register(lambda: 1 / 0)\nprint(1)",
     "exit in atexit": "import atexit, sys\natexit.register(lambda: sys.exit(9))",
@@ -119,8 +127,10 @@ FORK_WARNING = re.compile(
 def test_a_script_ends_as_it_does_under_python(case: str, tmp_path: Path) -> None:
     script = str(write(tmp_path, ENDINGS[case]))
     expected = execute([sys.executable, script], tmp_path, b"typed")
+    talking = run(tmp_path, script, stdin=b"typed")
     found = run(tmp_path, "--quiet", script, stdin=b"typed")
-    assert (found.returncode, found.stdout) == (expected.returncode, expected.stdout)
+    for done in (talking, found):
+        assert (done.returncode, done.stdout) == (expected.returncode, expected.stdout)
     said = FORK_WARNING.sub(b"", found.stderr)
     assert without_addresses(said) == without_addresses(expected.stderr)
     record = memtools.read_record(tmp_path / "run.mem")

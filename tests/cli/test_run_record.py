@@ -342,6 +342,29 @@ def test_pythons_own_flags_are_handed_on(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "end", ["", "raise ValueError('x')", "os.kill(os.getpid(), 15)", "raise SystemExit(3)"]
+)
+def test_a_program_that_leaves_its_folder_gets_its_summary(end: str, tmp_path: Path) -> None:
+    """As Hydra's job.chdir does; the name of the record is the one for the folder it began in."""
+    write(tmp_path, f"import os\nos.mkdir('out')\nos.chdir('out')\n{end}")
+    expected = execute([sys.executable, "train.py"], tmp_path)
+    (tmp_path / "out").rmdir()
+    found = run(tmp_path, "train.py")
+    assert found.returncode == expected.returncode
+    lines = found.stderr.decode().splitlines()
+    assert lines[: len(lines) - len(of_memtools(lines))] == expected.stderr.decode().splitlines()
+    assert lines[-1].startswith("memtools: Wrote run.mem (")
+    assert lines[-1].endswith("; for details: memtools explain run.mem")
+    assert sorted(os.listdir(tmp_path)) == ["out", "run.mem", "train.py"]
+    assert os.listdir(tmp_path / "out") == []
+
+
+def of_memtools(lines: list[str]) -> list[str]:
+    return [line for line in lines if line.startswith("memtools: ")]
+
+
+@pytest.mark.slow
 def test_a_monitor_of_the_programs_own_gets_the_next_name(tmp_path: Path) -> None:
     code = """
     import memtools
@@ -352,7 +375,7 @@ def test_a_monitor_of_the_programs_own_gets_the_next_name(tmp_path: Path) -> Non
     """
     write(tmp_path, textwrap.dedent(code))
     found = run(tmp_path, "train.py")
-    assert (found.returncode, found.stdout) == (0, b"run-2.mem\n")
+    assert (found.returncode, found.stdout) == (0, os.fsencode(tmp_path / "run-2.mem") + b"\n")
     assert b"memtools: the monitor of memtools run writes run.mem already" in found.stderr
     assert b"train.py:3: " in found.stderr
     own = memtools.read_record(tmp_path / "run-2.mem")

@@ -74,9 +74,10 @@ def test_a_file_that_is_there_is_continued_and_a_torn_line_ended(tmp_path):
     assert len(last) == 3
 
 
-def test_files_rotate_by_size_and_the_oldest_goes(tmp_path):
-    path = tmp_path / "memory.jsonl"
-    with JsonlWriter(path, usual(), max_bytes=4096, keep=2) as lines:
+def test_files_rotate_by_size_and_the_oldest_goes(tmp_path, tmp_path_factory, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with JsonlWriter("memory.jsonl", usual(), max_bytes=4096, keep=2) as lines:
+        monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
         for _ in range(200):
             lines.step()
         assert lines.lines == 200

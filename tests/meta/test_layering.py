@@ -368,9 +368,10 @@ def arrow_breaches(
 
 
 def handler_breaches(path: str, text: str) -> list[tuple[str, str]]:
-    """Handlers of a fork and of the process's end are registered in one file."""
+    """Handlers of a fork and of the process's end are registered in one file, and threads that
+    `threading` does not know are started there, with all signals blocked."""
     calls = {ast.unparse(n.func) for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Call)}
-    found = calls & {"atexit.register", "os.register_at_fork"}
+    found = calls & {"atexit.register", "os.register_at_fork", "_thread.start_new_thread"}
     return [] if path == "memtools/_base/process.py" else [(path, name) for name in sorted(found)]
 
 
@@ -590,8 +591,8 @@ def test_an_import_against_the_arrows_is_a_breach() -> None:
 
 
 def test_a_handler_that_another_file_registers_is_a_breach() -> None:
-    text = "import atexit, os\ndef f():\n    atexit.register(f)\n    os.register_at_fork()"
-    assert len(handler_breaches("memtools/kv/x.py", text)) == 2
+    text = "atexit.register(f)\nos.register_at_fork()\n_thread.start_new_thread(f, ())"
+    assert len(handler_breaches("memtools/kv/x.py", text)) == 3
     assert handler_breaches("memtools/_base/process.py", text) == []
 
 

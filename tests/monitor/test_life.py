@@ -308,6 +308,22 @@ def test_places_that_are_none(tmp_path: Path) -> None:
     assert (tmp_path / "text").read_text() == "mine"
 
 
+def test_a_program_may_leave_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    m = monitor("run.mem")
+    (tmp_path / "before").mkdir()
+    monkeypatch.chdir(tmp_path / "before")
+    m.start()
+    (tmp_path / "after").mkdir()
+    monkeypatch.chdir(tmp_path / "after")
+    m.step()
+    assert m.record_path == str(tmp_path / "run.mem")
+    assert "run.mem" in m._repr_html_()
+    m.stop()
+    assert read_record(m.record_path).complete
+    assert sorted(os.listdir(tmp_path)) == ["after", "before", "run.mem"]
+
+
 def test_a_record_that_another_monitor_writes(tmp_path: Path) -> None:
     """It gets the next name, also where warnings are errors: what watches must not end a job."""
     with monitor(tmp_path / "a.mem"):
