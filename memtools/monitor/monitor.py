@@ -409,6 +409,7 @@ class MemoryMonitor:
                 run.note_untested(
                     f"the leak test is off since step {run.sampler.step_count:,}: {why}"
                 )
+        run.note_counters()
         if run.devices:
             oom.observer.attach()  # once the program has a context
         if fired or self._watermarks.near:

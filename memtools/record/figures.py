@@ -370,12 +370,7 @@ def figures_of(record: Record) -> Figures:
         samples=record.total,
         unreadable=record.unreadable,
         steps=steps,
-        ending=explained(
-            ending(record),
-            record,
-            near=used is not None and used.near_since_seconds is not None,
-            given=source == "given",
-        ),
+        ending=explained(ending(record), record, used),
         outside=outside,
         own_monitor=not outside and start.name != "memtools run",
         used=used,

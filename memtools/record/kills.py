@@ -1,10 +1,12 @@
-"""Who ended a run that was killed: by the control group's own counters, the kernel's log and the
-room for shared memory, never by where memory stood.
+"""Who ended a run that was killed: by the record alone, and by the kernel's log. The control group
+is not read again: it is gone with the job, and what is said must be the same before and after.
 
     at the start   Counters of the own group and of those above it ─┐
-    at the end     Counters again ──────────────────────────────────┴► what was counted meanwhile
-      (or now,     the same folder, where group and boot are the same)      │
-       where nobody wrote an end)                                           ▼
+    now and then   Counters again, where they have changed          │
+    at the end     Counters again, by the run or by who watched it ─┴─► what was counted meanwhile
+                   or, where nobody could read them, memory and limit at the last sample
+                                                                        │
+                                                                        ▼
     kernel's log   "Killed process 1234 (python)" ──────────────────► Cause, or None: not known
 
 The kernel adds one to `oom_kill` of a process's group, and of those above it, when it kills the
@@ -12,6 +14,10 @@ process because memory ran out, and to `oom` of the group whose limit that was. 
 `oom_kill` says that the kernel did not do it, and a rise without one of `oom` that it was not a
 limit which is visible here. Version 1 has no `oom`: there the limits that were met tell, and only
 the own group counts.
+
+A process that is killed counts no more. So of one that nobody watched (`memtools run train.py`, a
+MemoryMonitor) the last sample is what is known: near a limit, its out-of-memory killer is likely,
+and that word is used. `memtools run -- command` reads the counters after the end, and is sure.
 """
 
 from __future__ import annotations
@@ -30,6 +36,7 @@ from memtools.record.events import Ending, signal_name, start_of
 from memtools.record.kinds import Counters, SharedRoom
 
 if TYPE_CHECKING:
+    from memtools.record.figures import Used
     from memtools.record.record import Record
 
 ROOT = "/"  # under which the kernel's files are read now; tests have their own
@@ -37,6 +44,7 @@ UNLIMITED = 2**62  # from here on version 1 means that there is no limit
 FULL = 0.75  # of /dev/shm: a file that does not fit leaves some room
 LOG_SLACK_NS = 10**9  # by which the log's clock and the run's may differ
 MOST_LOG = 1 << 24  # bytes of the kernel's log that are read
+OF_A_GROUP, OF_THE_MACHINE, NOT_NAMED = "group", "machine", "not named"  # what the log says
 _INIT_PIDS = "pid:[4026531836]"  # the namespace in whose numbers the kernel's log speaks
 _KILLED = re.compile(
     r"^\d+,\d+,(\d+),[^;]*;(Memory cgroup out of memory|Out of memory)[^:]*: "
@@ -121,16 +129,6 @@ def _group_in(membership: str, version: int) -> str | None:
     return None
 
 
-def again(before: Counters, root: str = "/") -> Counters | None:
-    """The same group's counters now; None where it is not that group any more, or another boot."""
-    boot = boot_id(root)
-    if not boot or boot != before.boot:
-        return None
-    top = before.folder.removesuffix(before.group) if before.group != "/" else before.folder
-    now = _counters_in(before.folder, top, before.version, boot)
-    return now if now is not None and now.inode == before.inode else None
-
-
 def boot_id(root: str = "/") -> str:
     """What the kernel calls this boot; "" where it does not say."""
     return (_text(os.path.join(root, "proc/sys/kernel/random/boot_id")) or "").strip()
@@ -201,10 +199,10 @@ def _text(path: str) -> str | None:
 # --- the kernel's log -----------------------------------------------------------------------------
 
 
-def _killed_by_log(pid: int, since_ns: int, root: str) -> bool | None:
-    """Whether the kernel's log says that it killed this process for memory after `since_ns`; None
-    where the log cannot be read, does not go back so far, or speaks of other numbers of
-    processes, as in a container."""
+def _killed_by_log(pid: int, since_ns: int, root: str) -> str | None:
+    """For whose memory the kernel's log says that it killed this process after `since_ns`, or
+    NOT_NAMED; None where the log cannot be read, does not go back so far, or speaks of other
+    numbers of processes, as in a container."""
     try:
         own = os.readlink(os.path.join(root, "proc/self/ns/pid"))
     except OSError:
@@ -213,10 +211,10 @@ def _killed_by_log(pid: int, since_ns: int, root: str) -> bool | None:
     first = re.match(r"\d+,\d+,(\d+),", log)
     if first is None:
         return None
-    for time_us, _, number in _KILLED.findall(log):
+    for time_us, whose, number in _KILLED.findall(log):
         if int(number) == pid and int(time_us) * 1000 >= since_ns - LOG_SLACK_NS:
-            return True
-    return False if int(first[1]) * 1000 <= since_ns else None
+            return OF_A_GROUP if whose.startswith("Memory cgroup") else OF_THE_MACHINE
+    return NOT_NAMED if int(first[1]) * 1000 <= since_ns else None
 
 
 def _log(root: str) -> str:
@@ -246,42 +244,45 @@ def _log(root: str) -> str:
 # --- the cause ------------------------------------------------------------------------------------
 
 
-def explained(end: Ending, record: Record, *, near: bool, given: bool) -> Ending:
+def explained(end: Ending, record: Record, used: Used | None) -> Ending:
     """The ending with its cause, where that is known.
 
     Args:
         end: of the record.
         record: which may still be written: then nothing is asked.
-        near: whether memory stood near its limit at the last sample.
-        given: whether that limit was given to memtools, so that whatever enforces it is not the
-            kernel.
+        used: memory and its limit at the last sample.
     """
     victim = None
     if end.kind == "failed" and _NO_ROOM.search(end.text):
         cause = _by_shm(record, certain=True)
     elif end.kind == "failed" and end.out_of_memory is None:
         victim = victim_of(end.text)
-        cause = _of_others(record) if victim is None else cause_of(record, near, victim=victim)
+        cause = _of_others(record) if victim is None else cause_of(record, used, victim=victim)
     elif end.kind in ("killed", "gone"):
-        cause = cause_of(record, near, signal=end.signal)
+        cause = cause_of(record, used, signal=end.signal)
     else:
         cause = None
     if cause is None:
         return end
-    if cause.by == "nobody" and near and given:
-        cause = replace(cause, by="unclear")
+    if cause.by == "nobody" and _is_near(used) and used is not None and used.source == "given":
+        cause = replace(cause, by="unclear")  # whatever enforces that limit is not the kernel
     if end.kind == "gone" and cause.is_memory:
         return replace(end, text=cause.text, cause=cause)
     said = end.text if end.text.endswith("...") else end.text.rstrip(". ")
     return replace(end, text=f"{said}; {cause.text}", cause=cause)
 
 
+def _is_near(used: Used | None) -> bool:
+    return used is not None and used.near_since_seconds is not None
+
+
 def _of_others(record: Record) -> Cause | None:
     """Of a run that failed by itself: who was killed meanwhile, which may be why."""
-    if len(pairs := _pairs(record)) == 0 or not pairs[0][2]:
+    groups = _groups_of(record)
+    if not groups:
         return None
-    own, now, _ = pairs[0]
-    if now is None or (now.oom_kill or 0) <= (own.oom_kill or 0):
+    own, now = groups[0]
+    if (now.oom_kill or 0) <= (own.oom_kill or 0):
         return None
     counted = f"oom_kill rose from {own.oom_kill or 0:,} to {now.oom_kill:,}"
     text = "meanwhile the kernel killed a process of the control group "
@@ -289,13 +290,17 @@ def _of_others(record: Record) -> Cause | None:
 
 
 def cause_of(
-    record: Record, near: bool, *, signal: str | None = None, victim: Victim | None = None
+    record: Record,
+    used: Used | None,
+    *,
+    signal: str | None = None,
+    victim: Victim | None = None,
 ) -> Cause | None:
     """Who ended a run that a signal ended ("": nobody knows which), or a child of it.
 
     Args:
         record: of a run that is over.
-        near: whether memory stood near its limit at the last sample.
+        used: memory and its limit at the last sample.
         signal: that ended it.
         victim: the child that was killed, and whose death ended the run; None: the run itself.
     """
@@ -305,58 +310,87 @@ def cause_of(
     if signal not in ("", "SIGKILL"):
         return None
     pid = record.pid if victim is None else victim.pid
-    said = None
+    log = None
     if pid is not None and not start_of(record).command:
         # A record of memtools run -- command has no number of the command, but memtools' own.
-        said = _killed_by_log(pid, record.clock_ns, ROOT) if _same_boot(record) else None
-    return _by_counters(_pairs(record), near, said, victim is not None)
+        log = _killed_by_log(pid, record.clock_ns, ROOT) if _same_boot(record) else None
+    whom = "it" if victim is None else "a child process"
+    groups = _groups_of(record)
+    if _were_read_at_the_end(record):
+        return _by_counters(groups, log, whom)
+    return _by_log(groups, log, whom) if log is not None else _by_last_sample(groups, used, whom)
 
 
-def _by_counters(
-    groups: Sequence[tuple[Counters, Counters | None, bool]],
-    near: bool,
-    said: bool | None,
-    child: bool,
-) -> Cause | None:
-    whom = "a child process" if child else "it"
-    if not groups or groups[0][1] is None:
-        return (
-            Cause("machine", f"the kernel's log says that {whom} was killed for memory")
-            if (said)
-            else None
-        )
-    own, now, is_end = groups[0]
-    if now is None or own.oom_kill is None or now.oom_kill is None:
-        return None
-    rose = now.oom_kill - own.oom_kill
-    if rose < 0:
+_Groups = Sequence[tuple[Counters, Counters]]
+
+
+def _by_counters(groups: _Groups, log: str | None, whom: str) -> Cause | None:
+    """By what was counted between the start and the end."""
+    own, now = groups[0]
+    if own.oom_kill is None or now.oom_kill is None or now.oom_kill < own.oom_kill:
         return None
     name = shown(own.group)
-    if rose == 0:
+    if now.oom_kill == own.oom_kill:
         return _by_nobody(groups)
     counted = f"oom_kill rose from {own.oom_kill:,} to {now.oom_kill:,}"
-    if not (said or is_end or near) or said is False:
+    if log == NOT_NAMED:
         text = f"a process of the control group {name} was killed for memory since the run began "
-        text += f"({counted}), "
-        text += "and the kernel's log names another one" if said is False else "perhaps another one"
-        return Cause("nobody" if said is False else "unclear", text, name, own.limit_bytes)
-    full = next((before for before, after, _ in groups if _ran_out(before, after)), None)
+        text += f"({counted}), and the kernel's log names another one"
+        return Cause("nobody", text, name, own.limit_bytes)
+    full = next((before for before, after in groups if _ran_out(before, after)), None)
     if full is None:
         text = f"{whom} was killed by the kernel's out-of-memory killer ({counted} in the control "
         text += f"group {name}), for the machine's memory or a limit that is not visible here"
         return Cause("machine", text, name)
+    return _by_group(full, f"{whom} was killed by", f": {counted}")
+
+
+def _by_group(full: Counters, killed: str, why: str) -> Cause:
     limit = "" if full.limit_bytes is None else f" (limit {format_bytes(full.limit_bytes)})"
-    text = f"{whom} was killed by the out-of-memory killer of the control group "
-    text += f"{shown(full.group)}{limit}: {counted}"
+    text = f"{killed} the out-of-memory killer of the control group {shown(full.group)}{limit}{why}"
     return Cause("group", text, shown(full.group), full.limit_bytes)
 
 
-def _by_nobody(groups: Sequence[tuple[Counters, Counters | None, bool]]) -> Cause:
+def _by_log(groups: _Groups, log: str, whom: str) -> Cause:
+    """By the kernel's log alone."""
+    if log == NOT_NAMED:
+        name = shown(groups[0][1].group) if groups else ""
+        return Cause(
+            "nobody", f"the kernel's log does not say that {whom} was killed for memory", name
+        )
+    full = next((last for _, last in groups if last.limit_bytes is not None), None)
+    if log == OF_A_GROUP and full is not None:
+        return _by_group(full, f"{whom} was killed by", ", says the kernel's log")
+    of = (
+        "a control group's limit that is not visible here"
+        if log == OF_A_GROUP
+        else ("the machine's memory")
+    )
+    return Cause("machine", f"{whom} was killed for memory, says the kernel's log: for {of}")
+
+
+def _by_last_sample(groups: _Groups, used: Used | None, whom: str) -> Cause | None:
+    """By where memory stood, where nobody counted at the end: what is likely."""
+    if used is None or not _is_near(used) or used.limit_bytes is None or whom != "it":
+        return None
+    if used.source == "cgroup":
+        full = next((last for _, last in groups if last.limit_bytes == used.limit_bytes), None)
+        if full is not None:
+            at = f": {format_bytes(used.last_bytes)} were in use {used.at_last}"
+            return _by_group(full, f"{whom} was most likely killed by", at)
+    if used.source == "machine":
+        size = format_bytes(used.limit_bytes)
+        text = f"{whom} was most likely killed by the kernel's out-of-memory killer: the machine's "
+        return Cause("machine", f"{text}memory of {size} was in use {used.at_last}")
+    return None
+
+
+def _by_nobody(groups: _Groups) -> Cause:
     """Where the own group counted no kill. In version 2 those above it count its kills too: a kill
     there was of another group's process, or this one was moved meanwhile."""
     name, limit = shown(groups[0][0].group), groups[0][0].limit_bytes
-    for before, after, _ in groups[1:]:
-        if before.version == 2 and after and (after.oom_kill or 0) > (before.oom_kill or 0):
+    for before, after in groups[1:]:
+        if before.version == 2 and (after.oom_kill or 0) > (before.oom_kill or 0):
             text = f"a process below the control group {shown(before.group)} was killed for memory "
             text += (
                 f"(oom_kill rose from {before.oom_kill or 0:,} to {after.oom_kill:,}), but none "
@@ -366,10 +400,8 @@ def _by_nobody(groups: Sequence[tuple[Counters, Counters | None, bool]]) -> Caus
     return Cause("nobody", f"{text}began, was killed for memory", name, limit)
 
 
-def _ran_out(before: Counters, after: Counters | None) -> bool:
+def _ran_out(before: Counters, after: Counters) -> bool:
     """Whether it was this group's limit: the innermost where it was counted."""
-    if after is None:
-        return False
     if before.version == 1:
         return before.limit_bytes is not None and (after.met or 0) > (before.met or 0)
     return (after.oom or 0) > (before.oom or 0)
@@ -388,16 +420,26 @@ def _by_shm(record: Record, certain: bool = False) -> Cause | None:
     return Cause("unclear", f"/dev/shm had room: {text}", limit_bytes=size)
 
 
-def _pairs(record: Record) -> list[tuple[Counters, Counters | None, bool]]:
-    """Of each group, the own one first: its counters at the start and at the end, and whether the
-    latter were read by the run itself, or now."""
+def _groups_of(record: Record) -> list[tuple[Counters, Counters]]:
+    """Of each group, the own one first: its counters at the start, and when they were read last.
+    Counters never fall, and what was read first may have been written again later."""
     found: dict[str, list[Counters]] = {}
     for counters in (e.data for e in record.events if isinstance(e.data, Counters)):
         if counters.own and counters.folder not in found:
             found = {}  # the first group, or it was moved to another one
         found.setdefault(counters.folder, []).append(counters)
-    ended = any(len(several) > 1 for several in found.values())
-    return [(of[0], of[-1] if ended else again(of[0], ROOT), ended) for of in found.values()]
+    return [(min(of, key=_counted), max(of, key=_counted)) for of in found.values()]
+
+
+def _counted(counters: Counters) -> tuple[int, int, int]:
+    return counters.oom_kill or 0, counters.oom or 0, counters.met or 0
+
+
+def _were_read_at_the_end(record: Record) -> bool:
+    """Whether somebody read the counters when the run was over. Who does so writes those of the
+    own group last, whether or not they have changed, and then how it ended."""
+    own = [e.data for e in record.events if isinstance(e.data, Counters) and e.data.own]
+    return len(own) > 1 and any(event.kind == "end" for event in record.events)
 
 
 def _same_boot(record: Record) -> bool:
@@ -444,6 +486,15 @@ def victim_of(text: str) -> Victim | None:
             return Victim(signal_name(number), pid) if 0 < number <= 64 else None
         return Victim(said.get("name", ""), pid)
     return None
+
+
+def changed(before: Sequence[Counters], now: Sequence[Counters]) -> Iterator[Counters]:
+    """What of the counters tells of a kill or of another limit: how often a limit was met, and no
+    process was killed, changes all the time near it."""
+    known = {of.folder: (of.oom_kill, of.oom, of.limit_bytes) for of in before}
+    for of in now:
+        if of.folder in known and known[of.folder] != (of.oom_kill, of.oom, of.limit_bytes):
+            yield of
 
 
 def counters_to_write(first: Sequence[Counters], last: Sequence[Counters]) -> Iterator[Counters]:

@@ -125,24 +125,43 @@ def test_the_counters_of_all_groups_that_are_visible(machine: Machine) -> None:
         assert "limit 1.00 GiB): processes killed for memory: 1, limit met 7" in second.sentence()
 
 
-def test_a_run_at_its_limit_whose_group_counted_a_kill(machine: Machine, tmp_path: Path) -> None:
+def watched(tmp_path: Path, start: list[Counters], now: list[Counters], base: int) -> Figures:
+    """The run of a command that was killed, whose counters `memtools run -- command` has read."""
+    return figures(tmp_path, [*start, *now, End(signal="SIGKILL")], base, close=True)
+
+
+def test_a_watched_run_at_its_limit(machine: Machine, tmp_path: Path) -> None:
     start = machine.counters()
     killed(machine)
-    told = figures(tmp_path, start, NEAR)
-    text = "it was killed by the out-of-memory killer of the control group /job (limit 1.00 GiB): "
-    assert told.ending.text == f"{text}oom_kill rose from 0 to 1"
-    assert told.headline().startswith(f"{text}oom_kill rose from 0 to 1; ")
+    told = watched(tmp_path, start, machine.counters(), NEAR)
+    text = "it was killed by SIGKILL; it was killed by the out-of-memory killer of the control "
+    text += "group /job (limit 1.00 GiB): oom_kill rose from 0 to 1"
+    assert told.ending.text == text
+    assert told.headline().startswith(f"{text[:1].lower()}{text[1:]}; ")
     assert told.limit_acted == "the cgroup limit of 1.00 GiB"
     assert told.ending.by_memory(near=False)
     assert not any("dmesg" in line for line in advise(told))
     assert told.as_json()["ending"]["cause"]["by"] == "group"
+    assert ">Killed<" in render(memtools.read_record(str(tmp_path / "run.mem")))
+
+
+def test_a_run_at_its_limit_that_nobody_watched(machine: Machine, tmp_path: Path) -> None:
+    told = figures(tmp_path, machine.counters(), NEAR)
+    text = "it was most likely killed by the out-of-memory killer of the control group /job (limit "
+    assert told.ending.text == f"{text}1.00 GiB): 1000.0 MiB were in use at the last sample"
+    assert told.limit_acted == "the cgroup limit of 1.00 GiB"
+    assert told.ending.by_memory(near=False)
+    assert not any("the whole machine" in line for line in advise(told))
     page = render(memtools.read_record(str(tmp_path / "run.mem")))
     assert ">Killed<" in page
     assert ">No end mark<" not in page
 
 
-def test_a_kill_by_hand_at_the_limit_is_not_out_of_memory(machine: Machine, tmp_path: Path) -> None:
-    told = figures(tmp_path, machine.counters(), NEAR)
+def test_a_watched_kill_by_hand_at_the_limit_is_not_out_of_memory(
+    machine: Machine, tmp_path: Path
+) -> None:
+    start = machine.counters()
+    told = watched(tmp_path, start, start[:1], NEAR)
     assert told.ending.text.endswith(
         "; the counters say that no process of the control group /job/task, in which it began, was "
         "killed for memory"
@@ -156,55 +175,68 @@ def test_a_kill_of_the_machines_own_killer(machine: Machine, tmp_path: Path) -> 
     """Everybody's memory ran out: the kill is counted, and no group's limit was met."""
     start = machine.counters()
     machine.group("/job/task", None, oom_kill=1)
-    told = figures(tmp_path, start, NEAR)
+    told = watched(tmp_path, start, machine.counters(), NEAR)
     assert told.ending.text == (
-        "it was killed by the kernel's out-of-memory killer (oom_kill rose from 0 to 1 in the "
-        "control group /job/task), for the machine's memory or a limit that is not visible here"
+        "it was killed by SIGKILL; it was killed by the kernel's out-of-memory killer (oom_kill "
+        "rose from 0 to 1 in the control group /job/task), for the machine's memory or a limit "
+        "that is not visible here"
     )
     assert any("the memory of the whole machine" in line for line in advise(told))
 
 
-def test_a_kill_of_somebody_later_is_not_told_as_this_ones(
-    machine: Machine, tmp_path: Path
-) -> None:
-    """Memory stood low at the end, and the group has other processes, then or later."""
+def test_a_run_far_from_its_limit_that_nobody_watched(machine: Machine, tmp_path: Path) -> None:
+    """Its group may have killed another process of it meanwhile."""
     start = machine.counters()
     killed(machine)
-    told = figures(tmp_path, start, FAR)
-    assert told.ending.cause is not None
-    assert told.ending.cause.by == "unclear"
-    assert told.ending.text.endswith(
-        "since the run began (oom_kill rose from 0 to 1), perhaps another one"
-    )
-    assert not told.ending.by_memory(near=False)
+    for events in (start, [*start, *machine.counters()], []):
+        told = figures(tmp_path, events, FAR)
+        assert told.ending.cause is None
+        assert told.ending.text == (
+            "no end mark: the process is gone (SIGKILL and os._exit() leave no mark)"
+        )
+        assert not told.ending.by_memory(near=False)
 
 
-@pytest.mark.parametrize("what", ["boot", "group", "gone", "no counters", "fewer", "no start"])
-def test_what_cannot_be_told_is_not_said(machine: Machine, tmp_path: Path, what: str) -> None:
-    start = machine.counters()
+def test_counters_that_fell_say_nothing(machine: Machine, tmp_path: Path) -> None:
+    """As where a group of the same name was made again."""
     killed(machine)
-    own = machine.top / "job/task"
-    if what == "boot":
-        machine.boot("second")
-    elif what == "group":  # of the same name, made anew
-        own.rename(machine.top / "job/other")
-        machine.group("/job/task", None, oom_kill=1)
-    elif what == "gone":
-        own.rename(machine.top / "job/other")
-    elif what == "no counters":
-        for name in ("memory.events", "memory.oom_control", "memory.failcnt"):
-            (own / name).unlink(missing_ok=True)
-    elif what == "fewer":
-        start = machine.counters()
-        machine.group("/job/task", None, oom_kill=0)
-    else:
-        start = []
-    told = figures(tmp_path, start, NEAR)
+    start = machine.counters()
+    machine.group("/job/task", None, oom_kill=0)
+    told = watched(tmp_path, [replace(of, oom_kill=None) for of in start], start, NEAR)
     assert told.ending.cause is None
-    assert told.ending.text == (
-        "no end mark: the process is gone (SIGKILL and os._exit() leave no mark)"
-    )
-    assert any("out-of-memory killer is the likely end" in line for line in advise(told))
+
+
+WAYS = {
+    "watched": lambda first, last: [*first, *last, End(signal="SIGKILL")],
+    "watched, exit code": lambda first, last: [*first, *last, End(code=137)],
+    "nobody watched": lambda first, last: list(first),
+    "read now and then": lambda first, last: [*first, *last],
+    "no counters": lambda first, last: [],
+    "a worker": lambda first, last: [*first, *last, worker("Killed")],
+    "a worker's memory": lambda first, last: [*first, *last, worker("Bus error")],
+    "terminated": lambda first, last: [*first, End(signal="SIGTERM")],
+    "an exception": lambda first, last: [*first, *last, End(exception="MemoryError")],
+    "exit code 1": lambda first, last: [*first, *last, End(code=1)],
+    "exit code 0": lambda first, last: [*first, *last, End(code=0)],
+    "os._exit": lambda first, last: [*first],
+}
+
+
+@pytest.mark.parametrize("base", [NEAR, FAR])
+@pytest.mark.parametrize("way", WAYS)
+def test_the_words_are_the_same_when_the_group_is_gone(
+    machine: Machine, tmp_path: Path, way: str, base: int
+) -> None:
+    first = machine.counters()
+    killed(machine)
+    events = WAYS[way](first, machine.counters())
+    told = figures(tmp_path, events, base, close=way not in ("nobody watched", "no counters"))
+    for name in ("job/task", "job"):
+        (machine.top / name).rename(machine.top / name.replace("/", "-gone-"))
+    machine.enter("/")
+    again = figures_of(memtools.read_record(str(tmp_path / "run.mem")))
+    assert again.ending == told.ending
+    assert (again.headline(), advise(again)) == (told.headline(), advise(told))
 
 
 @pytest.mark.parametrize("folder", ["/fifo", "/\0", "/\udc80", "relative", "", "/" * 5000])
@@ -213,14 +245,12 @@ def test_a_record_may_name_any_folder(machine: Machine, tmp_path: Path, folder: 
     os.mkfifo(tmp_path / "memory.events")
     place = str(tmp_path) if folder == "/fifo" else folder
     hostile = Counters("\x1b[2J", place, 2, os.stat(tmp_path).st_ino, "first", own=True, oom_kill=0)
-    told = figures(tmp_path, [hostile], NEAR)
-    assert told.ending.cause is None
-    assert kills.again(hostile, str(machine.path)) is None
+    assert "\x1b" not in figures(tmp_path, [hostile], NEAR).ending.text
 
 
 def test_names_of_groups_are_made_harmless(machine: Machine, tmp_path: Path) -> None:
     own = machine.counters()[0]
-    hostile = replace(own, group="\x1b[2J\x07")
+    hostile = replace(own, group="\x1b[2J\x07", limit_bytes=GIB)
     told = figures(tmp_path, [hostile], NEAR)
     assert told.ending.cause is not None
     assert "\x1b" not in told.ending.text + told.ending.cause.group
@@ -279,9 +309,9 @@ def test_a_group_that_the_process_was_moved_to(machine: Machine, tmp_path: Path)
     machine.group("/scope", 2 * GIB, oom_kill=1, oom=1, max=1)
     told = figures(tmp_path, [*start, *moved, *machine.counters(), End(code=137)], close=True)
     assert "control group /scope (limit 2.00 GiB): oom_kill rose from 0 to 1" in told.ending.text
-    if machine.version == 2:  # unseen: a group above them has counted it
-        machine.group("/", None, oom_kill=1, oom=1)
-        unseen = figures(tmp_path, start, NEAR)
+    if machine.version == 2:  # a group above them has counted it
+        above = replace(start[-1], oom_kill=1, oom=1)
+        unseen = watched(tmp_path, start, [start[0], above], NEAR)
         assert unseen.ending.cause is not None
         assert unseen.ending.cause.by == "unclear"
 
@@ -305,44 +335,42 @@ def test_another_process_by_its_membership(machine: Machine) -> None:
         assert [c.own for c in found] == [i == 0 for i in range(len(found))]
 
 
+CGROUP, ANY = "Memory cgroup out of memory: Killed process", "Out of memory: Killed process"
+
+
 @pytest.mark.parametrize(
-    ("lines", "init", "near", "by"),
+    ("lines", "init", "near", "text"),
     [
-        (["Memory cgroup out of memory: Killed process {pid} (python) total-vm:1kB"], True, FAR,
-         "group"),
-        (["Out of memory: Killed process {pid} (python) total-vm:1kB"], True, FAR, "group"),
-        (["Memory cgroup out of memory: Killed process 1 (python) total-vm:1kB"], True, NEAR,
-         "nobody"),  # the log goes back far enough, and names another one
-        (["Memory cgroup out of memory: Killed process {pid} (x) total-vm:1kB"], False, FAR,
-         "unclear"),  # numbers of another namespace
-        ([], True, FAR, "nobody"),
+        ([f"{CGROUP} {{pid}} (python) total-vm:1kB"], True, FAR,
+         "it was killed by the out-of-memory killer of the control group /job (limit 1.00 GiB), "
+         "says the kernel's log"),
+        ([f"{ANY} {{pid}} (python) total-vm:1kB"], True, FAR,
+         "it was killed for memory, says the kernel's log: for the machine's memory"),
+        ([f"{CGROUP} 1 (python) total-vm:1kB"], True, NEAR,
+         "; the kernel's log does not say that it was killed for memory"),
+        ([f"{CGROUP} {{pid}} (x) total-vm:1kB"], False, NEAR,  # numbers of another namespace
+         "1000.0 MiB were in use at the last sample"),
+        ([], True, FAR, "; the kernel's log does not say that it was killed for memory"),
     ],
 )  # fmt: skip
 def test_the_kernels_log_decides_who_it_was(
-    machine: Machine, tmp_path: Path, lines: list[str], init: bool, near: int, by: str
+    machine: Machine, tmp_path: Path, lines: list[str], init: bool, near: int, text: str
 ) -> None:
-    start = machine.counters()
-    killed(machine)
     clock_us = memtools.read_record(reportcases.write(str(tmp_path / "x.mem"), steps=1)).clock_ns
     machine.log(
         *(f"{line.format(pid=os.getpid())} @{10**12}" for line in lines),
         at_us=max(0, clock_us // 1000 - 10**8),
         init=init,
     )
-    told = figures(tmp_path, start, near)
-    assert told.ending.cause is not None
-    assert told.ending.cause.by == by
-    if by == "nobody":
-        assert "the kernel's log names another one" in told.ending.text
+    told = figures(tmp_path, machine.counters(), near)
+    assert told.ending.text.endswith(text)
+    assert told.ending.by_memory(near=near == NEAR) == ("does not say" not in text)
 
 
 def test_a_log_that_does_not_go_back_so_far_says_nothing(machine: Machine, tmp_path: Path) -> None:
-    start = machine.counters()
-    killed(machine)
     machine.log(at_us=10**15)
-    told = figures(tmp_path, start, NEAR)
-    assert told.ending.cause is not None
-    assert told.ending.cause.by == "group"
+    told = figures(tmp_path, machine.counters(), NEAR)
+    assert "most likely" in told.ending.text
 
 
 @pytest.mark.parametrize(
@@ -419,7 +447,7 @@ def test_a_limit_that_was_given_may_be_enforced_by_others(tmp_path: Path, machin
 def test_a_run_that_goes_on_is_not_asked_about(machine: Machine) -> None:
     record: Any = None  # which is not read
     running = Ending("running", "the process is alive")
-    assert kills.explained(running, record, near=True, given=False) is running
+    assert kills.explained(running, record, None) is running
 
 
 def test_the_room_for_shared_memory_of_this_machine(tmp_path: Path) -> None:
