@@ -1,21 +1,99 @@
-"""Whose code a file is: the folders of Python's own library, and of packages that are installed."""
+"""Whose code a file is: memtools' own, Python's, a library's, or the user's.
+
+site-packages/mine/                 the user's, if pip has installed it out of a folder that is on
+                                    this machine (pip install ./mine)
+site-packages/memtools/examples/    the user's, while a script of it is the program that runs
+site-packages/memtools/             memtools' own
+site-packages/, lib/python3.11/     a library's, and Python's
+all others                          the user's
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import json
+import os
 import sys
 import sysconfig
+from collections.abc import Iterator
+from urllib.parse import unquote, urlsplit
 
 #: read here, once: what a module does later a forked worker may do, whose pages it would copy
 _PATHS = sysconfig.get_paths()
 #: in the name of the folder that torch.compile writes code to
 GENERATED = "torchinductor"
+#: where memtools lies, as it was imported
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 def library_paths() -> tuple[str, ...]:
     """Where modules of libraries lie, with a slash at the end, and what names without a file begin
-    with."""
-    found = {_PATHS[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    with. users_paths() comes before it."""
+    found = {_PATHS[name] for name in ("stdlib", "platstdlib")} | set(_installed_in())
+    return (*sorted(f"{path}/" for path in found), "<frozen ")
+
+
+def users_paths() -> tuple[str, ...]:
+    """What is the user's code within the folders of libraries and of memtools: the folder of the
+    script that runs, and packages that pip has installed out of a folder of this machine. The first
+    call takes 1 ms, others 0.2 us."""
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    return _users_paths(main if isinstance(main, str) else "")
+
+
+def is_users(file: str) -> bool:
+    """Whether a file is the user's although it may lie in a folder of libraries."""
+    return file.startswith(users_paths())
+
+
+def is_own(file: str) -> bool:
+    """Whether a file is memtools' own."""
+    return file.startswith(PACKAGE) and not is_users(file)
+
+
+def _installed_in() -> Iterator[str]:
+    """The folders that pip installs to."""
+    yield from {_PATHS["purelib"], _PATHS["platlib"]}
     for path in sys.path:
         if path.endswith(("/site-packages", "/dist-packages")):
-            found.add(path)
-    return (*sorted(f"{path}/" for path in found), "<frozen ")
+            yield path
+
+
+@functools.lru_cache(maxsize=4)
+def _users_paths(main: str) -> tuple[str, ...]:
+    found, libraries = set(), set(_installed_in())
+    script = os.path.abspath(main)
+    folder = os.path.dirname(script)
+    tops = {*(f"{path}/" for path in libraries), PACKAGE}
+    if main and f"{folder}/".startswith(tuple(tops)):
+        found.add(script if f"{folder}/" in tops else f"{folder}/")
+    for folder in libraries:
+        with contextlib.suppress(OSError):
+            for name in os.listdir(folder):
+                if name.endswith(".dist-info") and _is_of_a_folder(os.path.join(folder, name)):
+                    found.update(_files_of(folder, name))
+    return tuple(sorted(found - {PACKAGE}))
+
+
+def _is_of_a_folder(info: str) -> bool:
+    """Whether pip has installed it out of a folder that is on this machine (PEP 610). Some build
+    tools write the folder that they have built in, on another one."""
+    try:
+        with open(os.path.join(info, "direct_url.json"), encoding="utf-8") as file:
+            origin = json.load(file)
+        url = urlsplit(origin["url"])
+        return "dir_info" in origin and url.scheme == "file" and os.path.isdir(unquote(url.path))
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return False
+
+
+def _files_of(folder: str, info: str) -> Iterator[str]:
+    """The packages, with a slash at the end, and single modules of what is installed."""
+    with contextlib.suppress(OSError, ValueError):
+        with open(os.path.join(folder, info, "RECORD"), encoding="utf-8") as file:
+            names = {line.partition(",")[0] for line in file}
+        for name in names:
+            top, slash, _ = name.partition("/")
+            if name.endswith(".py") and top != ".." and not name.startswith("/"):
+                yield os.path.join(folder, top + slash)

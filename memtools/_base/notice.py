@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import warnings
 
+from memtools._base.libraries import is_own
+
 logger = logging.getLogger("memtools")
-_PACKAGE = os.path.dirname(os.path.dirname(__file__))
 
 
 def notice(text: str) -> None:
     """A RuntimeWarning at the program's line that called this package. Where warnings are errors it
     goes to the log "memtools" instead: it may come where nothing may be raised."""
     frame, level = sys._getframe(), 1
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+    while frame.f_back is not None and is_own(frame.f_code.co_filename):
         frame, level = frame.f_back, level + 1
     try:
         warnings.warn(f"memtools: {text}", RuntimeWarning, stacklevel=level)

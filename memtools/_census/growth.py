@@ -23,12 +23,11 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from memtools import _core
 from memtools._base import torch as bridge
-from memtools._base.libraries import library_paths
+from memtools._base.libraries import PACKAGE, library_paths, users_paths
 from memtools._census.holders import (
     LRU_CACHE,
     Holder,
@@ -49,7 +48,6 @@ _LEAST_NAMED = 64.0  # of one of several that have the same name
 _MOST_HOLDERS = 8
 _SAMPLED = 8  # of the newest entries, that tell what comes
 _DEPTH = 4  # below an entry, where its tensors and arrays are looked for
-_PACKAGE = str(Path(__file__).parents[1]) + "/"
 #: what a row of the table is, as csrc/py/census/growth.c numbers them
 _CONTAINER, _GRAPH, _CHAIN, _CYCLE, _SLOTS, _CALLS = range(6)
 _OF_CYCLES = "cycles of .grad made by backward(create_graph=True)"
@@ -125,8 +123,9 @@ class GrowthCensus:
             None if torch is None else torch.Tensor,
             has_shim,
             self._libraries,
-            _PACKAGE,
+            PACKAGE,
             self._own,
+            users_paths(),
         )
         self.looks += 1
         self._holders = _named(rows, has_shim, self._least_rate)

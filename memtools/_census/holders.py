@@ -25,12 +25,12 @@ import threading
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from memtools import _core
 from memtools._base import sentences
 from memtools._base import torch as bridge
+from memtools._base.libraries import is_own
 from memtools._base.size import format_bytes
 
 if TYPE_CHECKING:
@@ -53,7 +53,6 @@ MOST_NODES = 200_000  # of graphs, that are walked in one search
 _LEAST_NODES = 256  # of a graph that is worth a word when nothing else grew
 _ROOTS = 256  # tensors that graphs are walked from, the newest first
 _LEAST_BYTES = 1 << 20  # that graphs hold and that are worth a sentence
-_PACKAGE = str(Path(__file__).parents[1])
 LRU_CACHE = type(functools.lru_cache(lambda: None))
 _NOBODY = object()  # holds what the Python heap does not
 _QUALNAME = type.__dict__["__qualname__"].__get__
@@ -213,7 +212,7 @@ def referrers(objects: Sequence[Any], ignored: Any = None) -> Referrers:
         if type(container) is not Own and container is not ignored:
             holders[i].append(container)
     for code, name, i in frames:
-        if not code.co_filename.startswith(_PACKAGE):
+        if not is_own(code.co_filename):
             holders[i].append(Local(code, name))
     return Referrers(holders, unaccounted)
 

@@ -23,7 +23,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from memtools._base import torch as bridge
-from memtools._base.libraries import GENERATED, library_paths
+from memtools._base.libraries import GENERATED, is_users, library_paths
 
 Frame = tuple[str, int, str]  # file, line, function
 SITE_FRAMES = 3  # of the user's code, the innermost first
@@ -124,7 +124,7 @@ class DispatchedBlocks:
         while frame is not None and len(found) < SITE_FRAMES:
             file = frame.f_code.co_filename
             name = getattr(frame.f_code, "co_qualname", frame.f_code.co_name)
-            if file.startswith(self._libraries) or GENERATED in file:
+            if (file.startswith(self._libraries) and not is_users(file)) or GENERATED in file:
                 library = library or ((file, frame.f_lineno, name),)
             else:
                 found.append((file, frame.f_lineno, name))

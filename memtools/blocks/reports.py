@@ -12,14 +12,10 @@ less, is in use since then, which is all that a leak test asks. torch is never i
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from memtools import _core
 from memtools._base import torch as bridge
-from memtools._base.libraries import library_paths
+from memtools._base.libraries import PACKAGE, library_paths, users_paths
 from memtools.blocks.dispatch import DispatchedBlocks
-
-_PACKAGE = str(Path(__file__).parents[1]) + "/"
 
 
 class HostBlocks:
@@ -46,7 +42,7 @@ class HostBlocks:
         if self.reason or self._is_left or bridge.loaded() is None:
             return False
         try:
-            self.blocks.start((*library_paths(), _PACKAGE))
+            self.blocks.start((*library_paths(), PACKAGE), users_paths())
         except ImportError as error:  # a torch that memtools cannot work with
             self.reason = str(error)
         except RuntimeError as error:
@@ -64,7 +60,7 @@ class HostBlocks:
         if not self.reason or self._is_left or bridge.loaded() is None:
             return None
         if self._dispatched is None:
-            self._dispatched = DispatchedBlocks((_PACKAGE,))
+            self._dispatched = DispatchedBlocks((PACKAGE,))
         return self._dispatched
 
     def leave(self) -> None:

@@ -23,6 +23,7 @@ from memtools._base import environment, reclaim
 from memtools._base.decorate import as_callback
 from memtools._base.devices import DeviceMemory, parse_device
 from memtools._base.every import parse_every
+from memtools._base.libraries import is_own
 from memtools._base.notice import logger
 from memtools._base.number import whole_number
 from memtools._base.size import parse_bytes
@@ -50,15 +51,12 @@ ACTS = "; it acts in a step() of the main thread"  # a guard or a callback
 LOOKS = "; it looks in a step() of the main thread"  # the leak test
 
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-
-
 def _is_raised_here(error: BaseException) -> bool:
     """Whether the function that was running is one of memtools', and not a callback's."""
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next
-    return frame is not None and frame.tb_frame.f_code.co_filename.startswith(_PACKAGE)
+    return frame is not None and is_own(frame.tb_frame.f_code.co_filename)
 
 
 class MemoryMonitor:

@@ -14,10 +14,9 @@ import os
 import sysconfig
 import tokenize
 from collections.abc import Iterable
-from pathlib import Path
 from typing import NamedTuple
 
-from memtools._base.libraries import GENERATED
+from memtools._base.libraries import GENERATED, PACKAGE, is_users
 from memtools._base.notebook import CELL, cell_of, source_of
 from memtools._base.text import shown
 
@@ -41,10 +40,9 @@ Living = dict[Place, float]  # bytes by place, of what was made since a window b
 
 # --- whose code a frame runs ----------------------------------------------------------------------
 
-_PACKAGE = str(Path(__file__).parents[1]) + "/"
 #: rooms of memtools that allocate for themselves, and not for the program; and who does it for them
 _OWN = (
-    *(f"{_PACKAGE}{room}/" for room in ("monitor", "_base", "_census", "leak", "record")),
+    *(f"{PACKAGE}{room}/" for room in ("monitor", "_base", "_census", "leak", "record")),
     f"{sysconfig.get_path('stdlib')}/tracemalloc.py",
 )
 _STANDARD = tuple(
@@ -67,11 +65,13 @@ def owner_of(file: str) -> int:
     look up: the standard library and what has no file."""
     if file.startswith("<"):
         return USER if file.startswith(CELL) else NOBODY
+    if is_users(file):
+        return USER
     if file.startswith(_OWN):
         return MEMTOOLS
     if file.startswith(_LIBRARIES) or any(part in file for part in _PACKAGES):
         return LIBRARY
-    if file.startswith(_PACKAGE):
+    if file.startswith(PACKAGE):
         return LIBRARY
     if file.startswith(_STANDARD) or GENERATED in file:
         return NOBODY

@@ -26,7 +26,7 @@ from types import FrameType
 from memtools import _core
 from memtools._base import process, reclaim
 from memtools._base.devices import DevicePeaks, allocated
-from memtools._base.libraries import library_paths
+from memtools._base.libraries import PACKAGE, is_users, library_paths
 from memtools._base.size import format_bytes
 from memtools._census.census import Census, census
 from memtools.testing.limits import Allowed
@@ -39,8 +39,7 @@ _EVERY_S = 0.002
 _LOOKS = 4
 _SAMPLE = 1000  # entries of a container that are weighed
 _WORTH = 0.2  # of what is allowed: who holds less is not told
-_PACKAGE = str(Path(__file__).parents[1])
-_NOT_THE_PROGRAMS = (*library_paths(), _PACKAGE, "<")
+_NOT_THE_PROGRAMS = (*library_paths(), PACKAGE, "<")
 
 
 def can_tell_peaks() -> bool:
@@ -248,7 +247,7 @@ def _frames_of(innermost: FrameType) -> Iterator[FrameType]:
     frame: FrameType | None = innermost
     while frame is not None:
         name = frame.f_code.co_filename
-        if not name.startswith(_NOT_THE_PROGRAMS):
+        if is_users(name) or not name.startswith(_NOT_THE_PROGRAMS):
             yield frame
         frame = frame.f_back
 

@@ -28,6 +28,7 @@ def look(table: _core.GrowthTable, step: Any, **changed: Any) -> Any:
         "libraries": ("/usr/",),
         "package": "/nowhere/",
         "own": (),
+        "users": (),
     }
     return table._look(step, *(values | changed).values())
 

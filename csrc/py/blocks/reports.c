@@ -134,55 +134,62 @@ stop(Blocks *self)
 
 /* A tuple of str, or NULL with an error. */
 static PyObject *
-texts(PyObject *libraries)
+texts(PyObject *folders)
 {
-    PyObject *all = PySequence_Tuple(libraries);
+    PyObject *all = PySequence_Tuple(folders);
 
     for (Py_ssize_t i = 0; all != NULL && i < PyTuple_GET_SIZE(all); i++) {
         if (PyUnicode_Check(PyTuple_GET_ITEM(all, i))) continue;
-        PyErr_Format(PyExc_TypeError,
-                     "Blocks.start(): libraries holds a str for each folder, got %s",
+        PyErr_Format(PyExc_TypeError, "Blocks.start() takes a str for each folder, got %s",
                      Py_TYPE(PyTuple_GET_ITEM(all, i))->tp_name);
         Py_CLEAR(all);
     }
     return all;
 }
 
-static PyObject *
-Blocks_start(Blocks *self, PyObject *libraries)
+/* -1 with an error. */
+static int
+start(Blocks *self, mt_state *st, PyObject *libraries, PyObject *users)
 {
-    mt_state *st = mt_state_of_type(Py_TYPE(self));
-    PyObject *folders;
-
-    if (st == NULL || (folders = texts(libraries)) == NULL) return NULL;
-    if (mt_state_connect(st) < 0 || st->shim == NULL) {
-        Py_DECREF(folders);
-        if (!PyErr_Occurred())
-            PyErr_SetString(PyExc_RuntimeError,
-                            "torch's allocator is followed by memtools._torch, which is not there");
-        return NULL;
+    if (mt_state_connect(st) < 0) return -1;
+    if (st->shim == NULL) {
+        PyErr_SetString(PyExc_RuntimeError,
+                        "torch's allocator is followed by memtools._torch, which is not there");
+        return -1;
     }
-    if (is_on(self) || make_table(st) < 0) {
-        Py_DECREF(folders);
-        return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
-    }
+    if (is_on(self)) return 0;
+    if (make_table(st) < 0) return PyErr_Occurred() ? -1 : 0;
     if (heard.users == 0) {
         mt_live_clear(&heard.live);
-        if (mt_sites_reset(&heard.sites, folders) < 0 || !st->shim->listen(&listener)) {
-            Py_DECREF(folders);
-            if (!PyErr_Occurred())
-                PyErr_SetString(PyExc_RuntimeError,
-                                "torch's host allocator was replaced by one whose blocks cannot be "
-                                "followed");
-            return NULL;
+        if (mt_sites_reset(&heard.sites, libraries, users) < 0) return -1;
+        if (!st->shim->listen(&listener)) {
+            PyErr_SetString(PyExc_RuntimeError,
+                            "torch's host allocator was replaced by one whose blocks cannot be "
+                            "followed");
+            return -1;
         }
     }
-    Py_DECREF(folders);
     heard.users++;
     self->home = heard.home;
     self->shim = st->shim;
     self->is_tracing = self->is_recording = false;
-    Py_RETURN_NONE;
+    return 0;
+}
+
+static PyObject *
+Blocks_start(Blocks *self, PyObject *args)
+{
+    mt_state *st = mt_state_of_type(Py_TYPE(self));
+    PyObject *given[2] = {NULL, NULL}, *libraries, *users = NULL;
+    int status = -1;
+
+    if (st == NULL || !PyArg_ParseTuple(args, "O|O:start", &given[0], &given[1])) return NULL;
+    if ((libraries = texts(given[0])) == NULL) return NULL;
+    users = given[1] == NULL ? PyTuple_New(0) : texts(given[1]);
+    if (users != NULL) status = start(self, st, libraries, users);
+    Py_DECREF(libraries);
+    Py_XDECREF(users);
+    return status < 0 ? NULL : Py_NewRef(Py_None);
 }
 
 static PyObject *
@@ -412,11 +419,12 @@ static PyGetSetDef getters[] = {
 };
 
 static PyMethodDef methods[] = {
-    MT_PY_METHOD(Blocks, start, METH_O,
-                 "start($self, libraries, /)\n--\n\n"
-                 "Follow the blocks of torch's host allocator; nothing where that is done. Imports "
-                 "torch. Files below the folders `libraries` are not the user's code; those of the "
-                 "first object that is started count."),
+    MT_PY_METHOD(
+        Blocks, start, METH_VARARGS,
+        "start($self, libraries, users=(), /)\n--\n\n"
+        "Follow the blocks of torch's host allocator; nothing where that is done. Imports "
+        "torch. Files below the folders `libraries` are not the user's code, but for those "
+        "of `users`; the folders of the first object that is started count."),
     MT_PY_METHOD(Blocks, stop, METH_NOARGS, "stop($self, /)\n--\n\nFollow them no more."),
     MT_PY_METHOD(Blocks, trace, METH_O,
                  "trace($self, on, /)\n--\n\n"

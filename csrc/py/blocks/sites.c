@@ -38,7 +38,7 @@ struct mt_site {
 void
 mt_sites_init(mt_sites *sites)
 {
-    *sites = (mt_sites){.libraries_n = 0};
+    *sites = (mt_sites){.folders_n = 0};
     mt_lock_init(&sites->lock);
 }
 
@@ -122,8 +122,8 @@ static bool
 is_users(const mt_sites *sites, const char *file)
 {
     if (file[0] == '<' || strstr(file, "torchinductor_") != NULL) return false;
-    for (size_t i = 0; i < sites->libraries_n; i++)
-        if (begins_with(file, sites->libraries[i])) return false;
+    for (size_t i = 0; i < sites->folders_n; i++)
+        if (begins_with(file, sites->folders[i])) return i < sites->users_n;
     return true;
 }
 
@@ -324,29 +324,34 @@ forget_all(mt_sites *s)
         free(place_at(s, i)->file);
         free(place_at(s, i)->function);
     }
-    for (size_t i = 0; i < s->libraries_n; i++)
-        free(s->libraries[i]);
-    free((void *)s->libraries);
-    s->libraries = NULL;
-    s->libraries_n = 0;
+    for (size_t i = 0; i < s->folders_n; i++)
+        free(s->folders[i]);
+    free((void *)s->folders);
+    s->folders = NULL;
+    s->folders_n = s->users_n = 0;
     forget(&s->places);
     forget(&s->all);
 }
 
 int
-mt_sites_reset(mt_sites *s, PyObject *libraries)
+mt_sites_reset(mt_sites *s, PyObject *libraries, PyObject *users)
 {
-    size_t n = (size_t)PyTuple_GET_SIZE(libraries);
+    size_t users_n = (size_t)PyTuple_GET_SIZE(users);
+    size_t n = users_n + (size_t)PyTuple_GET_SIZE(libraries);
     char **copies = n == 0 ? NULL : (char **)calloc(n, sizeof *copies);
     bool is_done = copies != NULL || n == 0;
 
-    for (size_t i = 0; is_done && i < n; i++)
-        is_done = (copies[i] = copy_text(PyTuple_GET_ITEM(libraries, (Py_ssize_t)i))) != NULL;
+    for (size_t i = 0; is_done && i < n; i++) {
+        PyObject *text = i < users_n ? PyTuple_GET_ITEM(users, (Py_ssize_t)i)
+                                     : PyTuple_GET_ITEM(libraries, (Py_ssize_t)(i - users_n));
+        is_done = (copies[i] = copy_text(text)) != NULL;
+    }
     mt_lock_take(&s->lock);
     forget_all(s);
     if (is_done) {
-        s->libraries = copies;
-        s->libraries_n = n;
+        s->folders = copies;
+        s->users_n = users_n;
+        s->folders_n = n;
     }
     mt_lock_give(&s->lock);
     if (is_done) return 0;

@@ -43,16 +43,17 @@ typedef struct mt_site_table {
 typedef struct mt_sites {
     mt_lock lock;
     mt_site_table places, all; /* of mt_place, and of mt_site */
-    char **libraries;          /* beginnings of paths that are not the user's */
-    size_t libraries_n;
+    char **folders;            /* of the user's code first, then of libraries */
+    size_t users_n, folders_n;
 } mt_sites;
 
 void mt_sites_init(mt_sites *sites);
 
 /* Forgets all sites; those that are known by their number are so no longer. With the GIL: libraries
- * is a tuple of str, the folders whose files are not the user's code. Files without a name (<string>)
- * and those that torch.compile writes never are. -1 with an error; then there are none. */
-int mt_sites_reset(mt_sites *sites, PyObject *libraries);
+ * is a tuple of str, the folders whose files are not the user's code, but for those of `users`, a
+ * tuple as well. Files without a name (<string>) and those that torch.compile writes never are. -1
+ * with an error; then there are none. */
+int mt_sites_reset(mt_sites *sites, PyObject *libraries, PyObject *users);
 
 /* The site of the calling thread, which may or may not hold the GIL; 0 where it runs no Python, and
  * without memory. */

@@ -37,7 +37,8 @@ PyObject *mt_py_module_of(PyObject *module, PyObject *namespace);
 PyObject *mt_py_instance_dict(PyObject *module, PyObject *object);
 
 /* memtools._core.GrowthTable: see growth.c.
- * _look(step, deque, cache, ndarray, tensor, shim, libraries, package, own) -> (rows, nodes, cut, bytes)
+ * _look(step, deque, cache, ndarray, tensor, shim, libraries, package, own,
+ *       users) -> (rows, nodes, cut, bytes)
  *   rows   [(way, what, count, length, longer, pace, since, until, rises, fell, kept)], which only
  *          ever gained, by bytes a step: way is [the thing, what holds it, ...], up to a namespace
  *          or to (code, name) of a variable; of count > 1 it is what these lie in; kept is how many

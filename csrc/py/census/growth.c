@@ -620,14 +620,16 @@ table_look(PyObject *op, PyObject *args)
     int by_shim;
 
     if (st == NULL ||
-        !PyArg_ParseTuple(args, "KO!O!OOpO!UO!:_look", &step, &PyType_Type, &places.deque,
+        !PyArg_ParseTuple(args, "KO!O!OOpO!UO!O!:_look", &step, &PyType_Type, &places.deque,
                           &PyType_Type, &places.cache, &ndarray, &tensor, &by_shim, &PyTuple_Type,
-                          &places.libraries, &places.package, &PyTuple_Type, &places.own))
+                          &places.libraries, &places.package, &PyTuple_Type, &places.own,
+                          &PyTuple_Type, &places.users))
         return NULL;
     if ((ndarray != Py_None && !PyType_Check(ndarray)) ||
         (tensor != Py_None && !PyType_Check(tensor)) ||
-        !all_are(places.libraries, &PyUnicode_Type) || !all_are(places.own, &PyType_Type)) {
-        PyErr_SetString(PyExc_TypeError, "_look() takes types, and the paths of libraries as str");
+        !all_are(places.libraries, &PyUnicode_Type) || !all_are(places.own, &PyType_Type) ||
+        !all_are(places.users, &PyUnicode_Type)) {
+        PyErr_SetString(PyExc_TypeError, "_look() takes types, and folders as str");
         return NULL;
     }
     if (ndarray != Py_None) places.ndarray = (PyTypeObject *)ndarray;
@@ -676,7 +678,8 @@ table_dealloc(PyObject *op)
 
 static PyMethodDef methods[] = {
     {"_look", table_look, METH_VARARGS,
-     "_look($self, step, deque, cache, ndarray, tensor, shim, libraries, package, own, /)\n--\n\n"},
+     "_look($self, step, deque, cache, ndarray, tensor, shim, libraries, package, own, "
+     "users, /)\n--\n\n"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -884,16 +884,27 @@ drain(mt_walk *w)
 
 /* --- roots ------------------------------------------------------------------------------------ */
 
+static bool
+is_below(PyObject *file, PyObject *folder)
+{
+    return PyUnicode_Tailmatch(file, folder, 0, PY_SSIZE_T_MAX, -1) == 1;
+}
+
+static bool
+is_below_one(PyObject *file, PyObject *folders)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(folders); i++)
+        if (is_below(file, PyTuple_GET_ITEM(folders, i))) return true;
+    return false;
+}
+
 /* Where the file lies that defines something: 'p' in this package, 'l' in a library, else 0. */
 static char
 home_of(const mt_walk *w, PyObject *file)
 {
-    if (PyUnicode_Tailmatch(file, w->places.package, 0, PY_SSIZE_T_MAX, -1) == 1) return 'p';
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(w->places.libraries); i++)
-        if (PyUnicode_Tailmatch(file, PyTuple_GET_ITEM(w->places.libraries, i), 0, PY_SSIZE_T_MAX,
-                                -1) == 1)
-            return 'l';
-    return 0;
+    if (is_below_one(file, w->places.users)) return 0;
+    if (is_below(file, w->places.package)) return 'p';
+    return is_below_one(file, w->places.libraries) ? 'l' : 0;
 }
 
 /* Goes through sys.modules, and notes whose module each namespace is. */

@@ -70,6 +70,7 @@ typedef struct mt_walk_places {
     PyTypeObject *tensor;  /* NULL without torch */
     const mt_torch_ops *shim;
     PyObject *libraries; /* tuple of str: where the files of libraries lie */
+    PyObject *users;     /* tuple of str: folders below these whose files are the program's */
     PyObject *package;   /* str: where this package lies */
     PyObject *own;       /* tuple of types whose instances are not entered */
     const mt_heap *heap; /* what the collector tracks, where leaves may be lost; else NULL */
