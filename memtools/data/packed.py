@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, overload
 
+from memtools._base.mapping import Descriptor, map_file
 from memtools._base.size import format_bytes
 
 _CHUNK = 1 << 20  # bytes that are gathered before they are written to the buffer
@@ -62,7 +63,7 @@ class PackedList(Sequence[Any]):
     @property
     def nbytes(self) -> int:
         """Bytes of the whole buffer, which slices share."""
-        return len(self._buffer.map)
+        return self._buffer.records.nbytes
 
     def __len__(self) -> int:
         return len(self._range)
@@ -109,17 +110,18 @@ class _Buffer:
     [ record | record | ... | start of each record, and the end of the last | how many records ]
     """
 
-    __slots__ = ("descriptor", "map", "records", "starts")
+    __slots__ = ("descriptor", "records", "starts")
 
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
+    def __init__(self, fd: int) -> None:
+        self.descriptor = Descriptor(fd)  # for processes that are not forked
+        size = os.fstat(fd).st_size
         # With its pages: they are memory already, and no read waits for the first use of one.
         flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
         try:
-            self.map = mmap.mmap(descriptor, 0, flags, mmap.PROT_READ)
+            memory = map_file(fd, size, flags=flags, writes=False)
         except OSError as error:
-            raise _no_memory(os.fstat(descriptor).st_size, error) from error
-        self.records = memoryview(self.map)
+            raise _no_memory(size, error) from error
+        self.records = memoryview(memory).cast("B").toreadonly()
         count = int.from_bytes(self.records[-8:], sys.byteorder)
         self.starts = self.records[-8 * (count + 2) : -8].cast("Q")
 
@@ -144,10 +146,13 @@ class _Buffer:
     def __reduce__(self) -> tuple[Any, ...]:
         from multiprocessing.reduction import DupFd
 
-        return _received, (DupFd(self.descriptor),)
-
-    def __del__(self) -> None:
-        os.close(self.descriptor)
+        fd = self.descriptor.get()
+        if fd is None:
+            raise pickle.PicklingError(
+                "the program has closed the descriptor of this PackedList (os.closerange?); make "
+                "the list again, or start workers by fork"
+            )
+        return _received, (DupFd(fd),)
 
 
 def _of(buffer: _Buffer, records: range) -> PackedList:

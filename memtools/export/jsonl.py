@@ -26,10 +26,23 @@ from memtools._base.size import format_bytes, parse_bytes
 _LEAST = 4096
 
 
-def _opened(path: str) -> io.FileIO:
+_NOT_OURS: list[io.FileIO] = []  # files whose descriptor the program has closed and used again
+
+
+class _File(io.FileIO):
+    meant: tuple[int, int]  # the file that was opened
+
+
+def _inode(file: io.FileIO) -> tuple[int, int]:
+    found = os.fstat(file.fileno())
+    return found.st_dev, found.st_ino
+
+
+def _opened(path: str) -> _File:
     """The file, which has its descriptor from the start: an interrupt leaves none behind. For
     reading too, or to open a pipe would wait for its reader."""
-    file = io.FileIO(path, "a+")
+    file = _File(path, "a+")
+    file.meant = _inode(file)
     os.set_blocking(file.fileno(), False)  # nor does a line wait for one
     return file
 
@@ -128,6 +141,7 @@ class JsonlWriter:
             if self._file.closed:  # meanwhile
                 return
             try:
+                self._check_file()
                 if self._is_regular and self._size and self._size + len(line) > self._most:
                     self._rotate()
                 self._put(line)
@@ -138,6 +152,17 @@ class JsonlWriter:
                     raise
             else:
                 self._lines, self._is_failing = self._lines + 1, False
+
+    def _check_file(self) -> None:
+        """The program may have closed the descriptor, and its number may be another file's now.
+        Raises OSError, and from then on the writer has no file."""
+        with contextlib.suppress(OSError):
+            if _inode(self._file) == self._file.meant:
+                return
+        lost, self._file = self._file, _File(os.devnull)
+        self._file.close()
+        _NOT_OURS.append(lost)  # which would close the program's file
+        raise OSError(errno.EBADF, "the program has closed the descriptor; make a new JsonlWriter")
 
     def _put(self, line: bytes) -> None:
         data = b"\n" + line if self._is_torn else line
@@ -197,8 +222,10 @@ class JsonlWriter:
 
     def close(self) -> None:
         """Close the file. May be called again, from any thread and from a signal's handler."""
-        with self._lock:
-            self._file.close()
+        with self._lock, contextlib.suppress(OSError):
+            if not self._file.closed:
+                self._check_file()
+                self._file.close()
 
     def __del__(self) -> None:
         """As a file that is forgotten open."""

@@ -1,16 +1,25 @@
-"""The memory-mapped file of a store: blocks of fields behind a header that says what they are.
+"""The memory-mapped file of a store: blocks of fields behind two headers that say what they are.
 
-    ├─ frame ─┬─ JSON: T, samples, fields ─┬─ counts ─┤  block of a field  │  block of the next  │
-    0         32                           60 KiB     64 KiB       each begins at a page
+    ├─ header ─┬─ header ─┬─ counts ─┤  block of a field  │  block of the next  │
+    0        30 KiB     60 KiB     64 KiB       each begins at a page
+
+    header: ├─ frame: stamp, checksum ─┬─ JSON: T, samples, fields ─┤
 
 The space of a block is taken from the disk before it is mapped (`posix_fallocate`), so that a disk
 that is full is an OSError here, and never a SIGBUS in a copy. How many entries a field has stands
-in the counts, which are mapped as well: a process that is killed leaves a file that can be opened.
+in the counts, which are mapped as well. A new header is written over the older of the two, and the
+whole one with the higher stamp counts: a process that is killed at any moment leaves a file that
+can be opened, without the field that it was about to add.
+
+Of a named file the descriptor is kept, for the lock and for further blocks. A file without a name
+is one for each block, and no descriptor is kept.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import fcntl
 import json
 import math
 import mmap
@@ -21,30 +30,68 @@ import zlib
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from memtools._base import torch as bridge
+from memtools._base.mapping import Descriptor, Memory, flush, map_file
 from memtools._base.size import format_bytes
 
 if TYPE_CHECKING:
     import torch
 
-MAGIC: Final = b"MTTRAJ\x00\x01"  # the last byte is the version
+MAGIC: Final = b"MTTRAJ\x00\x02"  # the last byte is the version
 HEADER: Final = 64 << 10
 COUNTS: Final = 60 << 10  # where the counts begin: u64 each, in the order of the fields
-_FRAME: Final = struct.Struct("<8sQII")  # magic, bytes of the whole file, bytes of JSON, its CRC-32
+ROOM: Final = COUNTS // 2  # of each header
+_FRAME: Final = struct.Struct("<8sIIQQ")  # magic, checksum, bytes of JSON, stamp, bytes of file
+_CHECKED: Final = 12  # the checksum (CRC-32) is of what follows from here on
 _COUNT: Final = struct.Struct("<Q")
 MOST_FIELDS: Final = (HEADER - COUNTS) // _COUNT.size
 
 
+class Blocks:
+    """Blocks of files without a name, which are gone with the last tensor over each. Each has a
+    file of its own."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.path, self.size, self._process = os.fspath(folder), HEADER, os.getpid()
+
+    def add(self, nbytes: int) -> tuple[int, Memory]:
+        """Add a block. Returns where it would begin in a file of all, and its memory.
+
+        Raises OSError if the disk is full or the file may not be so large.
+        """
+        offset, size = self.size, _pages(nbytes)
+        with tempfile.TemporaryFile(dir=self.path) as file:
+            _take_space(file.fileno(), 0, size, self.path)
+            block = map_file(file.fileno(), size)
+        self.size = offset + size
+        return offset, block
+
+    def cut(self, size: int) -> None:
+        """Forget blocks whose fields could not be added."""
+        self.size = size
+
+    @property
+    def is_of_parent(self) -> bool:
+        """Whether this is a forked child, whose writes would be seen by the parent."""
+        return os.getpid() != self._process
+
+    def flush(self) -> None:
+        """Nobody can open these files."""
+
+    def close(self) -> None:
+        """Memory of blocks lives until the last tensor over it does."""
+
+
 class MappedFile:
-    """A file of its own, open for reading and writing. Blocks are added at its end."""
+    """A named file, open for reading and writing, and locked. Blocks are added at its end."""
 
-    __slots__ = ("_blocks", "_counts", "_fd", "_process", "path", "size")
+    __slots__ = ("_blocks", "_descriptor", "_head", "_process", "_stamp", "path", "size")
 
-    def __init__(self, fd: int, path: str, size: int) -> None:
+    def __init__(self, descriptor: Descriptor, fd: int, path: str, size: int, stamp: int) -> None:
         """Take over an open file of at least `HEADER` bytes. Raises OSError."""
-        self.path, self.size, self._process = path, size, os.getpid()
-        self._blocks: dict[int, mmap.mmap] = {}  # by where they begin
-        self._counts = mmap.mmap(fd, HEADER)
-        self._fd = fd  # from here on it is closed together with this object
+        self.path, self.size, self._stamp, self._process = path, size, stamp, os.getpid()
+        self._blocks: dict[int, Memory] = {}  # by where they begin
+        self._head = map_file(fd, HEADER)
+        self._descriptor = descriptor
 
     @classmethod
     def create(cls, path: str | os.PathLike[str]) -> MappedFile:
@@ -63,24 +110,12 @@ class MappedFile:
                 path,
             ) from None
         try:
-            return cls._begin(fd, path)
+            descriptor = Descriptor(fd)
+            _lock(fd, path)
+            _take_space(fd, 0, HEADER, path)
+            return cls(descriptor, fd, path, HEADER, 0)
         except BaseException:
             os.unlink(path)
-            raise
-
-    @classmethod
-    def unnamed(cls, folder: str | os.PathLike[str]) -> MappedFile:
-        """Make a file without a name, which is gone when it is closed. Raises OSError."""
-        with tempfile.TemporaryFile(dir=folder) as file:
-            return cls._begin(os.dup(file.fileno()), os.fspath(folder))
-
-    @classmethod
-    def _begin(cls, fd: int, path: str) -> MappedFile:
-        try:
-            _take_space(fd, 0, HEADER, path)
-            return cls(fd, path, HEADER)
-        except BaseException:
-            os.close(fd)
             raise
 
     @classmethod
@@ -88,66 +123,74 @@ class MappedFile:
         """Open a file that is there. Returns it, what its header says, and the counts.
 
         Raises ValueError if it is not a trajectory, of another version, cut short or damaged;
-        OSError if it cannot be opened.
+        BlockingIOError if it is open elsewhere, OSError if it cannot be opened.
         """
         path = os.fspath(path)
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            size = os.fstat(fd).st_size
-            head = os.pread(fd, HEADER, 0)
-            described = _described(path, head, size)
-            counts = [
-                _COUNT.unpack_from(head, COUNTS + i * _COUNT.size)[0] for i in range(MOST_FIELDS)
-            ]
-            return cls(fd, path, _FRAME.unpack_from(head)[1]), described, counts
-        except BaseException:
-            os.close(fd)
-            raise
+        descriptor = Descriptor(fd)
+        _lock(fd, path)
+        head = os.pread(fd, HEADER, 0)
+        stamp, whole, described = _newest(path, head, os.fstat(fd).st_size)
+        counts = [_COUNT.unpack_from(head, COUNTS + i * _COUNT.size)[0] for i in range(MOST_FIELDS)]
+        return cls(descriptor, fd, path, whole, stamp), described, counts
 
-    def add(self, nbytes: int) -> tuple[int, mmap.mmap]:
+    def _fd(self) -> int:
+        """Raises OSError if the program has closed the descriptor: its number may be another file's
+        now."""
+        fd = self._descriptor.get()
+        if fd is None:
+            why = "the program has closed the descriptor of this trajectory (os.closerange?)"
+            raise OSError(errno.EBADF, f"{why}, so that it cannot grow; open it again", self.path)
+        return fd
+
+    def add(self, nbytes: int) -> tuple[int, Memory]:
         """Add a block at the end. Returns where it begins, and its memory.
 
         Raises OSError if the disk is full or the file may not grow; then it is as it was.
         """
-        offset = self.size
-        size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        fd, offset, size = self._fd(), self.size, _pages(nbytes)
         try:
-            _take_space(self._fd, offset, size, self.path)
-            block = mmap.mmap(self._fd, size, offset=offset)
+            _take_space(fd, offset, size, self.path)
+            block = map_file(fd, size, offset=offset)
         except BaseException:
-            os.ftruncate(self._fd, offset)
+            os.ftruncate(fd, offset)
             raise
         self.size = offset + size
         self._blocks[offset] = block
         return offset, block
 
-    def map(self, offset: int, nbytes: int) -> mmap.mmap:
+    def map(self, offset: int, nbytes: int) -> Memory:
         """The memory of a block that is there. Raises OSError."""
-        size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        block = self._blocks[offset] = mmap.mmap(self._fd, size, offset=offset)
+        block = self._blocks[offset] = map_file(self._fd(), _pages(nbytes), offset=offset)
         return block
 
     def cut(self, size: int) -> None:
         """Take blocks away whose fields could not be added: the file is `size` bytes long again."""
-        os.ftruncate(self._fd, size)
+        fd = self._descriptor.get()
+        if fd is not None:
+            os.ftruncate(fd, size)
         self.size = size
         self._blocks = {at: block for at, block in self._blocks.items() if at < size}
 
     def describe(self, described: dict[str, Any]) -> None:
         """Write what the file holds. Raises ValueError if that is too long for the header."""
         text = json.dumps(described, separators=(",", ":")).encode()
-        if _FRAME.size + len(text) > COUNTS or len(described["fields"]) > MOST_FIELDS:
+        if _FRAME.size + len(text) > ROOM or len(described["fields"]) > MOST_FIELDS:
             raise ValueError(
-                f"a file has room for {MOST_FIELDS} fields and {format_bytes(COUNTS)} of names and "
+                f"a file has room for {MOST_FIELDS} fields and {format_bytes(ROOM)} of names and "
                 f"shapes, got {len(described['fields'])} fields and {format_bytes(len(text))}; use "
                 "fewer fields or shorter names"
             )
-        frame = _FRAME.pack(MAGIC, self.size, len(text), zlib.crc32(text))
-        self._counts[: _FRAME.size + len(text)] = frame + text
+        stamp = self._stamp + 1
+        checked = _FRAME.pack(MAGIC, 0, len(text), stamp, self.size)[_CHECKED:] + text
+        begin = stamp % 2 * ROOM
+        head = MAGIC + zlib.crc32(checked).to_bytes(4, "little") + checked
+        ctypes.memmove(ctypes.addressof(self._head) + begin, head, len(head))
+        self._stamp = stamp
 
     def count(self, index: int, entries: int) -> None:
         """Write how many entries a field has."""
-        _COUNT.pack_into(self._counts, COUNTS + index * _COUNT.size, entries)
+        _COUNT.pack_into(self._head, COUNTS + index * _COUNT.size, entries)
 
     @property
     def is_of_parent(self) -> bool:
@@ -157,25 +200,32 @@ class MappedFile:
     def flush(self) -> None:
         """Write everything to the disk, blocks before counts. Raises OSError."""
         for block in self._blocks.values():
-            block.flush()
-        self._counts.flush()
+            flush(block)
+        flush(self._head)
 
     def close(self) -> None:
         """Let the file go. Memory of blocks lives until the last tensor over it does."""
         self._blocks.clear()
-        if self._fd >= 0:
-            self._counts.close()
-            os.close(self._fd)
-            self._fd = -1
-
-    def __del__(self) -> None:
-        if getattr(self, "_fd", -1) >= 0:
-            self.close()
+        fd = self._descriptor.get()
+        if fd is not None and not self.is_of_parent:
+            fcntl.flock(fd, fcntl.LOCK_UN)  # or a forked child that has it would keep the lock
+        self._descriptor.close()
 
 
-def tensor_over(
-    block: mmap.mmap | None, dtype: torch.dtype, shape: tuple[int, ...]
-) -> torch.Tensor:
+def _lock(fd: int, path: str) -> None:
+    """Two that write would mix their values. Raises BlockingIOError."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        why = "another process, or another TrajectoryStore, has this trajectory open"
+        raise BlockingIOError(error.errno, f"{why}; close it there first", path) from None
+
+
+def _pages(nbytes: int) -> int:
+    return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def tensor_over(block: Memory | None, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     """A tensor over the memory of a block, which it keeps alive. None: it has no values."""
     made: torch.Tensor
     library = bridge.connect().torch
@@ -210,28 +260,47 @@ def _no_space(fd: int, nbytes: int, error: OSError) -> str:
     return f"the file needs another {format_bytes(nbytes)}, more than {why}; {remedy}"
 
 
-def _described(path: str, head: bytes, size: int) -> dict[str, Any]:
-    """What a header says. Raises ValueError if it is not one, or says what cannot be."""
-    if len(head) < _FRAME.size or not head.startswith(MAGIC[:-1]):
+def _newest(path: str, head: bytes, size: int) -> tuple[int, int, dict[str, Any]]:
+    """The stamp of the newer header that is whole, the bytes of the file and what it says. Raises
+    ValueError if there is none, or it says what cannot be."""
+    frames = [head[at : at + ROOM] for at in (0, ROOM)]
+    known = [frame for frame in frames if frame.startswith(MAGIC[:-1]) and len(frame) >= len(MAGIC)]
+    if not known:
         raise ValueError(f"{path!r} is not a trajectory that a TrajectoryStore has written")
-    magic, whole, length, checksum = _FRAME.unpack_from(head)
-    if magic != MAGIC:
+    if all(frame[: len(MAGIC)] != MAGIC for frame in known):
         raise ValueError(
-            f"{path!r} has format {magic[-1]}, this memtools reads {MAGIC[-1]}; use the version "
-            "that wrote it, or sample again"
+            f"{path!r} has format {known[0][len(MAGIC) - 1]}, this memtools reads {MAGIC[-1]}; use "
+            "the version that wrote it, or sample again"
         )
-    if size < whole or len(head) < HEADER:
-        raise ValueError(
-            f"{path!r} is cut short: {format_bytes(size)} of {format_bytes(max(whole, HEADER))} "
-            "are there; copy it again, or sample again"
-        )
-    text = head[_FRAME.size : _FRAME.size + length]
-    if _FRAME.size + length > COUNTS or zlib.crc32(text) != checksum:
+    found = max(filter(None, map(_parts, frames)), key=lambda parts: parts[0], default=None)
+    if found is None and len(head) == HEADER:
         _damaged(path, "its header was changed")
-    described = json.loads(text)
+    if found is None or size < found[1] or len(head) < HEADER:
+        whole = HEADER if found is None else found[1]
+        raise ValueError(
+            f"{path!r} is cut short: {format_bytes(size)} of {format_bytes(whole)} are there; copy "
+            "it again, or sample again"
+        )
+    stamp, whole, text = found
+    try:
+        described = json.loads(text)
+    except (ValueError, RecursionError):
+        _damaged(path, "its header cannot be read")
     if not isinstance(described, dict):
         _damaged(path, "its header is not an object")
-    return described
+    return stamp, whole, described
+
+
+def _parts(frame: bytes) -> tuple[int, int, bytes] | None:
+    """The stamp, the bytes of the file and the JSON of a header; None where it is not whole."""
+    if len(frame) < _FRAME.size:
+        return None
+    magic, checksum, length, stamp, whole = _FRAME.unpack_from(frame)
+    text = frame[_FRAME.size : _FRAME.size + length]
+    is_whole = magic == MAGIC and len(text) == length
+    if not is_whole or zlib.crc32(frame[_CHECKED : _FRAME.size] + text) != checksum:
+        return None
+    return stamp, whole, text
 
 
 def _damaged(path: str, why: str) -> NoReturn:

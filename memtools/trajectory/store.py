@@ -27,7 +27,7 @@ from memtools.errors import BudgetError
 from memtools.trajectory import exchange
 from memtools.trajectory.epochs import TrajectoryEpochs
 from memtools.trajectory.field import DTYPES, Casts, Field, Kind, dtype_of
-from memtools.trajectory.mapped import HEADER, MappedFile, tensor_over
+from memtools.trajectory.mapped import HEADER, Blocks, MappedFile, tensor_over
 from memtools.trajectory.plan import Plan
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class TrajectoryStore:
         file: str | os.PathLike[str] | None = None,
         overflow: str | os.PathLike[str] | None = None,
     ) -> None:
-        self._file: MappedFile | None = None
+        self._file: MappedFile | Blocks | None = None
         self._closed = False
         #: T, the time steps of a rollout
         self.num_steps = whole_number("num_steps", num_steps)
@@ -497,7 +497,7 @@ class TrajectoryStore:
                 totals["with_graph"] += entries
                 field.with_graph += entries
                 graphs += graph
-            if self._file_is_all and self._file is not None:
+            if isinstance(self._file, MappedFile):
                 self._file.count(field.index, field.count)
         if totals["with_graph"] and not self._warned:
             self._warn_of_graphs(graphs)
@@ -540,7 +540,7 @@ class TrajectoryStore:
             field.memory[field.count].copy_(tensor)
         for field, _ in writes:
             field.count += 1
-            if self._file_is_all and self._file is not None:
+            if isinstance(self._file, MappedFile):
                 self._file.count(field.index, field.count)
         self._changes += 1
         totals = self._totals
@@ -584,7 +584,7 @@ class TrajectoryStore:
                 if self._overflow is None:
                     raise
                 if self._file is None:
-                    self._file = MappedFile.unnamed(self._overflow)
+                    self._file = Blocks(self._overflow)
             else:
                 try:
                     with torch.inference_mode(False):
@@ -615,7 +615,7 @@ class TrajectoryStore:
 
     def _describe(self) -> None:
         """Write what the file holds into its header."""
-        if self._file is None or not self._file_is_all:
+        if not isinstance(self._file, MappedFile):
             return
         described = {
             "num_steps": self.num_steps,
@@ -647,7 +647,7 @@ class TrajectoryStore:
         self._require_own("reset()")
         for index, field in enumerate(self._fields.values()):
             field.count = field.with_graph = 0
-            if self._file_is_all and self._file is not None:
+            if isinstance(self._file, MappedFile):
                 self._file.count(index, 0)
         self._changes += 1
         if self._fields and not self._all_fields_known:

@@ -150,11 +150,11 @@ def test_no_memory_is_one_sentence_and_leaves_nothing(monkeypatch, call):
 def test_no_addresses_are_no_memory_and_leave_nothing(monkeypatch):
     """As under RLIMIT_AS."""
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
     before = len(os.listdir("/proc/self/fd"))
-    monkeypatch.setattr(packed.mmap, "mmap", fail)
+    monkeypatch.setattr(packed, "map_file", fail)
     with pytest.raises(MemoryError, match=r"for 1\.0 MiB of packed records .Cannot allocate"):
         PackedList([bytes(packed._CHUNK)])
     assert len(os.listdir("/proc/self/fd")) == before
@@ -180,9 +180,9 @@ def test_descriptors_go_with_the_list():
 def test_nobody_can_change_it():
     made = PackedList([b"abc"])
     with pytest.raises(PermissionError):
-        os.write(made._buffer.descriptor, b"x")
+        os.write(made._buffer.descriptor.get(), b"x")
     with pytest.raises(PermissionError):
-        os.ftruncate(made._buffer.descriptor, 0)
+        os.ftruncate(made._buffer.descriptor.get(), 0)
 
 
 def test_a_forked_child_reads_it():

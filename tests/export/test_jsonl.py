@@ -89,6 +89,25 @@ def test_files_rotate_by_size_and_the_oldest_goes(tmp_path, tmp_path_factory, mo
     assert (tmp_path / names[1]).stat().st_size > 3000
 
 
+def test_a_descriptor_that_the_program_closed_and_used_again_is_left_alone(tmp_path, caplog):
+    with JsonlWriter(tmp_path / "a", usual()) as lines:
+        lines.step()
+        number = lines._file.fileno()
+        os.close(number)
+        with open(tmp_path / "users", "wb", buffering=0) as users:
+            assert users.fileno() == number
+            users.write(b"mine")
+            with caplog.at_level(logging.WARNING, "memtools"):
+                lines.step()
+                lines.step()
+            lines.close()
+            users.write(b" alone")
+    assert (tmp_path / "users").read_bytes() == b"mine alone"
+    assert len(read(tmp_path / "a")) == 1
+    assert lines.lost == 1
+    assert "the program has closed the descriptor" in caplog.records[0].getMessage()
+
+
 def test_a_full_disk_costs_lines_and_one_warning_only(tmp_path, caplog):
     with JsonlWriter("/dev/full", usual()) as lines, caplog.at_level(logging.WARNING, "memtools"):
         for _ in range(5):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
+import signal
 import stat
 import struct
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
@@ -122,8 +125,8 @@ def test_a_forked_child_reads_its_parents_file_and_does_not_write_to_it(path, tm
                 with pytest.raises(RuntimeError, match="in a forked child .* make a store in the"):
                     call()
             store.close()
-        with TrajectoryStore.open(path) as own:
-            own.append(x=torch.ones(2) * 2)
+        with pytest.raises(BlockingIOError, match="close it there first"):
+            TrajectoryStore.open(path)
 
     stores = TrajectoryStore(2, file=path), TrajectoryStore(2, limit=8, overflow=tmp_path)
     for store in stores:
@@ -131,7 +134,8 @@ def test_a_forked_child_reads_its_parents_file_and_does_not_write_to_it(path, tm
     assert in_child(write) == 0
     for store in stores:
         assert store["x"].tolist() == [[1, 1]]
-    stores[1].append(x=torch.ones(2))
+        store.append(x=torch.ones(2) * 2)
+        store.close()
     assert TrajectoryStore.open(path)["x"].tolist() == [[1, 1], [2, 2]]
 
 
@@ -144,11 +148,27 @@ def test_a_file_that_is_there_is_not_written_over(path):
         TrajectoryStore(2, file=path.parent / "no" / "folder")
 
 
-def changed(at: int, data: bytes) -> object:
+def changed(*places: int, data: bytes) -> object:
     def change(path: Path) -> None:
         content = bytearray(path.read_bytes())
-        content[at : at + len(data)] = data
+        for at in places:
+            content[at : at + len(data)] = data
         path.write_bytes(content)
+
+    return change
+
+
+def in_both(at: int, data: bytes) -> object:
+    """A change of both headers."""
+    return changed(at, mapped.ROOM + at, data=data)
+
+
+def described_by(text: bytes) -> object:
+    """Whole headers that have this in place of their JSON."""
+
+    def change(path: Path) -> None:
+        checked = struct.pack("<IQQ", len(text), 9, path.stat().st_size) + text
+        in_both(0, mapped.MAGIC + struct.pack("<I", zlib.crc32(checked)) + checked)(path)
 
     return change
 
@@ -156,13 +176,18 @@ def changed(at: int, data: bytes) -> object:
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        (changed(7, b"\x02"), "has format 2, this memtools reads 1"),
-        (changed(0, b"X"), "is not a trajectory"),
-        (changed(40, b"X"), "is damaged: its header was changed"),
+        (in_both(7, b"\x01"), "has format 1, this memtools reads 2"),
+        (in_both(0, b"X"), "is not a trajectory"),
+        (in_both(40, b"X"), "is damaged: its header was changed"),
+        (described_by(b"\xff"), "rollout.traj' is damaged: its header cannot be read"),
+        (described_by(b""), "rollout.traj' is damaged: its header cannot be read"),
+        (described_by(b"[" * 20_000), "rollout.traj' is damaged: its header cannot be read"),
+        (described_by(b"[]"), "rollout.traj' is damaged: its header is not an object"),
+        (lambda path: path.write_bytes(b""), "is not a trajectory"),
         (lambda path: path.write_bytes(b"MTT"), "is not a trajectory"),
         (lambda path: os.truncate(path, path.stat().st_size - 1), "is cut short: .* are there"),
         (lambda path: os.truncate(path, 1000), "is cut short: 1000 B of"),
-        (changed(mapped.COUNTS, struct.pack("<Q", 99)), "says what cannot be .latents has 99"),
+        (changed(mapped.COUNTS, data=struct.pack("<Q", 99)), "says what cannot be .latents has 99"),
     ],
 )
 def test_a_file_that_is_not_whole_is_refused(path, change, match):
@@ -172,9 +197,15 @@ def test_a_file_that_is_not_whole_is_refused(path, change, match):
         TrajectoryStore.open(path)
 
 
+def header_of(path: Path) -> dict[str, object]:
+    file, described, _ = mapped.MappedFile.open(path)
+    file.close()
+    return described
+
+
 def test_a_header_that_lies_is_refused(path):
     filled(file=path).close()
-    file, described, _ = mapped.MappedFile.open(path)
+    described = header_of(path)
     for key, value in (
         ("num_steps", -1),
         ("num_samples", None),
@@ -188,13 +219,50 @@ def test_a_header_that_lies_is_refused(path):
         ("fields", [{**described["fields"][0], "offset": mapped.HEADER + 8}]),
         ("dtype", "int7"),
     ):
-        file.describe({**described, key: value})
+        described_by(json.dumps({**described, key: value}).encode())(path)
         with pytest.raises(ValueError, match="is damaged: its header says what cannot be"):
             TrajectoryStore.open(path)
     for key in described.keys() - {"fields"}:
-        file.describe({name: value for name, value in described.items() if name != key})
+        lacking = {name: value for name, value in described.items() if name != key}
+        described_by(json.dumps(lacking).encode())(path)
         with pytest.raises(ValueError, match="is damaged"):
             TrajectoryStore.open(path)
+
+
+@pytest.mark.parametrize("cut", range(0, 200, 7))
+def test_a_kill_within_a_new_header_costs_that_field_alone(path, cut):
+    """The header is written with one copy, of which a part may be there."""
+    filled(file=path).close()
+    store = TrajectoryStore.open(path)
+    before = path.read_bytes()
+    store.put(more=torch.ones(SAMPLES))
+    store.close()
+    torn = bytearray(path.read_bytes())
+    differ = [i for i in range(mapped.COUNTS) if torn[i] != before[i]]
+    begin = differ[0] // mapped.ROOM * mapped.ROOM
+    torn[begin + cut : begin + mapped.ROOM] = before[begin + cut : begin + mapped.ROOM]
+    path.write_bytes(torn)
+    again = TrajectoryStore.open(path)
+    assert contents(again) == contents(filled())
+    again.put(more=torch.ones(SAMPLES))
+    again.close()
+    assert TrajectoryStore.open(path)["more"].sum() == SAMPLES
+
+
+def test_two_writers_are_refused(path):
+    store = filled(file=path)
+    why = "has this trajectory open; close it there first"
+    with pytest.raises(BlockingIOError, match=why):
+        TrajectoryStore.open(path)
+    program = f"import memtools\nmemtools.TrajectoryStore.open({str(path)!r})"
+    child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert why in child.stderr
+    if (forked := os.fork()) == 0:  # it has the lock as well, and goes on
+        signal.pause()
+    store.close()
+    assert contents(TrajectoryStore.open(path)) == contents(filled())
+    os.kill(forked, signal.SIGKILL)
+    os.waitpid(forked, 0)
 
 
 # --- no room --------------------------------------------------------------------------------------
@@ -219,13 +287,14 @@ def test_a_full_disk_is_an_error_and_earlier_data_stays(path, monkeypatch):
     monkeypatch.undo()
     store.put(more=torch.ones(SAMPLES, 4))
     assert store["more"].sum() == 16
+    store.close()
     assert TrajectoryStore.open(path).names == (*filled().names, "more")
 
 
 @pytest.mark.parametrize("failing", [1, 2])
 def test_a_failed_mapping_takes_its_space_back(path, monkeypatch, failing):
     store = filled(file=path)
-    size, calls, real = path.stat().st_size, [], mapped.mmap.mmap
+    size, calls, real = path.stat().st_size, [], mapped.map_file
 
     def fails(*args: object, **kwargs: object) -> object:
         calls.append(args)
@@ -233,12 +302,13 @@ def test_a_failed_mapping_takes_its_space_back(path, monkeypatch, failing):
             raise OSError(errno.ENOMEM, "Cannot allocate memory")
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(mapped.mmap, "mmap", fails)
+    monkeypatch.setattr(mapped, "map_file", fails)
     with pytest.raises(OSError, match="Cannot allocate"):
         store.put(more=torch.ones(SAMPLES), other=torch.ones(SAMPLES))
     assert path.stat().st_size == size
     monkeypatch.undo()
     assert contents(store) == contents(filled())
+    store.close()
     assert contents(TrajectoryStore.open(path)) == contents(filled())
 
 
@@ -253,7 +323,9 @@ def test_a_call_that_is_interrupted_leaves_a_file_that_opens(path, monkeypatch):
     monkeypatch.setattr(mapped.MappedFile, "describe", interrupted)
     with pytest.raises(KeyboardInterrupt):
         store.put(more=torch.ones(SAMPLES))
-    assert contents(store) == contents(TrajectoryStore.open(path)) == contents(filled())
+    assert contents(store) == contents(filled())
+    store.close()
+    assert contents(TrajectoryStore.open(path)) == contents(filled())
 
 
 @pytest.mark.slow
@@ -291,17 +363,17 @@ def test_a_file_that_cannot_be_begun_is_removed(path, monkeypatch):
 
 
 def test_a_file_without_room_for_the_names_is_removed(path):
-    with pytest.raises(ValueError, match="60.0 KiB of names and shapes, got 0 fields and 68.5 KiB"):
+    with pytest.raises(ValueError, match="30.0 KiB of names and shapes, got 0 fields and 68.5 KiB"):
         TrajectoryStore(2, states=["x" * 70_000], file=path)
     assert not path.exists()
 
 
 def test_a_file_that_cannot_be_mapped_is_closed_and_removed(path, monkeypatch):
-    def fails(*_: object) -> None:
+    def fails(*_: object, **__: object) -> None:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
     before = os.listdir("/proc/self/fd")
-    monkeypatch.setattr(mapped.mmap, "mmap", fails)
+    monkeypatch.setattr(mapped, "map_file", fails)
     with pytest.raises(OSError, match="Cannot allocate"):
         TrajectoryStore(2, file=path)
     assert (path.exists(), os.listdir("/proc/self/fd")) == (False, before)
@@ -347,7 +419,7 @@ def test_a_full_disk_leaves_nothing_of_a_call_in_the_file_without_a_name(tmp_pat
 
     def full_at_the_third(*args: int) -> None:
         calls.append(args)
-        if len(calls) == 3:  # the header and the first field have room
+        if len(calls) == 2:  # the first field has room
             raise OSError(errno.ENOSPC, "No space left on device")
         real(*args)
 
@@ -356,4 +428,4 @@ def test_a_full_disk_leaves_nothing_of_a_call_in_the_file_without_a_name(tmp_pat
         store.put(a=torch.ones(2, 4), b=torch.ones(2, 4))
     assert (store.names, store.file_nbytes) == (("x",), 0)
     store.put(a=torch.ones(2, 4))
-    assert calls[-1][1] == mapped.HEADER  # where the first field of the call that failed was
+    assert store.file_nbytes > 0
