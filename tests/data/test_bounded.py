@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import pickle
 from typing import Any
 
@@ -52,6 +53,23 @@ def test_order_batches_and_random_state_are_those_of_the_plain_loader(name):
     assert len(plain) > 12
     for in_flight in ("1 B", "1 GiB"):
         assert same(drawn(bounded(LOADERS[name](), in_flight), epochs=2), plain)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [{}, {"shuffle": True}, {"sampler": Lazy(24)}])
+@pytest.mark.parametrize("taken", [1, 4, 9])
+def test_random_numbers_after_an_epoch_that_was_left(taken, kind):
+    """Persistent workers have drawn numbers for batches that nobody took."""
+
+    def epochs(loader: Any) -> list[Any]:
+        torch.manual_seed(3)
+        first = list(itertools.islice(loader, taken))
+        return [*first, *drawn(loader), *drawn(loader)]
+
+    settings = {"batch_size": 2, "persistent_workers": True, "prefetch_factor": 3} | kind
+    plain = epochs(loader_of(**settings))
+    for in_flight in ("1 B", "1 GiB"):
+        assert same(epochs(bounded(loader_of(**settings), in_flight)), plain)
 
 
 @pytest.mark.slow

@@ -23,6 +23,12 @@ def begun() -> TrajectoryStore:
     return store
 
 
+def freed(tensor: torch.Tensor) -> torch.Tensor:
+    """Its storage is made smaller, as FSDP and others do."""
+    tensor.untyped_storage().resize_(8)
+    return tensor
+
+
 @pytest.mark.parametrize(
     ("entries", "error", "match"),
     [
@@ -41,6 +47,8 @@ def begun() -> TrajectoryStore:
         ),
         ({"log_probs": torch.ones(4, device="meta")}, TypeError, "on the meta device"),
         ({"log_probs": ONE.to_sparse()}, TypeError, r"'log_probs' that is sparse"),
+        ({"log_probs": freed(torch.ones(4))}, TypeError, r"its storage was freed .*; pass a copy"),
+        ({"log_probs": freed(torch.ones(9, 4)[5])}, TypeError, r"its storage was freed"),
         ({"other": torch.ones(3)}, ValueError, r"other has 3 samples in append\(\), the store 4"),
         ({"other": torch.ones(0, 2)}, ValueError, "other has no samples"),
         ({"": ONE}, ValueError, "a field has a name"),
