@@ -203,7 +203,10 @@ def is_freed(tensor: torch.Tensor) -> bool:
     the process. Takes 1 us."""
     last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
     bytes_read = (tensor.storage_offset() + last + 1) * tensor.itemsize
-    return tensor.numel() > 0 and bytes_read > tensor.untyped_storage().nbytes()
+    try:
+        return tensor.numel() > 0 and bytes_read > tensor.untyped_storage().nbytes()
+    except NotImplementedError:  # of a functorch tensor, which others refuse
+        return False
 
 
 def values_of(tensor: torch.Tensor) -> torch.Tensor:
