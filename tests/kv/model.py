@@ -49,6 +49,12 @@ class Plain:
                 torch.cat([old_v, v[number, :, :n]], 1),
             )
 
+    def write(self, row: int, layer: int, token: int, value: float) -> None:
+        pair = [x.clone() for x in self.rows[row][layer]]
+        for x in pair:
+            x[:, token] = value
+        self.rows[row][layer] = (pair[0], pair[1])
+
     @property
     def lengths(self) -> list[int]:
         return [max(k.shape[1] for k, _ in row) for row in self.rows]

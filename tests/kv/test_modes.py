@@ -7,8 +7,8 @@ import copy
 import pytest
 import torch
 
-from memtools import KVLease
-from tests.kv.model import HEADS, MAX_TOKENS, WIDTH, fill, small_pool, some
+from memtools import BudgetError, KVLease
+from tests.kv.model import BLOCK, HEADS, MAX_TOKENS, WIDTH, fill, small_pool, some
 
 pytestmark = pytest.mark.usefixtures("either_way")
 
@@ -197,6 +197,49 @@ def test_reserve_on_shared_pages_copies_them_first():
             child.layer(0)[0][:] = 9.0
             assert torch.equal(lease.layer(0)[0], before)
             assert child.layer(0)[0].eq(9.0).all()
+
+
+#: ways to share tokens: each makes the lease that is written to, and what else shows them
+SHARED = {
+    "parent of a fork": lambda lease: (lease, [lease.fork(2)]),
+    "a fork": lambda lease: (lease.fork(2), [lease]),
+    "one of two forks": lambda lease: (lease.fork(1), [lease, lease.fork(1)]),
+    "rows after reorder": lambda lease: (lease.reorder([0, 0]), (lease, []))[1],
+    "rows after select": lambda lease: (lease.select([1, 1]), (lease, []))[1],
+}
+
+
+@pytest.mark.parametrize("tokens", [3, 40])
+@pytest.mark.parametrize("layout", ["head", "token"])
+@pytest.mark.parametrize("way", SHARED)
+def test_private_tokens_are_written_to_without_another_row_that_shows_it(way, layout, tokens):
+    with small_pool(layout=layout) as pool, pool.acquire(2) as lease:
+        fill(lease, tokens)
+        written, others = SHARED[way](lease)
+        before = [other.layer(0)[0].clone() for other in others]
+        wanted = written.layer(0)[0].clone()
+        written.reserve(0, private=True)
+        for row in range(written.batch_size):
+            for token in (0, tokens - 1):
+                written.layer(0)[0][row, :, token] = wanted[row, :, token] = row + 5.0
+                assert torch.equal(written.layer(0)[0], wanted)
+        assert all(torch.equal(o.layer(0)[0], b) for o, b in zip(others, before, strict=True))
+        for other in others:
+            other.release()
+        assert torch.equal(written.layer(0)[0], wanted)
+        assert pool._check()
+
+
+def test_reserve_leaves_a_shared_prompt_shared_until_it_is_asked_for():
+    with small_pool(limit=6 * BLOCK) as pool, pool.acquire(1) as lease:
+        fill(lease, 48)
+        with lease.fork(2) as child:
+            child.reserve(49)
+            assert pool.stats().shared_bytes == 3 * BLOCK
+            before = pool.stats()
+            with pytest.raises(BudgetError):
+                child.reserve(0, private=True)
+            assert pool.stats() == before
 
 
 def test_what_was_written_and_never_announced_is_gone_with_the_lease():

@@ -172,6 +172,24 @@ class Machine(RuleBasedStateMachine):
             model.select(index)
 
     @precondition(leases)
+    @rule(n=st.integers(0), row=st.integers(0), layer=st.integers(0, 1), token=st.integers(0))
+    def write(self, n: int, row: int, layer: int, token: int) -> None:
+        """Over a token that a row holds."""
+        lease, model = self.pick(n)
+        row %= lease.batch_size
+        held = model.rows[row][layer][0].shape[1]
+        if held == 0:
+            return
+        try:
+            lease.reserve(0, private=True)
+        except BudgetError:
+            assert self.limit is not None
+        else:
+            for view in lease.layer(layer):
+                view[row, :, token % held] = float(token)
+            model.write(row, layer, token % held, float(token))
+
+    @precondition(leases)
     @rule(n=st.integers(0), to=st.integers(-30, 100))
     def crop(self, n: int, to: int) -> None:
         lease, model = self.pick(n)

@@ -18,9 +18,9 @@
 
 /* Twice: first the blocks are owned, then what lies in them past the lengths is zeros. */
 static mt_status
-reserve_layer(mt_kvlease *lease, size_t layer, size_t tokens, mt_error *err)
+reserve_layer(mt_kvlease *lease, size_t layer, size_t tokens, bool held, mt_error *err)
 {
-    mt_kvwant own = {.layer = layer, .to = tokens, .view = tokens, .own_only = true};
+    mt_kvwant own = {.layer = layer, .to = tokens, .view = tokens, .held = held, .own_only = true};
     mt_kvwant zeros = {.layer = layer, .view = tokens};
     mt_status st = mt_kvprepare(lease, &own, err);
 
@@ -45,7 +45,7 @@ unreserve_rows(mt_kvlease *lease, const size_t *taken, size_t promised)
 }
 
 mt_status
-mt_kvlease_reserve(mt_kvlease *lease, size_t tokens, mt_error *err)
+mt_kvlease_reserve(mt_kvlease *lease, size_t tokens, bool held, mt_error *err)
 {
     mt_kvpool *pool = lease->pool;
     size_t promised = lease->promised, layers = pool->geom.config.layers;
@@ -59,7 +59,7 @@ mt_kvlease_reserve(mt_kvlease *lease, size_t tokens, mt_error *err)
         taken[row] = mt_kvlease_slot(lease, row)->taken;
     mt_lock_give(&pool->lock);
     for (size_t i = 0; st == MT_OK && i < 2 * layers; i++) /* again: a later layer may move rows */
-        st = reserve_layer(lease, i % layers, tokens, err);
+        st = reserve_layer(lease, i % layers, tokens, held, err);
     if (st != MT_OK) {
         mt_lock_take(&pool->lock);
         unreserve_rows(lease, taken, promised);
@@ -133,7 +133,7 @@ reserve_and_lock(mt_kvlease *lease, mt_error *err)
         for (size_t row = 0; row < lease->rows; row++)
             tokens = mt_size_max(tokens, mt_kvlease_slot(lease, row)->taken * g->block_tokens);
         mt_lock_give(&lease->pool->lock);
-        st = mt_kvlease_reserve(lease, mt_size_min(tokens, g->config.max_tokens), err);
+        st = mt_kvlease_reserve(lease, mt_size_min(tokens, g->config.max_tokens), false, err);
         if (st != MT_OK) return st;
         mt_lock_take(&lease->pool->lock);
     } while (needed(lease) > 0);

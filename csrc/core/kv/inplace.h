@@ -4,10 +4,11 @@
 
 #include "kv/lease.h"
 
-/* For code that writes into the views itself: tokens [0, tokens) of every row and layer are
- * taken, mapped, writable, and zeros past lengths. Lengths stay until advance_all. pre and statuses
- * as show. */
-mt_status mt_kvlease_reserve(mt_kvlease *lease, size_t tokens, mt_error *err);
+/* For code that writes into the views itself: tokens [0, tokens) of every row and layer are mapped,
+ * those past a row's length are the row's own, and zeros. `held`: so are the tokens before it, all of
+ * them, until the next fork, reorder or select; blocks that others name are copied. Lengths stay
+ * until advance_all. pre and statuses as show. */
+mt_status mt_kvlease_reserve(mt_kvlease *lease, size_t tokens, bool held, mt_error *err);
 
 /* The same without taking the blocks ahead, for lazy stores only: every address up to max_tokens is
  * writable, pages appear on touch and count in physical_bytes. What no advance counts is dropped at

@@ -15,15 +15,17 @@
 
 /* --- what is missing --- */
 
-/* The tokens of the row that are to be written: [lo, hi). */
+/* The tokens of the row that are to be written: [lo, hi). Those that it holds are the same in each
+ * layer, so that the first layer's call takes all blocks or none. */
 static mt_kvspan
 tokens_of(const mt_kvlease *lease, const mt_kvwant *want, size_t row)
 {
-    size_t from = mt_kvlease_marks(lease, want->layer, row)->length;
-    size_t to = mt_size_max(from + mt_kvstep_count(&want->step, row), want->to);
+    size_t length = mt_kvlease_marks(lease, want->layer, row)->length;
+    size_t to = mt_size_max(length + mt_kvstep_count(&want->step, row), want->to);
 
     assert(to <= lease->pool->geom.config.max_tokens);
-    return (mt_kvspan){from, to};
+    if (want->held) return (mt_kvspan){0, mt_size_max(mt_kvlease_row_tokens(lease, row), to)};
+    return (mt_kvspan){length, to};
 }
 
 /* Tokens [lo, hi) of the row, past token `to`, up to which it is to be written, which the view

@@ -35,6 +35,7 @@ typedef struct mt_kvwant {
     mt_kvstep step; /* tokens that the caller will write at the end of each row, */
     size_t to;      /* or more: up to this token. Together at most max_tokens */
     size_t view;    /* tokens [0, view) of each row are to be readable */
+    bool held; /* the tokens that the rows hold already are to be written as well, in all layers */
     /* Only the blocks are wanted. Another call makes zeros of what they hold past the lengths. */
     bool own_only;
 } mt_kvwant;

@@ -414,8 +414,9 @@ static PyMethodDef methods[] = {
     {"layer", MT_PY_FUNCTION(mt_py_kvlease_layer), METH_VARARGS | METH_KEYWORDS,
      "layer($self, i, *, layout=\"BHTD\", tokens=None)\n--\n\n"
      "Return the keys and values of one layer as views, without adding any.\n\n"
-     "Past the end of a row they read as zeros. A program may write into tokens that a row holds\n"
-     "where no other row shares them; `reserve()` makes that so.\n\n"
+     "Past the end of a row they read as zeros. Rows share tokens after `fork()`, `reorder()` and\n"
+     "`select()`: what a program writes into a token that the row holds may then appear in other\n"
+     "rows. Call `reserve(0, private=True)` before such a write.\n\n"
      "Args:\n"
      "    i: the number of the layer, 0 to num_layers - 1.\n"
      "    layout: the order of the dimensions, \"BHTD\" (the default) for `[B, H_kv, T, D]` or\n"
@@ -424,7 +425,8 @@ static PyMethodDef methods[] = {
      "        row.\n\n"
      "Returns (K, V).\n\n"
      "Raises IndexError if there is no such layer or tokens is more than max_tokens; ValueError\n"
-     "if tokens is negative or layout is another text."},
+     "if tokens is negative or layout is another text; BudgetError if zeros behind a row need a\n"
+     "page and the limit leaves no room."},
     {"crop", mt_py_kvlease_crop, METH_O,
      "crop($self, n, /)\n--\n\n"
      "Shorten rows, as speculative decoding does with tokens that were rejected.\n\n"
@@ -475,13 +477,18 @@ static PyMethodDef methods[] = {
      "Raises IndexError if a row would be longer than max_tokens, ValueError for a negative\n"
      "count or another number of counts than rows, BudgetError if the limit leaves no room; then\n"
      "nothing has changed."},
-    {"reserve", mt_py_kvlease_reserve, METH_O,
-     "reserve($self, tokens, /)\n--\n\n"
-     "Make the first tokens of every row and layer writable in place, before `advance()`.\n\n"
-     "Pages are taken for them, and copied where they are shared. The lengths of the rows stay\n"
-     "as they are.\n\n"
+    {"reserve", MT_PY_FUNCTION(mt_py_kvlease_reserve), METH_VARARGS | METH_KEYWORDS,
+     "reserve($self, tokens, /, *, private=False)\n--\n\n"
+     "Make the tokens past the end of every row writable in place, before `advance()`.\n\n"
+     "Pages are taken for them in every layer; the last page of a row is copied if it is shared.\n"
+     "Tokens that the rows hold already stay shared, so that this costs nothing for a shared\n"
+     "prompt. The lengths of the rows stay as they are.\n\n"
      "Args:\n"
-     "    tokens: how many tokens from the start of each row, 0 to max_tokens.\n\n"
+     "    tokens: up to which token of each row, counted from its start, 0 to max_tokens.\n"
+     "    private: also make all tokens that the rows hold now writable, so that no other row\n"
+     "        shows what is written there: every shared page of the rows is copied. This holds\n"
+     "        for these tokens until the next `fork()`, `reorder()` or `select()`. False by\n"
+     "        default.\n\n"
      "Raises IndexError if tokens is more than max_tokens, ValueError if it is negative,\n"
      "BudgetError if the limit leaves no room; then nothing has changed."},
     {"buffers", mt_py_kvlease_buffers, METH_NOARGS,

@@ -143,7 +143,7 @@ PyObject *mt_py_kvlease_crop(PyObject *op, PyObject *n);
 PyObject *mt_py_kvlease_reorder(PyObject *op, PyObject *index);
 PyObject *mt_py_kvlease_select(PyObject *op, PyObject *rows);
 PyObject *mt_py_kvlease_fork(PyObject *op, PyObject *args, PyObject *kwargs);
-PyObject *mt_py_kvlease_reserve(PyObject *op, PyObject *tokens);
+PyObject *mt_py_kvlease_reserve(PyObject *op, PyObject *args, PyObject *kwargs);
 
 /* acquire.c */
 PyObject *mt_py_kvpool_acquire(PyObject *op, PyObject *args);

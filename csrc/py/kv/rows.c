@@ -190,18 +190,26 @@ mt_py_kvlease_fork(PyObject *op, PyObject *args, PyObject *kwargs)
 
 /* --- reserve --------------------------------------------------------------------------------- */
 
+typedef struct reservation {
+    size_t tokens;
+    bool held;
+} reservation;
+
 static mt_status
 reserve(KVLease *self, const void *args, mt_error *err)
 {
-    return mt_kvlease_reserve(self->core, *(const size_t *)args, err);
+    const reservation *want = args;
+
+    return mt_kvlease_reserve(self->core, want->tokens, want->held, err);
 }
 
 static int
-reserve_tokens(KVLease *self, Py_ssize_t tokens)
+reserve_tokens(KVLease *self, Py_ssize_t tokens, bool held)
 {
-    size_t most = self->pool->config.max_tokens, want = (size_t)tokens;
+    reservation want = {(size_t)tokens, held};
+    size_t most = self->pool->config.max_tokens;
 
-    if (tokens < 0 || want > most) {
+    if (tokens < 0 || want.tokens > most) {
         PyErr_Format(tokens < 0 ? PyExc_ValueError : PyExc_IndexError,
                      "reserve() takes 0 to %zu tokens, max_tokens of this pool, got %zd", most,
                      tokens);
@@ -211,15 +219,20 @@ reserve_tokens(KVLease *self, Py_ssize_t tokens)
 }
 
 PyObject *
-mt_py_kvlease_reserve(PyObject *op, PyObject *tokens)
+mt_py_kvlease_reserve(PyObject *op, PyObject *args, PyObject *kwargs)
 {
+    static char *names[] = {"", "private", NULL};
     KVLease *self = (KVLease *)op;
-    Py_ssize_t want = PyNumber_AsSsize_t(tokens, PyExc_IndexError);
-    int failed;
+    PyObject *tokens;
+    Py_ssize_t want;
+    int held = 0, failed;
 
-    if (want == -1 && PyErr_Occurred()) return NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$p:reserve", names, &tokens, &held))
+        return NULL;
+    if ((want = PyNumber_AsSsize_t(tokens, PyExc_IndexError)) == -1 && PyErr_Occurred())
+        return NULL;
     if (!mt_py_kvlease_enter(self)) return NULL;
-    failed = reserve_tokens(self, want);
+    failed = reserve_tokens(self, want, held != 0);
     mt_py_kvlease_leave(self);
     return failed < 0 ? NULL : Py_NewRef(Py_None);
 }

@@ -30,6 +30,7 @@ typedef struct mlease {
     size_t rows, max_rows;
     mrow row[MODEL_ROWS];
     size_t writable; /* tokens that may be written in place: reserved, or exposed */
+    bool owned; /* the tokens it holds were reserved: no other row shows what is written there */
     bool exposed;
     bool released;             /* and held: lingering */
     size_t seen[MODEL_LAYERS]; /* tokens [0, seen) are in sight without another call */
@@ -168,6 +169,7 @@ mlease_reorder(mlease *m, const size_t *index, size_t n)
     }
     m->rows = n;
     m->writable = 0;
+    m->owned = false;
 }
 
 /* ---- comparing ---- */

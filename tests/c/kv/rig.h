@@ -235,6 +235,7 @@ static inline void
 rig_after_failure(mlease *m)
 {
     memset(m->seen, 0, sizeof m->seen);
+    m->owned = false;
     if (!m->exposed) m->writable = 0;
 }
 
@@ -341,6 +342,7 @@ rig_fork(rig *g, mlease *to, mlease *parent, size_t n, size_t tokens)
     }
     rig_reason(g, st, &err, must);
     CHECK((st == MT_OK) == (lease != NULL));
+    parent->owned = false;
     if (st != MT_OK && g->setup.store == RIG_FEW_MAPS) rig_after_failure(parent);
     if (st != MT_OK) return st;
     *to = (mlease){.lease = lease, .rows = rows, .max_rows = rows};
@@ -490,17 +492,18 @@ rig_reorder(rig *g, mlease *m, const size_t *index, size_t n)
 }
 
 static inline mt_status
-rig_reserve(rig *g, mlease *m, size_t tokens)
+rig_reserve(rig *g, mlease *m, size_t tokens, bool held)
 {
     size_t most = mt_size_max(tokens, mlease_tokens(m, rig_layers(g)));
     bool must = rig_must_fit(g, m->rows * mt_kvgeom_blocks(rig_geom(g), most));
     mt_error err = {0};
-    mt_status st = mt_kvlease_reserve(m->lease, tokens, &err);
+    mt_status st = mt_kvlease_reserve(m->lease, tokens, held, &err);
 
     rig_reason(g, st, &err, must);
     memset(m->seen, 0, sizeof m->seen);
     if (st != MT_OK) return st;
     m->writable = mt_size_max(m->writable, tokens);
+    m->owned |= held;
     for (size_t layer = 0; layer < rig_layers(g); layer++) {
         m->seen[layer] = tokens;
         layer_agrees(m, layer, tokens, true);
@@ -542,6 +545,19 @@ rig_scribble(rig *g, mlease *m, size_t row, size_t layer, size_t count, size_t e
     return first_id;
 }
 
+/* Code writes over a token that the row holds. Only this row shows it. pre: owned. */
+static inline void
+rig_overwrite(rig *g, mlease *m, size_t row, size_t layer, size_t t)
+{
+    mrow *r = &m->row[row];
+
+    if (t >= r->len[layer]) return;
+    rig_look(g, m, layer, mlease_longest(m, layer), false);
+    if (!m->owned) return; /* the look failed */
+    r->id[layer][t] = g->next_id++;
+    token_write(m->lease, row, layer, t, r->id[layer][t]);
+}
+
 /* pre: what is to be advanced over was written by rig_scribble, with ids[row][layer] first. */
 static inline mt_status
 rig_advance_all(rig *g, mlease *m, const size_t *counts, uint32_t ids[MODEL_ROWS][MODEL_LAYERS])
@@ -553,6 +569,7 @@ rig_advance_all(rig *g, mlease *m, const size_t *counts, uint32_t ids[MODEL_ROWS
 
     if (st == MT_ESHAPE) return st;
     rig_reason(g, st, &err, false);
+    m->owned = false; /* new tokens may be zeros that no page holds */
     mlease_append(m, rig_layers(g));
     if (st != MT_OK || (g->setup.store == RIG_FEW_MAPS && rig_copied(g) != copied))
         memset(m->seen, 0, sizeof m->seen);

@@ -148,7 +148,8 @@ steps_in_place(rig *g, mlease *m)
     size_t counts[MODEL_ROWS] = {0}, how = rig_roll(g, 6);
     mt_status st = MT_OK;
 
-    if (how < 3) st = rig_reserve(g, m, rig_roll(g, g->setup.config.max_tokens + 1));
+    if (how < 3)
+        st = rig_reserve(g, m, rig_roll(g, g->setup.config.max_tokens + 1), rig_roll(g, 2) != 0);
     if (how == 3 && g->store.under.lazy) st = rig_expose(g, m);
     if (st != MT_OK || !steps_may_advance_all(g, m, rig_layers(g))) return st;
     steps_counts(g, m, counts, rig_roll(g, 2) != 0);
@@ -156,6 +157,18 @@ steps_in_place(rig *g, mlease *m)
         for (size_t layer = 0; layer < rig_layers(g); layer++)
             ids[row][layer] = rig_scribble(g, m, row, layer, counts[row], rig_roll(g, 3));
     return rig_advance_all(g, m, counts, ids);
+}
+
+/* Code that writes over tokens which rows hold. */
+static inline mt_status
+steps_overwrite(rig *g, mlease *m)
+{
+    mt_status st = MT_OK;
+
+    if (!m->owned) st = rig_reserve(g, m, rig_roll(g, g->setup.config.max_tokens + 1), true);
+    for (size_t row = 0; st == MT_OK && m->owned && row < m->rows; row++)
+        rig_overwrite(g, m, row, rig_roll(g, rig_layers(g)), rig_roll(g, 22));
+    return st;
 }
 
 static inline mt_status
@@ -176,7 +189,7 @@ steps_trim(rig *g)
 static inline mt_status
 steps_other(rig *g, mlease *m)
 {
-    switch (rig_roll(g, 14)) {
+    switch (rig_roll(g, 16)) {
     case 0:
     case 1:
         return steps_crop(g, m);
@@ -191,6 +204,9 @@ steps_other(rig *g, mlease *m)
         return steps_in_place(g, m);
     case 12:
         return steps_abandon(g, m);
+    case 14:
+    case 15:
+        return steps_overwrite(g, m);
     case 7:
         return steps_trim(g);
     case 8:

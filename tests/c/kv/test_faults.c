@@ -92,7 +92,7 @@ op_reorder_shared(rig *g)
 static mt_status
 op_reserve(rig *g)
 {
-    return rig_reserve(g, &g->lease[0], 18);
+    return rig_reserve(g, &g->lease[0], 18, false);
 }
 
 static mt_status

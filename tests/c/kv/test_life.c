@@ -298,7 +298,7 @@ reserved_rows_are_taken_ahead(void)
     begin(&g, RIG_STRICT, SIZE_MAX);
     m = lend(&g, 0, 2, 0);
     append(&g, m, 3);
-    CHECK(rig_reserve(&g, m, 2 * BLOCK + 1) == MT_OK);
+    CHECK(rig_reserve(&g, m, 2 * BLOCK + 1, false) == MT_OK);
     CHECK(stats_of(&g).live_bytes == 6 * BLOCK_BYTES);
     CHECK(mt_kvlease_length(m->lease, 0, 0) == 3);
     rig_end(&g);
@@ -320,11 +320,11 @@ opening_further_keeps_what_was_written(void)
         rig_end_of(&g, &g.lease[0]);
         m = lend(&g, 0, 2, 22);
         append(&g, m, 1);
-        CHECK(rig_reserve(&g, m, 7) == MT_OK);
+        CHECK(rig_reserve(&g, m, 7, false) == MT_OK);
         for (size_t row = 0; row < 2; row++)
             for (size_t layer = 0; layer < 2; layer++)
                 ids[row][layer] = rig_scribble(&g, m, row, layer, counts[row], 0);
-        CHECK(mt_kvlease_reserve(m->lease, 17, NULL) == MT_OK);
+        CHECK(mt_kvlease_reserve(m->lease, 17, false, NULL) == MT_OK);
         CHECK(rig_advance_all(&g, m, counts, ids) == MT_OK);
         rig_look(&g, m, 0, 17, true);
         rig_look(&g, m, 1, 17, true);
