@@ -3,6 +3,7 @@ listens. Against torch's own profiler: test_contents_truth.py."""
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import threading
@@ -151,6 +152,38 @@ def test_a_recording_begins_anew_and_stop_forgets(blocks: _core.Blocks) -> None:
     blocks.stop()
     blocks.start(LIBRARIES)
     assert blocks.contents() is None
+
+
+@pytest.mark.slow
+def test_a_recording_that_begins_while_contents_are_told_changes_no_name(
+    blocks: _core.Blocks,
+) -> None:
+    """A tuple may start a collection, which runs code of the program's: here in every place."""
+    names = {"aten::ones", "aten::cos"}
+    left = 0
+
+    def begin_anew(phase: str, info: object) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            blocks.record(True)
+            torch.ones(10).sin()
+
+    threshold = gc.get_threshold()
+    gc.callbacks.append(begin_anew)
+    try:
+        for collections in range(1, 40):
+            left = 0
+            recorded(blocks, lambda: torch.ones(1000).cos())
+            gc.set_threshold(1)
+            left = collections
+            contents = blocks.contents()
+            gc.set_threshold(*threshold)
+            assert contents is not None
+            assert {block[5] for block in contents.blocks if block[0] == 4000} <= names
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(begin_anew)
 
 
 def test_one_object_records_at_a_time(blocks: _core.Blocks) -> None:

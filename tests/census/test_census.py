@@ -476,6 +476,23 @@ def test_whatever_allocation_fails_it_is_a_memory_error_and_nothing_is_left(name
     assert failed > 10
 
 
+@pytest.mark.parametrize("answer", [None, 7, (1, 2), {}])
+@pytest.mark.parametrize(
+    "look",
+    [
+        memtools.census,
+        lambda: _core._referrers([gc]),
+        lambda: _core._fresh(dict, bytes(1024), 3),
+        lambda: memtools.holder_of(gc),
+    ],
+    ids=["census", "_referrers", "_fresh", "holder_of"],
+)
+def test_a_replaced_get_objects_that_returns_no_list_is_named(look, answer, monkeypatch):
+    monkeypatch.setattr(gc, "get_objects", lambda *_: answer)
+    with pytest.raises(TypeError, match=r"gc.get_objects\(\) returned .*, not a list"):
+        look()
+
+
 def test_the_table_is_short_and_says_what_it_saw():
     kept = [torch.empty(n, 92) for n in range(1, 30)]
     text = str(memtools.census())

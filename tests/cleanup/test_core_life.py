@@ -63,6 +63,25 @@ def test_a_policy_that_act_drops_lives_until_its_end() -> None:
     assert kept == []
 
 
+def test_a_rule_that_empties_the_list_of_rules_is_read_whole() -> None:
+    rules: list[Any] = []
+    kept: list[Any] = []
+
+    class Emptying:
+        def __index__(self) -> int:
+            rules.clear()
+            kept.extend((tuple([1 + n % 2]), 1, True) for n in range(200))
+            return 15
+
+    asked: list[int] = []
+    rules.append((tuple([7]), Emptying(), False))
+    core = _core.Policy(lambda mask, clock: asked.append(core.ticks(clock)), rules)
+    for _ in range(7):
+        core.tick()
+    assert rules == []
+    assert asked == [7]
+
+
 def test_rules_come_and_go() -> None:
     actor = Actor()
     actor.tick(3)

@@ -1,5 +1,7 @@
 """Hostile arguments for every callable of memtools: objects that run code of the user's when they
-are asked for their value, and use the very object that asks.
+are asked for their value, and use the very object that asks, or empty the container that they came
+from. And hostile surroundings for good arguments: a garbage collection at each allocation, which
+uses the object, and functions of the standard library that a program has replaced.
 
 What is called is taken from the stub of `memtools._core` and from the package's signatures, so a
 new callable or parameter is found here without being named; one that no value fits is a failure.
@@ -216,6 +218,9 @@ def core_policy() -> _core.Policy:
 def blocks() -> _core.Blocks:
     made = _core.Blocks()
     made.start(("/usr/",))
+    made.record(True)
+    torch.nn.Linear(8, 4)(torch.ones(3, 8)).sum().backward()
+    made.record(False)
     return made
 
 
@@ -557,12 +562,18 @@ class Meddler:
 
     def __init__(self) -> None:
         self.action: Callable[[], object] = lambda: None
+        self.skip = 0  # so many questions are answered first
         self.left = 0
+        self.given: list[Any] = []  # the arguments of the call
 
     def __call__(self) -> None:
-        if self.left > 0:
-            self.left -= 1
-            self.action()
+        if self.left <= 0:
+            return
+        if self.skip > 0:
+            self.skip -= 1
+            return
+        self.left -= 1
+        self.action()
 
 
 MEDDLE = Meddler()
@@ -699,6 +710,13 @@ def _calling(function: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
+def _with_hostile_parts(item: Any) -> Any:
+    """A tuple whose numbers are hostile, and which only the list that it is in keeps alive."""
+    if not isinstance(item, tuple):
+        return item
+    return tuple(Hostile(part) if isinstance(part, int) else part for part in item)
+
+
 def hostile(value: Any) -> dict[str, Any]:
     """Versions of a good value, by name."""
     found: dict[str, Any] = {"object": Hostile(value)}
@@ -715,6 +733,8 @@ def hostile(value: Any) -> dict[str, Any]:
             "generator": _yielding(value),
             "list": HostileList(value),
         }
+        if any(isinstance(item, tuple) for item in value):
+            found["parts"] = [_with_hostile_parts(item) for item in value]
         if all(isinstance(item, torch.Tensor) for item in value):
             found["tensors"] = [item.detach().as_subclass(HostileTensor) for item in value]
     if isinstance(value, str):
@@ -757,6 +777,9 @@ def _append(owner: Any) -> None:
         owner.update(100, heap=1, rss=1)
     elif isinstance(owner, memtools.AuxLoss):
         owner.add(scored())
+    elif isinstance(owner, _core.Blocks):
+        owner.record(True)  # anew
+        torch.ones(100)
 
 
 def _fork(owner: Any) -> None:
@@ -773,6 +796,14 @@ def _fork(owner: Any) -> None:
         raise AssertionError("the child that it forks hangs or crashes")
 
 
+def _empty() -> list[Any]:
+    """Containers among the arguments lose what is in them, and the memory of that is used again."""
+    for given in MEDDLE.given:
+        if isinstance(given, (list, dict)):
+            given.clear()
+    return [(n,) * (1 + n % 4) for n in range(200)]
+
+
 def _raise(error: BaseException) -> None:
     raise error
 
@@ -786,9 +817,10 @@ ACTIONS: dict[str, Callable[[Any, Callable[[], object]], object]] = {
     "raise": lambda owner, again: _raise(RefusalError("x")),
     "interrupt": lambda owner, again: _raise(KeyboardInterrupt()),
     "collect": lambda owner, again: gc.collect(),
+    "empty": lambda owner, again: _empty(),
 }
 #: what no code of ours may raise, whatever it is given
-NEVER = (SystemError, AssertionError, UnboundLocalError, NameError)
+NEVER = (SystemError, AssertionError, UnboundLocalError, NameError, UnicodeDecodeError)
 
 
 def _make(target: Target) -> Any:
@@ -820,15 +852,25 @@ def _values(target: Target) -> dict[str, Any]:
 
 
 def run_case(target: Target, at: str, kind: str, action: str) -> None:
-    """Calls it with one hostile argument, then uses its object on. AssertionError names an
-    exception that is never right."""
+    """Calls it with one hostile argument, or where `at` names surroundings with good ones in these,
+    then uses its object on. AssertionError names an exception that is never right."""
     owner, values = _make(target), _values(target)
-    values[at] = hostile(values[at])[kind]
+    around: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+    if at in SURROUNDINGS:
+        around = SURROUNDINGS[at](kind)
+    else:
+        values[at] = hostile(values[at])[kind]
     usual = _values(target)
+
+    def first() -> None:
+        with around:
+            _call(target, owner, values)
+
+    MEDDLE.given = list(values.values())
     MEDDLE.left = 4
     MEDDLE.action = lambda: ACTIONS[action](owner, lambda: _call(target, owner, usual))
     attempts: list[Callable[[], object]] = [
-        lambda: _call(target, owner, values),
+        first,
         lambda: repr(owner),
         lambda: _call(target, owner, _values(target)),
         lambda: _end(owner),
@@ -840,7 +882,89 @@ def run_case(target: Target, at: str, kind: str, action: str) -> None:
             raise AssertionError(f"{type(error).__name__}: {error}") from error
         except BaseException:
             pass
-        MEDDLE.left = 0
+        MEDDLE.left = MEDDLE.skip = 0
+
+
+# --- surroundings ---------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _collections(after: str) -> Iterator[None]:
+    """A collection at each allocation of a container, where so many have passed with the action."""
+
+    def collected(phase: str, info: object) -> None:
+        MEDDLE()
+
+    threshold = gc.get_threshold()
+    gc.callbacks.append(collected)
+    MEDDLE.skip = int(after)
+    gc.set_threshold(1, 10**6, 10**6)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(collected)
+
+
+#: functions that C or Python code of memtools asks, by "module.name"
+STANDARD = (
+    "gc.get_objects", "gc.get_freeze_count", "gc.get_referents", "gc.get_referrers", "gc.collect",
+    "gc.get_stats", "sys.getsizeof", "sys._current_frames", "threading.enumerate", "os.getpid",
+    "_tracemalloc._get_traces", "_tracemalloc._get_object_traceback",
+)  # fmt: skip
+#: what they return in place of what they should; a list is the same one at each call, and shrinks
+ANSWERS: dict[str, Callable[[], Any]] = {
+    "None": lambda: None,
+    "negative": lambda: -1,
+    "text": lambda: "x",
+    "tuple": lambda: (1, 2),
+    "list": lambda: [object() for _ in range(9)],
+    "blocks": lambda: [(0, Hostile(8), (("x", 1),)), (0, 8, (Hostile(1),))],
+}
+
+
+@contextlib.contextmanager
+def _replaced(kind: str) -> Iterator[None]:
+    """`kind` is "module.name answer"."""
+    place, answer = kind.split(" ")
+    module, name = place.rsplit(".", 1)
+    owner, given = importlib.import_module(module), ANSWERS[answer]()
+    before = getattr(owner, name)
+
+    def other(*args: Any, **keywords: Any) -> Any:
+        MEDDLE()
+        return given
+
+    MEDDLE.given.append(given)
+    setattr(owner, name, other)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+#: what good arguments are passed in, by name
+SURROUNDINGS: dict[str, Callable[[str], contextlib.AbstractContextManager[object]]] = {
+    "collections": _collections,
+    "standard functions": _replaced,
+}
+
+
+def surrounded(target: Target, seed: int, most: int) -> list[tuple[str, str, str]]:
+    """Cases, as cases() has them."""
+    found = [
+        ("collections", str(skip), action)
+        for skip in (0, 2, 5, 9, 17, 33, 90)
+        for action in ACTIONS
+    ]
+    found += [
+        ("standard functions", f"{name} {answer}", action)
+        for name in STANDARD
+        for answer in ANSWERS
+        for action in ("append", "empty")
+    ]
+    random.Random(f"{seed} {target.label}").shuffle(found)
+    return found[:most]
 
 
 def cases(target: Target, seed: int, most: int) -> list[tuple[str, str, str]]:

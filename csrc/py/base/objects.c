@@ -30,6 +30,22 @@ mt_py_append(PyObject *list, PyObject *item)
     return failed;
 }
 
+PyObject *
+mt_py_tuple(PyObject *sequence, const char *what)
+{
+    PyObject *tuple, *iterator;
+
+    if (PyTuple_CheckExact(sequence) || PyList_CheckExact(sequence))
+        return PySequence_Tuple(sequence);
+    if ((iterator = PyObject_GetIter(sequence)) == NULL) {
+        if (PyErr_ExceptionMatches(PyExc_TypeError)) PyErr_SetString(PyExc_TypeError, what);
+        return NULL;
+    }
+    tuple = PySequence_Tuple(iterator);
+    Py_DECREF(iterator);
+    return tuple;
+}
+
 int
 mt_py_truth(PyObject *answer)
 {

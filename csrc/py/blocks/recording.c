@@ -165,9 +165,9 @@ static uint64_t
 within(uint64_t word, PyTypeObject *type)
 {
     uint64_t own = UINT64_C(1) << OWN_SHIFT;
+    bool is_own = !is_torchs(type); /* first: a metaclass may run code, which may begin anew */
     const char *outer = mt_journal_text(&journal, operator_of(word));
     const char *class = strrchr(type->tp_name, '.');
-    bool is_own = !is_torchs(type);
     char path[PATH_BYTES];
 
     if ((word & own) != 0 && !is_own) return word;
@@ -182,8 +182,12 @@ uint64_t
 mt_py_recording_enter(PyObject *module)
 {
     uint64_t before = module_here;
+    PyTypeObject *type = Py_TYPE(module);
 
-    if (mt_journal_is_on(&journal)) module_here = within(now_of(before), Py_TYPE(module));
+    if (!mt_journal_is_on(&journal)) return before;
+    Py_INCREF(type); /* code of a metaclass may give the module another class */
+    module_here = within(now_of(before), type);
+    Py_DECREF(type);
     return before;
 }
 
@@ -327,7 +331,14 @@ mt_py_recording_mark(PyObject *blocks, long category)
 typedef struct telling {
     const mt_state *st;
     const mt_journal_contents *contents;
+    PyObject *names; /* a tuple of all names of the journal, each at its number */
 } telling;
+
+static PyObject *
+name_at(const telling *t, uint32_t name)
+{
+    return PyTuple_GET_ITEM(t->names, (Py_ssize_t)name);
+}
 
 static PyObject *
 shape_of(const mt_journal_block *block)
@@ -354,10 +365,10 @@ block_at(const void *from, size_t i)
     PyObject *shape = shape_of(b);
 
     if (shape == NULL) return NULL;
-    return Py_BuildValue("(KIiiNssIsN)", (unsigned long long)b->bytes, (unsigned)b->kind.category,
+    return Py_BuildValue("(KIiiNOOIsN)", (unsigned long long)b->bytes, (unsigned)b->kind.category,
                          (int)b->kind.birth, (int)b->death, PyBool_FromLong(b->kind.is_saved),
-                         mt_journal_text(&journal, b->maker), mt_journal_text(&journal, b->module),
-                         (unsigned)b->site, dtype, shape);
+                         name_at(t, b->maker), name_at(t, b->module), (unsigned)b->site, dtype,
+                         shape);
 }
 
 static PyObject *
@@ -416,16 +427,16 @@ tuple_of(size_t n, mt_py_item *item, const telling *from)
 }
 
 static PyObject *
-told(const mt_state *st, const mt_journal_contents *c)
+told(const mt_state *st, const mt_journal_contents *c, PyObject *names)
 {
-    telling from = {st, c};
+    telling from = {st, c, names};
     /* A peak at the begin is one before anything has happened: the next thing is a forward pass. */
     int phase = c->phase == MT_PHASE_BEFORE ? MT_PHASE_FORWARD : (int)c->phase;
     PyObject *made = PyStructSequence_New(st->Contents);
     PyObject *items[FIELDS] = {PyLong_FromUnsignedLongLong(c->peak_bytes),
                                PyLong_FromUnsignedLongLong(c->base_bytes),
                                PyLong_FromLong(phase),
-                               PyUnicode_FromString(mt_journal_text(&journal, c->maker)),
+                               Py_NewRef(name_at(&from, c->maker)),
                                PyLong_FromUnsignedLong(c->site),
                                PyBool_FromLong(c->had_backward),
                                tuple_of(c->blocks_n, block_at, &from),
@@ -447,21 +458,42 @@ told(const mt_state *st, const mt_journal_contents *c)
     return made;
 }
 
+/* Fills a tuple of MT_JOURNAL_NAMES_MOST items; -1 with an error. A str does not start a collection,
+ * so that no code begins the journal anew, which frees the texts. */
+static int
+copy_names(PyObject *names)
+{
+    for (uint32_t i = 0; i < MT_JOURNAL_NAMES_MOST; i++) {
+        const char *text = mt_journal_text(&journal, i);
+        PyObject *name = PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
+
+        if (name == NULL) return -1;
+        PyTuple_SET_ITEM(names, (Py_ssize_t)i, name);
+    }
+    return 0;
+}
+
+/* The names are copied when the contents are, before any tuple is made of them. */
 PyObject *
 mt_py_recording_contents(const mt_state *st)
 {
     mt_journal_contents *contents = PyMem_Malloc(sizeof *contents);
+    PyObject *names = PyTuple_New(MT_JOURNAL_NAMES_MOST), *made = NULL;
     mt_journal_read_result result;
-    PyObject *made = NULL;
 
-    if (contents == NULL) return PyErr_NoMemory();
+    if (contents == NULL || names == NULL) {
+        PyMem_Free(contents);
+        Py_XDECREF(names);
+        return PyErr_NoMemory();
+    }
     result =
         mt_journal_read(&journal, (mt_journal_likeness){.of = PARAMETER, .as = GRADIENT}, contents);
-    if (result == MT_JOURNAL_READ) made = told(st, contents);
+    if (result == MT_JOURNAL_READ && copy_names(names) == 0) made = told(st, contents, names);
     if (result == MT_JOURNAL_EMPTY) made = Py_NewRef(Py_None);
     if (result == MT_JOURNAL_NO_MEMORY) PyErr_NoMemory();
     mt_journal_contents_drop(&journal, contents);
     PyMem_Free(contents);
+    Py_DECREF(names);
     return made;
 }
 

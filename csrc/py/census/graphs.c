@@ -112,12 +112,12 @@ graph_row(const void *from, size_t i)
 }
 
 static PyObject *
-share_out(mt_graphs *graphs, PyObject *list, size_t most, uint64_t then)
+share_out(mt_graphs *graphs, PyObject *tensors, size_t most, uint64_t then)
 {
     PyObject *rows, *result;
 
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); i++)
-        if (mt_graphs_add(graphs, PyList_GET_ITEM(list, i)) < 0) return PyErr_NoMemory();
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tensors); i++)
+        if (mt_graphs_add(graphs, PyTuple_GET_ITEM(tensors, i)) < 0) return PyErr_NoMemory();
     if (mt_graphs_count(graphs, most, then) < 0) return PyErr_NoMemory();
     if ((rows = mt_py_list(graphs->n, graph_row, graphs->roots)) == NULL) return NULL;
     result = Py_BuildValue("OKO", rows, (unsigned long long)graphs->now,
@@ -126,11 +126,24 @@ share_out(mt_graphs *graphs, PyObject *list, size_t most, uint64_t then)
     return result;
 }
 
+/* False with an error. */
+static bool
+are_tensors(const mt_state *st, PyObject *tensors)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tensors); i++) {
+        PyTypeObject *type = Py_TYPE(PyTuple_GET_ITEM(tensors, i));
+        if (PyType_IsSubtype(type, st->tensor)) continue;
+        PyErr_Format(PyExc_TypeError, "tensors are torch.Tensor, not %s", type->tp_name);
+        return false;
+    }
+    return true;
+}
+
 PyObject *
 mt_py_graphs(PyObject *module, PyObject *args)
 {
     mt_state *st = PyModule_GetState(module);
-    PyObject *list, *result;
+    PyObject *list, *tensors, *result = NULL;
     unsigned long long then;
     mt_graphs graphs;
     Py_ssize_t most;
@@ -138,13 +151,13 @@ mt_py_graphs(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "O!nK:_graphs", &PyList_Type, &list, &most, &then)) return NULL;
     if (most < 0) return PyErr_Format(PyExc_ValueError, "most is 0 or more, not %zd", most);
     if (st->shim == NULL) Py_RETURN_NONE;
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); i++) {
-        PyTypeObject *type = Py_TYPE(PyList_GET_ITEM(list, i));
-        if (!PyType_IsSubtype(type, st->tensor))
-            return PyErr_Format(PyExc_TypeError, "tensors are torch.Tensor, not %s", type->tp_name);
+    /* A tuple: the rows name tensors, and making them may run code that empties the list. */
+    if ((tensors = PyList_AsTuple(list)) == NULL) return NULL;
+    if (are_tensors(st, tensors)) {
+        mt_graphs_begin(&graphs, st->shim);
+        result = share_out(&graphs, tensors, (size_t)most, then);
+        mt_graphs_end(&graphs);
     }
-    mt_graphs_begin(&graphs, st->shim);
-    result = share_out(&graphs, list, (size_t)most, then);
-    mt_graphs_end(&graphs);
+    Py_DECREF(tensors);
     return result;
 }

@@ -105,6 +105,25 @@ add_frozen(mt_heap *heap)
 
 /* --- open and close --------------------------------------------------------------------------- */
 
+/* A list that nobody else has. A program may replace functions of gc. */
+static PyObject *
+own_list(PyObject *objects)
+{
+    PyObject *own;
+
+    if (!PyList_Check(objects)) {
+        PyErr_Format(PyExc_TypeError,
+                     "gc.get_objects() returned %s, not a list; the program has replaced it",
+                     Py_TYPE(objects)->tp_name);
+        Py_DECREF(objects);
+        return NULL;
+    }
+    if (Py_REFCNT(objects) == 1) return objects;
+    own = PyList_GetSlice(objects, 0, PyList_GET_SIZE(objects));
+    Py_DECREF(objects);
+    return own;
+}
+
 /* *frozen: whether gc.freeze() has put anything aside. */
 static PyObject *
 get_objects(bool *frozen)
@@ -115,7 +134,7 @@ get_objects(bool *frozen)
     if ((count = PyObject_CallMethod(gc, "get_freeze_count", NULL)) != NULL) {
         *frozen = PyObject_IsTrue(count) == 1;
         Py_DECREF(count);
-        list = PyObject_CallMethod(gc, "get_objects", NULL);
+        if ((list = PyObject_CallMethod(gc, "get_objects", NULL)) != NULL) list = own_list(list);
     }
     Py_DECREF(gc);
     return list;

@@ -60,8 +60,7 @@ visit(PyObject *op, void *arg)
     return 0;
 }
 
-/* As long as nothing is appended to a list of our own that it would be traversed in: frames come
- * after the heap. */
+/* The list of frames was made after the heap was listed, so that it is not traversed while it grows. */
 static int
 visit_frame(void *arg, PyObject *code, PyObject *name, PyObject *value)
 {
@@ -130,8 +129,15 @@ enter_targets(search *s)
 {
     size_t n = (size_t)PyList_GET_SIZE(s->list);
 
-    if (mt_ptrset_reserve(&s->targets, n) < 0) return -1;
-    if ((s->found = PyMem_Calloc(n + 1, sizeof *s->found)) == NULL) return -1;
+    if (n > MAX_TARGETS) {
+        PyErr_Format(PyExc_ValueError, "at most %d targets, got %zu", MAX_TARGETS, n);
+        return -1;
+    }
+    if (mt_ptrset_reserve(&s->targets, n) < 0 ||
+        (s->found = PyMem_Calloc(n + 1, sizeof *s->found)) == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
     for (size_t i = 0; i < n; i++) {
         PyObject *op = PyList_GET_ITEM(s->list, (Py_ssize_t)i);
         uint64_t bit = mt_ptr_hash(op) >> 48;
@@ -141,18 +147,17 @@ enter_targets(search *s)
     return 0;
 }
 
+/* The heap first: to list it calls functions that a program may replace, and until it is closed no
+ * code of the program's runs, which could change the list of targets. */
 static PyObject *
 search_heap(search *s)
 {
     PyObject *result = NULL;
 
-    if (enter_targets(s) < 0) return PyErr_NoMemory();
-    if ((s->frames = PyList_New(0)) == NULL) return NULL;
-    if (mt_py_heap_open(&s->heap) == 0) {
-        result = answer(s);
-        mt_py_heap_close(&s->heap);
-    }
-    Py_DECREF(s->frames);
+    if (mt_py_heap_open(&s->heap) < 0) return NULL;
+    if (enter_targets(s) == 0 && (s->frames = PyList_New(0)) != NULL) result = answer(s);
+    mt_py_heap_close(&s->heap);
+    Py_XDECREF(s->frames);
     return result;
 }
 
@@ -167,9 +172,6 @@ mt_py_referrers(PyObject *Py_UNUSED(module), PyObject *args)
     search *s;
 
     if (!PyArg_ParseTuple(args, "O!:_referrers", &PyList_Type, &list)) return NULL;
-    if (PyList_GET_SIZE(list) > MAX_TARGETS)
-        return PyErr_Format(PyExc_ValueError, "at most %d targets, got %zd", MAX_TARGETS,
-                            PyList_GET_SIZE(list));
     if ((s = PyMem_Calloc(1, sizeof *s)) == NULL) return PyErr_NoMemory();
     s->list = list;
     result = search_heap(s);

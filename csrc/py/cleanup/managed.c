@@ -335,11 +335,15 @@ managed_dealloc(PyObject *op)
 static PyObject *
 managed_get(PyObject *op, PyObject *obj, PyObject *Py_UNUSED(type))
 {
-    PyObject *dict = ((Managed *)op)->dict, *traced = NULL;
+    PyObject *dict = ((Managed *)op)->dict, *traced = NULL, *method;
 
     if (obj == NULL || obj == Py_None) return Py_NewRef(op);
     if (dict != NULL) traced = PyDict_GetItemString(dict, "_traced");
-    return PyMethod_New(traced != NULL ? traced : op, obj);
+    /* Held: to make a method may start a collection, which runs code that may delete it. */
+    traced = Py_NewRef(traced != NULL ? traced : op);
+    method = PyMethod_New(traced, obj);
+    Py_DECREF(traced);
+    return method;
 }
 
 static PyObject *

@@ -184,20 +184,20 @@ parse_arguments(PyObject *args, PyObject *kwargs, arguments *w)
 static int
 add_rules(Policy *self, PyObject *rules)
 {
-    PyObject *list = PySequence_Fast(rules, "Policy(): rules is a sequence");
+    PyObject *all = mt_py_tuple(rules, "Policy(): rules is a sequence");
     mt_policy_rule rule;
     int status = 0;
 
-    if (list == NULL) return -1;
-    if (PySequence_Fast_GET_SIZE(list) > MT_POLICY_ACTIONS) {
+    if (all == NULL) return -1;
+    if (PyTuple_GET_SIZE(all) > MT_POLICY_ACTIONS) {
         PyErr_Format(PyExc_ValueError, "Policy(): %zd rules, at most %d are possible",
-                     PySequence_Fast_GET_SIZE(list), MT_POLICY_ACTIONS);
+                     PyTuple_GET_SIZE(all), MT_POLICY_ACTIONS);
         status = -1;
     }
-    for (Py_ssize_t i = 0; status == 0 && i < PySequence_Fast_GET_SIZE(list); i++)
-        if ((status = take_rule(PySequence_Fast_GET_ITEM(list, i), i, &rule)) == 0)
+    for (Py_ssize_t i = 0; status == 0 && i < PyTuple_GET_SIZE(all); i++)
+        if ((status = take_rule(PyTuple_GET_ITEM(all, i), i, &rule)) == 0)
             mt_policy_rule_set(&self->policy, (unsigned)i, &rule);
-    Py_DECREF(list);
+    Py_DECREF(all);
     return status;
 }
 

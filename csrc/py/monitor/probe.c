@@ -206,23 +206,39 @@ probe_host(PyObject *op, PyObject *Py_UNUSED(none))
     return mt_py_sample(self->state, &sample);
 }
 
-static PyObject *
-child_tuple(const void *children, size_t i)
-{
+typedef struct child_line {
+    uint64_t pid, priv;
     char name[MT_CHILD_NAME];
+} child_line;
 
-    mt_children_name(children, i, name);
-    return Py_BuildValue("(KNN)", (unsigned long long)mt_children_pid(children, i),
-                         mt_py_number(mt_children_priv(children, i)),
-                         PyUnicode_DecodeUTF8(name, (Py_ssize_t)strlen(name), "replace"));
+static PyObject *
+child_tuple(const void *lines, size_t i)
+{
+    const child_line *line = &((const child_line *)lines)[i];
+
+    return Py_BuildValue(
+        "(KNN)", (unsigned long long)line->pid, mt_py_number(line->priv),
+        PyUnicode_DecodeUTF8(line->name, (Py_ssize_t)strlen(line->name), "replace"));
 }
 
+/* Copied first: to make a list may start a collection, which runs code that may ask this probe. */
 static PyObject *
 probe_children(PyObject *op, PyObject *Py_UNUSED(none))
 {
     const mt_children *children = mt_probe_linux_children(((Probe *)op)->probe);
+    size_t n = mt_children_len(children);
+    child_line *lines = PyMem_New(child_line, n + 1);
+    PyObject *list;
 
-    return mt_py_list(mt_children_len(children), child_tuple, children);
+    if (lines == NULL) return PyErr_NoMemory();
+    for (size_t i = 0; i < n; i++) {
+        lines[i].pid = mt_children_pid(children, i);
+        lines[i].priv = mt_children_priv(children, i);
+        mt_children_name(children, i, lines[i].name);
+    }
+    list = mt_py_list(n, child_tuple, lines);
+    PyMem_Free(lines);
+    return list;
 }
 
 PyObject *

@@ -81,7 +81,11 @@ add_all(sums *by, PyObject *blocks)
         if (!PyTuple_Check(block) || PyTuple_GET_SIZE(block) < 3) goto unknown;
         bytes = PyLong_AsSize_t(PyTuple_GET_ITEM(block, 1));
         if (bytes == (size_t)-1 && PyErr_Occurred()) return -1;
-        if ((at = place_of(by, PyTuple_GET_ITEM(block, 2))) == NULL) return -1;
+        /* Held: a stack of a function that the program put in place may run code when it is hashed. */
+        Py_INCREF(block);
+        at = place_of(by, PyTuple_GET_ITEM(block, 2));
+        Py_DECREF(block);
+        if (at == NULL) return -1;
         *at += bytes;
     }
     return 0;

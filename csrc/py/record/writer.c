@@ -112,16 +112,16 @@ take_body(RecordWriter *self, PyObject *body, mt_record_event *e)
 static Py_ssize_t
 take_columns(PyObject *given, mt_record_column *columns)
 {
-    PyObject *list = PySequence_Fast(given, "columns is a sequence of names or (name, unit)");
-    Py_ssize_t n = list == NULL ? -1 : PySequence_Fast_GET_SIZE(list);
+    PyObject *items = mt_py_tuple(given, "columns is a sequence of names or (name, unit)");
+    Py_ssize_t n = items == NULL ? -1 : PyTuple_GET_SIZE(items);
 
     if (n == 0 || n > MT_SERIES_COLUMNS_MAX) {
         PyErr_Format(PyExc_ValueError, "a record has 1 to 64 columns, got %zd", n);
         n = -1;
     }
     for (Py_ssize_t i = 0; i < n; i++)
-        if (take_column(PySequence_Fast_GET_ITEM(list, i), &columns[i]) < 0) n = -1;
-    Py_XDECREF(list);
+        if (take_column(PyTuple_GET_ITEM(items, i), &columns[i]) < 0) n = -1;
+    Py_XDECREF(items);
     if (n > 0) {
         const char *fault = mt_record_columns_fault(columns, (size_t)n);
         if (fault == NULL) return n;
@@ -134,20 +134,20 @@ take_columns(PyObject *given, mt_record_column *columns)
 static int
 take_command(PyObject *given, char *to, size_t *used)
 {
-    PyObject *list = PySequence_Fast(given, "command is a sequence of str");
+    PyObject *items = mt_py_tuple(given, "command is a sequence of str");
 
     *used = 0;
-    for (Py_ssize_t i = 0; list != NULL && i < PySequence_Fast_GET_SIZE(list); i++) {
-        PyObject *arg = PySequence_Fast_GET_ITEM(list, i), *bytes;
+    for (Py_ssize_t i = 0; items != NULL && i < PyTuple_GET_SIZE(items); i++) {
+        PyObject *arg = PyTuple_GET_ITEM(items, i), *bytes;
         size_t n;
         if (!PyUnicode_Check(arg)) {
             PyErr_Format(PyExc_TypeError, "command is a sequence of str, not of %s",
                          Py_TYPE(arg)->tp_name);
-            Py_CLEAR(list);
+            Py_CLEAR(items);
             break;
         }
         if ((bytes = PyUnicode_EncodeFSDefault(arg)) == NULL) {
-            Py_CLEAR(list);
+            Py_CLEAR(items);
             break;
         }
         n = strlen(PyBytes_AS_STRING(bytes)) + 1;
@@ -156,8 +156,8 @@ take_command(PyObject *given, char *to, size_t *used)
         *used += n;
         Py_DECREF(bytes);
     }
-    Py_XDECREF(list);
-    return list == NULL ? -1 : 0;
+    Py_XDECREF(items);
+    return items == NULL ? -1 : 0;
 }
 
 /* --- begin --- */
@@ -418,22 +418,21 @@ recordwriter_append(PyObject *op, PyObject *const *args, Py_ssize_t n)
     RecordWriter *self = (RecordWriter *)op;
     uint64_t values[MT_SERIES_COLUMNS_MAX], time_ns;
     size_t columns = self->record.size.series.columns;
-    PyObject *list;
+    PyObject *items;
     int fault = 0;
 
     if (n != 2)
         return PyErr_Format(PyExc_TypeError, "append() takes time_ns and values, got %zd", n);
     if (!is_open(self, "append") || take_time(args[0], &time_ns) < 0) return NULL;
-    if ((list = PySequence_Fast(args[1], "values is a sequence of int or None")) == NULL)
-        return NULL;
-    if ((size_t)PySequence_Fast_GET_SIZE(list) != columns) {
+    if ((items = mt_py_tuple(args[1], "values is a sequence of int or None")) == NULL) return NULL;
+    if ((size_t)PyTuple_GET_SIZE(items) != columns) {
         PyErr_Format(PyExc_ValueError, "append(): %zd values, the record has %zu columns",
-                     PySequence_Fast_GET_SIZE(list), columns);
+                     PyTuple_GET_SIZE(items), columns);
         fault = -1;
     }
     for (size_t c = 0; fault == 0 && c < columns; c++)
-        fault = take_number(PySequence_Fast_GET_ITEM(list, (Py_ssize_t)c), "a value", &values[c]);
-    Py_DECREF(list);
+        fault = take_number(PyTuple_GET_ITEM(items, (Py_ssize_t)c), "a value", &values[c]);
+    Py_DECREF(items);
     if (fault < 0) return NULL;
     mt_record_append(&self->record, time_ns, values);
     Py_RETURN_NONE;
