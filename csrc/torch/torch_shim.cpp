@@ -534,16 +534,26 @@ heard_allocator()
     return *allocator;
 }
 
+/* torch ignores an allocator of a lower priority than any before, and tells nobody which that was. So
+ * the lowest that takes is used: then other libraries can set theirs as they could without us. One
+ * that is set while somebody listens takes our place, and no block is heard of from then on. */
+void
+set_allocator(c10::Allocator *allocator)
+{
+    for (unsigned priority = 0; priority <= UINT8_MAX; priority++) {
+        c10::SetAllocator(c10::kCPU, allocator, static_cast<uint8_t>(priority));
+        if (c10::GetAllocator(c10::kCPU) == allocator) return;
+    }
+}
+
 int
 listen(const mt_torch_listener *listener) noexcept
 {
-    constexpr uint8_t first = 255; /* only a higher or the same priority replaces an allocator */
-
     try {
         HeardAllocator &heard = heard_allocator();
         c10::Allocator *now = c10::GetAllocator(c10::kCPU);
         if (listener == nullptr) {
-            if (now == &heard) c10::SetAllocator(c10::kCPU, heard.before, first);
+            if (now == &heard) set_allocator(heard.before);
             heard_by.store(nullptr, std::memory_order_release);
             return 1;
         }
@@ -556,7 +566,7 @@ listen(const mt_torch_listener *listener) noexcept
             heard.before = now;
         }
         heard_by.store(listener, std::memory_order_release);
-        if (now != &heard) c10::SetAllocator(c10::kCPU, &heard, first);
+        if (now != &heard) set_allocator(&heard);
         return 1;
     } catch (...) {
         return 0;

@@ -301,6 +301,39 @@ late = Late()
 """
 
 
+ANOTHER_ALLOCATOR = """
+import ctypes
+from pathlib import Path
+
+import torch
+from memtools import _core
+
+c10 = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+get, put, other = (
+    c10["_ZN3c1012GetAllocatorERKNS_10DeviceTypeE"],
+    c10["_ZN3c1012SetAllocatorENS_10DeviceTypeEPNS_9AllocatorEh"],
+    c10["_ZN3c1028GetDefaultMobileCPUAllocatorEv"],
+)
+get.restype = other.restype = ctypes.c_void_p
+CPU = ctypes.byref(ctypes.c_byte(0))
+before = get(CPU)
+blocks = _core.Blocks()
+blocks.start(())
+kept = torch.ones(1000)
+assert get(CPU) != before
+blocks.stop()
+assert get(CPU) == before
+put(ctypes.c_byte(0), ctypes.c_void_p(other()), ctypes.c_uint8(0))
+assert get(CPU) == other()
+del kept
+"""
+
+
+@pytest.mark.slow
+def test_a_library_can_set_an_allocator_of_its_own_afterwards() -> None:
+    assert in_own_process(ANOTHER_ALLOCATOR) == ""
+
+
 @pytest.mark.slow
 def test_the_interpreter_ends_cleanly_while_it_is_on() -> None:
     assert in_own_process(AT_EXIT) == ""

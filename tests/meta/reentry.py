@@ -283,7 +283,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "BudgetPart": lambda: _core.BudgetPart(memtools.Budget("1 MiB"), "part"),
     "Census": memtools.census,
     "CheckpointedLayers": lambda: memtools.checkpoint_layers(
-        torch.nn.ModuleList([torch.nn.Linear(2, 2)])
+        torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)])
     ),
     "Blocks": blocks,
     "ActionReport": lambda: policy().report().actions[0],

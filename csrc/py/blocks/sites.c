@@ -212,6 +212,9 @@ place_of(mt_sites *s, PyCodeObject *code, int instruction)
     at = place_slot(&place, t->slots_n);
     for (; t->slots[at] != 0; at = (at + 1) & (t->slots_n - 1))
         if (is_same_place(place_at(s, t->slots[at]), &place)) return t->slots[at];
+    /* It reads the line table, which lives as long as the code; from Python 3.12 on, where a debugger
+     * follows the code's lines, a table of sys.monitoring, which another thread that has the GIL might
+     * be changing: this one may not have it. */
     place.line = PyCode_Addr2Line(code, instruction);
     place.file = copy_text(code->co_filename);
     place.function = copy_text(code->co_qualname);

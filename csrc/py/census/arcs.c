@@ -2,7 +2,9 @@
  *
  * Each arc begins at the head of a list or at a module, and ends where another one begins. What is
  * found in an arc is a chain of its own, as several arcs are gone along at a time; from the head of
- * each list the arcs, and so their chains, follow each other in the order of the list. */
+ * each list the arcs, and so their chains, follow each other in the order of the list.
+ *
+ * The lists are those of Python 3.11 to 3.13. 3.14 has others: there the caller asks gc.get_objects(). */
 #define Py_BUILD_CORE_MODULE /* the layout of the collector's lists */
 #include "py/census/arcs.h"
 

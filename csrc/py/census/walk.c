@@ -340,8 +340,8 @@ object_bytes(PyTypeObject *type, PyObject *op)
     return rounded(bytes);
 }
 
-/* NumPy's array as all its versions since 1.7 lay it out; the element's kind lies where it always
- * was. */
+/* NumPy's array as all its versions since 1.7 lay it out (PyArrayObject_fields, a part of its ABI, which
+ * NumPy 2 kept); the element's kind lies where it always was. */
 typedef struct array_fields {
     PyObject_HEAD
     char *data;
@@ -685,7 +685,12 @@ traverse(mt_walk *w, PyObject *op, uint64_t skip, uint64_t take)
     (void)all(op, visit, w);
 }
 
-/* The dict of an instance, borrowed, or NULL where there is none: it is never made for asking. */
+/* The dict of an instance, borrowed, or NULL where there is none: it is never made for asking. A
+ * managed one lies where Python 3.11 to 3.14 have it (MANAGED_DICT_OFFSET in pycore_object.h), with
+ * the lowest bit set where it is not a dict; another place in a build without the GIL. */
+#ifdef Py_GIL_DISABLED
+#error "memtools knows where dicts lie in builds with the GIL only"
+#endif
 static PyObject *
 space_of(PyObject *op)
 {

@@ -210,7 +210,7 @@ free_last_words(last_words *words)
     free(words);
 }
 
-/* It is kept to the end of the process. */
+/* It is kept to the end of the process. on_exit is glibc's: atexit does not tell the status. */
 PyObject *
 mt_py_write_at_exit(PyObject *Py_UNUSED(module), PyObject *args)
 {

@@ -333,6 +333,7 @@ recordwriter_close_at_exit(PyObject *op, PyObject *args)
     self->failed_bytes = e.payload_bytes;
     self->ended_ns = time_ns;
     if (self->at_exit) Py_RETURN_NONE;
+    /* glibc's: atexit does not tell the status. torch itself comes for glibc only. */
     if (on_exit(end_with_status, op) != 0) return PyErr_NoMemory();
     Py_INCREF(op);
     self->at_exit = true;
