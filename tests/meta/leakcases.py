@@ -136,6 +136,7 @@ CASES: dict[str, list[Case]] = {
     ],
     "KVLease.reserve": [
         with_lease(lambda x: x.reserve(8)),
+        with_lease(lambda x: x.reserve(8, private=True)),
         with_bad(IndexError, lambda x: x.reserve(99)),
     ],
     "KVLease.buffers": [with_lease(lambda x: x.buffers())],
