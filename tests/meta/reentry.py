@@ -565,6 +565,14 @@ class Meddler:
         self.skip = 0  # so many questions are answered first
         self.left = 0
         self.given: list[Any] = []  # the arguments of the call
+        self._kept: list[bytearray] = []
+
+    def start(self, action: Callable[[], object], given: list[Any], skip: int) -> None:
+        self.action, self.given, self.skip, self.left = action, given, skip, 4
+
+    def end(self) -> None:
+        self.skip = self.left = 0
+        self._kept.clear()
 
     def __call__(self) -> None:
         if self.left <= 0:
@@ -573,13 +581,28 @@ class Meddler:
             self.skip -= 1
             return
         self.left -= 1
-        self.action()
+        try:
+            self.action()
+        finally:
+            self._overwrite()
+
+    def _overwrite(self) -> None:
+        """Takes what the action has freed of Python's memory, so that no use of it goes unseen."""
+        gc.collect()  # empties the lists of freed tuples
+        self._kept += [bytearray(b"\xdd" * size) for size in range(15, 512, 16) for _ in range(4)]
 
 
 MEDDLE = Meddler()
 
 
-class Hostile:
+class HostileType(type):
+    def __getattribute__(cls, name: str) -> Any:
+        if name in ("__module__", "__name__", "__qualname__"):
+            MEDDLE()
+        return super().__getattribute__(name)
+
+
+class Hostile(metaclass=HostileType):
     """Has a good value, and meddles before it gives it."""
 
     def __init__(self, value: Any) -> None:
@@ -636,6 +659,8 @@ class Hostile:
     def __str__(self) -> str:
         self._asked()
         return "x"
+
+    __repr__ = __str__
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         return self._asked()
@@ -695,6 +720,36 @@ class HostileStr(str):
         MEDDLE()
         return super().__hash__()
 
+    def __repr__(self) -> str:
+        MEDDLE()
+        return super().__repr__()
+
+
+class HostileInt(int):
+    """One that passes for an int, and is shown where it is refused."""
+
+    def __eq__(self, other: object) -> bool:
+        MEDDLE()
+        return super().__eq__(other)
+
+    def __hash__(self) -> int:
+        MEDDLE()
+        return super().__hash__()
+
+    def __repr__(self) -> str:
+        MEDDLE()
+        return super().__repr__()
+
+
+def _subclass(value: Any) -> Any:
+    if isinstance(value, str):
+        return HostileStr(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return HostileInt(-value)
+    if isinstance(value, torch.Tensor):
+        return value.detach().as_subclass(HostileTensor)
+    return Hostile(value)
+
 
 def _yielding(values: Any) -> Iterator[Any]:
     for value in values:
@@ -710,11 +765,13 @@ def _calling(function: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-def _with_hostile_parts(item: Any) -> Any:
-    """A tuple whose numbers are hostile, and which only the list that it is in keeps alive."""
-    if not isinstance(item, tuple):
-        return item
-    return tuple(Hostile(part) if isinstance(part, int) else part for part in item)
+def _with_leaves(value: Any, leaf: Callable[[Any], Any]) -> Any:
+    """The same containers, with other leaves that only these keep alive."""
+    if type(value) in (list, tuple):
+        return type(value)([_with_leaves(item, leaf) for item in value])
+    if type(value) is dict:
+        return {key: _with_leaves(item, leaf) for key, item in value.items()}
+    return leaf(value)
 
 
 def hostile(value: Any) -> dict[str, Any]:
@@ -724,23 +781,22 @@ def hostile(value: Any) -> dict[str, Any]:
         found |= {
             "negative": Hostile(-1),
             "huge": Hostile(2**40),
+            "int": HostileInt(-1),
             "slice": slice(Hostile(0), Hostile(2)),
         }
     if isinstance(value, (list, tuple)):
         items = [Hostile(item) for item in value]
         found |= {
             "items": type(value)(items),
+            "leaves": list(_with_leaves(value, Hostile)),
+            "subclasses": list(_with_leaves(value, _subclass)),
             "generator": _yielding(value),
             "list": HostileList(value),
         }
-        if any(isinstance(item, tuple) for item in value):
-            found["parts"] = [_with_hostile_parts(item) for item in value]
-        if all(isinstance(item, torch.Tensor) for item in value):
-            found["tensors"] = [item.detach().as_subclass(HostileTensor) for item in value]
     if isinstance(value, str):
         found["str"] = HostileStr(value)
     if isinstance(value, dict):
-        found["dict"] = HostileDict(value)
+        found |= {"dict": HostileDict(value), "leaves": _with_leaves(value, Hostile)}
     if isinstance(value, torch.Tensor):
         found["tensor"] = value.detach().as_subclass(HostileTensor)
     if callable(value) and not isinstance(value, type):
@@ -778,8 +834,8 @@ def _append(owner: Any) -> None:
     elif isinstance(owner, memtools.AuxLoss):
         owner.add(scored())
     elif isinstance(owner, _core.Blocks):
+        owner.record(False)
         owner.record(True)  # anew
-        torch.ones(100)
 
 
 def _fork(owner: Any) -> None:
@@ -796,12 +852,21 @@ def _fork(owner: Any) -> None:
         raise AssertionError("the child that it forks hangs or crashes")
 
 
-def _empty() -> list[Any]:
-    """Containers among the arguments lose what is in them, and the memory of that is used again."""
-    for given in MEDDLE.given:
-        if isinstance(given, (list, dict)):
-            given.clear()
-    return [(n,) * (1 + n % 4) for n in range(200)]
+def _empty(value: Any) -> None:
+    """A container loses what is in it, and so do those."""
+    inner: list[Any] = []
+    if isinstance(value, Hostile):
+        inner = [value.value]
+    elif isinstance(value, dict):
+        inner = list(dict.values(value))
+        dict.clear(value)
+    elif isinstance(value, list):
+        inner = list(list.__iter__(value))
+        list.clear(value)
+    elif isinstance(value, tuple):
+        inner = list(tuple.__iter__(value))
+    while inner:
+        _empty(inner.pop())
 
 
 def _raise(error: BaseException) -> None:
@@ -817,7 +882,7 @@ ACTIONS: dict[str, Callable[[Any, Callable[[], object]], object]] = {
     "raise": lambda owner, again: _raise(RefusalError("x")),
     "interrupt": lambda owner, again: _raise(KeyboardInterrupt()),
     "collect": lambda owner, again: gc.collect(),
-    "empty": lambda owner, again: _empty(),
+    "empty": lambda owner, again: _empty(list(MEDDLE.given)),
 }
 #: what no code of ours may raise, whatever it is given
 NEVER = (SystemError, AssertionError, UnboundLocalError, NameError, UnicodeDecodeError)
@@ -851,24 +916,25 @@ def _values(target: Target) -> dict[str, Any]:
     return {parameter.name: good(target, parameter) for parameter in target.parameters}
 
 
-def run_case(target: Target, at: str, kind: str, action: str) -> None:
+def run_case(target: Target, at: str, kind: str, action: str, skip: int) -> None:
     """Calls it with one hostile argument, or where `at` names surroundings with good ones in these,
-    then uses its object on. AssertionError names an exception that is never right."""
-    owner, values = _make(target), _values(target)
+    then uses its object on; `skip` questions are answered before any meddling. AssertionError names
+    an exception that is never right."""
+    owner, values, usual = _make(target), _values(target), _values(target)
     around: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
     if at in SURROUNDINGS:
         around = SURROUNDINGS[at](kind)
     else:
         values[at] = hostile(values[at])[kind]
-    usual = _values(target)
 
     def first() -> None:
         with around:
-            _call(target, owner, values)
+            repr(_call(target, owner, values))
 
-    MEDDLE.given = list(values.values())
-    MEDDLE.left = 4
-    MEDDLE.action = lambda: ACTIONS[action](owner, lambda: _call(target, owner, usual))
+    act = ACTIONS[action]
+    MEDDLE.start(
+        lambda: act(owner, lambda: _call(target, owner, usual)), list(values.values()), skip
+    )
     attempts: list[Callable[[], object]] = [
         first,
         lambda: repr(owner),
@@ -882,23 +948,28 @@ def run_case(target: Target, at: str, kind: str, action: str) -> None:
             raise AssertionError(f"{type(error).__name__}: {error}") from error
         except BaseException:
             pass
-        MEDDLE.left = MEDDLE.skip = 0
+        MEDDLE.end()
 
 
 # --- surroundings ---------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def _collections(after: str) -> Iterator[None]:
-    """A collection at each allocation of a container, where so many have passed with the action."""
+def _collections(_: str) -> Iterator[None]:
+    """A collection at each allocation of a container, which meddles. From Python 3.12 on it runs
+    when the code that allocates is back in Python's."""
 
     def collected(phase: str, info: object) -> None:
-        MEDDLE()
+        if phase == "start":
+            MEDDLE()
+        else:
+            kept.extend([] for _ in range(9))  # the threshold is passed already
 
+    kept: list[list[object]] = []
     threshold = gc.get_threshold()
     gc.callbacks.append(collected)
-    MEDDLE.skip = int(after)
-    gc.set_threshold(1, 10**6, 10**6)
+    gc.collect()  # empties Python's own lists of freed tuples, which are taken without a collection
+    gc.set_threshold(1, 0, 0)  # and so do every third
     try:
         yield
     finally:
@@ -919,7 +990,9 @@ ANSWERS: dict[str, Callable[[], Any]] = {
     "text": lambda: "x",
     "tuple": lambda: (1, 2),
     "list": lambda: [object() for _ in range(9)],
-    "blocks": lambda: [(0, Hostile(8), (("x", 1),)), (0, 8, (Hostile(1),))],
+    "object": lambda: Hostile(1),
+    "sizes": lambda: [(0, Hostile(8), (("x", 1),))],
+    "stacks": lambda: [(0, 8, (Hostile(n),)) for n in range(3)],
 }
 
 
@@ -950,33 +1023,45 @@ SURROUNDINGS: dict[str, Callable[[str], contextlib.AbstractContextManager[object
 }
 
 
-def surrounded(target: Target, seed: int, most: int) -> list[tuple[str, str, str]]:
-    """Cases, as cases() has them."""
-    found = [
-        ("collections", str(skip), action)
-        for skip in (0, 2, 5, 9, 17, 33, 90)
-        for action in ACTIONS
-    ]
-    found += [
-        ("standard functions", f"{name} {answer}", action)
-        for name in STANDARD
-        for answer in ANSWERS
-        for action in ("append", "empty")
-    ]
+#: a case: the name of a parameter or of surroundings, their kind, the action, and what is skipped
+CaseOf = tuple[str, str, str, int]
+
+
+def _drawn(target: Target, seed: int, found: list[CaseOf], most: int) -> list[CaseOf]:
     random.Random(f"{seed} {target.label}").shuffle(found)
     return found[:most]
 
 
-def cases(target: Target, seed: int, most: int) -> list[tuple[str, str, str]]:
+def cases(target: Target, seed: int, most: int) -> list[CaseOf]:
+    """With a hostile argument: so many at most."""
+    skips = random.Random(seed)
     found = [
-        (parameter.name, kind, action)
+        (parameter.name, kind, action, skips.choice((0, 0, 1, 3)))
         for parameter in target.parameters
         for kind in hostile(good(target, parameter))
         for action in ACTIONS
     ]
-    MEDDLE.left = 0
-    random.Random(f"{seed} {target.label}").shuffle(found)
-    return found[:most]
+    MEDDLE.end()
+    return _drawn(target, seed, found, most)
+
+
+def collections_of(target: Target, seed: int, most: int) -> list[CaseOf]:
+    """At each of the first allocations: so many at most."""
+    deep = 48 if target.module == "_core" else 96  # the package's own code allocates as well
+    found = [("collections", "", action, skip) for action in ACTIONS for skip in range(deep)]
+    return _drawn(target, seed, found, most)
+
+
+def replaced_of(target: Target, seed: int, most: int) -> list[CaseOf]:
+    """With each of the standard functions replaced: so many at most."""
+    found = [
+        ("standard functions", f"{name} {answer}", action, skip)
+        for name in STANDARD
+        for answer in ANSWERS
+        for action in ("append", "empty")
+        for skip in (0, 1, 2)
+    ]
+    return _drawn(target, seed, found, most)
 
 
 # --- arguments of another type --------------------------------------------------------------------
@@ -1046,6 +1131,9 @@ def misfit_failures(target: Target, most: int, seconds: int = 120) -> list[str]:
 
 # --- in a child -----------------------------------------------------------------------------------
 
+#: of malloc.h: what is freed is filled
+M_PERTURB = -6
+
 
 def _forked(work: Callable[[int], None]) -> tuple[str, int]:
     """What a child that is silent and has a folder of its own writes to a pipe, and its status."""
@@ -1059,6 +1147,8 @@ def _forked(work: Callable[[int], None]) -> tuple[str, int]:
             os.dup2(null, 2)
             os.chdir(tempfile.mkdtemp())
             torch.set_num_threads(1)
+            ctypes.CDLL(None).mallopt(M_PERTURB, 0xDD)
+            gc.freeze()  # and so a collection is quick
             warnings.simplefilter("ignore")
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             work(tell)
@@ -1071,7 +1161,7 @@ def _forked(work: Callable[[int], None]) -> tuple[str, int]:
     return said, os.waitpid(child, 0)[1]
 
 
-def _run_cases(target: Target, some: list[tuple[str, str, str]], tell: int, seconds: int) -> None:
+def _run_cases(target: Target, some: list[CaseOf], tell: int, seconds: int) -> None:
     for case in some:
         os.write(tell, (json.dumps(case) + "\n").encode())
         signal.alarm(seconds)  # a case that waits for ever ends the process
@@ -1082,7 +1172,7 @@ def _run_cases(target: Target, some: list[tuple[str, str, str]], tell: int, seco
             os._exit(1)
 
 
-def failures(target: Target, some: list[tuple[str, str, str]], seconds: int = 20) -> list[str]:
+def failures(target: Target, some: list[CaseOf], seconds: int = 20) -> list[str]:
     """What went wrong, in a forked child: a crash is a failure with its name. Empty: nothing."""
     text, status = _forked(lambda tell: _run_cases(target, some, tell, seconds))
     if status == 0:

@@ -70,8 +70,11 @@ def test_hostile_arguments_neither_crash_nor_hang(label):
 @pytest.mark.slow
 @pytest.mark.parametrize("label", [x for x in TARGETS if LONG or x.startswith("_core.")])
 def test_collections_and_replaced_functions_neither_crash_nor_hang(label):
-    target = TARGETS[label]
-    some = reentry.surrounded(target, SEED, 1 if is_slow(label) else min(MOST, SURROUNDED))
+    target, most = TARGETS[label], 1 if is_slow(label) else min(MOST, SURROUNDED)
+    some = [
+        *reentry.collections_of(target, SEED, most),
+        *reentry.replaced_of(target, SEED, most),
+    ]
     assert reentry.failures(target, some) == []
 
 
