@@ -270,6 +270,10 @@ def _window_report() -> Any:
     return made.step(torch.rand(4, 8), lambda batch: (made.model(batch).sum(), len(batch)))  # type: ignore[attr-defined]
 
 
+def _layers() -> torch.nn.ModuleList:
+    return torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)])
+
+
 MAKERS: dict[str, Callable[[], Any]] = {
     "AuxLoss": memtools.AuxLoss,
     "AllocatorSettings": memtools.allocator_settings,
@@ -282,9 +286,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "BudgetReport": lambda: memtools.Budget("1 MiB").report(),
     "BudgetPart": lambda: _core.BudgetPart(memtools.Budget("1 MiB"), "part"),
     "Census": memtools.census,
-    "CheckpointedLayers": lambda: memtools.checkpoint_layers(
-        torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)])
-    ),
+    "CheckpointedLayers": lambda: memtools.checkpoint_layers(_layers()),
     "Blocks": blocks,
     "ActionReport": lambda: policy().report().actions[0],
     "CleanupHandle": lambda: policy().add("mine", lambda: None),
@@ -359,7 +361,7 @@ KINDS: dict[str, Any] = {
     "Record": record,
     "Parameters": parameters,
     "IO[str]": io.StringIO,
-    "torch.nn.Module": lambda: torch.nn.ModuleList([torch.nn.Linear(2, 2)]),
+    "torch.nn.Module": _layers,
     "torch.optim.Optimizer": lambda: torch.optim.SGD(parameters(), 0.1),
     "torch.dtype": torch.float32,
     "torch.device": torch.device("cpu"),
