@@ -67,6 +67,25 @@ def test_hostile_arguments_neither_crash_nor_hang(label):
     assert reentry.failures(target, some) == []
 
 
+#: what the long search has found once: an object used after code of the program's had freed it
+FOUND = (
+    ("_core.Policy.__new__", "rules", "leaves", "empty"),
+    ("_core.Blocks.contents", "collections", "", "append"),
+    ("_core._referrers", "standard functions", "gc.get_objects text", "append"),
+    ("_core._traced", "standard functions", "_tracemalloc._get_traces stacks", "empty"),
+    ("_core.LeakDetector.update_many", "collections", "", "again"),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("found", FOUND, ids=lambda found: found[0])
+def test_what_crashed_once_does_not_again(found):
+    label, *case = found
+    deep = 48 if "collections" in case else 3
+    some = [(*case, skip) for skip in range(deep)]
+    assert reentry.failures(TARGETS[label], some) == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("label", [x for x in TARGETS if LONG or x.startswith("_core.")])
 def test_collections_and_replaced_functions_neither_crash_nor_hang(label):

@@ -276,10 +276,12 @@ add_row(LeakDetector *self, const table *t, int64_t step, Py_ssize_t i)
     return evaluated;
 }
 
-/* All rows are added even where the list cannot be made. */
+/* All rows are added even where the list cannot be made. Without collections: one could run code that
+ * adds steps among these, which would not grow any more. */
 static PyObject *
 add_rows(LeakDetector *self, const table *t, int64_t first)
 {
+    int collects = PyGC_Disable();
     PyObject *changes = PyList_New(0), *change;
     mt_leak_kind before = mt_leak_kind_now(self->core), kind;
 
@@ -291,6 +293,7 @@ add_rows(LeakDetector *self, const table *t, int64_t first)
         change = Py_BuildValue("(Ls)", (long long)first + i, KINDS[kind]);
         if (mt_py_append(changes, change) < 0) Py_CLEAR(changes);
     }
+    if (collects) (void)PyGC_Enable();
     return changes;
 }
 
