@@ -21,15 +21,16 @@ none), is a choice of price. The results have the same bits whatever is chosen:
 
 from __future__ import annotations
 
+import functools
 import random
 import sys
 from collections.abc import Iterable
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from memtools import _core
 from memtools._base import malloc
 from memtools._base import torch as bridge
+from memtools._base.oom import shortage
 
 if TYPE_CHECKING:
     import torch
@@ -38,6 +39,10 @@ LARGE: Final = 1 << 20  # bytes of a buffer from which on copying it each time i
 QUIET: Final = 2  # times that a large buffer is found unchanged before it is no longer copied
 COLUMNS: Final = 4096
 SMALL: Final = 0.1  # of a device's or the host's memory: as much as auto spends on scratch
+_PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
+#: Modules of torch itself: forward passes change their buffers and no other attributes, and those
+#: of DistributedDataParallel describe its reducer.
+_FIXED: Final = ("torch.nn.modules.", "torch.nn.parallel.")
 
 
 class RandomState:
@@ -72,55 +77,65 @@ def _index(device: torch.device) -> tuple[torch.device, ...]:
 
 
 class Buffers:
-    """The values of a model's buffers, such as BatchNorm's running statistics, at one moment.
+    """What the modules of a model hold at one moment: the values of their buffers, such as
+    BatchNorm's running statistics, and which buffers, submodules and attributes they have.
 
-    Small ones are copied each time. A large one (a causal mask, a cache) is copied until it was
+    Small buffers are copied each time. A large one (a causal mask, a cache) is copied until it was
     found unchanged twice; from then on it is looked at instead: its tensor, address, shape and
     version before each micro-batch, and a checksum too before it is taken for restored, since
     `.data` leaves no trace in the version.
 
+    Of attributes, small tensors without a gradient are copied like buffers, and numbers, texts and
+    None are kept. Others may be the activations of the pass before, and are not held.
+
     Attributes:
-        kept: one for each buffer.
+        kept: one for each tensor.
+        count: how many of these are buffers.
     """
 
-    __slots__ = ("_places", "kept")
+    __slots__ = ("_held", "_names", "count", "kept")
 
     def __init__(self) -> None:
-        self._places: list[tuple[dict[str, Any], str]] = []
+        self._held: list[_Held] = []
+        self._names: list[str] = []
         self.kept: list[_Kept] = []
+        self.count = 0
 
-    def save(self, holders: Iterable[dict[str, Any]]) -> None:
-        """Save modules' `_buffers`, into the copies of before where the tensors are the same."""
-        holders = list(holders)
-        if not holders:
-            self._places, self.kept = [], []
-            return
+    def save(self, model: torch.nn.Module) -> None:
+        """Save what the model holds, into the copies of before where the tensors are the same.
+
+        Raises TypeError for a buffer of a kind that cannot be copied and put back.
+        """
         torch = bridge.connect().torch
-        self._places = [
-            (names, name) for names in holders for name in names if names[name] is not None
-        ]
-        tensors = [names[name] for names, name in self._places]
+        self._held = [_Held(module, torch) for module in _modules_of(model) if _may_change(module)]
+        found = [(name, value) for held in self._held for name, value in held.buffers.items()]
+        places = [(name, value) for name, value in found if value is not None]
+        self.count = len(places)
+        places += [place for held in self._held for place in held.tensors]
+        self._names, tensors = [name for name, _ in places], [tensor for _, tensor in places]
         if len(tensors) != len(self.kept) or any(
             kept.tensor is not tensor for kept, tensor in zip(self.kept, tensors, strict=True)
         ):
             known = {id(kept.tensor): kept for kept in self.kept}
-            self.kept = [known.get(id(tensor)) or _Kept(tensor) for tensor in tensors]
+            self.kept = [known.get(id(tensor)) or _Kept(tensor, name) for name, tensor in places]
         with torch.no_grad():
             due = [kept for kept in self.kept if kept.is_due()]
             if due:
                 copies = [kept.copy for kept in due]
-                torch._foreach_copy_(copies, [kept.tensor for kept in due])
+                torch._foreach_copy_(copies, [_memory(kept.tensor) for kept in due])
 
     def restore(self) -> None:
-        """The same tensors with the same values, replaced and resized ones as well.
+        """The same tensors with the same values, replaced and resized ones as well; what was added
+        since is gone.
 
         Raises RuntimeError where a large buffer has changed that never had before: there is no copy
         of it. The others are restored, and from the next window on it is copied.
         """
         changed = []
         with bridge.connect().torch.no_grad():
-            for (names, name), kept in zip(self._places, self.kept, strict=True):
-                names[name] = kept.tensor
+            for held in self._held:
+                held.restore()
+            for name, kept in zip(self._names, self.kept, strict=True):
                 if not kept.restore():
                     changed.append(name)
         if changed:
@@ -131,18 +146,127 @@ class Buffers:
             )
 
 
+@functools.cache
+def _own_names(torch: Any) -> frozenset[str]:
+    """Names of the attributes that every module has, without that of its mode."""
+    return frozenset(vars(torch.nn.Module())) - {"training"}
+
+
+def _modules_of(model: torch.nn.Module) -> list[Any]:
+    """`list(model.modules())`, in a fifth of its time."""
+    found = {id(model): model}
+    queue = [model]
+    for module in queue:
+        for inner in module._modules.values():
+            if inner is not None and id(inner) not in found:
+                found[id(inner)] = inner
+                queue.append(inner)
+    return queue
+
+
+def _may_change(module: Any) -> Any:
+    """Whether more than the values of a module's parameters can change. Most modules are a Linear
+    or the like."""
+    return module._buffers or module._modules or not type(module).__module__.startswith(_FIXED)
+
+
+class _Held:
+    """What one module has: its buffers, submodules, parameters and attributes by their names.
+
+    Attributes:
+        buffers: tensors or None.
+        tensors: (name, tensor) of the attributes that are copied like buffers.
+    """
+
+    __slots__ = ("_all", "_attributes", "_module", "_parts", "_temporary", "buffers", "tensors")
+
+    def __init__(self, module: Any, torch: Any) -> None:
+        self._module = module
+        self.tensors: list[tuple[str, Any]] = []
+        self._attributes: dict[str, Any] = {}
+        self._all: frozenset[str] | None = None
+        self._parts: dict[str, dict[str, Any]] = {}
+        if type(module._buffers) is not dict:  # of TorchScript, whose parts are fixed
+            self.buffers = dict(module.named_buffers(recurse=False))
+            return
+        self.buffers = dict(module._buffers)
+        self._temporary = frozenset(module._non_persistent_buffers_set)
+        # Parameters are not replaced: fully_shard does that itself, in each pass.
+        self._parts = {"_buffers": self.buffers, "_modules": dict(module._modules)}
+        self._parts["_parameters"] = dict.fromkeys(module._parameters)
+        if type(module).__module__.startswith(_FIXED):
+            return
+        names = vars(module)
+        self._all = frozenset(names)
+        for name in self._all - _own_names(torch):
+            value = names[name]
+            if isinstance(value, _PLAIN):
+                self._attributes[name] = value
+            elif (
+                type(value) is torch.Tensor
+                and not value.requires_grad
+                and value.numel() * value.element_size() < LARGE
+            ):
+                self._attributes[name] = value
+                self.tensors.append((name, value))
+
+    def restore(self) -> None:
+        """Put back what was replaced or removed, and take away what was added."""
+        names = vars(self._module)
+        for part, before in self._parts.items():
+            now = names[part]
+            if part == "_parameters":
+                for name in now.keys() - before.keys():
+                    del now[name]
+            elif list(now) != list(before) or any(now[name] is not before[name] for name in now):
+                now.clear()
+                now.update(before)
+        if self._parts and names["_non_persistent_buffers_set"] != self._temporary:
+            names["_non_persistent_buffers_set"].clear()
+            names["_non_persistent_buffers_set"].update(self._temporary)
+        if self._all is None:
+            return
+        for name in names.keys() - self._all:
+            del names[name]
+        for name, value in self._attributes.items():
+            if names.get(name, self) is not value:
+                names[name] = value
+
+
 class _Kept:
-    """One buffer: a copy of it, or the proof that it does not change."""
+    """One tensor: a copy of it, or the proof that it does not change.
 
-    __slots__ = ("_checksum", "_moves", "_quiet", "_seen", "copy", "tensor")
+    Raises TypeError for one that cannot be copied and put back.
+    """
 
-    def __init__(self, tensor: torch.Tensor) -> None:
+    __slots__ = ("_checksum", "_moves", "_quiet", "_seen", "_shape", "copy", "tensor")
+
+    def __init__(self, tensor: torch.Tensor, name: str) -> None:
         self.tensor = tensor
         self.copy: torch.Tensor | None = None
-        self._moves = tensor.numel() * tensor.element_size() < LARGE or _integers(tensor) is None
+        memory = _memory(tensor)
+        self._moves = memory.numel() * memory.element_size() < LARGE or _integers(tensor) is None
         self._quiet = 0
         self._checksum: torch.Tensor | None = None
         self._seen: tuple[Any, ...] = ()
+        self._shape: Any = None
+        if not _is_plain(tensor):
+            self._try(name)
+
+    def _try(self, name: str) -> None:
+        """Put it back once, unchanged: kinds of tensors differ in what they allow."""
+        try:
+            with bridge.connect().torch.no_grad():
+                self.is_due()
+                self.restore()
+        except Exception as error:
+            if shortage(error) is not None:
+                raise
+            kind, first = type(self.tensor).__name__, str(error).partition("\n")[0]
+            raise TypeError(
+                f"step(): the buffer {name!r}, a {kind} of layout {self.tensor.layout}, cannot be "
+                f"put back when memory runs out ({first}): keep it as a strided tensor"
+            ) from error
 
     def is_due(self) -> bool:
         """Whether `copy` has to take the tensor's values now; it is made anew where it has to."""
@@ -151,8 +275,9 @@ class _Kept:
             if self._seen == _look(tensor):
                 return False
             self._moves, self._checksum = True, None
-        if self.copy is None or self.copy.shape != tensor.shape:
-            self.copy = tensor.detach().clone()
+        memory = _memory(tensor)
+        if self.copy is None or self.copy.shape != memory.shape:
+            self.copy, self._shape = memory.detach().clone(), _shape(tensor)
             self._seen = () if self._moves else _look(tensor)
             return False
         if self._moves:
@@ -175,13 +300,40 @@ class _Kept:
                 return True
             self._moves, self._checksum = True, None
             return False
-        if tensor.shape != copy.shape:
-            tensor.data = copy.clone()
+        if _shape(tensor) != self._shape:
+            tensor.data = copy.clone().expand(self._shape)
+        elif tensor.is_inference():
+            with bridge.connect().torch.inference_mode():
+                _memory(tensor).copy_(copy)
         else:
-            tensor.copy_(copy)
+            _memory(tensor).copy_(copy)
         if not self._moves:
             self._seen = _look(tensor)  # the copy itself raised the version
         return True
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    torch = bridge.connect().torch
+    kinds = (torch.Tensor, torch.nn.Buffer, torch.nn.Parameter)
+    return type(tensor) in kinds and tensor.layout is torch.strided and not tensor.is_nested
+
+
+def _memory(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements of a tensor, each once: an expanded one repeats some of them, and cannot be
+    written to."""
+    if tensor.is_nested:
+        return tensor.values()
+    if tensor.layout is not bridge.connect().torch.strided or 0 not in tensor.stride():
+        return tensor
+    for axis, step in enumerate(tensor.stride()):
+        if step == 0 and tensor.shape[axis] > 1:
+            tensor = tensor.narrow(axis, 0, 1)
+    return tensor
+
+
+def _shape(tensor: torch.Tensor) -> Any:
+    """None for a nested one, whose shape does not change."""
+    return None if tensor.is_nested else tensor.shape
 
 
 def _look(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -376,7 +528,7 @@ class Undo:
         self._way, self._parameters = way, parameters
         self._gradients = choose(way, parameters)
         self._buffers, self._first = Buffers(), Buffers()
-        self._holders: list[dict[str, Any]] = []
+        self._model: Any = None
         self._devices: tuple[torch.device, ...] = ()
         self._random: list[RandomState] = []
 
@@ -385,7 +537,7 @@ class Undo:
         micro-batch. `parameters` may be others than before: groups are added to optimizers."""
         if list(map(id, parameters)) != list(map(id, self._parameters)):
             self._parameters, self._gradients = parameters, choose(self._way, parameters)
-        self._holders = list(filter(None, map(attrgetter("_buffers"), model.modules())))
+        self._model = model
         # The CPU's generator counts in any case.
         devices: set[Any] = set()
         for tensor in (*model.parameters(), *model.buffers()):
@@ -397,13 +549,13 @@ class Undo:
         self._devices = tuple(sorted(devices, key=str))
         self._random = [RandomState(self._devices)]
         if type(self._gradients) is Redo:
-            self._first.save(self._holders)
+            self._first.save(model)
 
     def begin(self, in_place: bool = False) -> None:
         """Keep what is needed to go back to now, before a micro-batch. `in_place`: its gradients
         can be neither moved nor given back."""
         self._random[1:] = [RandomState(self._devices)]
-        self._buffers.save(self._holders)
+        self._buffers.save(self._model)
         self._in_place = in_place
         if not in_place:
             self._gradients.begin()
@@ -426,8 +578,8 @@ class Undo:
         if not whole:
             self._gradients.drop()
         parts = ["random numbers"]
-        if self._buffers.kept:
-            parts.append(f"{len(self._buffers.kept)} buffers")
+        if self._buffers.count:
+            parts.append(f"{self._buffers.count} buffers")
         if not self._in_place:
             parts.append(f"gradients ({self._gradients.name})")
         if not whole:

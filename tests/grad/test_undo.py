@@ -68,7 +68,7 @@ def test_buffers_go_back_however_they_were_changed():
     saved = Buffers()
     for _ in range(3):
         values = {name: tensor.clone() for name, tensor in before.items()}
-        saved.save([one._buffers for one in model.modules() if one._buffers])
+        saved.save(model)
         model[0].move()
         model[1](torch.randn(4, 4))
         saved.restore()
@@ -82,10 +82,10 @@ def test_buffers_go_back_however_they_were_changed():
 def test_copies_of_buffers_are_made_once():
     model = nn.BatchNorm1d(4)
     saved = Buffers()
-    saved.save([model._buffers])
+    saved.save(model)
     pointers = [one.copy.data_ptr() for one in saved.kept]
     model(torch.randn(4, 4))
-    saved.save([model._buffers])
+    saved.save(model)
     assert [one.copy.data_ptr() for one in saved.kept] == pointers
     kept = model.running_mean.clone()
     model(torch.randn(4, 4))
@@ -107,7 +107,7 @@ class Holding(nn.Module):
     def saved(self, times: int) -> Buffers:
         buffers = Buffers()
         for _ in range(times):
-            buffers.save([self._buffers])
+            buffers.save(self)
             self.count += 1
         return buffers
 
@@ -157,7 +157,7 @@ def test_a_large_buffer_that_changes_late_is_never_taken_for_restored(way):
     with pytest.raises(RuntimeError, match="the buffer 'mask' changed in a micro-batch that ran"):
         buffers.restore()
     assert model.count[0] == 4  # the others are restored
-    buffers.save([model._buffers])
+    buffers.save(model)
     kept = model.mask.clone()
     model.mask.data.mul_(2)
     buffers.restore()
@@ -170,7 +170,7 @@ def test_a_large_buffer_that_changed_in_a_micro_batch_that_went_well_is_copied(w
     model = Holding(torch.randn(MANY))
     buffers = model.saved(times)
     WAYS[way](model.mask)
-    buffers.save([model._buffers])
+    buffers.save(model)
     kept = model.mask.clone()
     model.mask.data.mul_(2)
     buffers.restore()
@@ -185,9 +185,9 @@ def test_a_large_buffer_is_restored_while_it_is_not_known_to_be_still(times):
     buffers.restore()
     assert torch.equal(model.mask, kept)
     for _ in range(3):
-        buffers.save([model._buffers])
+        buffers.save(model)
     model.mask.add_(1)
-    buffers.save([model._buffers])
+    buffers.save(model)
     kept = model.mask.clone()
     model.mask.data.mul_(2)
     buffers.restore()
