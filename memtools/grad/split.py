@@ -30,6 +30,7 @@ What is none of these has to be cut by the user, who knows what its rows are.
 
 from __future__ import annotations
 
+import collections
 import copy
 import dataclasses
 import enum
@@ -42,6 +43,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, NoReturn
 
 from memtools._base import torch as bridge
+from memtools._base.oom import shortage
 
 #: Takes a batch and a size, returns micro-batches of at most that size, in order.
 Split = Callable[[Any, int], list[Any]]
@@ -50,6 +52,7 @@ Split = Callable[[Any, int], list[Any]]
 Known = dict[str, set[str]]
 
 _CONSTANT: Final = (str, bytes, type(None), numbers.Number, enum.Enum, type, range, slice)
+_PYTHONS: Final = (list, tuple, dict, collections.OrderedDict, collections.defaultdict)
 _MOST_COLUMNS: Final = 3  # of one type and dimension, in a list that is the batch
 _MOST_KNOWN: Final = 256  # places; where keys of dicts change with each batch, no more are kept
 _ROWS: Final = "rows"
@@ -94,10 +97,23 @@ def read(batch: Any, known: Known | None = None) -> Cut:
             a list or tuple that can be samples or columns.
         TypeError: a part that cannot be cut.
     """
+    _check_strided(batch, "batch")
     if _is_array(batch) and batch.ndim and len(batch):  # no part of it has to agree with another
-        _check_strided(batch, "batch")
         return Cut(len(batch), True)
     known = {} if known is None else known
+    try:
+        found = _read(batch, known)
+    except RecursionError:
+        raise ValueError(
+            f"step(): the batch ({type(batch).__name__}) contains itself, or its parts are nested "
+            f"too deep to be cut; {_HOOK}"
+        ) from None
+    if found.rows > 1:
+        _try_cut(batch, found)
+    return found
+
+
+def _read(batch: Any, known: Known) -> Cut:
     firm = next(_firm(batch), None)
     counts = dict.fromkeys(_lengths(batch)[0] if firm is None else [firm])
     tries = [_Try(batch, count, firm is not None, known) for count in counts]
@@ -117,6 +133,45 @@ def read(batch: Any, known: Known | None = None) -> Cut:
     if found.count == 0:
         raise ValueError("step(): the batch is empty (0 rows); leave such batches out")
     return Cut(found.count, found.form)
+
+
+def _try_cut(batch: Any, cut: Cut) -> None:
+    """Cut one row, so that a batch that cannot be cut is refused before memory runs out.
+
+    Raises TypeError for a part that cannot be made of some of its rows, or becomes something else.
+    """
+    try:
+        part = cut.take(batch, 0, 1)
+    except Exception as error:
+        if shortage(error) is not None:
+            raise
+        raise TypeError(
+            f"step(): the batch ({type(batch).__name__}) cannot be cut: a part of it cannot be "
+            f"made of some of its rows ({type(error).__name__}: {error}); {_HOOK}"
+        ) from error
+    problem = _difference(batch, part, cut.form, "batch")
+    if problem:
+        raise TypeError(f"step(): {problem} where it is cut; {_HOOK}")
+
+
+def _difference(node: Any, part: Any, form: Any, name: str) -> str:
+    """Say in what a part has not the types and fields of what it was cut of; "" if it has. A list
+    class of the user's becomes a list, as its rows alone are asked for."""
+    if form is False:
+        return ""
+    kinds = (list,) if form is True and isinstance(node, list) else ()
+    if type(part) not in (type(node), *kinds):
+        return f"{name}, a {type(node).__name__}, becomes a {type(part).__name__}"
+    if form is True:
+        return "" if len(part) == 1 else f"{name} has {len(part)} rows instead of 1"
+    fields, parts = _fields(node) or [], _values(part)
+    if len(fields) != len(parts):
+        return f"{name} has {len(parts)} fields instead of {len(fields)}"
+    found = (
+        _difference(value, one, inner, name + key)
+        for (key, value), inner, one in zip(fields, form, parts, strict=True)
+    )
+    return next(filter(None, found), "")
 
 
 # --- lists and tuples: rows or fields ---
@@ -153,14 +208,15 @@ class _Try:
 
     def _form(self, node: Any, name: str) -> Any:
         """See Cut. Raises TypeError for what cannot be cut."""
+        _check_strided(node, name)
         if _is_array(node):
-            _check_strided(node, name)
             if not node.ndim:
                 return False
         elif not _is_sequence(node, name == "batch") or not self._is_rows(node, name):
             fields = _fields(node)
             if fields is not None:
-                return [self._form(value, name + key) for key, value in fields]
+                form = [self._form(value, name + key) for key, value in fields]
+                return form if any(form) else False  # of what belongs to no row: repeated
             if isinstance(node, _CONSTANT) or _is_torchs(node):
                 return False
             raise TypeError(
@@ -277,8 +333,9 @@ def _is_sequence(node: Any, is_batch: bool) -> bool:
 
 
 def _is_array(node: Any) -> bool:
+    """A nested tensor is none: it has no shape."""
     if isinstance(node, bridge.connect().torch.Tensor):
-        return True
+        return not node.is_nested
     kind = type(node)
     return kind.__module__ == "numpy" and kind.__name__ == "ndarray"
 
@@ -393,8 +450,11 @@ def _is_firm(node: Any) -> bool:
 def _fields(node: Any) -> list[tuple[str, Any]] | None:
     """(how it is written, value) of what holds fields; None for what does not. A packed sequence
     is a named tuple, and yet its fields have no rows in common."""
-    if type(node).__name__ == "PackedSequence":
+    if type(node).__name__ == "PackedSequence" or _is_torchs(node):
         return None
+    kind = _pytree_kind(node)
+    if kind is not None:
+        return [(f".<{index}>", value) for index, value in enumerate(kind.flatten_fn(node)[0])]
     if isinstance(node, Mapping):
         return [(f"[{key!r}]", value) for key, value in node.items()]
     if isinstance(node, list):
@@ -407,25 +467,18 @@ def _fields(node: Any) -> list[tuple[str, Any]] | None:
         ]
     if dataclasses.is_dataclass(node) and not isinstance(node, type):
         return [(f".{one.name}", getattr(node, one.name)) for one in dataclasses.fields(node)]
-    return _registered(node)
+    return None
 
 
 def _values(node: Any) -> Sequence[Any]:
     return node if isinstance(node, list) else [value for _, value in _fields(node) or ()]
 
 
-def _registered(node: Any) -> list[tuple[str, Any]] | None:
-    """The children of a type that its author registered with torch's pytree."""
-    kind = _pytree_kind(node)
-    if kind is None:
-        return None
-    children, _ = kind.flatten_fn(node)
-    return [(f".<{index}>", value) for index, value in enumerate(children)]
-
-
 def _pytree_kind(node: Any) -> Any:
+    """How the author of a type registered it with torch's pytree; None for other types, and for
+    those of Python, whose classes of the user's are cut alike."""
     tree = sys.modules.get("torch.utils._pytree")
-    if tree is None or isinstance(node, (list, tuple, Mapping)):
+    if tree is None or type(node) in _PYTHONS or isinstance(node, _CONSTANT):
         return None
     return tree.SUPPORTED_NODES.get(type(node))
 
@@ -487,17 +540,22 @@ def _take(node: Any, form: Any, start: int, stop: int) -> Any:
     if form is False:
         return node
     values = zip(_values(node), form, strict=True)
-    parts = [_take(value, inner, start, stop) for value, inner in values]
+    return _made(node, [_take(value, inner, start, stop) for value, inner in values])
+
+
+def _made(node: Any, parts: list[Any]) -> Any:
+    """Another one of the type of `node`, with other fields."""
+    kind = _pytree_kind(node)
+    if kind is not None:
+        return kind.unflatten_fn(parts, kind.flatten_fn(node)[1])
     if isinstance(node, list):
         return parts
     if isinstance(node, Mapping):
         return _mapping(node, parts)
     if isinstance(node, tuple):
-        return type(node)(*parts) if hasattr(node, "_fields") else tuple(parts)
-    if dataclasses.is_dataclass(node):
-        return _dataclass(node, parts)
-    kind = _pytree_kind(node)
-    return kind.unflatten_fn(parts, kind.flatten_fn(node)[1])
+        # _make, as a constructor of the user's may want its fields in another way
+        return type(node)._make(parts) if hasattr(node, "_make") else type(node)(parts)
+    return _dataclass(node, parts)
 
 
 def _mapping(node: Any, parts: list[Any]) -> Any:

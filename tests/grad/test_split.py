@@ -7,6 +7,7 @@ import dataclasses
 import pathlib
 import re
 import types
+import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +32,36 @@ class Sample:
     ids: list[str]
     rate: float = 0.5
     made: bool = dataclasses.field(default=True, init=False)
+
+
+class ByKeyword(collections.namedtuple("ByKeyword", "x name")):
+    """A named tuple whose fields have to be named."""
+
+    __slots__ = ()
+
+    def __new__(cls, *, x: Any, name: Any) -> Any:
+        return super().__new__(cls, x, name)
+
+
+class ReadOnly(collections.abc.Mapping):
+    def __init__(self, **fields: Any) -> None:
+        self._fields = fields
+
+    def __getitem__(self, key: str) -> Any:
+        return self._fields[key]
+
+    def __iter__(self) -> Any:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+
+class Converting(list):
+    """Rows that become something else when they are cut."""
+
+    def __getitem__(self, at: Any) -> Any:
+        return tuple(super().__getitem__(at)) if isinstance(at, slice) else super().__getitem__(at)
 
 
 class Registered:
@@ -74,6 +105,13 @@ CASES = {
     "user dict": collections.UserDict(a=x(6), b=1),
     "named tuple": Pair(x(6), "n"),
     "dataclass": Sample(x(6), list("abcdef")),
+    "named tuple by keyword": ByKeyword(x=x(6), name="n"),
+    "what torch.max returns": torch.max(x(6, 2), 1),
+    "settings that cannot be copied": {
+        "x": x(6),
+        "set": types.MappingProxyType({"rate": 0.5}),
+        "size": torch.Size((6, 2)),
+    },
     "nested": {"a": (x(6), {"b": [x(6), x(6, 2)]}), "c": torch.tensor(3.0)},
     "examples": [f"text {i}" for i in range(6)],
     "examples of dicts": [{"img": x(3, 2), "label": i} for i in range(6)],
@@ -660,6 +698,13 @@ def test_parts_put_together_are_the_batch(count, size):
     assert [b for part in parts for b in part["b"]] == batch["b"]
 
 
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # torch's, of a prototype
+    NESTED = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+ENDLESS: dict[str, Any] = {"x": x(6)}
+ENDLESS["again"] = ENDLESS
+
+
 @pytest.mark.parametrize(
     ("batch", "error", "text"),
     [
@@ -674,6 +719,12 @@ def test_parts_put_together_are_the_batch(count, size):
         ((x(6), types.SimpleNamespace()), TypeError, r"batch\[1\] is a SimpleNamespace"),
         (torch.eye(6).to_sparse(), TypeError, "sparse"),
         (torch.nested.nested_tensor([[1.0], [2.0, 3.0]], layout=torch.jagged), TypeError, "nested"),
+        (NESTED, TypeError, "nested"),
+        ({"x": x(2), "y": NESTED}, TypeError, r"batch\['y'\] is a nested tensor"),
+        (types.MappingProxyType({"x": x(6)}), TypeError, "cannot be made of some of its rows"),
+        ({"in": ReadOnly(x=x(6))}, TypeError, "cannot be made of some of its rows"),
+        (Converting([x(6), x(5)]), TypeError, "a Converting, becomes a tuple where it is cut"),
+        (ENDLESS, ValueError, "contains itself"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_cut_is_named_with_the_remedy(batch, error, text):
@@ -681,6 +732,31 @@ def test_what_cannot_be_cut_is_named_with_the_remedy(batch, error, text):
         rows(batch)
     if "empty" not in text:
         assert "split=, a function of (batch, size)" in str(caught.value)
+
+
+@pytest.mark.parametrize("sizes", [[6], []], ids=["of rows", "without a batch size"])
+def test_a_tensordict_is_cut_along_its_rows(sizes):
+    tensordict = pytest.importorskip("tensordict")
+    inner = tensordict.TensorDict({"z": x(6)}, [6])
+    batch = tensordict.TensorDict({"x": x(6, 3), "inner": inner}, sizes)
+    for form in (batch, {"in": batch, "y": x(6)}):
+        parts = [part if form is batch else part["in"] for part in cut(form, 4)]
+        assert [type(part) for part in parts] == [type(batch)] * 2
+        assert [part["x"].tolist() for part in parts] == [
+            x(6, 3)[:4].tolist(),
+            x(6, 3)[4:].tolist(),
+        ]
+        assert [part["inner", "z"].tolist() for part in parts] == [[0, 1, 2, 3], [4, 5]]
+
+
+def test_a_batch_that_cannot_be_cut_is_refused_although_it_fits():
+    model = torch.nn.Linear(2, 1)
+    acc = memtools.GradAccumulator(model, torch.optim.SGD(model.parameters(), 0.1))
+    batch, before = types.MappingProxyType({"x": torch.ones(6, 2)}), model.weight.tolist()
+    with pytest.raises(TypeError, match=r"cannot be cut.*pass split="):
+        acc.step(batch, lambda micro: (model(micro["x"]).sum(), 6))
+    assert model.weight.tolist() == before
+    acc.step(batch, lambda micro: (model(micro["x"]).sum(), 6), lambda whole, size: [whole])
 
 
 def test_a_packed_sequence_is_no_named_tuple_of_rows():
