@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Any
+from typing import Any, Final
+
+_SHORT: Final = 128  # bits of an int that a message shows as it is
 
 
-def whole_number(name: str, value: Any, least: int | None = 1) -> int:
+def whole_number(name: str, value: Any, least: int | None = 1, most: int | None = None) -> int:
     """An argument as an int; whole numbers of NumPy and torch are taken as well.
 
-    Raises TypeError if it is none, ValueError if it is below `least`.
+    Raises TypeError if it is none, ValueError if it is below `least` or above `most`.
     """
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} is an int, got {type(value).__name__}")
     number = operator.index(value)
     if least is not None and number < least:
-        raise ValueError(f"{name} is at least {least:,}, got {number:,}")
+        raise ValueError(f"{name} is at least {least:,}, got {shown(number)}")
+    if most is not None and number > most:
+        raise ValueError(f"{name} is at most {most:,}, got {shown(number)}")
     return number
+
+
+def shown(number: float) -> str:
+    """A number for a message; of an int with very many digits its size alone."""
+    if not isinstance(number, int):
+        return str(number)
+    sign, bits = "-" * (number < 0), number.bit_length()
+    return f"{number:,}" if bits <= _SHORT else f"about {sign}2**{bits}"
 
 
 def positive(name: str, value: Any, remedy: str = "") -> float:
@@ -32,7 +44,16 @@ def positive(name: str, value: Any, remedy: str = "") -> float:
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} is a number, got {type(value).__name__}")
-    if not (math.isfinite(value) and value > 0):
-        hint = remedy if value == math.inf else ""
-        raise ValueError(f"{name} is above 0 and finite, got {value}{hint}")
-    return float(value)
+    number = as_float(value)
+    if not (math.isfinite(number) and number > 0):
+        hint = remedy if number == math.inf else ""
+        raise ValueError(f"{name} is above 0 and finite, got {shown(value)}{hint}")
+    return number
+
+
+def as_float(value: Any) -> float:
+    """`float(value)`, which is infinite for an int beyond the largest float."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf

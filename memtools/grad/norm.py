@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from memtools._base import torch as bridge
+from memtools._base.number import as_float
 from memtools.grad.gradients import Gradients, Measure
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ def grad_norm(
     gradients = _gradients(parameters)
     if _is_torchs(norm_type, gradients):
         grads = gradients.tensors()
-        return torch.nn.utils.get_total_norm(grads, norm_type, error_if_nonfinite, foreach)  # type: ignore[no-any-return]
+        options = as_float(norm_type), error_if_nonfinite, foreach
+        return torch.nn.utils.get_total_norm(grads, *options)  # type: ignore[no-any-return]
     found = gradients.measure()
     _check(found, error_if_nonfinite)
     return _as_tensor(torch, gradients, found)
@@ -74,12 +76,12 @@ def clip_grad_norm_(
     `error_if_nonfinite`, and TypeError for a sparse gradient; then nothing was changed.
     """
     torch = bridge.connect().torch
-    max_norm = float(max_norm)
+    max_norm = as_float(max_norm)
     if not max_norm >= 0:
         raise ValueError(f"max_norm is 0 or more, got {max_norm}")
     gradients = _gradients(parameters)
     if _is_torchs(norm_type, gradients):
-        options = norm_type, error_if_nonfinite, foreach
+        options = as_float(norm_type), error_if_nonfinite, foreach
         return torch.nn.utils.clip_grad_norm_(gradients.parameters, max_norm, *options)  # type: ignore[no-any-return]
     found = gradients.measure()
     _check(found, error_if_nonfinite)
@@ -105,7 +107,7 @@ def _gradients(parameters: Parameters) -> Gradients:
 
 
 def _is_torchs(norm_type: float, gradients: Gradients) -> bool:
-    return float(norm_type) != 2.0 or bool(gradients.sharded())
+    return as_float(norm_type) != 2.0 or bool(gradients.sharded())
 
 
 def _check(found: Measure, error_if_nonfinite: bool) -> None:

@@ -28,6 +28,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memtools._base import torch as bridge
+from memtools._base.number import as_float
 from memtools.grad.gradients import Change, Gradients, sparse_error
 from memtools.grad.main_grads import MainGrads
 from memtools.grad.optimizer import Finish, Ownership, make_state, parameters_of
@@ -656,10 +657,7 @@ def checked_weight(torch: Any, weight: Any) -> Any:
         weight = weight.item()
     elif isinstance(weight, bool) or not hasattr(weight, "__float__"):
         raise TypeError(f"weight is a number or a tensor of one, got {type(weight).__name__}")
-    try:
-        weight = float(weight)
-    except OverflowError:  # an int that is larger than any float
-        weight = math.inf
+    weight = as_float(weight)
     if not (math.isfinite(weight) and weight >= 0):
         raise ValueError(f"weight counts units, so it is 0 or more and finite; got {weight:g}")
     return weight
@@ -690,7 +688,7 @@ def _checked_sums(torch: Any, sums: Any) -> dict[str, Any]:
         if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex():
             found[name] = _without_graph(torch, value)
         elif not isinstance(value, torch.Tensor) and hasattr(value, "__float__"):
-            found[name] = float(value)
+            found[name] = as_float(value)
         else:
             kind = type(value).__name__
             shape = f" of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else ""

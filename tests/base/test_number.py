@@ -29,6 +29,19 @@ def test_a_whole_number_has_a_least_value_or_none():
         whole_number("bytes", -1000, 4096)
 
 
+def test_an_int_of_very_many_digits_is_refused_in_a_short_sentence():
+    huge = 10**5000
+    with pytest.raises(ValueError, match=r"^steps is at most 9, got 10$"):
+        whole_number("steps", 10, 1, 9)
+    with pytest.raises(ValueError, match=r"^steps is at most 9, got about 2\*\*16610$"):
+        whole_number("steps", huge, 1, 9)
+    with pytest.raises(ValueError, match=r"^steps is at least 1, got about -2\*\*16610$"):
+        whole_number("steps", -huge)
+    for sign, text in ((1, ""), (-1, "-")):
+        with pytest.raises(ValueError, match=rf"above 0 and finite, got about {text}2\*\*16610"):
+            positive("max_norm", sign * huge)
+
+
 def test_a_positive_number_is_finite():
     assert type(positive("max_norm", 2)) is float
     with pytest.raises(TypeError, match="^max_norm is a number, got bool$"):

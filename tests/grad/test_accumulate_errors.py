@@ -22,6 +22,10 @@ from tests.grad.accumulatecases import (
 )
 
 
+COUNTS = ["steps", "growth_interval", "max_skips", "micro_batch_size"]
+MEASURES = ["max_norm", "max_value", "init_scale", "min_scale", "watermark"]
+
+
 @pytest.fixture
 def model():
     return net()
@@ -347,6 +351,12 @@ def test_parameters_that_come_inside_of_a_window(model):
         ({"growth_interval": 0}, ValueError, "growth_interval is at least 1"),
         ({"max_skips": 0}, ValueError, "max_skips is at least 1"),
         ({"micro_batch_size": 0}, ValueError, "micro_batch_size is at least 1"),
+        *(({name: 2**63}, ValueError, f"{name} is at most 9,2") for name in COUNTS),
+        *(
+            ({name: 10**400}, ValueError, rf"{name} is at most .* about 2\*\*1329")
+            for name in COUNTS
+        ),
+        *(({name: 10**400}, ValueError, rf"{name} is above 0 and finite") for name in MEASURES),
         ({"main_grads": 1}, TypeError, "main_grads is True or False"),
         ({"scheduler": 3}, TypeError, r"scheduler has a step\(\); got int"),
     ],

@@ -217,3 +217,13 @@ def test_dtensors_are_left_to_torch() -> None:
             assert ours.measure().sum_squares == pytest.approx(1.0, rel=1e-5)
         finally:
             distributed.destroy_process_group()
+
+
+def test_an_int_beyond_the_largest_float_is_an_infinite_limit():
+    parameter = torch.nn.Parameter(torch.ones(3))
+    parameter.grad = torch.full((3,), 4.0)
+    memtools.clip_grad_norm_([parameter], 10**400)
+    assert parameter.grad.tolist() == [4.0] * 3
+    assert memtools.grad_norm([parameter], norm_type=10**400) == 4.0
+    with pytest.raises(ValueError, match="max_norm is 0 or more, got -inf"):
+        memtools.clip_grad_norm_([parameter], -(10**400))
