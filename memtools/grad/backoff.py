@@ -318,14 +318,15 @@ class _Step:
         self.owner.rows = rows
         self.undo.begin(in_place=last and self.owner._overlap)
         failed, watermark = None, self.owner.watermark
+        known = 0 if isinstance(self.left, PartsByFunction) else rows  # a loss is the mean of these
         # What others took part in cannot be done again.
         final = bool(runner.ranks.no_retry) or (last and self.owner._overlap)
         try:
             if watermark is None:
-                runner.run(micro, self._loss_of, last)
+                runner.run(micro, self.loss_fn, last, known)
             else:
                 with watermark.measured(rows, watched=self.watched and not final and rows != 1):
-                    runner.run(micro, self._loss_of, last)
+                    runner.run(micro, self.loss_fn, last, known)
         except Exception as error:
             found = None if final else shortage(error)
             if isinstance(error, WatermarkError):
@@ -351,17 +352,6 @@ class _Step:
             # are not those of the window.
             runner.gradients.forget_measures()
         return failed
-
-    def _loss_of(self, micro: Any) -> Any:
-        """Call loss_fn; a loss without a weight is a mean over the rows, and counts as many."""
-        result, rows = self.loss_fn(micro), self.rows
-        if isinstance(self.left, PartsByFunction):
-            return result
-        if isinstance(result, self.owner._torch.Tensor):
-            return result * rows, rows
-        if isinstance(result, tuple) and len(result) in (2, 3) and result[1] is None:
-            return (result[0] * rows, rows, *result[2:])
-        return result
 
     def _go_back(self, failed: Failed, rows: int) -> None:
         """Go back to before the micro-batch, or, where its gradients cannot be told from those of

@@ -190,7 +190,8 @@ class SummingRanks(Ranks):
             report_failure(self._wire, error)
 
     def _sum(self, holders: list[Any], factor: float) -> None:
-        """A factor is a power of two, from this rank's guess to the common one."""
+        """A factor goes from this rank's guess to the common one: a power of two, but for means of
+        losses in 16 bits."""
         torch = bridge.connect().torch
         for holder in holders:
             if holder.grad is None:

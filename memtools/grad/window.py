@@ -11,7 +11,9 @@
 
 The constant is the loss scale (1 without fp16) times a guess of 1 / N: it keeps what is
 accumulated of the size that the gradient will have. Both are powers of two, so that they change
-no bit of the result, and both stay as they are until the window ends.
+no bit of the result, and both stay as they are until the window ends. Where step() gets the mean of
+losses in 16 bits, the guess is the power of two divided by the rows: the mean's gradient is then
+the power of two.
 
 `Window` holds the numbers of one window, `Totals` those of all windows, and `WindowRunner` is the
 state machine that moves from one to the next.
@@ -43,6 +45,10 @@ if TYPE_CHECKING:
 
 INTERRUPTED: Final = "an interrupt"  # why a window is torn, until what was begun is counted
 _LEAST, _MOST = -96, 96  # exponents of the guess: with a scale of 2**24 still a float32
+_LEAST_16, _MOST_16 = (
+    -14,
+    0,
+)  # of a loss in fp16: a normal number, and with the scale mostly not inf
 
 Mark = tuple[Any, ...]  # a window's numbers at one moment, as Window.mark() gives them
 
@@ -120,15 +126,29 @@ class Window:
         """Whether no loss is in it."""
         return self.guess == 0.0
 
-    def begin(self, steps: int, weight: Any, usual: float) -> None:
+    def begin(
+        self,
+        steps: int,
+        weight: Any,
+        usual: float,
+        least: int = _LEAST,
+        most: int = _MOST,
+        divided: float = 1.0,
+    ) -> None:
         """Choose the guess at the first backward pass, as if `steps` micro-batches like this one
         came. A weight on a device is not waited for: it counts as the `usual` one, the mean weight
-        of a micro-batch so far."""
+        of a micro-batch so far.
+
+        Args:
+            least, most: exponents of the guess.
+            divided: what the guess is divided by, so that it is no power of two any more.
+        """
         units = usual
         if weight is None or isinstance(weight, float):
             units = weight or 1.0
-        exponent = -round(math.log2(steps) + math.log2(units))  # a product might be inf
-        self.guess = math.ldexp(1.0, min(max(exponent, _LEAST), _MOST))
+        # a product might be inf
+        exponent = -round(math.log2(steps) + math.log2(units) - math.log2(divided))
+        self.guess = math.ldexp(1.0, min(max(exponent, least), most)) / divided
         self.weighted = weight is not None
 
     def add(self, weight: Any) -> None:
@@ -330,13 +350,13 @@ class WindowRunner:
 
     # --- one micro-batch ---
 
-    def run(self, micro: Any, loss_fn: Callable[[Any], Any], last: bool) -> None:
+    def run(self, micro: Any, loss_fn: Callable[[Any], Any], last: bool, rows: int = 0) -> None:
         """Run forward and backward of one micro-batch of step(), and count it. Raises what they
-        raise; the window is torn if a backward pass had begun."""
+        raise; the window is torn if a backward pass had begun. `rows` is as of take()."""
         self.open(last)
         try:
             self.gradients.remember()  # what undoes a micro-batch moves them
-            self.take(loss_fn(micro))
+            self.take(loss_fn(micro), rows)
         except BaseException as error:
             self.leave(error)
             raise
@@ -365,20 +385,38 @@ class WindowRunner:
             self.abandon()
             raise
 
-    def take(self, result: Any) -> None:
+    def take(self, result: Any, rows: int = 0) -> None:
         """Go backward from what a loss function returned: (loss, weight), (loss, weight, sums), the
-        loss, or None where it called backward() itself."""
+        loss, or None where it called backward() itself.
+
+        Args:
+            rows: of how many a loss without a weight is the mean, and counts as many; 0 where that
+                is not known.
+        """
+        if result is None:
+            return
+        loss, weight, sums = result, None, {}
         if isinstance(result, tuple) and len(result) in (2, 3):
             loss, weight, *more = result
             sums = _checked_sums(self._torch, more[0]) if more else {}
+        if weight is None and rows:
+            self.backward(loss, rows, mean_of=rows)
+        else:
             self.backward(loss, weight)
-            if sums:
-                self.window.count_extras(sums)
-        elif result is not None:
-            self.backward(result)
+        if sums:
+            self.window.count_extras(sums)
 
-    def backward(self, loss: Any, weight: Any = None, retain: bool = False) -> None:
-        """Check everything, then go backward, then count."""
+    def backward(
+        self, loss: Any, weight: Any = None, retain: bool = False, mean_of: Any = None
+    ) -> None:
+        """Check everything, then go backward, then count.
+
+        Args:
+            loss: a sum of losses.
+            weight: how many units it counts.
+            retain: keep the graph.
+            mean_of: of how many units `loss` is the mean; None, the default, for a sum.
+        """
         window, gradients = self.window, self.gradients
         if not window.open or window.torn:
             self.require_whole("backward()")
@@ -393,11 +431,19 @@ class WindowRunner:
             weight = checked_weight(self._torch, weight)
         if gradients.remembered and (change := gradients.changed()) is not None:
             raise self._tear("backward()", change)
-        first = window.guess == 0.0
+        first, dtype = window.guess == 0.0, loss.dtype
+        if mean_of is not None:
+            loss = _sum_of(loss, mean_of)
         if first:
             totals = self.totals
             usual = totals.weight / totals.micro_batches if totals.weight else 1.0
-            window.begin(self.steps, weight, usual)
+            limits = (_LEAST_16, _MOST_16) if dtype is self._torch.float16 else (_LEAST, _MOST)
+            if loss.dtype is dtype or not isinstance(mean_of, (int, float)):
+                window.begin(self.steps, weight, usual, *limits)
+            else:
+                # The gradient of a mean in 16 bits is then rounded to a power of two, as in other
+                # loops, and not to a multiple of its rows, of which bf16 has none above 256.
+                window.begin(self.steps, weight, usual, *limits, float(mean_of))
         elif window.weighted is (weight is None):
             have, got = ("weights", "none") if window.weighted else ("no weight", "one")
             raise ValueError(
@@ -661,6 +707,12 @@ def checked_weight(torch: Any, weight: Any) -> Any:
     if not (math.isfinite(weight) and weight >= 0):
         raise ValueError(f"weight counts units, so it is 0 or more and finite; got {weight:g}")
     return weight
+
+
+def _sum_of(mean: Any, units: Any) -> Any:
+    """The sum of the losses of which `mean` is the mean, in 32 bits or more: in bf16, 257 rows are
+    256, and in fp16 the sum is often inf."""
+    return (mean.float() if mean.dtype.itemsize < 4 else mean) * units
 
 
 def _without_graph(torch: Any, value: Any) -> Any:

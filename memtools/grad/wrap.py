@@ -243,14 +243,12 @@ class _Held:
                 "update in a call can be wrapped"
             )
         first, self._backwards = not self._backwards, self._backwards + 1
-        units = self._weight
+        units, mean_of = self._weight, self._weight
         if self._sums:  # the units of a window are 1 altogether: nothing is divided
-            scaled, units = loss, 1.0 if self._count == 0 else 0.0
-        else:
-            scaled = loss * units
+            units, mean_of = 1.0 if self._count == 0 else 0.0, None
         self.inside = True
         try:
-            self._runner.backward(scaled, units if first else 0.0, bool(retain_graph))
+            self._runner.backward(loss, units if first else 0.0, bool(retain_graph), mean_of)
         finally:
             self.inside = False
         self._runner.gradients.remember()
@@ -550,4 +548,14 @@ def _joined(results: list[Any], weights: list[float], total: float) -> Any:
         return results[-1]
     if len(results) == 1:
         return first
-    return sum(one * weight for one, weight in zip(results, weights, strict=True)) / total
+    mean = sum(_wide(one) * weight for one, weight in zip(results, weights, strict=True)) / total
+    narrow = _wide(first) is not first
+    return mean.to(first.dtype) if narrow else mean
+
+
+def _wide(value: Any) -> Any:
+    """A number in which many can be added: in 16 bits sums are rounded much, and in fp16 often
+    inf."""
+    dtype = getattr(value, "dtype", None)
+    is_narrow = dtype is not None and dtype.is_floating_point and dtype.itemsize < 4
+    return value.float() if is_narrow else value

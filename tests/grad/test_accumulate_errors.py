@@ -21,7 +21,6 @@ from tests.grad.accumulatecases import (
     same,
 )
 
-
 COUNTS = ["steps", "growth_interval", "max_skips", "micro_batch_size"]
 MEASURES = ["max_norm", "max_value", "init_scale", "min_scale", "watermark"]
 
