@@ -64,14 +64,14 @@ _ONEDNN: Final = re.compile(
 )
 #: Of the texts above, those that the host's allocators write.
 _HOST_TEXTS: Final = ("cpuallocator", "cannot allocate memory", "bad_alloc")
-_NUMBER: Final = r"(\d+(?:\.\d+)?)\s*(B|bytes|[KMGT]i?B)\b"
+_NUMBER: Final = r"(\d+(?:\.\d*)?)\s*(B|bytes|[KMGTPE]i?B)\b"  # numpy writes "966. GiB"
 _ASKED: Final = re.compile(
     rf"(?:(?:tried|unable) to allocate|unable to mmap|asked|refused|takes)\s+{_NUMBER}",
     re.IGNORECASE,
 )
 _UNITS: Final = {"b": 1, "bytes": 1} | {
     f"{letter}{i}b": 1024**power
-    for power, letter in enumerate("kmgt", 1)
+    for power, letter in enumerate("kmgtpe", 1)
     for i in ("", "i")  # torch once wrote MB for what it counts in MiB
 }
 _DEEPEST: Final = 64  # of `raise ... from`: a chain may be a ring

@@ -3,6 +3,7 @@
 setup              start                       each of fit, validate, test and predict
 on_train_start     phase "train"               "sanity_check", "validate", "test", "predict" are
 on_train_batch_end step, log_dict(figures)     phases as well, inside of "train" or alone
+on_..._batch_end   no step, but guards may act
 teardown           stop                        on_exception stops too
 
 accumulator(module) makes a GradAccumulator for a LightningModule that optimises by hand.
@@ -78,11 +79,15 @@ class MemoryCallback(MonitoringCallback, Callback):  # type: ignore[misc]
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         steps = trainer.global_step - self._steps
-        if steps > 0:
-            self._steps += steps
-            self.monitor.step(steps)
+        self._steps += max(0, steps)
+        self.monitor.step(max(0, steps))
         if trainer.loggers and _logs_now(trainer):
             self.log_dict(self._run.figures(), on_step=True, on_epoch=False, rank_zero_only=True)
+
+    def on_validation_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+        self.monitor.step(0)  # a safe point but not a step: guards may act
+
+    on_test_batch_end = on_predict_batch_end = on_validation_batch_end
 
     def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
         self._run.enter("sanity_check")

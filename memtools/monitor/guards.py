@@ -29,8 +29,8 @@ class Pressure(NamedTuple):
 
     #: the watermark that was passed, as a share of the limit
     fraction: float
-    #: bytes that count against the limit; those of a device are what was allocated there and what
-    #: others held when the watermark was passed
+    #: bytes that counted against the limit when the watermark was passed; those of a device are
+    #: what was allocated there and what others held
     used_bytes: int
     #: the limit in bytes; of a device its size
     limit_bytes: int
@@ -248,13 +248,16 @@ class Watermarks:
     def pressure(
         self, passed: Passed, host: Callable[[], HostTiers], source: str, step: int
     ) -> Pressure:
-        """What its callback gets; `source` says where the host's limit comes from."""
-        fraction = passed.handle.fraction
+        """What its callback gets: the reading that passed the watermark, as memory may be free
+        again by now. `source` says where the host's limit comes from."""
+        fraction, used = passed.handle.fraction, 0
+        if self._sampler is not None and passed.bit >= 0:  # else tasks stall
+            used = self._sampler.passed_at(passed.bit)
         if passed.device is None:
             now = host()
-            return Pressure(fraction, now.used or 0, now.limit or 0, source, step, now.pressure)
+            used = used or now.used or 0
+            return Pressure(fraction, used, now.limit or 0, source, step, now.pressure)
         device = cuda_devices.tiers(passed.device)
-        used = self._sampler.passed_at(passed.bit) if self._sampler is not None else 0
         words = f"cuda:{passed.device}"
         if device.others:
             words += f", {format_bytes(device.others)} of it held by others"

@@ -168,13 +168,37 @@ def test_a_ring_of_causes_ends():
         (OUT["mmap"], 400000000),
         (OUT["HIP"], 20 << 20),
         (MemoryError("Unable to allocate 7.45 GiB for an array"), int(7.45 * 2**30)),
-        (MemoryError("Unable to allocate 512. B for an array"), None),
+        (MemoryError("Unable to allocate 512. B for an array"), 512),
         (RuntimeError("out of memory: tried to allocate 3 KB"), 3072),
         (MemoryError(), None),
     ],
 )
 def test_the_bytes_asked_for_are_read_where_they_are_said(error, bytes_):
     assert oom.shortage(error).asked == bytes_
+
+
+#: Sizes as numpy writes them: three digits, and no unit's fraction from 100 on.
+SIZES = [0, 1, 9, 99, 100, 512, 999, 1000, 1023] + [
+    int(count * 1024**power)
+    for power in range(1, 7)
+    for count in (1, 1.5, 9.99, 10, 57.6, 99, 99.9, 100, 512, 966, 999, 1000, 1023)
+    if count * 1024**power < 2**63
+]
+
+
+def test_every_size_that_numpy_writes_is_read():
+    for size in SIZES:
+        with pytest.raises(MemoryError) as caught:
+            raise np._core._exceptions._ArrayMemoryError((size,), np.dtype("uint8"))
+        text = str(caught.value)
+        asked = oom.shortage(caught.value).asked
+        assert asked == pytest.approx(size, rel=0.005), text
+
+
+def test_what_numpy_itself_raises_is_read():
+    with pytest.raises(MemoryError, match=r"128\. TiB") as caught:
+        np.empty(2**47, np.uint8)
+    assert oom.shortage(caught.value).asked == 2**47
 
 
 def test_a_budgets_own_error_says_what_was_asked():

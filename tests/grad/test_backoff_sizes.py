@@ -131,6 +131,7 @@ def test_means_in_16_bits_that_a_trainer_returns_are_averaged_in_32():
 
     result = acc.wrap_step(train)(x)
     assert result["loss"].dtype is torch.float16
+    assert result["loss"].isfinite()
     assert float(result["loss"]) == pytest.approx(acc.report().last.loss, rel=1e-3)
 
 

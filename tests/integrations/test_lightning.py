@@ -112,6 +112,18 @@ def test_validating_testing_and_predicting_are_runs_of_their_own(tmp_path):
         assert not callback.monitor.running
 
 
+@pytest.mark.parametrize("call", ["fit", "validate", "test", "predict"])
+def test_a_guard_may_act_between_two_batches_of_anything(tmp_path, call):
+    """A step of `fit` is longer than its data here, and none ends."""
+    monitor = memtools.MemoryMonitor(limit="1 MiB")
+    monitor.guard(0.5)
+    made = trainer(tmp_path, MemoryCallback(monitor), accumulate_grad_batches=100)
+    with pytest.raises(memtools.HostMemoryPressure, match="watermark 50%"):
+        getattr(made, call)(Model(), rows(200))
+    assert not monitor.running
+    assert monitor.step_count == 0
+
+
 def test_the_losses_are_the_same_bit_for_bit(tmp_path):
     plain, watched = Model(), Model()
     trainer(tmp_path / "a", logger=CSVLogger(str(tmp_path / "a"))).fit(plain, rows(), rows(4))

@@ -247,6 +247,17 @@ def test_a_guard_may_act_between_two_batches_of_one_step(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("call", ["evaluate", "predict"])
+def test_a_guard_may_act_between_two_batches_of_an_evaluation(tmp_path, call):
+    monitor = memtools.MemoryMonitor(limit="1 MiB")
+    monitor.guard(0.5)
+    made = trainer(tmp_path, [MemoryCallback(monitor)])
+    with pytest.raises(memtools.HostMemoryPressure, match="watermark 50%"), monitor:
+        getattr(made, call)(Rows(4))
+    assert monitor.step_count == 0
+
+
+@pytest.mark.slow
 def test_it_trains_again_after_an_exception(tmp_path):
     rows, callback = Rows(fails_at=7), MemoryCallback()
     made = trainer(tmp_path, [callback], rows=rows)

@@ -52,6 +52,18 @@ def test_a_callback_runs_once_for_each_crossing(root: Root) -> None:
     assert "920.0 MiB of 1000.0 MiB used (92.0%; cgroup v2 limit 1000.0 MiB" in str(first)
 
 
+def test_a_guard_says_the_reading_that_passed_its_watermark(root: Root) -> None:
+    """By the next safe point much may be free again."""
+    with monitor() as m:
+        m.guard(0.9)
+        root.use(0.97)
+        settle(m, root)
+        root.use(0.3)
+        settle(m, root)
+        with pytest.raises(HostMemoryPressure, match=r"970\.0 MiB of 1000\.0 MiB used \(97\.0%"):
+            m.step()
+
+
 def run_to_pressure(m: MemoryMonitor, root: Root) -> None:
     with m:
         root.use(0.97)

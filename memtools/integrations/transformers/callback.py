@@ -2,7 +2,7 @@
 
 on_train_begin   start, phase "train"
 on_step_end      step: an update of the optimizer; phase "evaluate" or "save" if that comes next
-on_substep_end   no step, but guards may act
+on_substep_end   no step, but guards may act; as after each batch of an evaluation
 on_log           figures are added to the log
 on_train_end     stop; an exception that leaves train() stops it, too
 
@@ -116,6 +116,7 @@ class MemoryCallback(MonitoringCallback, TrainerCallback):  # type: ignore[misc]
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.monitor.running:
             self._run.enter("evaluate")  # one that no hook announced, from its second batch on
+            self.monitor.step(0)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._run.leave("evaluate")
