@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GenerationConfig
+from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel
 
 import memtools
 from memtools.integrations.transformers import PooledCache, generate_group, pool_for
 from memtools.integrations.transformers.prefill import needs_padding
-from tests.integrations.tinyhf import CACHE, prompt, ragged, tiny
+from tests.integrations.tinyhf import CACHE, VOCAB, prompt, ragged, tiny
 from tests.kv.poolback import everything_is_back
 
 MODELS = ["llama", "gpt2", "qwen3"]
@@ -244,6 +244,36 @@ def test_an_output_object_comes_without_its_cache(pool: memtools.KVPool) -> None
     assert pool.stats().leases == 0
 
 
+def test_the_models_own_generation_config_is_named_and_can_be_overruled() -> None:
+    model, ids = copy.deepcopy(tiny("llama")), prompt(6)
+    model.generation_config.use_cache = False
+    keywords = {"do_sample": True, "max_new_tokens": NEW}
+    with pytest.raises(ValueError, match=r"in model\.generation_config: pass use_cache=True"):
+        generate_group(model, ids, 2, **keywords)
+    config = GenerationConfig(use_cache=False)
+    with pytest.raises(ValueError, match=r"in generation_config: pass use_cache=True"):
+        generate_group(tiny("llama"), ids, 2, generation_config=config, **keywords)
+    assert torch.equal(group(model, ids, 2), group(tiny("llama"), ids, 2))
+
+
+def test_a_first_call_in_training_mode_does_not_make_later_ones_padded() -> None:
+    """Dropout changes logits in any case: a model's way of counting is found in eval mode."""
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=VOCAB, n_embd=16, n_layer=2, n_head=2, n_positions=64, bos_token_id=1
+    )
+    model = GPT2LMHeadModel(config)
+    assert config.resid_pdrop > 0
+    model.train()
+    model.transformer.h[0].eval()  # frozen, say
+    assert not needs_padding(model, prompt(6))
+    modes = [module.training for module in model.modules()]
+    assert modes[0]
+    assert not model.transformer.h[0].training
+    model.eval()
+    assert not needs_padding(model, prompt(6))
+
+
 def test_a_prompt_of_one_token_needs_no_prefill(pool: memtools.KVPool) -> None:
     expected = plain(tiny("llama"), prompt(1), 3)
     assert torch.equal(group(tiny("llama"), prompt(1), 3, pool=pool), expected)
@@ -252,7 +282,11 @@ def test_a_prompt_of_one_token_needs_no_prefill(pool: memtools.KVPool) -> None:
 @pytest.mark.parametrize(
     ("keywords", "said"),
     [
-        ({"use_cache": False}, "leave out use_cache=False"),
+        ({"use_cache": False}, "use_cache is False in the call: leave it out"),
+        (
+            {"generation_config": GenerationConfig(num_beams=2)},
+            "takes no num_beams, which generation_config has",
+        ),
         ({"num_return_sequences": 2}, "num_samples says how many"),
         ({"num_beams": 2}, "give a PooledCache to model.generate"),
         ({"cache_implementation": "static"}, "the cache is the pool's"),

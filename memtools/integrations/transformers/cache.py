@@ -124,7 +124,8 @@ class Rows:
         if count > 1 and count == lease.seq_length(0) + 1:
             raise ValueError(
                 f"the model gives all {count} tokens again after the cache took {count - 1}: "
-                "generate() ran with use_cache=False; leave it out, or leave out the cache"
+                "generate() ran with use_cache=False, which is an argument or stands in a "
+                "generation_config; pass use_cache=True, or leave out the cache"
             )
 
 

@@ -12,7 +12,9 @@ count. A model that takes a token's place from the length of the cache needs the
 
 from __future__ import annotations
 
+import contextlib
 import weakref
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 from transformers.cache_utils import Cache
@@ -158,7 +160,8 @@ def forget_positions(model: Any) -> None:
 
 def needs_padding(model: Any, input_ids: torch.Tensor) -> bool:
     """Whether a prompt without its padding gives other logits. This is found at the first call for
-    a model, by a row of a few tokens, and remembered for as long as the model lives."""
+    a model, by a row of a few tokens in eval mode, and remembered for as long as the model
+    lives."""
     found = _needs_padding.get(model)
     if found is None:
         found = _needs_padding[model] = _differs_without_padding(model, input_ids)
@@ -169,7 +172,7 @@ def _differs_without_padding(model: Any, input_ids: torch.Tensor) -> bool:
     ids, mask = _probe(model, input_ids)
     prompt = ids.shape[1] - 2
     forget_positions(model)
-    with torch.no_grad(), pool_for(model, ids.shape[1], 2) as pool:
+    with _without_chance(model), torch.no_grad(), pool_for(model, ids.shape[1], 2) as pool:
         logits = []
         for offset in (None, [_PADDING]):
             with pool.acquire(1) as lease:
@@ -182,6 +185,19 @@ def _differs_without_padding(model: Any, input_ids: torch.Tensor) -> bool:
     error = max(float((a - b).abs().max()) for a, b in zip(logits[:2], logits[2:], strict=True))
     coarse = pool.dtype.itemsize < 4 or torch.is_autocast_enabled(pool.device.type)
     return not error <= (_ROUNDING_16 if coarse else _ROUNDING) * spread  # NaN: it is not known
+
+
+@contextlib.contextmanager
+def _without_chance(model: Any) -> Iterator[None]:
+    """All modules in eval mode: two passes with dropout differ in any case."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 def _probe(model: Any, input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -78,17 +78,27 @@ class Settings:
 
     def get(self, name: str) -> Any:
         """The value of a setting; None where nobody made it."""
+        return self._found(name)[0]
+
+    def _found(self, name: str) -> tuple[Any, str]:
+        """The value of a setting, and in words where it stands."""
         if name in self.keywords:
-            return self.keywords[name]
-        for config in (self.keywords.get("generation_config"), self.model.generation_config):
+            return self.keywords[name], "the call"
+        given, own = self.keywords.get("generation_config"), self.model.generation_config
+        for config, place in ((given, "generation_config"), (own, "model.generation_config")):
             value = getattr(config, name, None)
             if value is not None:
-                return value
-        return None
+                return value, place
+        return None, ""
 
     def _does_something(self, name: str) -> bool:
         value = self.get(name)
         return not (value is None or value is False or value == _NEUTRAL.get(name))
+
+    def _place(self, name: str) -> str:
+        """Where a setting stands that the program did not write into the call."""
+        place = self._found(name)[1]
+        return "" if place == "the call" else f", which {place} has"
 
     def check(self) -> None:
         """Raise ValueError if a setting does not work with a prompt that is prefilled once."""
@@ -98,19 +108,23 @@ class Settings:
                 f"generate_group() prefills from input_ids alone and has no use for "
                 f"{', '.join(sorted(unknown))}; leave it out, or use model.generate"
             )
-        if self.get("use_cache") is False:
-            raise ValueError("generate_group() is about the cache: leave out use_cache=False")
+        uses_cache, place = self._found("use_cache")
+        if uses_cache is False:
+            remedy = "leave it out" if place == "the call" else "pass use_cache=True"
+            raise ValueError(
+                f"generate_group() works by the cache, and use_cache is False in {place}: {remedy}"
+            )
         for name, why in _REFUSED.items():
             if self._does_something(name):
-                raise ValueError(f"generate_group() takes no {name}: {why}")
+                raise ValueError(f"generate_group() takes no {name}{self._place(name)}: {why}")
 
     def check_chunks(self) -> None:
         """Raise ValueError if a setting does not work with `compact_every`."""
         for name in _WHOLE_RUN_ONLY:
             if self._does_something(name):
                 raise ValueError(
-                    f"compact_every runs generate() in chunks, which {name} does not survive; "
-                    "leave one of them out"
+                    f"compact_every runs generate() in chunks, which {name}{self._place(name)} "
+                    "does not survive; leave one of them out"
                 )
 
     def new_tokens(self, prompt: int) -> int:
