@@ -211,14 +211,18 @@ BUFFERS = {
 
 
 def _change(buffer: torch.Tensor) -> None:
-    """Change its values in the way that its kind allows."""
+    """Halve its values in the way that its kind allows."""
     with torch.no_grad(), torch.inference_mode(buffer.is_inference()):
         if buffer.is_nested or buffer.layout is not torch.strided:
-            buffer.values().mul_(2)
+            buffer.values().mul_(0.5)
         elif 0 in buffer.stride():
-            buffer._base.mul_(2)
+            buffer.as_strided((buffer.untyped_storage().nbytes() // 4,), (1,), 0).mul_(0.5)
+        elif buffer.dtype is torch.bool:
+            buffer.logical_not_()
+        elif buffer.itemsize == 1:
+            buffer.copy_(buffer.float() * 0.5)
         else:
-            buffer.copy_(~buffer if buffer.dtype is torch.bool else buffer.float().add(1))
+            buffer.mul_(0.5)
 
 
 def _values(buffer: torch.Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""Out of memory where and when a test says so: in the n-th forward or backward pass.
+"""Out of memory where and when a test says so: in the n-th pass, or in the n-th operator.
 
     inject = Inject(forward={2})         the third pass runs out, before anything is counted
     loss = inject(module(x))             an identity in both directions
@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 TEXT = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has 1.20 GiB free."
 
@@ -63,3 +64,31 @@ class _Pass(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         ctx.inject.backward()
         return grad, None
+
+
+class AtOperators(TorchDispatchMode):
+    """Runs out of memory in the n-th of torch's operators, counted from 1, forward, backward and in
+    the optimizer: before it has done anything, or after.
+
+    Attributes:
+        count: operators so far.
+        hits: names of those that failed.
+    """
+
+    def __init__(self, at: Collection[int] = (), after: bool = False) -> None:
+        super().__init__()
+        self.at, self.after, self.count, self.hits = set(at), after, 0, list[str]()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        self.count += 1
+        fails = self.count in self.at
+        if fails:
+            self.hits.append(str(func))
+            if not self.after:
+                raise out_of_memory()
+        result = func(*args, **(kwargs or {}))
+        if fails:
+            raise out_of_memory()
+        return result
