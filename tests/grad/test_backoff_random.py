@@ -335,7 +335,9 @@ CASES = st.builds(
     max_norm=st.sampled_from([None, None, 0.5, 1e-3]),
     hooks=st.booleans(),
     seed=st.integers(0, 2**31),
-)
+).filter(
+    lambda case: (case.model, case.precision) != ("recurrent", "fp16")
+)  # torch has no such LSTM
 #: Where memory runs out, in parts of the operators of one pass over the whole batch.
 PLACES = st.lists(st.floats(0, 2.5), max_size=3)
 
