@@ -67,9 +67,9 @@ def generate_group(
             rows to the end.
         prefill: `"unpadded"`, the default, runs one prompt after another; `"padded"` runs all at
             once as generate() does, with the activations of prompts x tokens. Both honour
-            `prefill_chunk_size`. The first call for a model computes a row of 9 tokens both ways, in
-            eval mode. If the logits differ, the model takes a token's place from the length of the
-            cache, and all calls for it are "padded".
+            `prefill_chunk_size`. The first call for a model computes a row of 9 tokens both ways,
+            in eval mode. If the logits differ, the model takes a token's place from the length of
+            the cache, and all calls for it are "padded".
         generate_kwargs: arguments of `model.generate`, such as `max_new_tokens`, `do_sample` or a
             `generation_config`.
 
