@@ -115,8 +115,8 @@ def test_the_demo_says_what_happened_and_finds_the_losses_the_same(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_the_demo_fails_when_an_example_fails() -> None:
-    options = ["--only", "moe_world_model", "--updates", "8"]
+def test_the_demo_fails_when_an_example_fails(tmp_path: Path) -> None:
+    options = ["--only", "moe_world_model", "--updates", "8", "--report", str(tmp_path / "a.html")]
     done = demo(*options, "--", "--env", "Pendulum-v0")
     assert done.returncode == 1
     assert "Pendulum" in done.stderr
