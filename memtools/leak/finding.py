@@ -23,7 +23,7 @@ from memtools._base.size import format_bytes
 #:
 #: - early: too few steps to say that nothing grows, and no growth was found;
 #: - quiet: nothing grows, after 32 steps or more;
-#: - fills: a container with a bound, a cache of a data set or a warm-up takes what grows;
+#: - fills: a container with a bound or a warm-up takes what grows;
 #: - fragmentation: resident memory grows, what is in use does not;
 #: - suspect: what is in use grew at the same point of 16 to 32 steps;
 #: - growing: and goes on growing;
@@ -89,8 +89,8 @@ class LeakFinding:
         holder: who holds what grows, such as `list Trainer.losses`; "" if no Python object does.
         kind: the kind of the holder: the type of a container, such as "list", "dict" or
             "lru_cache", else "autograd graph", "optimizer state", "hooks", "exceptions",
-            "cache of the data set", "variable", or "calls" for calls that do not end; without a
-            holder "C heap", "shared memory", "children", "processes", "cycles" or "".
+            "variable", or "calls" for calls that do not end; without a holder "C heap",
+            "shared memory", "children", "processes", "cycles" or "".
         what: what is added, in words, such as `2 new [2048, 64] float32 tensors a step`; may be "".
         made_at: the line that makes it, as `file:line in function`; "" if that is not known.
         process: "" for this process, else `worker 2` or `child process 4711`.
@@ -386,13 +386,6 @@ _RULES: tuple[tuple[_Fits, _Rule], ...] = (
         ),
     ),
     (_is("autograd graph"), _of_graph),
-    (
-        _is("cache of the data set"),
-        lambda finding, name: (
-            f"{name} keeps every sample that was read: bound it, or keep the samples in one file "
-            "that is mapped"
-        ),
-    ),
     (
         _is("lru_cache"),
         lambda finding, name: (

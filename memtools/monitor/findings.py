@@ -51,7 +51,6 @@ FASTER = 2.5  # between two looks: what becomes faster than that is something el
 STILL = 0.25  # of its rate: growth that is below it over the last steps has ended
 ENDED_STEPS, ENDED_SHARE = 64, 0.1  # those last steps: so many, or so much of the run
 CLEARED = 0.5  # of all that it has gained: a fall by less is garbage that was collected
-DATA_SET = "cache of a data set"
 GRAPH = "autograd graph"
 C_HEAP = "C heap"
 _EXPLAINS = (C_HEAP, "cycles")  # kinds of findings that say more than that something grows
@@ -168,8 +167,8 @@ def rate_of(holder: Holder) -> float:
 
 
 def is_bounded(holder: Holder) -> bool:
-    """Whether it ends to grow by itself: at its bound, or with the data set."""
-    return holder.capacity is not None or DATA_SET in (holder.kind, holder.what)
+    """Whether it ends to grow by itself."""
+    return holder.capacity is not None
 
 
 def keeps_graphs(holders: Sequence[Holder]) -> bool:
@@ -481,7 +480,7 @@ class Stand:
     missed: int = 0
     #: bytes a step by which its part of memory grew when it was first said; 0: not known yet
     pace: float = 0.0
-    #: its bytes a step as the newest walk has found them
+    #: its bytes a step as the newest walk has found them; 0 until there is one
     rate: float = 0.0
 
     def confirmed(self, grade: str, steps: int) -> str:
@@ -611,8 +610,8 @@ class Standing:
             share = now / before if now >= before / FASTER else 1.0  # what ends is judged by end()
             for stand in self._all.values():
                 one = stand.finding
-                if _is_of_worker(one) or one.part != part:
-                    continue
+                if _is_of_worker(one) or one.part != part or not stand.rate:
+                    continue  # one without a rate of a walk keeps what its own look has measured
                 if one.holder and stand.rate < EXPLAINED * before:
                     continue  # the rest of its part tells nothing of it
                 if not stand.missed and one.grade != "fills":

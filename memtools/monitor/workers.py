@@ -187,7 +187,7 @@ def _finding_of(
     steps = batches / each if per == "step" else batches
     if steps >= CERTAIN_STEPS and RANK[grade] < RANK["suspect"]:
         grade = "suspect"
-    filling = holder["capacity"] is not None or holder["kind"] == "cache of a data set"
+    filling = holder["capacity"] is not None
     return LeakFinding(
         "fills" if filling else _RAISED.get(grade, grade) if holder["only_gained"] else grade,
         "children",

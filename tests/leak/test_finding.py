@@ -109,7 +109,6 @@ def test_a_record_keeps_all_of_it():
         ("list", "list Runner.exceptions", ["with_traceback(None)"]),
         ("chain", "chain of dict kept by module attribute __main__.last", ["before it", "maxlen"]),
         ("chain", "chain of ValueError kept by Worker.error", ["with_traceback(None)"]),
-        ("cache of the data set", "dict Images.cache", ["bound"]),
         ("ndarray", "module attribute all_preds", ["larger", "one buffer"]),
         ("Thing", "Thing run.thing", ["let go"]),
     ],

@@ -388,13 +388,6 @@ def test_a_container_with_a_bound_fills_and_is_never_a_leak(clock: Clock) -> Non
     assert program.watch.verdict(program.step).kind in ("quiet", "fills")
 
 
-def test_the_cache_of_a_data_set_fills(clock: Clock) -> None:
-    program = Program(clock)
-    program.held = [holder(16 * KIB, kind="cache of a data set")]
-    program.run(100, heap=16 * KIB)
-    assert {one.grade for one in program.watch.findings()} == {"fills"}
-
-
 def test_a_graph_takes_what_nothing_else_explains(clock: Clock) -> None:
     program = Program(clock)
     path = "autograd graph kept by module attribute __main__.hidden"
@@ -1010,6 +1003,21 @@ def test_a_rate_comes_back_from_what_was_noise() -> None:
         faster = standing.repace({"use": pace * KIB})
         rates.append((standing.findings()[0].rate_bytes / KIB, faster))
     assert rates == [(4.8, True), (1.8, False), (2.0, False), (2.0, True)]
+
+
+@pytest.mark.parametrize("part", ["device", "shm"])
+def test_what_is_first_found_without_a_walk_keeps_its_rate(part: str) -> None:
+    """The rates of the newest walk say nothing of it."""
+    standing = Standing()
+    standing.rated({part: 30.0 * KIB})
+    standing.add(100, [LeakFinding("growing", part, rate_bytes=50.0 * KIB)], walked=False)
+    standing.repace({part: 50.0 * KIB})
+    (found,) = standing.findings()
+    assert found.rate_bytes == 50.0 * KIB
+    standing.rated({part: 50.0 * KIB})
+    standing.repace({part: 60.0 * KIB})
+    (found,) = standing.findings()
+    assert found.rate_bytes == pytest.approx(60.0 * KIB)
 
 
 def test_shared_memory_is_said() -> None:

@@ -553,7 +553,6 @@ def test_a_loader_that_rests_does_not_grow():
         ("leak", {}, "leak"),
         ("suspect", {"only_gained": False}, "suspect"),
         ("leak", {"capacity": 100}, "fills"),
-        ("leak", {"kind": "cache of a data set"}, "fills"),
     ],
 )
 def test_a_container_that_only_ever_gained_raises_the_grade(grade, changed, said):
