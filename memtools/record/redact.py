@@ -79,6 +79,8 @@ def _names_a_secret(name: str) -> bool:
     for kind in ("tokens", "token", "key", "keys", "pass"):
         if last.endswith(kind):
             owner = last.removesuffix(kind) or (before[-1] if before else "")
+            if kind == "tokens" and words == ["tokens"]:
+                return True
             if kind == "token":
                 return owner not in _OF_TEXTS
             return owner in _OWNERS or owner.endswith("api") or (kind == "pass" and not owner)
@@ -89,6 +91,8 @@ def _is_no_secret(name: str, value: str) -> bool:
     """Whether what follows the name of a secret is evidently something else."""
     if value.strip("\"'").lower() in ("true", "false", "none", "null"):
         return True
+    if _words(name) == ["tokens"] and not re.search(r"[A-Za-z_]", value):
+        return True  # how many
     is_a_switch = _words(name)[0] in _SWITCHES
     return is_a_switch and _A_FILE_OR_NUMBER.fullmatch(value) is not None
 
@@ -98,28 +102,76 @@ _A_FILE_OR_NUMBER = re.compile(r"\d+(\.\d+)?|(\.{0,2}|~)/[\w./~-]*|[\w./~-]+\.[A
 # --- where names and values stand ---
 
 _OPTION = re.compile(r"--?[A-Za-z][\w.-]*")
-_A_SWITCH = re.compile(r"-[A-Za-z]|--.*", re.S)
+# A value may begin with a dash; one that has large letters and digits is hardly an option.
+_VARIABLE = re.compile(r"\w+_(?:key|token|secret|password)", re.I)
+_A_VALUE = r"(?:(?=[^\s=]*\d)(?=[^\s=]*[A-Z]))"
+_A_SWITCH = re.compile(rf"-[A-Za-z]|--(?!{_A_VALUE}).*", re.S)
 _ASSIGNMENT = re.compile(r"((?:--?|\+{1,2})?([A-Za-z_][\w.-]*)=)(.+)", re.S)
 _NAME = (
     r"[\w.-]*(?:tokens?|passwords?|passwd|passphrase|pass|pwd|secrets?|credentials?|cookie|auth"
     r"|authorization|keys?|key[-_.]?id)"
 )
-_IN_TEXT = re.compile(
-    rf"""(?<![\w.-])({_NAME})(["']?\s*[=:]\s*)("[^"]*"|'[^']*'|[^\s"',;&)}}\]]+)""", re.I
+# A list of values, one in quotes, or one word.
+_VALUE = r"""(?:[\[(][^\])]*[\])]?|"[^"]*"|'[^']*'|[^\s"',;&)}\]]+)"""
+_IN_TEXT = re.compile(rf"""(?<![\w.-])({_NAME})(["']?\s*[=:]\s*)({_VALUE})""", re.I)
+_AFTER_OPTION = re.compile(
+    rf"""(?<![\w.-])(--?{_NAME})(\s+|["']\s*,\s*["'])"""
+    rf"""((?!-[A-Za-z](?:\s|$)|(?-i:--(?!{_A_VALUE})))[^\s"']+)""",
+    re.I,
 )
-_AFTER_OPTION = re.compile(rf"(?<![\w.-])(--?{_NAME})(\s+)([^\s-]\S*)", re.I)
+# Options of several values, and of a value of several words: all of them, up to the next option,
+# the next name or the end of what they stand in.
+_MANY = r"[\w.-]*(?:tokens|keys|passwords?|passwd|passphrase|secrets)"
+_SEVERAL = re.compile(
+    rf"""(?<![\w.-])(--?{_MANY}(?=\s|["'])|{_MANY}(?=\s*[=:]))(\s*[=:]\s*|["']\s*,\s*["']|\s+)"""
+    r"""((?![-"'[({])[^\s"';\n)\]}]+"""
+    r"""(?:(?:[ ,]+|["'],\s*["'])(?!-|[\w.-]+\s?[=:])[^\s"';\n)\]}]+)+)""",
+    re.I,
+)
+# A name with a value behind it and nothing between them, in text.
+_BESIDE = re.compile(
+    r"""(?<![\w.-])((?:[\w.-]+_)(?:key|token|secret|password))(["']?\s*,?\s+["']?)"""
+    r"""((?-i:(?=\S{8})(?=[^\s"']*[a-z])(?=[^\s"']*[A-Z0-9]))[^\s"',]+)""",
+    re.I,
+)
+_LOGIN = re.compile(r"(\blogin\s+\S{1,99}\s+password\s+)\S+")  # of .netrc
+_SHORT = re.compile(r"""(?<![\w-])(-p)(?=[^\s"']*\d)(?=[^\s"']*[A-Za-z])[^\s"'=-]{8,}""")
+_ENCODED = re.compile(rf"""({_NAME})(%3D)([^\s&'"%]+)""", re.I)
+_AUTHORIZATION = re.compile(
+    r"""(\bauthorization["']?\s*[=:]\s*["']?)"""
+    r"""((?:token|bearer|basic|digest|apikey|negotiate|key)\s+)?[^\s"',]+""",
+    re.I,
+)
 
 # --- shapes ---
 
-# Keys by which services know their own: Hugging Face, OpenAI and Anthropic, GitHub, GitLab, Slack,
-# AWS, Google, NVIDIA, Groq, Weights & Biases, Replicate, PyPI, and JSON web tokens.
-_KEY = re.compile(
-    r"\b(?:hf_[A-Za-z0-9]{20,}|api_org_[A-Za-z0-9]{20,}|sk-(?!learn\b)(?=[\w-]{0,64}\d)[\w-]{8,}"
-    r"|gh[pousr]_\w{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}|xox[abprs]-[\w-]{8,}"
-    r"|(?:AKIA|ASIA)[A-Z0-9]{16}|AIza[\w-]{30,}|nvapi-[\w-]{16,}|gsk_[A-Za-z0-9]{16,}"
-    r"|wandb_v1_\w{16,}|r8_[A-Za-z0-9]{30,}|pypi-[\w-]{30,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"
+# Keys by which services know their own, and the begin of private keys.
+_SHAPES = {
+    "Hugging Face": r"hf_[A-Za-z0-9]{20,}|api_org_[A-Za-z0-9]{20,}",
+    "OpenAI, Anthropic, OpenRouter": r"sk-(?:proj|ant|or|svcacct|admin)-[\w-]{8,}"
+    r"|sk-(?!learn\b)(?=[\w-]{0,64}\d)[\w-]{8,}",
+    "Stripe": r"[srp]k_(?:live|test)_\w{10,}",
+    "GitHub": r"gh[pousr]_\w{16,}|github_pat_\w{16,}",
+    "GitLab": r"gl(?:pat|dt|rt|cbt|ptt|oas)-[\w-]{16,}",
+    "Slack": r"xox[abeprs]-[\w-]{8,}|xapp-[\w-]{16,}",
+    "AWS": r"(?:AKIA|ASIA)[A-Z0-9]{12,}",
+    "Google": r"AIza[\w-]{30,}|ya29\.[\w-]{16,}",
+    "NVIDIA, Groq, xAI, Replicate": r"nvapi-[\w-]{16,}|gsk_[A-Za-z0-9]{16,}|xai-[\w-]{20,}"
+    r"|r8_[A-Za-z0-9]{30,}",
+    "Weights & Biases": r"wandb_v1_\w{16,}",
+    "PyPI, npm, Docker": r"pypi-[\w-]{30,}|npm_[A-Za-z0-9]{30,}|dckr_pat_[\w-]{16,}",
+    "Databricks, Vault": r"dapi[0-9a-f]{32}|hv[sbr]\.[\w-]{20,}",
+    "SendGrid, DigitalOcean": r"SG\.[\w-]{16,}\.[\w-]{16,}|do[opr]_v1_[0-9a-f]{32,}",
+    "Telegram": r"\d{8,10}:AA[\w-]{30,}",
+    "JSON web tokens": r"eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*",
+}
+_KEY = re.compile(rf"\b(?:{'|'.join(_SHAPES.values())})")
+_PRIVATE = re.compile(
+    r"(-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----)(?!\*\*\*).*?(?:-----END [A-Z ]{0,40}-----|$)", re.S
 )
-_USER = re.compile(r"([A-Za-z][\w+.-]{0,30}://)[^\s/'\"]+@")
+_USER = re.compile(
+    r"([A-Za-z][\w+.-]{0,30}://)(?:[^\s/'\"]+@|(?<!http://)(?<!https://)[^\s/'\"@:]*:[^\s'\"@]{1,99}@)"
+)
 _QUERY = re.compile(
     r"([?&](?:sig|signature|key|x-(?:amz|goog)-(?:signature|credential|security-token))=)[^&\s'\"]+",
     re.I,
@@ -143,9 +195,12 @@ def redacted(text: str) -> str:
     text = _USER.sub(rf"\1{MASK}@", text)
     text = _QUERY.sub(rf"\1{MASK}", text)
     text = _WEBHOOK.sub(rf"\1{MASK}", text)
+    text = _PRIVATE.sub(rf"\1{MASK}", text)
+    text = _AUTHORIZATION.sub(rf"\1{MASK}", text)
     text = _HEADER.sub(rf"\1{MASK}", text)
-    text = _IN_TEXT.sub(_masked, text)
-    text = _AFTER_OPTION.sub(_masked, text)
+    for place in (_SEVERAL, _IN_TEXT, _AFTER_OPTION, _BESIDE, _ENCODED):
+        text = place.sub(_masked, text)
+    text = _LOGIN.sub(rf"\1{MASK}", _SHORT.sub(rf"\1{MASK}", text))
     return _KEY.sub(MASK, text)
 
 
@@ -163,11 +218,12 @@ def redacted_command(arguments: Iterable[str]) -> tuple[str, ...]:
     for argument in arguments:
         if option is not None and not _A_SWITCH.fullmatch(argument):
             shown.append(redacted(argument) if _is_no_secret(option, argument) else MASK)
-            option = None
+            if not option.lower().endswith("s"):  # --tokens has several
+                option = None
             continue
         shown.append(_redacted_argument(argument))
-        is_secret = _OPTION.fullmatch(argument) and _names_a_secret(argument)
-        option = argument if is_secret else None
+        names_one = _OPTION.fullmatch(argument) or _VARIABLE.fullmatch(argument)
+        option = argument if names_one and _names_a_secret(argument) else None
     return tuple(shown)
 
 

@@ -68,7 +68,28 @@ MASKED = {
     # Programs, a shell's lines, headers, JSON.
     """-c "login(token='abc', n=1)" """: "-c 'login(token=***, n=1)'",
     "sh -c 'x --token abc -v'": "sh -c 'x --token *** -v'",
-    "-H 'Authorization: Bearer abcdef123'": "-H 'Authorization: *** ***'",
+    "-H 'Authorization: Bearer abcdef123'": "-H 'Authorization: ***'",
+    "-H 'Authorization: token abcdef123'": "-H 'Authorization: ***'",
+    "--tokens abc def --lr 1": "--tokens *** *** --lr 1",
+    "--token --ABC123": "--token ***",
+    "aws_secret_access_key wJalrXUtnFEMI": "aws_secret_access_key ***",
+    "'machine h login me password abc'": "'machine h login me password ***'",
+    "mysql -pAbcdef123": "mysql -p***",
+    """'{"api_keys": ["abc", "def"], "n": [1]}'""": """'{"api_keys": ***, "n": [1]}'""",
+    "'api_keys=[abc,def]'": "'api_keys=***'",
+    "postgres://u:a/b@h/db": "postgres://***@h/db",
+    "'https://h/?to=x%3Ftoken%3Dabc&n=1'": "'https://h/?to=x%3Ftoken%3D***&n=1'",
+    "'host=h password=a b c dbname=x'": "'host=h password=*** dbname=x'",
+    "sk_live_51Habcdefghijklmnop npm_abcdefghijklmnopqrstuvwxyz0123456789": "*** ***",
+    "dapi0123456789abcdef0123456789abcdef hvs.CAESIJabcdefghijklmnop1234567890": "*** ***",
+    "xai-abcdefghijklmnopqrstuvwxyz1234567890 ya29.a0AfH6SMBabcdefghijklmnop": "*** ***",
+    "dop_v1_0123456789abcdef0123456789abcdef 123456789:AAHdqTcvCH1vGWJxfSeofSAs0K5PALDsaw": (
+        "*** ***"
+    ),
+    "SG.abcdefghijklmnopqrstuv.abcdefghijklmnopqrstuvwxyz sk-proj-abcDEFghiJKL": "*** ***",
+    "'-----BEGIN OPENSSH PRIVATE KEY-----\nb3Blbn\n-----END OPENSSH PRIVATE KEY----- x'": (
+        "'-----BEGIN OPENSSH PRIVATE KEY-----*** x'"
+    ),
     """'{"api_key": "abc", "n": 1}'""": """'{"api_key": ***, "n": 1}'""",
 }
 
@@ -95,6 +116,10 @@ KEPT = [
     "--use-api-token --lr 0.1",
     "--verbose-token file.txt --use-auth-token ./data --no-auth 3 --use_auth_token True",
     "--hub_token None --push",
+    "--tokens 512 --keys a b --sort-keys a b",
+    "-p8080:80 -px86 --port 8080 -pretrained",
+    "'login as me, password is asked for'",
+    "'http://host:8080/path/@user' 'xai-small hvs.x npm_config_x sk_learn SG.x'",
 ]
 
 
@@ -118,6 +143,9 @@ def test_the_text_of_an_error() -> None:
         "next-token loss is nan",
         "only basic indexing is supported",
         "pad_token: None, eos_token='</s>'",
+        "expected 512 tokens, got tokens: 512, 1024",
+        "the key of sort_key is not there; tokens and keys are counted",
+        "KeyError: 'input_ids'; hf_token is not set",
     ):
         assert redacted(kept) == kept
 
