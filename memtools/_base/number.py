@@ -6,21 +6,27 @@ import math
 import operator
 from typing import Any, Final
 
+#: the largest number that C code takes, and the smallest
+LARGEST: Final = 2**63 - 1
+SMALLEST: Final = -(2**63)
 _SHORT: Final = 128  # bits of an int that a message shows as it is
 
 
-def whole_number(name: str, value: Any, least: int | None = 1, most: int | None = None) -> int:
+def whole_number(name: str, value: Any, least: int | None = 1, most: int = LARGEST) -> int:
     """An argument as an int; whole numbers of NumPy and torch are taken as well.
 
-    Raises TypeError if it is none, ValueError if it is below `least` or above `most`.
+    Raises TypeError if it is not an int, ValueError if it is below `least` (None: -2**63), or above
+    `most`.
     """
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} is an int, got {type(value).__name__}")
     number = operator.index(value)
-    if least is not None and number < least:
-        raise ValueError(f"{name} is at least {least:,}, got {shown(number)}")
-    if most is not None and number > most:
-        raise ValueError(f"{name} is at most {most:,}, got {shown(number)}")
+    if number < (SMALLEST if least is None else least):
+        smallest = "-2**63" if least is None else f"{least:,}"
+        raise ValueError(f"{name} is at least {smallest}, got {shown(number)}")
+    if number > most:
+        largest = "2**63 - 1" if most == LARGEST else f"{most:,}"
+        raise ValueError(f"{name} is at most {largest}, got {shown(number)}")
     return number
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from memtools._base.number import LARGEST, shown
+
 _UNITS = {
     "": 1,
     "B": 1,
@@ -16,6 +18,7 @@ _UNITS = {
     "GB": 10**9,
     "TB": 10**12,
 }
+_LONGEST = 20  # digits: 2**63 has 19
 _PATTERN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
@@ -27,8 +30,9 @@ def parse_bytes(size: int | str, name: str = "size", like: str = "64 MiB") -> in
         name: the argument's name, for errors.
         like: how it may be written, for errors.
 
-    Raises TypeError if it is neither an int nor a text, ValueError if it is less than one byte, not
-    written like a size, in bits ("64 Mb"), or in a unit that may mean two ("64 M").
+    Raises TypeError if it is neither an int nor a text, ValueError if it is less than one byte or
+    more than 2**63 - 1, not written like a size, in bits ("64 Mb"), or in a unit that may mean two
+    ("64 M").
     """
     if isinstance(size, str):
         match = _PATTERN.fullmatch(size)
@@ -41,14 +45,29 @@ def parse_bytes(size: int | str, name: str = "size", like: str = "64 MiB") -> in
             )
         if match is None or unit is None:
             raise ValueError(f'{name} is a number of bytes or like "{like}", got {size!r}')
-        whole = int(match[1]) * unit if match[1].isdigit() else int(float(match[1]) * unit)
+        whole = _times(match[1], unit)
     elif isinstance(size, bool) or not isinstance(size, int):
         raise TypeError(f'{name} is an int or like "{like}", got {type(size).__name__}')
     else:
         whole = size
     if whole < 1:
-        raise ValueError(f"{name} is at least 1 byte, got {size!r}")
+        raise ValueError(f"{name} is at least 1 byte, got {_cut(size)}")
+    if whole > LARGEST:
+        raise ValueError(f"{name} is at most 2**63 - 1 bytes, got {_cut(size)}")
     return whole
+
+
+def _times(number: str, unit: int) -> int:
+    """So many units in bytes; of a number that is far too large, one that is too large as well."""
+    if len(number.partition(".")[0].lstrip("0")) > _LONGEST:
+        return LARGEST + 1
+    return int(number) * unit if number.isdigit() else int(float(number) * unit)
+
+
+def _cut(size: int | str) -> str:
+    if isinstance(size, str):
+        return repr(size if len(size) <= 2 * _LONGEST else f"{size[:_LONGEST]}...")
+    return shown(size).replace(",", "")
 
 
 def _ambiguous(unit: str) -> str:

@@ -27,6 +27,11 @@ def test_a_whole_number_has_a_least_value_or_none():
         whole_number("steps", 0)
     with pytest.raises(ValueError, match="^bytes is at least 4,096, got -1,000$"):
         whole_number("bytes", -1000, 4096)
+    for large in (2**63, 2**64, 10**5000):
+        with pytest.raises(ValueError, match=r"^steps is at most 2\*\*63 - 1, got "):
+            whole_number("steps", large)
+    with pytest.raises(ValueError, match=r"^seed is at least -2\*\*63, got "):
+        whole_number("seed", -(2**63) - 1, None)
 
 
 def test_an_int_of_very_many_digits_is_refused_in_a_short_sentence():
@@ -49,5 +54,7 @@ def test_a_positive_number_is_finite():
     for wrong in (0, -1.5, float("nan")):
         with pytest.raises(ValueError, match=f"^max_norm is above 0 and finite, got {wrong}$"):
             positive("max_norm", wrong, "; leave it out")
+    with pytest.raises(ValueError, match="^max_norm is at most 1.8e308, got "):
+        positive("max_norm", 10**400)
     with pytest.raises(ValueError, match="got inf; leave it out$"):
         positive("max_norm", float("inf"), "; leave it out")

@@ -141,9 +141,13 @@ def test_a_budget_error_is_a_memory_error():
         ({"dtype": torch.float8_e4m3fn}, ValueError, "dtype is"),
         ({"top_k": 0}, ValueError, "top_k is from 1 to 64, got 0"),
         ({"top_k": 65}, ValueError, "top_k is from 1 to 64, got 65"),
-        ({"max_entries": 2**62}, OverflowError, "size_t"),
+        ({"max_entries": 2**62}, ValueError, "give smaller ones"),
         ({"max_bytes": 2**62}, MemoryError, "address space"),
-        ({"max_bytes": 2**63}, OverflowError, "too large"),
+        ({"max_bytes": 2**63}, ValueError, r"max_bytes is at most 2\*\*63 - 1 bytes"),
+        ({"max_bytes": "9" * 400 + ".5 GiB"}, ValueError, r"at most 2\*\*63 - 1 bytes"),
+        ({"max_entries": 2**63}, ValueError, "max_entries is at most 9223372036854775807, got"),
+        ({"max_entries": 10**5000}, ValueError, r"got 10\*\*40 or more"),
+        ({"top_k": 2**64}, ValueError, "top_k is from 1 to 64, got 18446744073709551616"),
     ],
 )
 def test_impossible_options_are_refused(options, error, sentence):

@@ -53,7 +53,9 @@ mt_py_raise(mt_state *st, const mt_error *err, const char *doing)
         return mt_py_raise_own(st, "BudgetError", "%s: asked %zu bytes, used %zu of %zu", doing,
                                err->asked, err->used, err->limit);
     case MT_EOVERFLOW:
-        return PyErr_Format(PyExc_OverflowError, "%s: the size does not fit this machine's size_t",
+        return PyErr_Format(PyExc_ValueError,
+                            "%s: these numbers make a size of more than 2**64 - 1 bytes; give "
+                            "smaller ones",
                             doing);
     case MT_EFORMAT:
         return PyErr_Format(PyExc_ValueError, "%s: %s", doing, err->detail);

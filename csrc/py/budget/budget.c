@@ -10,6 +10,7 @@
 #include <structmember.h>
 
 #include "py/base/errors.h"
+#include "py/base/number.h"
 #include "py/base/objects.h"
 #include "os/base/forkmark.h"
 
@@ -42,17 +43,19 @@ new_ledger(mt_state *st, size_t limit, const char *name, mt_ledger *parent)
 static bool
 bytes_of(PyObject *limit, size_t *out)
 {
+    mt_py_whole whole = MT_PY_WHOLE("limit", 1, PY_SSIZE_T_MAX, 0);
     PyObject *module, *bytes;
+    bool taken = false;
 
     *out = SIZE_MAX;
     if (limit == Py_None) return true;
     if ((module = PyImport_ImportModule("memtools._base.size")) == NULL) return false;
     bytes = PyObject_CallMethod(module, "parse_bytes", "Os", limit, "limit");
     Py_DECREF(module);
-    if (bytes == NULL) return false;
-    *out = PyLong_AsSize_t(bytes);
-    Py_DECREF(bytes);
-    return *out != SIZE_MAX || !PyErr_Occurred();
+    if (bytes != NULL) taken = mt_py_whole_take(bytes, &whole) != 0;
+    Py_XDECREF(bytes);
+    if (taken) *out = (size_t)whole.value;
+    return taken;
 }
 
 mt_ledger *

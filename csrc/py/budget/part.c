@@ -8,6 +8,7 @@
 #include "py/budget/budget.h"
 
 #include "py/base/errors.h"
+#include "py/base/number.h"
 #include "py/base/objects.h"
 
 typedef struct BudgetPart {
@@ -93,18 +94,19 @@ part_reserve(PyObject *op, PyObject *args)
 {
     BudgetPart *self = (BudgetPart *)op;
     const char *doing, *remedy;
-    Py_ssize_t bytes;
+    mt_py_whole whole = MT_PY_WHOLE("bytes", 0, PY_SSIZE_T_MAX, 0);
     mt_error err;
-    size_t gave = 1;
+    size_t gave = 1, bytes;
 
-    if (!PyArg_ParseTuple(args, "nss:reserve", &bytes, &doing, &remedy)) return NULL;
-    if (bytes < 0) return PyErr_Format(PyExc_ValueError, "bytes is at least 0, got %zd", bytes);
+    if (!PyArg_ParseTuple(args, "O&ss:reserve", mt_py_whole_take, &whole, &doing, &remedy))
+        return NULL;
+    bytes = (size_t)whole.value;
     while (is_open(self)) {
-        if (mt_member_reserve(self->member, (size_t)bytes, &err) == MT_OK) Py_RETURN_NONE;
-        if (gave == 0 || (size_t)bytes > mt_ledger_limit(self->ledger))
+        if (mt_member_reserve(self->member, bytes, &err) == MT_OK) Py_RETURN_NONE;
+        if (gave == 0 || bytes > mt_ledger_limit(self->ledger))
             return mt_py_raise_budget(self->state, self->ledger, &err, doing, remedy);
         Py_BEGIN_ALLOW_THREADS;
-        gave = mt_ledger_reclaim(self->ledger, NULL, (size_t)bytes);
+        gave = mt_ledger_reclaim(self->ledger, NULL, bytes);
         Py_END_ALLOW_THREADS;
     }
     return NULL;
@@ -114,13 +116,13 @@ static PyObject *
 part_release(PyObject *op, PyObject *arg)
 {
     BudgetPart *self = (BudgetPart *)op;
-    Py_ssize_t bytes = PyLong_AsSsize_t(arg);
+    mt_py_whole bytes = MT_PY_WHOLE("release(): bytes", 0, PY_SSIZE_T_MAX, 0);
 
-    if ((bytes == -1 && PyErr_Occurred()) || !is_open(self)) return NULL;
-    if (bytes < 0 || (size_t)bytes > mt_member_reserved(self->member))
-        return PyErr_Format(PyExc_ValueError, "release(%zd) of %zu reserved bytes", bytes,
+    if (!mt_py_whole_take(arg, &bytes) || !is_open(self)) return NULL;
+    if ((size_t)bytes.value > mt_member_reserved(self->member))
+        return PyErr_Format(PyExc_ValueError, "release(%zd) of %zu reserved bytes", bytes.value,
                             mt_member_reserved(self->member));
-    mt_member_release(self->member, (size_t)bytes);
+    mt_member_release(self->member, (size_t)bytes.value);
     Py_RETURN_NONE;
 }
 

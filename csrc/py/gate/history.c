@@ -13,6 +13,7 @@
 
 #include "py/budget/budget.h"
 #include "py/base/errors.h"
+#include "py/base/number.h"
 #include "py/base/objects.h"
 #include "os/port/vmem.h"
 
@@ -113,18 +114,6 @@ dtype_choice(const char *name)
 }
 
 static bool
-valid_limits(Py_ssize_t max_entries, Py_ssize_t max_bytes, int top_k)
-{
-    if (max_entries < 1)
-        PyErr_Format(PyExc_ValueError, "max_entries is at least 1, got %zd", max_entries);
-    else if (max_bytes < 1)
-        PyErr_Format(PyExc_ValueError, "max_bytes is at least 1, got %zd", max_bytes);
-    else if (top_k < 1 || top_k > MT_TOP_K_MAX)
-        PyErr_Format(PyExc_ValueError, "top_k is from 1 to %d, got %d", MT_TOP_K_MAX, top_k);
-    return !PyErr_Occurred();
-}
-
-static bool
 parse_config(mt_state *st, PyObject *args, PyObject *kwargs, mt_gatehist_config *c)
 {
     static const char *const trims[] = {"half", "oldest", NULL};
@@ -133,24 +122,26 @@ parse_config(mt_state *st, PyObject *args, PyObject *kwargs, mt_gatehist_config 
                             "top_k",       "statistics", "budget", NULL};
     const char *trim = "half", *keep = "all", *dtype = NULL;
     PyObject *budget = Py_None;
-    Py_ssize_t max_entries, max_bytes;
+    mt_py_whole max_entries = MT_PY_WHOLE("max_entries", 1, PY_SSIZE_T_MAX, 0);
+    mt_py_whole max_bytes = MT_PY_WHOLE("max_bytes", 1, PY_SSIZE_T_MAX, 0);
+    mt_py_whole top_k = MT_PY_WHOLE("top_k", 1, MT_TOP_K_MAX, 1);
     mt_ledger *ledger = NULL;
-    int top_k = 1, statistics = 1, trim_choice, keep_choice;
+    int statistics = 1, trim_choice, keep_choice;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "nn|sszipO:GateHistory", names, &max_entries,
-                                     &max_bytes, &trim, &keep, &dtype, &top_k, &statistics,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&O&|sszO&pO:GateHistory", names,
+                                     mt_py_whole_take, &max_entries, mt_py_whole_take, &max_bytes,
+                                     &trim, &keep, &dtype, mt_py_whole_take, &top_k, &statistics,
                                      &budget))
         return false;
     if (budget != Py_None && (ledger = mt_py_budget_ledger(st, budget)) == NULL) return false;
-    if (!valid_limits(max_entries, max_bytes, top_k)) return false;
     if ((trim_choice = choice("trim", trim, trims)) < 0) return false;
     if ((keep_choice = choice("keep", keep, keeps)) < 0) return false;
-    *c = (mt_gatehist_config){.max_entries = (size_t)max_entries,
-                              .max_bytes = (size_t)max_bytes,
+    *c = (mt_gatehist_config){.max_entries = (size_t)max_entries.value,
+                              .max_bytes = (size_t)max_bytes.value,
                               .trim = (mt_trim)trim_choice,
                               .keep = (mt_keep)keep_choice,
                               .dtype = dtype_choice(dtype),
-                              .top_k = (unsigned)top_k,
+                              .top_k = (unsigned)top_k.value,
                               .statistics = statistics != 0,
                               .ledger = ledger,
                               .owner_asks = true};

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "py/base/errors.h"
+#include "py/base/number.h"
 #include "py/base/objects.h"
 #include "core/gate/file.h"
 #include "os/port/vmem.h"
@@ -106,17 +107,17 @@ PyObject *
 mt_py_gatehist_sums(PyObject *op, PyObject *window)
 {
     GateHistory *self = (GateHistory *)op;
-    Py_ssize_t n = window == Py_None ? 0 : PyNumber_AsSsize_t(window, PyExc_OverflowError);
+    mt_py_whole n = MT_PY_WHOLE("window", 0, PY_SSIZE_T_MAX, 0);
     const mt_gatestats *stats;
     PyObject *result = NULL;
     sums_copy copy = {0};
 
-    if (n == -1 && PyErr_Occurred()) return NULL;
-    if (!keeps_statistics(self) || !valid_window(self, n)) return NULL;
+    if (window != Py_None && !mt_py_whole_take(window, &n)) return NULL;
+    if (!keeps_statistics(self) || !valid_window(self, n.value)) return NULL;
     stats = mt_gatehist_stats(self->core);
     if (sums_copy_new(&copy, stats->experts)) {
         if (window == Py_None) sums_copy_take(&copy, stats->entries, &stats->total);
-        if (window == Py_None || recount(self, (size_t)n, &copy))
+        if (window == Py_None || recount(self, (size_t)n.value, &copy))
             result = sums_copy_tuple(&copy, 0);
     }
     sums_copy_free(&copy);

@@ -8,6 +8,7 @@
 
 #include "py/budget/budget.h"
 #include "py/base/errors.h"
+#include "py/base/number.h"
 #include "core/base/clock.h"
 #include "core/base/size.h"
 
@@ -27,26 +28,20 @@ typedef struct request {
 static bool
 parse_request(KVPool *self, PyObject *args, request *r)
 {
-    Py_ssize_t rows, tokens;
+    mt_py_whole rows = MT_PY_WHOLE("acquire(): batch_size", 1, PY_SSIZE_T_MAX, 0);
+    mt_py_whole tokens = MT_PY_WHOLE("acquire(): num_tokens", 0, PY_SSIZE_T_MAX, 0);
     PyObject *timeout;
     int wait;
 
-    if (!PyArg_ParseTuple(args, "O!nnpO:_acquire", &PyType_Type, &r->type, &rows, &tokens, &wait,
-                          &timeout))
+    if (!PyArg_ParseTuple(args, "O!O&O&pO:_acquire", &PyType_Type, &r->type, mt_py_whole_take,
+                          &rows, mt_py_whole_take, &tokens, &wait, &timeout))
         return false;
     if (!PyType_IsSubtype(r->type, self->state->KVLease)) {
         PyErr_SetString(PyExc_TypeError, "the lease's type is KVLease or a subclass of it");
         return false;
     }
-    if (rows < 1 || tokens < 0) {
-        PyErr_Format(PyExc_ValueError,
-                     "acquire() takes batch_size of at least 1 and num_tokens of 0 or more, got "
-                     "%zd and %zd",
-                     rows, tokens);
-        return false;
-    }
-    r->rows = (size_t)rows;
-    r->tokens = (size_t)tokens;
+    r->rows = (size_t)rows.value;
+    r->tokens = (size_t)tokens.value;
     r->wait = wait != 0;
     r->began = mt_now_ns();
     r->timeout = timeout == Py_None ? -1 : PyFloat_AsDouble(timeout);

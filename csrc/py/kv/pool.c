@@ -6,6 +6,7 @@
  * mt_py_kvpool_raise, for pool and leases. acquire() is in acquire.c. */
 #include "py/kv/pool.h"
 
+#include <errno.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
@@ -15,6 +16,7 @@
 #include "py/budget/budget.h"
 #include "py/base/objects.h"
 #include "py/base/errors.h"
+#include "py/base/number.h"
 #include "py/tensor/one.h"
 #include "cuda/store.h"
 #include "os/port/store.h"
@@ -26,35 +28,30 @@ enum { LINGER_MAX = 64 }; /* leases named; more are only counted */
 /* --- making ---------------------------------------------------------------------------------- */
 
 typedef struct arguments {
-    Py_ssize_t layers, heads, head_dim, max_tokens, max_rows, elem_bytes, group, page_bytes;
+    mt_py_whole layers, heads, head_dim, max_tokens, max_rows, group, page_bytes;
+    Py_ssize_t elem_bytes;
     PyObject *dtype, *device, *limit, *name, *helpers;
     const char *layout;
     int cuda_device;
 } arguments;
 
-static bool
-positive(Py_ssize_t value, const char *what)
-{
-    if (value > 0) return true;
-    PyErr_Format(PyExc_ValueError, "%s is at least 1, got %zd", what, value);
-    return false;
-}
-
+/* The core keeps lengths in 32 bits. */
 static bool
 parse_arguments(PyObject *args, arguments *a)
 {
-    if (!PyArg_ParseTuple(args, "nnnnnOnOiOsnnUO:KVPool", &a->layers, &a->heads, &a->head_dim,
-                          &a->max_tokens, &a->max_rows, &a->dtype, &a->elem_bytes, &a->device,
-                          &a->cuda_device, &a->limit, &a->layout, &a->group, &a->page_bytes,
-                          &a->name, &a->helpers))
-        return false;
-    if (!positive(a->layers, "num_layers") || !positive(a->heads, "num_kv_heads") ||
-        !positive(a->head_dim, "head_dim") || !positive(a->max_tokens, "max_tokens") ||
-        !positive(a->max_rows, "max_sequences") || !positive(a->group, "layer_group"))
-        return false;
-    if (a->max_tokens <= INT32_MAX) return true; /* the core keeps lengths in 32 bits */
-    PyErr_Format(PyExc_ValueError, "max_tokens is at most %d, got %zd", INT32_MAX, a->max_tokens);
-    return false;
+    *a = (arguments){.layers = MT_PY_WHOLE("num_layers", 1, INT32_MAX, 0),
+                     .heads = MT_PY_WHOLE("num_kv_heads", 1, PY_SSIZE_T_MAX, 0),
+                     .head_dim = MT_PY_WHOLE("head_dim", 1, PY_SSIZE_T_MAX, 0),
+                     .max_tokens = MT_PY_WHOLE("max_tokens", 1, INT32_MAX, 0),
+                     .max_rows = MT_PY_WHOLE("max_sequences", 1, PY_SSIZE_T_MAX, 0),
+                     .group = MT_PY_WHOLE("layer_group", 1, PY_SSIZE_T_MAX, 0),
+                     .page_bytes = MT_PY_WHOLE("page_bytes", 0, PY_SSIZE_T_MAX, 0)};
+    return PyArg_ParseTuple(args, "O&O&O&O&O&OnOiOsO&O&UO:KVPool", mt_py_whole_take, &a->layers,
+                            mt_py_whole_take, &a->heads, mt_py_whole_take, &a->head_dim,
+                            mt_py_whole_take, &a->max_tokens, mt_py_whole_take, &a->max_rows,
+                            &a->dtype, &a->elem_bytes, &a->device, &a->cuda_device, &a->limit,
+                            &a->layout, mt_py_whole_take, &a->group, mt_py_whole_take,
+                            &a->page_bytes, &a->name, &a->helpers) != 0;
 }
 
 static bool
@@ -64,21 +61,21 @@ config_of(const arguments *a, mt_kvconfig *out)
 
     if (!head && strcmp(a->layout, "token") != 0)
         PyErr_Format(PyExc_ValueError, "layout is \"head\" or \"token\", got \"%s\"", a->layout);
-    else if (head && a->group != 1)
+    else if (head && a->group.value != 1)
         PyErr_Format(PyExc_ValueError,
                      "layer_group of %zd goes with layout=\"token\"; layout=\"head\" takes 1",
-                     a->group);
+                     a->group.value);
     else if (a->elem_bytes < 1 || a->elem_bytes > 8 || (a->elem_bytes & (a->elem_bytes - 1)) != 0)
         PyErr_Format(PyExc_ValueError, "a dtype of 1, 2, 4 or 8 bytes is taken, got %zd",
                      a->elem_bytes);
-    *out = (mt_kvconfig){.layers = (size_t)a->layers,
-                         .heads = (size_t)a->heads,
-                         .head_dim = (size_t)a->head_dim,
+    *out = (mt_kvconfig){.layers = (size_t)a->layers.value,
+                         .heads = (size_t)a->heads.value,
+                         .head_dim = (size_t)a->head_dim.value,
                          .elem_bytes = (size_t)a->elem_bytes,
-                         .max_tokens = (size_t)a->max_tokens,
-                         .max_rows = (size_t)a->max_rows,
+                         .max_tokens = (size_t)a->max_tokens.value,
+                         .max_rows = (size_t)a->max_rows.value,
                          .layout = head ? MT_KV_HEAD_MAJOR : MT_KV_TOKEN_MAJOR,
-                         .layer_group = (size_t)a->group};
+                         .layer_group = (size_t)a->group.value};
     return !PyErr_Occurred();
 }
 
@@ -148,7 +145,7 @@ fill_object(KVPool *self, const arguments *a)
     if (name == NULL || !config_of(a, &self->config)) return -1;
     if (self->cuda_device >= 0 && mt_state_cudart(self->state) == NULL) return -1;
     if ((self->ledger = mt_py_ledger(self->state, a->limit, name)) == NULL) return -1;
-    if (open_core(self, (size_t)a->page_bytes, name, &err) == MT_OK) return 0;
+    if (open_core(self, (size_t)a->page_bytes.value, name, &err) == MT_OK) return 0;
     mt_py_kvpool_raise(self, &err, "KVPool()");
     return -1;
 }
@@ -315,6 +312,16 @@ raise_no_memory(const KVPool *self, const mt_error *err, const char *doing)
                             "allows, less a tenth for the program; release leases or close other "
                             "pools, or raise it (sysctl -w vm.max_map_count=262144)",
                             doing);
+    if (err->native == 0) /* malloc says no more */
+        return PyErr_Format(PyExc_MemoryError,
+                            "%s: there is no host memory for the tables of %zu layers and %zu rows "
+                            "(%s); lower one of them",
+                            doing, self->config.layers, self->config.max_rows, err->call);
+    if (err->native == EPERM || err->native == EACCES || err->native == ENOSYS)
+        return PyErr_Format(PyExc_MemoryError,
+                            "%s: this process may not call %s (%s); allow it in the seccomp "
+                            "profile of the container or sandbox",
+                            doing, err->call, strerror(err->native));
     return PyErr_Format(PyExc_MemoryError,
                         "%s: %s failed with code %d for %zu bytes; make room on the machine, or "
                         "set a limit that it can hold",
@@ -409,17 +416,17 @@ static PyObject *
 kvpool_would_fit(PyObject *op, PyObject *args)
 {
     KVPool *self = (KVPool *)op;
-    Py_ssize_t rows, tokens, shared;
+    mt_py_whole rows = MT_PY_WHOLE("would_fit(): batch_size", 1, PY_SSIZE_T_MAX, 0);
+    mt_py_whole tokens = MT_PY_WHOLE("would_fit(): num_tokens", 0, PY_SSIZE_T_MAX, 0);
+    mt_py_whole shared = MT_PY_WHOLE("would_fit(): shared_tokens", 0, PY_SSIZE_T_MAX, 0);
     bool fits;
 
-    if (!PyArg_ParseTuple(args, "nnn:_would_fit", &rows, &tokens, &shared)) return NULL;
-    if (rows < 1 || tokens < 0 || shared < 0)
-        return PyErr_Format(PyExc_ValueError,
-                            "would_fit() takes batch_size of at least 1 and tokens of 0 or more, "
-                            "got %zd, %zd and shared_tokens=%zd",
-                            rows, tokens, shared);
+    if (!PyArg_ParseTuple(args, "O&O&O&:_would_fit", mt_py_whole_take, &rows, mt_py_whole_take,
+                          &tokens, mt_py_whole_take, &shared))
+        return NULL;
     if (!mt_py_kvpool_enter(self)) return NULL;
-    fits = mt_kvpool_would_fit(self->core, (size_t)rows, (size_t)tokens, (size_t)shared);
+    fits = mt_kvpool_would_fit(self->core, (size_t)rows.value, (size_t)tokens.value,
+                               (size_t)shared.value);
     mt_py_kvpool_leave(self);
     return PyBool_FromLong(fits);
 }
@@ -428,9 +435,10 @@ static PyObject *
 kvpool_trim(PyObject *op, PyObject *target)
 {
     KVPool *self = (KVPool *)op;
-    size_t bytes = PyLong_AsSize_t(target), freed;
+    mt_py_whole bytes = MT_PY_WHOLE("trim(): target", 0, PY_SSIZE_T_MAX, 0);
+    size_t freed;
 
-    if (bytes == (size_t)-1 && PyErr_Occurred()) return NULL;
+    if (!mt_py_whole_take(target, &bytes)) return NULL;
     if (!mt_py_kvpool_enter(self)) return NULL;
     if (mt_py_kvpool_follow_stream(self, self->core) < 0) {
         mt_py_kvpool_leave(self);
@@ -438,7 +446,7 @@ kvpool_trim(PyObject *op, PyObject *target)
     }
     atomic_fetch_add(&self->trims, 1);
     Py_BEGIN_ALLOW_THREADS;
-    freed = mt_kvpool_trim(self->core, bytes);
+    freed = mt_kvpool_trim(self->core, (size_t)bytes.value);
     atomic_fetch_sub(&self->trims, 1);
     Py_END_ALLOW_THREADS;
     mt_py_kvpool_leave(self);

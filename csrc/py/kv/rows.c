@@ -5,6 +5,7 @@
  * mt_py_kvlease_try, and tells autograd that what views show has changed. */
 #include "py/kv/pool.h"
 
+#include "py/base/number.h"
 #include "core/kv/inplace.h"
 #include "core/kv/reorder.h"
 
@@ -154,21 +155,16 @@ static int
 fork_arguments(PyObject *args, PyObject *kwargs, forked *out)
 {
     static char *names[] = {"n", "num_tokens", NULL};
-    Py_ssize_t n = 1, count = 0;
+    mt_py_whole n = MT_PY_WHOLE("fork(): n", 1, PY_SSIZE_T_MAX, 1);
+    mt_py_whole count = MT_PY_WHOLE("fork(): num_tokens", 0, PY_SSIZE_T_MAX, 0);
     PyObject *tokens = Py_None;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|nO:fork", names, &n, &tokens)) return -1;
-    if (tokens != Py_None && (count = PyNumber_AsSsize_t(tokens, PyExc_OverflowError)) == -1 &&
-        PyErr_Occurred())
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O&O:fork", names, mt_py_whole_take, &n,
+                                     &tokens))
         return -1;
-    if (n < 1 || count < 0) {
-        PyErr_Format(PyExc_ValueError,
-                     "fork() takes n of at least 1 and num_tokens of 0 or more, got %zd and %zd", n,
-                     count);
-        return -1;
-    }
-    out->n = (size_t)n;
-    out->tokens = (size_t)count;
+    if (tokens != Py_None && !mt_py_whole_take(tokens, &count)) return -1;
+    out->n = (size_t)n.value;
+    out->tokens = (size_t)count.value;
     return 0;
 }
 
