@@ -79,12 +79,28 @@ def built(info: Any) -> Iterator[Shim]:
     form = re.compile(rf"_torch-{re.escape(__version__)}-(.+)-([^-]+){re.escape(SUFFIX)}")
     for folder in folders():
         try:
-            names = sorted(os.listdir(folder))
+            names = sorted(os.listdir(folder)) if _is_ours(folder) else []
         except OSError:
             continue
         for name in names:
-            if match := form.fullmatch(name):
+            if (match := form.fullmatch(name)) and _is_ours(folder / name):
                 yield Shim(folder / name, match[1], match[2])
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether nobody but this user and root can have written what is there: it is to be loaded as
+    native code. A folder of the cache is asked, and the one that it lies in."""
+    for one in (path, path.parent):
+        if one.is_relative_to(PACKAGE) or one == PACKAGE.parent:
+            continue  # whoever writes to the package needs no shim for it
+        try:
+            found = one.stat()
+        except OSError:
+            return False
+        others = 0o002 if found.st_gid == os.getegid() else 0o022
+        if found.st_uid not in (0, os.geteuid()) or found.st_mode & others:
+            return False
+    return True
 
 
 def load(shim: Shim) -> Any:

@@ -501,7 +501,7 @@ def payload(kind: str, body: object, **more: object) -> bytes:
 
 
 def _plain(value: object) -> object:
-    """JSON has no infinity: null is one among the numbers of a tuple, which has no other use. Half
+    """JSON has no infinity: null is one in a tuple of steps or seconds that are left. Half
     a character is escaped, and a zero."""
     if isinstance(value, str):
         plain = value[:LONGEST].replace("\0", "\\0")
@@ -549,7 +549,7 @@ def _check_of(hint: Any) -> _Check:
 def _several(check: _Check, parts: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
     if type(value) is not list or (Ellipsis not in parts and len(parts) != len(value)):
         raise ValueError(value)
-    is_endless = parts[0] is float  # null is infinity there
+    is_endless = parts[0] is float and Ellipsis not in parts  # of steps left: null is infinity
     return tuple(math.inf if is_endless and part is None else check(part) for part in value)
 
 

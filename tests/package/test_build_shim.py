@@ -175,6 +175,27 @@ def test_a_file_is_for_one_memtools_one_torch_and_one_python(place: Path) -> Non
     assert not found.fits("2.13.0+cpu", None)
 
 
+def test_a_shim_that_others_may_have_written_is_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = shim.folders()[1]
+    folder.mkdir(parents=True)
+    path = folder / shim.file_name("2.98.0", COMMIT)
+    path.touch()
+
+    def is_found() -> bool:
+        return any(one.path == path for one in shim.built(NOT_BUILT))
+
+    assert is_found()
+    for one in (path, folder, folder.parent):
+        mode = one.stat().st_mode
+        one.chmod(mode | 0o002)
+        assert not is_found()
+        one.chmod(mode)
+    assert is_found()
+
+
 def test_a_torch_of_no_known_commit_has_a_shim_of_its_own(place: Path) -> None:
     place.mkdir()
     (place / shim.file_name("2.13.0a0", None)).touch()

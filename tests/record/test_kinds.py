@@ -425,3 +425,10 @@ def test_secrets_are_masked_in_fields_too(tmp_path):
     (event,) = redacted_record(record).events
     assert "hf_" not in event.text + str(event.data)
     assert "hf_" in record.events[0].text
+
+
+def test_a_time_of_an_action_is_a_number():
+    """JSON's null stands for infinity in steps that are left, and nowhere else."""
+    assert kinds.read("cleanup", b'{"actions":["gc"],"ms":[null]}')[0] is None
+    found, _ = kinds.read("pressure", b'{"what":"forecast","steps_left":[9,null,null]}')
+    assert found == Pressure("forecast", steps_left=(9.0, math.inf, math.inf))
