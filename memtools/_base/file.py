@@ -25,6 +25,8 @@ def seen_from(folder: str, path: str) -> str:
 def replace_file(path: str | os.PathLike[str], write: Callable[[BinaryIO], object]) -> None:
     """Write a file in one step: whatever happens meanwhile, it is as it was before, or complete.
 
+    Nobody else may read the file, as it is with a record.
+
     Args:
         path: the file.
         write: fills a new file beside it, which is then moved to `path`.
@@ -34,7 +36,8 @@ def replace_file(path: str | os.PathLike[str], write: Callable[[BinaryIO], objec
     folder, name = os.path.split(os.path.abspath(os.fspath(path)))
     temporary = os.path.join(folder, f".{name}.{os.urandom(8).hex()}.tmp")
     try:
-        with open(temporary, "xb") as file:
+        mode = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with open(os.open(temporary, mode, 0o600), "wb") as file:
             write(file)
         os.replace(temporary, os.path.join(folder, name))
     except BaseException:

@@ -13,6 +13,11 @@ def shown(text: str) -> str:
     return "".join(_escaped(char) for char in text)
 
 
+def shown_lines(text: str) -> str:
+    """As `shown`, and lines stay lines: what memtools is about to print or to log."""
+    return "\n".join(map(shown, text.split("\n")))
+
+
 def _escaped(char: str) -> str:
     code = ord(char)
     if char.isprintable() or unicodedata.category(char) == "Zs":

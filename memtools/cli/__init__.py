@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import NoReturn, Protocol
 
 from memtools import MemtoolsError, __version__
+from memtools._base.text import shown
 from memtools.cli.build_shim import BuildShim
 from memtools.cli.compare import Compare
 from memtools.cli.demo import Demo
@@ -55,7 +56,7 @@ class Parser(argparse.ArgumentParser):
     """argparse's own error() prints the usage above the error: here an error is one line."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(EXIT_USAGE, f"{self.prog}: {message} (see {self.prog} --help)\n")
+        self.exit(EXIT_USAGE, shown(f"{self.prog}: {message} (see {self.prog} --help)") + "\n")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -98,5 +99,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         reason = "interrupted"
     except (MemtoolsError, OSError) as error:  # anything else is a defect: its traceback says more
         reason = " ".join(str(error).split())
-    print(f"{args.prog}: {reason}", file=sys.stderr)
+    print(shown(f"{args.prog}: {reason}"), file=sys.stderr)
     return EXIT_FAILURE

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import IO, BinaryIO
 
 from memtools._base.file import replace_file
-from memtools.cli.records import newest_record, read
+from memtools._base.text import shown
+from memtools.cli.records import newest_record, printed, read
 
 FORMATS = {"jsonl": ".jsonl", "trace": ".trace.json"}
 
@@ -57,7 +58,7 @@ class Export:
             facts = {"wrote": path, "format": args.to, "bytes": size, "samples": record.total}
             print(json.dumps({**facts, "complete": record.complete}))
         else:
-            print(f"Wrote {path}")
+            printed(f"Wrote {shown(path)}")
         return 0
 
 

@@ -75,11 +75,15 @@ def _started(path: str) -> int | None:
 def printed(text: str) -> None:
     """Print to stdout. Characters that the terminal's encoding does not have are escaped: a record
     may hold any name."""
+    from memtools._base.text import shown_lines
+
     encoding = sys.stdout.encoding or "ascii"
-    print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+    print(shown_lines(text).encode(encoding, "backslashreplace").decode(encoding), flush=True)
 
 
 def complain(prog: str, reason: object) -> int:
+    from memtools._base.text import shown
+
     sys.stdout.flush()
-    print(f"{prog}: {reason}", file=sys.stderr)
+    print(shown(f"{prog}: {reason}"), file=sys.stderr)
     return EXIT_UNREADABLE

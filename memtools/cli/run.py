@@ -18,6 +18,7 @@ from memtools._base import environment
 from memtools._base.environment import as_fraction
 from memtools._base.every import Every, parse_every
 from memtools._base.size import parse_bytes
+from memtools._base.text import shown
 
 PACKAGE = Path(__file__).resolve().parent.parent
 BOOT = PACKAGE / "cli" / "boot"
@@ -129,7 +130,7 @@ class Run:
 
 
 def wrong(reason: str) -> int:
-    print(f"memtools run: {reason} (see memtools run --help)", file=sys.stderr)
+    print(shown(f"memtools run: {reason} (see memtools run --help)"), file=sys.stderr)
     return 2
 
 
@@ -193,5 +194,5 @@ def exec_command(words: Sequence[str]) -> int:
     try:
         os.execvp(words[0], list(words))
     except OSError as error:
-        print(f"memtools run: {words[0]}: {error.strerror}", file=sys.stderr)
+        print(shown(f"memtools run: {words[0]}: {error.strerror}"), file=sys.stderr)
         return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE

@@ -29,6 +29,7 @@ from memtools._base.every import Every
 from memtools._base.file import folder_now, seen_from
 from memtools._base.size import format_bytes
 from memtools._base.steps import OPTIMIZERS, Steps, is_of_another_step
+from memtools._base.text import shown, shown_lines
 from memtools.errors import MemtoolsError
 from memtools.leak.finding import LeakFinding
 from memtools.monitor import sharing, worker
@@ -231,7 +232,7 @@ def log_name(log: str | None) -> str:
 
 def announce(text: str) -> None:
     """A line of memtools on the standard error."""
-    _write(f"memtools: {text}\n".encode(errors="backslashreplace"))
+    _write(f"memtools: {shown_lines(text)}\n".encode(errors="backslashreplace"))
 
 
 def announce_nothing(*what: object) -> None:
@@ -371,7 +372,7 @@ def _write_elsewhere(path: str, options: dict[str, Any], how: End | None, ended_
             return
     except Exception:  # no memory for that either: one line is ready
         pass
-    _write(f"memtools: Wrote {_name(path)}\n".encode(errors="backslashreplace"))
+    _write(f"memtools: Wrote {shown(_name(path))}\n".encode(errors="backslashreplace"))
 
 
 def _texts(path: str, options: dict[str, Any], ended_ns: int) -> tuple[bytes, bytes, bytes, bytes]:

@@ -8,6 +8,7 @@ from typing import IO, Any
 
 from memtools import _core
 from memtools._base.size import format_bytes
+from memtools._base.text import shown
 from memtools.record import kinds, version1
 from memtools.record.events import signal_name
 
@@ -209,7 +210,7 @@ class Record:
         if self.events_total:
             event = self.events[-1].text if self.events else "unreadable"
             lines.append(f"  {self.events_total:,} events, the last: {event}")
-        return "\n".join(lines)
+        return "\n".join(map(shown, lines))
 
 
 def read_record(path: str | os.PathLike[str]) -> Record:

@@ -180,7 +180,9 @@ _WEBHOOK = re.compile(
     r"(https://(?:hooks\.slack\.com|discord(?:app)?\.com/api/webhooks|[\w.-]+\.webhook\.office\.com)/)"
     r"[^\s'\"]+"
 )
-_HEADER = re.compile(r"\b(bearer\s+|basic\s+(?=[\w+/-]*[\d=]))[\w.~+/=-]{8,}", re.I)
+_HEADER = re.compile(
+    r"\b(authorization:\s*token\s+|bearer\s+|basic\s+(?=[\w+/-]*[\d=]))[\w.~+/=-]{8,}", re.I
+)
 
 
 # A record has room for far less; a value that a program looked up may have any length.

@@ -55,6 +55,10 @@ MASKED = {
     "nvapi-abcdefgh01234567890 gsk_abcdefgh01234567890 wandb_v1_abcdefgh01234567890": (
         "*** *** ***"
     ),
+    "sk_live_51Habcdefghijklmnop hvs.CAESIJabcdefghijklmnop12 ya29.a0AfH6SMBabcdefghijk": (
+        "*** *** ***"
+    ),
+    "npm_abcdefghijklmnopqrstuvwxyz dapi0123456789abcdef0123456789abcdef": "*** ***",
     # Addresses.
     "https://me:abc@host/x postgres://u:p@db/x redis://:pw@h": (
         "https://***@host/x postgres://***@db/x redis://***@h"

@@ -1,0 +1,33 @@
+"""Names of the program and texts of a record reach no terminal and no log with an escape."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from memtools import _core, cli, read_record
+from memtools._base.notice import logger, notice
+
+HOSTILE = "\x1b]0;x\x07\x9b31m\u202e"
+
+
+def test_what_is_printed_and_logged_has_no_escapes(tmp_path, capsys, caplog) -> None:
+    path = tmp_path / f"{HOSTILE}.mem"
+    with _core.RecordWriter(str(path), ["rss"], command=["train.py", HOSTILE]) as writer:
+        writer.append(None, [1])
+        writer.phase(HOSTILE, 1)
+        writer.event("mark", HOSTILE)
+    texts = [str(read_record(path))]
+    for words in (["export", str(path), "--to", "jsonl"], ["explain", str(path)],
+                  ["explain", f"{path}.no"], ["run", f"{path}.py"], [HOSTILE]):  # fmt: skip
+        cli.main(words)
+        texts += capsys.readouterr()
+    with caplog.at_level(logging.WARNING, "memtools"):
+        logger.warning("%s grows", HOSTILE)
+    texts.append(caplog.text)
+    with pytest.warns(RuntimeWarning) as caught:
+        notice(HOSTILE)
+    texts.append(str(caught[0].message))
+    assert all(not set(HOSTILE) & set("\x1b\x07\x9b\u202e") & set(text) for text in texts)
+    assert (tmp_path / f"{HOSTILE}.jsonl").stat().st_mode & 0o777 == 0o600
