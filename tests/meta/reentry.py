@@ -982,8 +982,10 @@ def _collections(_: str) -> Iterator[None]:
         if phase == "start":
             if sys._getframe(1).f_code.co_name not in LOCKED:
                 MEDDLE()
-        else:
+        elif MEDDLE.left > 0:
             kept.extend([] for _ in range(9))  # the threshold is passed already
+        else:
+            gc.set_threshold(*threshold)  # a module that is imported allocates for minutes
 
     kept: list[list[object]] = []
     threshold = gc.get_threshold()
