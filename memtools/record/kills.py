@@ -32,8 +32,8 @@ from typing import TYPE_CHECKING
 from memtools import _core
 from memtools._base.size import format_bytes
 from memtools._base.text import shown
-from memtools.record.events import Ending, signal_name, start_of
-from memtools.record.kinds import Counters, SharedRoom
+from memtools.record.events import Ending, events_of, signal_name, start_of
+from memtools.record.kinds import Counters, SharedRoom, Start
 
 if TYPE_CHECKING:
     from memtools.record.figures import Used
@@ -258,6 +258,8 @@ def explained(end: Ending, record: Record, used: Used | None) -> Ending:
     elif end.kind == "failed" and end.out_of_memory is None:
         victim = victim_of(end.text)
         cause = _of_others(record) if victim is None else cause_of(record, used, victim=victim)
+    elif end.kind == "killed" and end.code is not None and _watches_itself(record):
+        cause = _of_others(record) or cause_of(record, used, signal=end.signal)
     elif end.kind in ("killed", "gone"):
         cause = cause_of(record, used, signal=end.signal)
     else:
@@ -270,6 +272,12 @@ def explained(end: Ending, record: Record, used: Used | None) -> Ending:
         return replace(end, text=cause.text, cause=cause)
     said = end.text if end.text.endswith("...") else end.text.rstrip(". ")
     return replace(end, text=f"{said}; {cause.text}", cause=cause)
+
+
+def _watches_itself(record: Record) -> bool:
+    """Whether the process has written its own end: a code such as 137 was a child's before."""
+    start = next(events_of(record, Start), None)
+    return start is not None and not start.command
 
 
 def _is_near(used: Used | None) -> bool:

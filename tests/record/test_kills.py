@@ -287,6 +287,25 @@ def test_a_record_that_was_ended_is_told_by_its_own_counters(
     assert term.ending.text == "it was killed by SIGTERM"
 
 
+@pytest.mark.parametrize("has_log", [False, True])
+def test_a_run_that_ends_by_itself_with_the_code_of_a_child_that_was_killed(
+    machine: Machine, tmp_path: Path, has_log: bool
+) -> None:
+    """sys.exit(137), as a launcher does whose child was killed for memory: with and without the
+    kernel's log, which names the child."""
+    start = [Start(name="memtools run"), *machine.counters()]
+    killed(machine)
+    if has_log:
+        machine.log(f"{CGROUP} 1 (python) total-vm:1kB @{10**12}", at_us=0, init=True)
+    told = figures(tmp_path, [*start, *machine.counters(), End(code=137)], close=True)
+    assert told.ending.text == (
+        "it ended with exit code 137; meanwhile the kernel killed a process of the control group "
+        "/job/task for memory: oom_kill rose from 0 to 1"
+    )
+    quiet = figures(tmp_path, [*start, start[1], End(code=137)], close=True)
+    assert quiet.ending.text.endswith("was killed for memory")
+
+
 def test_a_run_that_fails_after_another_process_was_killed(
     machine: Machine, tmp_path: Path
 ) -> None:
