@@ -23,14 +23,21 @@ from statistics import median
 from memtools._base import sentences
 from memtools._base.size import format_bytes
 from memtools._census.holders import Holder
-from memtools.leak.finding import COLLECTOR_IS_OFF, EXPLAINED, RANK, Key, LeakFinding, graded
-from memtools.monitor.signals import Points, slope_of
+from memtools.leak.finding import (
+    COLLECTOR_IS_OFF,
+    EXACT,
+    EXPLAINED,
+    RANK,
+    Key,
+    LeakFinding,
+    graded,
+    measured,
+)
+from memtools.monitor.signals import Pace, Points, slope_of
 
 LEAST_RATE = 1024.0  # bytes a step below which nothing is said of growth that nobody holds
 LEAST_SHARE = 0.1  # of the growth of use: who takes less is but a hint at who takes the rest
 UNEXPLAINED = 0.3  # below that a regular growth is the C heap's
-AT_MOST = 1.2  # holders that are said to take more than that of use are not measured by its slope
-AT_MOST_OF_EXACT, EXACT = 1.5, 0.02  # but where the standard error of that is below such a part
 NOISY = 0.2  # standard error of the slope of use by it: beyond that holders' own figures are better
 NAMED = 3  # looks after which a census names somebody
 STEADY = 4  # looks at which a small part of the growth has gained: then it is named as well
@@ -233,7 +240,8 @@ def _held(seen: Evidence, holders: Sequence[Holder], use: float, total: float) -
     signal = _of_use(seen) if part == "use" else part
     slope = use if part == "use" else seen.pace(part)
     share = total / slope if slope > 0 else math.inf
-    is_measured = EXPLAINED <= share <= _at_most(seen, part) and not _is_noisy(seen, part)
+    pace = seen.points.pace(part, seen.since)
+    is_measured = measured(share, pace.rate, pace.error) and not _is_noisy(pace)
     scale = 1 / share if is_measured else 1.0
     base = seen.grades.get(part, "quiet")
     limit, name = seen.declared
@@ -284,24 +292,16 @@ def _together(name: str, several: Sequence[LeakFinding]) -> LeakFinding:
     )
 
 
-def _at_most(seen: Evidence, part: str) -> float:
-    """So much of the growth of its part of memory may what holders weigh seem to be: where that
-    grows without noise, it tells better than what an object of each kind is taken to weigh."""
-    pace = seen.points.pace(part, seen.since)
-    return AT_MOST_OF_EXACT if pace.error <= EXACT * pace.rate else AT_MOST
-
-
-def _is_noisy(seen: Evidence, part: str) -> bool:
+def _is_noisy(pace: Pace) -> bool:
     """Whether the growth of a part of memory is known so badly that what holders weigh themselves
     tells it better: where batches have any length, for example."""
-    pace = seen.points.pace(part, seen.since)
     return math.isfinite(pace.error) and pace.error > NOISY * pace.rate
 
 
 def _is_certain(seen: Evidence, share: float) -> bool:
     """Whether use grows, whatever its noise, by what holders gain."""
     pace = seen.points.pace("use", seen.since)
-    return pace.rate > CERTAIN * pace.error and EXPLAINED <= share <= AT_MOST
+    return pace.rate > CERTAIN * pace.error and measured(share, pace.rate)
 
 
 def _unheld(seen: Evidence, use: float, residue: float) -> list[LeakFinding]:

@@ -363,6 +363,15 @@ def _by_chance(free: int) -> float:
     return known[free - 1] if free <= len(known) else 6.9 + 80.0 / free
 
 
+def error_of(steps: Sequence[int], sizes: Sequence[int]) -> float:
+    """The standard error of the slope of a line through readings, in bytes a step; infinite for
+    fewer than three."""
+    line = _Fit()
+    for step, size in zip(steps, sizes, strict=True):
+        line.add(step, size)
+    return line.error
+
+
 def slope_of(points: Sequence[tuple[int, int]]) -> float:
     """By least squares; 0 for fewer than two points."""
     n = len(points)

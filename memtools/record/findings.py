@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from memtools._base import sentences
 from memtools._base.text import duration, shown
-from memtools.leak.finding import OF_USE, RANK, LeakFinding, advice_for
+from memtools.leak.finding import EXPLAINED, OF_USE, RANK, LeakFinding, advice_for, measured
 from memtools.record.kinds import Finding, Holder, Leak
 
 if TYPE_CHECKING:
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 _NOBODY = ("C code", "nobody")
 _ENTRY = re.compile(r", as \S+ of each entry$")
 _BUFFER = re.compile(r"(.*?) with (.*)", re.S)
-#: the part of the growth of what is in use that holders explain: less, and they explain something
-#: else; more, and their own figures are the better ones
-EXPLAINED, AT_MOST = 0.5, 1.2
 #: kinds of holders whose entries pile up until somebody takes them out
 COLLECTING = ("list", "dict", "set", "deque", "OrderedDict", "defaultdict", "Counter", "lru_cache")
 
@@ -180,7 +177,7 @@ def _with_holders(record: Record, found: list[LeakFinding]) -> list[LeakFinding]
     named = [one for one in named if one.rate_bytes is not None] or named[:1]
     total = sum(one.rate_bytes or own.rate_bytes for one in named)
     share = total / own.rate_bytes if own.rate_bytes > 0 else math.inf
-    scale = 1 / share if EXPLAINED <= share <= AT_MOST else 1.0
+    scale = 1 / share if measured(share, own.rate_bytes) else 1.0
     held = [
         replace(
             own,

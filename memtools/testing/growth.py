@@ -31,9 +31,9 @@ from memtools._base.size import format_bytes
 from memtools._census.growth import GrowthCensus
 from memtools._census.holders import Holder
 from memtools.blocks.reports import HostBlocks
-from memtools.leak.finding import EXPLAINED, LeakFinding, advice_for
+from memtools.leak.finding import EXPLAINED, LeakFinding, advice_for, measured
 from memtools.monitor.findings import GRAPH, NAMED
-from memtools.monitor.signals import Signal, signals_of
+from memtools.monitor.signals import Signal, error_of, signals_of
 from memtools.testing.traced import TracedTensors
 from memtools.testing.trend import LEAST_READINGS, growth_of, growth_of_levels
 
@@ -46,7 +46,6 @@ _LOOKS_NS = 10_000_000_000  # that collections and looks of a run that grows may
 _PARTS_OF_RUN = 3
 _UNKNOWN_FIRST, _UNKNOWN_FACTOR = 8, 1.5  # points of a run whose length is not known before
 _SUSPECT = 0.5  # of what is allowed: growth that is looked into
-_AT_MOST = 1.5  # times the growth: holders that are said to take more do not explain it
 _LEAST_SHARE = 0.1  # of the growth: a holder that is worth a line
 _GARBAGE = 0.25  # of the growth between points: from there on only levels after collections tell
 _IN_USE = ("heap", "python")
@@ -323,7 +322,8 @@ class GrowthTest:
         full = [one for one in holders if one.capacity is not None and one.length == one.capacity]
         if rate - sum(one.rate_bytes for one in full) <= self._allowed and full:
             return ""
-        findings = self._findings(part, rate, [one for one in holders if one not in full])
+        error = error_of(*self._series_of(part, warmup))
+        findings = self._findings(part, rate, error, [one for one in holders if one not in full])
         if self._traced is not None and part in ("use", "tensors"):
             findings = self._traced.with_lines(findings)
         told = [one.line() if one.holder or one.kind else _UNKNOWN for one in findings]
@@ -342,8 +342,11 @@ class GrowthTest:
         lines.append(f"  seen over {count:,} {self._unit}, after {warmup:,} of warm-up")
         return "\n".join(lines)
 
-    def _findings(self, part: str, rate: float, holders: list[Holder]) -> list[LeakFinding]:
-        """Who holds what grows, the largest first; one without a holder where nobody is known."""
+    def _findings(
+        self, part: str, rate: float, error: float, holders: list[Holder]
+    ) -> list[LeakFinding]:
+        """Who holds what grows, the largest first; one without a holder where nobody is known.
+        `error`: the standard error of the rate."""
         if part in ("children", "shm"):
             kind = "children" if part == "children" else "shared memory"
             return [LeakFinding("growing", part, rate_bytes=rate, kind=kind)]
@@ -357,7 +360,7 @@ class GrowthTest:
                 for one in holders
             ]
         share = sum(one.rate_bytes for one in holders) / rate
-        scale = 1 / share if EXPLAINED <= share <= _AT_MOST else 1.0
+        scale = 1 / share if measured(share, rate, error) else 1.0
         found = [
             LeakFinding(
                 "growing" if one.capacity is None else "fills",
