@@ -176,8 +176,8 @@ static PyMethodDef methods[] = {
     {"_hear_calls", mt_py_hear_calls, METH_VARARGS,
      "_hear_calls(function, ended, main_thread, arguments=False, /)\n--\n\n"
      "Call ended(first argument) when an outermost call of this Python function has returned, or "
-     "ended(tuple of all of them) with arguments; None: no longer. False where another is heard "
-     "already."},
+     "ended(tuple of all of them) with arguments; one of each may be there. None: no longer. False "
+     "where another is heard already."},
     {"_watch_end", mt_py_watch_end, METH_VARARGS,
      "_watch_end(on_uncaught, on_exit_call, excepthook, /)\n--\n\n"
      "What excepthook() and exit() of this module call, None for nothing. Returns the excepthook "
@@ -278,7 +278,8 @@ module_free(void *module)
 static PyModuleDef_Slot slots[] = {
     {Py_mod_exec, module_exec},
 #if PY_VERSION_HEX >= 0x030C0000
-    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_SUPPORTED},
+    /* What it hears of (calls of modules, SystemExit, signals) is the process's. */
+    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
 #endif
     {0, NULL},
 };

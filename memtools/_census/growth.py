@@ -321,8 +321,9 @@ def _newest(container: Any, longer: int, size: int, has_shim: bool) -> tuple[int
         each = max(1.0, most.bytes / most.count)
         count = min(round(most.count / len(entries) * longer), round(size / each))
         return count, size, f"{what}s"
-    types = {type(entry) for entry in entries}
-    return longer, size, f"{type_name(types.pop())} objects" if len(types) == 1 else "objects"
+    first = type(entries[0])  # by identity: a metaclass may have an __eq__ or __hash__ of its own
+    are_alike = all(type(entry) is first for entry in entries)
+    return longer, size, f"{type_name(first)} objects" if are_alike else "objects"
 
 
 def _bytes_of_kind(item: tuple[str, _Kind]) -> int:

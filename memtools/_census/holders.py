@@ -71,6 +71,11 @@ def part_of_a_look(kind: _T) -> _T:
     return kind
 
 
+def _is_one(kind: type, *wanted: type) -> bool:
+    """Whether a type is one of these, by identity: `in` may ask its metaclass."""
+    return any(kind is one for one in wanted)
+
+
 def type_name(kind: type) -> str:
     """`list`, `torch.Tensor`, `mypackage.train.Trainer`."""
     name, module = str(_QUALNAME(kind)), _MODULE(kind)
@@ -506,7 +511,7 @@ def _holder(namer: Namer, place: _Place, ignored: Any, part: float, share: _Shar
         path = f"local {container.name!r} of {code}()" if container.name else f"values of {code}()"
         return Holder(path, "variable", None, None, *figures)
     kind, (length, capacity) = short_name(type(container)), extent(container)
-    if place.only is not None and type(container) not in (list, set, collections.deque):
+    if place.only is not None and not _is_one(type(container), list, set, collections.deque):
         path = namer.path(place.only[0], ignored)
         return Holder(path, kind, length, capacity, *figures)
     path = namer.path(container, ignored) or "that only C code refers to"
@@ -700,7 +705,7 @@ def _saved(nodes: Iterable[Any]) -> Iterator[Any]:
                 value = getattr(node, name)
             except RuntimeError:  # freed by backward()
                 continue
-            yield from value if type(value) in (tuple, list) else (value,)
+            yield from value if _is_one(type(value), tuple, list) else (value,)
 
 
 # --- from a container to its name in the program ------------------------------------------------
@@ -768,7 +773,7 @@ class Namer:
             return 1
         if kind is types.FunctionType or kind is LRU_CACHE:
             return 3 if type(obj) is not types.CellType else 1
-        if kind in _FRAMES or kind is types.FrameType:
+        if _is_one(kind, *_FRAMES, types.FrameType):
             return 6
         if issubclass(kind, (dict, list, collections.deque, set, tuple, frozenset)):
             return 4
@@ -780,12 +785,12 @@ def step_down(holder: Any, obj: Any) -> Step:
     kind = type(holder)
     if issubclass(kind, (dict, list, tuple)):
         key = _core._place(holder, obj)
-        if type(key) in (str, int, bool, float, bytes) and len(repr(key)) <= 40:
+        if _is_one(type(key), str, int, bool, float, bytes) and len(repr(key)) <= 40:
             return Step(f"[{key!r}]", key)
         return Step("[...]" if key is None else f"[{short_name(type(key))}]", key)
     if issubclass(kind, (collections.deque, set, frozenset)):
         return Step("[...]")
-    if kind in (types.CellType, types.MethodType) or _is_wrapper(holder):
+    if _is_one(kind, types.CellType, types.MethodType) or _is_wrapper(holder):
         return Step("")
     name = _attribute(holder, obj) or _hooks_of(holder, obj)
     return Step("" if name is None else f".{name}")
@@ -794,7 +799,7 @@ def step_down(holder: Any, obj: Any) -> Step:
 def _hooks_of(holder: Any, obj: Any) -> str | None:
     """The attribute of a tensor that holds its hooks, which is torch's own in C++."""
     torch = bridge.loaded()
-    if torch is None or type(holder) not in (torch.Tensor, torch.nn.Parameter):
+    if torch is None or not _is_one(type(holder), torch.Tensor, torch.nn.Parameter):
         return None
     for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
         if getattr(holder, name, None) is obj:
@@ -858,7 +863,7 @@ def _final(obj: Any, holder: Any, steps: list[Step]) -> str | None:
         return _of_function(obj, holder, steps)
     if kind is LRU_CACHE:
         return f"{_cached(holder)}{rest}"
-    if kind in _FRAMES:
+    if _is_one(kind, *_FRAMES):
         attribute, what = _FRAMES[kind]
         frame = getattr(holder, attribute)
         variable = None if frame is None else _core._frame_place(frame, obj)

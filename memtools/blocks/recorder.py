@@ -91,7 +91,7 @@ class PeakRecorder:
         self._seen_bytes = 0  # the highest that torch's reports knew when a step was recorded
         self._newer, self._newest = 0, 0  # how many were recorded for a new peak, and the last one
         self._is_newer = False  # what is recorded now is for a new peak
-        self._ended, self._took = 0.0, 0.0  # the newest step, on the monotonic clock
+        self._ended, self._took = time.monotonic(), 0.0  # the newest step, on the monotonic clock
 
     def begin_anew(self, step: int) -> None:
         """Count steps from here on: they are something else than before."""
@@ -306,7 +306,7 @@ class Recording:
     def _stop_hearing(self) -> None:
         hears, self._hears = self._hears, False
         if hears:
-            _core._hear_calls(None, None, 0)
+            _core._hear_calls(None, None, 0, True)
 
 
 _open: set[Recording] = set()  # in this process, of all monitors: one at a time

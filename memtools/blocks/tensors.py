@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections import UserDict
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from memtools import _core
 from memtools._base import torch as bridge
 from memtools.blocks.peak import BUFFER, GRADIENT, INPUT, OF_STATE, PARAMETER, Marked
+
+_MRO = type.__dict__["__mro__"].__get__
 
 #: address and bytes of a storage
 Storage = tuple[int, int]
@@ -184,11 +187,18 @@ def _names_in(root: Any) -> tuple[str, list[tuple[int, str]]]:
 
 def _within(torch: Any, kept: object, name: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
     """(name, tensor) of the tensors in a value, and in lists and dicts of them."""
-    if isinstance(kept, torch.Tensor):
+    kind = type(kept)  # not isinstance(): an object or its class may run code of the program there
+    if issubclass(kind, torch.Tensor):
         yield name, kept
-    elif depth < DEEPEST and isinstance(kept, Mapping):
-        for key, value in list(kept.items()):
-            yield from _within(torch, value, name or str(key), depth + 1)
-    elif depth < DEEPEST and isinstance(kept, (list, tuple)):
-        for value in list(kept):
+    elif depth == DEEPEST:
+        return
+    elif issubclass(kind, dict):
+        for key, value in list(dict.items(kept)):
+            of_key = key if type(key) is str else ""
+            yield from _within(torch, value, name or of_key, depth + 1)
+    elif any(base is UserDict for base in _MRO(kind)):  # as a batch of transformers is
+        yield from _within(torch, (_core._instance_dict(kept) or {}).get("data"), name, depth)
+    elif issubclass(kind, (list, tuple)):
+        built_in = list if issubclass(kind, list) else tuple
+        for value in list(built_in.__iter__(kept)):
             yield from _within(torch, value, name, depth + 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import gc
 import weakref
 from types import SimpleNamespace
@@ -27,7 +28,11 @@ def _own_objects_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def own(classes: tuple[type, ...]) -> list[object]:
         return [one for one in find(classes) if id(one) not in before]
 
-    monkeypatch.setattr(tensors_module, "_core", SimpleNamespace(_instances=own, kept=kept))
+    monkeypatch.setattr(
+        tensors_module,
+        "_core",
+        SimpleNamespace(_instances=own, kept=kept, _instance_dict=_core._instance_dict),
+    )
 
 
 def subclasses(cls: type) -> list[type]:
@@ -143,6 +148,24 @@ def test_a_tensor_of_a_class_of_its_own_runs_no_code_of_it() -> None:
 
     x = torch.zeros(4).as_subclass(Loud)
     assert len(inputs_of([x])) == 1
+
+
+def test_arguments_are_looked_through_without_code_of_theirs() -> None:
+    class Meta(type):
+        def __hash__(cls) -> int:  # isinstance() of an abstract class keeps classes by their hash
+            raise AssertionError("asked")
+
+    class Loud(dict, metaclass=Meta):  # type: ignore[type-arg]
+        items = values = keys = __iter__ = None  # type: ignore[assignment]
+
+    class Argument(metaclass=Meta):
+        @property
+        def __class__(self) -> type:  # type: ignore[override]
+            raise AssertionError("asked")
+
+    x, y = torch.zeros(4), torch.zeros(5)
+    given = [Argument(), Loud(x=x), collections.UserDict(y=y)]
+    assert [one.shape for _, one in inputs_of(given)] == [(4,), (5,)]
 
 
 def test_a_mode_of_the_program_hears_nothing_of_it() -> None:

@@ -32,8 +32,7 @@ ASKED = (
 class Meta(type):
     """A class of classes that does not like to be asked."""
 
-    __instancecheck__ = __subclasscheck__ = __eq__ = __repr__ = ran
-    __hash__ = type.__hash__
+    __instancecheck__ = __subclasscheck__ = __eq__ = __hash__ = __repr__ = ran  # type: ignore[assignment]
     mro = type.mro
     __name__ = TRAP  # type: ignore[assignment]
 
@@ -50,6 +49,7 @@ HostileArray = hostile(np.ndarray, "nbytes", "base", "shape", "dtype", "itemsize
 HostileTensor = hostile(torch.Tensor, "nbytes", "shape", "dtype", "grad_fn", "grad", "data")
 HostileTensor.__torch_function__ = classmethod(ran)  # type: ignore[attr-defined]
 WithMeta = Meta("WithMeta", (list,), {"__class__": TRAP})
+WithMetaAlone = Meta("WithMetaAlone", (), {"__class__": TRAP, "__slots__": ("kept",)})
 
 
 class Proxy:
@@ -102,7 +102,13 @@ ENTRIES = {
     ),
     "tensors": lambda: torch.Tensor._make_subclass(HostileTensor, torch.zeros(PAYLOAD // 4)),
     "lists": lambda: HostileList([bytes(PAYLOAD)]),
+    "objects whose class cannot be hashed or compared": lambda: with_payload(WithMetaAlone()),
 }
+
+
+def with_payload(made: Any) -> Any:
+    WithMetaAlone.kept.__set__(made, bytes(PAYLOAD))  # type: ignore[attr-defined]
+    return made
 
 
 @pytest.mark.parametrize("case", ENTRIES)
@@ -111,6 +117,14 @@ def test_entries_are_weighed_by_what_they_have(keeper, case):
     (holder,) = named(lambda i: things.append(ENTRIES[case]())).values()
     assert holder.path == "list Keeper.things"
     assert PAYLOAD <= holder.rate_bytes < PAYLOAD + 700
+
+
+def test_an_object_that_holds_what_grows_is_not_asked_for_its_class(keeper):
+    keeper.things = with_payload(WithMetaAlone())
+    kept: list[bytes] = []
+    WithMetaAlone.kept.__set__(keeper.things, kept)  # type: ignore[attr-defined]
+    (holder,) = named(lambda i: kept.append(bytes(PAYLOAD))).values()
+    assert holder.path == "list WithMetaAlone.kept"
 
 
 def test_what_an_object_says_of_its_class_is_not_believed(keeper):

@@ -283,6 +283,23 @@ def test_one_function_is_heard_at_a_time() -> None:
         _core._hear_calls(heard, 3, 0)  # type: ignore[arg-type]
 
 
+def test_one_hears_arguments_beside_one_who_hears_modules() -> None:
+    """What a step is given is noted before whoever counts steps ends the step."""
+    told = heard()
+    main = threading.main_thread().ident or 0
+    assert _core._hear_calls(Module.__call__, lambda call: told.append(call[1]), main, True)
+    assert not _core._hear_calls(Module.__call__, print, main, True)
+    module = Module(lambda x: x)
+    module(5)
+    assert told == [5, module]
+    _core._hear_calls(None, None, 0)
+    module(6)
+    assert told == [5, module, 6]
+    _core._hear_calls(None, None, 0, True)
+    module(7)
+    assert len(told) == 3
+
+
 def test_a_call_that_raises_is_not_told_and_the_next_is() -> None:
     told = heard()
     inner = Module(sorted)

@@ -75,7 +75,7 @@ def heard() -> None:
     told_all: list[object] = []
     assert _core._hear_calls(Called.__call__, told_all.append, threading.get_ident(), True)
     Called()(number=0)
-    _core._hear_calls(None, None, 0)
+    _core._hear_calls(None, None, 0, True)
     assert len(told_all) == 1
 
 

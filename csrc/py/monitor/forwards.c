@@ -4,14 +4,18 @@
 
 #include "py/blocks/recording.h"
 
+/* Who may hear of a call: one who gets a tuple of all that was passed, the module first, and one who
+ * gets the module alone. In this order, as the second may end the step whose inputs the first one
+ * notes. */
+enum { WITH_ARGUMENTS, MODULE_ALONE, KINDS };
+
 /* What is heard, under the interpreter's lock. */
 static struct {
-    PyObject *function;    /* NULL: nothing is heard */
-    PyObject *ended;       /* what is told of an outermost call */
-    vectorcallfunc before; /* what called the function before; stays, for calls that run */
+    PyObject *function;     /* NULL: nothing is heard */
+    PyObject *ended[KINDS]; /* what is called when an outermost call has ended; NULL: nothing */
+    vectorcallfunc before;  /* what called the function before; stays, for calls that run */
     unsigned long main_thread;
     bool main_is_inside; /* the main thread is in a call */
-    bool with_arguments; /* what is told gets a tuple of all that was passed, the module first */
 } heard;
 
 static _Thread_local int depth; /* calls of the function that this thread is in */
@@ -42,16 +46,27 @@ passed(PyObject *const *args, size_t nargsf, PyObject *names)
 }
 
 static bool
-tell(PyObject *const *args, size_t nargsf, PyObject *names)
+tell(int kind, PyObject *const *args, size_t nargsf, PyObject *names)
 {
-    PyObject *ended = Py_NewRef(heard.ended); /* it may stop the hearing */
-    PyObject *what = heard.with_arguments ? passed(args, nargsf, names) : Py_NewRef(args[0]);
+    PyObject *ended = Py_NewRef(heard.ended[kind]); /* it may stop the hearing */
+    PyObject *what = kind == WITH_ARGUMENTS ? passed(args, nargsf, names) : Py_NewRef(args[0]);
     PyObject *done = what == NULL ? NULL : PyObject_CallOneArg(ended, what);
 
     Py_XDECREF(what);
     Py_DECREF(ended);
     Py_XDECREF(done);
     return done != NULL;
+}
+
+/* False with an exception of one of them. */
+static bool
+tell_all(PyObject *function, PyObject *const *args, size_t nargsf, PyObject *names)
+{
+    for (int kind = 0; kind < KINDS; kind++) {
+        if (heard.function != function || heard.ended[kind] == NULL) continue;
+        if (!tell(kind, args, nargsf, names)) return false;
+    }
+    return true;
 }
 
 static PyObject *
@@ -71,8 +86,8 @@ heard_call(PyObject *function, PyObject *const *args, size_t nargsf, PyObject *n
     result = heard.before(function, args, nargsf, names);
     if (PyVectorcall_NARGS(nargsf) > 0) mt_py_recording_leave(recorded);
     /* Still inside: modules that are called by what is told are no calls of their own. */
-    if (is_outermost && !is_part && result != NULL && heard.function == function &&
-        PyVectorcall_NARGS(nargsf) > 0 && !tell(args, nargsf, names)) {
+    if (is_outermost && !is_part && result != NULL && PyVectorcall_NARGS(nargsf) > 0 &&
+        !tell_all(function, args, nargsf, names)) {
         Py_CLEAR(result);
     }
     depth--;
@@ -81,12 +96,28 @@ heard_call(PyObject *function, PyObject *const *args, size_t nargsf, PyObject *n
 }
 
 static void
-stop(void)
+stop(int kind)
 {
-    if (heard.function == NULL) return;
-    set_vectorcall(heard.function, heard.before);
-    Py_CLEAR(heard.function);
-    Py_CLEAR(heard.ended);
+    PyObject *ended = heard.ended[kind], *function = NULL;
+
+    heard.ended[kind] = NULL;
+    if (heard.function != NULL && heard.ended[WITH_ARGUMENTS] == heard.ended[MODULE_ALONE]) {
+        function = heard.function; /* nobody hears any more: both are NULL */
+        heard.function = NULL;
+        set_vectorcall(function, heard.before);
+    }
+    Py_XDECREF(ended);
+    Py_XDECREF(function);
+}
+
+static void
+start(PyObject *function, unsigned long main_thread)
+{
+    heard.function = Py_NewRef(function);
+    heard.before = ((PyFunctionObject *)function)->vectorcall;
+    heard.main_thread = main_thread;
+    heard.main_is_inside = false;
+    set_vectorcall(function, heard_call);
 }
 
 PyObject *
@@ -94,14 +125,15 @@ mt_py_hear_calls(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *function, *ended;
     unsigned long main_thread;
-    int with_arguments = 0;
+    int with_arguments = 0, kind;
 
     if (!PyArg_ParseTuple(args, "OOk|p:_hear_calls", &function, &ended, &main_thread,
                           &with_arguments)) {
         return NULL;
     }
+    kind = with_arguments ? WITH_ARGUMENTS : MODULE_ALONE;
     if (function == Py_None) {
-        stop();
+        stop(kind);
         Py_RETURN_TRUE;
     }
     if (!PyFunction_Check(function)) {
@@ -113,13 +145,9 @@ mt_py_hear_calls(PyObject *Py_UNUSED(module), PyObject *args)
         return PyErr_Format(PyExc_TypeError, "_hear_calls(): ended cannot be called: %.100s",
                             Py_TYPE(ended)->tp_name);
     }
-    if (heard.function != NULL) Py_RETURN_FALSE;
-    heard.function = Py_NewRef(function);
-    heard.ended = Py_NewRef(ended);
-    heard.before = ((PyFunctionObject *)function)->vectorcall;
-    heard.main_thread = main_thread;
-    heard.main_is_inside = false;
-    heard.with_arguments = with_arguments != 0;
-    set_vectorcall(function, heard_call);
+    if (heard.ended[kind] != NULL || (heard.function != NULL && heard.function != function))
+        Py_RETURN_FALSE;
+    heard.ended[kind] = Py_NewRef(ended);
+    if (heard.function == NULL) start(function, main_thread);
     Py_RETURN_TRUE;
 }

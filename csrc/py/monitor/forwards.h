@@ -21,9 +21,11 @@
  * called whenever an outermost call of this Python function has returned without an exception, or
  * with `arguments` ended((first argument, others, values of keywords)); what it raises comes out of
  * the call. Calls on other threads are not told while the main thread, which is given by
- * its number, is in one: they belong to it. True; False where another function is heard already.
+ * its number, is in one: they belong to it. One may hear with arguments and one without them, of the
+ * same function. True; False where somebody hears so already, or another function is heard.
  *
- * _hear_calls(None, None, 0): no longer. Calls that run now end as they would. */
+ * _hear_calls(None, None, 0, arguments): whoever hears so does no longer. Calls that run now end as
+ * they would. */
 PyObject *mt_py_hear_calls(PyObject *module, PyObject *args);
 
 #endif
