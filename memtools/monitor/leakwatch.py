@@ -422,7 +422,8 @@ class LeakWatch:
     def _read_children(self, step: int, known: dict[str, int]) -> None:
         """How many processes there are, and what each of them has for itself."""
         assert self._processes is not None
-        each = self._processes()
+        helpers = _helpers()
+        each = [one for one in self._processes() if one[0] not in helpers]
         known["count"] = len(each)
         self._children = {
             (pid, name): [*self._children.get((pid, name), ())[-15:], (step, size)]
@@ -874,6 +875,16 @@ def worker_reports() -> WorkerReports | None:
 def _collections() -> int:
     """How many times garbage has been collected in this process, of any age."""
     return sum(generation["collections"] for generation in gc.get_stats())
+
+
+def _helpers() -> set[object]:
+    """The ids of multiprocessing's own processes, of which there is one each: they are no part of
+    a number of processes that grows."""
+    tracker = getattr(
+        sys.modules.get("multiprocessing.resource_tracker"), "_resource_tracker", None
+    )
+    server = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
+    return {getattr(tracker, "_pid", None), getattr(server, "_forkserver_pid", None)}
 
 
 def _names_of_children() -> dict[int, str]:

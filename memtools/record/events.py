@@ -80,6 +80,9 @@ def ending(record: Record) -> Ending:
         return Ending("clean", "finished")
     if end is None and record.written:
         return Ending("running", "the process is alive and still writes this record")
+    if end is None and any(start.command for start in events_of(record, Start)):
+        why = "no end mark: memtools, which watched the command, is gone; the command may go on"
+        return Ending("gone", why, "")
     if end is None:
         return Ending(
             "gone", "no end mark: the process is gone (SIGKILL and os._exit() leave no mark)", ""

@@ -274,6 +274,19 @@ def test_pressure_is_a_part_of_the_limit_that_was_given(memory: Root):  # noqa: 
 
 
 @pytest.mark.slow
+def test_what_is_swapped_out_counts_against_a_limit_that_was_given(memory: Root):  # noqa: F811
+    """As a monitor counts it, with children and shared memory."""
+    meminfo = memory.path / "proc/meminfo"
+    meminfo.write_text(meminfo.read_text().replace("SwapTotal: 0", "SwapTotal: 8388608"))
+    memory.use(0.3)
+    swapped = memory.path / "proc/self/status"
+    swapped.write_text(f"VmSize: {1 << 22} kB\nVmSwap: {300 << 10} kB\n")
+    policy = quiet(limit="900 MiB", pressure=0.5)
+    looked(policy)
+    assert times(policy, "gc") == 1
+
+
+@pytest.mark.slow
 def test_pressure_is_found_by_ticks_alone(memory: Root):  # noqa: F811
     policy = quiet()
     memory.use(0.95)

@@ -19,6 +19,7 @@ import memtools
 from memtools import _core
 from memtools.cli.tree import COLUMNS, Ended, Guard, Tree, pass_on
 from memtools.record import kills
+from memtools.record.events import ending
 from memtools.record.kinds import Counters
 from memtools.record.record import UNKNOWN
 from tests.cli.runs import RUN, run
@@ -250,6 +251,7 @@ def test_a_kill_of_memtools_leaves_a_record_and_the_command_alone(tmp_path: Path
     assert not record.complete
     assert not record.written
     assert record.total >= 3
+    assert "memtools, which watched the command, is gone" in ending(record).text
 
 
 @pytest.mark.slow

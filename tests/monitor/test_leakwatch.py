@@ -9,6 +9,7 @@ import signal
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -936,6 +937,13 @@ def test_processes_that_become_more_are_counted() -> None:
     seen = evidence(points, 64, grades={}, children=(10, []))
     (found,) = findings.findings_of(seen)
     assert (found.kind, found.what) == ("processes", "10 processes, one more every 8 steps")
+
+
+def test_multiprocessings_own_processes_are_not_counted() -> None:
+    """They come with the first loader by spawn or forkserver, and stay."""
+    resource_tracker.ensure_running()
+    tracker = resource_tracker._resource_tracker._pid  # type: ignore[attr-defined]
+    assert tracker in leakwatch._helpers()
 
 
 def test_what_workers_have_found_is_passed_on() -> None:

@@ -35,7 +35,11 @@ typedef struct Policy {
     bool acts;
     unsigned long thread; /* that acts, or did */
     uint64_t look_ns;
+    mt_sample job;    /* the newest reading of children and shared memory */
+    uint64_t job_due; /* when they are read again */
 } Policy;
+
+enum { JOB_SHARE = 200 }; /* of the time, for that reading: one part in so many */
 
 /* --- arguments -------------------------------------------------------------------------------- */
 
@@ -267,13 +271,33 @@ policy_dealloc(PyObject *op)
 
 /* --- readings --------------------------------------------------------------------------------- */
 
-/* Children count where the limit is given, see limit.h. */
+/* Children, shared memory and what is swapped out count where the limit is given, see limit.h. What
+ * was expensive to read is read again later. */
+static void
+read_job(Policy *self, mt_sample *out)
+{
+    uint64_t began = mt_now_ns();
+
+    if (began >= self->job_due) {
+        self->probe.read(self->probe.ctx, MT_READ_CHILDREN | MT_READ_SHM, &self->job);
+        self->job_due = began + JOB_SHARE * (mt_now_ns() - began);
+    }
+    out->children = self->job.children;
+    out->children_priv = self->job.children_priv;
+    out->children_swap = self->job.children_swap;
+    out->shm = self->job.shm;
+    out->shm_mapped = self->job.shm_mapped;
+}
+
 static void
 read_memory(Policy *self, unsigned mask, mt_sample *out)
 {
+    bool of_job = self->limit != MT_UNLIMITED && mask & MT_READ_CGROUP;
+
     if (self->devices == 0 || !mt_forkmark_is_home(self->home)) mask &= ~(unsigned)MT_READ_DEVICES;
-    if (self->limit != MT_UNLIMITED && mask & MT_READ_CGROUP) mask |= MT_READ_CHILDREN;
+    if (of_job) mask |= MT_READ_SWAP;
     self->probe.read(self->probe.ctx, mask & ~(unsigned)MT_READ_HEAP, out);
+    if (of_job) read_job(self, out);
     mt_sample_count_once(out, self->state->natives->mapped_again);
 }
 
@@ -305,6 +329,7 @@ forget_parents_thread(Policy *self)
     mt_forkmark_free(self->home);
     self->home = home;
     self->devices = 0;
+    self->job_due = 0;
     if (self->thread != PyThread_get_thread_ident()) self->acts = false;
     return true;
 }

@@ -376,11 +376,17 @@ static PyObject *
 recordwriter_flush(PyObject *op, PyObject *Py_UNUSED(none))
 {
     RecordWriter *self = (RecordWriter *)op;
+    mt_recordfile file;
+    mt_status st;
     mt_error err;
 
     if (!is_open(self, "flush")) return NULL;
-    /* With the GIL: close() must not unmap meanwhile. */
-    if (mt_recordfile_flush(&self->file, &err) != MT_OK)
+    file = self->file;
+    Py_BEGIN_ALLOW_THREADS; /* a disk may take long */
+    st = mt_recordfile_flush(&file, &err);
+    Py_END_ALLOW_THREADS;
+    /* Where another thread has closed it meanwhile, the pages had gone. */
+    if (st != MT_OK && self->file.at != NULL)
         return mt_py_raise_record(self->state, &err, self->path);
     Py_RETURN_NONE;
 }
