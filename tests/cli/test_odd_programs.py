@@ -16,7 +16,7 @@ from tests.kit.long import LONG
 #: list of all extension modules at a crash, which has memtools' own
 _DIFFERS = re.compile(
     rb"thread \d+|pid[= ]\d+|[Tt]hread[- ]\w+|Fatal Python error[^\n]*|FIRST|SECOND"
-    rb"|\n*Extension modules: [^\n]*\n|USDT:[^\n]*"
+    rb"|\nExtension modules: [^\n]*\n|USDT:[^\n]*"
 )
 
 
