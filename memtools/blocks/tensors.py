@@ -185,7 +185,7 @@ def _names_in(root: Any) -> tuple[str, list[tuple[int, str]]]:
     return type(root).__name__, found
 
 
-def _within(torch: Any, kept: object, name: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+def _within(torch: Any, kept: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
     """(name, tensor) of the tensors in a value, and in lists and dicts of them."""
     kind = type(kept)  # not isinstance(): an object or its class may run code of the program there
     if issubclass(kind, torch.Tensor):
@@ -199,6 +199,6 @@ def _within(torch: Any, kept: object, name: str = "", depth: int = 0) -> Iterato
     elif any(base is UserDict for base in _MRO(kind)):  # as a batch of transformers is
         yield from _within(torch, (_core._instance_dict(kept) or {}).get("data"), name, depth)
     elif issubclass(kind, (list, tuple)):
-        built_in = list if issubclass(kind, list) else tuple
+        built_in: Any = list if issubclass(kind, list) else tuple
         for value in list(built_in.__iter__(kept)):
             yield from _within(torch, value, name, depth + 1)
