@@ -22,22 +22,23 @@ def seen_from(folder: str, path: str) -> str:
     return path.removeprefix(folder.rstrip(os.sep) + os.sep) if folder else path
 
 
-def replace_file(path: str | os.PathLike[str], write: Callable[[BinaryIO], object]) -> None:
+def replace_file(
+    path: str | os.PathLike[str], write: Callable[[BinaryIO], object], *, mode: int = 0o666
+) -> None:
     """Write a file in one step: whatever happens meanwhile, it is as it was before, or complete.
-
-    Nobody else may read the file, as it is with a record.
 
     Args:
         path: the file.
         write: fills a new file beside it, which is then moved to `path`.
+        mode: who may read it, less the process's umask.
 
     Raises OSError, and whatever `write` raises.
     """
     folder, name = os.path.split(os.path.abspath(os.fspath(path)))
     temporary = os.path.join(folder, f".{name}.{os.urandom(8).hex()}.tmp")
     try:
-        mode = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        with open(os.open(temporary, mode, 0o600), "wb") as file:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with open(os.open(temporary, flags, mode), "wb") as file:
             write(file)
         os.replace(temporary, os.path.join(folder, name))
     except BaseException:

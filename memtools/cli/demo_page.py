@@ -186,7 +186,7 @@ def write_page(path: Path, records: list[Record], rescues: list[Rescue]) -> int:
 
     check_target(path)
     text = page(records, "What memtools rescued", rescues).encode()
-    replace_file(path, lambda file: file.write(text))
+    replace_file(path, lambda file: file.write(text), mode=0o600)
     return len(text)
 
 

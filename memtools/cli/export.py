@@ -80,4 +80,4 @@ def save(path: str, write: Callable[[IO[str]], None], force: bool) -> None:
         return
     if not force and os.path.lexists(path):
         raise FileExistsError(f"{path} is there already; pass --force to write over it")
-    replace_file(path, lambda file: as_utf8(file, write))
+    replace_file(path, lambda file: as_utf8(file, write), mode=0o600)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import io
 import json
 import logging
@@ -29,6 +30,9 @@ _LEAST = 4096
 _NOT_OURS: list[io.FileIO] = []  # files whose descriptor the program has closed and used again
 
 
+_OPEN = functools.partial(os.open, mode=0o600)  # its owner's, as the record is
+
+
 class _File(io.FileIO):
     meant: tuple[int, int]  # the file that was opened
 
@@ -41,7 +45,7 @@ def _inode(file: io.FileIO) -> tuple[int, int]:
 def _opened(path: str) -> _File:
     """The file, which has its descriptor from the start: an interrupt leaves none behind. For
     reading too, or to open a pipe would wait for its reader."""
-    file = _File(path, "a+")
+    file = _File(path, "a+", opener=_OPEN)
     file.meant = _inode(file)
     os.set_blocking(file.fileno(), False)  # nor does a line wait for one
     return file

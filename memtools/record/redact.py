@@ -159,7 +159,7 @@ _SHAPES = {
     "NVIDIA, Groq, xAI, Replicate": r"nvapi-[\w-]{16,}|gsk_[A-Za-z0-9]{16,}|xai-[\w-]{20,}"
     r"|r8_[A-Za-z0-9]{30,}",
     "Weights & Biases": r"wandb_v1_\w{16,}",
-    "PyPI, npm, Docker": r"pypi-[\w-]{30,}|npm_[A-Za-z0-9]{30,}|dckr_pat_[\w-]{16,}",
+    "PyPI, npm, Docker": r"pypi-[\w-]{30,}|npm_[A-Za-z0-9]{20,}|dckr_pat_[\w-]{16,}",
     "Databricks, Vault": r"dapi[0-9a-f]{32}|hv[sbr]\.[\w-]{20,}",
     "SendGrid, DigitalOcean": r"SG\.[\w-]{16,}\.[\w-]{16,}|do[opr]_v1_[0-9a-f]{32,}",
     "Telegram": r"\d{8,10}:AA[\w-]{30,}",

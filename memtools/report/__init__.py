@@ -119,7 +119,7 @@ def write_report(
     _refuse_other_files(target)
     if not target.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "there is no such directory", str(target.parent))
-    replace_file(target, lambda file: file.write(text))
+    replace_file(target, lambda file: file.write(text), mode=0o600)
     return len(text)
 
 

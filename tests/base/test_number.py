@@ -54,7 +54,5 @@ def test_a_positive_number_is_finite():
     for wrong in (0, -1.5, float("nan")):
         with pytest.raises(ValueError, match=f"^max_norm is above 0 and finite, got {wrong}$"):
             positive("max_norm", wrong, "; leave it out")
-    with pytest.raises(ValueError, match="^max_norm is at most 1.8e308, got "):
-        positive("max_norm", 10**400)
     with pytest.raises(ValueError, match="got inf; leave it out$"):
         positive("max_norm", float("inf"), "; leave it out")

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import resource
+import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,6 +82,7 @@ def test_files_rotate_by_size_and_the_oldest_goes(tmp_path, tmp_path_factory, mo
         for _ in range(200):
             lines.step()
         assert lines.lines == 200
+    assert {stat.S_IMODE(p.stat().st_mode) for p in tmp_path.iterdir()} == {0o600}
     names = sorted(p.name for p in tmp_path.iterdir())
     assert names == ["memory.jsonl", "memory.jsonl.1", "memory.jsonl.2"]
     steps = [line["step"] for name in reversed(names) for line in read(tmp_path / name)]

@@ -103,9 +103,10 @@ def test_would_fit_says_what_acquire_will():
         assert not pool.would_fit(2, 48)
         assert not pool.would_fit(9, 1)  # more rows than a lease can have
         assert not pool.would_fit(1, 101)  # more tokens than a row can hold
-        for bad in [(0, 1), (1, -1)]:
-            with pytest.raises(ValueError, match="batch_size of at least 1"):
-                pool.would_fit(*bad)
+        with pytest.raises(ValueError, match="batch_size is at least 1, got 0"):
+            pool.would_fit(0, 1)
+        with pytest.raises(ValueError, match="num_tokens is at least 0, got -1"):
+            pool.would_fit(1, -1)
 
 
 def test_trim_gives_idle_pages_back_down_to_a_target():

@@ -107,7 +107,7 @@ PyObject *
 mt_py_gatehist_sums(PyObject *op, PyObject *window)
 {
     GateHistory *self = (GateHistory *)op;
-    mt_py_whole n = MT_PY_WHOLE("window", 0, PY_SSIZE_T_MAX, 0);
+    mt_py_whole n = MT_PY_WHOLE("window", PY_SSIZE_T_MIN, PY_SSIZE_T_MAX, 0);
     const mt_gatestats *stats;
     PyObject *result = NULL;
     sums_copy copy = {0};
