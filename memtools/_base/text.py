@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 def shown(text: str) -> str:
     """The text with control, direction and other invisible characters escaped: a record may come
     from anywhere, and what stands in it must not control a terminal or a page."""
-    return "".join(_escaped(char) for char in text)
+    return text if text.isprintable() else "".join(_escaped(char) for char in text)
 
 
 def shown_lines(text: str) -> str:

@@ -31,6 +31,7 @@ from memtools import _core
 from memtools._base import sentences
 from memtools._base import torch as bridge
 from memtools._base.libraries import is_own
+from memtools._base.redact import harmless
 from memtools._base.size import format_bytes
 
 if TYPE_CHECKING:
@@ -273,6 +274,11 @@ class Holder:
     since_step: int | None = None
     rises: int = 0
     only_gained: bool = False
+
+    def __post_init__(self) -> None:
+        """Names of the program enter here: they control no terminal and tell no secret."""
+        for name in ("path", "kind", "what"):
+            object.__setattr__(self, name, harmless(getattr(self, name)))
 
     @property
     def rate_bytes(self) -> float:

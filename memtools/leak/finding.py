@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from memtools._base import sentences
+from memtools._base.redact import harmless
 from memtools._base.size import format_bytes
 
 #: What a leak test may say of growth, from the least certain on.
@@ -132,6 +133,11 @@ class LeakFinding:
     seconds_left: tuple[float, float] | None = None
     advice: str = ""
     over: bool = False
+
+    def __post_init__(self) -> None:
+        """Names of the program enter here: they control no terminal and tell no secret."""
+        for name in ("holder", "kind", "what", "made_at", "process", "advice"):
+            object.__setattr__(self, name, harmless(getattr(self, name)))
 
     @property
     def part(self) -> str:

@@ -21,9 +21,9 @@ from typing import Any
 from memtools import _core
 from memtools._base import malloc
 from memtools._base.oom import MUCH_IDLE, Shortage, shortage
+from memtools._base.redact import redacted
 from memtools.monitor.host import COUNTED_AGAINST
 from memtools.record.kinds import End, Limit
-from memtools.record.redact import redacted
 
 ROOM = 192 - len("exit: ")  # bytes of what an end event says of an exception, in one line
 

@@ -14,6 +14,7 @@ from memtools import _core
 from memtools._base import devices as cuda_devices
 from memtools._base import sentences
 from memtools._base.decorate import name_of_callback
+from memtools._base.redact import harmless
 from memtools._base.size import format_bytes
 from memtools.errors import DeviceMemoryPressure, HostMemoryPressure, MemoryPressure
 from memtools.monitor.host import percent
@@ -73,7 +74,7 @@ class Handle:
         #: True for a guard; False for a callback of on_pressure, which runs before all guards
         self.safe = safe
         #: what errors and events call it
-        self.name = action if isinstance(action, str) else name_of_callback(action)
+        self.name = action if isinstance(action, str) else harmless(name_of_callback(action))
         self._bits: list[int] = []
 
     def cancel(self) -> None:

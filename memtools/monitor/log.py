@@ -12,9 +12,9 @@ from typing import Any
 from memtools import _core
 from memtools._base.file import folder_now, seen_from
 from memtools._base.notice import logger, notice
+from memtools._base.redact import redacted_command
 from memtools._base.size import format_bytes
 from memtools.record.kinds import End, Event, payload
-from memtools.record.redact import redacted_command
 
 _REMEDIES = {
     errno.ENOSPC: "free space there, or name another place, such as one in /dev/shm",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from memtools import _core
 from memtools._base.decorate import decorated, in_scope
 from memtools._base.devices import DevicePeaks
+from memtools._base.redact import harmless
 from memtools._base.size import format_bytes
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class PhaseTotals:
             least = "" if self.exact else "at least "
             parts.append(f"peak {least}{format_bytes(self.peak_bytes)}")
         parts += [f"cuda{i} {format_bytes(n)}" for i, n in sorted(self.device_peak_bytes.items())]
-        return f"{self.name}: {', '.join(parts)}"
+        return f"{harmless(self.name)}: {', '.join(parts)}"
 
 
 def phase_lines(phases: list[PhaseTotals]) -> list[str]:

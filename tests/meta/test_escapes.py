@@ -6,6 +6,7 @@ import logging
 
 import pytest
 
+import memtools
 from memtools import _core, cli, read_record
 from memtools._base.notice import logger, notice
 
@@ -31,3 +32,35 @@ def test_what_is_printed_and_logged_has_no_escapes(tmp_path, capsys, caplog) -> 
     texts.append(str(caught[0].message))
     assert all(not set(HOSTILE) & set("\x1b\x07\x9b\u202e") & set(text) for text in texts)
     assert (tmp_path / f"{HOSTILE}.jsonl").stat().st_mode & 0o777 == 0o600
+
+
+SECRET = "sk-proj-abcDEFghiJKL"
+
+
+class Named:
+    """Its class and its attributes have the names that a program gave them."""
+
+
+def hostile_instance() -> Named:
+    kind = type(HOSTILE, (Named,), {})
+    made = kind()
+    vars(made)[HOSTILE] = {SECRET: [bytearray(64) for _ in range(9)]}
+    return made
+
+
+def test_holders_findings_and_phases_have_neither_escapes_nor_secrets() -> None:
+    made = hostile_instance()
+    holders = memtools.holder_of(vars(made)[HOSTILE][SECRET])
+    assert holders
+    texts = [part for one in holders for part in (one.path, str(one), repr(one))]
+    finding = memtools.LeakFinding(
+        "leak", holder=f"dict X['{SECRET}'] {HOSTILE}", what=HOSTILE, made_at=f"{HOSTILE}.py:3",
+        process=HOSTILE, advice=f"clear {HOSTILE} of {SECRET}",
+    )  # fmt: skip
+    texts += [str(finding), repr(finding), finding.line(), str(finding.as_json())]
+    with memtools.MemoryMonitor(leaks=False) as monitor, monitor.phase(HOSTILE):
+        pass
+    texts.append(monitor.summary())
+    for text in texts:
+        assert not set("\x1b\x07\x9b\u202e") & set(text), text
+        assert SECRET not in text

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from memtools.record.redact import redacted, redacted_command
+from memtools._base.redact import redacted, redacted_command
 
 # A command line as a shell takes it, and what is shown of it, word for word.
 MASKED = {
@@ -168,7 +168,7 @@ LONG = ["A", "a.-", "sk-", "key", "--key ", "a=", "a://", "token=", "eyJ-", "bea
 @pytest.mark.slow
 @pytest.mark.parametrize("part", LONG)
 def test_a_text_of_any_length_is_done_at_once(part):
-    code = "import sys\nfrom memtools.record.redact import redacted, redacted_command\n"
+    code = "import sys\nfrom memtools._base.redact import redacted, redacted_command\n"
     code += "text = sys.argv[1] * 1_000_000\n"
     code += "print(len(redacted(text)), *map(len, redacted_command(['--seq', text, text])))"
     done = subprocess.run(
