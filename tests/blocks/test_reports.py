@@ -357,7 +357,7 @@ def test_the_interpreter_ends_cleanly_where_its_module_goes_first() -> None:
 
 def test_start_takes_folders(blocks: _core.Blocks) -> None:
     fresh = _core.Blocks()
-    with pytest.raises(TypeError, match="libraries holds a str for each folder, got int"):
+    with pytest.raises(TypeError, match="takes a str for each folder, got int"):
         fresh.start((1,))  # type: ignore[arg-type]
     with contextlib.suppress(TypeError):
         fresh.start(None)  # type: ignore[arg-type]

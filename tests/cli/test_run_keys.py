@@ -86,10 +86,10 @@ def test_a_monitor_takes_its_defaults_from_the_keys(tmp_path: Path) -> None:
     )
     assert found.stderr == b""
     assert found.stdout.decode().splitlines() == [
-        "key.mem limit given, 4.00 GiB",
+        f"{tmp_path / 'key.mem'} limit given, 4.00 GiB",
         "1,000 steps (<guard raise at 75%>,)",
         "(<guard record at 50%>,)",  # the program has asked for one
-        "mine.mem limit given, 5.00 GiB",
+        f"{tmp_path / 'mine.mem'} limit given, 5.00 GiB",
         "3600 s (<guard raise at 75%>,)",
         "(<guard record at 50%>,)",
     ]

@@ -350,7 +350,10 @@ def test_parameters_that_come_inside_of_a_window(model):
         ({"growth_interval": 0}, ValueError, "growth_interval is at least 1"),
         ({"max_skips": 0}, ValueError, "max_skips is at least 1"),
         ({"micro_batch_size": 0}, ValueError, "micro_batch_size is at least 1"),
-        *(({name: 2**63}, ValueError, f"{name} is at most 9,2") for name in COUNTS),
+        *(
+            ({name: 2**63}, ValueError, rf"{name} is at most 2\*\*63 - 1, got 9,2")
+            for name in COUNTS
+        ),
         *(
             ({name: 10**400}, ValueError, rf"{name} is at most .* about 2\*\*1329")
             for name in COUNTS
