@@ -29,6 +29,7 @@ from dataclasses import dataclass, replace
 from memtools import _core
 from memtools._base.file import folder_now, seen_from
 from memtools._base.size import format_bytes
+from memtools._base.text import shown
 from memtools.cli.run import NOT_EXECUTABLE, NOT_FOUND
 from memtools.monitor.inprocess import announce, announce_nothing, log_name, opened
 from memtools.monitor.log import open_record
@@ -273,7 +274,7 @@ def run_command(words: Sequence[str], args: argparse.Namespace) -> int:
     if found is None:
         exists = os.path.exists(words[0]) and os.sep in words[0]
         reason = "cannot be executed" if exists else "is not found"
-        print(f"memtools run: the command {words[0]} {reason}", file=sys.stderr)
+        print(f"memtools run: the command {shown(words[0])} {reason}", file=sys.stderr)
         return NOT_EXECUTABLE if exists else NOT_FOUND
     announced = announce_nothing if args.quiet else announce
     with opened(lambda: open_record(log_name(args.log), COLUMNS, words, announced)) as writer:

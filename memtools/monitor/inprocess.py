@@ -284,7 +284,7 @@ def opened(make: Callable[[], _Made]) -> _Made:
             raise
         path = seen_from(folder_now(), str(error.filename))
         why = refusal(error.__cause__, path)
-        raise MemtoolsError(f"the record {path} cannot be made: {why}") from error
+        raise MemtoolsError(f"the record {shown(path)} cannot be made: {why}") from error
 
 
 def check_limit(limit: int | None) -> None:

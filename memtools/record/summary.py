@@ -45,7 +45,7 @@ def summary_lines(figures: Figures) -> Iterator[str]:
         yield f"{text}{'' if acted is None else f'; {acted} was in force'}"
         if figures.idle_heap is not None:
             yield remedy(figures.idle_heap)
-    path = figures.record.path
+    path = figures.path
     wrote = f"Wrote {path} ({format_bytes(figures.record.nbytes)})"
     yield f"{wrote}; for details: memtools explain {shlex.quote(path)}"
 

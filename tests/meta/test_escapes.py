@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 
 import pytest
 
@@ -21,7 +23,8 @@ def test_what_is_printed_and_logged_has_no_escapes(tmp_path, capsys, caplog) -> 
         writer.event("mark", HOSTILE)
     texts = [str(read_record(path))]
     for words in (["export", str(path), "--to", "jsonl"], ["explain", str(path)],
-                  ["explain", f"{path}.no"], ["run", f"{path}.py"], [HOSTILE]):  # fmt: skip
+                  ["explain", f"{path}.no"], ["run", f"{path}.py"], [HOSTILE],
+                  ["run", "--", HOSTILE]):  # fmt: skip
         cli.main(words)
         texts += capsys.readouterr()
     with caplog.at_level(logging.WARNING, "memtools"):
@@ -32,6 +35,16 @@ def test_what_is_printed_and_logged_has_no_escapes(tmp_path, capsys, caplog) -> 
     texts.append(str(caught[0].message))
     assert all(not set(HOSTILE) & set("\x1b\x07\x9b\u202e") & set(text) for text in texts)
     assert (tmp_path / f"{HOSTILE}.jsonl").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [["-o", HOSTILE, "-c", ""], ["-o", f"{HOSTILE}/x", "-c", ""],
+                                   ["-o", HOSTILE, "--", "true"]])  # fmt: skip
+def test_what_a_run_says_has_no_escapes(tmp_path, words: list[str]) -> None:
+    command = [sys.executable, "-m", "memtools", "run", *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert "memtools" in done.stderr
+    assert not set("\x1b\x07\x9b\u202e") & set(done.stdout + done.stderr)
 
 
 SECRET = "sk-proj-abcDEFghiJKL"
