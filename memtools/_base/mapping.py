@@ -47,8 +47,7 @@ def map_file(
     access = mmap.PROT_READ | (mmap.PROT_WRITE if writes else 0)
     address = _LIBC.mmap(None, nbytes, access, flags, fd, offset)
     if address == _FAILED:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+        raise _error()
     memory = (ctypes.c_char * nbytes).from_address(address)
     weakref.finalize(memory, _LIBC.munmap, address, nbytes).atexit = False
     return memory
@@ -57,8 +56,18 @@ def map_file(
 def flush(memory: Memory) -> None:
     """Write mapped memory to the disk. Raises OSError."""
     if _LIBC.msync(ctypes.addressof(memory), len(memory), _MS_SYNC) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+        raise _error()
+
+
+def _error() -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, os.strerror(number))
+
+
+def file_of(fd: int) -> tuple[int, int]:
+    """The device and inode that a descriptor leads to. Raises OSError if it is closed."""
+    found = os.fstat(fd)
+    return found.st_dev, found.st_ino
 
 
 class Descriptor:
@@ -69,16 +78,14 @@ class Descriptor:
 
     def __init__(self, fd: int) -> None:
         """Take over a descriptor that was opened just now."""
-        found = os.fstat(fd)
-        self._fd, self._file = fd, (found.st_dev, found.st_ino)
+        self._fd, self._file = fd, file_of(fd)
 
     def get(self) -> int | None:
         """The descriptor; None if the program has closed it. Takes 0.5 us."""
         try:
-            found = os.fstat(self._fd)
+            return self._fd if file_of(self._fd) == self._file else None
         except OSError:
             return None
-        return self._fd if (found.st_dev, found.st_ino) == self._file else None
 
     def close(self) -> None:
         fd = self.get()

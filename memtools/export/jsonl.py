@@ -21,6 +21,7 @@ import time
 import warnings
 from typing import Self
 
+from memtools._base.mapping import file_of
 from memtools._base.metrics import MetricsSource, check_source
 from memtools._base.size import format_bytes, parse_bytes
 
@@ -37,16 +38,11 @@ class _File(io.FileIO):
     meant: tuple[int, int]  # the file that was opened
 
 
-def _inode(file: io.FileIO) -> tuple[int, int]:
-    found = os.fstat(file.fileno())
-    return found.st_dev, found.st_ino
-
-
 def _opened(path: str) -> _File:
     """The file, which has its descriptor from the start: an interrupt leaves none behind. For
     reading too, or to open a pipe would wait for its reader."""
     file = _File(path, "a+", opener=_OPEN)
-    file.meant = _inode(file)
+    file.meant = file_of(file.fileno())
     os.set_blocking(file.fileno(), False)  # nor does a line wait for one
     return file
 
@@ -161,7 +157,7 @@ class JsonlWriter:
         """The program may have closed the descriptor, and its number may be another file's now.
         Raises OSError, and from then on the writer has no file."""
         with contextlib.suppress(OSError):
-            if _inode(self._file) == self._file.meant:
+            if file_of(self._file.fileno()) == self._file.meant:
                 return
         lost, self._file = self._file, _File(os.devnull)
         self._file.close()

@@ -7,10 +7,11 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from memtools._base.number import whole_number
 from memtools.grad.backoff import BackOff
 from memtools.grad.ranks import check_together, find_ranks
 from memtools.grad.report import WATERMARK, AccumulatorReport, WindowReport
-from memtools.grad.settings import Settings, check_model, count, fused_advice
+from memtools.grad.settings import Settings, check_model, fused_advice
 from memtools.grad.state import load, state_of
 from memtools.grad.window import Block, WindowRunner
 from memtools.grad.wrap import StepWrapper
@@ -326,7 +327,7 @@ class GradAccumulator:
 
     @steps.setter
     def steps(self, value: int) -> None:
-        value = count("steps", value)
+        value = whole_number("steps", value)
         window = self._runner.window
         if window.open or not window.empty:
             raise RuntimeError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -13,12 +12,6 @@ from memtools._base.number import positive, whole_number
 
 UNDO: Final = ("auto", "scratch", "copy", "redo")
 PRECISIONS: Final = ("fp32", "bf16", "fp16")
-
-
-def count(name: str, value: Any) -> int:
-    """An argument that counts steps, windows or rows, from 1 to the largest int of 64 bits. Raises
-    TypeError and ValueError for others."""
-    return whole_number(name, value, 1, sys.maxsize)
 
 
 @dataclass(slots=True)
@@ -46,7 +39,7 @@ class Settings:
     watermark: float = 0.9
 
     def __post_init__(self) -> None:
-        self.steps = count("steps", self.steps)
+        self.steps = whole_number("steps", self.steps)
         if self.precision not in (None, *PRECISIONS):
             raise ValueError(
                 f"precision is None or one of {', '.join(PRECISIONS)}; got {self.precision!r}"
@@ -69,12 +62,12 @@ class Settings:
             raise ValueError(
                 f"min_scale is at most init_scale, {self.init_scale}; got {self.min_scale}"
             )
-        self.growth_interval = count("growth_interval", self.growth_interval)
-        self.max_skips = count("max_skips", self.max_skips)
+        self.growth_interval = whole_number("growth_interval", self.growth_interval)
+        self.max_skips = whole_number("max_skips", self.max_skips)
         if self.undo not in UNDO:
             raise ValueError(f"undo is one of {', '.join(UNDO)}; got {self.undo!r}")
         if self.micro_batch_size is not None:
-            self.micro_batch_size = count("micro_batch_size", self.micro_batch_size)
+            self.micro_batch_size = whole_number("micro_batch_size", self.micro_batch_size)
         for name, value in (("main_grads", self.main_grads), ("overlap", self.overlap)):
             if not isinstance(value, bool):
                 raise TypeError(f"{name} is True or False, got {_kind(value)}")

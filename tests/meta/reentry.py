@@ -714,22 +714,8 @@ class HostileDict(dict[str, Any]):
         return super().__getitem__(key)
 
 
-class HostileStr(str):
-    def __eq__(self, other: object) -> bool:
-        MEDDLE()
-        return super().__eq__(other)
-
-    def __hash__(self) -> int:
-        MEDDLE()
-        return super().__hash__()
-
-    def __repr__(self) -> str:
-        MEDDLE()
-        return super().__repr__()
-
-
-class HostileInt(int):
-    """One that passes for an int, and is shown where it is refused."""
+class _Compared:
+    """Meddles where it is compared, hashed, and shown because it is refused."""
 
     def __eq__(self, other: object) -> bool:
         MEDDLE()
@@ -742,6 +728,14 @@ class HostileInt(int):
     def __repr__(self) -> str:
         MEDDLE()
         return super().__repr__()
+
+
+class HostileStr(_Compared, str):
+    """One that passes for a str."""
+
+
+class HostileInt(_Compared, int):
+    """One that passes for an int."""
 
 
 def _subclass(value: Any) -> Any:
