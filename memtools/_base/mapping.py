@@ -6,6 +6,7 @@ resizes by it and closes it. So:
 
     map_file(fd, ...) ──► memory of the file, which keeps no descriptor
     Descriptor(fd)    ──► a number and the file it meant; it is asked for before each use
+    file_of(fd)       ──► the same question for the descriptor of a socket or a library
 """
 
 from __future__ import annotations
@@ -64,9 +65,12 @@ def _error() -> OSError:
     return OSError(number, os.strerror(number))
 
 
-def file_of(fd: int) -> tuple[int, int]:
-    """The device and inode that a descriptor leads to. Raises OSError if it is closed."""
-    found = os.fstat(fd)
+def file_of(fd: int) -> tuple[int, int] | None:
+    """The device and inode that a descriptor leads to; None if it is closed. Takes 0.5 us."""
+    try:
+        found = os.fstat(fd)
+    except OSError:
+        return None
     return found.st_dev, found.st_ino
 
 
@@ -82,10 +86,7 @@ class Descriptor:
 
     def get(self) -> int | None:
         """The descriptor; None if the program has closed it. Takes 0.5 us."""
-        try:
-            return self._fd if file_of(self._fd) == self._file else None
-        except OSError:
-            return None
+        return self._fd if self._file and file_of(self._fd) == self._file else None
 
     def close(self) -> None:
         fd = self.get()

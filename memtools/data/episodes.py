@@ -11,11 +11,13 @@ blocks, and a block is never smaller than a chunk.
 from __future__ import annotations
 
 import bisect
+import errno
 import importlib
 import itertools
 import operator
 import os
 import re
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memtools._base import torch as bridge
+from memtools._base.mapping import file_of
 from memtools._base.notice import notice
 from memtools._base.number import whole_number
 from memtools._base.size import format_bytes
@@ -363,11 +366,15 @@ class H5Episodes:
         return f"H5Episodes({episodes}, {frames}, chunk={self._chunk})"
 
 
+#: files whose descriptor the program has closed: HDF5 would close what has its number now
+_NOT_OURS: list[Any] = []
+
+
 class _Files:
     """The file handles of one process, those that were used last."""
 
     def __init__(self) -> None:
-        self._open: OrderedDict[Path, Any] = OrderedDict()
+        self._open: OrderedDict[Path, _OpenFile] = OrderedDict()
         self._pid = os.getpid()
 
     def open(self, path: Path) -> Any:
@@ -377,17 +384,48 @@ class _Files:
             self._pid = os.getpid()
         file = self._open.pop(path, None)
         if file is None:
-            file = _open_file(path)
+            file = _OpenFile(path)
             while len(self._open) >= MOST_OPEN:
                 self._open.popitem(last=False)[1].close()
         self._open[path] = file
-        return file
+        return file.get()
 
     def close(self) -> None:
         """Close what is open here. What the parent of this process has open stays open there."""
-        for file in self._open.values():
-            file.close()
-        self._open.clear()
+        while self._open:
+            self._open.popitem()[1].close()
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self.close()
+
+
+class _OpenFile:
+    """An h5py.File, and the file that its descriptor meant. HDF5 reads whatever has the number."""
+
+    __slots__ = ("_file", "_meant", "_path")
+
+    def __init__(self, path: Path) -> None:
+        self._file, self._path = _open_file(path), path
+        found = path.stat()  # HDF5 takes up a file that it has open already, with its descriptor
+        self._meant = found.st_dev, found.st_ino
+
+    def _is_own(self) -> bool:
+        return file_of(self._file.id.get_vfd_handle()) == self._meant
+
+    def get(self) -> Any:
+        """The h5py.File. Raises OSError if the program has closed its descriptor."""
+        if not self._is_own():
+            why = "the program has closed the descriptor by which HDF5 reads it (os.closerange?)"
+            raise OSError(errno.EBADF, f"{why}; read it in a new process", str(self._path))
+        return self._file
+
+    def close(self) -> None:
+        """Close the file, unless the program has taken its number: it stays as it is then."""
+        if self._is_own():
+            self._file.close()
+        else:
+            _NOT_OURS.append(self._file)
 
 
 def _open_file(path: Path) -> Any:

@@ -156,9 +156,8 @@ class JsonlWriter:
     def _check_file(self) -> None:
         """The program may have closed the descriptor, and its number may be another file's now.
         Raises OSError, and from then on the writer has no file."""
-        with contextlib.suppress(OSError):
-            if file_of(self._file.fileno()) == self._file.meant:
-                return
+        if file_of(self._file.fileno()) == self._file.meant:
+            return
         lost, self._file = self._file, _File(os.devnull)
         self._file.close()
         _NOT_OURS.append(lost)  # which would close the program's file

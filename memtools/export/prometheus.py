@@ -6,6 +6,7 @@ Prometheus --GET /metrics--> thread of the server --> collect() --> monitor.metr
 from __future__ import annotations
 
 import errno
+import logging
 import sys
 import threading
 import warnings
@@ -14,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 from memtools._base import process
+from memtools._base.mapping import file_of
 from memtools._base.metrics import MetricsSource, check_source
 from memtools.export.names import Sample, check_labels, samples_of
 
@@ -89,6 +91,7 @@ class PrometheusExporter:
                 server, thread = start_http_server(self._asked, self._host, registry)
         except OSError as error:
             raise _explained(error, self._host, self._asked) from error
+        _watch(server)
         self._server, self._thread = server, thread
         _RUNNING.add(self)
         return self
@@ -100,10 +103,10 @@ class PrometheusExporter:
         _RUNNING.discard(self)
         if server is None or thread is None:
             return
-        if thread.is_alive():  # not in a forked child
-            server.shutdown()
+        alive = thread.is_alive()  # not in a forked child
+        _close(server, alive)
+        if alive:
             thread.join()
-        server.server_close()
 
     def __del__(self) -> None:
         """As a file that is forgotten open. Whatever thread comes here, it does not wait: it may be
@@ -163,9 +166,35 @@ class PrometheusExporter:
         return f"PrometheusExporter({self.url}{'' if self._server else ', stopped'})"
 
 
+def _watch(server: Any) -> None:
+    """Where the program closes the socket's descriptor, what has its number next would be polled
+    without end, and connections to it would be taken: the server's thread ends instead."""
+    server.meant, accept = file_of(server.fileno()), server.get_request
+
+    def get_request() -> Any:
+        if not _owns_socket(server):
+            raise SystemExit  # which ends a thread without a traceback
+        return accept()
+
+    server.get_request = get_request
+
+
+def _owns_socket(server: Any) -> bool:
+    """Whether the server has its socket. A number that is the program's now is left alone."""
+    if server.fileno() >= 0 and file_of(server.fileno()) != server.meant:
+        server.socket.detach()
+        logging.getLogger("memtools").warning(
+            "the program has closed the socket of port %s (os.closerange?); Prometheus gets no "
+            "figures until the exporter is stopped and started",
+            server.server_port,
+        )
+    return bool(server.fileno() >= 0)
+
+
 def _close(server: Any, alive: bool) -> None:
     if alive:
         server.shutdown()
+    _owns_socket(server)
     server.server_close()
 
 
@@ -201,7 +230,7 @@ def _close_in_child() -> None:
     """A worker that inherits the socket would hold the port when the training has ended."""
     for exporter in list(_RUNNING):
         server = exporter._server
-        if server is not None:
+        if server is not None and _owns_socket(server):
             server.socket.close()  # this process's descriptor; the parent's goes on listening
 
 

@@ -23,7 +23,6 @@ import contextlib
 import functools
 import importlib
 import json
-import mmap
 import os
 import struct
 import sys
@@ -34,6 +33,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from memtools._base import process
+from memtools._base.mapping import Descriptor, map_file
 
 if TYPE_CHECKING:
     from memtools._census.holders import Holder
@@ -59,19 +59,6 @@ SHARE = 50  # so many times as long as a look took a worker works before the nex
 ENTRY = "memtools"  # of multiprocessing's settings of a process
 
 
-#: memory whose descriptor has become one of the program's
-_kept: list[mmap.mmap] = []
-
-
-def _file_of(fd: int) -> tuple[int, int] | None:
-    """Which file a descriptor leads to; None where it is closed."""
-    try:
-        found = os.fstat(fd)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
-
-
 class Page:
     """Shared memory between a process and its workers.
 
@@ -83,53 +70,44 @@ class Page:
     4 MiB of the job's shared memory.
     """
 
-    __slots__ = ("_copy", "_file", "_memory", "fd")
+    __slots__ = ("_descriptor", "_memory")
 
     def __init__(self, fd: int) -> None:
         """Map the page that a file descriptor leads to; the descriptor is the caller's. Raises
         OSError, and ValueError if that is no such page."""
-        #: by which spawned processes find the page, in the process that made it; else -1
-        self.fd = -1
-        self._file = _file_of(fd)
-        # mmap keeps a copy of the descriptor and closes it with the memory; it gets the first
-        # number that is free, as this one does.
-        self._copy = os.dup(fd)
-        os.close(self._copy)
-        self._memory = mmap.mmap(fd, SLOT_BYTES * (1 + SLOTS))
-        if self._memory[: len(MAGIC)] != MAGIC:
-            self._memory.close()
+        self._descriptor: Descriptor | None = None
+        size = SLOT_BYTES * (1 + SLOTS)
+        if os.fstat(fd).st_size < size or os.pread(fd, len(MAGIC), 0) != MAGIC:
             raise ValueError("this is not a page of memtools")
+        self._memory = memoryview(map_file(fd, size)).cast("B")
 
     @classmethod
     def new(cls) -> Page:
         """Make a page. Takes 4 KiB until workers write into it. Raises OSError."""
         fd = os.memfd_create("memtools-workers", os.MFD_CLOEXEC)
-        try:
-            os.truncate(fd, SLOT_BYTES * (1 + SLOTS))
-            os.pwrite(fd, _HEAD.pack(MAGIC, 0), 0)
-            page = cls(fd)
-        except BaseException:
-            os.close(fd)
-            raise
-        page.fd = fd
+        descriptor = Descriptor(fd)
+        os.truncate(fd, SLOT_BYTES * (1 + SLOTS))
+        os.pwrite(fd, _HEAD.pack(MAGIC, 0), 0)
+        page = cls(fd)
+        page._descriptor = descriptor
         return page
 
-    def close(self) -> None:
-        """Let go of the memory: nothing can be read or asked any more. Other processes keep it.
+    @property
+    def fd(self) -> int:
+        """By which spawned processes find the page, in the process that made it; else -1."""
+        found = None if self._descriptor is None else self._descriptor.get()
+        return -1 if found is None else found
 
-        Where the program has closed our descriptors and used their numbers again, its files are
-        left alone, and the memory stays."""
+    def close(self) -> None:
+        """Let go of the memory: nothing can be read or asked any more. Other processes keep it."""
         self.leave()
-        if _file_of(self._copy) == self._file:
-            self._memory.close()
-        else:
-            _kept.append(self._memory)
+        self._memory.release()
 
     def leave(self) -> None:
         """Let go of the descriptor: processes that are spawned from now on cannot find the page."""
-        if self.fd >= 0 and _file_of(self.fd) == self._file:
-            os.close(self.fd)
-        self.fd = -1
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            descriptor.close()
 
     # --- what the parent asks ---
 
@@ -199,7 +177,7 @@ class Page:
             if pid != owner or not 0 < size <= SLOT_BYTES - _SLOT.size:
                 continue
             at = _place(slot) + _SLOT.size
-            text = self._memory[at : at + size]
+            text = bytes(self._memory[at : at + size])
             if zlib.crc32(text) != checksum or not _lives(pid):
                 continue
             with contextlib.suppress(ValueError):

@@ -146,12 +146,12 @@ def test_a_process_opens_a_file_when_it_reads_and_inherits_none(tmp_path):
     assert open_files(first) == 0
     item = episodes[2]
     assert open_files(first) == 1
-    kept = episodes._files._open[first]
+    kept = episodes._files.open(first)
     assert kept.id.get_access_plist().get_cache()[2] == 0  # bytes of HDF5's own cache of chunks
 
     def read_in_child() -> None:
         assert torch.equal(episodes[2]["action"], item["action"])
-        assert episodes._files._open[first] is not kept
+        assert episodes._files.open(first) is not kept
         assert not kept.id.valid
         assert open_files(first) == 1
 
