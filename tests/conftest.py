@@ -26,6 +26,7 @@ except ModuleNotFoundError:  # make test-pythons: the tests that need none
 ROOT = Path(__file__).resolve().parent.parent
 # In a shell's background or under nohup this process ignores them, and so would all it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # The same inputs in every run of the suite; `make fuzz` takes new ones.
 settings.register_profile("steady", derandomize=True)

@@ -35,7 +35,7 @@ _OPEN = functools.partial(os.open, mode=0o600)  # its owner's, as the record is
 
 
 class _File(io.FileIO):
-    meant: tuple[int, int]  # the file that was opened
+    meant: tuple[int, int] | None  # the file that was opened
 
 
 def _opened(path: str) -> _File:

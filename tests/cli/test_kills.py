@@ -57,7 +57,10 @@ def test_a_record_of_a_run_that_a_signal_ends(way: str, name: str, tmp_path: Pat
                 assert process.stdout.readline() == b"ready\n"
             time.sleep(0.4 * moment.random())  # any moment will do
             process.send_signal(number)
-            process.communicate(timeout=60)
+            try:
+                process.communicate(timeout=60)
+            finally:
+                process.kill()
         with contextlib.suppress(FileNotFoundError):  # so early that there is none
             record = memtools.read_record(tmp_path / "run.mem")
             ends = [event.text for event in record.events if event.kind == "end"]
