@@ -15,6 +15,7 @@ enum {
     SAMPLE_NEAR = 30,
     RARE_SHARE = 1000,
     RARE_NEAR = 200,
+    RARE_CHANGED = 50,
     USUAL_NS = 10 * MS, /* an interval for which that is meant */
     LOOKS_BEFORE = 16,  /* samples in the time that is left at the rate of the last interval */
 };
@@ -46,12 +47,13 @@ mt_pace_due(const mt_pace *p, uint64_t now)
 }
 
 void
-mt_pace_rare(mt_pace *p, unsigned what, uint64_t now, uint64_t cost_ns)
+mt_pace_rare(mt_pace *p, unsigned what, uint64_t now, uint64_t cost_ns, bool changed)
 {
+    uint64_t share = changed ? RARE_CHANGED : p->near ? RARE_NEAR : RARE_SHARE;
+
     for (int i = 0; i < MT_PACE_RARE; i++)
         if (rare[i].what == what)
-            p->due[i] =
-                now + mt_u64_max(rare[i].interval_ns, (p->near ? RARE_NEAR : RARE_SHARE) * cost_ns);
+            p->due[i] = now + mt_u64_max(rare[i].interval_ns, share * cost_ns);
 }
 
 /* From three quarters of the limit on, the part of the last quarter that is left. */

@@ -99,14 +99,16 @@ read_rare(mt_sampler *s, mt_sample *x, uint64_t now, uint64_t *cost)
     unsigned what = mt_pace_due(&s->pace, now);
     uint64_t before;
     mt_sample one;
+    bool changed;
 
     *cost = 0;
     if (what == 0) return 0;
     before = t->cpu_ns(t->ctx);
     s->with.probe.read(s->with.probe.ctx, what, &one);
+    changed = (what & MT_READ_CHILDREN) && one.children != x->children;
     take_over(x, &one, what);
     *cost = t->cpu_ns(t->ctx) - before;
-    mt_pace_rare(&s->pace, what, now, *cost);
+    mt_pace_rare(&s->pace, what, now, *cost, changed);
     return what;
 }
 

@@ -104,32 +104,35 @@ what_is_expensive_takes_turns_and_waits_by_its_cost(void)
         what = mt_pace_due(&p, 50 * MS);
         CHECK(what != 0 && !(seen & what));
         seen |= what;
-        mt_pace_rare(&p, what, 50 * MS, 0);
+        mt_pace_rare(&p, what, 50 * MS, 0, false);
     }
     CHECK(seen == (MT_READ_SWAP | MT_READ_HEAP | MT_READ_CHILDREN | MT_READ_SHM));
     CHECK(mt_pace_due(&p, 149 * MS) == 0);
     CHECK(mt_pace_due(&p, 150 * MS) == MT_READ_SWAP);
     mt_pace_next(&p, 150 * MS, 0, 1000, 1000); /* at the limit it waits 200 times its cost */
-    mt_pace_rare(&p, MT_READ_SWAP, 150 * MS, 2 * MS);
+    mt_pace_rare(&p, MT_READ_SWAP, 150 * MS, 2 * MS, false);
     CHECK(mt_pace_due(&p, 150 * MS) == MT_READ_HEAP);
-    mt_pace_rare(&p, MT_READ_HEAP, 150 * MS, MS / 2);
+    mt_pace_rare(&p, MT_READ_HEAP, 150 * MS, MS / 2, false);
     CHECK(mt_pace_due(&p, 249 * MS) == 0 && mt_pace_due(&p, 250 * MS) == MT_READ_HEAP);
-    mt_pace_rare(&p, MT_READ_HEAP, 250 * MS, MS);
+    mt_pace_rare(&p, MT_READ_HEAP, 250 * MS, MS, false);
     CHECK(mt_pace_due(&p, 250 * MS) == MT_READ_CHILDREN);
-    mt_pace_rare(&p, MT_READ_CHILDREN, 250 * MS, MS);
+    mt_pace_rare(&p, MT_READ_CHILDREN, 250 * MS, MS, false);
     CHECK(mt_pace_due(&p, 250 * MS) == MT_READ_SHM);
-    mt_pace_rare(&p, MT_READ_SHM, 250 * MS, 4 * MS);
+    mt_pace_rare(&p, MT_READ_SHM, 250 * MS, 4 * MS, false);
     CHECK(mt_pace_due(&p, 449 * MS) == 0 && mt_pace_due(&p, 450 * MS) == MT_READ_HEAP);
-    mt_pace_rare(&p, MT_READ_HEAP, 450 * MS, 5 * MS);
+    mt_pace_rare(&p, MT_READ_HEAP, 450 * MS, 5 * MS, false);
     CHECK(mt_pace_due(&p, 450 * MS) == MT_READ_CHILDREN);
-    mt_pace_rare(&p, MT_READ_CHILDREN, 450 * MS, MS);
+    mt_pace_rare(&p, MT_READ_CHILDREN, 450 * MS, MS, false);
     CHECK(mt_pace_due(&p, 549 * MS) == 0 && mt_pace_due(&p, 550 * MS) == MT_READ_SWAP);
     mt_pace_next(&p, 550 * MS, 0, 0, 1000); /* away from it 1,000 times */
-    mt_pace_rare(&p, MT_READ_SWAP, 550 * MS, 2 * MS);
-    mt_pace_rare(&p, MT_READ_CHILDREN, 550 * MS, 60 * MS);
-    mt_pace_rare(&p, MT_READ_SHM, 550 * MS, 60 * MS);
-    mt_pace_rare(&p, MT_READ_HEAP, 550 * MS, 60 * MS);
+    mt_pace_rare(&p, MT_READ_SWAP, 550 * MS, 2 * MS, false);
+    mt_pace_rare(&p, MT_READ_CHILDREN, 550 * MS, 60 * MS, false);
+    mt_pace_rare(&p, MT_READ_SHM, 550 * MS, 60 * MS, false);
+    mt_pace_rare(&p, MT_READ_HEAP, 550 * MS, 60 * MS, false);
     CHECK(mt_pace_due(&p, 2549ull * MS) == 0 && mt_pace_due(&p, 2550ull * MS) == MT_READ_SWAP);
+    mt_pace_rare(&p, MT_READ_CHILDREN, 550 * MS, 14 * MS, true); /* more children: 50 times */
+    CHECK(mt_pace_due(&p, 1249ull * MS) == 0);
+    CHECK(mt_pace_due(&p, 1250ull * MS) == MT_READ_CHILDREN);
 }
 
 int
