@@ -144,7 +144,7 @@ class GateHistory(_core.GateHistory):
             path: the file.
 
         Raises ValueError if the file is damaged or not a saved history, OSError if it cannot be
-        read.
+        read, MemoryError if there is not enough address space for the limits in it.
         """
         return cls._parse(file.read(path))
 

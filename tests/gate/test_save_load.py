@@ -10,11 +10,14 @@ from functools import partial
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from memtools import GateHistory
 from memtools._base import file as base_file
 from memtools.gate import file as gate_file
 from tests.kit.interrupts import interrupted
+from tests.kit.long import LONG
 
 OPTIONS = [
     {},
@@ -133,6 +136,70 @@ def test_a_newer_format_says_what_to_do(tmp_path):
 def test_hostile_bytes_are_refused_before_memory_is_taken(body, sentence):
     with pytest.raises(ValueError, match=sentence):
         GateHistory._parse(body)
+
+
+def changed(data: bytes, edits: list[tuple[str, int, int]]) -> bytes:
+    for how, at, number in edits:
+        at %= len(data) + 1
+        if how == "flip":
+            data = (
+                data[:at] + bytes(b ^ 1 << number % 8 for b in data[at : at + 1]) + data[at + 1 :]
+            )
+        elif how == "word":
+            at = at // 4 * 4
+            data = data[:at] + number.to_bytes(8, "little")[: len(data) - at] + data[at + 8 :]
+        elif how == "cut":
+            data = data[:at] + data[at + 1 + number % 64 :]
+        else:
+            data = data[:at] + number.to_bytes(8, "little") * (1 + number % 9) + data[at:]
+    return data
+
+
+EDIT = st.tuples(
+    st.sampled_from(["flip", "word", "word", "cut", "insert"]),
+    st.integers(0, 3000),
+    st.one_of(
+        st.integers(0, 300),
+        st.integers(0, 2**64 - 1),
+        st.sampled_from([2**k + d for k in (16, 31, 32, 47, 61, 63) for d in (-1, 0, 1)]),
+    ),
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=15_000 if LONG else 150, deadline=None)
+@given(st.sampled_from(OPTIONS), st.lists(EDIT, min_size=1, max_size=4), st.booleans())
+def test_a_changed_file_is_refused_or_a_sound_history(tmp_path_factory, options, edits, checked):
+    """`checked`: the checksum is that of the changed bytes, as somebody may forge it."""
+    path = tmp_path_factory.getbasetemp() / "changed.mtg"
+    torch.manual_seed(0)
+    filled(**options).save(path)
+    whole = path.read_bytes()
+    if checked:
+        gate_file.write(path, changed(gate_file.read(path), edits))
+    else:
+        path.write_bytes(changed(whole, edits))
+    try:
+        loaded = GateHistory.load(path)
+    except ValueError as error:
+        assert str(error).isprintable()
+        return
+    except MemoryError as error:  # for the limits in it
+        assert checked
+        assert "bytes of address space" in str(error)
+        return
+    assert checked or path.read_bytes() == whole
+    assert loaded._dump() == gate_file.read(path)
+    entries = list(loaded)
+    assert len(entries) == len(loaded) <= min(loaded.appended, loaded.max_entries)
+    assert all(entry.shape[1] == loaded.n_experts for entry in entries)
+    assert loaded.nbytes <= loaded.max_bytes
+    if loaded.statistics:
+        assert loaded.stats(len(loaded)).tokens == sum(map(len, entries))
+        assert "experts" in " ".join(map(str, [loaded.stats(), *loaded.windows()]))
+    loaded.append(torch.rand(0, loaded.n_experts or 3))
+    assert loaded[-1].shape == (0, loaded.n_experts)
+    assert len(loaded) <= loaded.max_entries
 
 
 @pytest.mark.parametrize("field", [0, 1, 4, 5])  # tokens, nonfinite, load of either expert
