@@ -443,7 +443,8 @@ def job_cells(line: Timeline) -> list[int]:
     found, workers = list[int](), 0
     for process, private in zip(own, theirs, strict=True):
         workers = workers if private == UNKNOWN else private
-        found.append(UNKNOWN if process == UNKNOWN else process + workers)
+        # A damaged record may hold any numbers; a sum of them is a reading all the same.
+        found.append(UNKNOWN if process == UNKNOWN else min(process + workers, UNKNOWN - 1))
     return found
 
 
@@ -524,7 +525,7 @@ def _job(line: Timeline, process: Use | None, workers: Workers | None) -> Use | 
 
 
 def _machine(line: Timeline, total: int | None) -> Machine | None:
-    if total is None or not line.known("available"):
+    if total is None or total <= 0 or not line.known("available"):
         return None
     cells = [UNKNOWN if n == UNKNOWN else max(0, total - n) for n in line.least["available"]]
     use = _use(line, cells)
@@ -564,8 +565,9 @@ def _limit(line: Timeline, start: Start) -> tuple[int | None, str]:
     the machine's, which counts where there is no other."""
     group = line.last("cgroup_limit")
     known = [(group, "cgroup")] if group is not None and 0 < group < UNLIMITED else []
-    known += [(start.given_bytes, "given")] if start.given_bytes else []
-    known += [(start.machine_bytes, "machine")] if start.machine_bytes and not known else []
+    given, machine = start.given_bytes or 0, start.machine_bytes or 0
+    known += [(given, "given")] if given > 0 else []
+    known += [(machine, "machine")] if machine > 0 and not known else []
     return min(known, default=(None, "none"))
 
 

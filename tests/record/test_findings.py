@@ -106,6 +106,14 @@ def test_a_limit_that_is_not_known_is_not_named(path):
     assert not any("the limit is" in line for line in figures.verdict.lines(quiet=True))
 
 
+@pytest.mark.parametrize("limit", [0, -1])
+@pytest.mark.parametrize("name", ["given_bytes", "machine_bytes"])
+def test_a_limit_of_nothing_is_no_limit(path, name, limit):
+    """As a damaged record may have it."""
+    figures = told(path, [], start=replace(START, **{"given_bytes": None, name: limit}))
+    assert (figures.limit_bytes, figures.machine) == (None, None)
+
+
 def test_what_fills_up_has_no_forecast_and_is_no_leak(path):
     fills = replace(LOSSES, grade="fills", holder="deque replay", kind="deque")
     figures = told(path, [fills])

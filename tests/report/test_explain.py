@@ -14,8 +14,6 @@ import zlib
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import memtools
 from memtools import _core, cli
@@ -24,7 +22,7 @@ from memtools.record.events import ending
 from memtools.record.figures import figures_of
 from memtools.record.kinds import GuardAct, OutOfMemory, Start, payload
 from memtools.report.advice import advise
-from tests.report.reportcases import COLUMNS, HOSTILE, MIB, write
+from tests.report.reportcases import MIB, write
 
 HOLDER = (
     "+64.0 KiB/step: 1 new [1024, 16] float32 tensor a step, held by list MoEBlock.gate_history"
@@ -301,85 +299,6 @@ def test_no_file_and_a_folder_get_one_sentence_too(command, tmp_path, capsys):
     odd = str(tmp_path / "a\x1b[31m\n.mem")
     assert "\x1b" not in refused(capsys, command, odd)
     refused(capsys, command, "a\0b")
-
-
-@pytest.mark.slow
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 10**9), st.binary(min_size=1, max_size=16)), max_size=8))
-def test_a_damaged_record_is_explained_or_refused_in_one_line(tmp_path_factory, changes):
-    folder = tmp_path_factory.mktemp("damaged")
-    path = write(str(folder / "run.mem"), steps=60, events=[("leak", LEAK)], sizes=SMALL)
-    data = bytearray(Path(path).read_bytes())
-    for at, what in changes:
-        at %= len(data)
-        data[at : at + len(what)] = what[: len(data) - at]
-    Path(path).write_bytes(data)
-    for command in (["explain", path], ["explain", path, "--json"], ["report", path]):
-        done = subprocess_free(command)
-        assert done in (0, 2)
-
-
-SMALL = {"rows": 16, "buckets": 8, "events": 8, "phases": 4}
-
-
-def subprocess_free(command: list[str]) -> int:
-    """cli.main with its streams caught: what it raises is a failure of the test."""
-    import contextlib
-    import io
-
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = cli.main(command)
-    if code == 2:
-        assert err.getvalue().count("\n") == 1
-        assert out.getvalue() == ""
-    else:
-        assert err.getvalue() == ""
-        assert "--json" not in command or json.loads(out.getvalue())
-    return code
-
-
-TEXT = st.one_of(st.sampled_from(HOSTILE), st.text(max_size=40)).map(
-    lambda text: text.encode("utf-8", "ignore").decode().replace("\0", "")
-)
-VALUE = st.one_of(st.none(), st.integers(0, 2**64 - 2), st.sampled_from([0, 1, 2**63, 2**30]))
-NAMES = [name for name, _ in COLUMNS] + ["cuda0_allocated", "cuda0_total", "cuda999_x", "other"]
-EVENT = st.tuples(
-    st.sampled_from(["start", "end", "leak", "holder", "cleanup", "phase", "fork", "what"]),
-    st.one_of(
-        TEXT,
-        st.from_regex(
-            r"(exit|limit|gc|freed)[ :,]{1,2}[0-9]{1,30}[.0-9]* (GiB|ms|B)", fullmatch=True
-        ),
-    ),
-    st.one_of(st.none(), st.integers(0, 2**64 - 2)),
-    st.integers(0, 2**64 - 2),
-    st.integers(0, 2**64 - 2),
-)
-
-
-@pytest.mark.slow
-@settings(max_examples=60, deadline=None)
-@given(
-    st.lists(st.sampled_from(NAMES), min_size=1, max_size=8, unique=True),
-    st.lists(st.tuples(st.integers(0, 2**64 - 2), st.lists(VALUE, min_size=8, max_size=8))),
-    st.lists(EVENT, max_size=8),
-    st.lists(st.tuples(TEXT, st.integers(0, 2**63), VALUE), max_size=4),
-)
-def test_any_valid_record_is_explained_and_reported(tmp_path_factory, names, rows, events, phases):
-    path = str(tmp_path_factory.mktemp("odd") / "run.mem")
-    with _core.RecordWriter(path, [(n, "B") for n in names], **SMALL, command=HOSTILE) as writer:
-        for time_ns, values in rows:
-            writer.append(time_ns, values[: len(names)])
-        for kind, text, step, time_ns, took in events:
-            if text:
-                writer.event(kind, text, step=step, time_ns=time_ns, duration_ns=took)
-        for name, took, peak in phases:
-            if name:
-                writer.phase(name, took, peak)
-    assert subprocess_free(["explain", path]) == 0
-    assert subprocess_free(["explain", path, "--json"]) == 0
-    assert subprocess_free(["report", path]) == 0
 
 
 def test_after_a_device_ran_out_a_guard_of_it_is_advised(tmp_path: Path) -> None:
