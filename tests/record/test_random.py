@@ -42,7 +42,7 @@ PATH, BASE = f"{FOLDER.name}/run.mem", f"{FOLDER.name}/base.mem"
 
 
 @contextlib.contextmanager
-def bounded() -> Iterator[None]:
+def within_limits() -> Iterator[None]:
     """Much more memory or time than a small record needs is a failure."""
 
     def hangs(*_: object) -> None:
@@ -65,10 +65,10 @@ def refused(constant: str) -> None:
     raise AssertionError(f"{constant} is not JSON")
 
 
-def told(*command: str) -> int:
+def exit_code(*command: str) -> int:
     """The exit code. What the command raises, and what it should not print, fails the test."""
     out, err = io.StringIO(), io.StringIO()
-    with bounded(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    with within_limits(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = cli.main(command)
     text, errors = out.getvalue(), err.getvalue().splitlines()
     assert shown_lines(text) == text
@@ -89,20 +89,20 @@ def all_commands() -> list[int]:
         write(BASE, steps=60, sizes=SMALL)
     to = ("--force", "-o", f"{FOLDER.name}/exported")
     codes = [
-        told("explain", PATH),
-        told("explain", PATH, "--json"),
-        told("watch", PATH, "--once", "--json"),
-        told("report", PATH, BASE, "--redact", "--json"),
-        told("compare", PATH, BASE),
-        told("compare", BASE, PATH, "--json", "--fail", BOUNDS),
+        exit_code("explain", PATH),
+        exit_code("explain", PATH, "--json"),
+        exit_code("watch", PATH, "--once", "--json"),
+        exit_code("report", PATH, BASE, "--redact", "--json"),
+        exit_code("compare", PATH, BASE),
+        exit_code("compare", BASE, PATH, "--json", "--fail", BOUNDS),
     ]
     for form in ("jsonl", "trace"):
-        codes.append(told("export", PATH, "--to", form, *to))
+        codes.append(exit_code("export", PATH, "--to", form, *to))
         text = Path(to[-1]).read_text() if codes[-1] == 0 else ""
         for line in filter(None, text.split("\n") if form == "jsonl" else [text]):
             json.loads(line, parse_constant=refused)
     if codes[0] == 0:
-        with bounded():
+        with within_limits():
             record = read_record(PATH)
             assert shown_lines(str(record)) == str(record)
             assert record._repr_html_()
