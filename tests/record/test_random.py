@@ -159,7 +159,7 @@ BODY = st.one_of(
 )
 
 
-@settings(max_examples=5000 if LONG else 60, deadline=None)
+@settings(max_examples=2500 if LONG else 60, deadline=None)
 @given(
     st.lists(st.sampled_from(NAMES), min_size=1, max_size=8, unique=True),
     st.lists(st.tuples(NUMBER, st.lists(VALUE, min_size=8, max_size=8))),

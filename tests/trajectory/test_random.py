@@ -4,6 +4,7 @@ overflow; a file is also opened as a killed process would have left it."""
 from __future__ import annotations
 
 import itertools
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,7 @@ class AgainstLists(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "store"):
             self.store.close()
+        shutil.rmtree(self.folder)
 
 
 test_against_lists = AgainstLists.TestCase
