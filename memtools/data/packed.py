@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import operator
@@ -48,7 +49,7 @@ class PackedList(Sequence[Any]):
 
     Slices are PackedLists over the same buffer. Raises TypeError if `records` is not an iterable of
     records or if one cannot be pickled (the message has its index), MemoryError if the system has
-    no memory for them. Exceptions from the iterable propagate unchanged.
+    no memory for them, or refuses the memfd. Exceptions from the iterable propagate unchanged.
     """
 
     __slots__ = ("_buffer", "_range")
@@ -180,9 +181,22 @@ def _no_memory(size: int, error: OSError) -> MemoryError:
     )
 
 
+def _no_file(error: OSError) -> MemoryError:
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        why, remedy = "has no descriptor left for", "close files, or raise the limit by ulimit -n"
+    else:
+        why, remedy = "may not call", "allow it in the seccomp profile of the container or sandbox"
+    return MemoryError(
+        f"PackedList(): this process {why} memfd_create ({error.strerror}); {remedy}"
+    )
+
+
 def _written(records: Iterable[Any]) -> int:
     """The descriptor of a new buffer with all records."""
-    descriptor = os.memfd_create("memtools-packed", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        descriptor = os.memfd_create("memtools-packed", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except OSError as error:
+        raise _no_file(error) from error
     try:
         _write(descriptor, records)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)

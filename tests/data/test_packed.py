@@ -15,8 +15,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from memtools import KVPool
 from memtools.data import PackedList, packed
 from tests.data import packedcases
+from tests.kit import refusedcalls
 from tests.kit.children import in_child
 
 RECORDS: list[Any] = [
@@ -158,6 +160,34 @@ def test_no_addresses_are_no_memory_and_leave_nothing(monkeypatch):
     with pytest.raises(MemoryError, match=r"for 1\.0 MiB of packed records .Cannot allocate"):
         PackedList([bytes(packed._CHUNK)])
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        (errno.EPERM, "allow it in the seccomp profile of the container or sandbox"),
+        (errno.ENOSYS, "allow it in the seccomp profile of the container or sandbox"),
+        (errno.EMFILE, "close files, or raise the limit by ulimit -n"),
+    ],
+)
+def test_memory_that_the_kernel_refuses_is_one_sentence(error, remedy):
+    """A KVPool's and a PackedList's memory has no name, and takes a memfd."""
+    makers = {
+        "PackedList": lambda: PackedList([1]),
+        "KVPool": lambda: KVPool(1, 1, 8, max_tokens=64, max_sequences=2, dtype="float32"),
+    }
+
+    def work():
+        refusedcalls.refuse("memfd_create", error)
+        for name, make in makers.items():
+            with pytest.raises(MemoryError) as caught:
+                make()
+            doing = "may not call" if error != errno.EMFILE else "has no descriptor left for"
+            assert str(caught.value) == (
+                f"{name}(): this process {doing} memfd_create ({os.strerror(error)}); {remedy}"
+            )
+
+    assert in_child(work) == 0
 
 
 def test_writes_that_are_cut_short_go_on(monkeypatch):

@@ -322,6 +322,11 @@ raise_no_memory(const KVPool *self, const mt_error *err, const char *doing)
                             "%s: this process may not call %s (%s); allow it in the seccomp "
                             "profile of the container or sandbox",
                             doing, err->call, strerror(err->native));
+    if (err->native == EMFILE || err->native == ENFILE)
+        return PyErr_Format(PyExc_MemoryError,
+                            "%s: this process has no descriptor left for %s (%s); close files, or "
+                            "raise the limit by ulimit -n",
+                            doing, err->call, strerror(err->native));
     return PyErr_Format(PyExc_MemoryError,
                         "%s: %s failed with code %d for %zu bytes; make room on the machine, or "
                         "set a limit that it can hold",
