@@ -22,6 +22,7 @@ from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from memtools._base.text import shown
 from memtools._version import __version__
 
 MODULE = "memtools._torch"
@@ -39,6 +40,7 @@ class Shim(NamedTuple):
     path: Path
     torch_version: str
     torch_commit: str  #: of a file that `memtools build-shim` made, its first 12 characters
+    refused: str = ""  #: why it is not loaded, whatever torch it is for, and what mends that
 
     def fits(self, version: str, git_version: str | None) -> bool:
         """Whether it was built for this torch."""
@@ -67,7 +69,7 @@ def folders() -> list[Path]:
 
 def built(info: Any) -> Iterator[Shim]:
     """All shims of this installation, this version of memtools and this Python; the one that was
-    made with memtools comes first.
+    made with memtools comes first. Those that others may have written are refused.
 
     Args:
         info: the module memtools._build_info.
@@ -79,28 +81,42 @@ def built(info: Any) -> Iterator[Shim]:
     form = re.compile(rf"_torch-{re.escape(__version__)}-(.+)-([^-]+){re.escape(SUFFIX)}")
     for folder in folders():
         try:
-            names = sorted(os.listdir(folder)) if _is_ours(folder) else []
+            names = sorted(os.listdir(folder))
         except OSError:
             continue
         for name in names:
-            if (match := form.fullmatch(name)) and _is_ours(folder / name):
-                yield Shim(folder / name, match[1], match[2])
+            if match := form.fullmatch(name):
+                path = folder / name
+                refused = why_not_ours(folder) or why_not_ours(path)
+                if refused:
+                    refused = f"memtools._torch is not loaded from {path}: {refused}"
+                yield Shim(path, match[1], match[2], shown(refused))
 
 
-def _is_ours(path: Path) -> bool:
-    """Whether nobody but this user and root can have written what is there: it is to be loaded as
-    native code. A folder of the cache is asked, and the one that it lies in."""
+def may_be_loaded(shims: list[Shim], version: str, git_version: str | None) -> bool:
+    """Whether one of them would be loaded for this torch, or was to be before something changed: a
+    program that goes on without a shim then says so."""
+    return any(not one.refused or one.fits(version, git_version) for one in shims)
+
+
+def why_not_ours(path: Path) -> str:
+    """Who but this user and root can write what is there, which is to be loaded as native code, and
+    what ends that; "" where nobody can. A folder of the cache is asked, and the one that it lies
+    in."""
     for one in (path, path.parent):
         if one.is_relative_to(PACKAGE) or one == PACKAGE.parent:
             continue  # whoever writes to the package needs no shim for it
         try:
             found = one.stat()
-        except OSError:
-            return False
+        except OSError as error:
+            return f"{one} cannot be looked at ({error.strerror})"
         others = 0o002 if found.st_gid == os.getegid() else 0o022
-        if found.st_uid not in (0, os.geteuid()) or found.st_mode & others:
-            return False
-    return True
+        if found.st_uid not in (0, os.geteuid()):
+            return f"{one} belongs to another user (uid {found.st_uid}); remove it"
+        if found.st_mode & others:
+            mode = found.st_mode & 0o7777
+            return f"other users may write to {one} (mode {mode:04o}); run chmod go-w {one}"
+    return ""
 
 
 def load(shim: Shim) -> Any:

@@ -116,13 +116,18 @@ def _load_shim(version: str, git_version: str) -> tuple[Any, str]:
     for shim in built:
         if shim.fits(version, git_version):
             try:
-                return shims.load(shim), ""
+                if shim.refused:
+                    reason = shim.refused
+                else:
+                    return shims.load(shim), ""
             except ImportError as error:
                 reason = f"memtools._torch does not load: {error}"
-    if not built:  # nobody has asked for it: nothing is wrong that a warning would have to tell
+    if not shims.may_be_loaded(built, version, git_version):  # nobody has asked for it
         return None, f"memtools._torch has not been built for torch {version}"
     if not reason:
-        there = " and for ".join(dict.fromkeys(shim.torch_version for shim in built))
+        there = " and for ".join(
+            dict.fromkeys(shim.torch_version for shim in built if not shim.refused)
+        )
         same = " of another commit" if version == there else ""
         reason = f"memtools._torch was built for torch {there}, this is {version}{same}"
     message = f"{reason}; memtools goes on without it, a little slower; run {shims.BUILD_COMMAND}"

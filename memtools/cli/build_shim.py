@@ -50,7 +50,7 @@ class BuildShim:
         fitting = [
             built.path
             for built in shim.built(_build_info)
-            if built.fits(torch.version, torch.git) and built.path.is_file()
+            if not built.refused and built.fits(torch.version, torch.git) and built.path.is_file()
         ]
         if fitting and not args.force:
             printed(f"The shim for torch {torch.version} is there: {fitting[0]}")
@@ -115,13 +115,18 @@ def find_compiler() -> list[str]:
 
 
 def find_place() -> Path:
-    """The first of the folders for shims that can be written to."""
-    folders = shim.folders()
+    """The first of the folders for shims that can be written to, and not by other users as well."""
+    folders, refused = shim.folders(), ""
     for folder in folders:
         with suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
+            for one in (folder.parent, folder):  # whatever the umask lets others do
+                one.mkdir(mode=0o755, parents=True, exist_ok=True)
             if os.access(folder, os.W_OK):
-                return folder
+                refused = shim.why_not_ours(folder)
+                if not refused:
+                    return folder
+    if refused:
+        raise BuildError(f"a shim in {folders[-1]} would not be loaded: {refused}")
     raise BuildError(
         f"the shim can be written neither to {' nor to '.join(map(str, folders))}; "
         "make one of them writable, or set XDG_CACHE_HOME to a folder that is"
@@ -155,6 +160,7 @@ def compile_shim(
                 f"{compiler[0]} cannot compile the shim for torch {torch.version}, its errors are "
                 "above; a compiler that knows C++20 is needed, such as gcc 12 or clang 14"
             )
+        made.chmod(made.stat().st_mode & ~0o022)  # one that others may write to is not loaded
         os.replace(made, path)
 
 

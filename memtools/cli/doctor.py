@@ -196,6 +196,10 @@ def connect(torch: Torch | None, core: ModuleType | str) -> Connection:
     return Connection("", "" if loaded else one_line(reason or "it gives no reason"))
 
 
+def all_shims(info: ModuleType | str) -> list[shim.Shim]:
+    return [] if isinstance(info, str) else list(shim.built(info))
+
+
 def built(info: ModuleType | str, name: str, absent: str) -> Fact:
     """One constant of _build_info; `absent` is the text for None."""
     if isinstance(info, str):
@@ -208,7 +212,7 @@ def extension_facts(
     core: ModuleType | str, info: ModuleType | str, connection: Connection
 ) -> Section:
     torch, why = connection.torch_error, connection.shim_error
-    built_shims = [] if isinstance(info, str) else list(shim.built(info))
+    built_shims = [one for one in all_shims(info) if not one.refused]
     versions = dict.fromkeys(built.torch_version for built in built_shims)
     commits = dict.fromkeys(built.torch_commit for built in built_shims)
     absent = Fact(None, "not built")
@@ -377,7 +381,11 @@ def examine(root: Path = ROOT, environ: Mapping[str, str] = os.environ) -> Findi
         findings.broken.append(f"memtools._core does not load: {core}; run {rebuild}")
     elif torch and connection.torch_error:
         findings.broken.append(f"torch {torch.version} does not connect: {connection.torch_error}")
-    elif torch and connection.shim_error and not isinstance(info, str) and any(shim.built(info)):
+    elif (
+        torch
+        and connection.shim_error
+        and shim.may_be_loaded(all_shims(info), torch.version, torch.git)
+    ):
         why = f"the {SHIM} is not loaded: {connection.shim_error}"
         findings.broken.append(f"{why}; run {shim.BUILD_COMMAND}")
     findings.sections = {

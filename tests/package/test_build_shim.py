@@ -11,6 +11,7 @@ import pytest
 
 from memtools import _build_info, cli
 from memtools._base import shim
+from memtools._base import torch as bridge
 from memtools.cli import build_shim
 
 Patch = pytest.MonkeyPatch
@@ -175,25 +176,71 @@ def test_a_file_is_for_one_memtools_one_torch_and_one_python(place: Path) -> Non
     assert not found.fits("2.13.0+cpu", None)
 
 
-def test_a_shim_that_others_may_have_written_is_not_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: Patch) -> Path:
+    """A shim in the user's cache for a torch that has none beside the package."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(_build_info, "TORCH_VERSION", None)
     folder = shim.folders()[1]
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, mode=0o755)
     path = folder / shim.file_name("2.98.0", COMMIT)
-    path.touch()
+    path.touch(0o755)
+    return path
 
-    def is_found() -> bool:
-        return any(one.path == path for one in shim.built(NOT_BUILT))
 
-    assert is_found()
-    for one in (path, folder, folder.parent):
-        mode = one.stat().st_mode
-        one.chmod(mode | 0o002)
-        assert not is_found()
+OTHERS_MAY_WRITE = "other users may write to {0} (mode {1:04o}); run chmod go-w {0}"
+
+
+def test_a_shim_that_others_may_have_written_is_not_loaded_and_says_why(
+    kept: Path, monkeypatch: Patch
+) -> None:
+    """The warning has the file, the reason and what to run, once; doctor has the same reason."""
+    for one in (kept, kept.parent, kept.parent.parent):
+        mode = one.stat().st_mode & 0o7777 | 0o002
         one.chmod(mode)
-    assert is_found()
+        why = f"memtools._torch is not loaded from {kept}: {OTHERS_MAY_WRITE.format(one, mode)}"
+        with pytest.warns(RuntimeWarning) as caught:
+            assert bridge._load_shim("2.98.0", COMMIT) == (None, why)
+        assert [str(one.message) for one in caught] == [
+            f"{why}; memtools goes on without it, a little slower; run memtools build-shim"
+        ]
+        assert shim.may_be_loaded([*shim.built(_build_info)], "2.98.0", COMMIT)  # doctor: broken
+        # For another torch it is as if it were not there: nothing that it says is repeated.
+        reason = "memtools._torch has not been built for torch 2.97.0"
+        assert bridge._load_shim("2.97.0", COMMIT) == (None, reason)
+        one.chmod(mode & ~0o002)
+    (found,) = shim.built(_build_info)
+    assert (found.path, found.refused) == (kept, "")
+    if os.geteuid() == 0:  # whose files all users load
+        os.chown(kept.parent, 65534, -1)
+    owner = kept.parent.stat().st_uid
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    (found,) = shim.built(_build_info)
+    assert found.refused.endswith(f"{kept.parent} belongs to another user (uid {owner}); remove it")
+
+
+def test_it_writes_nowhere_where_others_may_write_and_takes_that_right_from_what_it_makes(
+    torch: Path, kept: Path, monkeypatch: Patch, capsys: Capture
+) -> None:
+    """With a umask of 0, as some containers have it."""
+    script = 'while [ "$1" != -o ]; do shift; done; umask 0; echo >"$2"'
+    monkeypatch.setenv("CXX", compiler(torch, script))
+    monkeypatch.setattr(build_shim, "why_not_loaded", lambda: "")
+    monkeypatch.setattr(shim, "folders", lambda: [kept.parent])
+    kept.parent.chmod(0o777)
+    assert said(capsys) == (
+        f"a shim in {kept.parent} would not be loaded: "
+        f"{OTHERS_MAY_WRITE.format(kept.parent, 0o777)}"
+    )
+    new = kept.parents[1] / "a/b"
+    monkeypatch.setattr(shim, "folders", lambda: [new])
+    before = os.umask(0)
+    try:
+        assert cli.main(["build-shim"]) == 0
+    finally:
+        os.umask(before)
+    (found,) = shim.built(NOT_BUILT)
+    assert (found.path.parent, found.refused) == (new, "")
 
 
 def test_a_torch_of_no_known_commit_has_a_shim_of_its_own(place: Path) -> None:
