@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from memtools._base import torch as bridge
 from memtools._base.metrics import MetricsSource, check_source
+from memtools._base.number import as_float, whole_number
 from memtools._base.ranks import device_of
 
 if TYPE_CHECKING:
@@ -96,12 +97,11 @@ def monitor_ranks(
             if it is not in the group, or `max_bytes` is less than 64.
         TypeError: `source` has no `metrics()`.
     """
-    if max_bytes < 64:
-        raise ValueError(f"max_bytes is at least 64, got {max_bytes}")
+    max_bytes = whole_number("max_bytes", max_bytes, 64)
     if not isinstance(source, Mapping):
         check_source(source, "monitor_ranks()")
     figures = source if isinstance(source, Mapping) else source.metrics()
-    values = {key: float(value) for key, value in figures.items()}
+    values = {key: as_float(value) for key, value in figures.items()}
     dist = bridge.process_group()
     if dist is None:
         return _merged([(0, values)])

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from typing import NamedTuple
 
+from memtools._base.number import LARGEST, shown
+
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
-_PATTERN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(steps?|s|min|h|)\s*")
+_PATTERN = re.compile(r"\s*(\d{1,15}(?:\.\d+)?)\s*(steps?|s|min|h|)\s*")
+_SHOWN = 40  # characters of a text that an error repeats
 
 
 class Every(NamedTuple):
@@ -31,12 +35,16 @@ def parse_every(every: int | str, name: str = "print_every") -> Every:
     of its range.
     """
     wanted = f'{name} is a number of steps, or a time like "30 s"'
-    if isinstance(every, bool) or not isinstance(every, (int, str)):
-        raise TypeError(f"{wanted}, got {type(every).__name__}")
-    found = _PATTERN.fullmatch(str(every))
+    if not isinstance(every, str):
+        if isinstance(every, bool) or not hasattr(every, "__index__"):
+            raise TypeError(f"{wanted}, got {type(every).__name__}")
+        if 1 <= (steps := operator.index(every)) <= LARGEST:
+            return Every(steps=steps)
+        raise ValueError(f"{wanted}, got {shown(steps)}")
+    found = _PATTERN.fullmatch(every)
     number, unit = found.groups() if found else ("", "")
     if unit in _SECONDS and float(number) * _SECONDS[unit] >= 0.1:
         return Every(seconds=float(number) * _SECONDS[unit])
     if unit in ("", "step", "steps") and number.isdecimal() and int(number) >= 1:
         return Every(steps=int(number))
-    raise ValueError(f"{wanted}, got {every!r}")
+    raise ValueError(f"{wanted}, got {every[:_SHOWN]!r}")

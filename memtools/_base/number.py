@@ -12,15 +12,22 @@ SMALLEST: Final = -(2**63)
 _SHORT: Final = 128  # bits of an int that a message shows as it is
 
 
+def any_whole_number(name: str, value: Any) -> int:
+    """An argument as an int of any size. Raises TypeError if it is not an int."""
+    __tracebackhide__ = True  # pytest shows the caller's line and the message
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} is an int, got {type(value).__name__}")
+    return operator.index(value)
+
+
 def whole_number(name: str, value: Any, least: int | None = 1, most: int = LARGEST) -> int:
     """An argument as an int; whole numbers of NumPy and torch are taken as well.
 
     Raises TypeError if it is not an int, ValueError if it is below `least` (None: -2**63), or above
     `most`.
     """
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} is an int, got {type(value).__name__}")
-    number = operator.index(value)
+    __tracebackhide__ = True
+    number = any_whole_number(name, value)
     if number < (SMALLEST if least is None else least):
         smallest = "-2**63" if least is None else f"{least:,}"
         raise ValueError(f"{name} is at least {smallest}, got {shown(number)}")
@@ -38,6 +45,22 @@ def shown(number: float) -> str:
     return f"{number:,}" if bits <= _SHORT else f"about {sign}2**{bits}"
 
 
+def number(name: str, value: Any) -> float:
+    """An argument as a float, which is infinite for an int beyond the largest float.
+
+    Raises TypeError if it is not a number.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} is a number, got {type(value).__name__}")
+    return as_float(value)
+
+
+def repr_of(value: Any) -> str:
+    """`repr(value)` for a message; of an int with very many digits its size alone."""
+    is_long = isinstance(value, int) and value.bit_length() > _SHORT
+    return shown(value) if is_long else repr(value)
+
+
 def positive(name: str, value: Any, remedy: str = "") -> float:
     """An argument as a float.
 
@@ -48,13 +71,11 @@ def positive(name: str, value: Any, remedy: str = "") -> float:
 
     Raises TypeError if it is not a number, ValueError if it is not above 0 and finite.
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} is a number, got {type(value).__name__}")
-    number = as_float(value)
-    if not (math.isfinite(number) and number > 0):
-        hint = remedy if number == math.inf else ""
+    found = number(name, value)
+    if not (math.isfinite(found) and found > 0):
+        hint = remedy if found == math.inf else ""
         raise ValueError(f"{name} is above 0 and finite, got {shown(value)}{hint}")
-    return number
+    return found
 
 
 def as_float(value: Any) -> float:
@@ -62,4 +83,4 @@ def as_float(value: Any) -> float:
     try:
         return float(value)
     except OverflowError:
-        return math.inf if value > 0 else -math.inf
+        return math.inf if operator.index(value) > 0 else -math.inf

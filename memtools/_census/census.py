@@ -13,6 +13,7 @@ from typing import Any
 
 from memtools import _core
 from memtools._base import torch as bridge
+from memtools._base.number import whole_number
 from memtools._base.size import format_bytes
 from memtools._base.text import aligned
 from memtools._census.holders import (
@@ -212,6 +213,7 @@ class Growth:
 
         Raises TypeError if `of` is neither.
         """
+        limit = whole_number("limit", limit)
         if of is None:
             if not (self.groups or self.types):
                 return []
@@ -257,10 +259,7 @@ class Growth:
 
         Raises ValueError if `steps` is below 1, TypeError if `of` is neither.
         """
-        if steps < 1:
-            raise ValueError(
-                f"steps is at least 1, got {steps}; pass how many lie between the looks"
-            )
+        steps = whole_number("steps", steps)
         found: list[Holder] = []
         grown = of
         if grown is None and self:

@@ -31,6 +31,7 @@ from memtools import _core
 from memtools._base import sentences
 from memtools._base import torch as bridge
 from memtools._base.libraries import is_own
+from memtools._base.number import whole_number
 from memtools._base.redact import harmless
 from memtools._base.size import format_bytes
 
@@ -330,10 +331,7 @@ def holder_of(objects: object, *, steps: int = 1) -> list[Holder]:
     Returns an empty list for an empty list or tuple. Raises ValueError if `steps` is below 1,
     TypeError if it is not an int, MemoryError.
     """
-    if not issubclass(type(steps), int):
-        raise TypeError(f"steps is an int, got {type_name(type(steps))}")
-    if steps < 1:
-        raise ValueError(f"steps is at least 1, got {steps}; pass in how many steps they came")
+    steps = whole_number("steps", steps)
     given: Any = objects
     # By the methods of list and tuple, as a class may define its own.
     if issubclass(type(given), list):

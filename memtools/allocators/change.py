@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from memtools._base import malloc
+from memtools._base.number import any_whole_number, shown
 from memtools._base.size import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -49,14 +50,12 @@ def change(wanted: Mapping[str, Any], read: Callable[[], HostAllocator]) -> list
 
 
 def _checked(name: str, value: Any) -> int:
-    if name != "arena_max":
-        value = parse_bytes(value, name)
-    elif isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} is an int, got {type(value).__name__}")
+    is_count = name == "arena_max"
+    value = any_whole_number(name, value) if is_count else parse_bytes(value, name)
     least, most = _RANGES[name]
     if not least <= value <= most:
-        unit = "arenas" if name == "arena_max" else "bytes"
-        raise ValueError(f"{name} is {least:,} to {most:,} {unit}, got {value:,}")
+        unit = "arenas" if is_count else "bytes"
+        raise ValueError(f"{name} is {least:,} to {most:,} {unit}, got {shown(value)}")
     return int(value)
 
 

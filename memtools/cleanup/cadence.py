@@ -6,6 +6,7 @@ every  gc_every={"update": 500, "generation": 1}  ->  (500, 0, 0, 0, 1, 0, ...)
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any, Final, TypeVar
 
 from memtools import _core
 from memtools._base.decorate import decorated, in_scope
+from memtools._base.number import number, shown, whole_number
 
 UPDATE, MICRO_BATCH, VALIDATION, EPOCH = range(4)
 BUILT_IN: Final = ("update", "micro_batch", "validation", "epoch")
@@ -63,20 +65,17 @@ class Settings:
         if _share("pressure", self.pressure) <= 0:
             raise ValueError(f"pressure is above 0 and at most 1, got {self.pressure}")
         _share("max_cost", self.max_cost)
-        if isinstance(self.warmup, bool) or not isinstance(self.warmup, int):
-            raise TypeError(f"warmup is an int, got {type(self.warmup).__name__}")
-        if not 0 <= self.warmup <= MOST_EVERY:
-            raise ValueError(f"warmup is 0 to {MOST_EVERY:,} updates, got {self.warmup:,}")
+        warmup = whole_number("warmup", self.warmup, 0, MOST_EVERY)
+        object.__setattr__(self, "warmup", warmup)
         if self.name is not None and not isinstance(self.name, str):
             raise TypeError(f"name is a str or None, got {type(self.name).__name__}")
 
 
 def _share(argument: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{argument} is a number, got {type(value).__name__}")
-    if not 0 <= value <= 1:
-        raise ValueError(f"{argument} is 0 to 1, a part of the whole, got {value}")
-    return value
+    share = number(argument, value)
+    if not 0 <= share <= 1:
+        raise ValueError(f"{argument} is 0 to 1, a part of the whole, got {shown(share)}")
+    return share
 
 
 def together(cadences: Iterable[Every | None]) -> int:
@@ -164,12 +163,12 @@ def _by_name(cadence: Cadence, argument: str) -> Iterable[tuple[str, int]]:
 
 
 def _count(count: int, argument: str) -> int:
-    if isinstance(count, bool) or not isinstance(count, int):
+    if isinstance(count, bool) or not hasattr(count, "__index__"):
         kinds = "an int" if "[" in argument else "an int, a dict of ints or None"
         raise TypeError(f"{argument} is {kinds}, got {type(count).__name__}")
-    if not 1 <= count <= MOST_EVERY:
-        raise ValueError(f"{argument} is 1 to {MOST_EVERY:,}, got {count:,}; None is never")
-    return count
+    if not 1 <= (found := operator.index(count)) <= MOST_EVERY:
+        raise ValueError(f"{argument} is 1 to {MOST_EVERY:,}, got {shown(found)}; None is never")
+    return found
 
 
 def _plural(name: str, count: int) -> str:

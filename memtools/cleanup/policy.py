@@ -153,9 +153,9 @@ class CleanupPolicy:
         `with policy.step():` works as well; the cleanup comes before the block.
 
         Args:
-            n: how many updates have ended, at least 0; 1 by default.
+            n: how many updates have ended, 0 to 2**48; 1 by default.
 
-        Raises TypeError if `n` is not an int, ValueError if it is below 0.
+        Raises TypeError if `n` is not an int, ValueError if it is out of its range.
         """
         self._core.tick(UPDATE, n)
         return _NOTHING

@@ -14,7 +14,6 @@ import bisect
 import errno
 import importlib
 import itertools
-import operator
 import os
 import re
 import sys
@@ -27,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from memtools._base import torch as bridge
 from memtools._base.mapping import file_of
 from memtools._base.notice import notice
-from memtools._base.number import whole_number
+from memtools._base.number import any_whole_number, shown, whole_number
 from memtools._base.size import format_bytes
 from memtools._base.text import count
 from memtools.budget import Budget
@@ -264,10 +263,10 @@ class H5Episodes:
 
         Raises IndexError if `index` is out of range; -1 is the last frame.
         """
-        index = operator.index(index)
+        index = any_whole_number("index", index)
         frame = index + len(self) if index < 0 else index
         if not 0 <= frame < len(self):
-            raise IndexError(f"index is below {len(self):,}, the frames of all, got {index}")
+            raise IndexError(f"index is below {len(self):,}, the frames of all, got {shown(index)}")
         episode = bisect.bisect_right(self._ends, frame)
         return episode, frame - self._ends[episode] + self._lengths[episode]
 
@@ -284,12 +283,14 @@ class H5Episodes:
         Raises IndexError if there is no such frame; OSError or ValueError if its file is not as it
         was.
         """
-        episode, start = operator.index(episode), operator.index(start)
+        episode = any_whole_number("episode", episode)
+        start = any_whole_number("start", start)
         if not 0 <= episode < self.num_episodes:
-            raise IndexError(f"episode is below {self.num_episodes}, got {episode}")
+            raise IndexError(f"episode is below {self.num_episodes}, got {shown(episode)}")
         length = self._lengths[episode]
         if not 0 <= start < length:
-            raise IndexError(f"start is below {length}, the frames of the episode, got {start}")
+            frames = f"{length}, the frames of the episode"
+            raise IndexError(f"start is below {frames}, got {shown(start)}")
         item = {path: self._rows(episode, path, start, start + 1)[0] for path in self.observations}
         if self._actions is not None:
             torch = bridge.connect().torch

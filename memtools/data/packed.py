@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import mmap
-import operator
 import os
 import pickle
 import struct
@@ -15,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, overload
 
 from memtools._base.mapping import Descriptor, map_file
+from memtools._base.number import any_whole_number, repr_of
 from memtools._base.size import format_bytes
 
 _CHUNK = 1 << 20  # bytes that are gathered before they are written to the buffer
@@ -78,9 +78,9 @@ class PackedList(Sequence[Any]):
             return _of(self._buffer, self._range[index])
         try:
             at = self._range[index]
-        except IndexError:
-            count = len(self._range)
-            told = f"index {operator.index(index)} is out of range: there are {count:,} records"
+        except (IndexError, TypeError):
+            number, count = any_whole_number("index", index), len(self._range)
+            told = f"index {repr_of(number)} is out of range: there are {count:,} records"
             raise IndexError(told) from None
         return self._buffer.read(at)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from memtools import _core
 from memtools._base import torch as bridge
-from memtools._base.number import whole_number
+from memtools._base.number import positive, whole_number
 from memtools._base.size import format_bytes
 from memtools._base.text import aligned, count, duration, sentence
 from memtools.data.inflight import SHM, shm_room
@@ -203,10 +203,8 @@ def loader_report(
         raise TypeError(f"loader_report() takes a torch DataLoader, got {type(loader).__name__}")
     batches = whole_number("batches", batches)
     for name, number in (("step_seconds", step_seconds), ("timeout", timeout)):
-        if number is not None and not isinstance(number, int | float):
-            raise TypeError(f"{name} is a number of seconds, got {type(number).__name__}")
-        if number is not None and not 0 < number < math.inf:
-            raise ValueError(f"{name} is a number of seconds above 0, got {number}")
+        if number is not None:
+            positive(name, number)
     found = measure(original, batches, timeout)
     return _report(original, found, step_seconds, in_flight)
 
@@ -301,7 +299,7 @@ class _Wanted:
             reasons.append("there is no device to pin memory for")
         seconds = self.found.batch_seconds
         if step_seconds is not None and seconds is not None:
-            workers = min(cores, math.ceil(seconds / step_seconds))
+            workers = math.ceil(min(cores, seconds / step_seconds))
             if self.is_stream:  # more of them would draw the same, unless it divides itself
                 workers = min(workers, max(1, new.num_workers))
             if workers != new.num_workers:

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from memtools._base.number import whole_number
+from memtools._base.number import repr_of, shown, whole_number
 
 #: samples that are sorted by length together before padded batches are cut out of them
 _WINDOW = 1024
@@ -138,8 +138,8 @@ class BudgetSampler:
                 )
             if name in _COMPARED and state[name] != value:
                 raise ValueError(
-                    f"the state is of a sampler with {name} {state[name]!r}, and this one has "
-                    f"{value!r}; make the sampler as it was, or begin the epoch anew"
+                    f"the state is of a sampler with {name} {repr_of(state[name])}, and this one "
+                    f"has {value!r}; make the sampler as it was, or begin the epoch anew"
                 )
         epoch = whole_number("epoch", state["epoch"], 0)
         done = whole_number("done", state["done"], 0)
@@ -250,8 +250,8 @@ def _lengths(lengths: Any, budget: int) -> array[int]:
             number = whole_number(f"lengths[{index:,}]", length, 0)
         if number > budget:
             raise ValueError(
-                f"sample {index:,} has a length of {number:,}, above the budget of {budget:,} of a "
-                "whole batch; raise the budget, or leave the sample out"
+                f"sample {index:,} has a length of {shown(number)}, above the budget of "
+                f"{budget:,} of a whole batch; raise the budget, or leave the sample out"
             )
         found.append(number)
     return found

@@ -23,6 +23,7 @@ from typing import Self
 
 from memtools._base.mapping import file_of
 from memtools._base.metrics import MetricsSource, check_source
+from memtools._base.number import whole_number
 from memtools._base.size import format_bytes, parse_bytes
 
 _LEAST = 4096
@@ -87,8 +88,7 @@ class JsonlWriter:
         expert: bool = False,
     ) -> None:
         check_source(source, "JsonlWriter")
-        if every < 1 or keep < 1:
-            raise ValueError(f"every and keep are at least 1, got {every} and {keep}")
+        every, keep = whole_number("every", every), whole_number("keep", keep)
         self._most = parse_bytes(max_bytes, "max_bytes")
         if self._most < _LEAST:
             asked = format_bytes(self._most)
@@ -126,9 +126,12 @@ class JsonlWriter:
         return self._lost
 
     def step(self, n: int = 1) -> None:
-        """Count n steps, and write a line when `every` are over. Call it after `monitor.step()`."""
+        """Count n steps, and write a line when `every` are over. Call it after `monitor.step()`.
+
+        Raises TypeError if `n` is not an int, ValueError if it is below 0.
+        """
         before = self._steps // self._every
-        self._steps += n
+        self._steps += whole_number("n", n, 0)
         if self._steps // self._every > before:
             self.write()
 

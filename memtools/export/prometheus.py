@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 from memtools._base import process
 from memtools._base.mapping import file_of
 from memtools._base.metrics import MetricsSource, check_source
+from memtools._base.number import whole_number
 from memtools.export.names import Sample, check_labels, samples_of
 
 if TYPE_CHECKING:
@@ -63,8 +64,7 @@ class PrometheusExporter:
         expert: bool = False,
     ) -> None:
         check_source(source, "PrometheusExporter")
-        if not 0 <= port <= 65535:
-            raise ValueError(f"port is 0 to 65535, got {port}; 0 takes a free one")
+        port = whole_number("port", port, 0, 65535)
         self._source, self._asked, self._host, self._expert = source, port, host, expert
         self._labels = check_labels(labels or {})
         self._server: Any = None

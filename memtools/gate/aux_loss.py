@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from memtools._base import process
 from memtools._base import torch as bridge
+from memtools._base.number import whole_number
 
 if TYPE_CHECKING:
     import torch
@@ -61,9 +62,7 @@ class AuxLoss:
     )
 
     def __init__(self, warn_after: int = 3) -> None:
-        if warn_after < 1:
-            raise ValueError(f"warn_after is at least 1 update, got {warn_after}")
-        self._warn_after = warn_after
+        self._warn_after = whole_number("warn_after", warn_after)
         self._lock, self._owner = threading.RLock(), _forks
         self._warned: set[str] = set()
         self._sum: torch.Tensor | None = None

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from memtools._base import torch as bridge
+from memtools._base.number import as_float, shown
 from memtools.grad.backoff import BackOff
 from memtools.grad.window import COUNTS, MEASURES, Sum, Window, WindowRunner
 
@@ -123,8 +124,8 @@ def _check_number(name: str, value: Any, kind: str) -> None:
     types = int if kind is _COUNT else (int, float)
     if isinstance(value, bool) or not isinstance(value, types):
         raise TypeError(f"this state's {name} is {kind}, got {type(value).__name__}")
-    if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"this state's {name} is 0 or more and finite, got {value}")
+    if not (math.isfinite(as_float(value)) and value >= 0):
+        raise ValueError(f"this state's {name} is 0 or more and finite, got {shown(value)}")
 
 
 def _check_tensors(gradients: Any, rng: Any) -> None:

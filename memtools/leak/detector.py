@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from memtools import _core
 from memtools._base import sentences
+from memtools._base.number import positive, whole_number
 from memtools._base.size import parse_bytes
 
 SIGNALS = ("heap", "python", "tensors", "children", "device", "shm", "rss")
@@ -151,8 +152,7 @@ class LeakDetector(_core.LeakDetector):
         span_steps: int = 1500,
         bar_bytes: int | str | Mapping[str, int | str] | None = None,
     ) -> LeakDetector:
-        if span_steps < 1:
-            raise ValueError(f"span_steps is at least 1 step, got {span_steps}")
+        span_steps = whole_number("span_steps", span_steps)
         self = super().__new__(cls, span_steps, _bars(bar_bytes))
         self.limit_bytes = None if limit_bytes is None else parse_bytes(limit_bytes, "limit_bytes")
         self.device_limit_bytes = (
@@ -272,10 +272,9 @@ class LeakDetector(_core.LeakDetector):
         """
         if bytes is None and rate is None:
             raise ValueError(f"expect_growth({name!r}) declares nothing; pass bytes or rate")
-        if rate is not None and not 0 < rate < math.inf:
-            raise ValueError(f"expect_growth({name!r}): rate is above 0 bytes a step, got {rate}")
+        a_step = math.inf if rate is None else positive(f"expect_growth({name!r}): rate", rate)
         size = math.inf if bytes is None else float(parse_bytes(bytes, "bytes"))
-        self._expect(name, size, math.inf if rate is None else float(rate), until, signal)
+        self._expect(name, size, a_step, until, signal)
 
     def __repr__(self) -> str:
         readings = max((line[2] for line in self._last().values()), default=0)

@@ -14,6 +14,7 @@ from memtools import _core
 from memtools._base import devices as cuda_devices
 from memtools._base import sentences
 from memtools._base.decorate import name_of_callback
+from memtools._base.number import number
 from memtools._base.redact import harmless
 from memtools._base.size import format_bytes
 from memtools.errors import DeviceMemoryPressure, HostMemoryPressure, MemoryPressure
@@ -116,11 +117,10 @@ class Watermarks:
         """Raises ValueError for a fraction that is not in (0, 1], too many watermarks, or a device
         that cannot be."""
         what = "guard" if safe else "on_pressure"
-        if isinstance(fraction, bool) or not isinstance(fraction, (int, float)):
-            raise TypeError(f"{what}(): fraction is a number, got {type(fraction).__name__}")
+        fraction = number(f"{what}(): fraction", fraction)
         if not 0 < fraction <= 1:
             raise ValueError(f"{what}(): fraction is above 0 and at most 1, got {fraction}")
-        handle = Handle(self, float(fraction), action, safe, _whose(device, what))
+        handle = Handle(self, fraction, action, safe, _whose(device, what))
         if sum(map(self._bits_of, self._handles)) + self._bits_of(handle) > MOST_WATERMARKS:
             raise ValueError(
                 f"{what}(): {len(self._handles)} callbacks and guards wait already; cancel some"

@@ -25,7 +25,7 @@ from memtools._base.devices import DeviceMemory, parse_device
 from memtools._base.every import parse_every
 from memtools._base.libraries import is_own
 from memtools._base.notice import logger
-from memtools._base.number import whole_number
+from memtools._base.number import number, whole_number
 from memtools._base.size import parse_bytes
 from memtools._census.holders import Holder
 from memtools._core import Probe
@@ -130,8 +130,7 @@ class MemoryMonitor:
         print_every: int | str | None = None,
         trace: bool = True,
     ) -> None:
-        if isinstance(interval_ms, bool) or not isinstance(interval_ms, (int, float)):
-            raise TypeError(f"interval_ms is a number, got {type(interval_ms).__name__}")
+        interval_ms = number("interval_ms", interval_ms)
         if not 0.1 <= interval_ms <= 3_600_000:
             raise ValueError(f"interval_ms is 0.1 to 3,600,000 (1 hour), got {interval_ms}")
         if log_interval is not None:
@@ -314,10 +313,10 @@ class MemoryMonitor:
         while the monitor is not running.
 
         Args:
-            n: how many steps have ended, at least 0; 1 by default.
+            n: how many steps have ended, 0 to 2**48; 1 by default.
 
         Raises HostMemoryPressure or DeviceMemoryPressure if a guard or a callback asks for it,
-        ValueError if `n` is negative.
+        ValueError if `n` is out of its range.
         """
         run = self._live
         if run is None:

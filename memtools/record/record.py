@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import IO, Any
 
 from memtools import _core
+from memtools._base.number import whole_number
 from memtools._base.size import format_bytes
 from memtools._base.text import shown
 from memtools.record import kinds, version1
@@ -170,6 +171,7 @@ class Record:
 
     def wall_time(self, time_ns: int) -> float:
         """Seconds since 1970 at `time_ns` of the run's clock."""
+        time_ns = whole_number("time_ns", time_ns, None)
         return (self.start_ns + time_ns - self.clock_ns) / 1e9
 
     def to_jsonl(self, file: IO[str]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import closing
 
 from memtools._base.devices import find_devices, seen_devices
+from memtools._base.number import any_whole_number, shown, whole_number
 from memtools._base.size import format_bytes, parse_bytes
 from memtools.testing.growth import LEAST_STEPS, GrowthTest
 from memtools.testing.trend import LEAST_READINGS
@@ -96,15 +97,10 @@ def parse_growth(growth: object) -> tuple[int, str]:
 def check_steps(steps: object, warmup: object = None) -> None:
     """Raises TypeError or ValueError where so many steps, with so many to warm up, say nothing."""
     __tracebackhide__ = True
-    for name, number in (("steps", steps), ("warmup", warmup)):
-        is_int = isinstance(number, int) and not isinstance(number, bool)
-        if not is_int and not (name == "warmup" and number is None):
-            raise TypeError(f"{name} is an int, got {type(number).__name__}")
-    assert isinstance(steps, int)
-    if steps < LEAST_STEPS:
-        raise ValueError(f"steps is at least {LEAST_STEPS}, got {steps}")
-    if isinstance(warmup, int) and not 0 <= warmup <= steps - LEAST_READINGS:
+    number = whole_number("steps", steps, LEAST_STEPS)
+    least = 0 if warmup is None else any_whole_number("warmup", warmup)
+    if not 0 <= least <= number - LEAST_READINGS:
         raise ValueError(
-            f"warmup is from 0 to {steps - LEAST_READINGS}, so that {LEAST_READINGS} of {steps} "
-            f"steps are left, got {warmup}"
+            f"warmup is from 0 to {number - LEAST_READINGS}, so that {LEAST_READINGS} of {number} "
+            f"steps are left, got {shown(least)}"
         )

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from memtools import _core
 from memtools._base import torch as bridge
-from memtools._base.number import positive, whole_number
+from memtools._base.number import as_float, positive, repr_of, whole_number
 
 if TYPE_CHECKING:
     import torch
@@ -344,8 +344,8 @@ class TrajectoryEpochs(Iterator[TrajectoryEpoch]):
                 f"the state is at chunk {done} of epoch {epoch}, beyond {self.chunks_per_epoch} "
                 f"chunks in {self._num_epochs} epochs"
             )
-        kl = [float(value) for value in state["kl"]]
-        sums = float(state["kl_sum"]), float(state["kl_weight"])
+        kl = [as_float(value) for value in state["kl"]]
+        sums = as_float(state["kl_sum"]), as_float(state["kl_weight"])
         if not self._buffers:  # they were released when the epochs were over
             self._reserve()
         if self._chunk is not None:
@@ -388,7 +388,7 @@ def _number(value: Any, name: str) -> Any:
         raise TypeError(
             f"report_kl() takes a number or a tensor as {name}, got {type(value).__name__}"
         )
-    return float(value)
+    return as_float(value)
 
 
 def _entries(each: Field, steps: int) -> int:
@@ -405,6 +405,6 @@ def _difference(theirs: Any, mine: Any, key: str) -> str:
     if isinstance(theirs, Mapping) and isinstance(mine, Mapping):
         for name in mine:
             if theirs.get(name) != mine[name]:
-                return f"{name}={theirs.get(name)!r} in place of {mine[name]!r}"
+                return f"{name}={repr_of(theirs.get(name))} in place of {mine[name]!r}"
         return "other arguments"
-    return f"{key}={theirs!r} in place of {mine!r}"
+    return f"{key}={repr_of(theirs)} in place of {mine!r}"

@@ -226,7 +226,7 @@ memtools.export.PrometheusExporter(Figures()).start()
 
 
 BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"port": 70000}, ValueError, "port is 0 to 65535, got 70000"),
+    ({"port": 70000}, ValueError, "port is at most 65,535, got 70,000"),
     ({"labels": {"device": "0"}}, ValueError, "'device' is no name for a label"),
     ({"labels": {"phase": "0"}}, ValueError, "neither device nor phase"),
     ({"labels": {"9a": "0"}}, ValueError, "'9a' is no name"),

@@ -134,7 +134,7 @@ def test_a_budget_error_is_a_memory_error():
         ({"max_bytes": "0 MiB"}, ValueError, "max_bytes is at least 1"),
         ({"max_bytes": 1.5}, TypeError, "max_bytes"),
         ({"max_bytes": True}, TypeError, "max_bytes"),
-        ({"max_entries": 2.0}, TypeError, "integer"),
+        ({"max_entries": 2.0}, TypeError, "max_entries is an int, got float"),
         ({"trim": "newest"}, ValueError, '"half" or "oldest", got "newest"'),
         ({"keep": "some"}, ValueError, '"all" or "topk", got "some"'),
         ({"dtype": "int8"}, ValueError, 'dtype is .* got "int8"'),

@@ -64,7 +64,7 @@ def test_a_tensor_that_does_not_fit_is_refused_and_changes_nothing(name):
 CALLS: dict[str, tuple[Callable[[KVLease], object], type[Exception], str]] = {
     "layer too high": (lambda x: x.update(2, GOOD, GOOD), IndexError, "layer 2 of a pool of 2"),
     "layer below 0": (lambda x: x.layer(-1), IndexError, "layer -1 of a pool of 2 layers"),
-    "layer of no number": (lambda x: x.layer("0"), TypeError, "integer"),  # type: ignore[arg-type]
+    "layer of no number": (lambda x: x.layer("0"), TypeError, "layer is an int, got str"),  # type: ignore[arg-type]
     "k and v differ": (lambda x: x.update(0, GOOD, some(2, 2)), ValueError, "got 1 and 2"),
     "no v": (lambda x: x.update(0, GOOD), TypeError, "layer, k, v and counts"),  # type: ignore[call-arg]
     "k twice": (lambda x: x.update(0, GOOD, GOOD, k=GOOD), TypeError, "k twice"),  # type: ignore[misc]
@@ -153,7 +153,7 @@ def test_a_call_that_makes_no_sense_is_refused_and_changes_nothing(name):
         ({"max_tokens": 0}, ValueError, "max_tokens is from 1 to"),
         ({"max_sequences": 0}, ValueError, "max_sequences is at least 1"),
         ({"layer_group": 0}, ValueError, "layer_group is at least 1"),
-        ({"max_tokens": 1.5}, TypeError, "integer"),
+        ({"max_tokens": 1.5}, TypeError, "max_tokens is an int, got float"),
         ({"dtype": "complex64"}, ValueError, "real number type .* got complex64"),
         ({"dtype": torch.quint8}, ValueError, "got quint8"),
         ({"dtype": 32}, TypeError, "a torch.dtype or its name, got int"),

@@ -122,7 +122,7 @@ SPECIAL = (
 
 
 #: the modules whose names in __all__ are called; "" is memtools itself
-MODULES = ("", "data", "distributed", "export", "report")
+MODULES = ("", "data", "distributed", "export", "report", "testing")
 
 
 def _module(name: str) -> Any:
@@ -147,7 +147,8 @@ def _targets_of(module: str) -> Iterator[Target]:
                 call = getattr(raw, "__func__", raw)
                 if not inspect.isfunction(call) or (key.startswith("_") and key not in SPECIAL):
                     continue
-                if not (record and key in ("__init__", "__new__")):  # made by dataclass
+                made = record and value is not memtools.UpdateSettings  # programs make these
+                if not (made and key in ("__init__", "__new__")):  # which dataclass defines
                     bound = key == "__new__" or not isinstance(raw, staticmethod)
                     yield Target(module, name, key, _signature(call, bound))
 
@@ -269,6 +270,17 @@ def _window_report() -> Any:
         with made.micro_batch():
             made.backward(made.model(torch.rand(3, 8)).sum(), 3)  # type: ignore[attr-defined]
     return made.step(torch.rand(4, 8), lambda batch: (made.model(batch).sum(), len(batch)))  # type: ignore[attr-defined]
+
+
+def ending_step() -> Callable[[], None]:
+    """A step for a test of any length."""
+    left = iter(range(30))
+
+    def step() -> None:
+        if next(left, None) is None:
+            raise RefusalError("these were all steps")
+
+    return step
 
 
 def _layers() -> torch.nn.ModuleList:
@@ -401,10 +413,17 @@ NAMED: dict[str, Any] = {
     "BudgetSampler.__init__.rank": None,
     "ByteCache.__new__.measure": lambda: lambda key, value: 8,
     "ByteCache.__new__.default_limit": lambda: lambda: 1 << 20,
+    "AllocatorSettings.set.mmap_threshold": "1 MiB",
+    "AllocatorSettings.set.trim_threshold": "1 MiB",
+    "CleanupPolicy.add.callback": lambda: lambda: None,
     "CleanupPolicy.cleanup.only": "gc",
     "JsonlWriter.__init__.every": 1,
     "JsonlWriter.__init__.keep": 1,
     "PrometheusExporter.__init__.labels": lambda: {"rank": "0"},
+    "testing.assert_flat.device": "cpu",
+    "testing.assert_flat.step": lambda: ending_step(),
+    "testing.assert_flat.steps": 20,
+    "testing.assert_flat.warmup": 4,
     "export.write_scalars.target": lambda: types.SimpleNamespace(add_scalar=lambda *_: None),
     "Growth.of": None,
     "Handle.__init__.action": "record",
@@ -436,6 +455,9 @@ NAMED: dict[str, Any] = {
     "GrowthTable.package": "/nowhere/",
     "GrowthTable.own": (),
     "LeakDetector.__new__.span": 1500.0,
+    "LeakDetector.expect_growth.bytes": "1 MiB",
+    "MemoryMonitor.expect_growth.bytes": "1 MiB",
+    "MemoryMonitor.expect_growth.signal": "heap",
     "LeakDetector.__new__.bars": (0.0,) * 6,
     "LeakDetector.signal": "heap",
     "RecordWriter.append.values": lambda: list(range(len(COLUMNS))),
@@ -448,13 +470,19 @@ NAMED: dict[str, Any] = {
     "Policy.__new__.act": lambda: lambda *_: None,
     "MemoryMonitor.__init__.log": "log.mem",
     "MemoryMonitor.guard.action": lambda: lambda *_: None,
+    "PackedList.__getitem__.index": 1,
+    "distributed.monitor_ranks.max_bytes": 4096,
     "GradAccumulator.step.batch": lambda: torch.rand(4, 8),
     "GradAccumulator.step.loss_fn": lambda: lambda batch: (scored(), len(batch)),
     "GradAccumulator.backward.loss_sum": scored,
     "GradAccumulator.backward.weight": 3,
     "GradAccumulator.load_state_dict.state": lambda: accumulator().state_dict(),
-    "GradAccumulator.__init__.undo": "none",
-    "GradAccumulator.__init__.clip": lambda: lambda _: 1.0,
+    "GradAccumulator.__init__.undo": "scratch",
+    "GradAccumulator.__init__.clip": None,
+    "GradAccumulator.__init__.main_grads": False,
+    "GradAccumulator.__init__.overlap": False,
+    "GradAccumulator.__init__.monitor": None,
+    "GradAccumulator.__init__.max_value": None,
     "AuxLoss.loss": scored,
     "BudgetPart.bytes": 1,
     "TrajectoryStore.entries": lambda: {"x": torch.ones(4, 8)},
@@ -470,6 +498,7 @@ NAMED: dict[str, Any] = {
     "TrajectoryStore.__getitem__.name": "x",
     "TrajectoryChunk.name": "x",
     "TrajectoryEpochs.load_state_dict.state": lambda: epochs().state_dict(),
+    "UpdateSettings.__init__.single_update": False,
     "UpdateSettings.add_arguments.parser": argparse.ArgumentParser,
     "UpdateSettings.from_arguments.arguments": lambda: argparse.Namespace(
         **dataclasses.asdict(memtools.UpdateSettings())
@@ -808,7 +837,7 @@ class RefusalError(Exception):
     pass
 
 
-def _end(owner: Any) -> None:
+def end_of(owner: Any) -> None:
     for name in ("close", "release", "stop", "remove"):
         if hasattr(owner, name) and not isinstance(owner, type):
             getattr(owner, name)()
@@ -882,7 +911,7 @@ def _raise(error: BaseException) -> None:
 
 
 ACTIONS: dict[str, Callable[[Any, Callable[[], object]], object]] = {
-    "close": lambda owner, again: _end(owner),
+    "close": lambda owner, again: end_of(owner),
     "clear": lambda owner, again: _clear(owner),
     "append": lambda owner, again: _append(owner),
     "again": lambda owner, again: again(),
@@ -897,7 +926,7 @@ ACTIONS: dict[str, Callable[[Any, Callable[[], object]], object]] = {
 NEVER = (SystemError, AssertionError, UnboundLocalError, NameError, UnicodeDecodeError)
 
 
-def _make(target: Target) -> Any:
+def owner_of(target: Target) -> Any:
     if target.name in ("__new__", "__init__"):
         return getattr(_module(target.module), target.owner)
     if target.owner:
@@ -905,7 +934,7 @@ def _make(target: Target) -> Any:
     return _module(target.module)
 
 
-def _call(target: Target, owner: Any, values: dict[str, Any]) -> Any:
+def call_target(target: Target, owner: Any, values: dict[str, Any]) -> Any:
     plain = [values[p.name] for p in target.parameters if not p.keyword]
     named = {p.name: values[p.name] for p in target.parameters if p.keyword}
     if target.owner == "LeakDetector" and target.name.startswith("update"):
@@ -913,6 +942,9 @@ def _call(target: Target, owner: Any, values: dict[str, Any]) -> Any:
         many = target.name == "update_many"
         first = (ctypes.c_int64 * 4)(1, 2, 3, 4) if many else value
         return getattr(owner, target.name)(step, heap=first, rss=first)
+    if target.label == "GradAccumulator.backward":
+        with owner.micro_batch():
+            return owner.backward(*plain, **named)
     call = owner if target.name in ("__new__", "__init__") else getattr(owner, target.name)
     result = call(*plain, **named)
     if hasattr(result, "__enter__") and target.name in ("phase", "step", "micro_batch", "acquire"):
@@ -921,15 +953,18 @@ def _call(target: Target, owner: Any, values: dict[str, Any]) -> Any:
     return result
 
 
-def _values(target: Target) -> dict[str, Any]:
-    return {parameter.name: good(target, parameter) for parameter in target.parameters}
+def values_of(target: Target) -> dict[str, Any]:
+    values = {parameter.name: good(target, parameter) for parameter in target.parameters}
+    if {"model", "optimizer"} <= values.keys():
+        values["optimizer"] = torch.optim.SGD(values["model"].parameters(), 0.1)
+    return values
 
 
 def run_case(target: Target, at: str, kind: str, action: str, skip: int) -> None:
     """Calls it with one hostile argument, or where `at` names surroundings with good ones in these,
     then uses its object on; `skip` questions are answered before any meddling. AssertionError names
     an exception that is never right."""
-    owner, values, usual = _make(target), _values(target), _values(target)
+    owner, values, usual = owner_of(target), values_of(target), values_of(target)
     around: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
     if at in SURROUNDINGS:
         around = SURROUNDINGS[at](kind)
@@ -938,17 +973,17 @@ def run_case(target: Target, at: str, kind: str, action: str, skip: int) -> None
 
     def first() -> None:
         with around:
-            repr(_call(target, owner, values))
+            repr(call_target(target, owner, values))
 
     act = ACTIONS[action]
     MEDDLE.start(
-        lambda: act(owner, lambda: _call(target, owner, usual)), list(values.values()), skip
+        lambda: act(owner, lambda: call_target(target, owner, usual)), list(values.values()), skip
     )
     attempts: list[Callable[[], object]] = [
         first,
         lambda: repr(owner),
-        lambda: _call(target, owner, _values(target)),
-        lambda: _end(owner),
+        lambda: call_target(target, owner, values_of(target)),
+        lambda: end_of(owner),
     ]
     for attempt in attempts:
         try:
@@ -1121,18 +1156,18 @@ def misfit_faults(target: Target, most: int) -> list[str]:
     found = []
     for parameter in target.parameters:
         for kind, make in list(MISFITS.items())[:most]:
-            owner, values = _make(target), _values(target)
+            owner, values = owner_of(target), values_of(target)
             if isinstance(make(), type(values[parameter.name])):
                 continue  # right by its type, if not by its value
             values[parameter.name] = make()
             try:
-                _call(target, owner, values)
+                call_target(target, owner, values)
             except Exception as error:
                 if _blames_itself(target, error):
                     what = f"{type(error).__name__}: {error}"
                     found.append(f"{target.label}({parameter.name}={kind}): {what}")
             with contextlib.suppress(Exception):
-                _end(owner)
+                end_of(owner)
     return found
 
 
@@ -1143,7 +1178,7 @@ def misfit_failures(target: Target, most: int, seconds: int = 120) -> list[str]:
         signal.alarm(seconds)
         os.write(tell, json.dumps(misfit_faults(target, most)).encode())
 
-    said, status = _forked(look)
+    said, status = forked(look)
     return json.loads(said) if status == 0 and said else [f"{target.label}: status {status}"]
 
 
@@ -1153,7 +1188,7 @@ def misfit_failures(target: Target, most: int, seconds: int = 120) -> list[str]:
 M_PERTURB = -6
 
 
-def _forked(work: Callable[[int], None]) -> tuple[str, int]:
+def forked(work: Callable[[int], None]) -> tuple[str, int]:
     """What a child that is silent and has a folder of its own writes to a pipe, and its status."""
     listen, tell = os.pipe()
     if (child := os.fork()) == 0:
@@ -1192,7 +1227,7 @@ def _run_cases(target: Target, some: list[CaseOf], tell: int, seconds: int) -> N
 
 def failures(target: Target, some: list[CaseOf], seconds: int = 20) -> list[str]:
     """What went wrong, in a forked child: a crash is a failure with its name. Empty: nothing."""
-    text, status = _forked(lambda tell: _run_cases(target, some, tell, seconds))
+    text, status = forked(lambda tell: _run_cases(target, some, tell, seconds))
     if status == 0:
         return []
     said = [json.loads(line) for line in text.splitlines()]

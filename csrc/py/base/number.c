@@ -1,25 +1,33 @@
 #include "py/base/number.h"
 
-#include <stdbool.h>
-
 enum { MT_DIGITS = 40 }; /* of a number that a sentence repeats */
+
+PyObject *
+mt_py_whole_text(PyObject *number)
+{
+    PyObject *digits = PyObject_Str(number); /* fails where there are thousands of them */
+    int overflow = 0;
+
+    PyErr_Clear();
+    if (digits != NULL && PyUnicode_GET_LENGTH(digits) <= MT_DIGITS) return digits;
+    Py_XDECREF(digits);
+    (void)PyLong_AsLongLongAndOverflow(number, &overflow);
+    return PyUnicode_FromString(overflow < 0 ? "less than -10**39" : "10**40 or more");
+}
 
 static void
 refuse(const mt_py_whole *whole, PyObject *index, bool is_small)
 {
-    PyObject *digits = PyObject_Str(index); /* fails where there are thousands of them */
+    PyObject *digits = mt_py_whole_text(index);
+    PyObject *error = whole->is_index ? PyExc_IndexError : PyExc_ValueError;
 
-    PyErr_Clear();
-    if (digits == NULL || PyUnicode_GET_LENGTH(digits) > MT_DIGITS)
-        Py_XSETREF(digits, PyUnicode_FromString(is_small ? "less than -10**39" : "10**40 or more"));
     if (digits == NULL) return;
     if (whole->maximum < PY_SSIZE_T_MAX)
-        PyErr_Format(PyExc_ValueError, "%s is from %zd to %zd, got %U", whole->name, whole->minimum,
+        PyErr_Format(error, "%s is from %zd to %zd, got %U", whole->name, whole->minimum,
                      whole->maximum, digits);
     else
-        PyErr_Format(PyExc_ValueError, "%s is at %s %zd, got %U", whole->name,
-                     is_small ? "least" : "most", is_small ? whole->minimum : whole->maximum,
-                     digits);
+        PyErr_Format(error, "%s is at %s %zd, got %U", whole->name, is_small ? "least" : "most",
+                     is_small ? whole->minimum : whole->maximum, digits);
     Py_DECREF(digits);
 }
 
@@ -27,12 +35,16 @@ int
 mt_py_whole_take(PyObject *given, void *to)
 {
     mt_py_whole *whole = to;
-    PyObject *index = PyNumber_Index(given);
+    PyObject *index;
     long long value;
     int overflow = 0;
     bool fits;
 
-    if (index == NULL) return 0;
+    if (!PyIndex_Check(given)) {
+        PyErr_Format(PyExc_TypeError, "%s is an int, got %s", whole->name, Py_TYPE(given)->tp_name);
+        return 0;
+    }
+    if ((index = PyNumber_Index(given)) == NULL) return 0;
     value = PyLong_AsLongLongAndOverflow(index, &overflow);
     fits = overflow == 0 && value >= whole->minimum && value <= whole->maximum;
     if (fits)

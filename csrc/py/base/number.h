@@ -7,10 +7,12 @@
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <stdbool.h>
 
 typedef struct mt_py_whole {
     const char *name; /* what the sentence calls the argument */
     Py_ssize_t minimum, maximum;
+    bool is_index;    /* whether a number out of the range is an IndexError */
     Py_ssize_t value; /* the default, until a number is taken */
 } mt_py_whole;
 
@@ -18,8 +20,15 @@ typedef struct mt_py_whole {
 #define MT_PY_WHOLE(name_, minimum_, maximum_, value_)                                             \
     {.name = (name_), .minimum = (minimum_), .maximum = (maximum_), .value = (value_)}
 
+/* One that numbers something: any Py_ssize_t is taken, and a larger number is an IndexError. */
+#define MT_PY_INDEX(name_)                                                                         \
+    {.name = (name_), .minimum = PY_SSIZE_T_MIN, .maximum = PY_SSIZE_T_MAX, .is_index = true}
+
 /* The converter of "O&" for an mt_py_whole. Returns 1, or 0 with TypeError for an object without
- * __index__, or with ValueError for a number out of the range. */
+ * __index__, or with ValueError (IndexError) for a number out of the range. */
 int mt_py_whole_take(PyObject *given, void *whole);
+
+/* An int for a sentence: its digits, or "10**40 or more". A new reference; NULL without memory. */
+PyObject *mt_py_whole_text(PyObject *number);
 
 #endif

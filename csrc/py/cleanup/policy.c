@@ -17,6 +17,7 @@
 #include "py/monitor/devices.h"
 #include "py/monitor/probe.h"
 #include "py/base/errors.h"
+#include "py/base/number.h"
 #include "py/base/objects.h"
 #include "core/base/clock.h"
 #include "core/cleanup/policy.h"
@@ -401,14 +402,12 @@ policy_tick(PyObject *op, PyObject *const *args, Py_ssize_t n)
 {
     Policy *self = (Policy *)op;
     int clock = 0;
-    long long times = 1;
+    mt_py_whole times = MT_PY_WHOLE("n", 0, (Py_ssize_t)MT_POLICY_EVERY, 1);
 
     if (n > 2) return PyErr_Format(PyExc_TypeError, "tick() takes two arguments, got %zd", n);
     if (n > 0 && (clock = take_clock(args[0], "tick")) < 0) return NULL;
-    if (n > 1 && (times = PyLong_AsLongLong(args[1])) == -1 && PyErr_Occurred()) return NULL;
-    if (times < 0 || times > (long long)MT_POLICY_EVERY)
-        return PyErr_Format(PyExc_ValueError, "tick(): n is 0 to 2**48, got %R", args[1]);
-    if (times > 0 && mt_policy_tick(&self->policy, (unsigned)clock, (uint64_t)times) &&
+    if (n > 1 && !mt_py_whole_take(args[1], &times)) return NULL;
+    if (times.value > 0 && mt_policy_tick(&self->policy, (unsigned)clock, (uint64_t)times.value) &&
         decide_and_act(self, (unsigned)clock) < 0)
         return NULL;
     Py_RETURN_NONE;

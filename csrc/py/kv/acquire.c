@@ -24,6 +24,22 @@ typedef struct request {
 
 /* --- the argument tuple ---------------------------------------------------------------------- */
 
+static bool
+take_timeout(PyObject *given, double *seconds)
+{
+    *seconds = given == Py_None ? -1 : PyFloat_AsDouble(given);
+    if (PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_OverflowError)) {
+        PyErr_Clear();
+        PyErr_SetString(PyExc_ValueError, "timeout is in seconds, 0 or more, or None for no limit; "
+                                          "got an int that no float holds");
+        return false;
+    }
+    if (PyErr_Occurred()) return false;
+    if (given == Py_None || *seconds >= 0) return true; /* not a NaN either */
+    PyErr_Format(PyExc_ValueError, "timeout is in seconds, 0 or more, or None; got %g", *seconds);
+    return false;
+}
+
 /* (lease type, batch_size, num_tokens, wait, timeout) */
 static bool
 parse_request(KVPool *self, PyObject *args, request *r)
@@ -44,11 +60,7 @@ parse_request(KVPool *self, PyObject *args, request *r)
     r->tokens = (size_t)tokens.value;
     r->wait = wait != 0;
     r->began = mt_now_ns();
-    r->timeout = timeout == Py_None ? -1 : PyFloat_AsDouble(timeout);
-    if (PyErr_Occurred()) return false;
-    if (timeout == Py_None || r->timeout >= 0) return true; /* not a NaN either */
-    PyErr_Format(PyExc_ValueError, "timeout is in seconds, 0 or more, or None; got %R", timeout);
-    return false;
+    return take_timeout(timeout, &r->timeout);
 }
 
 /* --- once ------------------------------------------------------------------------------------ */

@@ -12,6 +12,7 @@
 #include <structmember.h>
 
 #include "core/base/size.h"
+#include "py/base/number.h"
 #include "py/base/objects.h"
 
 /* --- counts, lengths, row numbers and layers as Python gives them ---------------------------- */
@@ -29,19 +30,19 @@ refuse(PyObject *object, const char *what)
 static int
 read_one(PyObject *item, const char *what, size_t *out)
 {
-    Py_ssize_t value;
+    mt_py_whole number = MT_PY_INDEX(what);
 
     if (!PyIndex_Check(item) || PyBool_Check(item)) {
         PyErr_Format(PyExc_TypeError, "%s are whole numbers, got %s among them", what,
                      Py_TYPE(item)->tp_name);
         return -1;
     }
-    if ((value = PyNumber_AsSsize_t(item, PyExc_IndexError)) == -1 && PyErr_Occurred()) return -1;
-    if (value >= 0) {
-        *out = (size_t)value;
+    if (!mt_py_whole_take(item, &number)) return -1;
+    if (number.value >= 0) {
+        *out = (size_t)number.value;
         return 0;
     }
-    PyErr_Format(PyExc_IndexError, "%s are 0 or more, got %zd among them", what, value);
+    PyErr_Format(PyExc_IndexError, "%s are 0 or more, got %zd among them", what, number.value);
     return -1;
 }
 
@@ -96,15 +97,16 @@ int
 mt_py_sizes_read(KVLease *self, PyObject *object, const char *what, bool or_one, mt_py_sizes *out)
 {
     PyObject *plain = without_tensor(self, object, what);
-    int failed = 0;
+    mt_py_whole same = MT_PY_INDEX(what);
+    int failed;
 
     *out = (mt_py_sizes){0};
     if (plain == NULL) return -1;
     if (!or_one || !PyIndex_Check(plain) || PyBool_Check(plain)) {
         failed = read_plain(plain, what, out);
     } else {
-        out->same = PyNumber_AsSsize_t(plain, PyExc_IndexError);
-        failed = out->same == -1 && PyErr_Occurred() ? -1 : 0;
+        failed = mt_py_whole_take(plain, &same) ? 0 : -1;
+        out->same = same.value;
     }
     Py_DECREF(plain);
     return failed;
@@ -120,15 +122,15 @@ mt_py_sizes_done(mt_py_sizes *sizes)
 int
 mt_py_layer_read(KVLease *self, PyObject *object, size_t *out)
 {
-    Py_ssize_t layer = PyNumber_AsSsize_t(object, PyExc_IndexError);
+    mt_py_whole layer = MT_PY_INDEX("layer");
     size_t layers = self->pool->config.layers;
 
-    if (layer == -1 && PyErr_Occurred()) return -1;
-    if (layer >= 0 && (size_t)layer < layers) {
-        *out = (size_t)layer;
+    if (!mt_py_whole_take(object, &layer)) return -1;
+    if (layer.value >= 0 && (size_t)layer.value < layers) {
+        *out = (size_t)layer.value;
         return 0;
     }
-    PyErr_Format(PyExc_IndexError, "layer %zd of a pool of %zu layers", layer, layers);
+    PyErr_Format(PyExc_IndexError, "layer %zd of a pool of %zu layers", layer.value, layers);
     return -1;
 }
 

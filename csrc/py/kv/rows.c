@@ -219,16 +219,14 @@ mt_py_kvlease_reserve(PyObject *op, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"", "private", NULL};
     KVLease *self = (KVLease *)op;
-    PyObject *tokens;
-    Py_ssize_t want;
+    mt_py_whole tokens = MT_PY_INDEX("reserve(): tokens");
     int held = 0, failed;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$p:reserve", names, &tokens, &held))
-        return NULL;
-    if ((want = PyNumber_AsSsize_t(tokens, PyExc_IndexError)) == -1 && PyErr_Occurred())
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&|$p:reserve", names, mt_py_whole_take,
+                                     &tokens, &held))
         return NULL;
     if (!mt_py_kvlease_enter(self)) return NULL;
-    failed = reserve_tokens(self, want, held != 0);
+    failed = reserve_tokens(self, tokens.value, held != 0);
     mt_py_kvlease_leave(self);
     return failed < 0 ? NULL : Py_NewRef(Py_None);
 }

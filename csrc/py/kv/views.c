@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "core/kv/inplace.h"
+#include "py/base/number.h"
 #include "py/base/objects.h"
 
 static size_t
@@ -293,7 +294,7 @@ mt_py_kvlease_layer(PyObject *op, PyObject *args, PyObject *kwargs)
     KVLease *self = (KVLease *)op;
     const char *layout = "BHTD";
     PyObject *i, *tokens = Py_None, *pair;
-    Py_ssize_t count = 0;
+    mt_py_whole count = MT_PY_INDEX("layer(): tokens");
     size_t layer;
 
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$sO:layer", names, &i, &layout, &tokens))
@@ -301,12 +302,11 @@ mt_py_kvlease_layer(PyObject *op, PyObject *args, PyObject *kwargs)
     if (strcmp(layout, "BHTD") != 0 && strcmp(layout, "BTHD") != 0)
         return PyErr_Format(PyExc_ValueError, "layout is \"BHTD\" or \"BTHD\", got \"%s\"", layout);
     if (mt_py_layer_read(self, i, &layer) < 0) return NULL;
-    if (tokens != Py_None && (count = PyNumber_AsSsize_t(tokens, PyExc_IndexError)) < 0)
-        return PyErr_Occurred()
-                   ? NULL
-                   : PyErr_Format(PyExc_ValueError, "tokens is 0 or more, got %zd", count);
+    if (tokens != Py_None && !mt_py_whole_take(tokens, &count)) return NULL;
+    if (count.value < 0)
+        return PyErr_Format(PyExc_ValueError, "tokens is 0 or more, got %zd", count.value);
     if (!mt_py_kvlease_enter(self)) return NULL;
-    pair = layer_views(self, layer, (size_t)count, tokens == Py_None, layout[1] == 'T');
+    pair = layer_views(self, layer, (size_t)count.value, tokens == Py_None, layout[1] == 'T');
     mt_py_kvlease_leave(self);
     return pair;
 }

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "py/base/errors.h"
+#include "py/base/number.h"
 #include "py/base/objects.h"
 #include "core/leak/leak.h"
 
@@ -51,18 +52,26 @@ signal_of(PyObject *name, const char *doing)
 }
 
 static bool
-step_of(PyObject *number, const char *doing, int64_t *out)
+step_of(PyObject *number, const char *doing, const char *name, int64_t *out)
 {
-    PyObject *index = PyNumber_Index(number);
+    PyObject *index, *text;
     int overflow = 0;
 
-    if (index == NULL) return false;
+    if (!PyIndex_Check(number)) {
+        PyErr_Format(PyExc_TypeError, "%s: %s is an int, got %s", doing, name,
+                     Py_TYPE(number)->tp_name);
+        return false;
+    }
+    if ((index = PyNumber_Index(number)) == NULL) return false;
     *out = PyLong_AsLongLongAndOverflow(index, &overflow);
     if (overflow == 0 && *out >= -STEPS && *out <= STEPS) {
         Py_DECREF(index);
         return true;
     }
-    PyErr_Format(PyExc_ValueError, "%s: step %S is beyond 2**53; count steps from 0", doing, index);
+    if ((text = mt_py_whole_text(index)) != NULL)
+        PyErr_Format(PyExc_ValueError, "%s: %s %U is beyond 2**53; count steps from 0", doing, name,
+                     text);
+    Py_XDECREF(text);
     Py_DECREF(index);
     return false;
 }
@@ -92,7 +101,7 @@ read_arguments(PyObject *const *args, Py_ssize_t n, PyObject *names, const char 
                      doing);
         return false;
     }
-    if (!step_of(args[skip >= 0 ? skip : 0], doing, step)) return false;
+    if (!step_of(args[skip >= 0 ? skip : 0], doing, "step", step)) return false;
     for (Py_ssize_t i = 0; i < given; i++) {
         if (i == skip) continue;
         signal = signal_of(PyTuple_GET_ITEM(names, i), doing);
@@ -129,7 +138,7 @@ take_reading(void *to, mt_leak_signal signal, PyObject *value)
 {
     readings *r = to;
     uint64_t *out = &r->bytes[r->used.n];
-    PyObject *index;
+    PyObject *index, *text;
 
     assert(r->used.n < MT_LEAK_SIGNALS); /* each name comes once */
     r->used.at[r->used.n++] = signal;
@@ -142,11 +151,15 @@ take_reading(void *to, mt_leak_signal signal, PyObject *value)
     }
     if ((index = PyNumber_Index(value)) == NULL) return false;
     *out = PyLong_AsUnsignedLongLong(index);
-    if (*out == UINT64_MAX && PyErr_Occurred())
-        PyErr_Format(PyExc_ValueError,
-                     "update(): %s is %S bytes, not from 0 to 2**64 - 1; pass None for a reading "
-                     "that is not known",
-                     SIGNALS[signal], index);
+    if (*out == UINT64_MAX && PyErr_Occurred()) {
+        PyErr_Clear();
+        if ((text = mt_py_whole_text(index)) != NULL)
+            PyErr_Format(PyExc_ValueError,
+                         "update(): %s is %U bytes, not from 0 to 2**64 - 1; pass None for a "
+                         "reading that is not known",
+                         SIGNALS[signal], text);
+        Py_XDECREF(text);
+    }
     Py_DECREF(index);
     return !PyErr_Occurred();
 }
@@ -366,7 +379,7 @@ detector_expect(PyObject *op, PyObject *args)
                             "pass a shorter one",
                             PyTuple_GET_ITEM(args, 0), strlen(name), sizeof g.name - 1);
     memcpy(g.name, name, strlen(name));
-    if (until != Py_None && !step_of(until, "expect_growth()", &g.until)) return NULL;
+    if (until != Py_None && !step_of(until, "expect_growth()", "until", &g.until)) return NULL;
     if (signal != Py_None && (g.signal = signal_of(signal, "expect_growth()")) == MT_LEAK_NONE)
         return NULL;
     if (mt_leak_expect(((LeakDetector *)op)->core, &g, &err) == MT_OK) Py_RETURN_NONE;

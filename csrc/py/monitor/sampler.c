@@ -8,6 +8,7 @@
 
 #include "py/monitor/devices.h"
 #include "py/base/errors.h"
+#include "py/base/number.h"
 #include "py/base/objects.h"
 #include "py/monitor/probe.h"
 #include "py/record/record.h"
@@ -200,15 +201,17 @@ sampler_stop(PyObject *op, PyObject *Py_UNUSED(none))
 
 /* --- steps and marks -------------------------------------------------------------------------- */
 
+#define MOST_STEPS ((Py_ssize_t)1 << 48) /* that end at once */
+
 static PyObject *
 sampler_step(PyObject *op, PyObject *const *args, Py_ssize_t n)
 {
-    long long steps = 1;
+    mt_py_whole steps = MT_PY_WHOLE("step(): n", 0, MOST_STEPS, 1);
 
     if (n > 1) return PyErr_Format(PyExc_TypeError, "step() takes one argument, got %zd", n);
-    if (n == 1 && (steps = PyLong_AsLongLong(args[0])) == -1 && PyErr_Occurred()) return NULL;
-    if (steps < 0) return PyErr_Format(PyExc_ValueError, "step(): n is 0 or more, got %lld", steps);
-    return PyLong_FromUnsignedLong(mt_sampler_step(((Sampler *)op)->sampler, (uint64_t)steps));
+    if (n == 1 && !mt_py_whole_take(args[0], &steps)) return NULL;
+    return PyLong_FromUnsignedLong(
+        mt_sampler_step(((Sampler *)op)->sampler, (uint64_t)steps.value));
 }
 
 /* 0: given is a device of this sampler, or None, which is the host. */
