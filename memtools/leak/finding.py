@@ -355,8 +355,8 @@ def _of_nobody(finding: LeakFinding, name: str) -> str:
 
 def _of_device(finding: LeakFinding, name: str) -> str:
     return (
-        "no Python object holds what grows on the device: look at what C++ code keeps there, by "
-        "torch.cuda.memory._record_memory_history() and _dump_snapshot()"
+        "to learn which line allocates what grows on the device, take a snapshot: "
+        "torch.cuda.memory._record_memory_history(), some hundred steps later _dump_snapshot(path)"
     )
 
 

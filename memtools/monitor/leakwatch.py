@@ -593,9 +593,9 @@ class LeakWatch:
             return ""
         if findings.keeps_graphs(self._holders):
             return ""  # which keep what nobody can measure
-        reached = slope_of([point for point in self._reached if point[0] >= seen.since])
-        if reached >= EXPLAINED * use:
-            return ""  # objects hold it, and no container is longer for it
+        whole = [point for point in self._reached if point[0] >= seen.since]
+        if len(whole) < 2 or slope_of(whole) >= EXPLAINED * use:
+            return ""  # objects hold it, and no container is longer for it; or nobody knows
         if not findings.is_even(seen):
             return self._unheld if self._unheld == "cycles" else ""
         if self._unheld == "C heap":

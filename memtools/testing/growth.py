@@ -386,8 +386,8 @@ class GrowthTest:
     def _unheld(self, rate: float) -> str:
         """What growth is that no container explains: the C heap's where all that Python objects
         reach has not grown."""
-        if self._census.looks < NAMED or len(self._reached) < NAMED:
-            return ""
+        if self._census.cut or len(self._reached) < NAMED:
+            return ""  # what was left out may hold it
         (since, first), (until, last) = self._reached[0], self._reached[-1]
         reached = (last - first) / (until - since)
         return "C heap" if reached < EXPLAINED * rate and self._signal() == "heap" else ""

@@ -577,6 +577,20 @@ def test_a_look_that_was_cut_says_so_and_knows_nothing_of_the_c_heap(
     assert len(said) == 1, caplog.text
 
 
+def test_one_whole_look_does_not_tell_whether_what_objects_hold_grows(clock: Clock) -> None:
+    """The looks before it were cut, and the one whole look has nothing to be compared with."""
+    program = Program(clock)
+
+    def look() -> None:
+        program.census.cut = len(program.census.at) < 8
+
+    program.census_looks = look
+    while program.census.looks < 8:
+        program.run(1, heap=36 * KIB)
+    assert not program.census.cut
+    assert {one.kind for one in program.watch.findings()} == {""}
+
+
 def test_what_objects_hold_is_not_the_c_heap_though_no_container_is_longer(clock: Clock) -> None:
     """As where each sample of a list gets its image: all that is reached grows, and nobody does."""
     program = Program(clock)
