@@ -7,8 +7,9 @@
  * The table is sorted by inode: new files have higher ones, and are put at its end.
  *
  * mt_shm_tell writes the inode of a new file into a ring that forked children share, and
- * mt_shm_tell_path the hash of a path whose file comes next; each look begins with what was told
- * since the one before. */
+ * mt_shm_tell_path the hash of a path whose file comes next. Each look begins with what was told
+ * since the look before the last one. So each entry is read twice: the file of a path may be made
+ * after the first look, and a writer that has counted its entry may not have written it yet. */
 #define _GNU_SOURCE /* memfd_create's number, mincore */
 #include "os/monitor/shm.h"
 
@@ -48,26 +49,20 @@ typedef struct file {
     bool made;                     /* by the job: it counts as long as it has its name */
 } file;
 
-/* A path that was told, by its hash, for this look and the next: its file may be made later. */
-typedef struct path_told {
-    uint64_t key; /* first, for place_of(): its hash */
-    uint32_t look;
-} path_told;
-
 struct mt_shm {
     mt_alloc mem;
     const mt_proc_sys *sys;
     const char *root;
     const mt_children *children;
     uint64_t since;
-    uint64_t folder, unnamed; /* numbers of the two file systems; 0: not known, or not there */
-    uint64_t told;            /* of the ring, what was taken already */
+    uint64_t folder, unnamed;   /* numbers of the two file systems; 0: not known, or not there */
+    uint64_t told, told_before; /* entries of the ring, at the last look and the one before it */
     uint32_t look;
     bool complete; /* nothing was hidden from this look */
     size_t len;
     file *table; /* sorted by key; grows as files come */
     size_t room;
-    path_told *paths; /* sorted by key */
+    uint64_t *paths; /* hashes of those that this look has read in the ring, sorted */
     size_t paths_len, paths_room;
 };
 
@@ -145,7 +140,7 @@ mt_shm_new(const mt_alloc *mem, const mt_proc_sys *sys, const char *root, mt_shm
     s->sys = sys;
     s->root = root;
     s->unnamed = 0;
-    s->told = 0;
+    s->told = s->told_before = 0;
     s->look = 0;
     s->len = 0;
     s->table = NULL;
@@ -175,7 +170,7 @@ mt_shm_clear(mt_shm *s)
     ring *r = atomic_load(&ring_of_job);
 
     s->len = s->paths_len = 0;
-    s->told = r == NULL ? 0 : atomic_load(&r->count);
+    s->told = s->told_before = r == NULL ? 0 : atomic_load(&r->count);
 }
 
 /* --- the table -------------------------------------------------------------------------------- */
@@ -283,28 +278,15 @@ static void
 keep_path(mt_shm *s, uint64_t hash)
 {
     size_t i = place_of_path(s, hash);
-    path_told *paths;
+    uint64_t *paths;
 
-    if (i < s->paths_len && s->paths[i].key == hash) {
-        s->paths[i].look = s->look;
-        return;
-    }
+    if (i < s->paths_len && s->paths[i] == hash) return;
     paths = mt_alloc_grown(&s->mem, s->paths, &s->paths_room, s->paths_len + 1, sizeof *paths);
     if (paths == NULL) return;
     s->paths = paths;
     memmove(paths + i + 1, paths + i, (s->paths_len - i) * sizeof *paths);
-    paths[i] = (path_told){hash, s->look};
+    paths[i] = hash;
     s->paths_len++;
-}
-
-static void
-forget_old_paths(mt_shm *s)
-{
-    size_t to = 0;
-
-    for (size_t i = 0; i < s->paths_len; i++)
-        if (s->paths[i].look + 1 >= s->look) s->paths[to++] = s->paths[i];
-    s->paths_len = to;
 }
 
 static void
@@ -312,11 +294,13 @@ take_told(mt_shm *s)
 {
     ring *r = s->root[0] == 0 ? atomic_load(&ring_of_job) : NULL;
     uint64_t count = r == NULL ? 0 : atomic_load(&r->count), told;
+    uint64_t at = mt_u64_max(s->told_before, count > RING ? count - RING : 0);
 
-    forget_old_paths(s);
-    if (count > RING && s->told < count - RING) s->told = count - RING;
-    for (; s->told < count; s->told++) {
-        told = atomic_load(&r->told[s->told % RING]);
+    s->paths_len = 0;
+    s->told_before = s->told;
+    s->told = count;
+    for (; at < count; at++) {
+        told = atomic_load(&r->told[at % RING]);
         if (told & A_PATH) {
             keep_path(s, told);
             continue;
@@ -333,7 +317,7 @@ was_told(const mt_shm *s, const char *name)
     uint64_t hash = hash_of(name);
     size_t i = place_of_path(s, hash);
 
-    return i < s->paths_len && s->paths[i].key == hash;
+    return i < s->paths_len && s->paths[i] == hash;
 }
 
 /* Forgets files that nobody holds and that have no name any more. */

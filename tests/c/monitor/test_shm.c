@@ -433,6 +433,55 @@ what_is_written_under_a_told_path_is_the_jobs(void)
     mt_children_free(children);
 }
 
+/* The page that forked children share: a count, and the entries. */
+static uint64_t *
+shared_page(void)
+{
+    FILE *maps = fopen("/proc/self/maps", "r");
+    char line[512];
+    unsigned long start = 0, found = 0;
+
+    CHECK(maps != NULL);
+    while (fgets(line, sizeof line, maps) != NULL)
+        if (strstr(line, "rw-s") != NULL && strstr(line, "/dev/zero (deleted)") != NULL &&
+            sscanf(line, "%lx-", &start) == 1)
+            found = start;
+    fclose(maps);
+    CHECK(found != 0);
+    return (uint64_t *)found; /* NOLINT(performance-no-int-to-ptr): it comes as text */
+}
+
+/* A look may come between a writer's count and its entry. */
+static void
+what_is_told_during_a_look_is_found_by_the_next(void)
+{
+    char path[128];
+    mt_shm_bytes before, after;
+    mt_children *children;
+    mt_shm *shm;
+    uint64_t *page, *entry, told;
+
+    CHECK(mt_shm_listen());
+    CHECK(mt_children_new(&mt_alloc_libc, &mt_proc_sys_libc, "", &children, NULL) == MT_OK);
+    CHECK(mt_shm_new(&mt_alloc_libc, &mt_proc_sys_libc, "", &shm, NULL) == MT_OK);
+    CHECK(mt_children_scan(children));
+    mt_shm_look(shm, children, 0, &before);
+    snprintf(path, sizeof path, "/dev/shm/mt_test_late_%d", getpid());
+    mt_shm_tell_path(path);
+    page = shared_page();
+    entry = &page[page[0]]; /* the count comes first, so the newest entry has its index */
+    told = *entry;
+    *entry = 0;
+    mt_shm_look(shm, children, 0, &after);
+    write_file(path, "x");
+    *entry = told;
+    mt_shm_look(shm, children, 0, &after);
+    CHECK(after.all == before.all + 4 * KIB);
+    CHECK(unlink(path) == 0);
+    mt_shm_free(shm);
+    mt_children_free(children);
+}
+
 static void
 memory_may_be_short(void)
 {
@@ -455,6 +504,7 @@ main(void)
     RUN(any_call_may_fail);
     RUN(what_the_job_tells_of_is_its_own);
     RUN(what_is_written_under_a_told_path_is_the_jobs);
+    RUN(what_is_told_during_a_look_is_found_by_the_next);
     RUN(memory_may_be_short);
     CHECK_DONE();
 }
