@@ -15,6 +15,7 @@ command to decide then, and passes on only what another process sent.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import os
 import re
@@ -28,6 +29,7 @@ from dataclasses import dataclass, replace
 
 from memtools import _core
 from memtools._base.file import folder_now, seen_from
+from memtools._base.mapping import Descriptor
 from memtools._base.size import format_bytes
 from memtools._base.text import shown
 from memtools.cli.run import NOT_EXECUTABLE, NOT_FOUND
@@ -76,15 +78,18 @@ class Process:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        try:
-            self._fd = os.open(f"/proc/{pid}/statm", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:  # it has ended already
-            self._fd = -1
+        self._statm: Descriptor | None = None
+        with contextlib.suppress(OSError):  # it has ended already
+            self._statm = Descriptor(os.open(f"/proc/{pid}/statm", os.O_RDONLY | os.O_CLOEXEC))
 
     def read(self) -> tuple[int, int]:
-        """Resident bytes, and those of them that are private; zeros when it has ended."""
+        """Resident bytes, and those of them that are private; zeros when it has ended, or when the
+        descriptor was closed."""
+        fd = None if self._statm is None else self._statm.get()
+        if fd is None:
+            return 0, 0
         try:
-            _, resident, shared, *_ = os.pread(self._fd, 256, 0).split()
+            _, resident, shared, *_ = os.pread(fd, 256, 0).split()
         except (OSError, ValueError):
             return 0, 0
         return int(resident) * PAGE, (int(resident) - int(shared)) * PAGE

@@ -17,7 +17,7 @@ import pytest
 
 import memtools
 from memtools import _core
-from memtools.cli.tree import COLUMNS, Ended, Guard, Tree, pass_on
+from memtools.cli.tree import COLUMNS, Ended, Guard, Process, Tree, pass_on
 from memtools.record import kills
 from memtools.record.events import ending
 from memtools.record.kinds import Counters
@@ -29,6 +29,28 @@ MIB = 2**20
 
 def python(text: str) -> list[str]:
     return [sys.executable, "-c", textwrap.dedent(text)]
+
+
+def test_a_descriptor_that_was_closed_and_taken_again_is_left_alone(tmp_path: Path) -> None:
+    process = Process(os.getpid())
+    assert process.read()[0] > 0
+    kept = {int(fd) for fd in os.listdir("/proc/self/fd")}
+    (number,) = (fd for fd in kept if _leads_to(fd).endswith(f"/{os.getpid()}/statm"))
+    (tmp_path / "own").write_text("1 2 3\n")
+    own = os.open(tmp_path / "own", os.O_RDONLY)
+    os.dup2(own, number)
+    assert process.read() == (0, 0)
+    del process
+    assert os.read(number, 9) == b"1 2 3\n"
+    os.close(own)
+    os.close(number)
+
+
+def _leads_to(fd: int) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:  # that of the list itself
+        return ""
 
 
 ENDINGS = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 from collections.abc import Callable
 
@@ -319,3 +320,32 @@ def test_a_process_with_the_most_arenas_says_how_many_and_what_helps():
         leases.append(pool.acquire(1))
         for lease in leases:  # what was raised keeps all of them until a collection
             lease.release()
+
+
+def test_a_pool_whose_descriptor_was_closed_says_so(tmp_path):
+    """And what it has already stays as it is."""
+    before = _numbers()
+    with small_pool() as pool, pool.acquire(2) as lease:
+        model = Plain(2)
+        step(lease, model, 20, [20, 7])
+        numbers, own = _numbers() - before, os.open(tmp_path, os.O_RDONLY)
+        for number in numbers:
+            os.dup2(own, number)  # as a program that has closed all descriptors and opens its own
+        with pytest.raises(MemoryError, match=r"has closed the descriptor .*; make a new pool"):
+            lease.fork(2)
+        same(lease, model)
+    for number in (*numbers, own):
+        os.close(number)  # the pool has left them open
+
+
+def _numbers() -> set[int]:
+    """The descriptors that are open, less that of the list itself."""
+    return {int(name) for name in os.listdir("/proc/self/fd") if _is_open(int(name))}
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True

@@ -327,6 +327,11 @@ raise_no_memory(const KVPool *self, const mt_error *err, const char *doing)
                             "%s: this process has no descriptor left for %s (%s); close files, or "
                             "raise the limit by ulimit -n",
                             doing, err->call, strerror(err->native));
+    if (err->native == EBADF)
+        return PyErr_Format(PyExc_MemoryError,
+                            "%s: the program has closed the descriptor of this pool's memory "
+                            "(os.closerange?), so that it cannot grow; make a new pool",
+                            doing);
     return PyErr_Format(PyExc_MemoryError,
                         "%s: %s failed with code %d for %zu bytes; make room on the machine, or "
                         "set a limit that it can hold",
