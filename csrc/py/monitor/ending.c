@@ -133,7 +133,10 @@ stand_still(void *Py_UNUSED(none))
     return 0;
 }
 
-/* In a signal handler. What fails, or never returns, ends when the timer does. */
+/* In a signal handler, although the call takes a lock there that the interrupted thread may hold: the
+ * timer, which is set before, then ends the process in 0.2 s as the signal would. From another
+ * thread it is too late: Python 3.11 lets the main thread notice such a call only when somebody asks
+ * for the interpreter lock, up to 5 ms later, and until then the program goes on. */
 static void
 stop_the_program(void)
 {
