@@ -312,8 +312,7 @@ def _started(options: dict[str, Any]) -> MemoryMonitor:
         )
         every = options["print_every"]
         notices, findings, summaries = _voices(options)
-        monitor._settings = replace(
-            monitor._settings,
+        monitor._configure(
             print_every=None if every is None else Every(*every),
             sums_up=not options["quiet"],
             declares=False,

@@ -15,6 +15,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -162,6 +163,11 @@ class MemoryMonitor:
         self._key_guard: Handle | None = None  # of MEMTOOLS_GUARD, until the program asks for one
         if keys.guard is not None:
             self._key_guard = self._watermarks.add(keys.guard, "raise", safe=True)
+
+    def _configure(self, **changes: Any) -> None:
+        """Change settings that are not arguments of the class, before start(): fields of
+        MonitorSettings. Raises TypeError for other names."""
+        self._settings = replace(self._settings, **changes)
 
     # --- life ---
 
