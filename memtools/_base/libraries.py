@@ -19,19 +19,47 @@ import sysconfig
 from collections.abc import Iterator
 from urllib.parse import unquote, urlsplit
 
+from memtools._base.notebook import CELL
+
 #: read here, once: what a module does later a forked worker may do, whose pages it would copy
 _PATHS = sysconfig.get_paths()
+_STANDARD = tuple({f"{_PATHS[name]}/" for name in ("stdlib", "platstdlib")})
+_INSTALLED = tuple({f"{_PATHS[name]}/" for name in ("purelib", "platlib")})
+#: how pip and Linux distributions name the folders that they install to
+_PACKAGES = ("/site-packages/", "/dist-packages/")
 #: in the name of the folder that torch.compile writes code to
 GENERATED = "torchinductor"
 #: where memtools lies, as it was imported
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+#: rooms of memtools that allocate for themselves, and not for the program; and who does it for them
+_OWN = (
+    *(f"{PACKAGE}{room}/" for room in ("monitor", "_base", "_census", "leak", "record")),
+    f"{_PATHS['stdlib']}/tracemalloc.py",
+)
+
+USER, LIBRARY, NOBODY, MEMTOOLS = range(4)
+
+
+def owner_of(file: str) -> int:
+    """Whose code a file has: the user's, a library's, memtools' own, or nobody's that a user could
+    look up: the standard library and what has no file."""
+    if file.startswith("<"):
+        return USER if file.startswith(CELL) else NOBODY
+    if is_users(file):
+        return USER
+    if file.startswith(_OWN):
+        return MEMTOOLS
+    if file.startswith((*_INSTALLED, PACKAGE)) or any(part in file for part in _PACKAGES):
+        return LIBRARY
+    if file.startswith(_STANDARD) or GENERATED in file:
+        return NOBODY
+    return USER
 
 
 def library_paths() -> tuple[str, ...]:
     """Where modules of libraries lie, with a slash at the end, and what names without a file begin
     with. users_paths() comes before it."""
-    found = {_PATHS[name] for name in ("stdlib", "platstdlib")} | set(_installed_in())
-    return (*sorted(f"{path}/" for path in found), "<frozen ")
+    return (*sorted({*_STANDARD, *_installed_in()}), "<frozen ")
 
 
 def users_paths() -> tuple[str, ...]:
@@ -53,11 +81,11 @@ def is_own(file: str) -> bool:
 
 
 def _installed_in() -> Iterator[str]:
-    """The folders that pip installs to."""
-    yield from {_PATHS["purelib"], _PATHS["platlib"]}
+    """The folders that pip installs to, with a slash at the end."""
+    yield from _INSTALLED
     for path in sys.path:
-        if path.endswith(("/site-packages", "/dist-packages")):
-            yield path
+        if f"{path}/".endswith(_PACKAGES):
+            yield f"{path}/"
 
 
 @functools.lru_cache(maxsize=4)
@@ -65,7 +93,7 @@ def _users_paths(main: str) -> tuple[str, ...]:
     found, libraries = set(), set(_installed_in())
     script = os.path.abspath(main)
     folder = os.path.dirname(script)
-    tops = {*(f"{path}/" for path in libraries), PACKAGE}
+    tops = {*libraries, PACKAGE}
     if main and f"{folder}/".startswith(tuple(tops)):
         found.add(script if f"{folder}/" in tops else f"{folder}/")
     for folder in libraries:

@@ -32,7 +32,8 @@ from typing import Any
 
 from memtools import _core
 from memtools._base import torch as bridge
-from memtools.monitor.places import USER, Living, Place, Site, owner_of
+from memtools._base.libraries import USER, owner_of
+from memtools.monitor.places import Living, Place, Site
 
 HEAP_LINES = "heap lines"
 SLOWEST = 10.0  # times as long as a plain step may a traced one take

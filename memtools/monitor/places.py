@@ -1,4 +1,4 @@
-"""Places: lines of a program, whose code they are, and how they are named.
+"""Places: lines of a program, which of a stack is the user's, and how they are named.
 
 frames of a stack, innermost first ──► place_of ──► the innermost line of the user's code
                                           │
@@ -11,13 +11,12 @@ from __future__ import annotations
 import ast
 import contextlib
 import os
-import sysconfig
 import tokenize
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from memtools._base.libraries import GENERATED, PACKAGE, is_users
-from memtools._base.notebook import CELL, cell_of, source_of
+from memtools._base.libraries import LIBRARY, MEMTOOLS, USER, owner_of
+from memtools._base.notebook import cell_of, source_of
 from memtools._base.text import shown
 
 
@@ -37,45 +36,6 @@ class Site(NamedTuple):
 
 
 Living = dict[Place, float]  # bytes by place, of what was made since a window began, and lives
-
-# --- whose code a frame runs ----------------------------------------------------------------------
-
-#: rooms of memtools that allocate for themselves, and not for the program; and who does it for them
-_OWN = (
-    *(f"{PACKAGE}{room}/" for room in ("monitor", "_base", "_census", "leak", "record")),
-    f"{sysconfig.get_path('stdlib')}/tracemalloc.py",
-)
-_STANDARD = tuple(
-    f"{sysconfig.get_path(name)}/"
-    for name in ("stdlib", "platstdlib")
-    if sysconfig.get_path(name) is not None
-)
-_LIBRARIES = tuple(
-    f"{sysconfig.get_path(name)}/"
-    for name in ("purelib", "platlib")
-    if sysconfig.get_path(name) is not None
-)
-_PACKAGES = ("/site-packages/", "/dist-packages/")
-
-USER, LIBRARY, NOBODY, MEMTOOLS = range(4)
-
-
-def owner_of(file: str) -> int:
-    """Whose code a file has: the user's, a library's, memtools' own, or nobody's that a user could
-    look up: the standard library and what has no file."""
-    if file.startswith("<"):
-        return USER if file.startswith(CELL) else NOBODY
-    if is_users(file):
-        return USER
-    if file.startswith(_OWN):
-        return MEMTOOLS
-    if file.startswith(_LIBRARIES) or any(part in file for part in _PACKAGES):
-        return LIBRARY
-    if file.startswith(PACKAGE):
-        return LIBRARY
-    if file.startswith(_STANDARD) or GENERATED in file:
-        return NOBODY
-    return USER
 
 
 def place_of(frames: Iterable[Place]) -> Place | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from memtools._base import libraries
-from memtools.monitor.places import LIBRARY, MEMTOOLS, USER, owner_of
+from memtools._base.libraries import LIBRARY, MEMTOOLS, USER, owner_of
 
 SITE = libraries._PATHS["purelib"]
 PACKAGE = libraries.PACKAGE

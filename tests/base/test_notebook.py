@@ -12,7 +12,8 @@ import pytest
 
 from memtools import cli
 from memtools._base import notebook
-from memtools.monitor.places import USER, Place, function_at, name_of, owner_of, place_of
+from memtools._base.libraries import USER, owner_of
+from memtools.monitor.places import Place, function_at, name_of, place_of
 
 CELL = "/tmp/ipykernel_4711/1234.py"
 SOURCE = "x = []\ndef train():\n    x.append(1)\n"
