@@ -101,6 +101,7 @@ class PeakRecorder:
         if recording is not None:
             recording.close()
         self._step, self._next, self.due_step = step, step + FIRST, step + FIRST - 1
+        self._ended = time.monotonic()
 
     @property
     def is_open(self) -> bool:

@@ -359,3 +359,21 @@ def test_a_hostile_argument_of_a_module_is_no_matter() -> None:
     run.run_to(3)
     assert len(run.written) == 1
     assert run.complaints == []
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_step_is_given_up_by_how_long_a_step_takes_and_not_by_any_clock(
+    is_late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine that is up for a month, and where other steps have been counted for a day."""
+    now, longest = [30 * 86_400.0], list[float]()
+    monkeypatch.setattr(recorders.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(recorders.Recording, "begin", lambda one, s: longest.append(s))
+    run = Run()
+    if is_late:
+        now[0] += 86_400
+        run.recorder.begin_anew(0)
+    while not longest:
+        now[0] += 20
+        run.run_to(run.step + 1)
+    assert longest == [pytest.approx(100)]

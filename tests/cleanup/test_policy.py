@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
+import os
 import threading
 import time
 import warnings
@@ -273,17 +274,46 @@ def test_pressure_is_a_part_of_the_limit_that_was_given(memory: Root):  # noqa: 
     assert times(policy, "gc") == 1
 
 
+#: files of a made-up machine, and the zeros that they end with: each is 300 MiB of a job
+BESIDE_ITSELF: dict[str, dict[str, tuple[str, int]]] = {
+    "nothing": {},
+    "what is swapped out": {
+        "proc/meminfo": (
+            "MemTotal: 8388608 kB\nMemAvailable: 4194304 kB\nSwapTotal: 8388608 kB\n",
+            0,
+        ),
+        "proc/self/status": (f"VmSize: {1 << 22} kB\nVmSwap: {300 << 10} kB\n", 0),
+    },
+    "a child": {
+        "proc/self/task/1/children": ("77", 0),
+        "proc/77/task/77/children": ("", 0),
+        "proc/77/statm": (f"{300 << 8} {300 << 8} 0 0 0 0 0\n", 0),
+    },
+    "shared memory": {
+        "proc/self/task/1/children": ("", 0),
+        "proc/self/fd/.keep": ("", 0),
+        "proc/self/status": ("Name:\tx\nRssShmem:\t 0 kB\n", 0),
+        f"dev/shm/torch_{os.getpid()}_1": ("", 300 * MIB),
+    },
+}
+
+
 @pytest.mark.slow
-def test_what_is_swapped_out_counts_against_a_limit_that_was_given(memory: Root):  # noqa: F811
-    """As a monitor counts it, with children and shared memory."""
-    meminfo = memory.path / "proc/meminfo"
-    meminfo.write_text(meminfo.read_text().replace("SwapTotal: 0", "SwapTotal: 8388608"))
+@pytest.mark.parametrize("what", BESIDE_ITSELF)
+def test_a_limit_that_was_given_is_for_the_whole_job(what: str, memory: Root):  # noqa: F811
+    """As a monitor counts it."""
     memory.use(0.3)
-    swapped = memory.path / "proc/self/status"
-    swapped.write_text(f"VmSize: {1 << 22} kB\nVmSwap: {300 << 10} kB\n")
+    for name, (text, zeros) in BESIDE_ITSELF[what].items():
+        path = memory.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w") as file:
+            file.write(text)
+            file.flush()
+            if zeros:
+                os.posix_fallocate(file.fileno(), 0, zeros)
     policy = quiet(limit="900 MiB", pressure=0.5)
     looked(policy)
-    assert times(policy, "gc") == 1
+    assert times(policy, "gc") == (what != "nothing")
 
 
 @pytest.mark.slow
