@@ -31,22 +31,18 @@ _MS_SYNC: Final = 4
 Memory = ctypes.Array[ctypes.c_char]
 
 
-def map_file(
-    fd: int, nbytes: int, *, offset: int = 0, flags: int = mmap.MAP_SHARED, writes: bool = True
-) -> Memory:
+def map_file(fd: int, nbytes: int, *, offset: int = 0) -> Memory:
     """Map bytes of a file, which are unmapped together with the object that is returned.
 
     Args:
         fd: a descriptor, which may be closed afterwards.
         nbytes: at least 1.
         offset: a multiple of the page size.
-        flags: of the system call.
-        writes: whether the memory may be written to; where it may not, a write ends the process.
 
     Raises OSError.
     """
-    access = mmap.PROT_READ | (mmap.PROT_WRITE if writes else 0)
-    address = _LIBC.mmap(None, nbytes, access, flags, fd, offset)
+    access = mmap.PROT_READ | mmap.PROT_WRITE
+    address = _LIBC.mmap(None, nbytes, access, mmap.MAP_SHARED, fd, offset)
     if address == _FAILED:
         raise _error()
     memory = (ctypes.c_char * nbytes).from_address(address)

@@ -1,5 +1,4 @@
-"""Data loading that stays within the host's memory: caches by bytes, lists that workers share,
-batches by tokens.
+"""Data loading that stays within the host's memory: caches by bytes, batches by tokens.
 
 Nothing is loaded before its first use: a data set's module imports this in every worker.
 """
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from memtools.data.episodes import H5Episodes as H5Episodes
     from memtools.data.loader import BoundedLoader as BoundedLoader
     from memtools.data.loader import bounded as bounded
-    from memtools.data.packed import PackedList as PackedList
     from memtools.data.report import LoaderCost as LoaderCost
     from memtools.data.report import LoaderReport as LoaderReport
     from memtools.data.report import LoaderSettings as LoaderSettings
@@ -37,7 +35,6 @@ _HOMES = {
     "LoaderCost": "report",
     "LoaderReport": "report",
     "LoaderSettings": "report",
-    "PackedList": "packed",
     "bounded": "loader",
     "loader_report": "report",
     "size_of": "sizes",
@@ -54,7 +51,6 @@ __all__ = [
     "LoaderCost",
     "LoaderReport",
     "LoaderSettings",
-    "PackedList",
     "bounded",
     "loader_report",
     "size_of",

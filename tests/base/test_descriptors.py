@@ -14,7 +14,7 @@ from tests.kit.long import LONG
 HEAD = """
 import contextlib, gc, os, random, socket, sys
 import torch, memtools
-from memtools.data import ByteCache, H5Episodes, PackedList
+from memtools.data import ByteCache, H5Episodes
 from memtools.export import JsonlWriter, PrometheusExporter
 from tests.data.episodecases import write_episodes
 folder, rounds = sys.argv[1], int(sys.argv[2])
@@ -75,17 +75,6 @@ def make(path):
 OBJECTS = {
     "a trajectory": "WHERE = lambda path: {'file': path}" + STORE,
     "an overflow": "WHERE = lambda path: {'overflow': folder, 'limit': 1}" + STORE,
-    "a packed list": """
-import pickle
-def make(path):
-    made = PackedList([{"a": 1}] * 10)
-    def use():
-        assert made[3] == {"a": 1}
-        try: pickle.dumps(made)
-        except pickle.PicklingError as error: assert "has closed the descriptor" in str(error)
-        else: raise AssertionError
-    return made, use
-""",
     "a pool": """
 def make(path):
     made = memtools.KVPool(1, 1, 8, max_tokens=64, max_sequences=4, dtype="float32")

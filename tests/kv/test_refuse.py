@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import os
 import pickle
 from collections.abc import Callable
@@ -12,6 +13,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from memtools import KVLease, KVPool
+from tests.kit import refusedcalls
+from tests.kit.children import in_child
 from tests.kv.model import MAX_TOKENS, Plain, same, small_pool, some, step
 
 GOOD = torch.randn(2, 2, 1, 64)
@@ -349,3 +352,21 @@ def _is_open(number: int) -> bool:
     except OSError:
         return False
     return True
+
+
+@pytest.mark.parametrize("error", [errno.EPERM, errno.ENOSYS, errno.EMFILE])
+def test_memory_that_the_kernel_refuses_is_one_sentence(error):
+    """A pool's memory has no name, and takes a memfd."""
+    doing, remedy = "may not call", "allow it in the seccomp profile of the container or sandbox"
+    if error == errno.EMFILE:
+        doing, remedy = "has no descriptor left for", "close files, or raise the limit by ulimit -n"
+
+    def work():
+        refusedcalls.refuse("memfd_create", error)
+        with pytest.raises(MemoryError) as caught:
+            KVPool(1, 1, 8, max_tokens=64, max_sequences=2, dtype="float32")
+        assert str(caught.value) == (
+            f"KVPool(): this process {doing} memfd_create ({os.strerror(error)}); {remedy}"
+        )
+
+    assert in_child(work) == 0

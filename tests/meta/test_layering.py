@@ -26,7 +26,7 @@ PUBLIC = {"BudgetError", "DeviceError", "DeviceMemoryPressure", "HostMemoryPress
 LAYERS = {"core", "os", "cuda", "py", "torch"}
 THE_CPP_FILE = "csrc/torch/torch_shim.cpp"
 IMPORTED_IN = {"torch": "memtools/_base/torch.py", "matplotlib": "memtools/gate/plot.py",
-               "numpy": "memtools/data/packed.py", "h5py": "memtools/data/",
+               "numpy": "nowhere", "h5py": "memtools/data/",
                "transformers": "memtools/integrations/",
                "lightning": "memtools/integrations/",
                "prometheus_client": "memtools/export/",
