@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from memtools import _core
 from memtools._base import picture
 from memtools._base.size import format_bytes, parse_bytes
-from memtools._base.text import aligned
+from memtools._base.text import aligned, as_name
 
 if TYPE_CHECKING:
     import torch
@@ -149,7 +149,8 @@ class Budget(_core.Budget):
         name: str | None = None,
     ) -> Budget:
         where = None if device is None else str(device)
-        return super().__new__(cls, limit, "budget" if name is None else name, where)
+        name = "budget" if name is None else as_name("name", name)
+        return super().__new__(cls, limit, name, where)
 
     def suballocate(self, name: str, limit: int | str | None = None) -> Budget:
         """Make a budget within this one: what its parts reserve counts in both.
@@ -158,12 +159,13 @@ class Budget(_core.Budget):
         A suballocation lives as long as somebody uses it.
 
         Args:
-            name: its name in reports and errors.
+            name: its name in reports and errors; characters that can be shown.
             limit: the most bytes, at least 1, as an int or like `"2 GiB"`, and at most this
                 budget's limit. None, the default: this budget's limit.
 
         Returns the new Budget. Raises ValueError if `limit` is more than this budget's.
         """
+        as_name("suballocate(): name", name)
         size = self.limit if limit is None else parse_bytes(limit, "limit")
         if size is not None and self.limit is not None and size > self.limit:
             raise ValueError(

@@ -7,6 +7,23 @@ import os
 from collections.abc import Callable
 from typing import BinaryIO
 
+from memtools._base.text import brief
+
+
+def as_path(what: str, path: str | os.PathLike[str]) -> str:
+    """An argument that is the path of a file, as text.
+
+    Raises TypeError if it is not a path, ValueError if no file can have that name.
+    """
+    text = os.fspath(path)
+    try:
+        is_one = b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        is_one = False
+    if not is_one:
+        raise ValueError(f"{what} is not a name that a file can have: '{brief(text)}'")
+    return text
+
 
 def folder_now() -> str:
     """The current directory; empty if it was removed."""
@@ -34,7 +51,7 @@ def replace_file(
 
     Raises OSError, and whatever `write` raises.
     """
-    folder, name = os.path.split(os.path.abspath(os.fspath(path)))
+    folder, name = os.path.split(os.path.abspath(as_path("path", path)))
     temporary = os.path.join(folder, f".{name}.{os.urandom(8).hex()}.tmp")
     try:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC

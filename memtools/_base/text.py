@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Collection, Iterator, Sequence
+from typing import Any, Final
+
+_LONGEST: Final = 80  # characters of a text that a message repeats
 
 
 def shown(text: str) -> str:
@@ -16,6 +19,28 @@ def shown(text: str) -> str:
 def shown_lines(text: str) -> str:
     """As `shown`, and lines stay lines: what memtools is about to print or to log."""
     return "\n".join(map(shown, text.split("\n")))
+
+
+def as_name(what: str, name: Any) -> str:
+    """An argument that is a name, which reports and errors repeat.
+
+    Args:
+        what: what the sentence calls the argument.
+        name: the argument.
+
+    Raises TypeError if it is not a str, ValueError if it is empty or has characters that a terminal
+    would obey, or that no encoding has.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"{what} is a str, got {shown(type(name).__name__)}")
+    if not name or shown(name) != name:
+        raise ValueError(f"{what} has 1 or more characters that can be shown, got '{brief(name)}'")
+    return name
+
+
+def brief(text: str) -> str:
+    """What a message repeats of a text that somebody passed: one line, of some 80 characters."""
+    return shown(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}...")
 
 
 def _escaped(char: str) -> str:

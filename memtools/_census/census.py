@@ -15,7 +15,7 @@ from memtools import _core
 from memtools._base import torch as bridge
 from memtools._base.number import whole_number
 from memtools._base.size import format_bytes
-from memtools._base.text import aligned
+from memtools._base.text import aligned, shown
 from memtools._census.holders import (
     SAMPLE,
     Holder,
@@ -158,7 +158,7 @@ class Census:
         if rest:
             count, size = sum(g.count for g in rest), sum(g.bytes for g in rest)
             rows.append((f"{count:,}", format_bytes(size), f"in {len(rest):,} other groups"))
-        common = ", ".join(f"{count:,} {name}" for name, count in self.types.most_common(6))
+        common = ", ".join(f"{count:,} {shown(name)}" for name, count in self.types.most_common(6))
         return "\n".join([repr(self), *aligned(rows, right=(0, 1)), f"  objects: {common}"])
 
 
@@ -284,7 +284,8 @@ class Growth:
 
     def __str__(self) -> str:
         rows = [(f"{g.count:+,}", _signed(g.bytes), str(g.kind)) for g in self.groups[:_ROWS]]
-        rows += [(f"{t.count:+,}", "", t.type) for t in self.types[: max(3, _ROWS - len(rows))]]
+        types = self.types[: max(3, _ROWS - len(rows))]
+        rows += [(f"{t.count:+,}", "", shown(t.type)) for t in types]
         return "\n".join([f"{_signed(self.bytes)} of tensors", *aligned(rows, right=(0, 1))])
 
 

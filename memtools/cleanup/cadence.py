@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 from memtools import _core
 from memtools._base.decorate import decorated, in_scope
 from memtools._base.number import number, shown, whole_number
+from memtools._base.text import as_name
 
 UPDATE, MICRO_BATCH, VALIDATION, EPOCH = range(4)
 BUILT_IN: Final = ("update", "micro_batch", "validation", "epoch")
@@ -67,8 +68,8 @@ class Settings:
         _share("max_cost", self.max_cost)
         warmup = whole_number("warmup", self.warmup, 0, MOST_EVERY)
         object.__setattr__(self, "warmup", warmup)
-        if self.name is not None and not isinstance(self.name, str):
-            raise TypeError(f"name is a str or None, got {type(self.name).__name__}")
+        if self.name is not None:
+            as_name("name", self.name)
 
 
 def _share(argument: str, value: object) -> float:
@@ -105,8 +106,7 @@ class Clocks:
         """
         if type(name) is not str:
             raise TypeError(f"a phase's name is a str, got {type(name).__name__}")
-        if not name:
-            raise ValueError("a phase's name has characters, got an empty str")
+        as_name("a phase's name", name)
         if name in BUILT_IN:
             raise ValueError(
                 f"a phase cannot be called {name!r}: the policy counts those by itself"
@@ -157,6 +157,7 @@ def _by_name(cadence: Cadence, argument: str) -> Iterable[tuple[str, int]]:
     for name, count in cadence.items():
         if type(name) is not str or not name:
             raise TypeError(f'{argument}: a key is a name such as "update", got {name!r}')
+        as_name(f"{argument}: a key", name)
         if name in _MISTAKEN:
             raise ValueError(f"{argument}: a key is {_MISTAKEN[name]!r}, got {name!r}")
         yield name, _count(count, f"{argument}[{name!r}]")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, ParamSpec, Protocol
 
 from memtools import _core
 from memtools._base.size import format_bytes
+from memtools._base.text import as_name
 from memtools.budget import check_device
 from memtools.data.share import default_limit
 from memtools.data.sizes import size_of_entry
@@ -115,7 +116,7 @@ class ByteCache(_core.ByteCache, MutableMapping[Any, Any]):
             raise TypeError(f"size is a function of a value, got {type(size).__name__}")
         check_device(limit, "cpu", "ByteCache")
         measure = size_of_entry if size is None else functools.partial(_size_by, size)
-        self = super().__new__(cls, limit, measure, default_limit, name)
+        self = super().__new__(cls, limit, measure, default_limit, as_name("name", name))
         self._limit, self._size, self._typed = limit, size, bool(typed)
         return self
 

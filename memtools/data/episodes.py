@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any
 from memtools._base import torch as bridge
 from memtools._base.mapping import file_of
 from memtools._base.notice import notice
-from memtools._base.number import any_whole_number, shown, whole_number
+from memtools._base.number import any_whole_number, repr_of, whole_number
 from memtools._base.size import format_bytes
-from memtools._base.text import count
+from memtools._base.text import count, shown
 from memtools.budget import Budget
 from memtools.data.cache import ByteCache
 
@@ -149,8 +149,10 @@ class H5Episodes:
         self.keys = (*self.observations, *([] if actions is None else [actions]))
         if not self.keys:
             raise ValueError(
-                f"{self._paths[0]} has no dataset below observations/; pass observations=, the "
-                f"paths of those to read: it has {_names(_below(first, ''))}"
+                shown(
+                    f"{self._paths[0]} has no dataset below observations/; pass observations=, the "
+                    f"paths of those to read: it has {_names(_below(first, ''))}"
+                )
             )
         unknown = sorted(set(self._decode) - set(self.keys))
         if unknown:
@@ -177,9 +179,11 @@ class H5Episodes:
         found = file.get(path)
         if found is None or not hasattr(found, "shape"):
             has = _names(_below(file, ""))
-            raise ValueError(f"{self._paths[episode]} has no dataset {path!r}; it has {has}")
+            raise ValueError(shown(f"{self._paths[episode]} has no dataset {path!r}; it has {has}"))
         if not found.shape:
-            raise ValueError(f"{path} in {self._paths[episode]} is one value; a frame has an index")
+            raise ValueError(
+                shown(f"{path} in {self._paths[episode]} is one value; a frame has an index")
+            )
         return found
 
     def _length(self, episode: int) -> int:
@@ -189,11 +193,13 @@ class H5Episodes:
         for path, other in others:
             if other != length:
                 raise ValueError(
-                    f"{self._paths[episode]} has {length} frames of {first} and {other} of {path}; "
-                    "an episode has as many of each"
+                    shown(
+                        f"{self._paths[episode]} has {length} frames of {first} and {other} of "
+                        f"{path}; an episode has as many of each"
+                    )
                 )
         if length == 0:
-            raise ValueError(f"{self._paths[episode]} has no frames; leave it out")
+            raise ValueError(shown(f"{self._paths[episode]} has no frames; leave it out"))
         return length
 
     def _frames_of(self, episode: int, path: str) -> int:
@@ -266,7 +272,9 @@ class H5Episodes:
         index = any_whole_number("index", index)
         frame = index + len(self) if index < 0 else index
         if not 0 <= frame < len(self):
-            raise IndexError(f"index is below {len(self):,}, the frames of all, got {shown(index)}")
+            raise IndexError(
+                f"index is below {len(self):,}, the frames of all, got {repr_of(index)}"
+            )
         episode = bisect.bisect_right(self._ends, frame)
         return episode, frame - self._ends[episode] + self._lengths[episode]
 
@@ -286,11 +294,11 @@ class H5Episodes:
         episode = any_whole_number("episode", episode)
         start = any_whole_number("start", start)
         if not 0 <= episode < self.num_episodes:
-            raise IndexError(f"episode is below {self.num_episodes}, got {shown(episode)}")
+            raise IndexError(f"episode is below {self.num_episodes}, got {repr_of(episode)}")
         length = self._lengths[episode]
         if not 0 <= start < length:
             frames = f"{length}, the frames of the episode"
-            raise IndexError(f"start is below {frames}, got {shown(start)}")
+            raise IndexError(f"start is below {frames}, got {repr_of(start)}")
         item = {path: self._rows(episode, path, start, start + 1)[0] for path in self.observations}
         if self._actions is not None:
             torch = bridge.connect().torch
@@ -332,16 +340,20 @@ class H5Episodes:
         file, found = self._paths[episode], self._dataset(episode, path)
         if found.shape[0] != length:
             raise ValueError(
-                f"{file} has {found.shape[0]} frames of {path} and had {length} when the data set "
-                "was made; make it anew"
+                shown(
+                    f"{file} has {found.shape[0]} frames of {path} and had {length} when the data "
+                    "set was made; make it anew"
+                )
             )
         stop = min(length, start + self._frames[episode][path])
         try:
             values = found[start:stop]
         except OSError as error:
             raise OSError(
-                f"{file}: frames {start} to {stop - 1} of {path} cannot be read ({error}); it is "
-                "damaged: copy or record it again"
+                shown(
+                    f"{file}: frames {start} to {stop - 1} of {path} cannot be read ({error}); it "
+                    "is damaged: copy or record it again"
+                )
             ) from error
         if path in self._decode:
             try:
@@ -355,8 +367,10 @@ class H5Episodes:
             return torch.from_numpy(values)  # type: ignore[no-any-return]
         except TypeError as error:
             raise ValueError(
-                f"{path} in {file} is of {found.dtype}, which is no number to torch; pass a "
-                "function for it in decode"
+                shown(
+                    f"{path} in {file} is of {found.dtype}, which is no number to torch; pass a "
+                    "function for it in decode"
+                )
             ) from error
 
     def __getstate__(self) -> dict[str, Any]:
@@ -437,7 +451,7 @@ def _open_file(path: Path) -> Any:
             f"H5Episodes reads HDF5 by h5py ({error}); run python -m pip install h5py"
         ) from error
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is not there; an episode is a file")
+        raise FileNotFoundError(shown(f"{path} is not there; an episode is a file"))
     try:
         return h5py.File(path, "r", rdcc_nbytes=0)  # HDF5's own cache would not be counted
     except OSError as error:
@@ -445,8 +459,10 @@ def _open_file(path: Path) -> Any:
             raise type(error)(error.errno, os.strerror(error.errno), str(path)) from error
         why = re.sub(r"^.*\((.*)\)$", r"\1", str(error))
         raise OSError(
-            f"{path} cannot be opened as HDF5 ({why}); it is damaged or cut short: copy or record "
-            "it again"
+            shown(
+                f"{path} cannot be opened as HDF5 ({why}); it is damaged or cut short: copy or "
+                "record it again"
+            )
         ) from error
 
 
@@ -458,7 +474,7 @@ def _files_of(files: Any) -> list[Path]:
             return [path]
         found = [p for p in path.iterdir() if p.suffix in (".hdf5", ".h5")]
         if not found:
-            raise ValueError(f"{path} has no file that ends in .hdf5 or .h5")
+            raise ValueError(shown(f"{path} has no file that ends in .hdf5 or .h5"))
         return sorted(found, key=lambda p: ([int(n) for n in re.findall(r"\d+", p.stem)], p.name))
     if not isinstance(files, Iterable) or isinstance(files, bytes):
         raise TypeError(f"files is a path or a sequence of paths, got {type(files).__name__}")

@@ -21,6 +21,7 @@ import time
 import warnings
 from typing import Self
 
+from memtools._base.file import as_path
 from memtools._base.mapping import file_of
 from memtools._base.metrics import MetricsSource, check_source
 from memtools._base.number import whole_number
@@ -94,7 +95,7 @@ class JsonlWriter:
             asked = format_bytes(self._most)
             raise ValueError(f"max_bytes is at least 4 KiB, got {asked}")
         self._source, self._every, self._keep, self._expert = source, every, keep, expert
-        self._path = os.path.abspath(path)  # the program may change its directory
+        self._path = os.path.abspath(as_path("path", path))  # the program may change its directory
         self._lock = threading.RLock()  # a signal's handler may come here while a line is written
         self._pid = os.getpid()
         self._steps = self._lines = self._lost = 0
@@ -251,7 +252,7 @@ class JsonlWriter:
 
 def _line(now: float, step: int, metrics: dict[str, float]) -> bytes:
     values = {"time": round(now, 3), "step": step, **{k: _plain(v) for k, v in metrics.items()}}
-    return json.dumps(values, ensure_ascii=False).encode() + b"\n"
+    return json.dumps(values).encode() + b"\n"
 
 
 def _plain(value: float) -> float | int | None:

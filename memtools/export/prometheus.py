@@ -18,6 +18,7 @@ from memtools._base import process
 from memtools._base.mapping import file_of
 from memtools._base.metrics import MetricsSource, check_source
 from memtools._base.number import whole_number
+from memtools._base.text import brief
 from memtools.export.names import Sample, check_labels, samples_of
 
 if TYPE_CHECKING:
@@ -91,6 +92,10 @@ class PrometheusExporter:
                 server, thread = start_http_server(self._asked, self._host, registry)
         except OSError as error:
             raise _explained(error, self._host, self._asked) from error
+        except UnicodeError:
+            raise ValueError(
+                f"host is a name or an address of this machine, got '{brief(self._host)}'"
+            ) from None
         _watch(server)
         self._server, self._thread = server, thread
         _RUNNING.add(self)
@@ -219,7 +224,7 @@ def _explained(error: OSError, host: str, port: int) -> OSError:
     elif error.errno == errno.EACCES:
         text = f"port {port} of {host} is for root only; pass one from 1024 on"
     else:
-        text = f"cannot listen at port {port} of {host}: {error.strerror or error}"
+        text = f"cannot listen at port {port} of {brief(host)}: {error.strerror or error}"
     return type(error)(error.errno or errno.EADDRNOTAVAIL, text)
 
 

@@ -9,7 +9,7 @@ import os
 import struct
 import zlib
 
-from memtools._base.file import replace_file
+from memtools._base.file import as_path, replace_file
 
 MAGIC = b"MTGATES\x01"  # the last byte is the version
 _FRAME = struct.Struct("<8sQI")
@@ -26,7 +26,7 @@ def read(path: str | os.PathLike[str]) -> bytes:
 
     Raises ValueError if the file is damaged, not a saved history, or of a later version.
     """
-    with open(os.fspath(path), "rb") as file:  # fspath: open() takes a descriptor, and closes it
+    with open(as_path("path", path), "rb") as file:  # open() takes a descriptor, and closes it
         data = file.read()
     if len(data) < _FRAME.size or not data.startswith(MAGIC[:-1]):
         raise ValueError(f"{os.fspath(path)!r} is not a saved gate history")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from memtools import _core
 from memtools._base import reclaim
 from memtools._base.size import format_bytes, parse_bytes
+from memtools._base.text import as_name
 from memtools.budget import Budget, check_device
 from memtools.kv import tensors
 
@@ -114,7 +115,7 @@ class KVPool(_core.KVPool):
             them waste less memory where pages are large.
         page_bytes: the size of a page, a power of two, as an int or like `"2 MiB"`. None, the
             default, is the system's: 4 KiB on the host, 2 MiB on CUDA.
-        name: what budgets and errors call the pool.
+        name: what budgets and errors call the pool; characters that can be shown.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -143,7 +144,7 @@ class KVPool(_core.KVPool):
     ) -> KVPool:
         kind = tensors.dtype_of(dtype)
         place, cuda = tensors.device_of(device)
-        check_device(limit, str(place), name)
+        check_device(limit, str(place), as_name("name", name))
         sizes = (num_layers, num_kv_heads, head_dim, max_tokens, max_sequences)
         pool = super().__new__(
             cls,

@@ -11,6 +11,7 @@ import gc
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from memtools._base.text import brief
 from memtools._base.torch import connect, values_of, why_unreadable
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def dtype_of(dtype: Any) -> torch.dtype:
         raise TypeError(f"dtype is a torch.dtype or its name, got {type(dtype).__name__}")
     name = str(dtype).removeprefix("torch.")
     if name not in _DTYPES or not hasattr(torch, name):
-        raise ValueError(f"dtype is a real number type of 1, 2, 4 or 8 bytes, got {name}")
+        raise ValueError(f"dtype is a real number type of 1, 2, 4 or 8 bytes, got {brief(name)}")
     return getattr(torch, name)  # type: ignore[no-any-return]
 
 

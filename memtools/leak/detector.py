@@ -11,6 +11,7 @@ from memtools import _core
 from memtools._base import sentences
 from memtools._base.number import positive, whole_number
 from memtools._base.size import parse_bytes
+from memtools._base.text import as_name
 
 SIGNALS = ("heap", "python", "tensors", "children", "device", "shm", "rss")
 _OUTSIDE = ("children", "shm")  # what fills a limit beside the process
@@ -270,6 +271,7 @@ class LeakDetector(_core.LeakDetector):
         Raises ValueError if neither `bytes` nor `rate` is given, if `rate` is not above 0 or not
         finite, if the signal is unknown, or if eight other names are declared already.
         """
+        as_name("expect_growth(): name", name)
         if bytes is None and rate is None:
             raise ValueError(f"expect_growth({name!r}) declares nothing; pass bytes or rate")
         a_step = math.inf if rate is None else positive(f"expect_growth({name!r}): rate", rate)

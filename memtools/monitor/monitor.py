@@ -24,10 +24,12 @@ from memtools._base import environment, reclaim
 from memtools._base.decorate import as_callback
 from memtools._base.devices import DeviceMemory, parse_device
 from memtools._base.every import parse_every
+from memtools._base.file import as_path
 from memtools._base.libraries import is_own
 from memtools._base.notice import logger
 from memtools._base.number import number, whole_number
 from memtools._base.size import parse_bytes
+from memtools._base.text import shown
 from memtools._census.holders import Holder
 from memtools._core import Probe
 from memtools.leak.detector import LeakDetector, LeakVerdict, StepsLeft
@@ -138,7 +140,7 @@ class MemoryMonitor:
             log_interval = whole_number("log_interval", log_interval)
         parse_device(device)
         keys = environment.for_monitor()
-        log = keys.log if log is None else os.fspath(log)
+        log = keys.log if log is None else as_path("log", log)
         path = None if log is None else os.path.abspath(ranked(log))
         bound = keys.limit if limit is None else parse_bytes(limit, "limit")
         every = keys.print_every if print_every is None else parse_every(print_every)
@@ -270,7 +272,7 @@ class MemoryMonitor:
         )
 
     def __repr__(self) -> str:
-        name = "" if self._settings.name is None else f"{self._settings.name}, "
+        name = "" if self._settings.name is None else f"{shown(self._settings.name)}, "
         state = "running" if self.running else "stopped" if self._last else "not started"
         steps = 0 if self._last is None else self._last.sampler.step_count
         return f"MemoryMonitor({name}{state}, {steps:,} steps)"
@@ -738,8 +740,8 @@ class MemoryMonitor:
         for index, peak in run.device_peaks().items():
             values[f"memory/cuda{index}_peak_bytes"] = peak
         for phase in self.phases():
-            values[f"memory/phase/{phase.name}/peak_bytes"] = phase.peak_bytes
-            values[f"memory/phase/{phase.name}/seconds"] = phase.seconds
+            values[f"memory/phase/{shown(phase.name)}/peak_bytes"] = phase.peak_bytes
+            values[f"memory/phase/{shown(phase.name)}/seconds"] = phase.seconds
         values["memory/samples"] = run.sampler.samples
         values["memory/sampler_cpu_seconds"], values["memory/sampler_share"] = self.overhead
         return values

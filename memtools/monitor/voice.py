@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 
 from memtools._base.decorate import name_of_callback
 from memtools._base.every import Every
+from memtools._base.redact import harmless
 from memtools.leak.finding import RANK, Key, LeakFinding
 from memtools.monitor.log import Log
 
@@ -37,7 +38,7 @@ class LeakHandle:
         #: the function that is called
         self.action = action
         #: what errors call the function
-        self.name = name_of_callback(action)
+        self.name = harmless(name_of_callback(action))
 
     def cancel(self) -> None:
         """Remove the callback. May be called twice."""

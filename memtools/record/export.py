@@ -33,7 +33,7 @@ def to_jsonl(record: Record, file: IO[str]) -> None:
     """One object a line, its "type" first: record, figures, buckets, samples, events, phases."""
     _check_file(file)
     for line in _lines(record):
-        file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        file.write(json.dumps(line) + "\n")
 
 
 def _lines(record: Record) -> Iterator[Json]:
@@ -85,8 +85,8 @@ def to_chrome_trace(record: Record, file: IO[str]) -> None:
     _check_file(file)
     file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
     for i, event in enumerate(_trace_events(record)):
-        file.write((",\n" if i else "") + json.dumps(event, ensure_ascii=False))
-    figures = json.dumps(figures_of(record).as_json(), ensure_ascii=False)
+        file.write((",\n" if i else "") + json.dumps(event))
+    figures = json.dumps(figures_of(record).as_json())
     file.write(f'\n], "otherData": {figures}}}\n')
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import IO, Any
 
 from memtools import _core
+from memtools._base.file import as_path
 from memtools._base.number import whole_number
 from memtools._base.size import format_bytes
 from memtools._base.text import shown
@@ -228,7 +229,8 @@ def read_record(path: str | os.PathLike[str]) -> Record:
         OSError: the file cannot be opened or read.
         ValueError: it is no record, was truncated or changed, or is of a later version.
     """
-    return _record(os.fspath(path), _core.record_read(path))
+    path = as_path("path", path)
+    return _record(path, _core.record_read(path))
 
 
 def _numbers(data: bytes) -> memoryview:

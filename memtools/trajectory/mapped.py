@@ -30,6 +30,7 @@ import zlib
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from memtools._base import torch as bridge
+from memtools._base.file import as_path
 from memtools._base.mapping import Descriptor, Memory, flush, map_file
 from memtools._base.size import format_bytes
 
@@ -51,7 +52,7 @@ class Blocks:
     file of its own."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.path, self.size, self._process = os.fspath(folder), HEADER, os.getpid()
+        self.path, self.size, self._process = as_path("overflow", folder), HEADER, os.getpid()
 
     def add(self, nbytes: int) -> tuple[int, Memory]:
         """Add a block. Returns where it would begin in a file of all, and its memory.
@@ -99,7 +100,7 @@ class MappedFile:
 
         Raises FileExistsError if it is there, OSError if it cannot be made.
         """
-        path = os.fspath(path)
+        path = as_path("file", path)
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except FileExistsError:
@@ -125,7 +126,7 @@ class MappedFile:
         Raises ValueError if it is not a trajectory, of another version, cut short or damaged;
         BlockingIOError if it is open elsewhere, OSError if it cannot be opened.
         """
-        path = os.fspath(path)
+        path = as_path("file", path)
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         descriptor = Descriptor(fd)
         _lock(fd, path)

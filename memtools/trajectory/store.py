@@ -21,6 +21,7 @@ from memtools._base import torch as bridge
 from memtools._base.notice import logger
 from memtools._base.number import whole_number
 from memtools._base.size import format_bytes, parse_bytes
+from memtools._base.text import as_name
 from memtools._census.holders import graph_bytes
 from memtools.budget import Budget, check_device
 from memtools.errors import BudgetError
@@ -380,8 +381,7 @@ class TrajectoryStore:
                 f"{name!r} is not a field of this store, which has {self._names()} since the first "
                 "rollout; make another store for other fields"
             )
-        if not name:
-            raise ValueError(f"a field has a name, got '' in {call}")
+        as_name(f"{call}: the name of a field", name)
         if samples < 1:
             raise ValueError(f"{name} has no samples in {call}: {list(first.shape)}")
         if self.num_samples is not None and samples != self.num_samples:

@@ -74,7 +74,7 @@ def test_phases_get_their_clocks_as_they_come_and_keep_them():
     [
         ("epoch", ValueError, "cannot be called 'epoch'"),
         ("update", ValueError, "counts those by itself"),
-        ("", ValueError, "has characters"),
+        ("", ValueError, "has 1 or more characters that can be shown"),
         (3, TypeError, "is a str, got int"),
     ],
 )

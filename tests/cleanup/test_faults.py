@@ -49,7 +49,7 @@ pytestmark = pytest.mark.usefixtures("_fake_library")
         ({"ranks": 2}, TypeError, "ranks is a bool, a process group or None, got int"),
         ({"pools": [3]}, TypeError, "^pools= takes a memtools.KVPool, got int"),
         ({"pools": 3}, TypeError, "not iterable"),
-        ({"name": 3}, TypeError, "name is a str or None, got int"),
+        ({"name": 3}, TypeError, "name is a str, got int"),
         ({"gc_evry": 3}, TypeError, "gc_evry"),
     ],
 )
@@ -64,7 +64,7 @@ def test_a_bad_argument_is_named(settings, error, words):
         (lambda p: p.step(-1), ValueError, "n is from 0 to .*, got -1"),
         (lambda p: p.step(1.5), TypeError, "float"),
         (lambda p: p.step("3"), TypeError, "str"),
-        (lambda p: p.phase(""), ValueError, "a phase's name has characters"),
+        (lambda p: p.phase(""), ValueError, "a phase's name has 1 or more characters"),
         (lambda p: p.phase(7), TypeError, "a phase's name is a str, got int"),
         (lambda p: p.phase("update"), ValueError, "cannot be called 'update'"),
         (lambda p: p.cleanup("gcc"), ValueError, "one of gc, gc_young, .* got 'gcc'"),

@@ -162,7 +162,7 @@ def test_a_call_that_makes_no_sense_is_refused_and_changes_nothing(name):
         ({"dtype": torch.quint8}, ValueError, "got quint8"),
         ({"dtype": 32}, TypeError, "a torch.dtype or its name, got int"),
         ({"device": "meta"}, ValueError, '"cpu" or "cuda", got "meta"'),
-        ({"layout": "paged"}, ValueError, '"head" or "token", got "paged"'),
+        ({"layout": "paged"}, ValueError, '"head" or "token", got .paged.'),
         ({"layer_group": 2}, ValueError, "layer_group of 2"),
         ({"page_bytes": 4097}, ValueError, "power of two"),
         ({"page_bytes": 1024}, ValueError, "multiple of 4096 here, got 1024"),

@@ -28,7 +28,8 @@ from tests.base.test_picture import paths, widths
 from tests.kit.growth import least_growth, python_blocks
 from tests.report.reportcases import HOSTILE, MIB, START, Page, recorded, write
 
-NASTY = "<script>alert(1)</script>&\"'<b>\x1b[2J\u202e$x$"
+MARKUP = "<script>alert(1)</script>&\"'<b>$x$"  # which a pool and a budget may be called
+NASTY = f"{MARKUP}\x1b[2J\u202e"
 MOST_BYTES = 30 * 1024
 
 
@@ -101,7 +102,7 @@ def settings(folder: Path) -> object:
 
 def a_pool(folder: Path) -> memtools.KVPool:
     pool = memtools.KVPool(
-        2, 2, 64, max_tokens=64, max_sequences=8, dtype="float32", limit="4 MiB", name=NASTY
+        2, 2, 64, max_tokens=64, max_sequences=8, dtype="float32", limit="4 MiB", name=MARKUP
     )
     rows = torch.ones(1, 2, 20, 64)
     with pool.acquire() as idle:
@@ -145,8 +146,8 @@ def a_closed_history(folder: Path) -> object:
 
 
 def a_budget(folder: Path) -> memtools.Budget:
-    budget = memtools.Budget("16 MiB", name=NASTY)
-    parts = [memtools.GateHistory(max_bytes=budget.suballocate(NASTY)) for _ in range(60)]
+    budget = memtools.Budget("16 MiB", name=MARKUP)
+    parts = [memtools.GateHistory(max_bytes=budget.suballocate(MARKUP)) for _ in range(60)]
     for part in parts:
         part.append(torch.rand(4, 8))
     LEASES.append((budget, parts))

@@ -13,6 +13,15 @@ raise_named(mt_state *st, const char *name, PyObject *message)
     return NULL;
 }
 
+void
+mt_py_refuse_word(const char *what, const char *word)
+{
+    PyObject *text = PyUnicode_FromString(word);
+
+    if (text != NULL) PyErr_Format(PyExc_ValueError, "%s, got %R", what, text);
+    Py_XDECREF(text);
+}
+
 PyObject *
 mt_py_raise_own(mt_state *st, const char *name, const char *format, ...)
 {

@@ -12,6 +12,9 @@
 /* Raises what err says and returns NULL. `doing` starts the sentence: "GateHistory.append()". */
 PyObject *mt_py_raise(mt_state *st, const mt_error *err, const char *doing);
 
+/* Raises ValueError: `what`, and the word that was passed, escaped. */
+void mt_py_refuse_word(const char *what, const char *word);
+
 /* Raises memtools.errors.<name> with a message made as PyUnicode_FromFormat makes it. */
 PyObject *mt_py_raise_own(mt_state *st, const char *name, const char *format, ...);
 

@@ -89,12 +89,11 @@ mt_py_gatehist_raise(mt_state *st, const mt_gatehist *core, const mt_error *err,
 
 /* Finds a word in a NULL-terminated list; -1 with a ValueError that names the choices. */
 static int
-choice(const char *option, const char *word, const char *const *choices)
+choice(const char *sentence, const char *word, const char *const *choices)
 {
     for (int i = 0; choices[i] != NULL; i++)
         if (strcmp(word, choices[i]) == 0) return i;
-    PyErr_Format(PyExc_ValueError, "%s is \"%s\" or \"%s\", got \"%s\"", option, choices[0],
-                 choices[1], word);
+    mt_py_refuse_word(sentence, word);
     return -1;
 }
 
@@ -105,11 +104,9 @@ dtype_choice(const char *name)
     for (int dtype = 0; dtype < MT_DTYPE_COUNT; dtype++)
         if (mt_dtype_writable((mt_dtype)dtype) && strcmp(name, mt_dtype_name((mt_dtype)dtype)) == 0)
             return dtype;
-    PyErr_Format(
-        PyExc_ValueError,
-        "dtype is \"float64\", \"float32\", \"float16\", \"bfloat16\" or None for what comes, "
-        "got \"%s\"",
-        name);
+    mt_py_refuse_word("dtype is \"float64\", \"float32\", \"float16\", \"bfloat16\" or None for "
+                      "what comes",
+                      name);
     return MT_DTYPE_COUNT;
 }
 
@@ -134,8 +131,8 @@ parse_config(mt_state *st, PyObject *args, PyObject *kwargs, mt_gatehist_config 
                                      &budget))
         return false;
     if (budget != Py_None && (ledger = mt_py_budget_ledger(st, budget)) == NULL) return false;
-    if ((trim_choice = choice("trim", trim, trims)) < 0) return false;
-    if ((keep_choice = choice("keep", keep, keeps)) < 0) return false;
+    if ((trim_choice = choice("trim is \"half\" or \"oldest\"", trim, trims)) < 0) return false;
+    if ((keep_choice = choice("keep is \"all\" or \"topk\"", keep, keeps)) < 0) return false;
     *c = (mt_gatehist_config){.max_entries = (size_t)max_entries.value,
                               .max_bytes = (size_t)max_bytes.value,
                               .trim = (mt_trim)trim_choice,

@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "core/kv/inplace.h"
+#include "py/base/errors.h"
 #include "py/base/number.h"
 #include "py/base/objects.h"
 
@@ -299,8 +300,10 @@ mt_py_kvlease_layer(PyObject *op, PyObject *args, PyObject *kwargs)
 
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$sO:layer", names, &i, &layout, &tokens))
         return NULL;
-    if (strcmp(layout, "BHTD") != 0 && strcmp(layout, "BTHD") != 0)
-        return PyErr_Format(PyExc_ValueError, "layout is \"BHTD\" or \"BTHD\", got \"%s\"", layout);
+    if (strcmp(layout, "BHTD") != 0 && strcmp(layout, "BTHD") != 0) {
+        mt_py_refuse_word("layout is \"BHTD\" or \"BTHD\"", layout);
+        return NULL;
+    }
     if (mt_py_layer_read(self, i, &layer) < 0) return NULL;
     if (tokens != Py_None && !mt_py_whole_take(tokens, &count)) return NULL;
     if (count.value < 0)
