@@ -107,7 +107,7 @@ def of_pressure(pressure: Pressure | kinds.GuardAct) -> str:
         f"{format_bytes(used)} of {format_bytes(limit)} used ({share:.1f}%; "
         f"{pressure.limit_source}), watermark {100 * pressure.fraction:g}%"
     )
-    if pressure.stalled_percent:
+    if pressure.stalled_percent and round(pressure.stalled_percent) > 0:
         line += f", stalled {pressure.stalled_percent:.0f}% of the last 10 s"
     return line
 

@@ -82,6 +82,7 @@ def masked(text: str) -> list[str]:
         text,
         flags=re.M,
     )
+    text = re.sub(r", stalled \d+% of the last 10 s", "", text)  # by other programs
     text = re.sub(r"\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?", "#", text)
     text = re.sub(r"# (?:[KMGT]i?B|B|bytes)\b", "# B", text)
     text = re.sub(r"# (?:us|ms|s|min|h)(?: # (?:us|ms|s|min|h))*\b", "# s", text)

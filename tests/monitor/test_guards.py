@@ -137,6 +137,8 @@ def test_stalls_bring_a_guard_forward(root: Root) -> None:
         m._last.due = 0  # type: ignore[union-attr]
         m.step()
         assert [p.stalled_percent for p in acted] == [55.0]
+        assert ", stalled 55% of the last 10 s" in str(acted[0])
+        assert "stalled" not in str(acted[0]._replace(stalled_percent=0.4))
         m._last.due = 0  # type: ignore[union-attr]
         m.step()
         assert len(acted) == 1, "once for a crossing"
