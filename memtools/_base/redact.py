@@ -108,8 +108,11 @@ _NAME = (
     r"[\w.-]*(?:tokens?|passwords?|passwd|passphrase|pass|pwd|secrets?|credentials?|cookie|auth"
     r"|authorization|keys?|key[-_.]?id)"
 )
-# A list of values, one in quotes, or one word.
-_VALUE = r"""(?:[\[(][^\])]*[\])]?|"[^"]*"|'[^']*'|[^\s"',;&)}\]]+)"""
+# A list of values, one in quotes, b'' too, what a call shows (SecretStr('...')), or one word.
+_VALUE = (
+    r"""(?:(?:[A-Za-z_][\w.]*(?=\())?[\[(][^\])]*[\])]?"""
+    r"""|[bru]{0,2}"[^"]*"|[bru]{0,2}'[^']*'|[^\s"',;&)}\]]+)"""
+)
 _IN_TEXT = re.compile(rf"""(?<![\w.-])({_NAME})(["']?\s*[=:]\s*)({_VALUE})""", re.I)
 _AFTER_OPTION = re.compile(
     rf"""(?<![\w.-])(--?{_NAME})(\s+|["']\s*,\s*["'])"""
@@ -156,9 +159,10 @@ _SHAPES = {
     "NVIDIA, Groq, xAI, Replicate": r"nvapi-[\w-]{16,}|gsk_[A-Za-z0-9]{16,}|xai-[\w-]{20,}"
     r"|r8_[A-Za-z0-9]{30,}",
     "Weights & Biases": r"wandb_v1_\w{16,}",
-    "PyPI, npm, Docker": r"pypi-[\w-]{30,}|npm_[A-Za-z0-9]{20,}|dckr_pat_[\w-]{16,}",
+    "PyPI, npm, Docker": r"pypi-[\w-]{16,}|npm_[A-Za-z0-9]{20,}|dckr_pat_[\w-]{16,}",
     "Databricks, Vault": r"dapi[0-9a-f]{32}|hv[sbr]\.[\w-]{20,}",
     "SendGrid, DigitalOcean": r"SG\.[\w-]{16,}\.[\w-]{16,}|do[opr]_v1_[0-9a-f]{32,}",
+    "LangSmith, Perplexity, webhooks": r"lsv2_(?:pt|sk)_\w{16,}|pplx-\w{16,}|whsec_[\w+/=-]{16,}",
     "Telegram": r"\d{8,10}:AA[\w-]{30,}",
     "JSON web tokens": r"eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*",
 }

@@ -24,7 +24,7 @@ from __future__ import annotations
 import functools
 import random
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from memtools import _core
@@ -43,6 +43,7 @@ _PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
 #: Modules of torch itself: forward passes change their buffers and no other attributes, and those
 #: of DistributedDataParallel describe its reducer.
 _FIXED: Final = ("torch.nn.modules.", "torch.nn.parallel.")
+_LISTS: Final = "torch.nn.modules.container"
 
 
 class RandomState:
@@ -101,8 +102,9 @@ class Buffers:
         self.kept: list[_Kept] = []
         self.count = 0
 
-    def save(self, model: torch.nn.Module) -> None:
-        """Save what the model holds, into the copies of before where the tensors are the same.
+    def save(self, model: torch.nn.Module, others: Sequence[tuple[str, torch.Tensor]] = ()) -> None:
+        """Save what the model holds, and other tensors by their names, into the copies of before
+        where the tensors are the same.
 
         Raises TypeError for a buffer of a kind that cannot be copied and put back.
         """
@@ -112,6 +114,7 @@ class Buffers:
         places = [(name, value) for name, value in found if value is not None]
         self.count = len(places)
         places += [place for held in self._held for place in held.tensors]
+        places += others
         self._names, tensors = [name for name, _ in places], [tensor for _, tensor in places]
         if len(tensors) != len(self.kept) or any(
             kept.tensor is not tensor for kept, tensor in zip(self.kept, tensors, strict=True)
@@ -166,8 +169,9 @@ def _modules_of(model: torch.nn.Module) -> list[Any]:
 
 def _may_change(module: Any) -> Any:
     """Whether more than the values of a module's parameters can change. Most modules are a Linear
-    or the like."""
-    return module._buffers or module._modules or not type(module).__module__.startswith(_FIXED)
+    or the like; a list of modules may be empty before a pass and not after it."""
+    home = type(module).__module__
+    return module._buffers or module._modules or home == _LISTS or not home.startswith(_FIXED)
 
 
 class _Held:
@@ -371,6 +375,90 @@ def _checksum(tensor: torch.Tensor) -> torch.Tensor | None:
     return summed
 
 
+class Frozen:
+    """The parameters without a gradient that the forward pass itself changes: a momentum encoder, a
+    codebook. Which these are is found in the first window: all of them are compared with what they
+    were at its start. Where together they take less than a tenth of the memory there is, that is a
+    copy, else a checksum.
+
+    Attributes:
+        changed: (name, parameter) of those that are to be copied like buffers from now on.
+    """
+
+    __slots__ = ("_before", "_copies", "_is_first", "changed")
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.changed: list[tuple[str, torch.Tensor]] = []
+        named: list[tuple[str, torch.Tensor]] = list(model.named_parameters())
+        named = [(name, p) for name, p in named if _is_frozen(p)]
+        self._copies, self._is_first = _is_small([p for _, p in named]), True
+        self._before = [(name, p, self._look(p)) for name, p in named]
+
+    def _look(self, parameter: torch.Tensor) -> torch.Tensor:
+        tensor = parameter.detach()
+        summed = None if self._copies else _checksum(tensor)
+        return tensor.clone() if summed is None else summed
+
+    def _differing(self) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
+        return [one for one in self._before if not _has_bytes(self._look(one[1]), one[2])]
+
+    def compare(self) -> None:
+        """After a micro-batch that went well: look which have changed, in the first window. Where
+        memory runs out meanwhile, all of them count as changed."""
+        try:
+            found = self._differing()
+        except Exception as error:
+            if shortage(error) is None:
+                raise
+            found = self._before
+        known = {id(p) for _, p in self.changed}
+        self.changed += [(name, p) for name, p, _ in found if id(p) not in known]
+        self._is_first = False
+
+    def back(self, whole: bool) -> None:
+        """After a failure in the first window: put back what only this object has. Raises
+        RuntimeError where that is checksums."""
+        if whole and not self._is_first:
+            return
+        if self._copies:
+            with bridge.connect().torch.no_grad():
+                for _, parameter, before in self._before:
+                    _put_back(parameter, before)
+        elif changed := self._differing():
+            raise RuntimeError(
+                f"step(): memory ran out in the first window, after a forward pass had changed the "
+                f"parameter {changed[0][0]!r}, which has requires_grad=False and of which there is "
+                "no copy yet: begin with a micro_batch_size that fits, or make it a buffer"
+            )
+
+    def end(self) -> None:
+        """The first window has ended."""
+        self._before = []
+
+
+def _put_back(parameter: torch.Tensor, before: torch.Tensor) -> None:
+    if parameter.shape == before.shape and 0 not in parameter.stride():
+        parameter.copy_(before)
+    else:
+        parameter.data = before.clone()
+
+
+def _is_frozen(parameter: torch.Tensor) -> bool:
+    """And a plain tensor that has memory."""
+    torch = bridge.connect().torch
+    is_there = not torch.nn.parameter.is_lazy(parameter) and not parameter.is_meta
+    return is_there and not parameter.requires_grad and _is_plain(parameter)
+
+
+def _has_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Bit for bit: a nan equals itself."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    uint8 = bridge.connect().torch.uint8
+    first, second = (tensor.reshape(-1).view(uint8) for tensor in (one, other))
+    return bool(first.equal(second))
+
+
 # --- gradients ---
 
 
@@ -489,14 +577,16 @@ def choose(mode: str, parameters: list[torch.Tensor]) -> Redo:
     of the memory of some device, or of what this process may have of the host's."""
     if mode != "auto":
         return _KINDS[mode](parameters)
+    return (Scratch if _is_small([p for p in parameters if p.requires_grad]) else Redo)(parameters)
+
+
+def _is_small(tensors: list[torch.Tensor]) -> bool:
+    """Whether they take less than a tenth of the memory of each device that they are on."""
     sizes: dict[torch.device, int] = {}
-    for p in parameters:
-        if p.requires_grad:
-            sizes[p.device] = sizes.get(p.device, 0) + p.numel() * p.element_size()
-    for device, size in sizes.items():
-        if size >= SMALL * memory_of(device):
-            return Redo(parameters)
-    return Scratch(parameters)
+    for tensor in tensors:
+        size = tensor.numel() * tensor.element_size()
+        sizes[tensor.device] = sizes.get(tensor.device, 0) + size
+    return all(size < SMALL * memory_of(device) for device, size in sizes.items())
 
 
 def memory_of(device: torch.device) -> float:
@@ -528,6 +618,7 @@ class Undo:
         self._way, self._parameters = way, parameters
         self._gradients = choose(way, parameters)
         self._buffers, self._first = Buffers(), Buffers()
+        self._frozen: Frozen | None = None
         self._model: Any = None
         self._devices: tuple[torch.device, ...] = ()
         self._random: list[RandomState] = []
@@ -548,20 +639,26 @@ class Undo:
             devices.add(torch.device("cuda", torch.cuda.current_device()))
         self._devices = tuple(sorted(devices, key=str))
         self._random = [RandomState(self._devices)]
+        if self._frozen is None:
+            self._frozen = Frozen(model)
+        else:
+            self._frozen.end()
         if type(self._gradients) is Redo:
-            self._first.save(model)
+            self._first.save(model, self._frozen.changed)
 
     def begin(self, in_place: bool = False) -> None:
         """Keep what is needed to go back to now, before a micro-batch. `in_place`: its gradients
         can be neither moved nor given back."""
         self._random[1:] = [RandomState(self._devices)]
-        self._buffers.save(self._model)
+        self._buffers.save(self._model, self._frozen.changed if self._frozen else ())
         self._in_place = in_place
         if not in_place:
             self._gradients.begin()
 
     def keep(self) -> None:
         """Add the micro-batch, which went well, to what is kept."""
+        if self._frozen is not None:
+            self._frozen.compare()
         if not self._in_place:
             self._gradients.keep()
 
@@ -577,6 +674,8 @@ class Undo:
         (self._buffers if whole else self._first).restore()
         if not whole:
             self._gradients.drop()
+        if self._frozen is not None:
+            self._frozen.back(whole)
         parts = ["random numbers"]
         if self._buffers.count:
             parts.append(f"{self._buffers.count} buffers")

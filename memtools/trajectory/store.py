@@ -239,7 +239,7 @@ class TrajectoryStore:
             raise ValueError(f"dtype {line['dtype']!r}, kind {line['kind']!r}")
         dtype = dtype_of(line["dtype"])
         samples = whole_number("num_samples", self.num_samples)
-        name, kind = str(line["name"]), line["kind"]
+        name, kind = as_name("the name of a field", line["name"]), line["kind"]
         if name in self._fields:
             raise ValueError(f"{name} twice")
         casts = self._casts.of(name) is not None and dtype.is_floating_point
@@ -249,6 +249,9 @@ class TrajectoryStore:
         misplaced = field.nbytes > 0 and (offset < HEADER or offset % mmap.PAGESIZE)
         if misplaced or offset + field.nbytes > file_bytes or count > field.length:
             raise ValueError(f"{name} has {count} entries, at {offset} of {file_bytes} bytes")
+        for other in self._fields.values():
+            if offset < other.offset + other.nbytes and other.offset < offset + field.nbytes:
+                raise ValueError(f"{name} and {other.name} have the same bytes of the file")
         return field
 
     # --- what goes in ---

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import memtools
+from memtools.grad import undo
 from tests.kit.oominject import out_of_memory
 
 WIDTH = 4
@@ -118,6 +119,39 @@ class AddedParameter(Holder):
         return self.scale
 
 
+class MomentumEncoder(Holder):
+    """Parameters that are not trained, and follow the others in each pass."""
+
+    def prepare(self) -> None:
+        self.slow = nn.Linear(WIDTH, 3).requires_grad_(False)
+
+    def shift(self, mean):
+        for parameter in self.slow.parameters():
+            parameter.data = 0.9 * parameter.data + mean.mean()
+        return self.slow(mean).mean()
+
+
+class Codebook(Holder):
+    """And one that is changed in place, by a way that leaves no trace in its version."""
+
+    def prepare(self) -> None:
+        self.code = nn.Parameter(torch.zeros(WIDTH), requires_grad=False)
+
+    def shift(self, mean):
+        self.code.data.mul_(0.5).add_(mean)
+        return self.code
+
+
+class GrowingList(Holder):
+    def prepare(self) -> None:
+        self.norms = nn.ModuleList()
+
+    def shift(self, mean):
+        self.norms.append(nn.BatchNorm1d(WIDTH, affine=False))
+        pair = torch.stack([mean, mean + 1])
+        return sum(norm(pair).mean(0) + norm.running_mean for norm in self.norms)
+
+
 class NormInLegacyClothes(Holder):
     def prepare(self) -> None:
         self.first = nn.utils.parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH))
@@ -136,18 +170,21 @@ MODELS = [
     CountedAttribute,
     TensorAttribute,
     AddedParameter,
+    MomentumEncoder,
+    Codebook,
+    GrowingList,
     NormInLegacyClothes,
 ]
 
 
-def trained(make: Callable[[], nn.Module], undo: str, fails: str) -> tuple[dict[str, Any], Any]:
+def trained(make: Callable[[], nn.Module], way: str, fails: str) -> tuple[dict[str, Any], Any]:
     """Two windows of 16 rows that end as 8 and 8; `fails`: where 16 rows run out of memory, or ""
     for a run that has these sizes from the start."""
     torch.manual_seed(0)
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     size = None if fails else ROWS // 2
-    acc = memtools.GradAccumulator(model, optimizer, undo=undo, micro_batch_size=size)
+    acc = memtools.GradAccumulator(model, optimizer, undo=way, micro_batch_size=size)
 
     def loss_fn(x: torch.Tensor) -> tuple[torch.Tensor, int]:
         if len(x) == ROWS and fails == "early":
@@ -174,12 +211,12 @@ def trained(make: Callable[[], nn.Module], undo: str, fails: str) -> tuple[dict[
     return {name: one.tolist() for name, one in tensors} | plain, len(acc.report().retries)
 
 
-@pytest.mark.parametrize("undo", ["scratch", "redo"])
+@pytest.mark.parametrize("way", ["scratch", "redo"])
 @pytest.mark.parametrize("fails", ["early", "late", "backward"])
 @pytest.mark.parametrize("make", MODELS)
-def test_what_a_failed_pass_made_is_gone(make, fails, undo):
-    expected, _ = trained(make, undo, "")
-    got, retries = trained(make, undo, fails)
+def test_what_a_failed_pass_made_is_gone(make, fails, way):
+    expected, _ = trained(make, way, "")
+    got, retries = trained(make, way, fails)
     assert retries == 1
     assert got == expected
     assert list(got) == list(expected)
@@ -273,3 +310,27 @@ def test_a_buffer_that_cannot_be_put_back_is_refused_before_memory_runs_out():
     with pytest.raises(TypeError, match=sentence):
         acc.step(torch.ones(ROWS, WIDTH), lambda x: (model(x).sum(), len(x)))
     assert torch.equal(model.weight, before)
+
+
+@pytest.mark.parametrize("fails", [1, 2])
+def test_a_frozen_parameter_without_a_copy_is_refused_in_the_first_window(fails, monkeypatch):
+    """As where such parameters take a tenth of the memory or more."""
+    monkeypatch.setattr(undo, "memory_of", lambda device: 0.0)
+    model = Codebook()
+    acc = memtools.GradAccumulator(model, torch.optim.SGD(model.parameters(), 0.1))
+
+    def loss_fn(x: torch.Tensor) -> tuple[torch.Tensor, int]:
+        loss = model(x).square().sum()
+        if len(x) == ROWS and x[0, 0] == fails:
+            raise out_of_memory()
+        return loss, len(x)
+
+    if fails == 1:
+        with pytest.raises(RuntimeError, match=r"'code', which has requires_grad=False and of wh"):
+            acc.step(torch.ones(ROWS, WIDTH), loss_fn)
+        return
+    acc.step(torch.ones(ROWS, WIDTH), loss_fn)
+    before = model.code.clone()
+    acc.step(torch.full((ROWS, WIDTH), 2.0), loss_fn)
+    assert len(acc.report().retries) == 1
+    assert torch.equal(model.code, (before / 2 + 2) / 2 + 2), "as in two passes of 8 rows"

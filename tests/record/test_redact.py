@@ -87,6 +87,9 @@ MASKED = {
     "sk_live_51Habcdefghijklmnop npm_abcdefghijklmnopqrstuvwxyz0123456789": "*** ***",
     "dapi0123456789abcdef0123456789abcdef hvs.CAESIJabcdefghijklmnop1234567890": "*** ***",
     "xai-abcdefghijklmnopqrstuvwxyz1234567890 ya29.a0AfH6SMBabcdefghijklmnop": "*** ***",
+    "whsec_abcdefghijklmnopqrstuv pplx-abcdefghijklmnop123 lsv2_pt_0123456789abcdef": "*** *** ***",
+    """'Client(api_key=SecretStr("abc"), n=3)'""": "'Client(api_key=***, n=3)'",
+    """'connect(password=b"abc")'""": "'connect(password=***)'",
     "dop_v1_0123456789abcdef0123456789abcdef 123456789:AAHdqTcvCH1vGWJxfSeofSAs0K5PALDsaw": (
         "*** ***"
     ),

@@ -217,6 +217,9 @@ def test_a_header_that_lies_is_refused(path):
         ("fields", [described["fields"][0], described["fields"][0]]),
         ("fields", [{**described["fields"][0], "offset": 0}]),
         ("fields", [{**described["fields"][0], "offset": mapped.HEADER + 8}]),
+        ("fields", [described["fields"][0], {**described["fields"][0], "name": "other"}]),
+        ("fields", [{**described["fields"][0], "name": "\x1b[31m"}]),
+        ("fields", [{**described["fields"][0], "name": {}}]),
         ("dtype", "int7"),
     ):
         described_by(json.dumps({**described, key: value}).encode())(path)
