@@ -252,9 +252,13 @@ def test_a_guard_may_act_between_two_batches_of_an_evaluation(tmp_path, call):
     monitor = memtools.MemoryMonitor(limit="1 MiB")
     monitor.guard(0.5)
     made = trainer(tmp_path, [MemoryCallback(monitor)])
-    with pytest.raises(memtools.HostMemoryPressure, match="watermark 50%"), monitor:
-        getattr(made, call)(Rows(4))
+    with monitor:
+        with pytest.raises(memtools.HostMemoryPressure, match="watermark 50%"):
+            getattr(made, call)(Rows(4))
+        with monitor.phase("after"):
+            pass
     assert monitor.step_count == 0
+    assert {phase.name for phase in monitor.phases()} == {"evaluate", "after"}  # not evaluate/after
 
 
 @pytest.mark.slow

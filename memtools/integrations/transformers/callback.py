@@ -116,7 +116,11 @@ class MemoryCallback(MonitoringCallback, TrainerCallback):  # type: ignore[misc]
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.monitor.running:
             self._run.enter("evaluate")  # one that no hook announced, from its second batch on
-            self.monitor.step(0)
+            try:
+                self.monitor.step(0)
+            except BaseException:  # a guard's: on_evaluate will not come
+                self._run.leave("evaluate")
+                raise
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._run.leave("evaluate")
