@@ -448,7 +448,7 @@ def test_16_bits_give_the_scales_and_skips_of_autocast_and_a_grad_scaler(windows
     precision = "fp16" if dtype is torch.float16 else "bf16"
     acc = memtools.GradAccumulator(
         model, torch.optim.SGD(model.parameters(), 0.05), precision=precision,
-        init_scale=64.0, growth_interval=2,
+        init_scale=64.0, min_scale=2.0**-9, growth_interval=2,
     )  # fmt: skip
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2)
     usual = torch.optim.SGD(twin.parameters(), 0.05)
