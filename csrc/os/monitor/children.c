@@ -23,8 +23,8 @@ enum {
     LIST_ROOM = 4096,
     TEXT_ROOM = 2048,
     MS = 1000000,
-    CREDIT_NS = 50 * MS, /* for weighing, at the start and at most */
-    SHARE = 300,         /* of the time: one part in so many */
+    CREDIT_NS = 50 * MS, /* of a core, for weighing: at the start and at most */
+    SHARE = 300,         /* of a core: one part in so many */
     AGE_NS = 1000 * MS,  /* a child is not weighed again sooner */
 };
 
@@ -197,7 +197,7 @@ static void
 weigh(mt_children *ch, child *c, uint64_t now)
 {
     char pid[32], buf[TEXT_ROOM];
-    uint64_t began = mt_now_ns(), own, took;
+    uint64_t began = mt_thread_cpu_ns(), own, took;
 
     snprintf(pid, sizeof pid, "%" PRIu64, c->pid);
     if (ch->stack == 0) ch->stack = stack_of(ch, "self");
@@ -206,7 +206,7 @@ weigh(mt_children *ch, child *c, uint64_t now)
     if (own != MT_UNKNOWN) c->common = c->anon > own ? c->anon - own : 0;
     c->weighed_at = now;
     ch->weighed = *c;
-    took = mt_now_ns() - began;
+    took = mt_thread_cpu_ns() - began; /* a busy machine does not make children wait longer */
     ch->credit_ns = took < ch->credit_ns ? ch->credit_ns - took : 0;
 }
 
