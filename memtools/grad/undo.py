@@ -286,7 +286,7 @@ class _Kept:
             return False
         if self._moves:
             return True
-        if self._seen != _look(tensor) or not _same(self.copy, tensor):
+        if self._seen != _look(tensor) or not _has_bytes(self.copy, tensor):
             self._moves = True
             return True
         self._quiet += 1
@@ -357,12 +357,6 @@ def _integers(tensor: torch.Tensor) -> torch.Tensor | None:
         return None
 
 
-def _same(copy: torch.Tensor, tensor: torch.Tensor) -> bool:
-    """Bit for bit: a nan equals itself."""
-    one, other = _integers(copy), _integers(tensor)
-    return one is not None and other is not None and one.equal(other)
-
-
 def _checksum(tensor: torch.Tensor) -> torch.Tensor | None:
     """Sums over the rows and the columns of its bytes as a table, which tell a moved value from one
     in its place. None where the tensor has become one that cannot be summed."""
@@ -392,12 +386,12 @@ class Frozen:
         named: list[tuple[str, torch.Tensor]] = list(model.named_parameters())
         named = [(name, p) for name, p in named if _is_frozen(p)]
         self._copies, self._is_first = _is_small([p for _, p in named]), True
-        self._before = [(name, p, self._look(p)) for name, p in named]
+        self._before = [(name, p, self._look(p).clone()) for name, p in named]
 
     def _look(self, parameter: torch.Tensor) -> torch.Tensor:
         tensor = parameter.detach()
         summed = None if self._copies else _checksum(tensor)
-        return tensor.clone() if summed is None else summed
+        return tensor if summed is None else summed
 
     def _differing(self) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
         return [one for one in self._before if not _has_bytes(self._look(one[1]), one[2])]
