@@ -56,7 +56,16 @@ def signals_blocked() -> Iterator[None]:
 
 
 def start_thread(function: Callable[..., object], *args: object) -> None:
-    """Start a thread of memtools' own, which gets no signal and is unknown to `threading`. Raises
-    RuntimeError if the system gives no thread."""
+    """Start a thread of memtools' own, which gets no signal and is unknown to `threading`. It runs
+    when this returns: a program that fills its memory next takes nothing that the start needs.
+    Raises RuntimeError if the system gives no thread."""
+    begun = _thread.allocate_lock()
+    begun.acquire()
+
+    def run() -> None:
+        begun.release()
+        function(*args)
+
     with signals_blocked():
-        _thread.start_new_thread(function, args)
+        _thread.start_new_thread(run, ())
+        begun.acquire()
