@@ -225,7 +225,6 @@ BENCH_MODULE = $(subst /,.,$(basename $(wildcard benchmarks/*/$(1).py)))
 bench: $(VENV)/.optimised $(VENV)/.bench  ## benchmarks against the peers, RUNS (1) times; JSON in benchmarks/results
 	@for run in $$(seq $(RUNS)); do \
 	    for b in $(foreach b,$(BENCHES),$(call BENCH_MODULE,$(b))); do $(PY) -m $$b $(ARGS) || exit 1; done; done
-	@$(PY) -m benchmarks.kit.page
 
 # On a machine with a GPU and its own torch: nothing is downloaded, .venv is not used.
 test-gpu:  ## tests/gpu with the machine's own torch

@@ -37,8 +37,8 @@ Json = dict[str, Any]
 
 HERE = Path(__file__).resolve().parents[1]
 RESULTS = HERE / "results"
-#: the pages that benchmarks write their figures into
-WRITTEN = ("docs/internals/limits.md", "docs/symptoms")
+#: the pages that a benchmark writes its figures into
+WRITTEN = "docs/symptoms"
 CSRC = HERE.parent / "csrc"
 CFLAGS = ("-O3", "-march=native", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror")
 #: as the extension is built, with what its loops call in it
@@ -238,7 +238,7 @@ def _cpu_model() -> str:
 
 def _revision() -> str | None:
     """The revision, with "-dirty" where anything but what benchmarks write is changed."""
-    written = [f":(exclude){path}" for path in (RESULTS, *(HERE.parent / page for page in WRITTEN))]
+    written = [f":(exclude){path}" for path in (RESULTS, HERE.parent / WRITTEN)]
     try:
         revision = _git("describe", "--always")
         changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", *written)

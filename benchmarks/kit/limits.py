@@ -1,9 +1,9 @@
 """A limit that a figure is held against, the table of all of them, and how a benchmark ends.
 
 A limit is reached by a run where both the least and the median of its times are within it, and
-reached at all where each of the last RUNS runs reaches it. The printed table, the JSON and the page
-docs/internals/limits.md (`benchmarks.kit.page`) all say it by `reached`. A missed limit is a result
-and not a failure: the exit status of a benchmark says whether it could measure.
+reached at all where each of the last RUNS runs reaches it. The printed table, the JSON and the
+tables of `benchmarks.kit.tables` all say it by `reached`. A missed limit is a result and not a
+failure: the exit status of a benchmark says whether it could measure.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.kit.tables import tables
+
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 FENCE = re.compile(r"^(`{3,}).*?^\1 *$", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"(?<![\w.,])(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e-?\d+)?(?!\w)")
@@ -57,11 +59,11 @@ def figures_without_source(
     page: str, source_of: Callable[[str], str], columns: slice = slice(-1)
 ) -> list[str]:
     """The figures in the tables of a page that stand in none of the texts which the last cell of
-    their row leads to."""
+    their row names."""
     found = []
     for line in page.splitlines():
         cells = [cell.strip() for cell in line.strip("| ").split(" | ")]
-        places = re.findall(r"\]\((?:\.\./)?((?:internals|guides)/[^)]*)\)", cells[-1])
+        places = sources(cells[-1])
         if not line.startswith("|") or not places:
             continue
         there = {number for place in places for number in NUMBER.findall(source_of(place))}
@@ -70,10 +72,20 @@ def figures_without_source(
     return found
 
 
+def sources(cell: str) -> list[str]:
+    """The benchmarks that a cell names, and the pages that it leads to."""
+    return [
+        benchmark or page
+        for benchmark, page in re.findall(
+            r"`(\w+)`|\]\((?:\.\./)?((?:internals|guides)/[^)]*)\)", cell
+        )
+    ]
+
+
 def source_of(place: str) -> str:
-    """A section of the lab book or of the limits run by run; of a guide all guides, among which
+    """The tables of a benchmark, or a section of the lab book; of a guide all guides, among which
     figures may move."""
     path, _, heading = place.partition("#")
     if path.startswith("guides/"):
         return "\n".join(guide.read_text() for guide in DOCS.glob("guides/*.md"))
-    return sections((DOCS / path).read_text())[heading]
+    return sections((DOCS / path).read_text())[heading] if "/" in path else tables(path)

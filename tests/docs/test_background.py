@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.markdown import figures_without_source, source_of
+from tests.docs.markdown import figures_without_source, source_of, sources
 from tests.docs.test_readme import run_program  # noqa: F401
 from tests.docs.test_symptoms import (
     FENCE,
@@ -62,7 +62,7 @@ def test_the_menu_has_the_pages_in_the_order_in_which_they_are_read() -> None:
 
 def test_every_figure_of_the_costs_stands_where_its_row_leads() -> None:
     page = (DOCS / "background" / "costs.md").read_text()
-    rows = [line for line in page.splitlines() if line.startswith("| ") and "](../" in line]
+    rows = [line for line in page.splitlines() if line.startswith("| ") and sources(line)]
     assert len(rows) >= 15
     assert figures_without_source(page, source_of) == []
 

@@ -1,4 +1,4 @@
-"""docs/internals/limits.md is what the results say, and says "yes" where every run has both."""
+"""The tables of limits and times say what the results say, and "yes" where every run has both."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.kit.limits import Limit, finish, number_limit, reached
-from benchmarks.kit.page import PAGE, page
+from benchmarks.kit.tables import tables
 
 FACTS = {"cpu": "a", "cores": 2, "torch": "b", "load_average": [0.5], "date": "2026-01-02 03:04:05"}
 
@@ -18,10 +18,6 @@ def run(out: Path, median: float, revision: str) -> None:
     options = argparse.Namespace(only=None, quick=False, out=out)
     row = number_limit("a call", 2.0, "us", 1.0, median)
     finish("made_up", options, {**FACTS, "revision": revision}, {}, [row])
-
-
-def test_the_page_is_what_the_results_say() -> None:
-    assert PAGE.read_text() == page(), "python -m benchmarks.kit.page"
 
 
 @pytest.mark.parametrize(
@@ -47,8 +43,9 @@ def test_results_keep_the_limits_of_the_last_three_runs(tmp_path: Path) -> None:
         run(out, median, revision)
     assert [one["revision"] for one in json.loads(out.read_text())["runs"]] == ["r2", "r3", "r4"]
     row = "| a call | <= 2 us | 1 us | 1 us / 1.5 us | 1 us / 3 us | in 2 of 3 runs |"
-    assert row in page(tmp_path)
-    assert "- Run 3: revision r4, 2026-01-02 03:04, load 0.5 when it began" in page(tmp_path)
+    found = tables("made_up", tmp_path)
+    assert row in found
+    assert "- Run 3: revision r4, 2026-01-02 03:04, load 0.5 when it began" in found
 
 
 def test_ways_of_doing_a_thing_stand_side_by_side(tmp_path: Path) -> None:
@@ -61,7 +58,7 @@ def test_ways_of_doing_a_thing_stand_side_by_side(tmp_path: Path) -> None:
     other = [{"name": "a count", "turns": 3}]
     content["sections"] = {"rows": rows, "whole": {"rows": alone}, "counts": other}
     (tmp_path / "made_up.json").write_text(json.dumps(content))
-    tables = """| made_up | least / median | beside by hand |
+    wanted = """| made_up | least / median | beside by hand |
 | --- | --- | --- |
 | by hand | 2 / 2.5 us | |
 | ours | 1,000 / 1,200 ns | 0.5 / 0.48 x |
@@ -70,7 +67,7 @@ def test_ways_of_doing_a_thing_stand_side_by_side(tmp_path: Path) -> None:
 | --- | --- |
 | all | 1.5 / 2.25 s |
 """
-    assert page(tmp_path).endswith(tables)
+    assert tables("made_up", tmp_path).endswith(wanted)
 
 
 def test_a_limit_that_a_run_did_not_measure_is_said_so(tmp_path: Path) -> None:
@@ -80,4 +77,4 @@ def test_a_limit_that_a_run_did_not_measure_is_said_so(tmp_path: Path) -> None:
     content["runs"][0]["limits"][0]["limit"] = "another call"
     out.write_text(json.dumps(content))
     run(out, 1.0, "r2")
-    assert "| a call | <= 2 us | not measured | 1 us | yes |" in page(tmp_path)
+    assert "| a call | <= 2 us | not measured | 1 us | yes |" in tables("made_up", tmp_path)

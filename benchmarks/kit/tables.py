@@ -1,46 +1,38 @@
-"""The page of all limits and times, docs/internals/limits.md, out of the results of the last runs.
+"""The tables of all limits and times, out of the results of the last runs of each benchmark.
 
-python -m benchmarks.kit.page     # writes it; `make bench` does so at its end
+python -m benchmarks.kit.tables                  # of all
+python -m benchmarks.kit.tables sampler cache    # of some
+
+A figure is `least / median` of many turns; where one figure stands alone, both are the same or
+there is only one. "yes" means that the least and the median of every run are within the limit.
+"Beside" is the ratio of the least times, and the median of the ratios of turns.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.kit.harness import HERE, RESULTS, Json
-from benchmarks.kit.limits import RUNS, Limit, reached
+from benchmarks.kit.harness import RESULTS, Json
+from benchmarks.kit.limits import Limit, reached
 
-PAGE = HERE.parent / "docs" / "internals" / "limits.md"
 #: the benchmarks whose results have another name
 BENCHES = {"run_share": "share"}
 UNITS = (("s", 1e9), ("ms", 1e6), ("us", 1e3), ("ns", 1))
-HEAD = f"""# Limits and times, run by run
-
-<!-- Written by `python -m benchmarks.kit.page` out of benchmarks/results. -->
-
-What each of the last {RUNS} runs of a benchmark found, for those that have limits, and how long
-each of its ways took in the last one. A figure is `least / median` of many turns; where one figure
-stands alone, both are the same or there is only one. "yes" means that the least and the median of
-every run are within the limit. "Beside" is the ratio of the least times, and the median of the
-ratios of turns.
-[How the figures were made](performance.md) says what was measured, and beside what.
-"""
 
 
-def page(results: Path = RESULTS) -> str:
-    """The text of the page."""
-    parts = [HEAD]
-    for path in sorted(results.glob("*.json")):
-        content = json.loads(path.read_text())
-        runs = [run for run in content.get("runs", []) if run["limits"]]
-        tables = [_limits(runs)] if runs else []
-        tables += _times(path.stem, content.get("sections", {}))
-        if tables:
-            head = _head(path.stem, content["environment"], content["runs"])
-            parts += ["\n".join(lines) for lines in (head, *tables)]
-    return "\n".join(parts)
+def tables(name: str, results: Path = RESULTS) -> str:
+    """The tables of one benchmark, by the name of its results."""
+    content = json.loads((results / f"{name}.json").read_text())
+    runs = [run for run in content.get("runs", []) if run["limits"]]
+    found = [_limits(runs)] if runs else []
+    found += _times(name, content.get("sections", {}))
+    if not found:
+        return ""
+    head = _head(name, content["environment"], content["runs"])
+    return "\n".join("\n".join(lines) for lines in (head, *found))
 
 
 def _head(name: str, facts: Json, runs: list[Json]) -> Iterator[str]:
@@ -110,4 +102,5 @@ def _figures(row: Limit | None) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    for each in sys.argv[1:] or sorted(path.stem for path in RESULTS.glob("*.json")):
+        print(tables(each))
