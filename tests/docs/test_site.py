@@ -38,7 +38,6 @@ MODULES = (
     "memtools.export",
     "memtools.integrations.accelerate",
     "memtools.integrations.lightning",
-    "memtools.integrations.nanochat",
     "memtools.integrations.transformers",
     "memtools.report",
     "memtools.testing",
