@@ -14,7 +14,6 @@ from memtools.grad.report import WATERMARK, AccumulatorReport, WindowReport
 from memtools.grad.settings import Settings, check_model, fused_advice
 from memtools.grad.state import load, state_of
 from memtools.grad.window import Block, WindowRunner
-from memtools.grad.wrap import StepWrapper
 
 if TYPE_CHECKING:
     import torch
@@ -265,51 +264,6 @@ class GradAccumulator:
             return result
 
         return micro_batch  # type: ignore[return-value]
-
-    def wrap_step(
-        self,
-        function: _Function,
-        *,
-        weight: Callable[..., Any] | None = None,
-        reduction: str = "mean",
-        combine: Callable[[list[Any], list[float]], Any] | None = None,
-        split: Callable[..., Any] | None = None,
-    ) -> _Function:
-        """Wrap a trainer's own step, which calls `backward()` and `optimizer.step()` itself: each
-        call becomes a window of its batch, in micro-batches as large as fit.
-
-        While the function runs, `zero_grad()`, the optimizer's and the scheduler's `step()`,
-        gradient clipping and a GradScaler are held back; the update comes when all micro-batches
-        are through it. See docs/guides/oom_backoff.md for what can be wrapped.
-
-        Args:
-            function: is called with a batch, in one argument or in several that are cut alike; it
-                makes one update of it.
-            weight: called like the function with a micro-batch; returns how many units its loss is
-                the mean of. None, the default: its rows.
-            reduction: "mean", the default, or "sum": what the loss is of its units.
-            combine: called with the list of the micro-batches' results and the list of their
-                weights; returns what the call is to return. None, the default: numbers and tensors
-                of one element, also in dicts, lists and tuples, are averaged by weight (added up
-                with "sum").
-            split: as of `step()`.
-
-        Returns a function that is called like `function` and returns the same, of the whole batch.
-
-        Raises TypeError or ValueError for an argument that makes no sense. A call raises what
-        `step()` raises, and RuntimeError for a function that cannot be wrapped; then no parameter
-        has moved.
-        """
-        wrapper = StepWrapper(
-            self._get_back_off, self._runner, self._settings, function, weight, reduction, combine,
-            split,
-        )  # fmt: skip
-
-        @functools.wraps(function)
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            return wrapper(*args, **kwargs)
-
-        return wrapped  # type: ignore[return-value]
 
     def reset(self) -> None:
         """Drop the window: its gradients, and what was counted of it. A micro-batch that is open,

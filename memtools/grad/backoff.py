@@ -53,7 +53,6 @@ class BackOff:
     Attributes:
         control: the size that windows begin with.
         watermark: what a monitor says of the memory that is left; None without one.
-        rows: of the micro-batch that runs now; 0 for a whole batch that only a function can cut.
     """
 
     def __init__(self, runner: WindowRunner, settings: Settings) -> None:
@@ -65,7 +64,6 @@ class BackOff:
         self._readings = Readings()  # of each loss function's batches
         self._thrashed = 0  # windows in a row in which the device's allocator emptied its cache
         self._flushes = 0
-        self.rows = 0
         self.watermark: Watermark | None = None
         if settings.monitor is not None:
             self.watermark = Watermark(settings.monitor, settings.watermark, runner)
@@ -219,7 +217,7 @@ class _Step:
         self.plan, self.done = list[float](sizes), list[float]()
         self.start = self.mark = owner._runner.window.mark()
         self.size = owner.control.size
-        self.rows = self.failures = 0
+        self.failures = 0
         # Rows of the largest micro-batch, the same in the units of sizes, and what the window went
         # on with after the last failure; each 0 without one.
         self.largest, self.used, self.lowest = 0, 0.0, 0
@@ -314,8 +312,7 @@ class _Step:
         """Run one micro-batch; return what failed, when the exception's block is left."""
         runner = self.runner
         window = runner.window
-        self.began, self.mark, self.rows = time.perf_counter(), window.mark(), rows
-        self.owner.rows = rows
+        self.began, self.mark = time.perf_counter(), window.mark()
         self.undo.begin(in_place=last and self.owner._overlap)
         failed, watermark = None, self.owner.watermark
         known = 0 if isinstance(self.left, PartsByFunction) else rows  # a loss is the mean of these

@@ -400,14 +400,14 @@ class WindowRunner:
             loss, weight, *more = result
             sums = _checked_sums(self._torch, more[0]) if more else {}
         if weight is None and rows:
-            self.backward(loss, rows, mean_of=rows)
+            self.backward(loss, float(rows), mean_of=rows)
         else:
             self.backward(loss, weight)
         if sums:
             self.window.count_extras(sums)
 
     def backward(
-        self, loss: Any, weight: Any = None, retain: bool = False, mean_of: Any = None
+        self, loss: Any, weight: Any = None, retain: bool = False, mean_of: int = 0
     ) -> None:
         """Check everything, then go backward, then count.
 
@@ -415,7 +415,7 @@ class WindowRunner:
             loss: a sum of losses.
             weight: how many units it counts.
             retain: keep the graph.
-            mean_of: of how many units `loss` is the mean; None, the default, for a sum.
+            mean_of: of how many rows `loss` is the mean; 0, the default, for a sum.
         """
         window, gradients = self.window, self.gradients
         if not window.open or window.torn:
@@ -428,17 +428,17 @@ class WindowRunner:
         if not loss.requires_grad or loss.dim() > 0 or hasattr(loss, WENT_BACKWARD):
             refuse_loss(loss)
         if weight is not None:
-            weight = checked_weight(self._torch, weight)
+            weight = _checked_weight(self._torch, weight)
         if gradients.remembered and (change := gradients.changed()) is not None:
             raise self._tear("backward()", change)
         first, dtype = window.guess == 0.0, loss.dtype
-        if mean_of is not None:
+        if mean_of:
             loss = _sum_of(loss, mean_of)
         if first:
             totals = self.totals
             usual = totals.weight / totals.micro_batches if totals.weight else 1.0
             limits = (_LEAST_16, _MOST_16) if dtype is self._torch.float16 else (_LEAST, _MOST)
-            if loss.dtype is dtype or not isinstance(mean_of, (int, float)):
+            if loss.dtype is dtype:
                 window.begin(self.steps, weight, usual, *limits)
             else:
                 # The gradient of a mean in 16 bits is then rounded to a power of two, as in other
@@ -684,7 +684,7 @@ class Block:
 # --- what a loss function returns ---
 
 
-def checked_weight(torch: Any, weight: Any) -> Any:
+def _checked_weight(torch: Any, weight: Any) -> Any:
     """Return a weight as a float, or as a 0-d tensor where it lives on a device: that is not waited
     for.
 
@@ -709,10 +709,10 @@ def checked_weight(torch: Any, weight: Any) -> Any:
     return weight
 
 
-def _sum_of(mean: Any, units: Any) -> Any:
+def _sum_of(mean: Any, rows: int) -> Any:
     """The sum of the losses of which `mean` is the mean, in 32 bits or more: in bf16, 257 rows are
     256, and in fp16 the sum is often inf."""
-    return (mean.float() if mean.dtype.itemsize < 4 else mean) * units
+    return (mean.float() if mean.dtype.itemsize < 4 else mean) * rows
 
 
 def _without_graph(torch: Any, value: Any) -> Any:
