@@ -16,19 +16,16 @@ if "t" in _sys.abiflags:
 # checkers, and a test compares the two.
 _NAMES = {
     "_base.devices": "DeviceMemory device_memory",
-    "_base.malloc": "Heap",
-    "_census.census": "Census GroupGrowth Growth TensorGroup TypeGrowth census",
-    "_census.holders": "Holder TensorKind holder_of",
+    "_census.census": "Census census",
+    "_census.holders": "Holder holder_of",
     "_version": "__version__",
-    "allocators.settings": (
-        "AllocatorSettings CudaAllocator CudaDevice HostAllocator Setting allocator_settings"
-    ),
-    "budget": "Budget BudgetReport Holding",
-    "cleanup.engine": "Cleaned CleanupCall CleanupHandle",
+    "allocators.settings": "allocator_settings",
+    "budget": "Budget",
+    "cleanup.engine": "CleanupHandle",
     "cleanup.generation": "generation",
     "cleanup.managed": "managed",
     "cleanup.policy": "CleanupPolicy",
-    "cleanup.report": "ActionReport CycleReport PolicyReport",
+    "cleanup.report": "PolicyReport",
     "errors": (
         "BudgetError DeviceError DeviceMemoryPressure HostMemoryPressure MemoryPressure "
         "MemtoolsError ShimUnavailable"
@@ -37,22 +34,21 @@ _NAMES = {
     "gate.history": "GateHistory",
     "gate.stats": "GateStats",
     "grad.accumulator": "GradAccumulator",
-    "grad.checkpoint": "CheckpointedLayers checkpoint_layers",
+    "grad.checkpoint": "checkpoint_layers",
     "grad.norm": "clip_grad_norm_ grad_norm",
-    "grad.report": "AccumulatorReport Retry WindowReport",
+    "grad.report": "WindowReport",
     "kv.pool": "KVLease KVPool KVStats",
-    "leak.detector": "LeakDetector LeakVerdict StepsLeft",
+    "leak.detector": "LeakDetector",
     "leak.finding": "LeakFinding",
     "monitor.guards": "Handle Pressure",
     "monitor.host": "HostMemory host_memory",
     "monitor.monitor": "MemoryMonitor",
-    "monitor.phases": "Phase PhaseTotals",
+    "monitor.phases": "Phase",
     "monitor.readings": "Headroom",
     "monitor.voice": "LeakHandle",
-    "record.record": "Buckets Column Record RecordEvent RecordPhase Samples read_record",
-    "trajectory.epochs": "TrajectoryChunk TrajectoryEpoch TrajectoryEpochs",
+    "record.record": "Record read_record",
     "trajectory.settings": "UpdateSettings",
-    "trajectory.store": "TrajectoryStats TrajectoryStore",
+    "trajectory.store": "TrajectoryStore",
 }
 _HOMES = {name: f"memtools.{module}" for module, names in _NAMES.items() for name in names.split()}
 

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from memtools import AllocatorSettings, allocator_settings
+from memtools import allocator_settings
 from memtools._base import malloc
 from memtools._base import torch as bridge
 from memtools._base.malloc import Heap
 from memtools.allocators.conf import VARIABLES, chosen, parse
 from memtools.allocators.settings import CudaDevice, Setting
+from memtools.types import AllocatorSettings
 from tests.allocators.allocatorcases import MIB, FakeTorch, program
 
 # --- torch's text ---------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import memtools
+import memtools.types
 from memtools import Budget, BudgetError, GateHistory, KVPool
 from tests.budget.budgets import KIB, MIB, ROW, gates, reserved
 
@@ -307,4 +308,4 @@ def test_the_package_offers_it_and_nothing_that_it_only_uses():
     public = {name for name in dir(memtools) if not name.startswith("_")}
     modules = {name for name in public if isinstance(getattr(memtools, name), types.ModuleType)}
     assert public - modules == set(memtools.__all__) - {"__version__"}
-    assert isinstance(Budget(None).report(), memtools.BudgetReport)
+    assert isinstance(Budget(None).report(), memtools.types.BudgetReport)

@@ -20,8 +20,9 @@ from types import SimpleNamespace
 import pytest
 from torch.utils.data import DataLoader, Dataset
 
-from memtools import ActionReport, CleanupPolicy
+from memtools import CleanupPolicy
 from memtools.cleanup import actions, engine
+from memtools.types import ActionReport
 from tests.cleanup.policycases import gc_as_found, quiet, times  # noqa: F401 - a fixture
 from tests.kit.ownprocess import PROJECT, in_own_process
 

@@ -16,7 +16,8 @@ import pytest
 import torch
 
 import memtools
-from memtools import CleanupCall, CleanupPolicy
+from memtools import CleanupPolicy
+from memtools.types import CleanupCall
 from tests.cleanup.policycases import (  # noqa: F401 - fixtures
     aged,
     calls,

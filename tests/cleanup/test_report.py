@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from memtools import ActionReport, CycleReport, PolicyReport
+from memtools import PolicyReport
 from memtools.cleanup.report import verdict
+from memtools.types import ActionReport, CycleReport
 
 MIB = 2**20
 RAN = ActionReport(

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import memtools
+import memtools.types
 from tests.docs.test_guides import GUIDES, shown_below_programs
 from tests.docs.test_guides import PAGES as COMPARED
 from tests.kit.ownprocess import ENV
@@ -79,7 +80,7 @@ def test_a_program_that_fails_or_warns_is_told(run_program, tmp_path):
 
 def is_made_by_memtools(value: object) -> bool:
     """Whether it is a type of what memtools returns or raises, which no program makes."""
-    made = (tuple, Exception, memtools.BudgetReport)
+    made = (tuple, Exception, memtools.types.BudgetReport)
     return isinstance(value, type) and (dataclasses.is_dataclass(value) or issubclass(value, made))
 
 

@@ -41,6 +41,7 @@ MODULES = (
     "memtools.integrations.transformers",
     "memtools.report",
     "memtools.testing",
+    "memtools.types",
 )
 #: Those whose import takes seconds, or a package that is not there everywhere.
 HEAVY = ("memtools.integrations.lightning",)

@@ -35,6 +35,7 @@ from typing import Any
 import torch
 
 import memtools
+import memtools.types
 from memtools import _core, data, distributed, export
 from memtools.kv import tensors
 from memtools.monitor.guards import Watermarks
@@ -234,8 +235,8 @@ def episode() -> str:
     return str(write_episode(Path(f"{os.urandom(4).hex()}.h5"), 3))
 
 
-def growth() -> memtools.Growth:
-    return memtools.Growth(memtools.census(), memtools.census())
+def growth() -> memtools.types.Growth:
+    return memtools.types.Growth(memtools.census(), memtools.census())
 
 
 def trajectory() -> memtools.TrajectoryStore:
@@ -251,7 +252,7 @@ def trajectory_file() -> str:
     return path
 
 
-def epochs() -> memtools.TrajectoryEpochs:
+def epochs() -> memtools.types.TrajectoryEpochs:
     made = trajectory().epochs(2, time_steps=1)
     next(next(made))
     return made

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import memtools
+import memtools.types
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -88,11 +89,11 @@ def test_what_public_functions_return_is_public():
     acc = memtools.GradAccumulator(model, torch.optim.SGD(model.parameters(), 0.1), 1)
     with acc.micro_batch():
         acc.backward(model(torch.ones(1, 2)).sum())
-    assert type(acc.report()) is memtools.AccumulatorReport
+    assert type(acc.report()) is memtools.types.AccumulatorReport
     assert type(acc.report().last) is memtools.WindowReport
     with pytest.raises(MemoryError):
         acc.step(torch.ones(1, 2), lambda batch: bytes(1 << 60))
-    assert {type(retry) for retry in acc.report().retries} == {memtools.Retry}
+    assert {type(retry) for retry in acc.report().retries} == {memtools.types.Retry}
     assert type(memtools.host_memory()) is memtools.HostMemory
     monitor = memtools.MemoryMonitor()
     assert type(monitor.guard(0.9)) is memtools.Handle
@@ -101,24 +102,24 @@ def test_what_public_functions_return_is_public():
     assert {type(room) for room in monitor.headroom()} == {memtools.Headroom}
     store = memtools.TrajectoryStore(1, 2)
     store.append(x=torch.ones(2, 1))
-    assert type(store.stats()) is memtools.TrajectoryStats
+    assert type(store.stats()) is memtools.types.TrajectoryStats
     epochs = store.epochs(1)
-    assert type(epochs) is memtools.TrajectoryEpochs
+    assert type(epochs) is memtools.types.TrajectoryEpochs
     epoch = next(iter(epochs))
-    assert type(epoch) is memtools.TrajectoryEpoch
-    assert type(next(iter(epoch))) is memtools.TrajectoryChunk
-    calls: list[memtools.CleanupCall] = []
+    assert type(epoch) is memtools.types.TrajectoryEpoch
+    assert type(next(iter(epoch))) is memtools.types.TrajectoryChunk
+    calls: list[memtools.types.CleanupCall] = []
     policy = memtools.CleanupPolicy()
     assert type(policy.add("note", calls.append)) is memtools.CleanupHandle
-    assert type(policy.cleanup("note")[0]) is memtools.Cleaned
-    assert type(calls[0]) is memtools.CleanupCall
-    assert type(policy.report().cycles) is memtools.CycleReport
-    assert type(policy.report()["note"]) is memtools.ActionReport
+    assert type(policy.cleanup("note")[0]) is memtools.types.Cleaned
+    assert type(calls[0]) is memtools.types.CleanupCall
+    assert type(policy.report().cycles) is memtools.types.CycleReport
+    assert type(policy.report()["note"]) is memtools.types.ActionReport
     before = memtools.census()
     kept = [torch.ones(3, 5, 7) for _ in range(9)]
-    others = [memtools.LeakVerdict("quiet", 0.0, "none") for _ in range(9)]
+    others = [memtools.types.LeakVerdict("quiet", 0.0, "none") for _ in range(9)]
     growth = memtools.census().diff(before)
-    assert memtools.GroupGrowth in map(type, growth.groups)
-    assert memtools.TypeGrowth in map(type, growth.types)
+    assert memtools.types.GroupGrowth in map(type, growth.groups)
+    assert memtools.types.TypeGrowth in map(type, growth.types)
     del kept, others
-    assert type(memtools.checkpoint_layers(model)) is memtools.CheckpointedLayers
+    assert type(memtools.checkpoint_layers(model)) is memtools.types.CheckpointedLayers

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import memtools
+import memtools.types
 
 # What these objects work with themselves: the classes may change.
 PARTS = {
@@ -77,14 +78,18 @@ def given_by(public: object) -> Iterator[tuple[str, type]]:
             yield from ((name, found) for found in classes_of(returned, base.__module__))
 
 
+def public(name: str) -> Any:
+    return getattr(memtools if name in memtools.__all__ else memtools.types, name)
+
+
 def missing(names: list[str]) -> list[str]:
     """What a program cannot name although a public call gives it. What is only there for a `with`
     statement needs no name."""
-    offered = {id(getattr(memtools, name)) for name in names}
+    offered = {id(public(name)) for name in names}
     return sorted(
         f"{name}.{member}: {kind.__module__}.{kind.__name__}"
         for name in names
-        for member, kind in given_by(getattr(memtools, name))
+        for member, kind in given_by(public(name))
         if id(kind) not in offered
         and not hasattr(kind, "__enter__")
         and f"{name}.{member}" not in PARTS
@@ -107,8 +112,9 @@ def test_the_package_is_imported_where_stubs_are_stripped(tmp_path: Path) -> Non
     assert stripped.__all__ == memtools.__all__
 
 
-def test_what_public_calls_give_can_be_imported_from_memtools() -> None:
-    assert missing(memtools.__all__) == []
+def test_what_public_calls_give_can_be_imported() -> None:
+    assert missing([*memtools.__all__, *memtools.types.__all__]) == []
+    assert set(memtools.__all__) & set(memtools.types.__all__) == set()
 
 
 def test_a_type_that_is_not_offered_is_found() -> None:
@@ -125,15 +131,17 @@ def test_the_parts_of_results_are_of_the_public_types(tmp_path: Path) -> None:
     with monitor, monitor.phase("forward"):
         monitor.step()
     record = memtools.read_record(tmp_path / "run.mem")
-    assert (type(record.samples), type(record.buckets)) == (memtools.Samples, memtools.Buckets)
-    assert {type(column) for column in record.columns} == {memtools.Column}
-    assert {type(event) for event in record.events} == {memtools.RecordEvent}
-    assert {type(phase) for phase in record.phases} == {memtools.RecordPhase}
+    assert type(record.samples) is memtools.types.Samples
+    assert type(record.buckets) is memtools.types.Buckets
+    assert {type(column) for column in record.columns} == {memtools.types.Column}
+    assert {type(event) for event in record.events} == {memtools.types.RecordEvent}
+    assert {type(phase) for phase in record.phases} == {memtools.types.RecordPhase}
     now = memtools.allocator_settings()
-    assert type(now.cuda) is memtools.CudaAllocator
-    assert {type(now.host), type(now.host.arena_max)} == {memtools.HostAllocator, memtools.Setting}
-    assert isinstance(now.host.heap, memtools.Heap | None)
-    assert all(isinstance(device, memtools.CudaDevice) for device in now.cuda.devices)
+    assert type(now.cuda) is memtools.types.CudaAllocator
+    assert type(now.host) is memtools.types.HostAllocator
+    assert type(now.host.arena_max) is memtools.types.Setting
+    assert isinstance(now.host.heap, memtools.types.Heap | None)
+    assert all(isinstance(device, memtools.types.CudaDevice) for device in now.cuda.devices)
     budget = memtools.Budget("1 MiB")
     gates = budget.suballocate("gates")
-    assert (gates.used, {type(line) for line in budget.report()}) == (0, {memtools.Holding})
+    assert (gates.used, {type(line) for line in budget.report()}) == (0, {memtools.types.Holding})

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from memtools import TrajectoryEpochs, TrajectoryStore
+from memtools import TrajectoryStore
+from memtools.types import TrajectoryEpochs
 
 T, SAMPLES = 6, 4
 
