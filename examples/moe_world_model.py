@@ -338,18 +338,15 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="more are slower on small machines")
     parser.add_argument("--progress", action="store_true", help="print more often, for the demo")
     parser.add_argument("--json", metavar="PATH", help="write losses, memory and time there")
-    parser.add_argument("--plot", metavar="PATH", help="heat map of block 0, memtools only")
     options = parser.parse_args()
-    if options.updates < 4 or (options.plot and options.history == "list"):
-        parser.error("--updates must be at least 4, and --plot needs --history memtools")
+    if options.updates < 4:
+        parser.error("--updates must be at least 4")
     result, histories, policy = train(options)
     summarise(result, histories)
     if options.history == "memtools":
         print(policy.report())
     if options.json:
         Path(options.json).write_text(json.dumps(result))
-    if options.plot:
-        histories[0].plot(options.plot)
 
 
 if __name__ == "__main__":

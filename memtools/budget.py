@@ -6,15 +6,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from memtools import _core
-from memtools._base import picture
 from memtools._base.size import format_bytes, parse_bytes
 from memtools._base.text import aligned, as_name
 
 if TYPE_CHECKING:
     import torch
-
-
-BAR, ROWS = 12, 24  # parts that a notebook's picture shows
 
 
 class Holding(NamedTuple):
@@ -72,23 +68,6 @@ class BudgetReport:
 
     def __getitem__(self, i: int) -> Holding:
         return self.holdings[i]
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows: the parts as a bar, and the table."""
-        limit = self.budget[1]
-        colours = [f"s{i % 8}" for i in range(len(self.holdings))]
-        parts = [
-            picture.Part(line.name, line.reserved, colour)
-            for line, colour in zip(self.holdings, colours, strict=True)
-            if line.depth == 0
-        ]
-        head, *rows = _rows(self.holdings)
-        return picture.card(
-            picture.heading(_summary(*self.budget, self.used, self.peak)),
-            picture.bar(parts[:BAR], limit or self.peak, mark=("peak", self.peak)),
-            picture.table(rows[:ROWS], head, right=range(1, 5)),
-            picture.line(f"and {len(rows) - ROWS:,} more" if len(rows) > ROWS else "", soft=True),
-        )
 
     def __repr__(self) -> str:
         return f"BudgetReport({_summary(*self.budget, self.used, self.peak)}; parts: {len(self)})"
@@ -177,10 +156,6 @@ class Budget(_core.Budget):
     def report(self) -> BudgetReport:
         """Return who holds how much; `print` shows it as a table. Takes a few us for each part."""
         return BudgetReport(self, tuple(Holding(*line) for line in self._report()))
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows: the picture of its report."""
-        return self.report()._repr_html_()
 
     def __repr__(self) -> str:
         used, parts = format_bytes(self.used), len(self._report())

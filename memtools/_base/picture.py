@@ -1,6 +1,6 @@
-"""Pictures of objects for notebooks: what `_repr_html_` returns, as HTML and SVG without a script.
+"""The parts of a record's picture for notebooks, as HTML and SVG without a script.
 
-    an object ──► its texts and numbers ──► heading, tiles, bar, graph, table ... ──► card
+    a record ──► its texts and numbers ──► heading, tiles, graph, table ... ──► card
 
 Whatever becomes part of a picture as text is escaped here, by the function that takes it: names and
 paths may come from anywhere. Each function returns HTML, and `card` alone takes HTML.
@@ -18,7 +18,7 @@ from typing import NamedTuple
 from memtools._base.size import format_bytes
 from memtools._base.text import duration, shown
 
-#: of lines and bars, each 3 to 1 at least against white and against the black of dark notebooks
+#: of lines, each 3 to 1 at least against white and against the black of dark notebooks
 COLOURS = {
     "s0": "#2f7de1", "s1": "#0f9488", "s2": "#9a62e0", "s3": "#d9730d", "s4": "#c8489f",
     "s5": "#6b8f1a", "s6": "#a06c3a", "s7": "#7a8aa3", "limit": "#dc3f3f", "bad": "#dc3f3f",
@@ -32,14 +32,6 @@ _ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;",
 #: characters that an image in a URL may have as they are, inside of quotes "
 _SAFE = " =:/;,.()-'"
 CUT = 400  # characters of one text: a name in a record may be as long as somebody likes
-
-
-class Part(NamedTuple):
-    """A part of a bar: its name, its bytes, and the key of its colour in COLOURS."""
-
-    name: str
-    size: int
-    colour: str
 
 
 class Curve(NamedTuple):
@@ -152,60 +144,6 @@ def legend(names: Iterable[tuple[str, str]]) -> str:
         for name, colour in names
     ]
     return f'<div style="font-size:12px;display:flex;flex-wrap:wrap">{"".join(items)}</div>'
-
-
-def bar(parts: Sequence[Part], whole: int, *, mark: tuple[str, int] | None = None) -> str:
-    """A bar of bytes, its parts side by side, with a legend below it.
-
-    Args:
-        parts: from the left to the right.
-        whole: bytes that the whole width stands for; what is left of it stays grey.
-        mark: the name and the bytes of a line across it, such as the largest so far.
-    """
-    whole = max(1, whole, sum(part.size for part in parts))
-    names = [(f"{part.name} {format_bytes(part.size)}", part.colour) for part in parts]
-    drawn = "".join(
-        f'<div title="{escape(name)}" style="width:{100 * part.size / whole:.2f}%;'
-        f'background:{COLOURS[colour]}"></div>'
-        for part, (name, colour) in zip(parts, names, strict=True)
-        if part.size > 0
-    )
-    if mark is not None:
-        text = escape(f"{mark[0]} {format_bytes(mark[1])}")
-        drawn += (
-            f'<div title="{text}" style="position:absolute;top:0;bottom:0;width:2px;'
-            f'left:{min(99.7, 100 * mark[1] / whole):.2f}%;background:currentColor"></div>'
-        )
-    style = (
-        f"display:flex;position:relative;height:16px;border-radius:3px;overflow:hidden;"
-        f"background:{GREY}"
-    )
-    label = ", ".join(name for name, _ in names)
-    return (
-        f'<div role="img" aria-label="{escape(label)}" style="{style}">{drawn}</div>{legend(names)}'
-    )
-
-
-def columns(values: Sequence[tuple[str, float]], level: float) -> str:
-    """Columns side by side, with a line across them.
-
-    Args:
-        values: text and height of each, from the left to the right.
-        level: the height of the line.
-    """
-    top = max([2 * level, *(value for _, value in values)])
-    drawn = "".join(
-        f'<div title="{escape(text)}" style="flex:1;height:{100 * value / top:.1f}%;'
-        f'background:{COLOURS["s0"]}"></div>'
-        for text, value in values
-    )
-    line = (
-        f'<div style="position:absolute;left:0;right:0;bottom:{100 * level / top:.1f}%;'
-        'border-top:1px dashed currentColor"></div>'
-    )
-    style = "display:flex;position:relative;align-items:flex-end;gap:1px;height:90px"
-    label = f"{len(values)} columns"
-    return f'<div role="img" aria-label="{label}" style="{style}">{drawn}{line}</div>'
 
 
 def graph(

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from memtools import _core
-from memtools._base import malloc, picture
+from memtools._base import malloc
 from memtools._base import torch as bridge
 from memtools._base.devices import initialised
 from memtools._base.malloc import (
@@ -191,15 +191,6 @@ class AllocatorSettings:
         }
         given = {name: value for name, value in wanted.items() if value is not None}
         return change(given, _read_host)
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows: the table, and the advice."""
-        parts = [picture.title("advice")]
-        parts += [picture.line(line, colour="warn") for line in self.advice()]
-        for rows in (_cuda_rows(self.cuda), _host_rows(self.host)):
-            parts.insert(0, picture.table([row for row in rows if len(row) == 3]))
-            parts.insert(0, picture.heading(rows[0][0]))
-        return picture.card(*parts, "" if self.advice() else picture.line("nothing to set"))
 
     def __str__(self) -> str:
         rows = [*_host_rows(self.host), *_cuda_rows(self.cuda)]

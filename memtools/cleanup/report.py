@@ -6,7 +6,6 @@ import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from memtools._base import picture
 from memtools._base.size import format_bytes
 from memtools._base.text import aligned
 from memtools.cleanup.actions import NAMES, WARM_UP, trigger_words
@@ -123,15 +122,6 @@ class PolicyReport:
         found["cycles"]["examples"] = list(self.cycles.examples)
         found["notes"] = list(self.notes)
         return found
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows: the table, and the notes."""
-        kept, right = _kept([_HEAD, *map(_row, self.actions)])
-        return picture.card(
-            picture.heading(self._headline()),
-            picture.table(kept[1:], kept[0], right),
-            *(picture.line(note.strip(), soft=True) for note in self._notes()),
-        )
 
     def __str__(self) -> str:
         lines = [self._headline(), *table([_HEAD, *map(_row, self.actions)])]

@@ -46,7 +46,6 @@ EXPORTERS = {
     "lightning": ("lightning", "pytorch-lightning"),
 }
 INSTALL_TORCH = "install torch 2.11 or later: run python -m pip install 'torch>=2.11'"
-PLOT_REMEDY = "matplotlib is not installed; run python -m pip install 'matplotlib>=3.8'"
 PYTEST_REMEDY = "pytest is not installed; run python -m pip install pytest"
 PAGE_REMEDY = "jinja2 is not installed; run python -m pip install jinja2"
 LIVE_REMEDY = "for the live view run python -m pip install rich"
@@ -311,8 +310,6 @@ def works_here(findings: Findings, connection: Connection) -> dict[str, Part]:
     elif connection.torch_error:
         blocked = f"torch does not connect: {connection.torch_error}; {INSTALL_TORCH}"
     no_cuda = blocked or _why_no_cuda(cuda, findings.sections["versions"]["torch_cuda"], rebuild)
-    plot = installed_version("matplotlib")
-    no_plot = no_core or (PLOT_REMEDY if plot.value is None else "")
     page = installed_version("jinja2")
     no_page = no_core or (PAGE_REMEDY if page.value is None else "")
     pytest = installed_version("pytest")
@@ -338,7 +335,6 @@ def works_here(findings: Findings, connection: Connection) -> dict[str, Part]:
         "run": Part("memtools run", not no_act, no_act or "records a program as it is"),
         "watch": Part("memtools watch", not no_core, no_core or live),
         "report": _by("memtools report", "jinja2", page, no_page),
-        "plot": _by("plots", "matplotlib", plot, no_plot),
         "pytest_plugin": _by("pytest's plugin", "pytest", pytest, no_pytest),
         "neg_bit_check": Part("tensor checks", not blocked, blocked or check),
     }

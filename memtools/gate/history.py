@@ -112,19 +112,6 @@ class GateHistory(_core.GateHistory):
         """
         return [GateStats._from_sums(sums, self.top_k) for sums in self._windows()]
 
-    def plot(self, path: str | os.PathLike[str]) -> None:
-        """Write a heat map of the experts' load over the whole run to an image file.
-
-        Args:
-            path: the file; its suffix says which format it has, such as `.png`.
-
-        Raises ImportError if matplotlib, the `plot` extra, is not installed; ValueError if nothing
-        was appended yet or the history was made with `statistics=False`.
-        """
-        from memtools.gate import plot as gate_plot
-
-        gate_plot.draw_load(self.windows(), path)
-
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write limits, records and statistics to a file, in one step: if the program dies
         meanwhile, the file is as it was before.
@@ -157,13 +144,6 @@ class GateHistory(_core.GateHistory):
     def __reduce__(self) -> tuple[Callable[[bytes], GateHistory], tuple[bytes]]:
         # torch.save(model) and DataLoader workers come this way.
         return type(self)._parse, (self._dump(),)
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows: how much is held, and the load of each expert. Waits for gates
-        that are still on their way from a device."""
-        from memtools.gate.picture import picture_of_history
-
-        return picture_of_history(self)
 
     def __repr__(self) -> str:
         if self.closed:

@@ -225,12 +225,6 @@ class KVPool(_core.KVPool):
     def __reduce__(self) -> NoReturn:
         raise TypeError("a KVPool is memory of this process; make one where you need it")
 
-    def _repr_html_(self) -> str:
-        """What a notebook shows: the pages of the pool as a bar, and its figures."""
-        from memtools.kv.picture import picture_of_pool
-
-        return picture_of_pool(self)
-
     def __repr__(self) -> str:
         shape = f"{self.num_layers} layers x {self.num_kv_heads} heads x {self.head_dim}"
         kind = f"{str(self.dtype).removeprefix('torch.')}, {self.device}"

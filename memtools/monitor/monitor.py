@@ -277,13 +277,6 @@ class MemoryMonitor:
         steps = 0 if self._last is None else self._last.sampler.step_count
         return f"MemoryMonitor({name}{state}, {steps:,} steps)"
 
-    def _repr_html_(self) -> str:
-        """What a notebook shows: its record as a picture, or what is in use now. Takes some 60 ms
-        with a record."""
-        from memtools.monitor.picture import picture_of_monitor
-
-        return picture_of_monitor(self)
-
     # --- in the loop ---
 
     def phase(self, name: str) -> Phase:

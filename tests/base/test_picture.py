@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from memtools._base import picture
-from memtools._base.picture import Curve, Part, Span
+from memtools._base.picture import Curve, Span
 from tests.report.reportcases import HOSTILE
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -31,12 +31,6 @@ def paths(html: str) -> list[str]:
     return [path.get("d", "") for drawing in drawings for path in drawing.iter(f"{SVG}path")]
 
 
-def widths(html: str) -> list[float]:
-    """Of the parts of a bar, in percent."""
-    styles = [part.get("style", "") for part in parsed(f"<div>{html}</div>").iter("div")]
-    return [float(found[1]) for style in styles if (found := re.match(r"width:([\d.]+)%", style))]
-
-
 @pytest.mark.parametrize("text", HOSTILE)
 def test_every_function_escapes_the_texts_that_it_takes(text):
     made = picture.card(
@@ -46,8 +40,6 @@ def test_every_function_escapes_the_texts_that_it_takes(text):
         picture.tiles([(text, text, text)]),
         picture.table([[text, text]], [text, text], right=[1]),
         picture.legend([(text, "s0")]),
-        picture.bar([Part(text, 5, "s0")], 10, mark=(text, 7)),
-        picture.columns([(text, 1.0)], 1.0),
         picture.graph(
             text,
             [Curve(text, "s0", [(0, 1, 2), (1, 2, 3)])],
@@ -73,28 +65,6 @@ def test_a_text_that_is_very_long_is_cut():
 
 def test_formulas_are_not_looked_for():
     assert 'class="tex2jax_ignore mathjax_ignore"' in picture.card(picture.line("a $x$ b"))
-
-
-def test_a_bar_is_to_scale_and_named():
-    made = picture.bar([Part("live", 25, "s0"), Part("idle", 50, "s1")], 100, mark=("peak", 90))
-    assert widths(made) == [25, 50]
-    assert 'title="live 25 B"' in made
-    assert 'title="peak 90 B"' in made
-    assert "left:90.00%" in made
-
-
-def test_a_bar_of_nothing_is_a_bar():
-    assert widths(picture.bar([Part("live", 0, "s0")], 0)) == []
-
-
-def test_parts_that_are_more_than_the_whole_fill_the_bar():
-    assert widths(picture.bar([Part("a", 300, "s0"), Part("b", 100, "s1")], 100)) == [75, 25]
-
-
-def test_columns_are_to_scale():
-    made = picture.columns([("a", 0.5), ("b", 3.0)], 1.0)
-    assert re.findall(r"height:([\d.]+)%", made) == ["16.7", "100.0"]
-    assert "bottom:33.3%" in made
 
 
 def test_a_drawing_holds_no_text_that_somebody_gave():

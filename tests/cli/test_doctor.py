@@ -326,7 +326,7 @@ def test_what_is_different_shows_and_only_what_should_work_is_broken(
     report = examine(monkeypatch, tmp_path, **different)
     assert len(report.broken) == broken
     assert all("\n" not in line for line in report.broken)
-    known = "plot kv_pool cleanup_policy amp run watch report pytest_plugin"
+    known = "kv_pool cleanup_policy amp run watch report pytest_plugin"
     working = [key for key, p in report.parts.items() if p.works and key not in known]
     assert " ".join(key.rpartition("_")[2] for key in working) == works
     monkeypatch.setattr(doctor, "examine", lambda: report)
@@ -370,12 +370,12 @@ def test_packages_that_would_add_to_it_are_named_in_the_first_line(
     monkeypatch: Patch, tmp_path: Path
 ) -> None:
     there = doctor.installed_version
-    absent = {"matplotlib", "pytest"}
+    absent = {"jinja2", "pytest"}
     monkeypatch.setattr(doctor, "installed_version", lambda *names: there(*(
         "not-a-package-of-anybody" if name in absent else name for name in names)))  # fmt: skip
     report = examine(monkeypatch, tmp_path)
     assert doctor.verdict(report) == (
-        f"{ALL_WORKS} Not installed: matplotlib (for plots), pytest (for pytest's plugin)."
+        f"{ALL_WORKS} Not installed: jinja2 (for memtools report), pytest (for pytest's plugin)."
     )
     assert report.broken == []
 
@@ -427,7 +427,7 @@ KEYS = {
     "allocators": " ".join(allocators.KEYS),
     "exporters": "prometheus_client tensorboard wandb transformers lightning",
     "environment": " ".join(environment.KEYS),
-    "works": "gate_history_cpu gate_history_cuda kv_pool cleanup_policy amp run watch report plot "
+    "works": "gate_history_cpu gate_history_cuda kv_pool cleanup_policy amp run watch report "
     "pytest_plugin neg_bit_check",
 }
 

@@ -173,25 +173,6 @@ def test_str_is_one_line_of_figures(gates):
     assert re.fullmatch(pattern, str(history.stats()))
 
 
-def test_plot_writes_an_image_of_the_whole_run(tmp_path):
-    history = GateHistory(max_entries=3)
-    for n in range(300):
-        bias = torch.linspace(0, n / 60, 12)
-        history.append(torch.softmax(torch.randn(64, 12) + bias, -1))
-    history.plot(tmp_path / "gates.png")
-    assert (tmp_path / "gates.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(ValueError, match="nothing to plot"):
-        GateHistory().plot(tmp_path / "none.png")
-
-
-def test_plot_without_matplotlib_says_what_to_install(tmp_path, monkeypatch, gates):
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
-    history = GateHistory()
-    history.append(gates())
-    with pytest.raises(ImportError, match="pip install matplotlib"):
-        history.plot(tmp_path / "gates.png")
-
-
 @pytest.mark.parametrize("dtype", [None, "float64", "float16"])
 def test_a_slice_of_topk_records_of_negative_gates_counts_what_was_kept(dtype):
     tensor = -torch.rand(50, 8) - 1.0

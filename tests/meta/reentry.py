@@ -431,7 +431,6 @@ NAMED: dict[str, Any] = {
     "GateHistory.extend.tensors": lambda: [torch.rand(4, 8) for _ in range(3)],
     "GateHistory._parse.data": lambda: history()._dump(),
     "GateHistory.__new__.trim": "half",
-    "GateHistory.plot.path": "heat.png",
     "GateHistory.__new__.max_bytes": 1 << 20,
     "KVLease.update.k": k4,
     "KVLease.update.v": k4,

@@ -25,7 +25,7 @@ PUBLIC = {"BudgetError", "DeviceError", "DeviceMemoryPressure", "HostMemoryPress
           "MemoryPressure", "MemtoolsError", "ShimUnavailable", "__version__"}  # fmt: skip
 LAYERS = {"core", "os", "cuda", "py", "torch"}
 THE_CPP_FILE = "csrc/torch/torch_shim.cpp"
-IMPORTED_IN = {"torch": "memtools/_base/torch.py", "matplotlib": "memtools/gate/plot.py",
+IMPORTED_IN = {"torch": "memtools/_base/torch.py", "matplotlib": "nowhere",
                "numpy": "nowhere", "h5py": "memtools/data/",
                "transformers": "memtools/integrations/",
                "lightning": "memtools/integrations/",
@@ -509,13 +509,12 @@ WRONG_IMPORTS = [
     ("memtools/x.py", "t = __import__('torch.cuda')"),
     ("memtools/x.py", "if TYPE_CHECKING:\n    pass\nelse:\n    import torch"),
     ("memtools/_base/torch.py", "import numpy as np"),
-    ("memtools/gate/plot.py", "def f():\n    import numpy"),
+    ("memtools/gate/stats.py", "def f():\n    import numpy"),
     ("memtools/_base/torch.py", "import matplotlib.pyplot"),
     ("memtools/kv/pool.py", "from transformers import Cache"),
 ]
 RIGHT_IMPORTS = [
     ("memtools/_base/torch.py", "def f():\n    import torch"),
-    ("memtools/gate/plot.py", "import matplotlib.pyplot as plt"),
     ("memtools/integrations/x.py", "from transformers.cache_utils import Cache"),
     ("memtools/x.py", "import typing\nif typing.TYPE_CHECKING:\n    import torch, numpy"),
     ("memtools/x.py", "from .torch import a\nimport torchlike\n'import torch'"),

@@ -23,7 +23,6 @@ SLOW = (
     "_core._referrers",
     "_core._fresh",
     "_core.GrowthTable._look",
-    "GateHistory.plot",
     "MemoryMonitor.cleanup_memory",
 )
 

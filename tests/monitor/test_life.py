@@ -318,7 +318,6 @@ def test_a_program_may_leave_its_folder(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path / "after")
     m.step()
     assert m.record_path == str(tmp_path / "run.mem")
-    assert "run.mem" in m._repr_html_()
     m.stop()
     assert read_record(m.record_path).complete
     assert sorted(os.listdir(tmp_path)) == ["after", "before", "run.mem"]

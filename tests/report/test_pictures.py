@@ -1,35 +1,27 @@
-"""What a notebook shows of each object: `_repr_html_`, without a script, small, and harmless."""
+"""What a notebook shows of a record and of a page: HTML without a script, small and harmless."""
 
 from __future__ import annotations
 
-import math
-import os
 import pickle
 import random
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-import torch
 
 import memtools
 from memtools import _core
-from memtools.allocators.settings import Setting
-from memtools.cleanup.report import ActionReport, CycleReport, PolicyReport
 from memtools.record.figures import figures_of
 from memtools.record.overview import headline, tiles
 from memtools.report import render
-from tests.base.test_picture import paths, widths
+from tests.base.test_picture import paths
 from tests.kit.growth import least_growth, python_blocks
 from tests.report.reportcases import HOSTILE, MIB, START, Page, recorded, write
 
-MARKUP = "<script>alert(1)</script>&\"'<b>$x$"  # which a pool and a budget may be called
-NASTY = f"{MARKUP}\x1b[2J\u202e"
+NASTY = "<script>alert(1)</script>&\"'<b>$x$\x1b[2J\u202e"
 MOST_BYTES = 30 * 1024
 
 
@@ -46,7 +38,7 @@ def record_of(path: Path, **more: Any) -> memtools.Record:
     return memtools.read_record(write(str(path), **more))
 
 
-# --- every object that draws itself ---------------------------------------------------------------
+# --- what draws itself ----------------------------------------------------------------------------
 
 
 def a_record(folder: Path) -> object:
@@ -72,103 +64,7 @@ def a_page(folder: Path) -> object:
     return render(records, title=NASTY)
 
 
-def a_monitor(folder: Path) -> object:
-    monitor = memtools.MemoryMonitor(folder / "run.mem", device="cpu", name=NASTY)
-    with monitor, monitor.phase(NASTY):
-        for _ in range(20):
-            monitor.step()
-    return monitor
-
-
-def a_monitor_without_record(folder: Path) -> object:
-    monitor = memtools.MemoryMonitor(device="cpu", name=NASTY, limit="4 GiB")
-    with monitor, monitor.phase(NASTY):
-        monitor.step()
-    return monitor
-
-
-def a_monitor_that_never_ran(folder: Path) -> object:
-    return memtools.MemoryMonitor(device="cpu", name=NASTY)
-
-
-def settings(folder: Path) -> object:
-    now = memtools.allocator_settings()
-    values = MappingProxyType({NASTY: NASTY})
-    cuda = replace(
-        now.cuda, values=values, backend=Setting(NASTY, NASTY), text=Setting(NASTY, NASTY)
-    )
-    return replace(now, cuda=cuda, host=replace(now.host, path=NASTY))
-
-
-def a_pool(folder: Path) -> memtools.KVPool:
-    pool = memtools.KVPool(
-        2, 2, 64, max_tokens=64, max_sequences=8, dtype="float32", limit="4 MiB", name=MARKUP
-    )
-    rows = torch.ones(1, 2, 20, 64)
-    with pool.acquire() as idle:
-        idle.update(0, *(torch.ones(1, 2, 60, 64),) * 2)
-    lease = pool.acquire()
-    lease.update(0, rows, rows)
-    LEASES.append((pool, lease, lease.fork(4)))
-    return pool
-
-
-LEASES: list[object] = []  # kept until the end of this module: their pages are what is drawn
-
-
-def a_closed_pool(folder: Path) -> object:
-    pool = a_pool(folder)
-    pool.close()
-    return pool
-
-
-def a_history(folder: Path) -> object:
-    history = memtools.GateHistory(top_k=2)
-    for _ in range(5):
-        history.append(torch.softmax(torch.randn(16, 300), -1))
-    return history
-
-
-def a_history_of_nothing(folder: Path) -> object:
-    return memtools.GateHistory()
-
-
-def a_history_without_statistics(folder: Path) -> object:
-    history = memtools.GateHistory(statistics=False)
-    history.append(torch.rand(4, 8))
-    return history
-
-
-def a_closed_history(folder: Path) -> object:
-    history = memtools.GateHistory()
-    history.close()
-    return history
-
-
-def a_budget(folder: Path) -> memtools.Budget:
-    budget = memtools.Budget("16 MiB", name=MARKUP)
-    parts = [memtools.GateHistory(max_bytes=budget.suballocate(MARKUP)) for _ in range(60)]
-    for part in parts:
-        part.append(torch.rand(4, 8))
-    LEASES.append((budget, parts))
-    return budget
-
-
-def a_budget_report(folder: Path) -> object:
-    return a_budget(folder).report()
-
-
-def a_policy_report(folder: Path) -> object:
-    action = ActionReport(NASTY, NASTY, 3, 4.0, 0.1, MIB, MIB, 1, 0, 1, NASTY, NASTY)
-    never = ActionReport("trim", "pressure", 0, 0.0, math.nan, 0, 0, 0, 0, 1, "", "not run yet")
-    cycles = CycleReport(3, 3, MIB, 2, (NASTY,))
-    return PolicyReport(NASTY, 1.0, 5, (action, never), cycles, True, 7, 2, 0.1, (NASTY,))
-
-
-MAKERS = [a_record, a_killed_record, a_record_without_samples, a_page, a_monitor,
-          a_monitor_without_record, a_monitor_that_never_ran, settings, a_pool, a_closed_pool,
-          a_history, a_history_of_nothing, a_history_without_statistics, a_closed_history, a_budget,
-          a_budget_report, a_policy_report]  # fmt: skip
+MAKERS = [a_record, a_killed_record, a_record_without_samples, a_page]
 
 
 @pytest.mark.slow
@@ -299,84 +195,6 @@ def test_the_largest_picture_is_small(tmp_path: Path) -> None:
         writer.event(*recorded(3, MIB, NASTY), step=3)
     html = memtools.read_record(path)._repr_html_()
     assert 20_000 < len(html.encode()) <= 48 * 1024
-
-
-# --- monitors -------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_monitor_with_a_record_is_drawn_as_that_while_it_runs_and_after_it(
-    tmp_path: Path,
-) -> None:
-    monitor = memtools.MemoryMonitor(tmp_path / "run.mem", device="cpu")
-    with monitor:
-        for _ in range(40):
-            monitor.step()
-        text = text_of(monitor._repr_html_())
-        assert "Still running MemoryMonitor(running, 40 steps)" in text
-        assert str(tmp_path / "run.mem") in text
-    assert "Finished MemoryMonitor(stopped, 40 steps)" in text_of(monitor._repr_html_())
-
-
-@pytest.mark.slow
-def test_a_monitor_does_not_draw_the_record_of_another_run(tmp_path: Path) -> None:
-    first = memtools.MemoryMonitor(tmp_path / "run.mem", device="cpu")
-    with first:
-        first.step()
-    with memtools.MemoryMonitor(tmp_path / "run.mem", device="cpu"):
-        pass
-    assert "Stopped MemoryMonitor(stopped, 1 steps)" in text_of(first._repr_html_())
-    os.unlink(tmp_path / "run.mem")
-    assert "Stopped MemoryMonitor(stopped, 1 steps)" in text_of(first._repr_html_())
-
-
-@pytest.mark.slow
-def test_a_monitor_without_a_record_shows_what_is_in_use() -> None:
-    monitor = memtools.MemoryMonitor(device="cpu", limit="4 GiB")
-    assert "Not started MemoryMonitor(not started, 0 steps)" in text_of(monitor._repr_html_())
-    with monitor, monitor.phase("forward"):
-        monitor.step()
-    text = text_of(monitor._repr_html_())
-    assert "Limit that was given: 4.00 GiB" in text
-    assert "forward" in text
-    assert "no record is kept" in text
-
-
-@pytest.mark.slow
-def test_a_monitor_that_tests_no_leaks_draws_itself() -> None:
-    with memtools.MemoryMonitor(device="cpu", leaks=False) as monitor:
-        monitor.step()
-    assert "Stopped" in text_of(monitor._repr_html_())
-
-
-# --- the others -----------------------------------------------------------------------------------
-
-
-def test_settings_show_their_table_and_their_advice() -> None:
-    now = memtools.allocator_settings()
-    words = " ".join(str(now).split()).replace(" (", " (")
-    text = text_of(now._repr_html_())
-    assert now.host.name in text
-    assert "mmap_threshold" in text
-    assert ("nothing to set" in text) == ("nothing to set" in words)
-
-
-def test_a_pool_shows_its_pages_to_scale() -> None:
-    pool = a_pool(Path())
-    stats = pool.stats()
-    sizes = [stats.live_bytes - stats.shared_bytes, stats.shared_bytes, stats.idle_bytes]
-    shares = [100 * size / 2**22 for size in sizes if size]
-    assert widths(pool._repr_html_()) == pytest.approx(shares, abs=0.1)
-    assert stats.shared_bytes > 0
-    assert stats.idle_bytes > 0
-
-
-def test_a_history_shows_a_column_for_each_expert() -> None:
-    history = memtools.GateHistory()
-    history.append(torch.eye(4).repeat(2, 1))
-    html = history._repr_html_()
-    assert html.count("of a balanced load") == 4
-    assert "expert 3: 1.00 of a balanced load" in html
 
 
 def test_a_page_is_a_text_that_shows_itself_briefly(tmp_path: Path) -> None:
