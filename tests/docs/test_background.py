@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.markdown import figures_without_source, source_of, sources
+from tests.docs.markdown import figures_without_source
 from tests.docs.test_readme import run_program  # noqa: F401
 from tests.docs.test_symptoms import (
     FENCE,
@@ -20,7 +20,7 @@ from tests.docs.test_symptoms import (
 
 PROJECT = Path(__file__).resolve().parents[2]
 DOCS = PROJECT / "docs"
-ORDER = ("memory", "leak_or_warm_up", "holder", "costs", "limits", "other_tools")
+ORDER = ("memory", "leak_or_warm_up", "holder", "limits", "other_tools")
 PAGES = [DOCS / "background" / f"{name}.md" for name in ORDER]
 run_commands = test_the_commands_of_a_page_say_what_it_shows
 run_programs = test_what_a_program_prints_is_what_the_page_shows
@@ -58,13 +58,6 @@ def test_the_menu_has_the_pages_in_the_order_in_which_they_are_read() -> None:
     menu = re.findall(r"^background/(\w+)$", (DOCS / "index.md").read_text(), re.MULTILINE)
     assert tuple(menu) == ORDER
     assert sorted(DOCS.glob("background/*.md")) == sorted(PAGES)
-
-
-def test_every_figure_of_the_costs_stands_where_its_row_leads() -> None:
-    page = (DOCS / "background" / "costs.md").read_text()
-    rows = [line for line in page.splitlines() if line.startswith("| ") and sources(line)]
-    assert len(rows) >= 15
-    assert figures_without_source(page, source_of) == []
 
 
 def test_a_figure_without_a_source_is_found() -> None:

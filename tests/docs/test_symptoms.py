@@ -1,24 +1,20 @@
 """The pages of docs/symptoms: their programs run, what they show is what comes, and their figures
-are those of benchmarks/results/symptoms.json. The FAQ and the glossary name what the code has."""
+are those of benchmarks/results/symptoms.json. The FAQ answers what users ask."""
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-import memtools
 from benchmarks.symptoms.symptoms import SECTIONS, with_figures
-from memtools._base.peak import PARTS
-from memtools.leak.finding import GRADES
 from tests.docs.test_readme import run_program  # noqa: F401
 from tests.kit.ownprocess import ENV
 
@@ -200,47 +196,7 @@ def test_the_picture_is_what_its_script_draws():
     assert path.with_suffix(".svg").read_text() == module.drawing()
 
 
-# --- the glossary and the FAQ ---------------------------------------------------------------------
-
-
-def entries() -> dict[str, str]:
-    """The words of the glossary, and what it says of each."""
-    text = (DOCS / "glossary.md").read_text()
-    return {
-        word: sentence
-        for words, sentence in re.findall(r"^- \*\*(.+?)\*\*(?: \([^)]*\))?: (.+)$", text, re.M)
-        for word in words.split(", ")
-    }
-
-
-def tiers() -> Iterator[str]:
-    """What a device's and the host's memory is told apart into."""
-    for kind in (memtools.DeviceMemory, memtools.HostMemory):
-        yield from (field.name for field in dataclasses.fields(kind))
-
-
-def test_the_glossary_has_the_grades_and_the_parts_of_a_peak():
-    words = entries()
-    assert set(GRADES) <= words.keys()
-    assert {part for part in PARTS} <= words.keys()
-
-
-def test_the_glossary_has_the_tiers_of_memory():
-    assert set(tiers()) - entries().keys() == set()
-
-
-def test_a_word_of_the_glossary_has_one_sentence():
-    for word, sentence in entries().items():
-        assert sentence.endswith("."), word
-        assert len(re.findall(r"[.?!](?= [A-Z]|$)", sentence)) == 1, (word, sentence)
-
-
-def test_the_words_of_the_glossary_are_in_order():
-    text = (DOCS / "glossary.md").read_text()
-    for part in text.split("\n## ")[1:]:
-        words = re.findall(r"^- \*\*(.+?)\*\*", part, re.M)
-        if not part.startswith("Grades"):
-            assert words == sorted(words, key=str.lower), part.splitlines()[0]
+# --- the FAQ --------------------------------------------------------------------------------------
 
 
 def test_the_faq_answers_what_users_ask():
