@@ -70,7 +70,7 @@ def run(loop: Iterator[None], steps: int) -> Json:
             for step in range(steps):
                 next(loop)
                 monitor.step()
-                if first is None and monitor.leaks().kind == "leak":
+                if first is None and any(f.grade == "leak" for f in monitor.findings()):
                     first = step
             findings = monitor.findings()
     worst = findings[0] if findings else LeakFinding("quiet")

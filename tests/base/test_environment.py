@@ -137,7 +137,7 @@ policy.cleanup()
 assert monitor.cleanup_memory()["ms"] == 0
 assert not hasattr(update, "__wrapped__"), update
 assert (monitor.running, monitor.step_count, monitor.phases()) == (False, 0, [])
-assert calls == [] and monitor.holders() == () and gc.get_freeze_count() == 0
+assert calls == [] and monitor.findings() == () and gc.get_freeze_count() == 0
 assert all(action.count == 0 for action in policy.report().actions), policy.report()
 
 history = memtools.GateHistory(max_entries=10)

@@ -31,9 +31,7 @@ def use_all_of(m: MemoryMonitor) -> None:
     with m.phase("x"):
         m.step()
     m.mark("here")
-    m.leaks()
-    m.forecast()
-    m.holders()
+    m.findings()
     m.metrics(expert=True)
     m.log_memory(1)
     m.get_peak_memory()

@@ -68,8 +68,8 @@ def test_before_the_first_start_memory_is_read_and_nothing_else_known(root: Root
     stats = m.log_memory()
     assert (stats["step"], stats["cpu_memory_process_gb"]) == (0, root.used / GIB)
     assert (stats["cpu_memory_percent"], stats["peak_cpu_memory_gb"]) == (10.0, 0.125)
-    assert (m.metrics(), m.phases(), m.holders()) == ({}, [], ())
-    assert (m.forecast(), m.leaks().kind, m.overhead) == (None, "early", (0.0, 0.0))
+    assert (m.metrics(), m.phases(), m.findings()) == ({}, [], ())
+    assert m.overhead == (0.0, 0.0)
     assert (m.samples_taken, m.step_count, m.running) == (0, 0, False)
     assert m.get_peak_memory() == {"cpu_peak_gb": 0.125, "peak_cpu_memory_gb": 0.125}
     (root.path / "proc/self/status").unlink()
@@ -329,7 +329,7 @@ def test_without_the_leak_test() -> None:
     m = monitor(leaks=False)
     with m:
         m.step()
-        for ask in (m.leaks, m.holders, m.forecast, m.check_memory_leak):
+        for ask in (m.findings, m.check_memory_leak):
             with pytest.raises(RuntimeError, match="made with leaks=False; leave that out"):
                 ask()
         assert "memory/leak_bytes_per_step" not in m.metrics()
