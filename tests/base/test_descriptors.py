@@ -15,7 +15,6 @@ HEAD = """
 import contextlib, gc, os, random, socket, sys
 import torch, memtools
 from memtools.data import ByteCache, H5Episodes
-from memtools.export import JsonlWriter, PrometheusExporter
 from tests.data.episodecases import write_episodes
 folder, rounds = sys.argv[1], int(sys.argv[2])
 """
@@ -127,24 +126,6 @@ def make(path):
     use()
     return made, use, made.clear
 """,
-    "JSON lines": """
-class Source:
-    def metrics(self, expert=False): return {"memory/host_rss_bytes": 7}
-def make(path):
-    made = JsonlWriter(path, Source(), max_bytes=4096)
-    def use():
-        for _ in range(100): made.step()
-    use()
-    return made, use, made.close
-""",
-    "an exporter": """
-class Source:
-    def metrics(self, expert=False): return {"memory/host_rss_bytes": 7}
-def make(path):
-    made = PrometheusExporter(Source()).start()
-    def use(): made._thread.join(1)
-    return made, use, made.stop
-""",
     "episodes": """
 import pathlib
 def make(path):
@@ -156,8 +137,6 @@ def make(path):
 }
 SENTENCES = {
     "a trajectory": "so that it cannot grow; open it again",
-    "JSON lines": "make a new JsonlWriter",
-    "an exporter": "Prometheus gets no figures until the exporter is stopped and started",
     "episodes": "read it in a new process",
 }
 

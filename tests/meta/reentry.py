@@ -36,7 +36,7 @@ import torch
 
 import memtools
 import memtools.types
-from memtools import _core, data, distributed, export
+from memtools import _core, data, distributed
 from memtools.kv import tensors
 from memtools.monitor.guards import Watermarks
 from memtools.monitor.voice import Listeners
@@ -316,7 +316,6 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "LoaderReport": lambda: data.loader_report(loader()),
     "Handle": lambda: monitor().guard(0.9, "record"),
     "GrowthTable": _core.GrowthTable,
-    "JsonlWriter": lambda: export.JsonlWriter(f"{os.urandom(4).hex()}.jsonl", Figures()),
     "LeakFinding": lambda: memtools.LeakFinding("growing", holder="list Trainer.losses"),
     "LeakHandle": lambda: monitor().on_leak(lambda: None),
     "LeakDetector": lambda: memtools.LeakDetector("1 GiB"),
@@ -325,7 +324,6 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "Phase": lambda: monitor().phase("a"),
     "Policy": core_policy,
     "PolicyReport": lambda: policy().report(),
-    "PrometheusExporter": lambda: export.PrometheusExporter(Figures()),
     "Probe": _core.Probe,
     "RankMetrics": lambda: distributed.monitor_ranks(Figures()),
     "Record": record,
@@ -417,9 +415,6 @@ NAMED: dict[str, Any] = {
     "AllocatorSettings.set.trim_threshold": "1 MiB",
     "CleanupPolicy.add.callback": lambda: lambda: None,
     "CleanupPolicy.cleanup.only": "gc",
-    "JsonlWriter.__init__.every": 1,
-    "JsonlWriter.__init__.keep": 1,
-    "PrometheusExporter.__init__.labels": lambda: {"rank": "0"},
     "testing.assert_flat.device": "cpu",
     "testing.assert_flat.step": lambda: ending_step(),
     "testing.assert_flat.steps": 20,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import logging
 import subprocess
 import sys
@@ -20,9 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memtools
-from memtools import _core, cli, data, export, read_record
+from memtools import _core, cli, data, read_record
 from memtools._base.notice import logger, notice
-from memtools.export.names import samples_of
 from tests.kit.long import LONG
 
 HOSTILE = "\x1b]0;x\x07\x9b31m\u202e"
@@ -128,14 +126,6 @@ def phased(name: str) -> str:
     return f"{monitor.summary()} {list(monitor.metrics(True))}"
 
 
-def lines(name: str) -> str:
-    with export.JsonlWriter("lines.jsonl", Source(name)) as written:
-        written.write()
-    text = Path("lines.jsonl").read_text("utf-8")
-    assert name in json.loads(text.splitlines()[-1])
-    return text.replace("\x7f", "")  # ASCII's own, which JSON leaves as it is
-
-
 def called(name: str) -> Callable[..., None]:
     def call(*_: object) -> None:
         pass
@@ -178,9 +168,6 @@ OBJECTS: dict[str, Callable[[str], object]] = {
     "MemoryMonitor.on_leak": lambda name: memtools.MemoryMonitor().on_leak(called(name)),
     "MemoryMonitor.on_pressure": lambda name: memtools.MemoryMonitor().on_pressure(1, called(name)),
     "MemoryMonitor.phase": phased,
-    "PrometheusExporter": lambda name: export.PrometheusExporter(Source(name), labels={name: "a"}),
-    "Prometheus names": lambda name: [one.name for one in samples_of(Source(name).metrics())],
-    "JsonlWriter lines": lines,
     "TrajectoryStore": stored,
     "TrajectoryStore[]": lambda name: memtools.TrajectoryStore(2)[name],
     "parse_bytes": lambda name: memtools.Budget(name),
@@ -191,7 +178,6 @@ PATHS: dict[str, Callable[[str], object]] = {
     "GateHistory.load": memtools.GateHistory.load,
     "GateHistory.save": lambda path: memtools.GateHistory().save(path),
     "H5Episodes": data.H5Episodes,
-    "JsonlWriter": lambda path: export.JsonlWriter(path, Source("a")).close(),
     "MemoryMonitor": lambda path: memtools.MemoryMonitor(log=path),
     "TrajectoryStore": lambda path: memtools.TrajectoryStore(2, file=path).close(),
     "TrajectoryStore.open": memtools.TrajectoryStore.open,

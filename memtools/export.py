@@ -1,4 +1,7 @@
-"""write_scalars: the figures to TensorBoard, Weights & Biases, or anything of their shape."""
+"""Write the monitor's figures to TensorBoard, Weights & Biases, or anything of their shape.
+
+docs/guides/exporters.md has recipes for a file of JSON lines and for Prometheus.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import logging
 from typing import Any
 
 from memtools._base.metrics import MetricsSource, check_source, finite
+
+__all__ = ["MetricsSource", "write_scalars"]
 
 
 def write_scalars(
