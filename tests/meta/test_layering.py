@@ -81,6 +81,8 @@ CORE_ARROWS = {
     "blocks": {"base"},
     "data": {"base", "port", "budget"},
 }
+# Small rooms whose files use each other in a round, by a header of structures which they share.
+IN_ROUNDS = {"budget", "cleanup", "gate"}
 # csrc/py and csrc/os go along the arrows of csrc/core, by rooms of core and of their own, and use
 # besides what serves all: csrc/py may also use every room of csrc/os.
 SERVES_ALL = {"os": {"base", "port"}, "py": {"base", "port", "tensor"}}
@@ -208,6 +210,24 @@ def reached_breaches(start: str, files: dict[str, str]) -> list[str]:
                 seen.add(target)
                 todo.append(target)
     return breaches
+
+
+def rounds_in_a_room(files: dict[str, str]) -> list[str]:
+    """Files of one room that use each other in a round. x.c and x.h are one: what they include, and
+    whose functions x.c calls."""
+    code = {path: without_comments(text, strings=False) for path, text in files.items()}
+    stem = {path: posixpath.splitext(path)[0] for path in files}
+    sources = [path for path in files if path.endswith(".c")]
+    made = {n: stem[path] for path in sources for n in re.findall(r"^(mt_\w+)\(", code[path], re.M)}
+    uses: dict[str, set[str]] = {name: set() for name in stem.values()}
+    for path, text in files.items():
+        uses[stem[path]] |= {stem[found] for _, found in includes(path, text, set(files)) if found}
+    for path in sources:
+        uses[stem[path]] |= {made[n] for n in re.findall(r"\b(mt_\w+)\(", code[path]) if n in made}
+    uses = {name: used - {name} for name, used in uses.items()}
+    while free := {name for name in uses if not uses[name]}:  # they use nobody that is left
+        uses = {name: used - free for name, used in uses.items() if name not in free}
+    return sorted(f"{name} uses {', '.join(sorted(used))}" for name, used in uses.items())
 
 
 def cpp_breaches(paths: list[str]) -> list[str]:
@@ -437,6 +457,21 @@ def test_a_forbidden_header_is_found_through_our_own_headers(header: str) -> Non
     ]
 
 
+def test_files_of_a_room_that_use_each_other_in_a_round_are_found() -> None:
+    files = {
+        "csrc/core/kv/low.h": "void mt_low(void);\n",
+        "csrc/core/kv/low.c": '#include "kv/low.h"\nvoid\nmt_low(void)\n{\n}\n',
+        "csrc/core/kv/high.c": '#include "kv/low.h"\nvoid\nmt_high(void)\n{ mt_low(); }\n',
+    }
+    assert rounds_in_a_room(files) == []
+    for more in ("void f(void) { mt_high(); }", '#include "kv/high.h"\n'):
+        low = files["csrc/core/kv/low.c"] + more
+        assert (
+            len(rounds_in_a_room(files | {"csrc/core/kv/low.c": low, "csrc/core/kv/high.h": ""}))
+            == 2
+        )
+
+
 @pytest.mark.parametrize("paths", [[], [THE_CPP_FILE, "csrc/py/x.cc"], ["csrc/core/a.cpp"]])
 def test_there_is_one_cpp_file_and_it_is_the_shim(paths: list[str]) -> None:
     assert cpp_breaches([*paths, "csrc/core/a.c"])
@@ -634,6 +669,11 @@ def test_rooms_use_each_other_along_the_arrows_alone() -> None:
 @pytest.mark.slow
 def test_each_exception_from_the_arrows_is_still_needed() -> None:
     assert sorted(set(BROKEN) - set(breaches_of_rooms())) == []
+
+
+@pytest.mark.parametrize("room", sorted(set(CORE_ARROWS) - IN_ROUNDS))
+def test_files_of_a_room_use_each_other_one_way(room: str) -> None:
+    assert rounds_in_a_room(read(f"csrc/core/{room}/*")) == []
 
 
 def test_core_has_every_room_and_memtools_has_no_module_beside_them() -> None:

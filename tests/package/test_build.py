@@ -131,7 +131,7 @@ def test_a_build_compiles_what_has_changed_and_no_more(source, stand_in, tmp_pat
     assert build("") == {"lease.o"}
     assert built("_core") != core
     assert built("_torch") == []
-    (source / "csrc/core/kv/lease.h").touch()
+    (source / "csrc/core/kv/kv.h").touch()
     some = build("")
     assert "lease.o" in some
     assert len(some) < 50  # of more than a hundred

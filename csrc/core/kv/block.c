@@ -511,15 +511,6 @@ mt_kvblock_unname(mt_kvpool *pool, uint32_t block)
         drop_idle_in(pool, extent, place, place + 1, true);
 }
 
-bool
-mt_kvblock_must_leave(const mt_kvpool *pool, size_t slot, uint32_t block)
-{
-    const mt_kvslot *extent = mt_kvblock_extent(pool, block);
-
-    return mt_kvblock_at(pool, block)->refs > 1 ||
-           (extent->exposed && extent != &pool->slots[slot]);
-}
-
 void
 mt_kvblock_note_shown(mt_kvpool *pool, size_t slot, uint32_t block)
 {
@@ -536,7 +527,7 @@ static void
 note_left(mt_kvpool *pool, size_t slot, size_t place, uint32_t block)
 {
     (void)place; /* for the assertion alone */
-    assert(!mt_kvblock_must_leave(pool, slot, block) ||
+    assert(!mt_kvmap_must_leave(pool, slot, block) ||
            !mt_kvmap_shows(pool, &pool->slots[slot], place, block));
     mt_kvblock_note_shown(pool, slot, block);
 }
@@ -584,17 +575,6 @@ mt_kvblock_unexpose(mt_kvpool *pool, size_t slot)
 
 /* --- content --- */
 
-mt_status
-mt_kvblock_window(mt_kvpool *pool, uint32_t block, size_t at, void **out, mt_error *err)
-{
-    const mt_kvslot *extent = mt_kvblock_extent(pool, block);
-
-    at += mt_kvblock_index(pool, block) * pool->geom.part_bytes;
-    mt_kvmap_count_window(pool, block, true);
-    return pool->store.window(pool->store.ctx, extent->offset + at, pool->geom.part_bytes, out,
-                              err);
-}
-
 /* Where the row in `slot` reads its block at `place` of the unit, if not in the block itself. */
 static const char *
 written_over(const mt_kvpool *pool, size_t slot, size_t unit, size_t place, uint32_t block)
@@ -619,12 +599,12 @@ mt_kvblock_copy(mt_kvpool *pool, uint32_t to, uint32_t from, size_t tokens, size
         const char *src = written_over(pool, slot, at / g->unit_bytes, place, from);
 
         if (src == NULL) {
-            if ((st = mt_kvblock_window(pool, from, at, &window, err)) != MT_OK) break;
+            if ((st = mt_kvmap_window(pool, from, at, &window, err)) != MT_OK) break;
             src = window;
         } else {
             src += at;
         }
-        if ((st = mt_kvblock_window(pool, to, at, &dst, err)) != MT_OK) break;
+        if ((st = mt_kvmap_window(pool, to, at, &dst, err)) != MT_OK) break;
         st = pool->store.copy(pool->store.ctx, dst, src, tokens * g->token_bytes, err);
     }
     return st;
@@ -640,7 +620,7 @@ mt_kvblock_zero(mt_kvpool *pool, uint32_t block, size_t from, mt_error *err)
 
     if (skip == g->part_bytes) return MT_OK;
     for (size_t at = 0; st == MT_OK && at < g->slot_bytes; at += g->range_bytes) {
-        if ((st = mt_kvblock_window(pool, block, at, &dst, err)) != MT_OK) break;
+        if ((st = mt_kvmap_window(pool, block, at, &dst, err)) != MT_OK) break;
         st = pool->store.zero(pool->store.ctx, (char *)dst + skip, g->part_bytes - skip, err);
     }
     return st;

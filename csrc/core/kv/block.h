@@ -8,7 +8,7 @@
 #ifndef MT_KV_BLOCK_H
 #define MT_KV_BLOCK_H
 
-#include "kv/private.h"
+#include "kv/state.h"
 
 /* --- promises --- */
 
@@ -45,12 +45,10 @@ void mt_kvblock_name(mt_kvpool *pool, uint32_t block);
  * MT_KV_ZERO is ignored. */
 void mt_kvblock_unname(mt_kvpool *pool, uint32_t block);
 /* The same for a row that goes on and named the block at `place`, where its addresses may map it
- * still. pre: they do not where mt_kvblock_must_leave says so. */
+ * still. pre: they do not where mt_kvmap_must_leave says so. */
 void mt_kvblock_let_go(mt_kvpool *pool, size_t slot, size_t place, uint32_t block);
 /* The same for the row's blocks from place `keep` on, where its table then ends. */
 void mt_kvblock_let_go_from(mt_kvpool *pool, size_t slot, size_t keep);
-/* Whether the slot's addresses have to leave the block before its row lets go of it. */
-bool mt_kvblock_must_leave(const mt_kvpool *pool, size_t slot, uint32_t block);
 /* Remembers that the slot's addresses may map the block, though its row does not name it. */
 void mt_kvblock_note_shown(mt_kvpool *pool, size_t slot, uint32_t block);
 /* Whether a row that goes on may show the block, which nobody names, other than at `place` of the
@@ -63,8 +61,8 @@ bool mt_kvblock_is_in_view(const mt_kvpool *pool, size_t slot, size_t place, uin
  * where the system has no stretches to change that, those that rows may show which let go of them.
  */
 void mt_kvblock_drop(mt_kvpool *pool, size_t keep);
-/* The slot's extent is open to other rows again. What code wrote there and no advance counted is
- * dropped. */
+/* The slot's extent is open to other rows again. What code wrote there past the
+ * advanced length is dropped. */
 void mt_kvblock_unexpose(mt_kvpool *pool, size_t slot);
 
 /* --- content --- */
@@ -75,7 +73,5 @@ mt_status mt_kvblock_copy(mt_kvpool *pool, uint32_t to, uint32_t from, size_t to
                           size_t place, mt_error *err);
 /* Writes zeros in all ranges of a block, from its token `from` on. */
 mt_status mt_kvblock_zero(mt_kvpool *pool, uint32_t block, size_t from, mt_error *err);
-/* The address in the store's window of the block's part whose range begins at `at` in the slot. */
-mt_status mt_kvblock_window(mt_kvpool *pool, uint32_t block, size_t at, void **out, mt_error *err);
 
 #endif

@@ -1,9 +1,7 @@
 /* What is true of a pool between any two calls; for tests and fuzzing. */
-#include "kv/check.h"
-
 #include "base/size.h"
+#include "kv/kv.h"
 #include "kv/mapping.h"
-#include "kv/private.h"
 
 /* Takes all names off the references, or puts them back: in between each is 0. */
 static void

@@ -7,10 +7,9 @@
 #include <assert.h>
 #include <string.h>
 
-#include "kv/inplace.h"
 #include "base/size.h"
 #include "kv/block.h"
-#include "kv/journal.h"
+#include "kv/kv.h"
 #include "kv/mapping.h"
 #include "kv/prepare.h"
 

@@ -1,87 +1,16 @@
-/* How this file works. First come the getters, which take no lock: a lease is one thread's. A lease
- * gets the run of free slots where the blocks that it will need lie already (find_run), and an
- * arena more where there is none. Forking names the parent's blocks in the child's tables and
+/* How this file works. A lease gets the run of free slots where the blocks that it will need lie
+ * already (find_run), and an arena more where there is none. Forking names the parent's blocks in the child's tables and
  * copies nothing. Appending is three calls: room has the layer prepared, write copies tokens,
  * advance makes the rows longer. Releasing gives the blocks back, unless views still hold the
  * lease. */
-#include "kv/lease.h"
-
 #include <assert.h>
 #include <string.h>
 
 #include "base/size.h"
 #include "kv/block.h"
+#include "kv/kv.h"
 #include "kv/mapping.h"
 #include "kv/prepare.h"
-#include "kv/written.h"
-
-/* --- looking --- */
-
-size_t
-mt_kvlease_rows(const mt_kvlease *lease)
-{
-    return lease->rows;
-}
-
-size_t
-mt_kvlease_max_rows(const mt_kvlease *lease)
-{
-    return lease->max_rows;
-}
-
-mt_kvpool *
-mt_kvlease_pool(const mt_kvlease *lease)
-{
-    return lease->pool;
-}
-
-const mt_kvgeom *
-mt_kvlease_geom(const mt_kvlease *lease)
-{
-    return &lease->pool->geom;
-}
-
-void *
-mt_kvlease_base(const mt_kvlease *lease)
-{
-    return lease->base;
-}
-
-size_t
-mt_kvlease_length(const mt_kvlease *lease, size_t layer, size_t row)
-{
-    return mt_kvlease_marks(lease, layer, row)->length;
-}
-
-size_t
-mt_kvlease_longest(const mt_kvlease *lease, size_t layer)
-{
-    size_t longest = 0;
-
-    for (size_t row = 0; row < lease->rows; row++)
-        longest = mt_size_max(longest, mt_kvlease_marks(lease, layer, row)->length);
-    return longest;
-}
-
-size_t
-mt_kvlease_shortest(const mt_kvlease *lease, size_t layer)
-{
-    size_t shortest = SIZE_MAX;
-
-    for (size_t row = 0; row < lease->rows; row++)
-        shortest = mt_size_min(shortest, mt_kvlease_marks(lease, layer, row)->length);
-    return shortest;
-}
-
-size_t
-mt_kvlease_row_tokens(const mt_kvlease *lease, size_t row)
-{
-    size_t tokens = 0;
-
-    for (size_t layer = 0; layer < lease->pool->geom.config.layers; layer++)
-        tokens = mt_size_max(tokens, mt_kvlease_marks(lease, layer, row)->length);
-    return tokens;
-}
 
 /* --- which slots --- */
 

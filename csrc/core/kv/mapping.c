@@ -10,7 +10,6 @@
 #include <string.h>
 
 #include "base/size.h"
-#include "kv/block.h"
 
 /* --- what is in sight --- */
 
@@ -91,6 +90,17 @@ mt_kvmap_count_window(mt_kvpool *pool, uint32_t block, bool used)
     *windowed = used;
     for (size_t unit = 0; unit < pool->geom.units; unit++)
         count_sight(pool, block << 1, used);
+}
+
+mt_status
+mt_kvmap_window(mt_kvpool *pool, uint32_t block, size_t at, void **out, mt_error *err)
+{
+    const mt_kvslot *extent = mt_kvblock_extent(pool, block);
+
+    at += mt_kvblock_index(pool, block) * pool->geom.part_bytes;
+    mt_kvmap_count_window(pool, block, true);
+    return pool->store.window(pool->store.ctx, extent->offset + at, pool->geom.part_bytes, out,
+                              err);
 }
 
 /* --- mappings as arrays --- */
@@ -229,7 +239,7 @@ save_private(mt_kvpool *pool, mt_kvslot *s, size_t unit, size_t place, mt_error 
 
     if (!pool->store.private_writes) return MT_OK;
     for (size_t r = 0; st == MT_OK && r < g->unit_ranges; r++, from += g->range_bytes) {
-        st = mt_kvblock_window(pool, block, unit * g->unit_bytes + r * g->range_bytes, &to, err);
+        st = mt_kvmap_window(pool, block, unit * g->unit_bytes + r * g->range_bytes, &to, err);
         if (st == MT_OK) st = pool->store.copy(pool->store.ctx, to, from, g->part_bytes, err);
     }
     return st;
@@ -572,6 +582,15 @@ mt_kvmap_drop_private(mt_kvpool *pool, size_t slot)
     return st;
 }
 
+bool
+mt_kvmap_must_leave(const mt_kvpool *pool, size_t slot, uint32_t block)
+{
+    const mt_kvslot *extent = mt_kvblock_extent(pool, block);
+
+    return mt_kvblock_at(pool, block)->refs > 1 ||
+           (extent->exposed && extent != &pool->slots[slot]);
+}
+
 /* Places that must leave their blocks map zeros: `anyway`, or unless that takes too many stretches;
  * all, or only those where a write would reach the block. */
 static mt_status
@@ -586,7 +605,7 @@ leave(mt_kvpool *pool, size_t slot, const mt_kvspan *span, bool anyway, bool wri
 
         for (size_t place = span->lo; place < span->hi; place++) {
             if (s->table[place] == MT_KV_ZERO) continue;
-            if (!mt_kvblock_must_leave(pool, slot, s->table[place])) continue;
+            if (!mt_kvmap_must_leave(pool, slot, s->table[place])) continue;
             if (writable && m.had[place] == (s->table[place] << 1 | MT_MAPPED_PRIVATE)) continue;
             if (m.had[place] == MT_MAPPED_UNKNOWN || m.had[place] >> 1 == s->table[place])
                 m.want[place] = MT_MAPPED_ZERO;

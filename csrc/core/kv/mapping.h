@@ -6,7 +6,7 @@
 #ifndef MT_KV_MAPPING_H
 #define MT_KV_MAPPING_H
 
-#include "kv/private.h"
+#include "kv/state.h"
 
 /* --- following the table --- */
 
@@ -34,8 +34,10 @@ mt_status mt_kvmap_restore(mt_kvpool *pool, size_t slot);
  * After it no block is in a view of a row that does not name it. MT_EAGAIN: some rows are stale
  * still. */
 mt_status mt_kvmap_clear_stale(mt_kvpool *pool, mt_error *err);
+/* Whether the slot's addresses have to leave the block before its row lets go of it. */
+bool mt_kvmap_must_leave(const mt_kvpool *pool, size_t slot, uint32_t block);
 /* Before a row lets go of the blocks in the span: its addresses leave those of them that somebody
- * else has (mt_kvblock_must_leave) and map zeros instead. `anyway`: however many stretches that
+ * else has (mt_kvmap_must_leave) and map zeros instead. `anyway`: however many stretches that
  * takes. Where it fails all of the row's addresses are zeros until they are used again, but for one
  * case: a row with private writes before the span keeps its mappings, if writes in the span can be
  * kept from others, and goes on naming the blocks. MT_EAGAIN, or as the store says. */
@@ -82,6 +84,9 @@ void mt_kvmap_forget_private(mt_kvpool *pool, size_t slot, size_t place, uint32_
 bool mt_kvmap_is_seen_elsewhere(const mt_kvpool *pool, size_t slot, size_t place, uint32_t block);
 /* For a row in `slot` that takes the block for `place`: free slots have it in sight no more. */
 void mt_kvmap_hide_in_free_slots(mt_kvpool *pool, size_t slot, size_t place, uint32_t block);
+/* The address in the store's window of the block's part whose range begins at `at` in the slot. A
+ * window is in sight. */
+mt_status mt_kvmap_window(mt_kvpool *pool, uint32_t block, size_t at, void **out, mt_error *err);
 /* The block's window in the store is used for the first time, or is gone. A window is in sight. */
 void mt_kvmap_count_window(mt_kvpool *pool, uint32_t block, bool used);
 /* Stretches of a slot, counted anew. */

@@ -1,106 +1,13 @@
-/* How this file works. The first part makes arenas: max_rows slots each, with one stretch of
- * addresses and of the store for all of them. The second part is the pool as a member of its
- * ledger, its lock, and its end, when it is closed and the last lease is over. The third part adds
- * up statistics. */
-#include "kv/private.h"
-
+/* The pool as a whole: a member of its ledger that gives back what is idle, from new to close, and
+ * its statistics. */
 #include <assert.h>
-#include <string.h>
 
 #include "base/size.h"
 #include "kv/block.h"
+#include "kv/kv.h"
 #include "kv/mapping.h"
 
-/* --- arenas --- */
-
-/* A slot's arrays are one piece of memory: blocks, table, differences, seen, in_sight. They are
- * smaller than the slot itself, which has a page and more for each place of each unit. */
-static size_t
-slot_array_bytes(const mt_kvgeom *g)
-{
-    size_t n = g->blocks, places = g->units * n;
-
-    return n * sizeof(mt_kvblock) + (n + places + g->units) * sizeof(uint32_t) +
-           places * sizeof(bool);
-}
-
-static bool
-slot_init(mt_kvpool *pool, mt_kvslot *s, size_t index)
-{
-    size_t n = pool->geom.blocks, units = pool->geom.units;
-
-    *s = (mt_kvslot){.lease = NULL, .extent = index, .lazy = pool->store.lazy};
-    s->first_block = (uint32_t)(index * n);
-    s->blocks = mt_alloc_zeroed(&pool->mem, 1, slot_array_bytes(&pool->geom));
-    if (s->blocks == NULL) return false;
-    s->table = (uint32_t *)(s->blocks + n);
-    s->differences = s->table + n;
-    s->seen = s->differences + units * n;
-    s->in_sight = (bool *)(s->seen + units);
-    return true;
-}
-
-static void
-slot_fini(mt_kvpool *pool, mt_kvslot *s)
-{
-    pool->mem.put(pool->mem.ctx, s->blocks, slot_array_bytes(&pool->geom));
-}
-
-static bool
-make_room(mt_kvpool *pool)
-{
-    size_t want = pool->slot_count + pool->geom.config.max_rows;
-    mt_kvslot *slots;
-
-    if (want <= pool->slot_room) return true;
-    want = mt_size_max(want, 2 * pool->slot_room);
-    if ((slots = mt_alloc_zeroed(&pool->mem, want, sizeof *slots)) == NULL) return false;
-    if (pool->slots != NULL) memcpy(slots, pool->slots, pool->slot_count * sizeof *slots);
-    pool->mem.put(pool->mem.ctx, pool->slots, pool->slot_room * sizeof *slots);
-    pool->slots = slots;
-    pool->slot_room = want;
-    return true;
-}
-
-/* As the store says it, where what fails first is our own account of so many addresses. */
-static mt_status
-no_room(mt_error *err, size_t bytes)
-{
-    mt_fail(err, MT_ENOMEM, MT_STORE_ADDRESSES, 0);
-    if (err != NULL) err->asked = bytes;
-    return MT_ENOMEM;
-}
-
-mt_status
-mt_kvpool_add_arena(mt_kvpool *pool, mt_error *err)
-{
-    const mt_kvgeom *g = &pool->geom;
-    size_t rows = g->config.max_rows, first = pool->slot_count, made = 0, bytes, numbers;
-    mt_status st = MT_OK;
-    void *base = NULL;
-
-    if (!mt_size_mul(rows, g->slot_bytes, &bytes)) return no_room(err, SIZE_MAX);
-    if (!mt_size_mul(first + rows, g->blocks, &numbers) || numbers > MT_KV_MOST || !make_room(pool))
-        return no_room(err, bytes);
-    while (made < rows && slot_init(pool, &pool->slots[first + made], first + made))
-        made++;
-    if (made < rows) st = no_room(err, bytes);
-    if (st == MT_OK) st = pool->store.extend(pool->store.ctx, bytes, &base, err);
-    if (st != MT_OK) {
-        while (made-- > 0)
-            slot_fini(pool, &pool->slots[first + made]);
-        return st;
-    }
-    for (size_t i = 0; i < rows; i++) {
-        pool->slots[first + i].base = (char *)base + i * g->slot_bytes;
-        pool->slots[first + i].offset = (first + i) * g->slot_bytes;
-    }
-    pool->slot_count += rows;
-    pool->maps++;
-    return MT_OK;
-}
-
-/* --- the pool --- */
+/* --- the member of the ledger --- */
 
 static size_t
 idle_bytes(void *ctx)
@@ -130,27 +37,7 @@ give_back(void *ctx, size_t bytes)
     return before * unit;
 }
 
-static size_t
-mapped_again_bytes(const mt_kvpool *pool)
-{
-    return pool->extra_sights * pool->geom.unit_ranges * pool->geom.part_bytes;
-}
-
-static void
-free_parts(mt_kvpool *pool)
-{
-    mt_alloc mem = pool->mem;
-
-    for (size_t i = 0; i < pool->slot_count; i++)
-        slot_fini(pool, &pool->slots[i]);
-    mem.put(mem.ctx, pool->slots, pool->slot_room * sizeof *pool->slots);
-    mem.put(mem.ctx, pool->scratch, 3 * pool->geom.blocks * sizeof *pool->scratch);
-    mt_gauge_subtract(pool->mapped_again, mapped_again_bytes(pool));
-    mt_gauge_add_once(pool->mapped_again, 0 - (pool->live + pool->idle) * pool->geom.block_bytes);
-    pool->store.close(pool->store.ctx);
-    mt_lock_fini(&pool->lock);
-    mem.put(mem.ctx, pool, sizeof *pool);
-}
+/* --- from new to close --- */
 
 static mt_status
 new_parts(mt_kvpool *pool, mt_ledger *ledger, const char *name, const mt_kvconfig *config,
@@ -181,37 +68,11 @@ mt_kvpool_new(const mt_alloc *mem, const mt_store_ops *store, mt_ledger *ledger,
     pool->mapped_again = mapped_again;
     mt_lock_init(&pool->lock);
     if ((st = new_parts(pool, ledger, name, config, err)) != MT_OK) {
-        free_parts(pool);
+        mt_kvpool_free(pool);
         return st;
     }
     *out = pool;
     return MT_OK;
-}
-
-void
-mt_kvpool_unlock(mt_kvpool *pool)
-{
-    /* Held, because another thread may free the pool as soon as the lock is given. */
-    mt_ledger *ledger = mt_ledger_hold(mt_member_ledger(pool->member));
-
-    assert(!pool->closed || pool->leases != NULL);
-    pool->notify_due = false;
-    mt_lock_give(&pool->lock);
-    mt_ledger_notify(ledger);
-    mt_ledger_drop(ledger);
-}
-
-/* Leaving the ledger waits for a give_back of ours, which takes the lock: so not under it. */
-void
-mt_kvpool_unlock_or_free(mt_kvpool *pool)
-{
-    if (!pool->closed || pool->leases != NULL) {
-        mt_kvpool_unlock(pool);
-        return;
-    }
-    mt_lock_give(&pool->lock);
-    mt_ledger_leave(pool->member);
-    free_parts(pool);
 }
 
 void
@@ -281,38 +142,6 @@ mt_kvpool_use_stream(mt_kvpool *pool, void *stream, mt_error *err)
     mt_lock_take(&pool->lock);
     st = pool->store.use_stream(pool->store.ctx, stream, err);
     mt_lock_give(&pool->lock);
-    return st;
-}
-
-static bool
-ask_others(mt_kvpool *pool, size_t bytes)
-{
-    mt_ledger *ledger = mt_member_ledger(pool->member);
-    size_t free = mt_ledger_available(ledger);
-
-    if (free >= bytes) return true; /* somebody gave back in between */
-    return mt_ledger_reclaim(ledger, pool->member, bytes) > 0;
-}
-
-mt_status
-mt_kvpool_retry(mt_kvpool *pool, mt_kvtry *once, void *arg, mt_error *err)
-{
-    mt_status st;
-    mt_error why;
-
-    do {
-        bool news;
-
-        mt_lock_take(&pool->lock);
-        st = once(arg, &why);
-        news = st == MT_OK || pool->notify_due;
-        pool->notify_due = false;
-        mt_lock_give(&pool->lock);
-        /* What it let go of may be room for others. A refused try that let go of nothing wakes
-         * nobody: who waits would wake itself. */
-        if (news) mt_ledger_notify(mt_member_ledger(pool->member));
-    } while (st == MT_ELIMIT && ask_others(pool, why.asked));
-    if (st != MT_OK && err != NULL) *err = why;
     return st;
 }
 
@@ -394,7 +223,7 @@ mt_kvpool_stats(mt_kvpool *pool, mt_kvstats *out)
     out->peak_bytes = pool->peak * unit;
     out->address_bytes = pool->slot_count * pool->geom.slot_bytes;
     out->maps = pool->maps;
-    out->mapped_again_bytes = mapped_again_bytes(pool);
+    out->mapped_again_bytes = mt_kvpool_mapped_again(pool);
     for (const mt_kvlease *lease = pool->leases; lease != NULL; lease = lease->next)
         add_lease(lease, out);
     out->lingering_bytes = lingering_blocks(pool) * unit;

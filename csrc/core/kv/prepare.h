@@ -2,7 +2,7 @@
  * its rows, and for a view, which shows zeros past the ends.
  *
  *   1. own     each block to be written gets a name that nobody else has: a new block at the end of
- *              the table, a copy where it was shared          (journal.h: undone on failure)
+ *              the table, a copy where it was shared          (the journal: undone on failure)
  *   2. map     the addresses of the layer follow the table
  *   3. zero    what the view will show past a row's end becomes zeros
  *   4. commit  the names that were given up are taken back from their blocks
@@ -28,7 +28,7 @@
 #ifndef MT_KV_PREPARE_H
 #define MT_KV_PREPARE_H
 
-#include "kv/lease.h"
+#include "kv/state.h"
 
 typedef struct mt_kvwant {
     size_t layer;
@@ -49,5 +49,58 @@ mt_status mt_kvprepare(mt_kvlease *lease, const mt_kvwant *want, mt_error *err);
 void mt_kvprepare_forget_zeros(mt_kvlease *lease, size_t row);
 /* Nothing is known to be owned or mapped any more. */
 void mt_kvprepare_forget_maps(mt_kvlease *lease, size_t row);
+
+/* --- the journal: the changes of a lease's tables that one call makes ---
+ *
+ *   begin --> promise --> own, move, ...  --> end, MT_OK: blocks that were replaced are let go of
+ *                          | an entry each
+ *                          +---------------> end, else: the old names are put back, latest first
+ *
+ * Only tables and references change what a row *is*, and they change here. A mapping that was
+ * changed on the way needs no undo record: the next call compares it with the table and changes it. One thing is lost
+ * with such a mapping: what code wrote privately over a shared block. So a row whose new copy has
+ * such writes keeps the copy when the rest is undone. All functions expect the pool's lock. */
+typedef struct mt_kventry { /* one name given in a table */
+    size_t row, place;
+    uint32_t was;  /* MT_KV_NEW: the table ended here */
+    size_t copied; /* tokens that the new block has of the old */
+} mt_kventry;
+
+#define MT_KV_NEW UINT32_MAX
+
+typedef struct mt_kvjournal {
+    mt_kvlease *lease;
+    mt_kventry *entry;
+    size_t count, room;
+    size_t promised; /* blocks that this change added to the lease's promise */
+} mt_kvjournal;
+
+void mt_kvjournal_begin(mt_kvjournal *j, mt_kvlease *lease);
+/* Makes `more` blocks and entries certain: after it only the store can fail. */
+mt_status mt_kvjournal_promise(mt_kvjournal *j, size_t more, mt_error *err);
+/* The end of a call that came to `st`, which it returns. MT_OK: lets go of the blocks that were
+ * replaced. Otherwise undoes the changes: puts the names back, latest first, gives back the
+ * promise, and no longer counts as mapped what it had mapped. In a refusal by the ledger, what the call had
+ * reserved and releases here counts as asked. */
+mt_status mt_kvjournal_end(mt_kvjournal *j, mt_status st, mt_error *err);
+
+/* How many of the row's blocks [lo, hi) mt_kvjournal_own would take. */
+size_t mt_kvjournal_missing(const mt_kvlease *lease, size_t row, size_t lo, size_t hi);
+/* The row's blocks [lo, hi) become the row's alone: shared ones are copied, those past the table's
+ * end are added. pre: lo is at most the table's end. */
+mt_status mt_kvjournal_own(mt_kvjournal *j, size_t row, size_t lo, size_t hi, mt_error *err);
+
+/* --- what code wrote privately into rows, over blocks which they share --- */
+
+/* Whether code wrote privately over blocks of a row: not looked at, no, yes. */
+typedef enum mt_kvwritten { MT_KV_UNSEEN, MT_KV_PLAIN, MT_KV_WRITTEN } mt_kvwritten;
+
+/* Puts what code wrote privately into rows into blocks that are the rows' own, so that other rows
+ * can name them. The rows are index[i] for i < n, but where that is i itself; or the first n where
+ * index is NULL. Writes what it found to written[row] of each of the lease's rows, where `written`
+ * is not NULL and the store has private writes at all. Takes the pool's lock, and asks other
+ * members of the ledger as mt_kvprepare does. */
+mt_status mt_kvwritten_save(mt_kvlease *lease, const size_t *index, size_t n, mt_kvwritten *written,
+                            mt_error *err);
 
 #endif

@@ -15,12 +15,11 @@
 #include <assert.h>
 #include <string.h>
 
-#include "kv/reorder.h"
 #include "base/size.h"
 #include "kv/block.h"
+#include "kv/kv.h"
 #include "kv/mapping.h"
 #include "kv/prepare.h"
-#include "kv/written.h"
 
 typedef struct move { /* the partial block of one new row */
     size_t row, source, place, tokens;

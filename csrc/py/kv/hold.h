@@ -22,7 +22,7 @@
 #include <stdint.h>
 
 #include "core/base/lock.h"
-#include "core/kv/lease.h"
+#include "core/kv/kv.h"
 #include "os/base/forkmark.h"
 #include "third_party/dlpack/dlpack.h"
 #include "torch/torch_shim.h"

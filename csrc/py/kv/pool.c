@@ -21,7 +21,6 @@
 #include "cuda/store.h"
 #include "os/port/store.h"
 #include "core/base/size.h"
-#include "core/kv/check.h"
 
 enum { LINGER_MAX = 64 }; /* leases named; more are only counted */
 

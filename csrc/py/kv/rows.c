@@ -6,8 +6,6 @@
 #include "py/kv/pool.h"
 
 #include "py/base/number.h"
-#include "core/kv/inplace.h"
-#include "core/kv/reorder.h"
 
 /* --- crop ------------------------------------------------------------------------------------ */
 

@@ -12,7 +12,6 @@
 #include <string.h>
 
 #include "core/base/size.h"
-#include "core/kv/inplace.h"
 #include "py/base/objects.h"
 
 enum { LET_GO_BYTES = 256 << 10 }; /* longer copies let other threads run */

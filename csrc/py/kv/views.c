@@ -12,7 +12,6 @@
 
 #include <string.h>
 
-#include "core/kv/inplace.h"
 #include "py/base/errors.h"
 #include "py/base/number.h"
 #include "py/base/objects.h"

@@ -11,10 +11,8 @@
 #include <string.h>
 
 #include "kit/check.h"
-#include "core/kv/check.h"
-#include "core/kv/inplace.h"
-#include "core/kv/reorder.h"
 #include "core/base/size.h"
+#include "core/kv/kv.h"
 #include "kit/rng.h"
 
 enum { MODEL_LAYERS = 4, MODEL_TOKENS = 40, MODEL_ROWS = 6 };

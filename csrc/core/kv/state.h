@@ -1,4 +1,4 @@
-/* private.h -- the structures behind pool.h and lease.h, for this room.
+/* state.h -- the structures behind kv.h, for this room: slots, blocks, leases, and the pool's lock.
  *
  *   pool -- slot 0:  addresses | row's table | extent: blocks 0 ... n-1      of the store
  *        |  slot 1:  addresses | row's table | extent: blocks n ... 2n-1
@@ -34,13 +34,13 @@
  *     all such addresses changed (mt_kvmap_clear_stale), and so has whoever drops it,
  *   - a block of its own extent, while the row is exposed: no other row takes one there.
  * So a row lets go of a block that somebody else names only after its addresses have left it. */
-#ifndef MT_KV_PRIVATE_H
-#define MT_KV_PRIVATE_H
+#ifndef MT_KV_STATE_H
+#define MT_KV_STATE_H
 
 #include <assert.h>
 
-#include "kv/lease.h"
 #include "base/lock.h"
+#include "kv/kv.h"
 
 enum {
     MT_KV_ZERO = 0x7FFFFFFF, /* in a table: these tokens are zeros and no block holds them */
@@ -238,7 +238,14 @@ mt_kvlease_blocks(const mt_kvlease *lease, size_t row)
     return mt_kvgeom_blocks(&lease->pool->geom, mt_kvlease_row_tokens(lease, row));
 }
 
-/* --- pool.c --- */
+/* Bytes of pages that views show more than once, beyond the first time. */
+static inline size_t
+mt_kvpool_mapped_again(const mt_kvpool *pool)
+{
+    return pool->extra_sights * pool->geom.unit_ranges * pool->geom.part_bytes;
+}
+
+/* --- slots, the lock and the end --- */
 
 /* One more arena of max_rows slots: pool->slots may move. */
 mt_status mt_kvpool_add_arena(mt_kvpool *pool, mt_error *err);
@@ -248,6 +255,8 @@ void mt_kvpool_unlock(mt_kvpool *pool);
 /* The same for the end of a lease, or of the pool: frees the pool when it is closed and nothing is
  * lent. */
 void mt_kvpool_unlock_or_free(mt_kvpool *pool);
+/* Frees a pool that nobody uses, and its store. */
+void mt_kvpool_free(mt_kvpool *pool);
 /* Calls once(arg, &error) under the lock, which it takes and gives, and again as long as that is
  * refused with MT_ELIMIT and the ledger's other members give back something of what it lacks.
  * Returns the last status; its error goes to err. */
