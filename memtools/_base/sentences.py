@@ -1,5 +1,5 @@
-"""The sentences about growth and about who holds it. Verdicts and holders of a running program and
-those read from a record have the same fields, and so the same sentences."""
+"""The sentences about growth and about who holds it. Holders of a running program and those of a
+record have the same fields, and so the same sentences."""
 
 from __future__ import annotations
 
@@ -56,15 +56,10 @@ def _rounded(steps: float) -> str:
     return f"{round(steps, min(0, 2 - digits)):,.0f}"
 
 
-def of_verdict(verdict: LeakVerdict | kinds.Leak, filling: str = "") -> str:
-    """`likely: +4.0 MiB/step in heap since step 512, limit in 900 to 1,000 steps`.
-
-    Args:
-        verdict: of the leak test.
-        filling: the bounded container that fills, where a census has found one.
-    """
+def of_verdict(verdict: LeakVerdict) -> str:
+    """`likely: +4.0 MiB/step in heap since step 512, limit in 900 to 1,000 steps`."""
     if verdict.kind == "early":
-        return of_early(getattr(verdict, "steps_known", 0))  # no record tells of it
+        return of_early(verdict.steps_known)
     if verdict.signal is None:
         return "quiet: no signal grows"
     rate = f"+{format_bytes(verdict.rate_bytes_per_step)}/step"
@@ -72,8 +67,6 @@ def of_verdict(verdict: LeakVerdict | kinds.Leak, filling: str = "") -> str:
     left = ""
     if verdict.steps_left is not None:
         left = of_steps_left(verdict.steps_left[0], verdict.steps_left[2])
-    if filling:
-        return f"growing: {rate} {since}, but no leak: a buffer fills, {filling}"
     if verdict.kind == "growing":
         return _of_growing(verdict, rate, since, left)
     if verdict.kind == "fragmentation":
@@ -87,7 +80,7 @@ def of_verdict(verdict: LeakVerdict | kinds.Leak, filling: str = "") -> str:
     return f"{line}, {left}" if left else line
 
 
-def _of_growing(verdict: LeakVerdict | kinds.Leak, rate: str, since: str, left: str) -> str:
+def _of_growing(verdict: LeakVerdict, rate: str, since: str, left: str) -> str:
     if verdict.rate_bytes_per_step < 0.5:
         return f"growing: {since}, but no longer at the end"
     shape = "straight line" if 0.8 <= verdict.shape <= 1.25 else "not a straight line"

@@ -164,8 +164,7 @@ class GrowthLines:
     def lines(self, figures: Figures) -> list[str]:
         now = time.monotonic()
         events = figures.record.events
-        kinds = ("finding", "leak", "holder")
-        seen = sum(e.kind in kinds for e in events), figures.ending.kind == "running"
+        seen = sum(e.kind == "finding" for e in events), figures.ending.kind == "running"
         if now >= self._due or seen != self._seen:
             self._lines, self._seen = figures.verdict.lines(), seen
             self.leaks = figures.verdict.as_json()["leaks"]

@@ -1,12 +1,10 @@
 """The typed events of a record: for each kind a class with the fields that one part of memtools
 writes and another reads, and the sentence that is made of them when they are shown.
 
-    monitor ──► payload() ──► run.mem ──► read() ──► RecordEvent.data: Leak, Holder, Limit, ...
+    monitor ──► payload() ──► run.mem ──► read() ──► RecordEvent.data: Finding, Limit, ...
                 JSON of the fields             └───► RecordEvent.text: data.sentence()
 
-What a program says in its own words (a mark, the name of a phase) is a text, and has no fields. A
-kind of this module that was written as a sentence (by version 1 of the format) is read by
-memtools/record/version1.py into the same class, as far as the sentence tells.
+What a program says in its own words (a mark, the name of a phase) is a text, and has no fields.
 """
 
 from __future__ import annotations
@@ -115,28 +113,6 @@ class Fork(Event):
 
 
 @dataclass(frozen=True)
-class Leak(Event):
-    """A verdict of the run's own leak test: the fields of a LeakVerdict. `filling`: the container
-    with a bound that fills. `over`: nothing is left of what was said before."""
-
-    KIND = "leak"
-
-    kind: str
-    signal: str | None
-    rate_bytes_per_step: float
-    since_step: int | None
-    rss_bytes_per_step: float | None = None
-    steps_left: tuple[float, float, float] | None = None
-    shape: float = 0.0
-    declarable: bool = False
-    filling: str = ""
-    over: bool = False
-
-    def sentence(self) -> str:
-        return ("no longer: " if self.over else "") + sentences.of_verdict(self, self.filling)
-
-
-@dataclass(frozen=True)
 class Finding(LeakFinding, Event):
     """One thing that grows, as the running monitor said it: the fields of a LeakFinding."""
 
@@ -148,8 +124,8 @@ class Finding(LeakFinding, Event):
 
 @dataclass(frozen=True)
 class Holder(Event):
-    """Who holds what grows: the fields of a Holder of the census. After a device ran out of memory,
-    of the kind "tensors": what it is full of, and the container that holds most of that, if any."""
+    """Who holds the memory of a device that ran out: the fields of a Holder of the census. Of the
+    kind "tensors": what it is full of, and the container that holds most of that, if any."""
 
     KIND = "holder"
 
@@ -162,11 +138,6 @@ class Holder(Event):
     containers: int = 1
     what: str = "objects"
     steps: int = 1
-
-    @property
-    def rate_bytes(self) -> float | None:
-        """Bytes a step that it took; None where that is not known."""
-        return self.new_bytes / self.steps if self.new_bytes and self.steps > 1 else None
 
     def sentence(self) -> str:
         return sentences.of_holder(self)
@@ -430,7 +401,7 @@ class Pressure(Event):
 class GuardAct(Event):
     """A guard acted, at this fraction of the limit. `action`: "raise", "SIGTERM", or the name of
     the function that it called. `device`: the number of the device whose memory it was, None for
-    the host's. `words`: all of it, where version 1 said it in words."""
+    the host's."""
 
     KIND = "guard"
 
@@ -440,13 +411,10 @@ class GuardAct(Event):
     limit_bytes: int = 0
     limit_source: str = ""
     stalled_percent: float | None = None
-    words: str = ""
     device: int | None = None
 
     def pressure(self) -> str:
         """What was used of the limit when it acted."""
-        if self.words:
-            return self.words
         if self.action != "SIGTERM":
             return sentences.of_pressure(self)
         share = 100 * self.used_bytes / self.limit_bytes if self.limit_bytes else 0.0
@@ -458,13 +426,13 @@ class GuardAct(Event):
 
     def clause(self) -> str:
         """What it did, and when: `it raised at 450.0 MiB of 500.0 MiB used`."""
-        if self.action in ("", "SIGTERM"):
+        if self.action == "SIGTERM":
             return self.pressure()
         did = "raised" if self.action == "raise" else f"called {self.action}"
         return f"it {did} at {self.pressure()}"
 
     def sentence(self) -> str:
-        if self.action in ("", "SIGTERM"):
+        if self.action == "SIGTERM":
             return self.pressure()
         return f"{self.action}: {self.pressure()}"
 

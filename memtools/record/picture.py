@@ -26,7 +26,6 @@ ENDINGS = {"clean": "good", "ended": "warn", "failed": "warn", "killed": "bad", 
 #: what is marked in the time line, and its colour
 MARKED = {
     "finding": "bad",
-    "leak": "bad",
     "oom": "bad",
     "guard": "bad",
     "pressure": "warn",

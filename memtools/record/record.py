@@ -11,7 +11,7 @@ from memtools._base.file import as_path
 from memtools._base.number import whole_number
 from memtools._base.size import format_bytes
 from memtools._base.text import shown
-from memtools.record import kinds, version1
+from memtools.record import kinds
 from memtools.record.events import signal_name
 
 UNKNOWN = 2**64 - 1  # "no reading" in a memoryview
@@ -272,10 +272,7 @@ def _record(path: str, data: dict[str, Any]) -> Record:
 def _event(
     number: int, time_ns: int, duration_ns: int, step: int | None, kind: str, body: str | bytes
 ) -> RecordEvent:
-    if isinstance(body, bytes):
-        data, text = kinds.read(kind, body)
-    else:
-        data, text = version1.read(kind, body), body
+    data, text = kinds.read(kind, body) if isinstance(body, bytes) else (None, body)
     return RecordEvent(number, time_ns, duration_ns, step, kind, text, data)
 
 

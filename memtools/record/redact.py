@@ -1,4 +1,4 @@
-"""Masks the secrets of a record that an older memtools has written."""
+"""Masks the secrets of a record, also in the texts that the program itself wrote."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def redacted_record(record: Record) -> Record:
     """The record with its command, the texts and fields of its events and the names of its phases
-    masked, as later versions write them."""
+    masked."""
     return replace(
         record,
         command=redacted_command(record.command),

@@ -21,9 +21,9 @@ from memtools._base.text import duration, shown
 from memtools.leak.detector import STEPS_NEEDED, matters
 from memtools.leak.finding import RANK, LeakFinding, is_call, steps_left
 from memtools.record.events import start_of
-from memtools.record.findings import COLLECTING, made_of, standing
+from memtools.record.findings import made_of, standing
 from memtools.record.growth import Late, judge, late_of, step_seconds
-from memtools.record.kinds import Finding, Leak
+from memtools.record.kinds import Finding
 
 if TYPE_CHECKING:
     from memtools.record.figures import Figures
@@ -117,8 +117,8 @@ class Verdict:
 def verdict_of(figures: Figures) -> Verdict:
     """The verdict; takes some 40 ms for a record of the usual size."""
     record = figures.record
-    kinds = {type(event.data) for event in record.events}
-    tested = Finding in kinds or (start_of(record).tests_leaks and Leak not in kinds)
+    tested = start_of(record).tests_leaks
+    tested = tested or any(isinstance(event.data, Finding) for event in record.events)
     if tested and figures.steps:
         found, little, short, tested, late = _said(figures)
     else:  # a run without steps tests itself by time: what it knows comes before what series show
@@ -175,13 +175,13 @@ def _said(figures: Figures) -> _Found:
 
 
 def _judged(figures: Figures) -> _Found:
-    """By the record's series, and by what an older monitor wrote."""
+    """By the record's series."""
     judged = judge(figures.line, figures.devices)
     enough = 0.0 if figures.ending.by_memory(near=figures.near_limit) else SHORTEST_SECONDS
     growth = [one for one in judged.growth if one.per == "step" or not 0 < one.over < enough]
-    found = made_of(figures.record, growth)
+    found = made_of(growth)
     pace = step_seconds(figures.line)
-    kept = [one for one in found if one.kind in COLLECTING or _matters(one, pace)]
+    kept = [one for one in found if _matters(one, pace)]
     little = [one for one in found if one not in kept]
     return kept, little, judged.short, judged.tested, judged.late
 

@@ -40,7 +40,6 @@ LETTERS = {
     "start": "S",
     "end": "E",
     "finding": "F",
-    "leak": "L",
     "holder": "H",
     "pressure": "P",
     "guard": "G",

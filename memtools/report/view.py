@@ -29,8 +29,7 @@ BARS = 12  # recorded steps that are drawn
 #: kinds of events whose names do not say what they are
 MEANINGS = {
     "finding": "something grows",
-    "leak": "something grows",
-    "holder": "who holds what grows",
+    "holder": "who holds what the device is full of",
     "pressure": "memory is short",
     "guard": "a guard acted",
     "guard_set": "a guard was set",

@@ -13,6 +13,7 @@ import sys
 import termios
 import textwrap
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +26,19 @@ from memtools.cli import frame as cli_frame
 from memtools.cli import watch_live
 from memtools.cli.frame import Frame, frame_of
 from memtools.cli.tree import COLUMNS as TREE_COLUMNS
+from memtools.leak.finding import LeakFinding
 from memtools.monitor.run import columns
+from memtools.record.kinds import Pressure, Start
+from tests.report.reportcases import FINISHED, event
 
 WATCH = [sys.executable, "-m", "memtools", "watch"]
 MIB, GIB = 2**20, 2**30
-NOW = "leak: memory (heap): +4.0 MiB/step"
-HELD = "leak: list MoEBlock.gate_history: +4.0 MiB/step"
-LEAK = "leak: +4.0 MiB/step in heap since step 310, limit in 1,200 to 1,900 steps"
-HOLDER = (
-    "+4.0 MiB/step: 2 new [2048, 64] float32 tensors a step, held by list MoEBlock.gate_history"
-)
+NAMELESS = LeakFinding("leak", "heap", "step", 4.0 * MIB, 320, 310)
+LEAK = replace(NAMELESS, holder="list MoEBlock.gate_history", kind="list")
+NOW, HELD = str(NAMELESS), str(LEAK)
+TREE = Start(command="sh", given_bytes=9 * GIB)
+GIVEN = Start(given_bytes=GIB)
+NO_LIMIT = Start(interval_ms=10, limit="no cgroup limit")
 Capture = pytest.CaptureFixture[str]
 
 
@@ -46,13 +50,13 @@ def row(rss: int, **others: int) -> list[int | None]:
     return [values.get(name) for name in names]
 
 
-def writer_at(path: Path, start: str = "host every 10 ms; no cgroup limit") -> _core.RecordWriter:
+def writer_at(path: Path, start: Start = NO_LIMIT) -> _core.RecordWriter:
     writer = _core.RecordWriter(path, columns(2), command=["python", "train.py"])
-    writer.event("start", start)
+    writer.event(*event(start))
     return writer
 
 
-def frame_after(path: Path, *rows: list[int | None], start: str = "host") -> Frame:
+def frame_after(path: Path, *rows: list[int | None], start: Start = NO_LIMIT) -> Frame:
     with writer_at(path, start) as writer:
         for values in rows:
             writer.append(None, values)
@@ -60,22 +64,21 @@ def frame_after(path: Path, *rows: list[int | None], start: str = "host") -> Fra
 
 
 LIMITS = [
-    ("host; limit given, 2.0 GiB", {}, 700, (2 * GIB, "given")),
-    ("process tree of x every 1 ms; limit 1500 MiB (given)", {}, 700, (1500 * MIB, "given")),
-    ("process tree of x every 1 ms; limit 12345678 B (given)", {}, 700, (12345678, "given")),
-    ("cgroup v2 limit 1.0 GiB", {"cgroup_limit": GIB, "cgroup_used": 5 * MIB}, 5, (GIB, "cgroup")),
-    ("limit given, 2.0 GiB", {"cgroup_limit": GIB, "cgroup_used": 5 * MIB}, 5, (GIB, "cgroup")),
-    ("limit given, 1.0 GiB", {"cgroup_limit": 2 * GIB, "cgroup_used": 5}, 700, (GIB, "given")),
-    ("no cgroup limit; machine 8 GiB", {}, 700, (8 * GIB, "machine")),
+    ({"given_bytes": 2 * GIB}, {}, 700, (2 * GIB, "given")),
+    ({"command": "x", "given_bytes": 12345678}, {}, 700, (12345678, "given")),
+    ({}, {"cgroup_limit": GIB, "cgroup_used": 5 * MIB}, 5, (GIB, "cgroup")),
+    ({"given_bytes": 2 * GIB}, {"cgroup_limit": GIB, "cgroup_used": 5 * MIB}, 5, (GIB, "cgroup")),
+    ({"given_bytes": GIB}, {"cgroup_limit": 2 * GIB, "cgroup_used": 5}, 700, (GIB, "given")),
+    ({"machine_bytes": 8 * GIB}, {}, 700, (8 * GIB, "machine")),
 ]
 
 
 @pytest.mark.parametrize(("start", "others", "used", "limit"), LIMITS)
 def test_use_is_held_against_the_limit_that_counts(
-    start: str, others: dict[str, int], used: int, limit: tuple[int, str], tmp_path: Path
+    start: dict[str, Any], others: dict[str, int], used: int, limit: tuple[int, str], tmp_path: Path
 ) -> None:
     values = row(400 * MIB, children=2, children_private=300 * MIB, **others)
-    frame = frame_after(tmp_path / "run.mem", values, start=start)
+    frame = frame_after(tmp_path / "run.mem", values, start=Start(**start))
     found = frame.figures.used
     assert found is not None
     assert found.last_bytes == used * MIB
@@ -116,7 +119,7 @@ def test_a_record_of_something_else_is_shown_as_far_as_it_goes(tmp_path: Path) -
 def test_growth_of_a_run_without_steps_is_judged_by_its_series(tmp_path: Path) -> None:
     names = [name for name, _ in TREE_COLUMNS]
     with _core.RecordWriter(tmp_path / "run.mem", TREE_COLUMNS) as writer:
-        writer.event("start", "process tree of sh every 10 ms; limit 9 GiB (given)")
+        writer.event(*event(TREE))
         start = time.monotonic_ns()
         for k in range(6000):
             values: dict[str, Any] = {"rss": (100 + k) * MIB, "private": k * MIB}
@@ -129,27 +132,28 @@ def test_growth_of_a_run_without_steps_is_judged_by_its_series(tmp_path: Path) -
 
 def test_a_leak_is_shown_with_its_holder_until_it_is_taken_back(tmp_path: Path) -> None:
     with writer_at(tmp_path / "run.mem") as writer:
-        for kind, text, expected in [
-            ("leak", "growing: +1.0 MiB/step in heap since step 9, straight line",
-             ["growing: memory (heap): +1.0 MiB/step"]),
-            ("leak", LEAK, [NOW]),
-            ("pressure", "forecast: limit in 9 steps", [NOW]),
-            ("holder", HOLDER, [HELD]),
-            ("leak", LEAK.replace("leak", "likely", 1), [HELD.replace("leak", "likely", 1)]),
-            ("leak", "no longer: quiet", []),
-            ("leak", LEAK, [NOW]),
-        ]:  # fmt: skip
-            writer.event(kind, text)
+        writer.append(None, row(MIB))
+        for one, expected in [
+            (replace(NAMELESS, grade="growing"), [NOW.replace("leak", "growing", 1)]),
+            (NAMELESS, [NOW]),
+            (Pressure("forecast", signal="heap", steps_left=(9.0, 9.0, 9.0)), [NOW]),
+            (LEAK, [NOW, HELD]),
+            (replace(NAMELESS, over=True), [HELD]),
+            (replace(LEAK, grade="likely"), [HELD.replace("leak", "likely", 1)]),
+            (replace(LEAK, over=True), []),
+            (LEAK, [HELD]),
+        ]:
+            writer.event(*event(one))
             assert frame_of(memtools.read_record(tmp_path / "run.mem")).leak == expected
 
 
 def test_once_is_all_of_it_as_text(tmp_path: Path, capsys: Capture) -> None:
     path = tmp_path / "run.mem"
-    with writer_at(path, "host, cuda0, cuda1 every 10 ms; limit given, 1.0 GiB") as writer:
+    with writer_at(path, GIVEN) as writer:
         device = {"cuda0_allocated": 5 * MIB, "cuda0_reserved": 6 * MIB, "cuda0_total": 9 * MIB}
         writer.append(None, row(400 * MIB, children=2, children_private=MIB, **device))
         writer.phase("forward", 2_500_000_000, 410 * MIB)
-        writer.event("leak", LEAK)
+        writer.event(*event(LEAK))
         assert cli.main(["watch", "--once", str(path)]) == 0
     head, line, *rest = capsys.readouterr().out.splitlines()
     assert head == f"{path}: python train.py (process {os.getpid()}), running"
@@ -157,8 +161,8 @@ def test_once_is_all_of_it_as_text(tmp_path: Path, capsys: Capture) -> None:
     assert f"step 7, the process 400.0 MiB; its workers 1.0 MiB; {now}, peak: {peak}" in line
     assert "2 workers, cuda0 5.0 MiB in 6.0 MiB, cuda1 unknown in unknown" in line
     assert rest[0] == "  phase forward: 1 time, 2.500 s, peak 410.0 MiB"
-    assert rest[1].startswith(f"  {NOW}; limit in ")
-    assert rest[-1].endswith(f" s leak: {LEAK}")
+    assert rest[1].startswith(f"  {HELD}; limit in ")
+    assert rest[-1].endswith(f" s finding: {HELD}")
 
 
 def test_json_is_an_object_a_line_to_the_end(tmp_path: Path) -> None:
@@ -170,7 +174,7 @@ def test_json_is_an_object_a_line_to_the_end(tmp_path: Path) -> None:
         assert process.stdout is not None
         first = json.loads(process.stdout.readline())
         writer.append(None, row(500 * MIB, step=8))
-        writer.event("end", "exit: code 0")
+        writer.event(*event(FINISHED))
         writer.close()
         *_, last = map(json.loads, process.stdout)
     assert process.returncode == 0
@@ -294,7 +298,7 @@ class Terminal:
 @pytest.mark.slow
 def test_the_live_view_follows_the_run_and_the_size_of_the_terminal(tmp_path: Path) -> None:
     path = tmp_path / "run.mem"
-    writer = writer_at(path, "host; limit given, 1.0 GiB")
+    writer = writer_at(path, GIVEN)
     writer.append(None, row(400 * MIB))
     terminal = Terminal("--interval", "0.05", str(path))
     terminal.read_until("running")
@@ -306,7 +310,7 @@ def test_the_live_view_follows_the_run_and_the_size_of_the_terminal(tmp_path: Pa
     writer.event("mark", "epoch 2")
     terminal.text = ""
     terminal.read_until("epoch 2")
-    writer.event("end", "exit: code 0")
+    writer.event(*event(FINISHED))
     writer.close()
     assert terminal.wait() == 0
     left = terminal.text.rpartition("\x1b[?1049l")[2]  # after the screen was given back
@@ -351,14 +355,13 @@ def drawn(frame: Frame, width: int) -> str:
 def frame_with_all(path: Path) -> Frame:
     device = {f"cuda0_{name}": n * GIB for name, n in
               [("allocated", 6), ("reserved", 12), ("free", 6), ("total", 24)]}  # fmt: skip
-    with writer_at(path, "host; limit given, 1.0 GiB") as writer:
+    with writer_at(path, GIVEN) as writer:
         for k in range(1000):
             writer.append(
                 None, row((100 + k) * MIB, step=k, children=3, children_private=0, **device)
             )
         writer.phase("forward", 2_000_000_000, 900 * MIB)
-        writer.event("leak", LEAK)
-        writer.event("holder", HOLDER)
+        writer.event(*event(LEAK))
         return frame_of(memtools.read_record(path))
 
 
@@ -371,7 +374,7 @@ def test_the_drawing_has_bars_in_proportion(tmp_path: Path) -> None:
     (host,) = (line for line in lines if "host" in line and "█" in line)
     assert "░" not in host.partition(" 1.07 of")[0]  # above the limit is full
     text = "\n".join(lines)
-    assert LEAK in text
+    assert HELD in text
     assert "forward      1     2.00  900.0 MiB" in text
     assert "no context yet" in text
 
@@ -389,7 +392,7 @@ def test_a_tree_counts_its_children_once(tmp_path: Path) -> None:
     names = [name for name, _ in TREE_COLUMNS]
     values: dict[str, Any] = {"rss": 900 * MIB, "children": 3}
     with _core.RecordWriter(tmp_path / "run.mem", TREE_COLUMNS) as writer:
-        writer.event("start", "process tree of sh every 10 ms; limit 1 GiB (given)")
+        writer.event(*event(TREE))
         writer.append(None, [values.get(name) for name in names])
     used = frame_of(memtools.read_record(tmp_path / "run.mem")).figures.used
     assert used is not None

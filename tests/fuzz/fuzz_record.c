@@ -1,8 +1,8 @@
 /* The reader on bytes from nowhere, and on a true record with a few edits under a right CRC.
  *
  *   byte 0 even: the rest is opened as it is
- *   byte 0 odd:  the next bytes build a small record, of version 2 with room for payloads or
- *                without, or of version 1; what is left edits it */
+ *   byte 0 odd:  the next bytes build a small record, with room for payloads or
+ *                without; what is left edits it */
 #include "record/rig.h"
 #include "core/base/utf8.h"
 #include "input.h"
@@ -95,8 +95,7 @@ edit(input *in, const mt_record *r, uint64_t *words)
         slot = r->parts.events / 8 + (at - r->parts.events / 8) / MT_EVENT_STRIDE * MT_EVENT_STRIDE;
         words[slot + MT_EVENT_WORDS] = mt_words_check(words + slot, MT_EVENT_WORDS);
     }
-    words[mt_record_crc_at(words[MT_RECORD_AT_VERSION])] =
-        mt_record_crc(words, r->size.series.columns);
+    words[MT_RECORD_AT_CRC] = mt_record_crc(words, r->size.series.columns);
 }
 
 static void
@@ -104,11 +103,10 @@ open_an_edited_record(input *in)
 {
     mt_record_size size = rig_size(1 + input_below(in, 6), 2 + 2 * input_below(in, 3),
                                    1 + input_below(in, 4), 1 + input_below(in, 4));
-    bool first = input_below(in, 4) == 0;
     void *region;
     mt_record r;
 
-    size.payloads = first || input_below(in, 4) == 0 ? 0 : RIG_PAYLOADS;
+    size.payloads = input_below(in, 4) == 0 ? 0 : RIG_PAYLOADS;
     region = rig_region(&size);
     rig_init(&r, region, &size);
     for (uint64_t k = 0, n = input_byte(in); k < n; k++) {
@@ -116,7 +114,6 @@ open_an_edited_record(input *in)
         if (k % 4 == 0) rig_event(&r, k / 4);
         if (k % 8 == 0) rig_phase(&r, k / 8);
     }
-    if (first) rig_to_version_1(region, &size);
     for (int i = 0; i < 16 && in->left > 0; i++) {
         edit(in, &r, region);
         open_bytes(region, r.parts.end);

@@ -12,13 +12,13 @@ import memtools
 from memtools import _core
 from memtools._base.peak import Layer, Span
 from memtools._base.size import format_bytes
+from memtools.record.kinds import Cleanup, Start
 from memtools.report import write_report
 from tests.pages.chromium import Browser, browser
-from tests.report.reportcases import HOSTILE, MIB, recorded, write
+from tests.report.reportcases import FINISHED, HOSTILE, LEAK, MIB, recorded, write
 
-EVENTS = [("start", "host"), ("leak", "leak: +1.0 KiB/step in heap since step 3"),
-          *(("mark", text) for text in HOSTILE), ("cleanup", "gc 3 ms: freed 1.0 MiB"),
-          recorded(3, 10 * MIB), ("end", "exit 0")]  # fmt: skip
+EVENTS = [Start(), LEAK, *(("mark", text) for text in HOSTILE), Cleanup(("gc",), (3.0,), (), MIB),
+          recorded(3, 10 * MIB), FINISHED]  # fmt: skip
 SIZES = [(1400, False), (1400, True), (400, False), (400, True)]
 
 
@@ -142,7 +142,7 @@ def test_lines_can_be_switched_and_steps_shown(chrome, page):
 def test_an_event_of_the_table_is_shown_on_the_time_line(chrome, page):
     chrome.open(page, 1400)
     chrome.value("document.querySelectorAll('.jump')[1].click()")
-    assert "leak: leak: +1.0 KiB/step in heap since step 3" in readout(chrome)
+    assert f"finding: {LEAK}" in readout(chrome)
 
 
 def test_paper_is_light_and_the_screen_is_as_before_afterwards(chrome, page, tmp_path):

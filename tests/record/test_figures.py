@@ -16,20 +16,22 @@ from memtools._base.size import format_bytes
 from memtools.cli.frame import frame_of
 from memtools.monitor.host import process_limits
 from memtools.record.figures import Figures, figures_of
+from memtools.record.kinds import End, Limit, Start
 from memtools.record.summary import summary_json, summary_lines
 from memtools.report import render
-from tests.report.reportcases import COLUMNS, MIB, Page
+from tests.report.reportcases import COLUMNS, FINISHED, MIB, Page, event
 
-START = "host every 10 ms; no cgroup limit; machine 24.0 GiB"
 GIB = 2**30
+START = Start(machine_bytes=24 * GIB)
+GIVEN = Start(given_bytes=GIB)
 
 
-def written(path: str, *, start: str = START, limit: int | None = None) -> memtools.Record:
+def written(path: str, *, start: Start = START, limit: int | None = None) -> memtools.Record:
     """700 steps of 10 ms after 3 s of imports: 64 KiB a step in the process, two workers of 40 MiB
     each, and a machine on which others use 14 GiB."""
     with _core.RecordWriter(path, COLUMNS, command=["python", "train.py"]) as writer:
         origin = memtools.read_record(path).clock_ns
-        writer.event("start", start)
+        writer.event(*event(start))
         for i in range(1000):
             step = max(0, i - 300)
             used = (100 + min(i, 300) // 3) * MIB + step * 65536
@@ -38,7 +40,7 @@ def written(path: str, *, start: str = START, limit: int | None = None) -> memto
             heap = used - 100 * MIB if i % 10 == 0 else None
             writer.append(origin + i * 10**7, [*row, heap, 2 if step > 10 else 0, workers])
         writer.phase("train", 10**9, 260 * MIB)
-        writer.event("end", "exit: code 0", time_ns=origin + 10**10)
+        writer.event(*event(FINISHED), time_ns=origin + 10**10)
     return memtools.read_record(path)
 
 
@@ -119,7 +121,7 @@ def data(record: memtools.Record, capsys: pytest.CaptureFixture[str]) -> dict[st
 def test_what_is_not_known_is_told_alike(tmp_path: Path) -> None:
     path = str(tmp_path / "run.mem")
     with _core.RecordWriter(path, ["x"]) as writer:
-        writer.event("end", "exit: killed by SIGTERM")
+        writer.event(*event(End(signal="SIGTERM")))
     summary = summary_json(figures_of(memtools.read_record(path)))
     frame = frame_of(memtools.read_record(path)).as_json()
     names = {
@@ -133,8 +135,8 @@ def test_what_is_not_known_is_told_alike(tmp_path: Path) -> None:
 
 LIMITS = {
     "the machine": (START, None),
-    "given": ("memtools run: host every 10 ms; limit given, 2 GiB", None),
-    "the control group": ("host every 10 ms; cgroup v2 limit 1.0 GiB (/sys/x)", GIB),
+    "given": (Start("memtools run", given_bytes=2 * GIB), None),
+    "the control group": (Start(), GIB),
 }
 
 
@@ -188,32 +190,13 @@ def test_the_process_its_workers_and_the_machine_have_three_names(tmp_path):
 def test_what_was_loaded_before_the_first_step_is_no_growth(tmp_path):
     path = str(tmp_path / "run.mem")
     with _core.RecordWriter(path, COLUMNS) as writer:
-        writer.event("start", START)
+        writer.event(*event(START))
         for i in range(2000):  # 12 s of imports, then flat
             rss = min(20 + i // 4, 320) * MIB
             writer.append(10**15 + i * 10**7, [max(0, i - 1300), rss, *[None] * 9])
     assert figures_of(memtools.read_record(path)).verdict.lines(quiet=True) == [
         "the process does not grow"
     ]
-
-
-GRAPH = "autograd graph of {:,} nodes kept by module attribute __main__.hidden"
-
-
-@pytest.mark.parametrize(
-    ("columns", "nodes", "named"),
-    [(["rss"], [409], False), (["rss"], [409, 409], False), (["rss"], [409, 5000], True),
-     (["rss", "process"], [5000], True)],
-)  # fmt: skip
-def test_a_graph_is_a_holder_where_somebody_saw_it_grow(columns, nodes, named, tmp_path):
-    path = str(tmp_path / "run.mem")
-    with _core.RecordWriter(path, columns) as writer:
-        writer.event("leak", "growing: +64.0 KiB/step in heap since step 9")
-        for n in nodes:
-            writer.event("holder", GRAPH.format(n))
-    (found,) = figures_of(memtools.read_record(path)).verdict.findings
-    assert found.kind == "autograd graph" * named
-    assert ("__main__.hidden keeps an autograd graph alive" in found.advice) is named
 
 
 def test_a_peak_counts_each_page_once_where_the_record_knows(tmp_path):
@@ -251,8 +234,9 @@ def test_the_limits_of_a_process_are_in_its_record(tmp_path: Path):
 def test_a_limit_that_is_set_later_is_in_the_record_and_one_that_is_lifted_is_not(tmp_path):
     path = str(tmp_path / "run.mem")
     with _core.RecordWriter(path, ["x"]) as writer:
-        for text in ("RLIMIT_AS 4096 B", "RLIMIT_DATA 8192 B", "RLIMIT_AS unlimited", "RLIMIT_X"):
-            writer.event("limit", text)
+        limits = [("RLIMIT_AS", 4096), ("RLIMIT_DATA", 8192), ("RLIMIT_AS", None), ("RLIMIT_X", 9)]
+        for limit in limits:
+            writer.event(*event(Limit(*limit)))
     assert figures_of(memtools.read_record(path)).process_limits == {"RLIMIT_DATA": 8192}
 
 
@@ -291,7 +275,7 @@ def test_the_job_is_the_process_its_workers_and_shared_memory_that_nobody_maps(t
     path = str(tmp_path / "run.mem")
     columns = ["rss", "process", "children", "children_private", "shm", "job"]
     with _core.RecordWriter(path, [(name, "B") for name in columns]) as writer:
-        writer.event("start", "host every 10 ms; limit given, 1.0 GiB")
+        writer.event(*event(GIVEN))
         # The process maps 10 MiB of the shared memory. That and the children are read seldom, and
         # not at the same time; the sampler's sum has the newest of each.
         for i in range(20):
@@ -316,7 +300,7 @@ def test_workers_that_have_ended_are_no_part_of_the_end(tmp_path):
     path = str(tmp_path / "run.mem")
     columns = ["rss", "process", "children", "children_private", "job"]
     with _core.RecordWriter(path, [(name, "B") for name in columns]) as writer:
-        writer.event("start", "host every 10 ms; limit given, 1.0 GiB")
+        writer.event(*event(GIVEN))
         for i in range(20):
             private = 50 * MIB if i < 10 else 0
             row = [100 * MIB, 100 * MIB, int(i < 10), private, 100 * MIB + private]

@@ -1,10 +1,8 @@
-"""Typed events: what is written is read back, whatever stands in a file; and what version 1 said in
-sentences is read as the same events."""
+"""Typed events: what is written is read back, whatever stands in a file."""
 
 from __future__ import annotations
 
 import dataclasses
-import gzip
 import io
 import json
 import math
@@ -28,9 +26,7 @@ from memtools._base.peak import (
     Span,
 )
 from memtools._census.holders import Holder as CensusHolder
-from memtools.leak.detector import LeakVerdict, StepsLeft
-from memtools.record import kinds, version1
-from memtools.record.figures import figures_of
+from memtools.record import kinds
 from memtools.record.kinds import (
     Cleanup,
     Counters,
@@ -42,7 +38,6 @@ from memtools.record.kinds import (
     GuardSet,
     Heap,
     Holder,
-    Leak,
     Limit,
     OutOfMemory,
     Peak,
@@ -53,8 +48,6 @@ from memtools.record.kinds import (
 )
 from memtools.record.redact import redacted_record
 
-VERSION_1 = Path(__file__).parent / "version1"
-
 numbers = st.integers(0, 2**62)
 changes = st.integers(-(2**62), 2**62)
 maybe = st.none() | numbers
@@ -62,8 +55,6 @@ rates = st.floats(0, 1e15)
 words = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=40)
 lefts = st.tuples(*[st.floats(0, 1e12) | st.just(math.inf)] * 3)
 events = st.one_of(
-    st.builds(Leak, words, words, rates, numbers, st.none() | rates, st.none() | lefts, rates,
-              st.booleans(), words, st.booleans()),
     st.builds(Holder, words, words, st.none() | numbers, st.none() | numbers, numbers, numbers,
               numbers, words, st.integers(1, 2**40)),
     st.builds(Finding, words, words, words, rates, maybe, maybe, words, words, words, words, words,
@@ -92,7 +83,7 @@ events = st.one_of(
     st.builds(OutOfMemory, *[numbers] * 8, st.none() | words),
     st.builds(Pressure, words, rates, numbers, numbers, words, numbers, words, words, words,
               st.none() | lefts),
-    st.builds(GuardAct, words, rates, numbers, numbers, words, st.none() | rates, words, maybe),
+    st.builds(GuardAct, words, rates, numbers, numbers, words, st.none() | rates, maybe),
 )  # fmt: skip
 
 
@@ -105,7 +96,7 @@ def test_fields_are_read_back_as_they_were(event):
 
 
 def test_every_kind_is_tried():
-    assert {type(kind) for kind in (LEAK, HOLDER, *OTHERS, *SENTENCES)} == set(kinds.KINDS.values())
+    assert {type(kind) for kind in (HOLDER, *OTHERS, *SENTENCES)} == set(kinds.KINDS.values())
 
 
 GIB = 2**30
@@ -192,50 +183,12 @@ def test_what_is_shown_of_an_event(event):
     assert (found, text) == (event, SENTENCES[event])
 
 
-OLDER = [event for event in SENTENCES if event.KIND in ("start", "end", "guard")]
-
-
-@pytest.mark.parametrize("event", OLDER)
-def test_the_sentences_of_a_start_an_end_and_a_guard_are_understood(event):
-    found = version1.read(event.KIND, SENTENCES[event])
-    if isinstance(event, End):
-        assert found == event
-    elif isinstance(event, Start):
-        assert isinstance(found, Start)
-        assert found.given_bytes == event.given_bytes
-        assert (found.machine_bytes or 0) == pytest.approx(event.machine_bytes or 0, rel=0.01)
-        assert (found.name, found.command) == (event.name, event.command)
-    else:
-        assert isinstance(found, GuardAct)
-        assert found.clause() == event.clause()
-
-
-LEFT = StepsLeft(900.0, 950.0, math.inf)
-VERDICTS = [
-    LeakVerdict("quiet", 0.0, "none"),
-    LeakVerdict("growing", 30_000.0, "low", LEFT, "heap", 34, shape=1.0, declarable=True),
-    LeakVerdict("growing", 0.2, "low", None, "heap", 34),
-    LeakVerdict("likely", 30_000.0, "fair", LEFT, "heap", 1234, rss_bytes_per_step=90_000.0),
-    LeakVerdict("leak", 2.0**32, "good", StepsLeft(0.0, 0.1, 0.5), "device", 0),
-    LeakVerdict("fragmentation", 5.0, "low", StepsLeft(*[math.inf] * 3), "rss", 7),
-]
 HOLDERS = [
     CensusHolder("list MoEBlock.gates", "list", 12, None, 100, 100 * 4096, 12, "tensors", 100),
     CensusHolder("deque(maxlen=9) x.d", "deque", 3, 9, 3, 3 * 2**20, what="float32 tensors"),
     CensusHolder("autograd graph of 300 nodes kept by loss", "autograd graph", 300, None, 0, 0),
     CensusHolder("lru_cache f", "_lru_cache_wrapper", 3, None, 50, 0, steps=3),
 ]
-
-
-@pytest.mark.parametrize("verdict", VERDICTS, ids=lambda v: f"{v.kind} {v.signal}")
-def test_a_verdict_says_in_a_record_what_it_says_in_the_program(verdict):
-    event, text = kinds.read("leak", kinds.payload("leak", verdict))
-    assert text == str(verdict)
-    assert isinstance(event, Leak)
-    assert event.steps_left == verdict.steps_left
-    over, text = kinds.read("leak", kinds.payload("leak", verdict, over=True))
-    assert text == f"no longer: {verdict}"
-    assert over == dataclasses.replace(event, over=True)
 
 
 @pytest.mark.parametrize("holder", HOLDERS, ids=lambda h: h.kind)
@@ -246,45 +199,6 @@ def test_a_holder_says_in_a_record_what_it_says_in_the_program(holder):
     assert vars(event).items() <= fields.items()  # by growth it is in findings
 
 
-# --- version 1 ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("verdict", VERDICTS[1:], ids=lambda v: f"{v.kind} {v.signal}")
-def test_the_sentence_of_a_verdict_is_understood(verdict):
-    event, _ = kinds.read("leak", kinds.payload("leak", verdict))
-    found = version1.read("leak", str(verdict))
-    if verdict.rate_bytes_per_step < 0.5:
-        assert found is None
-        return
-    assert isinstance(found, Leak)
-    assert isinstance(event, Leak)
-    assert (found.kind, found.signal, found.since_step, found.filling) == (
-        event.kind, event.signal, event.since_step, event.filling
-    )  # fmt: skip
-    assert found.rate_bytes_per_step == pytest.approx(event.rate_bytes_per_step, rel=0.02)
-    assert version1.read("leak", f"no longer: {verdict}") == Leak("quiet", None, 0, None, over=True)
-
-
-@pytest.mark.parametrize("holder", HOLDERS, ids=lambda h: h.kind)
-def test_the_sentence_of_a_holder_is_understood(holder):
-    found = version1.read("holder", str(holder))
-    event, _ = kinds.read("holder", kinds.payload("holder", holder))
-    assert isinstance(found, Holder)
-    assert isinstance(event, Holder)
-    assert found.path.startswith(event.path)
-    assert (found.capacity is None) == (event.capacity is None)
-    if holder.new_bytes and holder.steps > 1:
-        assert found.rate_bytes == pytest.approx(event.rate_bytes, rel=0.02)
-
-
-def test_the_sentences_of_limits_are_understood():
-    for event in OTHERS:
-        assert version1.read(event.KIND, event.sentence()) == event
-        assert version1.read(event.KIND, "anything else") is None
-    assert version1.read("mark", "0.5") is None
-
-
-LEAK = Leak("likely", "heap", 29_900.0, 34)
 HOLDER = Holder("list module attribute __main__.kept", "list", 3, None, 9, 0, steps=9)
 OTHERS: list[Event] = [
     Limit("RLIMIT_AS", 2**30),
@@ -292,45 +206,6 @@ OTHERS: list[Event] = [
     Heap(7),
     GuardSet(0.9),
 ]
-
-
-def old_record(tmp_path: Path, name: str) -> memtools.Record:
-    path = tmp_path / f"{name}.mem"
-    path.write_bytes(gzip.decompress((VERSION_1 / f"{name}.mem.gz").read_bytes()))
-    assert _core.record_read(path)["version"] == 1
-    return memtools.read_record(path)
-
-
-def test_a_record_of_version_1_tells_who_holds_what_grows(tmp_path):
-    figures = figures_of(old_record(tmp_path, "leak"))
-    assert [event.kind for event in figures.record.events if event.data] == [
-        "start", "leak", "holder", "leak", "cleanup", "end"
-    ]  # fmt: skip
-    (found,) = figures.verdict.findings
-    assert (found.holder, found.kind) == ("list module attribute __main__.kept", "list")
-    (line,) = figures.verdict.lines()
-    kept = "likely: list module attribute __main__.kept: +29.2 KiB/step; limit in "
-    assert line.startswith(kept)
-    assert "grows: clear it" in found.advice
-    assert [(one.what, one.freed_bytes) for one in figures.cleanups] == [
-        ("gc, malloc_trim", 188416)
-    ]
-    assert figures.ending.text == "finished"
-
-
-def test_a_record_of_version_1_tells_the_limits_of_its_process(tmp_path):
-    figures = figures_of(old_record(tmp_path, "run"))
-    assert figures.process_limits == {"RLIMIT_AS": 2**29}
-    assert figures.guard is not None
-    assert figures.guard.fraction == 0.9
-    assert figures.ending.out_of_memory == "host"
-
-
-def test_a_record_of_version_1_tells_of_a_tree(tmp_path):
-    figures = figures_of(old_record(tmp_path, "tree"))
-    assert figures.outside
-    assert (figures.limit_bytes, figures.limit_source) == (64 * 2**20, "given")
-    assert figures.ending.signal == "SIGTERM"
 
 
 # --- in a file ------------------------------------------------------------------------------------
@@ -346,7 +221,7 @@ def write(
 
 
 def test_events_have_their_fields_and_their_sentences(tmp_path):
-    given_ = [LEAK, HOLDER, *OTHERS]
+    given_ = [HOLDER, *OTHERS]
     record = write(tmp_path / "x.mem", [(one.KIND, kinds.payload(one.KIND, one)) for one in given_])
     assert [event.data for event in record.events] == given_
     assert [event.text for event in record.events] == [one.sentence() for one in given_]
@@ -354,20 +229,20 @@ def test_events_have_their_fields_and_their_sentences(tmp_path):
     record.to_jsonl(out)
     lines = [json.loads(line) for line in out.getvalue().splitlines()]
     data = [line["data"] for line in lines if line["type"] == "event"]
-    assert data[1] == dataclasses.asdict(HOLDER)
+    assert data[0] == dataclasses.asdict(HOLDER)
 
 
 def test_a_payload_that_nobody_understands_is_shown_as_it_is(tmp_path):
     bodies = [
         ("unknown", b'{"lines": 3}'),
-        ("leak", b'{"kind": 3}'),
-        ("leak", b"\xff\0"),
+        ("finding", b'{"grade": 3}'),
+        ("finding", b"\xff\0"),
         ("heap", b""),
     ]
     record = write(tmp_path / "x.mem", bodies)
     assert [event.data for event in record.events] == [None] * 4
     assert [event.text for event in record.events] == [
-        '{"lines": 3}', '{"kind": 3}', "\\xff\\0", ""
+         '{"lines": 3}', '{"grade": 3}', "\\xff\\0", ""
     ]  # fmt: skip
 
 

@@ -6,7 +6,6 @@ import contextlib
 import copy
 import dataclasses
 import functools
-import gzip
 import io
 import json
 import operator
@@ -27,7 +26,7 @@ from memtools import _core, cli, read_record
 from memtools._base.text import shown, shown_lines
 from memtools.record.kinds import KINDS, End, Event, payload
 from tests.kit.long import LONG
-from tests.record.test_kinds import SENTENCES, VERSION_1
+from tests.record.test_kinds import SENTENCES
 from tests.record.test_kinds import events as typed
 from tests.report.reportcases import COLUMNS, HOSTILE, write
 
@@ -196,14 +195,13 @@ class Layout:
     """Where what lies in a record; csrc/core/record/layout.h has it."""
 
     def __init__(self, data: bytes) -> None:
-        version, _, columns, rows, buckets, events, phases = struct.unpack_from("<7Q", data, 8)
-        self.fixed, self.crc = HEADER + columns * COLUMN, 104 if version == 1 else 112
+        _, _, columns, rows, buckets, events, phases = struct.unpack_from("<7Q", data, 8)
+        self.fixed, self.crc = HEADER + columns * COLUMN, 112
         self.row, self.rows = columns + 3, rows
         series = -(-(8 + rows * self.row + 2 * buckets * (2 + 3 * columns)) // 8) * 8
         at = self.fixed // 8
         self.series, self.events, self.phases = at, at + series, at + series + EVENT * events
         self.payloads = self.phases + PHASE * phases
-        self.has_payloads, self.bytes = version > 1, len(data)
 
     def starts(self) -> list[int]:
         """Of the parts, in bytes."""
@@ -217,7 +215,7 @@ class Layout:
             check(words, at, self.row - 1)
         for at in range(self.events, self.phases, EVENT):
             long = words[at + 6] >> 32 == 1 and 192 < words[at + 6] & 0xFFFFFFFF <= 2**16
-            if self.has_payloads and long:
+            if long:
                 size = ((words[at + 6] & 0xFFFFFFFF) + 7) // 8
                 words[at + 8] = sum_of(words, self.payloads + words[at + 7] % 2**16, size)
             check(words, at, EVENT - 1)
@@ -242,12 +240,10 @@ def check(words: list[int], at: int, size: int) -> None:
 def records() -> dict[str, tuple[bytes, Layout]]:
     """Whole ones, by what became of the run."""
     fields = [(event.KIND, payload(event.KIND, event)) for event in SENTENCES]
-    words = [(event.KIND, text) for event, text in SENTENCES.items() if len(text.encode()) <= 192]
     cases: dict[str, dict[str, Any]] = {
         "finished": {"events": [*fields, ("end", payload("end", End(code=0)))], "device": True,
                      "steps": 600, "grows": 2**16, "sizes": LARGE},
         "killed": {"events": fields, "steps": 600, "grows": 2**18, "sizes": LARGE, "close": False},
-        "sentences": {"events": words, "steps": 40},
         "without steps": {"events": fields, "steps": 40, "counted": False, "limit": None},
         "short": {"steps": 1, "close": False},
     }  # fmt: skip
@@ -258,7 +254,6 @@ def records() -> dict[str, tuple[bytes, Layout]]:
     ended = bytearray(found["killed"])
     struct.pack_into("<QQ", ended, 144, signal.SIGSEGV, 10**15)
     found["by a signal"] = bytes(ended)
-    found["version 1"] = gzip.decompress((VERSION_1 / "leak.mem.gz").read_bytes())
     return {name: (data, Layout(data)) for name, data in found.items()}
 
 
@@ -318,14 +313,11 @@ def edits(*kinds: str, most: int) -> st.SearchStrategy[list[tuple[str, int, int,
 
 
 IN_PLACE = edits("flip", "word", "word", "copy", "field", "field", most=6)
-KINDS_OF_RECORDS = [
-    *["finished", "killed", "without steps", "by a signal", "sentences", "short"] * 4
-]
 
 
 @settings(max_examples=5000 if LONG else 60, deadline=None)
 @given(
-    st.sampled_from([*KINDS_OF_RECORDS, "version 1"]),
+    st.sampled_from(["finished", "killed", "without steps", "by a signal", "short"]),
     st.one_of(IN_PLACE, IN_PLACE, IN_PLACE, edits("cut", "insert", most=2)),
     st.sampled_from([True, True, True, False]),
 )

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
 import memtools
 from memtools import _core
 from memtools._base.peak import Large, Layer, Part, PeakContents, Saver, Span
-from memtools.record.kinds import payload
+from memtools.leak.finding import LeakFinding, advice_for
+from memtools.record.kinds import End, Event, payload
 
 MIB = 2**20
 COLUMNS = [("step", ""), *((name, "B") for name in (
@@ -26,6 +29,18 @@ HOSTILE = [
     "]]> --> \\u003c/script",
 ]
 START = 10**12
+LEAK = LeakFinding(
+    "leak", "heap", "step", 64.0 * 1024, 300, 255, "list MoEBlock.gate_history", "list",
+    "1 new [128, 128] float32 tensor a step",
+)  # fmt: skip
+LEAK = replace(LEAK, advice=advice_for(LEAK))
+FINISHED, SIGKILLED = End(code=0), End(signal="SIGKILL")
+
+
+def event(one: Event | LeakFinding) -> tuple[str, bytes]:
+    """Kind and payload, as memtools writes them."""
+    kind = "finding" if isinstance(one, LeakFinding) else one.KIND
+    return kind, payload(kind, one)
 
 
 def write(
@@ -35,7 +50,7 @@ def write(
     grows: int = 0,
     base: int = 300 * MIB,
     limit: int | None = 1024 * MIB,
-    events: list[tuple[str, str]] = (),  # type: ignore[assignment]
+    events: Sequence[Event | LeakFinding | tuple[str, str | bytes]] = (),
     device: bool = False,
     counted: bool = True,
     close: bool = True,
@@ -52,8 +67,9 @@ def write(
         row += [used - 100 * MIB if step % 10 == 0 else None, 2, 20 * MIB]
         row += [used // 2, used, 2**34 - used, 2**34] if device else []
         writer.append(origin + step * 10_000_000, row)
-    for i, (kind, text) in enumerate(events):
-        writer.event(kind, text, step=i, time_ns=origin + i * 10**9)
+    for i, one in enumerate(events):
+        kind, body = one if isinstance(one, tuple) else event(one)
+        writer.event(kind, body, step=i, time_ns=origin + i * 10**9)
     for start in range(3):
         begun = origin + start * 8 * 10**9
         writer.event("phase", "train", time_ns=begun, duration_ns=5 * 10**9)

@@ -20,18 +20,27 @@ from memtools import cli
 from memtools._base.peak import PARTS, Layer, Span
 from memtools.leak.finding import LeakFinding, advice_for
 from memtools.record.figures import figures_of
-from memtools.record.kinds import Event, Start, payload
+from memtools.record.kinds import Cleanup, End, Event, Fork, GuardAct, SharedRoom, Start
 from memtools.record.series import UNKNOWN
 from memtools.report import render, write_report
 from memtools.report.payload import CELLS, LETTERS, OTHER, part_colour
-from tests.report.reportcases import COLUMNS, HOSTILE, MIB, Page, recorded, write
+from tests.report.reportcases import (
+    COLUMNS,
+    FINISHED,
+    HOSTILE,
+    MIB,
+    SIGKILLED,
+    Page,
+    recorded,
+    write,
+)
 
 PROJECT = Path(__file__).resolve().parents[2]
 STATIC = PROJECT / "memtools/report/static"
 LIMIT_BYTES = 2 * MIB
-EVENTS = [("start", "host"), ("leak", "leak: +1.0 KiB/step in heap since step 3"),
-          ("holder", "+1.0 KiB/step: 1 new tensor a step, held by list Net.kept"),
-          ("cleanup", "gc 3 ms: freed 1.0 MiB"), ("end", "exit 0")]  # fmt: skip
+KEPT = LeakFinding("leak", "heap", "step", 65536.0, 100, 3, "list Net.kept", "list")
+KEPT = dataclasses.replace(KEPT, advice=advice_for(KEPT))
+EVENTS = [Start(), KEPT, Cleanup(("gc",), (3.0,), (), MIB), FINISHED]
 
 
 @pytest.fixture
@@ -113,7 +122,9 @@ def test_the_series_are_the_records_in_bytes(page, record):
     assert drawn["lines"]["= limit"] == {"level": 1024 * MIB}
     assert [lane["name"] for lane in drawn["lanes"]] == ["train"]
     assert drawn["lanes"][0]["spans"] == [[0, 5000], [8000, 5000], [16000, 5000]]
-    assert [mark[1:] for mark in drawn["marks"]] == [list(event) for event in EVENTS]
+    kinds = ["start", "finding", "cleanup", "end"]
+    texts = [one.sentence() if isinstance(one, Event) else str(one) for one in EVENTS]
+    assert [mark[1:] for mark in drawn["marks"]] == [*map(list, zip(kinds, texts, strict=True))]
 
 
 def test_each_chart_has_its_place_and_its_lines(page):
@@ -223,16 +234,19 @@ def test_a_page_of_a_record_without_peaks_has_no_such_part(page):
 
 
 def test_hostile_texts_are_shown_and_do_nothing(path, tmp_path):
-    events = [(kind, text) for text in HOSTILE for kind in ("leak", "mark", "cleanup", "end")]
+    events: list[Event | LeakFinding | tuple[str, str | bytes]] = []
+    for text in HOSTILE:
+        events += [dataclasses.replace(KEPT, holder=text, advice=text), ("mark", text)]
+        events += [Cleanup((text,), (1.0,)), End(text)]
     odd_step = {
         "layers": tuple(Layer(text, (1, 2, 3, 4)) for text in HOSTILE),
         "spans": (Span(HOSTILE[0], 1), Span(HOSTILE[4], 3)),
     }
-    events += [recorded(n, MIB, text, **odd_step) for n, text in enumerate(HOSTILE)]  # type: ignore[misc]
+    events += [recorded(n, MIB, text, **odd_step) for n, text in enumerate(HOSTILE)]
     write(path, events=events, command=tuple(HOSTILE))
     odd = tmp_path / "'\"><script>x<.mem"
     os.rename(path, odd)
-    events = [*EVENTS, recorded(3, MIB)]  # type: ignore[list-item]
+    events = [*EVENTS, recorded(3, MIB)]
     plain = Page(render(memtools.read_record(write(path, events=events))))
     for records in ([memtools.read_record(odd)], [memtools.read_record(odd)] * 2):
         text = render(records, title=HOSTILE[0])
@@ -274,24 +288,23 @@ def test_several_records_lie_side_by_side(tmp_path, capsys):
 
 
 def test_growth_that_the_run_itself_saw_is_not_called_none(path):
-    write(path, steps=500, events=[("leak", "leak: +39.3 KiB/step in children since step 9")])
+    seen = LeakFinding("leak", "children", "step", 39.3 * 1024, kind="children")
+    write(path, steps=500, events=[seen])
     text = Page(render(memtools.read_record(path))).text()
     assert "Growth at the end+39.3 KiB/stepleak: the memory of child processes" in text
 
 
-@pytest.mark.parametrize("end", ["exit: code 0", "killed by signal 9 (SIGKILL)"])
+@pytest.mark.parametrize("end", [FINISHED, SIGKILLED], ids=End.clause)
 def test_evidence_for_who_ended_a_run_is_shown_where_somebody_did(end, path):
-    room = json.dumps({"total_bytes": 64 * MIB, "used_bytes": 60 * MIB})
-    write(path, events=[("start", "host"), ("shm_room", room), ("end", end)])
+    write(path, events=[Start(), SharedRoom(64 * MIB, 60 * MIB), end])
     page = Page(render(memtools.read_record(path)))
-    killed = "SIGKILL" in end
+    killed = end is SIGKILLED
     assert any("shm_room" in cell for cell in page.parts["td"]) == killed
     assert [mark[1] for mark in page.data["records"][0]["marks"]].count("shm_room") == killed
 
 
 def test_a_process_without_a_limit_of_its_own_is_told_from_its_machine(path):
-    start = [("start", "host every 10 ms; no cgroup limit; machine 10.0 GiB")]
-    write(path, steps=500, limit=None, events=start)
+    write(path, steps=500, limit=None, events=[Start(machine_bytes=10 * 2**30)])
     record = memtools.read_record(path)
     text = Page(render(record)).text()
     assert "Peak of the process302.0 MiB" in text
@@ -431,8 +444,7 @@ def test_the_title_names_the_script_or_the_notebook(
     command: tuple[str, ...], notebook: str, title: str, tmp_path: Path
 ) -> None:
     path = str(tmp_path / "run.mem")
-    start = payload("start", Start(notebook=notebook))
-    write(path, steps=20, events=[("start", start)], command=command)  # type: ignore[list-item]
+    write(path, steps=20, events=[Start(notebook=notebook)], command=command)
     record = memtools.read_record(path)
     assert Page(render(record)).parts["title"][0] == title
 
@@ -442,19 +454,17 @@ def test_the_title_names_the_script_or_the_notebook(
 
 def test_what_grows_stands_below_what_to_do_and_what_does_not_below_the_charts(path):
     """It stood two screens further down, below what lived at a peak."""
-    leak = LeakFinding("leak", "heap", "step", 2**20, 100, 1, "list Net.kept", "list")
-    leak = dataclasses.replace(leak, advice=advice_for(leak))
     first, peaks, last = "What to do next", "What lived at the peak of a step", "Events"
     grows = "What grows, and who holds it"
-    events = [recorded(3, 10 * MIB), ("finding", payload("finding", leak))]
-    page = Page(render(memtools.read_record(write(path, events=events))))  # type: ignore[arg-type]
+    events = [recorded(3, 10 * MIB), KEPT]
+    page = Page(render(memtools.read_record(write(path, events=events))))
     assert (page.wrong, page.open) == ([], [])
     heads = [
         head for head in page.parts["h3"] if head in (first, grows, "Host memory", peaks, last)
     ]
     assert heads == [first, grows, "Host memory", peaks, last]
-    assert page.text().count(leak.advice) == 1  # right above
-    page = Page(render(memtools.read_record(write(path, events=events[:1]))))  # type: ignore[arg-type]
+    assert page.text().count(KEPT.advice) == 1  # right above
+    page = Page(render(memtools.read_record(write(path, events=events[:1]))))
     heads = [
         head for head in page.parts["h3"] if head in (first, grows, "Host memory", peaks, last)
     ]
@@ -462,7 +472,8 @@ def test_what_grows_stands_below_what_to_do_and_what_does_not_below_the_charts(p
 
 
 def test_the_marks_on_the_time_line_have_a_legend(path):
-    events = [("start", "x"), ("fork", "12"), ("guard", "acted"), ("made up", "x"), ("fork", "13")]
+    act = GuardAct("raise", 0.9, 9 * MIB, 10 * MIB, "given")
+    events = [Start(), Fork(12), act, ("made up", "x"), Fork(13)]
     page = Page(render(memtools.read_record(write(path, events=events))))
     (legend,) = re.findall(r"Marks on the time line: [^.]*\.", page.text())
     assert legend == (

@@ -3,7 +3,8 @@
     python -m tests.traces.runs FOLDER     # packs each NAME.mem of a folder into runs.npz
 
 The programs are ordinary training loops of 20 to 60 lines, rewritten from public threads about
-memory. Kept are all samples (milliseconds, and each column's differences) and all events.
+memory. Kept are all samples (milliseconds, and each column's differences), and the times
+of the events in EVENTS.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ from numpy.typing import NDArray
 
 import memtools
 from memtools import _core
+from memtools.record.kinds import End, Fork, Start, payload
 
 FILE = Path(__file__).resolve().parent / "recorded" / "runs.npz"
 UNKNOWN = 2**64 - 1
 UNITS = {"step": "", "children": ""}
+EVENTS = {"start": Start("memtools run", machine_bytes=int(23.5 * 2**30)), "fork": Fork(1),
+          "end": End(code=0)}  # fmt: skip
 COLUMNS = ("step", "rss", "private", "available", "heap_used", "children", "children_private")
 
 
@@ -43,7 +47,7 @@ def pack(folder: Path) -> None:
         about[name] = [
             [(e.time_ns - record.clock_ns) // 10**6, e.step, e.kind, e.text]
             for e in record.events
-            if e.kind != "phase"
+            if e.kind in EVENTS
         ]
     text = np.frombuffer(json.dumps(about).encode(), np.uint8)
     np.savez_compressed(FILE, about=text, **arrays)  # type: ignore[arg-type]
@@ -76,8 +80,10 @@ def write(name: str, path: str, command: tuple[str, ...] = ("python", "train.py"
         origin = memtools.read_record(path).clock_ns
         for ms, row in zip(times.tolist(), rows, strict=True):
             writer.append(origin + ms * 10**6, row)
-        for ms, step, kind, text in events()[name]:
-            writer.event(kind, text, step=step, time_ns=origin + ms * 10**6)
+        for ms, step, kind, _ in events()[name]:
+            if kind in EVENTS:
+                body = payload(kind, EVENTS[kind])
+                writer.event(kind, body, step=step, time_ns=origin + ms * 10**6)
     return path
 
 

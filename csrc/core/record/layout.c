@@ -8,7 +8,6 @@
 _Static_assert(MT_EVENT_BODY * 8 + MT_RECORD_TEXT == MT_EVENT_WORDS * 8, "then the check");
 _Static_assert((MT_EVENT_FORM - MT_EVENT_KIND) * 8 == MT_RECORD_KIND,
                "the kind is before the form");
-_Static_assert((MT_EVENT_BODY - MT_EVENT_KIND) * 8 == MT_RECORD_KIND_1, "the body begins there");
 _Static_assert(MT_RECORD_COMMAND_FROM + MT_RECORD_COMMAND == MT_RECORD_HEADER, "nothing behind it");
 
 const char *
@@ -84,11 +83,8 @@ uint32_t
 mt_record_crc(const void *record, size_t columns)
 {
     const unsigned char *at = record;
-    uint64_t version;
-    uint32_t crc;
+    uint32_t crc = crc_of(0xFFFFFFFFu, at, (size_t)8 * MT_RECORD_AT_CRC);
 
-    memcpy(&version, at + (size_t)8 * MT_RECORD_AT_VERSION, sizeof version);
-    crc = crc_of(0xFFFFFFFFu, at, 8 * mt_record_crc_at(version));
     crc = crc_of(crc, at + MT_RECORD_COMMAND_FROM, MT_RECORD_COMMAND);
     return ~crc_of(crc, at + MT_RECORD_HEADER, columns * sizeof(mt_record_column));
 }

@@ -1,4 +1,4 @@
-/* layout.h -- where what lies in a run.mem, version 2, and what was different in version 1.
+/* layout.h -- where what lies in a run.mem, version 2.
  *
  *   0      header, 2,048 bytes; everything is little-endian, most of it 8-byte words
  *            0  "MTRECORD"           8  version          16  bytes of the file
@@ -39,10 +39,7 @@
  * - A payload that has been overwritten, in part or whole, has another check than its event says.
  *   The event is gone then as one is whose slot was overwritten; a reader counts how many.
  * - A reader that copies the file while it is written sees, for each event, the payload that
- *   belongs to it or one that has another check: never the parts of two.
- *
- * Version 1 had five counts, no payloads, the CRC at 104 over the bytes before it, and events with
- * 24 bytes for the kind and a text of 192 bytes, both filled up by zero bytes. */
+ *   belongs to it or one that has another check: never the parts of two. */
 #ifndef MT_RECORD_LAYOUT_H
 #define MT_RECORD_LAYOUT_H
 
@@ -59,8 +56,7 @@
 enum {
     MT_RECORD_NAME = 32, /* a column's, with the final zero byte */
     MT_RECORD_UNIT = 16,
-    MT_RECORD_KIND = 16,   /* an event's; these have no final zero byte where they are full */
-    MT_RECORD_KIND_1 = 24, /* in version 1 */
+    MT_RECORD_KIND = 16, /* an event's; these have no final zero byte where they are full */
     MT_RECORD_TEXT = 192,
     MT_RECORD_PHASE = 40,
     MT_RECORD_COMMAND = 1792,
@@ -86,7 +82,7 @@ enum { /* words of the header */
        MT_RECORD_AT_PID,
        MT_RECORD_AT_PAGE,
        MT_RECORD_AT_COMMAND_BYTES,
-       MT_RECORD_AT_PAYLOADS, /* in version 1 the CRC */
+       MT_RECORD_AT_PAYLOADS,
        MT_RECORD_AT_CRC,
        MT_RECORD_AT_CLOSED = 16,
        MT_RECORD_AT_PHASES_USED,
@@ -133,14 +129,8 @@ mt_record_parts mt_record_parts_of(const mt_record_size *size);
  * bytes, and no two names are the same. */
 const char *mt_record_columns_fault(const mt_record_column *columns, size_t n);
 
-/* Where the CRC is, in words: what is before it counts in it, and the command and the columns. */
-static inline size_t
-mt_record_crc_at(uint64_t version)
-{
-    return version == 1 ? MT_RECORD_AT_PAYLOADS : MT_RECORD_AT_CRC;
-}
-
-/* CRC-32 (the one of zlib and PNG) of the fixed part of a record that tells its version. */
+/* CRC-32 (the one of zlib and PNG) of the fixed part of a record: of the header up to the CRC, the
+ * command and the columns. */
 uint32_t mt_record_crc(const void *record, size_t columns);
 
 #endif

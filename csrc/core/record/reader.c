@@ -19,21 +19,20 @@ word_of(const void *record, size_t word)
 static mt_record_size
 size_of(const void *head)
 {
-    bool has_payloads = word_of(head, MT_RECORD_AT_VERSION) != 1;
-
     return (mt_record_size){.series = {.columns = word_of(head, MT_RECORD_AT_COLUMNS),
                                        .rows = word_of(head, MT_RECORD_AT_ROWS),
                                        .buckets = word_of(head, MT_RECORD_AT_BUCKETS)},
                             .events = word_of(head, MT_RECORD_AT_EVENTS),
                             .phases = word_of(head, MT_RECORD_AT_PHASES),
-                            .payloads = has_payloads ? word_of(head, MT_RECORD_AT_PAYLOADS) : 0};
+                            .payloads = word_of(head, MT_RECORD_AT_PAYLOADS)};
 }
 
 static mt_status
 wrong_version(uint64_t version, mt_error *err)
 {
-    mt_status st = mt_fail_format(err, version > MT_RECORD_VERSION ? "a later version of the format"
-                                                                   : "no version of the format");
+    mt_status st = mt_fail_format(err, version > MT_RECORD_VERSION
+                                           ? "a later version of the format"
+                                           : "a version of the format that is not read any more");
 
     if (err != NULL) err->asked = version;
     return st;
@@ -50,7 +49,7 @@ mt_record_peek(const void *head, size_t bytes, mt_record_parts *parts, mt_error 
         return mt_fail_format(err, "it does not begin like one");
     if (bytes < MT_RECORD_PEEK) return mt_fail_format(err, "it ends inside the header");
     version = word_of(head, MT_RECORD_AT_VERSION);
-    if (version < 1 || version > MT_RECORD_VERSION) return wrong_version(version, err);
+    if (version != MT_RECORD_VERSION) return wrong_version(version, err);
     size = size_of(head);
     if ((fault = mt_record_size_fault(&size)) != NULL) return mt_fail_format(err, fault);
     *parts = mt_record_parts_of(&size);
@@ -80,7 +79,7 @@ take_fixed(mt_recordview *v, mt_error *err)
     size_t columns = v->size.series.columns;
     const char *fault;
 
-    if (word_of(v->at, mt_record_crc_at(v->version)) != mt_record_crc(v->at, columns))
+    if (word_of(v->at, MT_RECORD_AT_CRC) != mt_record_crc(v->at, columns))
         return mt_fail_format(err, "the header or the columns were changed");
     v->columns = (const void *)(v->at + v->parts.columns);
     if ((fault = mt_record_columns_fault(v->columns, columns)) != NULL)
@@ -121,11 +120,11 @@ event_stamp(const mt_recordview *v, size_t slot)
 
 /* Bytes of a long payload that a slot points to, 0 for a text or what fits into the slot. */
 static uint64_t
-long_payload(const mt_recordview *v, const uint64_t *slot)
+long_payload(const uint64_t *slot)
 {
     uint64_t form = slot[MT_EVENT_FORM], bytes = form & ~MT_EVENT_IS_PAYLOAD;
 
-    if (v->version == 1 || (form & MT_EVENT_IS_PAYLOAD) == 0) return 0;
+    if ((form & MT_EVENT_IS_PAYLOAD) == 0) return 0;
     return bytes > MT_RECORD_TEXT && bytes <= MT_RECORD_PAYLOAD ? bytes : 0;
 }
 
@@ -133,7 +132,7 @@ long_payload(const mt_recordview *v, const uint64_t *slot)
 static const uint64_t *
 payload_at(const mt_recordview *v, uint64_t k, const uint64_t *slot)
 {
-    uint64_t n = (long_payload(v, slot) + 7) / 8, from = slot[MT_EVENT_BODY];
+    uint64_t n = (long_payload(slot) + 7) / 8, from = slot[MT_EVENT_BODY];
     uint64_t words = v->size.payloads / 8;
     const uint64_t *at = (const uint64_t *)(const void *)(v->at + v->parts.payloads);
 
@@ -152,7 +151,7 @@ find_payloads(mt_recordview *v)
     v->payloads_from = v->events_from;
     for (uint64_t k = v->events_end; k-- > v->events_from;) {
         size_t slot = k % v->size.events;
-        uint64_t bytes = long_payload(v, event_at(v, slot));
+        uint64_t bytes = long_payload(event_at(v, slot));
         if (bytes == 0 || event_stamp(v, slot) != k + 1) continue;
         used += (bytes + 7) / 8 * 8;
         if (used > v->size.payloads && v->payloads_from == v->events_from) v->payloads_from = k + 1;
@@ -194,7 +193,6 @@ mt_record_open(mt_recordview *view, void *copy, size_t bytes, mt_error *err)
 
     if ((st = mt_record_peek(copy, bytes, &v.parts, err)) != MT_OK) return st;
     if (bytes != v.parts.end) return wrong_length(bytes, v.parts.end, err);
-    v.version = word_of(copy, MT_RECORD_AT_VERSION);
     v.size = size_of(copy);
     if ((st = take_fixed(&v, err)) != MT_OK) return st;
     v.closed_ns = word_of(copy, MT_RECORD_AT_CLOSED);
@@ -220,21 +218,20 @@ mt_recordview_event(const mt_recordview *v, uint64_t k, mt_event_view *out)
     const uint64_t *at = event_at(v, slot), *body = at + MT_EVENT_BODY;
     uint64_t form = at[MT_EVENT_FORM], bytes = form & ~MT_EVENT_IS_PAYLOAD;
     mt_event_view e = {.time_ns = at[1], .duration_ns = at[2], .step = at[3]};
-    bool first = v->version == 1;
 
     if (event_stamp(v, slot) != k + 1) return false;
     e.kind = (const char *)(at + MT_EVENT_KIND);
-    e.kind_bytes = mt_utf8_field(e.kind, first ? MT_RECORD_KIND_1 : MT_RECORD_KIND);
+    e.kind_bytes = mt_utf8_field(e.kind, MT_RECORD_KIND);
     if (!mt_utf8_valid(e.kind, e.kind_bytes)) return false;
-    if (!first && (form & MT_EVENT_IS_PAYLOAD) != 0) {
+    if ((form & MT_EVENT_IS_PAYLOAD) != 0) {
         if (bytes > MT_RECORD_TEXT) body = payload_at(v, k, at);
         if (body == NULL || bytes > MT_RECORD_PAYLOAD) return false;
         e.payload = (const unsigned char *)body;
         e.payload_bytes = bytes;
     } else {
-        if (!first && form > MT_RECORD_TEXT) return false;
+        if (form > MT_RECORD_TEXT) return false;
         e.text = (const char *)body;
-        e.text_bytes = first ? mt_utf8_field(e.text, MT_RECORD_TEXT) : bytes;
+        e.text_bytes = bytes;
         if (!mt_utf8_valid(e.text, e.text_bytes)) return false;
     }
     *out = e;

@@ -1,5 +1,5 @@
-/* reader.h -- reads a run.mem, of version 1 or 2: one that was closed, one whose writer was killed,
- * or a copy that was taken while it was written. A copy is sound when the folds of the state word,
+/* reader.h -- reads a run.mem: one that was closed, one whose writer was killed, or a copy that
+ * was taken while it was written. A copy is sound when the folds of the state word,
  * which is at parts.series, were the same before and after all of it was copied in ascending order.
  *
  *   file ──copy──► bytes ──mt_record_open──► view ──► rows, buckets, events, phases
@@ -23,7 +23,6 @@ enum { MT_RECORD_PEEK = 128 };
 
 typedef struct mt_recordview {
     const unsigned char *at; /* borrowed */
-    uint64_t version;
     mt_record_size size;
     mt_record_parts parts;
     const mt_record_column *columns;

@@ -197,7 +197,6 @@ static PyObject *
 data_of(const mt_recordview *v, size_t bytes, bool written)
 {
     const pair pairs[] = {
-        {"version", number(v->version)},
         {"bytes", number(bytes)},
         {"start_ns", number(v->start_wall_ns)},
         {"clock_ns", number(v->start_clock_ns)},

@@ -244,22 +244,6 @@ rig_check_events(const mt_recordview *v, uint64_t lost)
     if (lost == 0) CHECK(missing == gone && v->events_gone == gone);
 }
 
-/* Makes a record of version 1 of one of version 2 that has no room for payloads. */
-static inline void
-rig_to_version_1(void *region, const mt_record_size *size)
-{
-    uint64_t *words = region, *slot = words + mt_record_parts_of(size).events / 8;
-
-    CHECK(size->payloads == 0);
-    words[MT_RECORD_AT_VERSION] = 1;
-    words[MT_RECORD_AT_CRC] = 0;
-    words[MT_RECORD_AT_PAYLOADS] = mt_record_crc(region, size->series.columns);
-    for (size_t i = 0; i < size->events; i++, slot += MT_EVENT_STRIDE) {
-        slot[MT_EVENT_FORM] = 0; /* the last bytes of a kind of 24 */
-        slot[MT_EVENT_WORDS] = mt_words_check(slot, MT_EVENT_WORDS);
-    }
-}
-
 /* After `passages` of all, or one more: each phase is as it was after some whole passage. */
 static inline uint64_t
 rig_check_phases(const mt_recordview *v)
