@@ -35,8 +35,9 @@ from benchmarks.kit.harness import (
     timing_table,
 )
 from benchmarks.kit.limits import finish
+from memtools.grad.undo import Redo, Scratch, Undo
 
-WAYS = ("scratch", "copy", "redo")
+WAYS = {"scratch": Scratch, "redo": Redo}
 MICRO = 4
 
 
@@ -46,8 +47,10 @@ def runner(way: str, width: int, layers: int, rows: int) -> Runner:
     model = torch.nn.Sequential(*[torch.nn.Linear(width, width) for _ in range(layers)])
     model.append(torch.nn.BatchNorm1d(width))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0, fused=True)
-    undo = "redo" if way == "loop" else way
-    acc = memtools.GradAccumulator(model, optimizer, MICRO, undo=undo, micro_batch_size=rows)
+    acc = memtools.GradAccumulator(model, optimizer, MICRO, micro_batch_size=rows)
+    if way in WAYS:
+        back_off = acc._get_back_off()
+        back_off._undo = Undo(back_off._tensors(), WAYS[way])
     batch = torch.randn(rows * MICRO, width)
 
     def loss_fn(micro: torch.Tensor) -> tuple[torch.Tensor, int]:

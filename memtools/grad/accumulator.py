@@ -75,12 +75,6 @@ class GradAccumulator:
         main_grads: whether the gradients of bf16 and fp16 parameters are added up in fp32 during a
             window and rounded once. It costs 4 bytes a parameter, less the 2 of the gradient.
             False, the default: gradients are added up in the dtype of the parameter.
-        undo: how `step()` takes back the gradients of a micro-batch that ran out of memory.
-            "scratch": they are made apart from the sums, which takes the memory of the gradients
-            once more during a backward pass. "copy": the sums are copied before each micro-batch.
-            "redo": nothing is kept, and the window runs again from its start. "auto", the default:
-            "scratch" if the gradients take less than a tenth of the memory that there is, else
-            "redo". The result has the same bits in all cases.
         micro_batch_size: the number of rows that `step()` begins with, at least 1. None, the
             default: the whole batch.
         ranks: the processes that train the model together. None, the default: look for
@@ -90,10 +84,8 @@ class GradAccumulator:
         overlap: whether DistributedDataParallel reduces in the backward pass of a window's last
             micro-batch, which cannot be tried again then. False, the default: gradients are summed
             at the end of the window.
-        monitor: a MemoryMonitor, by which `step()` takes fewer rows before memory runs out. It has
-            to be running by the first `step()`. None, the default: fewer rows after an error.
-        watermark: the part of each limit that may be used, above 0 and at most 1; 0.9 by default.
-            Without a monitor it means nothing.
+        monitor: a MemoryMonitor, by which `step()` keeps memory in use below 90 % of each limit. It
+            has to be running by the first `step()`. None, the default: fewer rows after an error.
 
     Raises:
         TypeError: an argument of the wrong type, or an optimizer that needs a closure.
@@ -121,12 +113,10 @@ class GradAccumulator:
         min_scale: float = 1.0,
         max_skips: int = 50,
         main_grads: bool = False,
-        undo: str = "auto",
         micro_batch_size: int | None = None,
         ranks: Any = None,
         overlap: bool = False,
         monitor: Monitor | None = None,
-        watermark: float = 0.9,
     ) -> None:
         settings = Settings(
             steps=steps,
@@ -140,11 +130,9 @@ class GradAccumulator:
             min_scale=min_scale,
             max_skips=max_skips,
             main_grads=main_grads,
-            undo=undo,
             micro_batch_size=micro_batch_size,
             overlap=overlap,
             monitor=monitor,
-            watermark=watermark,
         )
         check_model(model, optimizer, main_grads)
         self._settings = settings

@@ -65,7 +65,7 @@ class BackOff:
     def __init__(self, runner: WindowRunner, settings: Settings) -> None:
         self._runner, self._torch = runner, bridge.connect().torch
         self.control = SizeControl(settings.micro_batch_size)
-        self._undo = Undo(settings.undo, self._tensors())
+        self._undo = Undo(self._tensors())
         # Whether the last backward pass reduces the gradients where they are.
         self._overlap = settings.overlap
         self._readings = Readings()  # of each loss function's batches
@@ -73,7 +73,7 @@ class BackOff:
         self._flushes = 0
         self.watermark: Watermark | None = None
         if settings.monitor is not None:
-            self.watermark = Watermark(settings.monitor, settings.watermark, runner)
+            self.watermark = Watermark(settings.monitor, runner)
         # Let malloc keep no freed memory where a limit counts it, before anything runs out: what
         # oneDNN needs for a kernel fails first otherwise, and not all of it checks that. A monitor
         # keeps away from the limit, and pages that are kept are not faulted in again.

@@ -39,6 +39,7 @@ from memtools._base.size import format_bytes
 if TYPE_CHECKING:
     from memtools.grad.window import WindowRunner
 
+LEVEL: Final = 0.9  # the watermark, as a part of each limit
 FIRST_ROWS: Final = 2  # one row is refused by BatchNorm
 RISE: Final = 0.05  # of the limit: so far below the watermark a larger size has to stay
 FLATTEST: Final = 0.25  # of the mean bytes a row: a line through two sizes is no flatter than this
@@ -142,8 +143,8 @@ class Watermark:
         note: why sizes are not kept below the watermark, or "".
     """
 
-    def __init__(self, monitor: Monitor, watermark: float, runner: WindowRunner) -> None:
-        self._monitor, self._watermark, self._runner = monitor, watermark, runner
+    def __init__(self, monitor: Monitor, runner: WindowRunner) -> None:
+        self._monitor, self._runner = monitor, runner
         self.note = ""
         self._rises: dict[str, Rises] = {}
         self._base: dict[str, int] = {}  # bytes that this process held when the window began
@@ -273,10 +274,10 @@ class Watermark:
             if base is None or rise is None:
                 continue
             high = room.used_bytes - room.own_bytes + base + rise
-            if high >= (self._watermark - below) * room.limit_bytes:
+            if high >= (LEVEL - below) * room.limit_bytes:
                 return (
                     f"{room.memory}: {rows:,.0f} rows would take it to {format_bytes(high)} of "
-                    f"{format_bytes(room.limit_bytes)}; watermark {self._watermark:.0%}"
+                    f"{format_bytes(room.limit_bytes)}; watermark {LEVEL:.0%}"
                 )
         return ""
 
@@ -398,7 +399,7 @@ class Watermark:
                 raise WatermarkError(
                     f"{room.memory}: {format_bytes(room.used_bytes)} of "
                     f"{format_bytes(room.limit_bytes)} used in a forward pass; watermark "
-                    f"{self._watermark:.0%}",
+                    f"{LEVEL:.0%}",
                     _is_host(room),
                 )
 
@@ -413,7 +414,7 @@ class Watermark:
         found = None
         for room in self._read():
             self._highest[room.memory] = max(self._highest.get(room.memory, 0), room.own_bytes)
-            if room.used_bytes >= self._watermark * room.limit_bytes:
+            if room.used_bytes >= LEVEL * room.limit_bytes:
                 found = found or room
         return found
 

@@ -10,7 +10,6 @@ from typing import Any, Final
 from memtools._base import torch as bridge
 from memtools._base.number import positive, whole_number
 
-UNDO: Final = ("auto", "scratch", "copy", "redo")
 PRECISIONS: Final = ("fp32", "bf16", "fp16")
 
 
@@ -32,11 +31,9 @@ class Settings:
     min_scale: float = 1.0
     max_skips: int = 50
     main_grads: bool = False
-    undo: str = "auto"
     micro_batch_size: int | None = None
     overlap: bool = False
     monitor: Any = None
-    watermark: float = 0.9
 
     def __post_init__(self) -> None:
         self.steps = whole_number("steps", self.steps)
@@ -64,8 +61,6 @@ class Settings:
             )
         self.growth_interval = whole_number("growth_interval", self.growth_interval)
         self.max_skips = whole_number("max_skips", self.max_skips)
-        if self.undo not in UNDO:
-            raise ValueError(f"undo is one of {', '.join(UNDO)}; got {self.undo!r}")
         if self.micro_batch_size is not None:
             self.micro_batch_size = whole_number("micro_batch_size", self.micro_batch_size)
         for name, value in (("main_grads", self.main_grads), ("overlap", self.overlap)):
@@ -73,12 +68,6 @@ class Settings:
                 raise TypeError(f"{name} is True or False, got {_kind(value)}")
         _check_scheduler(self.scheduler)
         _check_monitor(self.monitor)
-        positive("watermark", self.watermark)
-        if self.watermark > 1:
-            raise ValueError(
-                f"watermark is the part of the limit that may be used, above 0 and at most 1, got "
-                f"{self.watermark}"
-            )
 
 
 def _check_scheduler(scheduler: Any) -> None:

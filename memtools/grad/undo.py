@@ -5,18 +5,15 @@
     back()    all of them as they were
 
 What is kept of the gradients, from a window's second micro-batch on (before the first there are
-none), is a choice of price. The results have the same bits whatever is chosen:
+none), depends on the memory. The results have the same bits in both ways:
 
-    scratch   p.grad is put aside, the micro-batch makes new ones, keep() adds them to the old:
-              the addition that autograd would have made. Costs the memory of the gradients once
-              more, while the backward pass runs, and the time to find that memory each time.
-    copy      gradients stay where they are, a copy is made before each micro-batch. The same
-              memory, all of the time, and the time of the copy. For what must find its gradients
-              in place.
-    redo      nothing is kept. After a failure in a backward pass the window runs again from its
-              start, in the same micro-batches up to the one that failed. No memory; the time of
-              what had been done.
-    auto      scratch where the gradients take less than a tenth of the memory there is, else redo.
+    scratch   where the gradients take less than a tenth of the memory there is: p.grad is put
+              aside, the micro-batch makes new ones, keep() adds them to the old: the addition that
+              autograd would have made. Costs the memory of the gradients once more, while the
+              backward pass runs, and the time to find that memory each time.
+    redo      else: nothing is kept. After a failure in a backward pass the window runs again from
+              its start, in the same micro-batches up to the one that failed. No memory; the time
+              of what had been done.
 """
 
 from __future__ import annotations
@@ -24,7 +21,7 @@ from __future__ import annotations
 import functools
 import random
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from memtools import _core
@@ -38,7 +35,7 @@ if TYPE_CHECKING:
 LARGE: Final = 1 << 20  # bytes of a buffer from which on copying it each time is worth avoiding
 QUIET: Final = 2  # times that a large buffer is found unchanged before it is no longer copied
 COLUMNS: Final = 4096
-SMALL: Final = 0.1  # of a device's or the host's memory: as much as auto spends on scratch
+SMALL: Final = 0.1  # of the memory of a device or the host: the most that copies may take
 _PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
 #: Modules of torch itself: forward passes change their buffers and no other attributes, and those
 #: of DistributedDataParallel describe its reducer.
@@ -371,30 +368,30 @@ def _checksum(tensor: torch.Tensor) -> torch.Tensor | None:
 
 class Frozen:
     """The parameters without a gradient that the forward pass itself changes: a momentum encoder, a
-    codebook. Which these are is found in the first window: all of them are compared with what they
-    were at its start. Where together they take less than a tenth of the memory there is, that is a
-    copy, else a checksum.
+    codebook. The first window shows which these are: after each of its micro-batches all of them
+    are compared with checksums of what they were at its start.
 
-    Attributes:
-        changed: (name, parameter) of those that are to be copied like buffers from now on.
+    Where together they take less than a tenth of the memory there is, all of them are copied like
+    buffers meanwhile; from then on, those that were changed.
     """
 
-    __slots__ = ("_before", "_copies", "_is_first", "changed")
+    __slots__ = ("_before", "_changed", "_copied", "_is_first")
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self.changed: list[tuple[str, torch.Tensor]] = []
         named: list[tuple[str, torch.Tensor]] = list(model.named_parameters())
         named = [(name, p) for name, p in named if _is_frozen(p)]
-        self._copies, self._is_first = _is_small([p for _, p in named]), True
-        self._before = [(name, p, self._look(p).clone()) for name, p in named]
+        self._before = [(name, p, _sums_of(p).clone()) for name, p in named]
+        self._copied = named if _is_small([p for _, p in named]) else None
+        self._changed: dict[int, tuple[str, torch.Tensor]] = {}
+        self._is_first = True
 
-    def _look(self, parameter: torch.Tensor) -> torch.Tensor:
-        tensor = parameter.detach()
-        summed = None if self._copies else _checksum(tensor)
-        return tensor if summed is None else summed
+    @property
+    def tensors(self) -> Sequence[tuple[str, torch.Tensor]]:
+        """(name, parameter) of those that are to be copied like buffers."""
+        return list(self._changed.values()) if self._copied is None else self._copied
 
-    def _differing(self) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
-        return [one for one in self._before if not _has_bytes(self._look(one[1]), one[2])]
+    def _differing(self) -> list[tuple[str, torch.Tensor]]:
+        return [(name, p) for name, p, sums in self._before if not _has_bytes(_sums_of(p), sums)]
 
     def compare(self) -> None:
         """After a micro-batch that went well: look which have changed, in the first window. Where
@@ -404,21 +401,20 @@ class Frozen:
         except Exception as error:
             if shortage(error) is None:
                 raise
-            found = self._before
-        known = {id(p) for _, p in self.changed}
-        self.changed += [(name, p) for name, p, _ in found if id(p) not in known]
+            found = [(name, p) for name, p, _ in self._before]
+        self._changed |= {id(p): (name, p) for name, p in found}
         self._is_first = False
 
-    def back(self, whole: bool) -> None:
-        """After a failure in the first window: put back what only this object has. Raises
-        RuntimeError where that is checksums."""
-        if whole and not self._is_first:
+    def require_copies(self, whole: bool) -> None:
+        """After a failure in the first window, raise RuntimeError where a parameter has changed of
+        which there was no copy.
+
+        Args:
+            whole: whether only a micro-batch was taken back, rather than the window.
+        """
+        if self._copied is not None or (whole and not self._is_first):
             return
-        if self._copies:
-            with bridge.connect().torch.no_grad():
-                for _, parameter, before in self._before:
-                    _put_back(parameter, before)
-        elif changed := self._differing():
+        if changed := self._differing():
             raise RuntimeError(
                 f"step(): memory ran out in the first window, after a forward pass had changed the "
                 f"parameter {changed[0][0]!r}, which has requires_grad=False and of which there is "
@@ -427,14 +423,14 @@ class Frozen:
 
     def end(self) -> None:
         """The first window has ended."""
-        self._before = []
+        self._copied, self._before = None, []
 
 
-def _put_back(parameter: torch.Tensor, before: torch.Tensor) -> None:
-    if parameter.shape == before.shape and 0 not in parameter.stride():
-        parameter.copy_(before)
-    else:
-        parameter.data = before.clone()
+def _sums_of(parameter: torch.Tensor) -> torch.Tensor:
+    """A checksum; the values themselves where there is none."""
+    tensor = parameter.detach()
+    summed = _checksum(tensor)
+    return tensor if summed is None else summed
 
 
 def _is_frozen(parameter: torch.Tensor) -> bool:
@@ -522,55 +518,9 @@ class Scratch(Redo):
         return True
 
 
-class Copy(Redo):
-    """Copies the gradients into memory of its own, kept from one micro-batch to the next."""
-
-    name = "copy"
-    __slots__ = ("_copies", "_grads")
-
-    def __init__(self, parameters: list[torch.Tensor]) -> None:
-        super().__init__(parameters)
-        self._copies: list[torch.Tensor | None] = [None] * len(parameters)
-
-    def begin(self) -> None:
-        self._grads = [p.grad for p in self._parameters]
-        torch = bridge.connect().torch
-        into, of = [], []
-        for i, grad in enumerate(self._grads):
-            if grad is None:
-                continue
-            copy, grad = self._copies[i], grad.detach()
-            if copy is None or copy.shape != grad.shape or copy.layout is not grad.layout:
-                self._copies[i] = grad.clone()
-            elif type(grad) is torch.Tensor:
-                into.append(copy)
-                of.append(grad)
-            else:  # torch copies shards one by one only
-                copy.copy_(grad)
-        if into:
-            torch._foreach_copy_(into, of)
-
-    def keep(self) -> None:
-        self._grads = []
-
-    def back(self) -> bool:
-        with bridge.connect().torch.no_grad():
-            for p, grad, copy in zip(self._parameters, self._grads, self._copies, strict=True):
-                p.grad = grad
-                if grad is not None and copy is not None:
-                    grad.copy_(copy)
-        self._grads = []
-        return True
-
-
-_KINDS: Final = {"scratch": Scratch, "copy": Copy, "redo": Redo}
-
-
-def choose(mode: str, parameters: list[torch.Tensor]) -> Redo:
-    """Return the way of one accumulator. "auto" is "redo" where the gradients take a tenth or more
-    of the memory of some device, or of what this process may have of the host's."""
-    if mode != "auto":
-        return _KINDS[mode](parameters)
+def choose(parameters: list[torch.Tensor]) -> Redo:
+    """Return the way of one accumulator: redo where the gradients take a tenth or more of the
+    memory of some device, or of what this process may have of the host's."""
     return (Scratch if _is_small([p for p in parameters if p.requires_grad]) else Redo)(parameters)
 
 
@@ -604,13 +554,17 @@ class Undo:
     """What is kept before a micro-batch, and given back.
 
     Args:
-        way: "scratch", "copy", "redo" or "auto", as above.
         parameters: all that a backward pass may add gradients to.
+        choose: returns what keeps the gradients of such parameters.
     """
 
-    def __init__(self, way: str, parameters: list[torch.Tensor]) -> None:
-        self._way, self._parameters = way, parameters
-        self._gradients = choose(way, parameters)
+    def __init__(
+        self,
+        parameters: list[torch.Tensor],
+        choose: Callable[[list[torch.Tensor]], Redo] = choose,
+    ) -> None:
+        self._parameters, self._choose = parameters, choose
+        self._gradients = choose(parameters)
         self._buffers, self._first = Buffers(), Buffers()
         self._frozen: Frozen | None = None
         self._model: Any = None
@@ -621,7 +575,7 @@ class Undo:
         """Keep what is needed to go back to the window's start; call it before the first
         micro-batch. `parameters` may be others than before: groups are added to optimizers."""
         if list(map(id, parameters)) != list(map(id, self._parameters)):
-            self._parameters, self._gradients = parameters, choose(self._way, parameters)
+            self._parameters, self._gradients = parameters, self._choose(parameters)
         self._model = model
         # The CPU's generator counts in any case.
         devices: set[Any] = set()
@@ -638,13 +592,13 @@ class Undo:
         else:
             self._frozen.end()
         if type(self._gradients) is Redo:
-            self._first.save(model, self._frozen.changed)
+            self._first.save(model, self._frozen.tensors)
 
     def begin(self, in_place: bool = False) -> None:
         """Keep what is needed to go back to now, before a micro-batch. `in_place`: its gradients
         can be neither moved nor given back."""
         self._random[1:] = [RandomState(self._devices)]
-        self._buffers.save(self._model, self._frozen.changed if self._frozen else ())
+        self._buffers.save(self._model, self._frozen.tensors if self._frozen else ())
         self._in_place = in_place
         if not in_place:
             self._gradients.begin()
@@ -669,7 +623,7 @@ class Undo:
         if not whole:
             self._gradients.drop()
         if self._frozen is not None:
-            self._frozen.back(whole)
+            self._frozen.require_copies(whole)
         parts = ["random numbers"]
         if self._buffers.count:
             parts.append(f"{self._buffers.count} buffers")

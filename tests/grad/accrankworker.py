@@ -257,7 +257,7 @@ def views(rank: int) -> Any:
 
     def run(view: bool, overlap: bool, how: str) -> Any:
         model = DDP(Net(), gradient_as_bucket_view=view)
-        acc = made(model, overlap=overlap, undo="scratch", micro_batch_size=4)
+        acc = made(model, overlap=overlap, micro_batch_size=4)
         inject = Inject(backward={1} if how == "out of memory" else ())
 
         def loss_fn(micro: Any) -> Any:

@@ -14,9 +14,18 @@ from torch import nn
 import memtools
 from memtools.grad.accumulator import GradAccumulator
 from memtools.grad.report import Retry
+from memtools.grad.undo import Redo, Scratch, Undo
 from tests.kit.oominject import Inject
 
 ROWS = 16
+WAYS = {"scratch": Scratch, "redo": Redo}
+
+
+def undoing(acc: GradAccumulator, way: str) -> GradAccumulator:
+    """The accumulator, which keeps gradients in one of the two ways, however large they are."""
+    back_off = acc._get_back_off()
+    back_off._undo = Undo(back_off._tensors(), WAYS[way])
+    return acc
 
 
 class Model(nn.Module):
@@ -75,10 +84,8 @@ def made(
     torch.manual_seed(1)
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    acc = memtools.GradAccumulator(
-        model, optimizer, 4, undo=undo, micro_batch_size=size, **settings
-    )
-    return acc, model
+    acc = memtools.GradAccumulator(model, optimizer, 4, micro_batch_size=size, **settings)
+    return undoing(acc, undo), model
 
 
 def loss_of(model: nn.Module):

@@ -29,7 +29,7 @@ def made(rank: int, inject: Inject) -> tuple[GradAccumulator, Model]:
     inner.inject = inject
     model = torch.nn.parallel.DistributedDataParallel(inner)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    acc = GradAccumulator(model, optimizer, 4, undo="scratch", micro_batch_size=SIZE, max_norm=1.0)
+    acc = GradAccumulator(model, optimizer, 4, micro_batch_size=SIZE, max_norm=1.0)
     random.seed(rank)
     np.random.seed(rank)
     torch.manual_seed(rank)

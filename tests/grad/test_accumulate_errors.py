@@ -22,7 +22,7 @@ from tests.grad.accumulatecases import (
 )
 
 COUNTS = ["steps", "growth_interval", "max_skips", "micro_batch_size"]
-MEASURES = ["max_norm", "max_value", "init_scale", "min_scale", "watermark"]
+MEASURES = ["max_norm", "max_value", "init_scale", "min_scale"]
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from tests.kit.oominject import Inject
 # A retry collects cycles: not among all that the other tests have imported.
 pytestmark = pytest.mark.usefixtures("frozen")
 
-MODES = ("scratch", "copy", "redo")
+MODES = ("scratch", "redo")
 SETTINGS = {
     "plain": {},
     "max_norm": {"max_norm": 0.05},

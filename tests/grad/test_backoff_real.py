@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 REAL = """
 import json, resource, sys, torch
 import memtools
-from tests.grad.backoffcases import sizes_of
+from tests.grad.backoffcases import sizes_of, undoing
 
 ROWS, WIDTH = 4096, 256
 kind, undo = sys.argv[1:]
@@ -30,7 +30,7 @@ def made():
     parts = [torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh(), torch.nn.Dropout(0.1)]
     model = torch.nn.Sequential(*parts * 8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    acc = memtools.GradAccumulator(model, optimizer, undo=undo)
+    acc = undoing(memtools.GradAccumulator(model, optimizer), undo)
     return model, acc._get_back_off(), lambda micro: (model(micro).square().sum(), micro.numel())
 
 def bits(model):
@@ -75,6 +75,7 @@ def test_a_process_at_its_limit_goes_on_with_what_fits(limit, undo):
 OPTIMIZER = """
 import json, resource, torch
 import memtools
+from tests.grad.backoffcases import undoing
 
 torch.set_num_threads(1)
 
@@ -86,12 +87,13 @@ def made():
 
 x = torch.randn(4096, 1024)
 model, optimizer = made()
-acc = memtools.GradAccumulator(model, optimizer, undo="redo")
+acc = memtools.GradAccumulator(model, optimizer)
 loss_fn = lambda micro: (model(micro).square().sum(), len(micro))
 loss_fn(x[:2])[0].backward()
 optimizer.zero_grad()
 used = int(open("/proc/self/statm").read().split()[5]) * 4096
 resource.setrlimit(resource.RLIMIT_DATA, (used + (60 << 20), resource.RLIM_INFINITY))
+undoing(acc, "redo")
 losses = [acc.step(x, loss_fn).loss for _ in range(2)]
 resource.setrlimit(resource.RLIMIT_DATA, (resource.RLIM_INFINITY,) * 2)
 

@@ -12,6 +12,7 @@ from torch import nn
 
 import memtools
 from memtools.grad import undo
+from tests.grad.backoffcases import undoing
 from tests.kit.oominject import out_of_memory
 
 WIDTH = 4
@@ -184,7 +185,7 @@ def trained(make: Callable[[], nn.Module], way: str, fails: str) -> tuple[dict[s
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     size = None if fails else ROWS // 2
-    acc = memtools.GradAccumulator(model, optimizer, undo=way, micro_batch_size=size)
+    acc = undoing(memtools.GradAccumulator(model, optimizer, micro_batch_size=size), way)
 
     def loss_fn(x: torch.Tensor) -> tuple[torch.Tensor, int]:
         if len(x) == ROWS and fails == "early":

@@ -561,15 +561,6 @@ def test_what_is_not_a_monitor_is_refused(monitor: object) -> None:
         memtools.GradAccumulator(model, optimizer, monitor=monitor)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("watermark", "error"),
-    [("0.9", TypeError), (True, TypeError), (0, ValueError), (1.1, ValueError)],
-)
-def test_a_watermark_is_a_part_of_the_limit(watermark: object, error: type[Exception]) -> None:
-    with pytest.raises(error, match="watermark is"):
-        made(Machine(1000), watermark=watermark)
-
-
 def test_a_state_goes_on_with_the_size_that_was_found() -> None:
     machine = Machine(1000, base=200, row=50)
     acc, model = made(machine)

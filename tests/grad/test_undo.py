@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from memtools.grad import undo as grad_undo
-from memtools.grad.undo import Buffers, Copy, RandomState, Redo, Scratch, Undo, choose
+from memtools.grad.undo import Buffers, RandomState, Redo, Scratch, Undo, choose
 
 
 def draw() -> tuple:
@@ -219,12 +219,11 @@ def backward(ps: list[torch.Tensor]) -> None:
     sum((p * torch.randn_like(p)).sum() for p in ps).backward()
 
 
-@pytest.mark.parametrize("kind", [Scratch, Copy])
-def test_gradients_go_back_after_a_part_was_added(kind):
+def test_gradients_go_back_after_a_part_was_added():
     ps = parameters((3, 4), (5,), (2,), (6,))
     backward(ps[:2])  # the third has none yet, the fourth never
     values, tensors = [p.grad.clone() for p in ps[:2]], [p.grad for p in ps]
-    ways = kind(ps)
+    ways = Scratch(ps)
     for _ in range(2):
         ways.begin()
         backward(ps[1:3])
@@ -234,7 +233,7 @@ def test_gradients_go_back_after_a_part_was_added(kind):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("kind", [Scratch, Copy, Redo])
+@pytest.mark.parametrize("kind", [Scratch, Redo])
 def test_kept_gradients_have_the_bits_of_plain_accumulation(kind, dtype):
     torch.manual_seed(3)
     ps = [p.detach().to(dtype).requires_grad_() for p in parameters((33, 4), (5,), (7, 2))]
@@ -263,19 +262,6 @@ def test_scratch_keeps_the_tensors_that_were_there():
     backward(ps)
     ways.keep()
     assert ps[0].grad is before
-
-
-def test_copy_leaves_the_gradients_in_place_and_uses_its_memory_again():
-    ps = parameters((3,))
-    backward(ps)
-    before, ways = ps[0].grad, Copy(ps)
-    ways.begin()
-    copy = ways._copies[0].data_ptr()
-    backward(ps)
-    assert ps[0].grad is before
-    ways.keep()
-    ways.begin()
-    assert ways._copies[0].data_ptr() == copy
 
 
 def test_redo_can_only_go_back_to_the_begin():
@@ -311,11 +297,10 @@ def test_scratch_adds_sparse_gradients_as_autograd_does(first_sparse):
 
 
 @pytest.mark.parametrize(("memory", "name"), [(4000, "redo"), (4001, "scratch")])
-def test_auto_spends_less_than_a_tenth_of_the_memory(monkeypatch, memory, name):
+def test_scratch_spends_less_than_a_tenth_of_the_memory(monkeypatch, memory, name):
     ps = [*parameters((100,)), nn.Parameter(torch.randn(10**6), requires_grad=False)]
     monkeypatch.setattr(grad_undo, "memory_of", lambda device: memory)
-    assert choose("auto", ps).name == name
-    assert choose("copy", ps).name == "copy"
+    assert choose(ps).name == name
 
 
 def test_the_hosts_memory_is_the_lowest_of_its_limits(monkeypatch):
@@ -337,7 +322,7 @@ def test_the_hosts_memory_is_the_lowest_of_its_limits(monkeypatch):
 def test_what_was_put_back_is_said():
     model = nn.BatchNorm1d(4)
     parameters = list(model.parameters())
-    undo = Undo("redo", parameters)
+    undo = Undo(parameters, Redo)
     undo.begin_window(model, parameters)
     undo.begin()
     assert undo.back(backward=True) == (True, "random numbers, 3 buffers, gradients (redo)")

@@ -470,7 +470,6 @@ NAMED: dict[str, Any] = {
     "GradAccumulator.backward.loss_sum": scored,
     "GradAccumulator.backward.weight": 3,
     "GradAccumulator.load_state_dict.state": lambda: accumulator().state_dict(),
-    "GradAccumulator.__init__.undo": "scratch",
     "GradAccumulator.__init__.clip": None,
     "GradAccumulator.__init__.main_grads": False,
     "GradAccumulator.__init__.overlap": False,
