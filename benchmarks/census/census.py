@@ -111,7 +111,7 @@ def without_shim() -> memtools.Census:
         _core._connect(*parts, bridge.shim.ops)
 
 
-GROWTH_CENSUS, STEPS = GrowthCensus(), itertools.count()
+GROWTH_CENSUS, STEPS = GrowthCensus(least_rate=1024), itertools.count()
 
 
 def by_growth() -> None:

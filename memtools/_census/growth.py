@@ -42,8 +42,6 @@ from memtools._census.holders import (
     type_name,
 )
 
-#: bytes a step that a holder has to gain to be named
-LEAST_RATE = 1024.0
 _LEAST_NAMED = 64.0  # of one of several that have the same name
 _MOST_HOLDERS = 8
 _SAMPLED = 8  # of the newest entries, that tell what comes
@@ -61,18 +59,18 @@ class GrowthCensus:
     Everything that a path from the program's modules, running functions or libraries reaches is
     measured by what it really costs: lists, dicts, sets, deques and caches with all below them,
     arrays, texts and tensors, a storage once. From the third look on, a container is named that
-    never got shorter, rose at two looks, does not slow down, and gains a KiB a step or more; so is
+    never got shorter, rose at two looks, does not slow down, and gains `least_rate` or more; so is
     what keeps a linked chain that gets longer, and what keeps old nodes of autograd's graphs.
 
     Without memtools' torch shim (another version of torch) the bytes of tensors are those of the
     newest entries of what is named, and single tensors and graphs are not known.
 
     Whether that explains the growth of the process is for those to say who know that growth
-    (memtools.monitor.findings).
+    (memtools.leak.judge).
 
     Args:
         own: classes whose instances are not entered, beside those of memtools; by default none.
-        least_rate: bytes a step, above 0, that a holder has to gain to be named; 1 KiB by default.
+        least_rate: bytes a step, above 0, that a holder has to gain to be named.
 
     Attributes:
         looks: how many looks there were.
@@ -87,7 +85,7 @@ class GrowthCensus:
         *("cut", "looks", "reached_bytes", "seconds"),
     )
 
-    def __init__(self, own: Sequence[type] = (), *, least_rate: float = LEAST_RATE) -> None:
+    def __init__(self, own: Sequence[type] = (), *, least_rate: float) -> None:
         self._table = _core.GrowthTable()
         self._least_rate = least_rate
         self._own = tuple(own)

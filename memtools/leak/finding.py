@@ -47,49 +47,6 @@ def is_call(grade: str) -> bool:
     return RANK[grade] >= RANK["growing"]
 
 
-#: the part of a signal's growth from which on what holds it is the explanation
-EXPLAINED = 0.5
-#: Holders that seem to gain more than this part of a signal's growth keep their own figures. An
-#: exact rate, whose standard error is below EXACT of it, tells more than what objects are taken to
-#: weigh: there the part may be larger.
-AT_MOST, AT_MOST_OF_EXACT, EXACT = 1.2, 1.5, 0.02
-_RAISED = {"suspect": "growing", "growing": "likely", "likely": "likely", "leak": "leak"}
-
-
-def measured(share: float, rate: float, error: float = math.inf) -> bool:
-    """Whether the growth of a signal tells what its holders gain better than their own figures.
-
-    Args:
-        share: the part of that growth which the holders seem to gain; 0 or more.
-        rate: of the signal, in bytes a step.
-        error: its standard error, in bytes a step; infinite, the default: not known.
-    """
-    at_most = AT_MOST_OF_EXACT if error <= EXACT * rate else AT_MOST
-    return EXPLAINED <= share <= at_most
-
-
-def graded(kind: str, explained: float, *, only_gained: bool, bounded: bool = False) -> str:
-    """The grade of growth whose holder a census has named.
-
-    A container that only ever gained, and explains the growth, is evidence: it raises the grade by
-    one, and what the leak test does not see yet is `suspect`. It never makes a `leak`, which takes
-    a run that is long enough to tell one from what fills.
-
-    Args:
-        kind: what the leak test says of the signal; one of GRADES.
-        explained: the part of the signal's growth that the census explains, 0 or more.
-        only_gained: the holder never got shorter between the looks.
-        bounded: the holder has a capacity, or ends to grow with a data set: then it `fills`.
-    """
-    if bounded:
-        return "fills"
-    if explained < EXPLAINED:
-        return "suspect"
-    return (
-        _RAISED.get(kind, "suspect") if only_gained else max(kind, "suspect", key=RANK.__getitem__)
-    )
-
-
 @dataclass(frozen=True)
 class LeakFinding:
     """One thing that grows, as memtools says it everywhere.

@@ -34,7 +34,6 @@ from memtools._census.growth import GrowthCensus
 from memtools._census.holders import Holder
 from memtools.leak.detector import STEPS_NEEDED, LeakDetector, LeakVerdict, StepsLeft
 from memtools.leak.finding import (
-    EXPLAINED,
     RANK,
     Key,
     LeakFinding,
@@ -42,8 +41,9 @@ from memtools.leak.finding import (
     is_call,
     steps_left,
 )
-from memtools.monitor import findings
-from memtools.monitor.findings import NAMED, Evidence, Standing
+from memtools.leak.judge import C_HEAP, CYCLES, THRESHOLDS, findings_of, keeps_graphs
+from memtools.monitor.evidence import OF_CENSUS, Looks
+from memtools.monitor.findings import Stand, Standing
 from memtools.monitor.signals import COUNTED, Limits, Points, Signal, slope_of
 from memtools.monitor.tracing import Tracing
 from memtools.monitor.workers import WorkerReports
@@ -57,14 +57,12 @@ FIRST_LOOK = 16
 EARLIEST_LOOK = 4  # where growth is large
 LARGE_SHARE, LARGE = 0.01, 1 << 20  # of the limit, and bytes: growth that is looked at at once
 DENSE_STEPS = 128  # in which counters that cost next to nothing are read at each step
-WORTH = 1024.0  # bytes a step from which on the heap is walked
 GRACE_NS = 1_500_000_000  # that looks may take in any run
 SHARE = 0.01  # of a run that they may take beyond that
 MOST_CHILDREN = 256  # that are followed each by itself
 GOES_ON = 12  # steps of time over which growth goes on, or has stopped
 RECORDED = 45  # steps of time after which what stands is recorded at the end
 DEAR_NS = 1_000_000  # a reading of what is in use that takes more is not taken at each step
-FREED = 0.5  # of the growth: so much has to go with the garbage to be the garbage's
 #: bytes that traced steps may leave: lines of torch's blocks, which are kept for the next ones, and
 #: 48 to 250 of each stack that tracemalloc has seen, which it never frees before Python 3.13
 MOST_LEFT = 128 << 10
@@ -486,7 +484,7 @@ class LeakWatch:
         if self._make_census is None:
             return False
         is_first = self._census is None
-        grows = is_first or self._growth() >= WORTH or self._standing.has_holders()
+        grows = is_first or self._growth() >= THRESHOLDS.least_rate or self._standing.has_holders()
         if not grows or not (is_first or self._can_afford(self._walk_ns)):
             return False
         begun = time.thread_time_ns()
@@ -519,17 +517,27 @@ class LeakWatch:
         # Where a census has failed, for want of memory for example, those whom it named stay named.
         if self._make_census is None and not self._standing.has_holders():
             is_walked = True  # nobody looks, and nobody is known
-        seen = self._evidence(step, walked=is_walked)
-        if seen.walked:
-            seen = replace(seen, unheld=self._search(seen), is_collected=self._is_collected)
-        found = findings.findings_of(seen)
-        news, replaced = self._standing.add(step, found, walked=seen.walked)
+        seen = self._known(step)
+        workers = self._ask_workers(step, seen.grades["children"])
+        found = findings_of(
+            seen.evidence(
+                self._holders,
+                children=seen.children(*self._growing_children(), workers),
+                unheld=self._search(seen) if is_walked else "",
+                walked=is_walked,
+                is_collected=self._is_collected,
+                profiles=profiler_runs(),
+                declared=self._declared_at(step),
+                seconds=self._seconds,
+            )
+        )
+        news, replaced = self._standing.add(step, found, walked=is_walked)
         paces = self._paces(step)
-        if seen.walked:
+        if is_walked:
             self._standing.rated(paces)
         else:
             news += self._standing.go_on(self._points, step)
-            self._standing.repace({part: paces.pop(part) for part in findings.OF_PROCESS})
+            self._standing.repace({part: paces.pop(part) for part in OF_CENSUS})
             self._standing.rated(paces)
         if any(one.first_step == step and not one.holder and not one.kind for one in news):
             self._look_soon(step)
@@ -555,24 +563,9 @@ class LeakWatch:
         if step - self._origin >= DENSE_STEPS and self._schedule.next > step + 8:
             self._schedule.again(step)
 
-    def _evidence(self, step: int, *, walked: bool) -> Evidence:
+    def _known(self, step: int) -> Looks:
         grades = {name: detector.kind for name, detector in self._parts.items()}
-        found = self._ask_workers(step, grades["children"])
-        return Evidence(
-            step,
-            self._looks[0],
-            self._looks,
-            self._points,
-            grades,
-            walked,
-            self._holders,
-            declared=self._declared_at(step),
-            profiles=profiler_runs(),
-            children=self._growing_children(),
-            fed=found,
-            seconds=self._seconds,
-            tested=self._tested(),
-        )
+        return Looks(step, self._looks, self._points, grades, self._tested())
 
     def _tested(self) -> dict[str, tuple[int, float]]:
         """By part: since when the leak test sees it grow, and how fast."""
@@ -583,23 +576,25 @@ class LeakWatch:
             if verdict.since_step is not None and RANK[verdict.kind] >= RANK["suspect"]
         }
 
-    def _search(self, seen: Evidence) -> str:
-        """What growth is that no container explains. Before a word of the C heap the garbage is
-        collected: if half of the growth goes with it, it was the garbage's."""
-        if self._census is None or self._census.looks < NAMED or self._census.cut:
+    def _search(self, seen: Looks) -> str:
+        """Whose the growth is that no container explains. Before a word of the C heap the garbage
+        is collected: if half of the growth goes with it, it was the garbage's."""
+        if self._census is None or self._census.cut:
             return ""  # nobody has looked for a holder, or not everywhere
-        use, held = seen.pace("use"), sum(map(findings.rate_of, self._holders))
-        if use < findings.LEAST_RATE or held >= findings.UNEXPLAINED * use:
+        if self._census.looks < THRESHOLDS.named_looks:
             return ""
-        if findings.keeps_graphs(self._holders):
+        use, held = seen.pace("use"), sum(holder.rate_bytes for holder in self._holders)
+        if use < THRESHOLDS.least_rate or held >= THRESHOLDS.unexplained * use:
+            return ""
+        if keeps_graphs(self._holders):
             return ""  # which keep what nobody can measure
         whole = [point for point in self._reached if point[0] >= seen.since]
-        if len(whole) < 2 or slope_of(whole) >= EXPLAINED * use:
+        if len(whole) < 2 or slope_of(whole) >= THRESHOLDS.explained * use:
             return ""  # objects hold it, and no container is longer for it; or nobody knows
-        if not findings.is_even(seen):
-            return self._unheld if self._unheld == "cycles" else ""
-        if self._unheld == "C heap":
-            return self._unheld  # found before, and it goes on
+        if not seen.is_even():
+            return CYCLES if self._unheld == CYCLES else ""
+        if self._unheld == C_HEAP:
+            return C_HEAP  # found before, and it goes on
         if self._seconds is not None or not self._can_afford(self._walk_ns):
             return ""
         before, first = self._use(), self._collected
@@ -609,7 +604,7 @@ class LeakWatch:
         self._leave_out(values)  # the program would have it still, and goes on to make more
         grown = before - (first[1] if first is not None else 0)
         self._collected = self._step, before
-        self._unheld = "cycles" if before - after >= FREED * grown else "C heap"
+        self._unheld = CYCLES if before - after >= THRESHOLDS.garbage * grown else C_HEAP
         return self._unheld
 
     def _redouble(self, step: int, values: dict[str, int]) -> None:
@@ -620,7 +615,9 @@ class LeakWatch:
         (a, first), (b, before), (c, last) = points[-3:]
         lately, earlier = (last - before) / (c - b), (before - first) / (b - a)
         part = self._limits.share(LARGE_SHARE) or LARGE
-        if last - before >= max(LARGE, min(part, 64 * LARGE)) and lately > 4 * max(WORTH, earlier):
+        if last - before >= max(LARGE, min(part, 64 * LARGE)) and lately > 4 * max(
+            THRESHOLDS.least_rate, earlier
+        ):
             self._schedule.again(step)
 
     # --- what is declared ---
@@ -652,7 +649,7 @@ class LeakWatch:
         """What workers have found out; they look as long as the memory of children grows."""
         if self._workers is None:
             return ()
-        if self._points.slope("children", max(self._looks[0], step // 4)) >= WORTH:
+        if self._points.slope("children", max(self._looks[0], step // 4)) >= THRESHOLDS.least_rate:
             self._workers.ask()
         elif all(one.signal != "children" for one in self._standing.findings()):
             self._workers.rest()
@@ -666,7 +663,7 @@ class LeakWatch:
         growing = [
             (f"child process {pid} ({names.get(pid, name)})", rate)
             for rate, (pid, name) in sorted(rates, reverse=True)
-            if rate >= WORTH
+            if rate >= THRESHOLDS.least_rate
         ]
         return self._count, growing
 
@@ -728,7 +725,7 @@ class LeakWatch:
     def _goes_on(self, finding: LeakFinding) -> bool:
         """Whether its part of memory has gone on growing over the last looks."""
         recent = self._points.recent(finding.part, GOES_ON)
-        return recent is not None and recent >= FREED * self._each(finding)
+        return recent is not None and recent >= THRESHOLDS.goes_on * self._each(finding)
 
     def interrupt(self) -> None:
         """Do not look for a while: nothing that slows the program is to be on."""
@@ -861,7 +858,8 @@ def _signed(size: float) -> str:
 
 def growth_census() -> CensusLike:
     """The census of a run; memtools' own objects are never holders."""
-    return GrowthCensus((LeakWatch, Points, Standing, findings.Stand, Signal, LeakFinding))
+    own = (LeakWatch, Points, Standing, Stand, Signal, LeakFinding)
+    return GrowthCensus(own, least_rate=THRESHOLDS.least_rate)
 
 
 def worker_reports() -> WorkerReports | None:

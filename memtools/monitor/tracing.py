@@ -37,7 +37,7 @@ from memtools import _core
 from memtools._base import process
 from memtools._base.libraries import USER, owner_of
 from memtools.leak.finding import RANK, Key, LeakFinding
-from memtools.monitor.findings import C_HEAP, GRAPH
+from memtools.leak.judge import C_HEAP, GRAPH
 from memtools.monitor.heaplines import HEAP_LINES, SLOWEST, HeapLines
 from memtools.monitor.places import Living, Place, Site, name_of, place_of
 from memtools.monitor.progress import MOST_TABLES, Progress

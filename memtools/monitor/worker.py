@@ -314,8 +314,9 @@ def _told(holder: Holder) -> dict[str, Any]:
 def new_census() -> Any:
     """What a worker looks at its heap with."""
     from memtools._census.growth import GrowthCensus
+    from memtools.leak.judge import THRESHOLDS
 
-    return GrowthCensus(own=(Worker, Page))
+    return GrowthCensus((Worker, Page), least_rate=THRESHOLDS.least_rate)
 
 
 def who() -> tuple[str, int | None, int | None]:

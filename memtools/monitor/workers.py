@@ -18,20 +18,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from memtools._base import sentences
+from memtools._census.holders import Holder
 from memtools.leak.finding import RANK, LeakFinding
+from memtools.leak.judge import THRESHOLDS, graded, of_holder
 from memtools.monitor import worker
 from memtools.monitor.worker import Page
 
-NAMED = 3  # looks of a worker from which on its holders are named
 AHEAD = 3  # batches by which a worker's count may be off: two are ready, one is being made
 BETWEEN = 1.5  # batches a turn, above which it may be one or two of them
 NEAR = 0.1  # of the batches: a count that is so near to a whole number of turns is that number
 IDLE = 8  # turns without a batch, after which a worker is one of a loader that rests
-CERTAIN_STEPS = 16  # in which a container has only gained: that is certain growth
 LISTED = 8  # workers with the same holder that are named one by one
-LEAST_RATE = 1024.0  # bytes a step, below which a holder is no word worth
-_RAISED = {"early": "suspect", "quiet": "suspect", "fills": "suspect", "fragmentation": "suspect",
-           "suspect": "growing", "growing": "likely"}  # fmt: skip
 
 
 @dataclass
@@ -139,18 +136,13 @@ def _findings_of(
 ) -> list[LeakFinding]:
     """What one worker names. Nothing where its report is not one of this version's."""
     try:
-        if report["looks"] < NAMED:
+        if report["looks"] < THRESHOLDS.named_looks:
             return []
         pace = _pace(report, known, batches, step, now)
         if pace is None:
             return []
-        each, per = pace
-        found = [_finding_of(report, one, each, per, grade) for one in report["holders"]]
-        return [
-            replace(one, since_step=known.step if per == "step" else None)
-            for one in found
-            if one.rate_bytes >= LEAST_RATE
-        ]
+        found = [_finding_of(report, one, known, *pace, grade) for one in report["holders"]]
+        return [one for one in found if one is not None]
     except (KeyError, TypeError, ValueError):
         return []
 
@@ -181,34 +173,40 @@ def _pace(
 
 
 def _finding_of(
-    report: dict[str, Any], holder: dict[str, Any], each: float, per: str, grade: str
-) -> LeakFinding:
-    batches, number = max(1, holder["batches"]), report["worker"]
-    steps = batches / each if per == "step" else batches
-    if steps >= CERTAIN_STEPS and RANK[grade] < RANK["suspect"]:
-        grade = "suspect"
-    filling = holder["capacity"] is not None
-    return LeakFinding(
-        "fills" if filling else _RAISED.get(grade, grade) if holder["only_gained"] else grade,
-        "children",
-        per=per,
-        rate_bytes=holder["new_bytes"] / batches * each,
-        holder=holder["path"],
-        kind=holder["kind"],
-        what=_what(holder, each / batches, "step" if per == "step" else "second"),
-        process=f"worker {report['name'] if number is None else number}",
+    report: dict[str, Any], given: dict[str, Any], known: _Known, each: float, per: str, grade: str
+) -> LeakFinding | None:
+    """One of the holders that a worker names, of which `each` batches are a step, or a second. None
+    where it does not matter, or nothing shows yet that it grows."""
+    names = ("path", "kind", "length", "capacity", "new_objects", "new_bytes", "what")
+    since = known.step if per == "step" else None
+    holder = Holder(
+        **{name: given[name] for name in names},
+        steps=max(1, given["batches"]),
+        since_step=since,
+        only_gained=given["only_gained"],
     )
+    steps = holder.steps / each if per == "step" else holder.steps
+    if steps >= THRESHOLDS.certain_steps and RANK[grade] < RANK["suspect"]:
+        grade = "suspect"
+    rate, is_bounded = holder.rate_bytes * each, holder.capacity is not None
+    shows = is_bounded or holder.only_gained or RANK[grade] >= RANK["suspect"]
+    if rate < THRESHOLDS.least_rate or not shows:
+        return None
+    grade = graded(grade, 1.0, only_gained=holder.only_gained, bounded=is_bounded)
+    process = f"worker {report['name'] if report['worker'] is None else report['worker']}"
+    what = _what(holder, each / holder.steps, "step" if per == "step" else "second")
+    return replace(of_holder(grade, "children", holder, rate, what), per=per, process=process)
 
 
-def _what(holder: dict[str, Any], pace: float, unit: str) -> str:
+def _what(holder: Holder, pace: float, unit: str) -> str:
     """`2 new [64] float32 tensors a step`, or how full a container with a bound is. `pace`: a part
     of what the worker has seen come, which comes in a step of the program, or in a second."""
-    if holder["capacity"] is not None:
-        now = "" if holder["length"] is None else f"{holder['length']:,} of "
-        return f"{now}at most {holder['capacity']:,}"
-    if not holder["new_objects"]:
+    if holder.capacity is not None:
+        now = "" if holder.length is None else f"{holder.length:,} of "
+        return f"{now}at most {holder.capacity:,}"
+    if not holder.new_objects:
         return ""
-    return sentences.of_new(holder["new_objects"] * pace, holder["what"], unit)
+    return sentences.of_new(holder.new_objects * pace, holder.what, unit)
 
 
 def _listed(findings: list[LeakFinding]) -> Iterator[LeakFinding]:

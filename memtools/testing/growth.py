@@ -26,13 +26,12 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from memtools import _core
-from memtools._base import sentences
 from memtools._base.size import format_bytes
 from memtools._census.growth import GrowthCensus
 from memtools._census.holders import Holder
 from memtools.blocks.reports import HostBlocks
-from memtools.leak.finding import EXPLAINED, LeakFinding, advice_for, measured
-from memtools.monitor.findings import GRAPH, NAMED
+from memtools.leak.finding import LeakFinding, advice_for
+from memtools.leak.judge import C_HEAP, THRESHOLDS, Children, Evidence, Part, findings_of
 from memtools.monitor.signals import Signal, error_of, signals_of
 from memtools.testing.traced import TracedTensors
 from memtools.testing.trend import LEAST_READINGS, growth_of, growth_of_levels
@@ -46,7 +45,6 @@ _LOOKS_NS = 10_000_000_000  # that collections and looks of a run that grows may
 _PARTS_OF_RUN = 3
 _UNKNOWN_FIRST, _UNKNOWN_FACTOR = 8, 1.5  # points of a run whose length is not known before
 _SUSPECT = 0.5  # of what is allowed: growth that is looked into
-_LEAST_SHARE = 0.1  # of the growth: a holder that is worth a line
 _GARBAGE = 0.25  # of the growth between points: from there on only levels after collections tell
 _IN_USE = ("heap", "python")
 #: parts of "use", each without the noise of the other: one of them is said where all of it is not
@@ -141,8 +139,9 @@ class GrowthTest:
         self._blocks.join()
         signals = signals_of(_core.Probe(), devices, self._blocks)
         self._signals = [s for s in signals if s.name != "rss"]
+        self._least_rate = max(1.0, THRESHOLDS.least_share * allowed)
         self._census = GrowthCensus(
-            (GrowthTest, Series, Signal, TracedTensors), least_rate=max(1.0, _LEAST_SHARE * allowed)
+            (GrowthTest, Series, Signal, TracedTensors), least_rate=self._least_rate
         )
         since = 0 if steps is None else self.warmup_of(steps)
         self._series = {"use": Series(self._use, since)}
@@ -309,7 +308,8 @@ class GrowthTest:
             return ""
         steps, sizes = self._series_of(_WITHIN[part], warmup)
         rate -= growth_of([-size for size in sizes], steps)
-        if sum(one.rate_bytes for one in self._census.holders()) < EXPLAINED * rate:
+        held = sum(one.rate_bytes for one in self._census.holders())
+        if held < THRESHOLDS.explained * rate:
             return ""
         return self._said(part, rate, warmup)
 
@@ -347,36 +347,23 @@ class GrowthTest:
     ) -> list[LeakFinding]:
         """Who holds what grows, the largest first; one without a holder where nobody is known.
         `error`: the standard error of the rate."""
+        grown = Part(part, rate, error, "growing")
         if part in ("children", "shm"):
-            kind = "children" if part == "children" else "shared memory"
-            return [LeakFinding("growing", part, rate_bytes=rate, kind=kind)]
-        signal = part if part in ("device", "tensors") else self._signal()
-        others = sum(one.rate_bytes for one in holders if one.kind != GRAPH)
-        graphs = sum(one.rate_bytes for one in holders if one.kind == GRAPH)
-        if graphs and rate - others > graphs:  # what its nodes keep is not walked
-            scale = (rate - others) / graphs
-            holders = [
-                replace(one, new_bytes=int(one.new_bytes * scale)) if one.kind == GRAPH else one
-                for one in holders
-            ]
-        share = sum(one.rate_bytes for one in holders) / rate
-        scale = 1 / share if measured(share, rate, error) else 1.0
-        found = [
-            LeakFinding(
-                "growing" if one.capacity is None else "fills",
-                signal,
-                rate_bytes=one.rate_bytes * scale,
-                holder=one.path,
-                kind=one.kind,
-                what=sentences.of_new_objects(one),
-            )
-            for one in sorted(holders, key=lambda one: -one.rate_bytes)
-            if one.rate_bytes >= _LEAST_SHARE * rate
-        ]
-        if share < EXPLAINED:
-            rest = rate * (1 - share)
-            found.append(LeakFinding("growing", signal, rate_bytes=rest, kind=self._unheld(rate)))
-        return found
+            children = Children(grown) if part == "children" else None
+            beside = {"shm": grown} if part == "shm" else {}
+            seen = Evidence(Part("heap", 0.0), beside, children, least_rate=self._least_rate)
+            return findings_of(seen)
+        if part not in ("device", "tensors"):
+            grown = replace(grown, signal=self._signal())
+        least = THRESHOLDS.least_share * rate
+        seen = Evidence(
+            grown,
+            holders=[one for one in holders if one.capacity is None or one.rate_bytes >= least],
+            unheld=self._unheld(rate),
+            c_heap_bytes=rate,
+            least_rate=self._least_rate,
+        )
+        return sorted(findings_of(seen), key=lambda one: (not one.holder, -one.rate_bytes))
 
     def _signal(self) -> str:
         """Which of the two parts of use has grown more."""
@@ -384,13 +371,14 @@ class GrowthTest:
         return "python" if grown["python"] > grown["heap"] else "heap"
 
     def _unheld(self, rate: float) -> str:
-        """What growth is that no container explains: the C heap's where all that Python objects
+        """Whose growth is that no container explains: the C heap's where all that Python objects
         reach has not grown."""
-        if self._census.cut or len(self._reached) < NAMED:
+        if self._census.cut or len(self._reached) < THRESHOLDS.named_looks:
             return ""  # what was left out may hold it
         (since, first), (until, last) = self._reached[0], self._reached[-1]
         reached = (last - first) / (until - since)
-        return "C heap" if reached < EXPLAINED * rate and self._signal() == "heap" else ""
+        is_outside = reached < THRESHOLDS.explained * rate and self._signal() == "heap"
+        return C_HEAP if is_outside else ""
 
 
 _UNKNOWN = "who holds it is not known"

@@ -119,7 +119,7 @@ def test_a_chain_that_gets_longer_at_its_end(keeper):
 def test_a_chain_of_a_module_and_one_of_a_running_function(keeper):
     global last
     local: Any = None
-    census = GrowthCensus()
+    census = GrowthCensus(least_rate=1024)
     for i in range(1, STEPS[-1] + 1):
         last = {"prev": last, "data": bytes(PAYLOAD)}
         local = (local, bytes(PAYLOAD))

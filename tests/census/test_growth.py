@@ -42,7 +42,7 @@ def trainer() -> Iterator[Trainer]:
 
 def looked(step: Callable[[int], object], steps: tuple[int, ...] = STEPS) -> GrowthCensus:
     """A census after looks at these steps of a loop."""
-    census = GrowthCensus()
+    census = GrowthCensus(least_rate=1024)
     for i in range(1, steps[-1] + 1):
         step(i)
         if i in steps:
@@ -55,7 +55,7 @@ def named(step: Callable[[int], object], steps: tuple[int, ...] = STEPS) -> dict
 
 
 def test_a_list_that_gains_is_named_at_the_third_look(trainer):
-    census = GrowthCensus()
+    census = GrowthCensus(least_rate=1024)
     for i in range(1, 33):
         trainer.losses.append(torch.ones(1024))
         if i in (16, 24):
@@ -409,7 +409,7 @@ def test_attributes_that_come_late_are_no_collection_and_a_growing_namespace_is(
 
 @pytest.mark.slow
 def test_a_look_that_would_be_too_long_is_cut_and_says_so_and_forgets_nothing(trainer):
-    census = GrowthCensus()
+    census = GrowthCensus(least_rate=1024)
     for i in range(1, 33):
         trainer.losses.append(bytes(4000))
         if i in (8, 16, 24):
@@ -465,7 +465,7 @@ def test_looks_keep_nothing_alive_and_count_what_they_take(trainer):
 
 
 def test_steps_have_to_grow():
-    census = GrowthCensus()
+    census = GrowthCensus(least_rate=1024)
     census.look(5)
     with pytest.raises(ValueError, match="step 5 does not come after step 5"):
         census.look(5)

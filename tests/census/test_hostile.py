@@ -192,7 +192,7 @@ def test_a_look_while_threads_change_what_it_reads(keeper):
 
 def test_looks_from_two_threads_do_not_meet(keeper):
     """The second of two that look into one table waits, or is told that its step is over."""
-    census, wrong = GrowthCensus(), []
+    census, wrong = GrowthCensus(least_rate=1024), []
 
     def look(first: int) -> None:
         for i in range(first, first + 12, 2):

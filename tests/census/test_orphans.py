@@ -96,7 +96,7 @@ def test_lost_leaves_are_looked_for_only_where_cycles_are_made(trainer, monkeypa
     looked(lambda i: None, (1, 2))
     assert asked == []
     backward(trainer.model)
-    census = GrowthCensus()
+    census = GrowthCensus(least_rate=1024)
     census.look(1)
     trainer.model.zero_grad()
     census.look(2)
@@ -104,7 +104,7 @@ def test_lost_leaves_are_looked_for_only_where_cycles_are_made(trainer, monkeypa
 
 
 def test_code_in_the_place_of_the_collectors_list_may_look_itself(trainer, monkeypatch):
-    census, whole = GrowthCensus(), gc.get_objects
+    census, whole = GrowthCensus(least_rate=1024), gc.get_objects
     backward(trainer.model)
     census.look(1)
 

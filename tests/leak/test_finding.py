@@ -15,11 +15,10 @@ from memtools.leak.finding import (
     GRADES,
     RANK,
     advice_for,
-    graded,
     is_call,
-    measured,
     steps_left,
 )
+from memtools.leak.judge import graded, measured
 from memtools.record import kinds
 
 LOSSES = LeakFinding(

@@ -19,8 +19,10 @@ from memtools import LeakFinding, MemoryMonitor, read_record
 from memtools._census.holders import Holder
 from memtools.leak.detector import LeakDetector
 from memtools.leak.finding import RANK, is_call
-from memtools.monitor import findings, leakwatch
-from memtools.monitor.findings import Evidence, Standing
+from memtools.leak.judge import findings_of
+from memtools.monitor import leakwatch
+from memtools.monitor.evidence import Looks
+from memtools.monitor.findings import Standing
 from memtools.monitor.leakwatch import LeakWatch, Schedule
 from memtools.monitor.log import Log
 from memtools.monitor.signals import Points, Signal, python_bytes, slope_of
@@ -348,7 +350,7 @@ def test_walks_are_bounded_in_time(clock: Clock) -> None:
 
 def test_a_leak_is_named_with_rate_time_left_and_advice(clock: Clock) -> None:
     program = Program(clock, limit=GIB)
-    program.held = [holder(15 * KIB, only_gained=True)] if _has_gains() else [holder(15 * KIB)]
+    program.held = [holder(15 * KIB, only_gained=True)]
     program.run(70, heap=16 * KIB)
     step, first = program.events.told[0]
     assert (step, first.holder, first.signal) == (32, "list Trainer.losses", "heap")
@@ -364,10 +366,6 @@ def test_a_leak_is_named_with_rate_time_left_and_advice(clock: Clock) -> None:
     grades = [one.grade for one in program.said]
     assert grades == sorted(set(grades), key=RANK.__getitem__), "once for each, upwards"
     assert grades[-1] == now.grade
-
-
-def _has_gains() -> bool:
-    return "only_gained" in Holder.__dataclass_fields__
 
 
 def test_what_explains_a_part_alone_has_its_own_rate(clock: Clock) -> None:
@@ -504,9 +502,9 @@ def test_a_slope_that_holders_explain_is_preferred(clock: Clock) -> None:
     points = Points()
     for step in (16, 24, 32, 48, 64, 96, 128):
         points.add(step, {"heap": 640 * KIB * (step // 20) + int(4e6 * (1 - 0.95**step))})
-    seen = Evidence(128, 16, LOOKS[:7], points, {"use": "growing"}, holders=[holder(32 * KIB)])
+    seen = Looks(128, LOOKS[:7], points, {"use": "growing"})
     assert seen.pace("use") > 1.2 * 32 * KIB
-    (named, *_) = findings.findings_of(seen)
+    (named, *_) = findings_of(seen.evidence([holder(32 * KIB)]))
     assert named.rate_bytes == pytest.approx(32 * KIB, rel=0.2)
 
 
@@ -619,10 +617,9 @@ def test_what_has_slowed_down_is_not_the_c_heap_though_it_is_even_now(clock: Clo
     points, looks = Points(), list(range(80, 209, 16))
     for at, step in enumerate(looks):
         points.add(step, {"heap": 400 * KIB * min(at, 4) + 330 * KIB * max(0, at - 4)})
-    seen = Evidence(208, 80, looks, points, {"use": "growing"})
-    assert not findings.is_even(seen, "heap")
-    later = replace(seen, first=144)
-    assert findings.is_even(later, "heap"), "where the steps before do not count it is even"
+    assert not Looks(208, looks, points, {}).is_even("heap")
+    later = [step for step in looks if step >= 144]
+    assert Looks(208, later, points, {}).is_even("heap"), "without the steps before it is even"
 
 
 def test_a_call_of_the_c_heap_that_slows_down_is_withdrawn_aloud(clock: Clock) -> None:
@@ -921,8 +918,8 @@ def test_a_device_that_fills_fast_is_said_by_step_24(clock: Clock) -> None:
     assert first.steps_left[0] <= left <= first.steps_left[1]
 
 
-def evidence(points: Points, step: int, **more: Any) -> Evidence:
-    return Evidence(step, 16, [n for n in LOOKS if n <= step], points, more.pop("grades"), **more)
+def seen_by(points: Points, step: int, **grades: str) -> Looks:
+    return Looks(step, [n for n in LOOKS if n <= step], points, grades)
 
 
 def table(**series: Callable[[int], int]) -> Points:
@@ -935,21 +932,21 @@ def table(**series: Callable[[int], int]) -> Points:
 def test_children_are_told_by_name() -> None:
     points = table(children=lambda n: 64 * KIB * n, count=lambda n: 2)
     grows = (2, [("child process 4711 (Actor)", 63 * KIB), ("child process 4712", 1 * KIB)])
-    seen = evidence(points, 64, grades={"children": "suspect"}, children=grows)
-    (found,) = findings.findings_of(seen)
+    seen = seen_by(points, 64, children="suspect")
+    (found,) = findings_of(seen.evidence(children=seen.children(*grows)))
     assert (found.kind, found.process, found.signal) == (
         "children", "child process 4711 (Actor)", "children"
     )  # fmt: skip
     assert found.rate_bytes == pytest.approx(64 * KIB)
     both = (2, [("child process 1", 32 * KIB), ("child process 2", 32 * KIB)])
-    (found,) = findings.findings_of(replace(seen, children=both))
+    (found,) = findings_of(seen.evidence(children=seen.children(*both)))
     assert (found.process, found.what) == ("", "child process 1, child process 2")
 
 
 def test_processes_that_become_more_are_counted() -> None:
     points = table(children=lambda n: 9 * MIB * (n // 8), count=lambda n: 2 + n // 8)
-    seen = evidence(points, 64, grades={}, children=(10, []))
-    (found,) = findings.findings_of(seen)
+    seen = seen_by(points, 64)
+    (found,) = findings_of(seen.evidence(children=seen.children(10)))
     assert (found.kind, found.what) == ("processes", "10 processes, one more every 8 steps")
 
 
@@ -963,8 +960,8 @@ def test_multiprocessings_own_processes_are_not_counted() -> None:
 def test_what_workers_have_found_is_passed_on() -> None:
     own = LeakFinding("suspect", holder="dict Frames.seen", process="worker 2", rate_bytes=54.0)
     points = table(children=lambda n: 64 * KIB * n)
-    seen = evidence(points, 64, grades={"children": "suspect"}, fed=(own,))
-    assert findings.findings_of(seen) == [own]
+    seen = seen_by(points, 64, children="suspect")
+    assert findings_of(seen.evidence(children=seen.children(found=(own,)))) == [own]
 
 
 class Looking:
@@ -1044,25 +1041,24 @@ def test_what_is_first_found_without_a_walk_keeps_its_rate(part: str) -> None:
 
 def test_shared_memory_is_said() -> None:
     points = table(shm=lambda n: 108 * KIB * n)
-    (found,) = findings.findings_of(evidence(points, 64, grades={"shm": "growing"}))
+    (found,) = findings_of(seen_by(points, 64, shm="growing").evidence())
     assert (found.kind, found.signal) == ("shared memory", "shm")
     assert found.rate_bytes == pytest.approx(108 * KIB)
 
 
 def test_who_holds_what_lies_in_shared_memory_is_named_with_it() -> None:
     points = table(shm=lambda n: 108 * KIB * n, heap=lambda n: 100 * MIB + KIB * n)
-    grades = {"shm": "suspect", "use": "quiet"}
     keeps = holder(110 * KIB, only_gained=True)
-    seen = evidence(points, 64, grades=grades, holders=(keeps,))
-    (found,) = findings.findings_of(seen)
+    seen = seen_by(points, 64, shm="suspect", use="quiet")
+    (found,) = findings_of(seen.evidence([keeps]))
     assert (found.grade, found.signal, found.part) == ("growing", "shm", "shm")
     assert found.rate_bytes == pytest.approx(108 * KIB, rel=0.01)
     assert found.what == "2 new tensors a step, in shared memory"
     standing = Standing()
-    standing.add(48, findings.findings_of(replace(seen, holders=())))
+    standing.add(48, findings_of(seen.evidence()))
     (before,) = standing.findings()
     assert standing.add(64, [found])[1] == [replace(before, over=True)]
-    unseen = findings.findings_of(replace(seen, walked=False))
+    unseen = findings_of(seen.evidence([keeps], walked=False))
     assert [one.kind for one in unseen] == ["shared memory"]
     assert standing.add(96, unseen, walked=False) == ([], [])  # its holder is known
     assert [one.holder for one in standing.findings()] == ["list Trainer.losses"]
@@ -1074,8 +1070,7 @@ def test_entries_of_one_dict_that_grow_are_one_finding() -> None:
         holder(size * KIB, path=f"module attribute m.history['{name}']", kind="variable")
         for name, size in (("prediction", 8), ("loss", 2))
     ]
-    seen = evidence(points, 64, grades={"use": "suspect"}, holders=keeps)
-    (found,) = findings.findings_of(seen)
+    (found,) = findings_of(seen_by(points, 64, use="suspect").evidence(keeps))
     assert found.holder == "module attribute m.history (2 that grow in it)"
     assert found.rate_bytes == pytest.approx(10 * KIB)
 
@@ -1240,7 +1235,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> LeakFinding:
     """What every look of a monitor finds."""
     one = LeakFinding("likely", "heap", rate_bytes=GIB, holder="list a.b", kind="list",
                       since_step=1)  # fmt: skip
-    monkeypatch.setattr(findings, "findings_of", lambda seen: [one])
+    monkeypatch.setattr(leakwatch, "findings_of", lambda seen: [one])
     monkeypatch.setattr(Standing, "end", lambda *_: [])
     return one
 
