@@ -180,7 +180,7 @@ SAN_TESTS := tests/census/test_census.py tests/census/test_holders.py tests/cens
     tests/budget/test_budget.py tests/gate/test_budget.py tests/record/test_record.py tests/monitor/test_probe.py \
     tests/cleanup/test_managed.py tests/cleanup/test_managed_kinds.py tests/cleanup/test_managed_clear.py \
     tests/blocks/test_reports.py tests/blocks/test_contents.py $(wildcard tests/leak/test_detector*.py tests/kv/test_*.py tests/monitor/test_sampler*.py \
-    tests/cleanup/test_core*.py tests/grad/test_set*.py tests/data/test_cache*.py)
+    tests/cleanup/test_core*.py tests/grad/test_set*.py)
 
 # What a sanitiser's own memory makes meaningless: resident bytes (its quarantine), what malloc
 # says of itself (its own says 0), fork() beside a thread that allocates (its locks do not survive that), and tables

@@ -18,7 +18,7 @@ from typing import Any
 from memtools import _core
 
 #: what one entry of a cache takes beside its key and value: the entry, and its place in the table
-ENTRY_BYTES = 96
+ENTRY_BYTES = 224
 #: about how many objects are visited; the rest of a long container counts as those before it
 MOST_VISITED = 4096
 #: levels that are gone through at once; what lies deeper comes after them

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import sys
 import threading
 import weakref
 from collections import OrderedDict
@@ -24,8 +25,6 @@ def by_number(limit: Any, **settings: Any) -> ByteCache:
     """A cache whose values are numbers, and count as that many bytes."""
     return ByteCache(limit, size=lambda value: value, **settings)
 
-
-SMALL = by_number("1 KiB")
 
 # --- a mapping ------------------------------------------------------------------------------------
 
@@ -195,7 +194,6 @@ def test_a_decorated_function_is_called_once_for_the_same_arguments():
     assert load.cache_parameters() == {"maxsize": 2**20, "typed": False}
     load.cache_clear()
     assert load.cache_info() == CacheInfo(0, 0, 2**20, 0, 0, 0, 0)
-    assert "cached <function" in repr(load)
 
 
 def test_a_decorated_method_has_the_object_among_its_arguments():
@@ -293,14 +291,6 @@ def test_a_result_that_came_meanwhile_stays():
     inner: list[list[str]] = []
     assert load("a") is not inner[0]
     assert load("a") is inner[0]
-
-
-def test_a_chain_of_caches_is_an_error_and_no_crash():
-    function: Any = len
-    for _ in range(20_000):
-        function = SMALL(function)
-    with pytest.raises(RecursionError):
-        function("abc")
 
 
 def test_functions_share_one_limit():
@@ -478,7 +468,9 @@ def test_children_of_a_fork_while_threads_use_it():
                 cache[n] = 100
                 assert cache.nbytes <= (cache.limit or 0)
         for cache in caches:
+            assert cache.nbytes == sum(cache.values()) > 0
             cache.clear()
+            assert cache.nbytes == 0
 
     try:
         assert [in_child(work, seconds=20) for _ in range(5)] == [0] * 5
@@ -598,29 +590,20 @@ def test_an_entry_that_goes_while_it_is_taken_out(meddling):
     assert cache.pop(Key("a"), None) == 10
 
 
-def test_entries_that_go_while_one_is_to_be_taken_out():
-    """As by another thread: popitem() says what is so then, and nothing of a key."""
-    cache = by_number(100)
-
-    class Going:
-        def __hash__(self) -> int:
-            cache.clear()
-            return 7
-
-    cache[Going()] = 1
-    cache["b"] = 1
-    with pytest.raises(KeyError, match="the cache is empty"):
-        cache.popitem()
-
-
 def test_keys_that_change_the_cache_at_every_look_are_an_error(meddling):
     cache = by_number(100)
-    for name in "ab":
-        cache[Key(name)] = 10
-    names = iter(range(10**6))
-    meddling(lambda: cache.__setitem__(f"{next(names) % 90}", 0))
+    cache[Key("a")] = 10
+
+    def replace() -> None:  # by another key of the same hash
+        meddling(lambda: None)
+        cache.clear()
+        cache[Key("a")] = 10
+        meddling(replace)
+
+    meddling(replace)
     with pytest.raises(RuntimeError, match="keys change the ByteCache each time"):
-        cache.get(Key("c"))
+        cache[Key("c")] = 10
+    assert (cache.get(Key("a")), cache.nbytes) == (10, 10)
 
 
 def test_keys_that_raise_leave_the_cache_as_it_was(meddling):
@@ -683,6 +666,52 @@ def test_a_size_that_uses_the_cache():
     assert cache.nbytes == 50
 
 
+def interrupt_at(line: int) -> Any:
+    """A trace function that raises KeyboardInterrupt before the n-th line of the cache's code."""
+    source, lines = ByteCache.put.__code__.co_filename, iter(range(10**6))
+
+    def trace(frame: Any, event: str, _: object) -> Any:
+        if frame.f_code.co_filename != source:
+            return None
+        if event == "line" and next(lines) == line:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return trace
+
+    return trace
+
+
+CHANGES = {
+    "put": lambda cache, load: cache.put("z", 60),
+    "replace": lambda cache, load: cache.put(-2, 60),
+    "pop": lambda cache, load: cache.pop(-2),
+    "clear": lambda cache, load: cache.clear(),
+    "function": lambda cache, load: load(60),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_an_interrupt_at_any_line_keeps_the_sums_right(change):
+    line, interrupted = 0, True
+    while interrupted:
+        cache = by_number(100)
+        load = cache(lambda n: n)
+        cache.update({-1: 20, -2: 20, "x": 20, "y": 20})
+        load(10)
+        sys.settrace(interrupt_at(line))
+        try:
+            CHANGES[change](cache, load)
+            interrupted = False
+        except KeyboardInterrupt:
+            line += 1
+        finally:
+            sys.settrace(None)
+        load.cache_clear()
+        assert cache.nbytes == sum(cache.values()) <= 100
+        assert len(cache) == len(list(cache)) == sum(key in cache for key in cache)
+    assert line > 5
+
+
 def test_a_cycle_through_a_value_is_collected():
     class Value:
         pass
@@ -709,7 +738,7 @@ def test_a_random_walk_agrees_with_an_ordered_dict():
         limit = draw.randrange(1, 300)
         cache, model, gone = by_number(limit), OrderedDict[int, int](), 0
         for _ in range(300):
-            key, value = draw.randrange(20), draw.randrange(120)
+            key, value = draw.randrange(-4, 16), draw.randrange(120)  # -1 and -2 have one hash
             match draw.randrange(6):
                 case 0:
                     assert cache.get(key) == model.get(key)

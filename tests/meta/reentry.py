@@ -409,8 +409,6 @@ NAMED: dict[str, Any] = {
     "BudgetSampler.load_state_dict.state": lambda: data.BudgetSampler([1, 2, 3], 4).state_dict(),
     "BudgetSampler.__init__.num_replicas": None,
     "BudgetSampler.__init__.rank": None,
-    "ByteCache.__new__.measure": lambda: lambda key, value: 8,
-    "ByteCache.__new__.default_limit": lambda: lambda: 1 << 20,
     "AllocatorSettings.set.mmap_threshold": "1 MiB",
     "AllocatorSettings.set.trim_threshold": "1 MiB",
     "CleanupPolicy.add.callback": lambda: lambda: None,

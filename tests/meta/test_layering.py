@@ -79,7 +79,6 @@ CORE_ARROWS = {
     "census": {"base"},
     "grad": {"base", "port"},
     "blocks": {"base"},
-    "data": {"base", "port", "budget"},
 }
 # Small rooms whose files use each other in a round, by a header of structures which they share.
 IN_ROUNDS = {"budget", "cleanup", "gate"}

@@ -16,7 +16,6 @@ from memtools._base import torch as base_torch
 from tests.blocks import blockcases
 from tests.census import growthcases
 from tests.cleanup import managedcases, policyleaks
-from tests.data import cachecases
 from tests.grad import gradcases
 from tests.kit.growth import least_growth, python_blocks
 from tests.kit.refusals import refused
@@ -210,7 +209,6 @@ for _name in ["limit", "used", "peak", "available", "name", "device"]:
 CASES |= leakcases.CASES | leakprobe.CASES
 CASES |= recordcases.CASES | samplercases.CASES | policyleaks.CASES
 CASES |= managedcases.CASES | gradcases.CASES | growthcases.CASES | blockcases.CASES
-CASES |= cachecases.CASES
 
 
 def names_of_core() -> set[str]:

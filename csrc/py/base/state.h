@@ -40,8 +40,6 @@ struct mt_peaks;                                /* see core/monitor/peaks.h */
     X(PyTypeObject, GrowthTable)                                                                   \
     X(PyTypeObject, Blocks)                                                                        \
     X(PyTypeObject, Contents)                                                                      \
-    X(PyTypeObject, ByteCache)                                                                     \
-    X(PyTypeObject, CachedFunction)                                                                \
     /* See ending.h; NULL: not set. */                                                             \
     X(PyObject, on_uncaught)                                                                       \
     X(PyObject, on_exit_call)                                                                      \
