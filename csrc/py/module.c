@@ -167,21 +167,15 @@ static PyMethodDef methods[] = {
     {"excepthook", mt_py_excepthook, METH_VARARGS,
      "excepthook($module, exctype, value, traceback, /)\n--\n\n"
      "Handle an exception by displaying it with a traceback on sys.stderr."},
-    {"exit", MT_PY_FUNCTION(mt_py_exit), METH_FASTCALL,
-     "exit($module, status=None, /)\n--\n\nExit the interpreter by raising SystemExit(status)."},
-    {"_hear_system_exit", mt_py_hear_system_exit, METH_NOARGS,
-     "_hear_system_exit($module, /)\n--\n\n"
-     "Call what exit() calls also where a program makes a SystemExit. For the whole process."},
     {"_hear_calls", mt_py_hear_calls, METH_VARARGS,
      "_hear_calls(function, ended, main_thread, arguments=False, /)\n--\n\n"
      "Call ended(first argument) when an outermost call of this Python function has returned, or "
      "ended(tuple of all of them) with arguments; one of each may be there. None: no longer. False "
      "where another is heard already."},
     {"_watch_end", mt_py_watch_end, METH_VARARGS,
-     "_watch_end(on_uncaught, on_exit_call, excepthook, /)\n--\n\n"
-     "What excepthook() and exit() of this module call, None for nothing. Returns the excepthook "
-     "of "
-     "the call before."},
+     "_watch_end(on_uncaught, excepthook, /)\n--\n\n"
+     "What excepthook() of this module calls, None for nothing. Returns the excepthook of the call "
+     "before."},
     {"_expect_signal", mt_py_expect_signal, METH_NOARGS,
      "_expect_signal()\n--\n\n"
      "Hand SIGTERM and SIGHUP over to _wait_for_signal(), where the program has no handler. False "
@@ -191,10 +185,11 @@ static PyMethodDef methods[] = {
      "Wait for the signal and return its number: the process ends 2 seconds later. 0 after "
      "_stop_waiting()."},
     {"_stop_waiting", mt_py_stop_waiting, METH_NOARGS, "_stop_waiting()\n--\n\n"},
-    {"_write_at_exit", mt_py_write_at_exit, METH_VARARGS,
-     "_write_at_exit(clean, failed, before, after, /)\n--\n\n"
-     "When the process ends, write to its standard error: clean for exit code 0 and failed for 1, "
-     "unless they are empty; else before, the code as a number, and after."},
+    {"_run_last", mt_py_run_last, METH_VARARGS,
+     "_run_last(words, instead, at_exit, /)\n--\n\n"
+     "Run a command, a tuple of bytes, and wait for it; where it fails, write `instead` to the "
+     "standard error. At exit: do so when the process ends, after everything else, and not in a "
+     "forked child."},
     {"_python_bytes", mt_py_python_bytes, METH_NOARGS, "_python_bytes()\n--\n\n"},
     {"_traced", mt_py_traced, METH_NOARGS, "_traced()\n--\n\n"},
     {"_traced_at", mt_py_traced_at, METH_O, "_traced_at(object, /)\n--\n\n"},
@@ -276,7 +271,7 @@ module_free(void *module)
 static PyModuleDef_Slot slots[] = {
     {Py_mod_exec, module_exec},
 #if PY_VERSION_HEX >= 0x030C0000
-    /* What it hears of (calls of modules, SystemExit, signals) is the process's. */
+    /* What it hears of (calls of modules, signals) is the process's. */
     {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
 #endif
     {0, NULL},

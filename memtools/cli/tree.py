@@ -25,7 +25,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from memtools import _core
 from memtools._base.file import folder_now, seen_from
@@ -33,14 +33,13 @@ from memtools._base.mapping import Descriptor
 from memtools._base.size import format_bytes
 from memtools._base.text import shown
 from memtools.cli.run import NOT_EXECUTABLE, NOT_FOUND
-from memtools.monitor.inprocess import announce, announce_nothing, log_name, opened
+from memtools.monitor.inprocess import announce, discard, log_name, opened
 from memtools.monitor.log import open_record
 from memtools.monitor.run import columns
 from memtools.record import kills
 from memtools.record.events import signal_name
 from memtools.record.kinds import End, Event, GuardAct, Start, payload
-from memtools.record.record import read_record
-from memtools.record.summary import write_summary
+from memtools.record.summary import print_summary
 
 SIGNALLED = 128
 PASSED_ON = tuple(
@@ -281,15 +280,14 @@ def run_command(words: Sequence[str], args: argparse.Namespace) -> int:
         reason = "cannot be executed" if exists else "is not found"
         print(f"memtools run: the command {shown(words[0])} {reason}", file=sys.stderr)
         return NOT_EXECUTABLE if exists else NOT_FOUND
-    announced = announce_nothing if args.quiet else announce
+    announced = discard if args.quiet else announce
     with opened(lambda: open_record(log_name(args.log), COLUMNS, words, announced)) as writer:
         tree = Tree(writer, args.limit)
         ended = run_recorded(words, args, tree)
     if isinstance(ended, int):
         return ended
     if not args.quiet:
-        record = read_record(writer.path)
-        write_summary(replace(record, path=seen_from(folder_now(), writer.path)), args.json)
+        print_summary(writer.path, seen_from(folder_now(), writer.path), as_json=args.json)
     return end_like(ended)
 
 

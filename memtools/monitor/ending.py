@@ -1,5 +1,5 @@
 """How this process is about to end, as far as the interpreter knows: by an exception that nobody
-caught, by sys.exit("text") or SystemExit("text").
+caught.
 
 Not by sys.last_value, which pytest, IPython and debuggers set for exceptions that end nothing; but
 for Ctrl-C that a hook of somebody else's printed, of which nothing else tells (interrupt()).
@@ -14,7 +14,6 @@ import os
 import re
 import resource
 import sys
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -29,7 +28,7 @@ ROOM = 192 - len("exit: ")  # bytes of what an end event says of an exception, i
 
 
 class Ending:
-    """What was heard; `failed` is what ends the process where its exit code is 1."""
+    """What was heard; `uncaught` is what ends the process where its exit code is 1."""
 
     def __init__(self) -> None:
         self.uncaught: End | None = None
@@ -37,15 +36,10 @@ class Ending:
         #: bytes of freed memory that malloc kept when the host's memory ran out, where they are in
         #: the way; None where they are not, or nobody knows
         self.idle_heap: int | None = None
-        self._exit: End | None = None
         #: limits of the process that refused what the exception that ends it asked for
         self.acted: list[Limit] = []
         #: called when an exception was not caught, before anything else
         self.on_uncaught: list[Callable[[], None]] = []
-
-    @property
-    def failed(self) -> End | None:
-        return self.uncaught or self._exit
 
     def hear_exception(self, error: BaseException) -> None:
         for call in self.on_uncaught:
@@ -66,15 +60,6 @@ class Ending:
         self.acted = []
         with contextlib.suppress(Exception):
             self.acted = limits_met(error, shortage(error))
-
-    def hear_exit(self, status: object) -> None:
-        """A text is printed by Python, and the code is 1. In another thread it ends that alone. The
-        last is the one that counts, as those before it have been caught."""
-        if threading.get_ident() != threading.main_thread().ident:
-            return
-        self._exit = None  # also where the text of this one cannot be had
-        if status is not None and not isinstance(status, int):
-            self._exit = end_with(status)
 
 
 def limits_met(error: BaseException, found: Shortage | None, root: str = "/") -> list[Limit]:
@@ -147,15 +132,13 @@ _before: list[Any] = []  # the hook that was there before the newest watch()
 
 def watch(*, whole_program: bool = False) -> None:
     """Hear of exceptions from now on. For a `whole_program`, whose first line is still to come,
-    also of sys.exit() and SystemExit, and whatever it puts back."""
+    also where it puts sys.__excepthook__ back."""
     if sys.excepthook is not _core.excepthook:
         _before[:] = [sys.excepthook]
-        _core._watch_end(ending.hear_exception, ending.hear_exit, sys.excepthook)
+        _core._watch_end(ending.hear_exception, sys.excepthook)
         sys.excepthook = _core.excepthook
     if whole_program:
         sys.__excepthook__ = _core.excepthook  # type: ignore[assignment]
-        sys.exit = _core.exit
-        _core._hear_system_exit()
 
 
 def unwatch() -> None:
@@ -164,7 +147,7 @@ def unwatch() -> None:
     if sys.excepthook is not _core.excepthook or sys.__excepthook__ is _core.excepthook:
         return
     sys.excepthook = _before[0]  # first: an interrupt after the call below would lose it
-    _core._watch_end(None, None, None)
+    _core._watch_end(None, None)
 
 
 def interrupt() -> End | None:

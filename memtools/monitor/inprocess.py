@@ -1,6 +1,9 @@
 """The inside of `memtools run train.py`: starts the monitor before the program, ends it after.
 
-    cli/boot/sitecustomize.py ──► begin(options) ──► the program ──► atexit, last of all: summary
+    cli/boot/sitecustomize.py ──► begin(options) ──► the program ──► atexit ──► exit(code)
+                                                                       │            │
+                                              the monitor's run ends ◄─┘            ▼
+                                              the code into run.mem, then cli/summary.py reads it
 
 Nothing here may change what the program does. Steps are those of torch's optimizers, counted by a
 hook that torch offers for it, and until an optimizer acts the calls of outermost modules, which are
@@ -16,9 +19,7 @@ import mmap
 import os
 import sys
 import threading
-import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -35,29 +36,15 @@ from memtools.leak.finding import LeakFinding
 from memtools.monitor import sharing, worker
 from memtools.monitor.ending import ending, interrupt, keep_interrupt, watch
 from memtools.monitor.log import ranked, refusal
-from memtools.record.kinds import End, payload
 
 if TYPE_CHECKING:
     from memtools import MemoryMonitor
 
 MODULES = "torch.nn.modules.module"
 PROCESSES = "multiprocessing.process"
-A_CODE = 987654321  # that no process ends with: another takes its place
-A_CODE_BYTES = str(A_CODE).encode()
 RESERVE = 16 << 20  # bytes
 KEPT_BACK = 16  # calls of modules: the first look of the leak test is at the sixteenth step
 KEPT_BACK_TO_TRAIN = 1024  # of them, where the program has made an optimizer that has not acted yet
-IN_A_PROCESS = """
-import sys
-root, path, name, as_json, how, ended_ns = sys.argv[1:]
-sys.path.insert(0, root)
-from dataclasses import replace
-from memtools.record.kinds import read
-from memtools.record.record import read_record, with_end
-from memtools.record.summary import write_summary
-record, end = replace(read_record(path), path=name), read("end", how.encode())[0]
-write_summary(with_end(record, end, int(ended_ns)) if end else record, as_json == "1")
-"""
 
 _Made = TypeVar("_Made")
 
@@ -235,8 +222,8 @@ def announce(text: str) -> None:
     _write(f"memtools: {shown_lines(text)}\n".encode(errors="backslashreplace"))
 
 
-def announce_nothing(*what: object) -> None:
-    """What `--quiet` says anything by."""
+def discard(*what: object) -> None:
+    """Print nothing, as `--quiet` asks."""
 
 
 def say(finding: LeakFinding, text: str) -> None:
@@ -269,7 +256,7 @@ _Voice = Callable[..., None]
 def _voices(options: dict[str, Any]) -> tuple[_Voice, _Voice, _Voice]:
     """What says a notice, a finding and a summary while the program runs."""
     if options["quiet"]:
-        return announce_nothing, announce_nothing, announce_nothing
+        return discard, discard, discard
     if options["json"]:
         return json_line("notice"), json_line("finding"), json_line("summary")
     return announce, say, print_summary
@@ -331,75 +318,51 @@ def _started(options: dict[str, Any]) -> MemoryMonitor:
 # --- the end --------------------------------------------------------------------------------------
 
 
-def _end(monitor: MemoryMonitor, counter: StepCounter, options: dict[str, Any], pid: int) -> None:
-    """End the run and write its summary, as the last of all atexit functions. The exit code is
-    known later, to exit() alone, which chooses among the texts that are prepared here; an end by
-    Ctrl-C does not come there."""
+class Summary:
+    """The summary of the run, which a process of its own prints when the run is over.
+
+    This process cannot: the exit code is known to exit() alone, when no Python runs any more, and a
+    program that has used up a limit of its memory leaves none for a summary. What starts the other
+    process is made here, before the program begins.
+
+    Args:
+        command: what prints the summary, without its arguments; see cli/summary.py.
+        path: of the record.
+        json: whether it is to be a line of JSON.
+    """
+
+    def __init__(self, command: Sequence[str], path: str, *, json: bool) -> None:
+        name = seen_from(folder_now(), path)
+        words = [*command, path, name, *(["--json"] if json else [])]
+        self._words = tuple(os.fsencode(word) for word in words)
+        wrote = f"memtools: Wrote {shown(name)}\n"  # all that is said where that process fails
+        self._instead = wrote.encode(errors="backslashreplace")
+
+    def print(self) -> None:
+        _core._run_last(self._words, self._instead, False)
+
+    def print_at_exit(self) -> None:
+        """Print it within exit(), after all that is registered there later."""
+        _core._run_last(self._words, self._instead, True)
+
+
+def _end(monitor: MemoryMonitor, counter: StepCounter, summary: Summary | None, pid: int) -> None:
+    """End the run as the last of all atexit functions, and have its summary printed."""
     if os.getpid() != pid:  # a forked child that ends as Python programs do
         return
     _core._stop_waiting()
     _reserve.clear()
-    path = str(monitor.record_path)
     how = interrupt()
     counter.end()
-    monitor._end(how)
-    if options["quiet"]:
+    if how is None:
+        if summary is not None:
+            summary.print_at_exit()
+        monitor._end(None)  # registers the end of the record, so that it comes before the summary
         return
-    run = monitor._last
-    assert run is not None
-    ended_ns = run.ended_ns or time.monotonic_ns()
-    try:
-        if how is not None:
-            _write(_summary(path, options, how, ended_ns))
-            keep_interrupt()
-        else:
-            _core._write_at_exit(*_texts(path, options, ended_ns))
-    except Exception:  # out of memory, for one; or the file is gone
-        _write_elsewhere(path, options, how or ending.failed, ended_ns)
-
-
-def _write_elsewhere(path: str, options: dict[str, Any], how: End | None, ended_ns: int) -> None:
-    """A program that has used up a limit of its process (RLIMIT_AS, RLIMIT_DATA) leaves no memory
-    for a summary: a process of its own, which has room under the same limit, writes it."""
-    root = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
-    try:
-        end = "" if how is None else payload(End.KIND, how).decode()
-        facts = [root, path, _name(path), str(int(options["json"])), end, str(ended_ns)]
-        words = [sys.executable, "-I", "-S", "-c", IN_A_PROCESS, *facts]
-        child = os.posix_spawn(sys.executable, words, {})
-        if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0:
-            return
-    except Exception:  # no memory for that either: one line is ready
-        pass
-    _write(f"memtools: Wrote {shown(_name(path))}\n".encode(errors="backslashreplace"))
-
-
-def _texts(path: str, options: dict[str, Any], ended_ns: int) -> tuple[bytes, bytes, bytes, bytes]:
-    """The summaries for exit code 0, for code 1 where it is known what ends the program, and what
-    stands before and after the number of any other code."""
-    failed = ending.failed
-    text = _summary(path, options, End(code=A_CODE), ended_ns)
-    before, found, after = text.rpartition(A_CODE_BYTES)
-    known = _summary(path, options, failed or End(code=0), ended_ns)
-    return (b"" if failed else known), (known if failed else b""), before, after if found else b""
-
-
-def _summary(path: str, options: dict[str, Any], how: End | None, ended_ns: int) -> bytes:
-    """The summary of the record; `how` the program ended and when are None where the record tells
-    that."""
-    from memtools.record.record import read_record, with_end
-    from memtools.record.summary import summary_text
-
-    record = replace(read_record(path), path=_name(path))
-    if how is not None:
-        record = with_end(record, how, ended_ns)
-    text = summary_text(record, options["json"])
-    return text.replace("\0", "\\0").encode(errors="backslashreplace")
-
-
-def _name(path: str) -> str:
-    """What the record is called in the folder in which the program was started."""
-    return seen_from(_started_in[0], path)
+    monitor._end(how)
+    if summary is not None:
+        summary.print()
+    keep_interrupt()
 
 
 def _write(text: bytes) -> None:
@@ -409,21 +372,20 @@ def _write(text: bytes) -> None:
         os.write(2, text)
 
 
-def _say_end_by_signal(monitor: MemoryMonitor, options: dict[str, Any]) -> None:
-    """On a thread of its own, of which the program sees nothing: waits for SIGTERM or SIGHUP, and
-    says what the run was like if Python lets it within 0.2 s. Then the process ends by the signal,
-    which the record tells already."""
+def _print_at_signal(monitor: MemoryMonitor, summary: Summary) -> None:
+    """On a thread of its own, which the program does not see: wait for SIGTERM or SIGHUP, and print
+    the summary if Python lets this thread run within 0.2 s. Then the process ends by the signal,
+    which is in the record already."""
     number = _core._wait_for_signal()
     if number == 0:
         return
-    _reserve.clear()
-    with contextlib.suppress(Exception):
-        _write(_summary(str(monitor.record_path), options, None, 0))
+    if monitor._live is not None:
+        monitor._live.sampler.stop()  # or the process that prints would be in the samples
+    summary.print()
     os.kill(os.getpid(), number)
 
 
 _running: list[MemoryMonitor] = []
-_started_in: list[str] = []  # the folder, which the program may leave
 
 
 def record_path() -> str | None:
@@ -432,13 +394,12 @@ def record_path() -> str | None:
     return None if path is None else os.fspath(path)
 
 
-#: room for the summary of a program that ends because it has none
+#: memory for the end of the run, where the program has used up its own
 _reserve: list[mmap.mmap] = []
 
 
 def begin(options: dict[str, Any]) -> None:
     """Start the monitor with the options of `memtools run`; sitecustomize.py calls it."""
-    _started_in.append(folder_now())
     try:
         monitor = _started(options)
         if options["guard"] is not None:
@@ -453,7 +414,10 @@ def begin(options: dict[str, Any]) -> None:
     with contextlib.suppress(OSError):  # not touched, it takes addresses and no memory
         _reserve.append(mmap.mmap(-1, RESERVE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
     ending.on_uncaught.append(_reserve.clear)
-    if not options["quiet"] and _core._expect_signal():
-        process.start_thread(_say_end_by_signal, monitor, options)
+    summary = None
+    if not options["quiet"]:
+        summary = Summary(options["summary"], str(monitor.record_path), json=options["json"])
+        if _core._expect_signal():
+            process.start_thread(_print_at_signal, monitor, summary)
     # Registered first, so called last: after the program's own, and after its threads have ended.
-    process.at_exit(_end, monitor, counter, options, os.getpid())
+    process.at_exit(_end, monitor, counter, summary, os.getpid())

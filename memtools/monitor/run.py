@@ -340,7 +340,7 @@ class Run:
             now = kills.read_counters(self.probe, self._root)
             for counters in kills.counters_to_write(self._counters, now):
                 self.log.event("counters", counters)
-        if how.exception if how is not None else ending.ending.failed:
+        if how.exception if how is not None else ending.ending.uncaught:
             for limit in ending.ending.acted:
                 self.log.event("limit", limit)
             self._note_room()
@@ -397,7 +397,7 @@ class Run:
     def _finish(self, how: End | None) -> None:
         self.ended_ns = self.ended_ns or time.monotonic_ns()
         if how is None:
-            self.log.close_at_exit(ending.ending.failed, self.ended_ns)
+            self.log.close_at_exit(ending.ending.uncaught, self.ended_ns)
         else:
             if self._writes_end.acquire(blocking=False):
                 self.log.event("end", how, time_ns=self.ended_ns)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import IO, Any
 
 from memtools import _core
@@ -281,17 +281,8 @@ def _end_by_signal(data: dict[str, Any]) -> tuple[RecordEvent, ...]:
     if not data["signal"]:
         return ()
     end = kinds.End(signal=signal_name(data["signal"]))
-    return (_end_event(data["events_total"], data["signal_ns"], end),)
-
-
-def _end_event(number: int, time_ns: int, end: kinds.End) -> RecordEvent:
-    return RecordEvent(number, time_ns, 0, None, end.KIND, end.sentence(), end)
-
-
-def with_end(record: Record, end: kinds.End, time_ns: int) -> Record:
-    """The record as it will be once its process has ended, which it is about to."""
-    events = (*record.events, _end_event(record.events_total, time_ns, end))
-    return replace(record, events=events, events_total=record.events_total + 1, written=False)
+    number, time_ns = data["events_total"], data["signal_ns"]
+    return (RecordEvent(number, time_ns, 0, None, end.KIND, end.sentence(), end),)
 
 
 def _buckets(names: list[str], width: int, parts: list[memoryview]) -> Buckets:

@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from memtools._base.oom import remedy
@@ -16,7 +17,7 @@ from memtools._base.text import count, duration, shown
 from memtools.record.figures import Figures, figures_of
 from memtools.record.kinds import GuardAct
 from memtools.record.peaks import WORTH, as_json, headline, peak_of, to_do
-from memtools.record.record import Record
+from memtools.record.record import Record, read_record
 
 _DEVICE = re.compile(r"cuda\d+_reserved")
 ACTS = 3  # lines of them
@@ -120,8 +121,15 @@ def summary_text(record: Record, as_json: bool) -> str:
     return "".join(f"memtools: {line}\n" for line in summary_lines(figures))
 
 
-def write_summary(record: Record, as_json: bool) -> None:
-    """To file descriptor 2, past whatever the program made of sys.stderr; one that is closed, or
-    whose reader has gone, is no error."""
+def print_summary(path: str, name: str, *, as_json: bool) -> None:
+    """Print the summary of a record to the standard error. It is no error that this is closed, or
+    that its reader has gone.
+
+    Args:
+        path: of the record.
+        name: what the record is called in the summary.
+        as_json: as one line of JSON.
+    """
+    text = summary_text(replace(read_record(path), path=name), as_json)
     with contextlib.suppress(OSError):
-        os.write(2, summary_text(record, as_json).encode(errors="backslashreplace"))
+        os.write(2, text.replace("\0", "\\0").encode(errors="backslashreplace"))

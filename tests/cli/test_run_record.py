@@ -36,31 +36,14 @@ CODES = {
     "pass": "code 0",
     "import sys; sys.exit()": "code 0",
     "import sys; sys.exit(3)": "code 3",
-    "import sys; sys.exit('no')": "code 1: no",
-    "import sys; sys.exit(['no', 1])": "code 1: ['no', 1]",
-    "raise SystemExit('no')": "code 1: no",
-    "raise SystemExit('no such file\\nin the folder')": "code 1: no such file",
-    "raise SystemExit('no', 3)": "code 1: ('no', 3)",
-    "raise SystemExit(ValueError('no'))": "code 1: no",
-    "exit('no')": "code 1: no",
-    "class Own(SystemExit): pass\nraise Own('no')": "code 1: no",
-    "class Own(SystemExit):\n def __init__(self, n): super().__init__(f'no {n}')\nraise Own(3)": (
-        "code 1: no 3"
-    ),
-    "def f(): raise SystemExit('no')\ntry: f()\nfinally: print('bye')": "code 1: no",
-    "raise SystemExit('no ' + 'more ' * 99)": "code 1: no " + "more " * 34 + "...",
-    "raise SystemExit('--token abc')": "code 1: --token ***",
-    "raise SystemExit(None)": "code 0",
-    "try: raise SystemExit('no')\nexcept SystemExit: raise SystemExit(1)": "code 1",
-    "try: raise SystemExit('no')\nexcept SystemExit: pass": "code 0",
-    "class Mute:\n def __str__(self): 1 / 0\n"
-    "try: raise SystemExit('no')\nexcept SystemExit: raise SystemExit(Mute())": "code 1",
-    "try: raise SystemExit('no')\nexcept SystemExit: 1 / 0": (
-        "exception ZeroDivisionError: division by zero"
-    ),
+    "import sys; sys.exit('no')": "code 1",
+    "raise SystemExit('no')": "code 1",
+    "class Own(SystemExit): pass\nraise Own(4)": "code 4",
     "import sys\ntry: sys.exit('no')\nexcept SystemExit: pass": "code 0",
     "import sys\ntry: sys.exit('no')\nexcept SystemExit: sys.exit(2)": "code 2",
-    "import sys\ntry: sys.exit('no')\nexcept SystemExit: sys.exit(1)": "code 1",
+    "import sys\ntry: sys.exit('no')\nexcept SystemExit: 1 / 0": (
+        "exception ZeroDivisionError: division by zero"
+    ),
     "import sys\ntry: 1 / 0\nexcept Exception as e: sys.last_value = e": "code 0",
     "import sys\ntry: 1 / 0\nexcept Exception as e: sys.last_value = e; sys.exit(1)": "code 1",
     "import sys\ntry: 1 / 0\nexcept Exception: sys.excepthook(*sys.exc_info())": "code 0",
@@ -71,8 +54,6 @@ CODES = {
     "import threading as t; t.Thread(target=lambda: 1 / 0).start()": "code 0",
     "import sys, threading as t; t.Thread(target=lambda: sys.exit('no')).start(); "
     "raise SystemExit(1)": "code 1",
-    "import sys, threading as t\ndef f(): raise SystemExit('no')\n"
-    "a = t.Thread(target=f); a.start(); a.join(); sys.excepthook = print; 1 / 0": "code 1",
     "raise SystemExit(256 + 7)": "code 7",
     "1 / 0": "exception ZeroDivisionError: division by zero",
     "raise KeyboardInterrupt": "exception KeyboardInterrupt",
@@ -428,6 +409,21 @@ def test_a_program_that_used_up_its_own_limit_gets_a_summary_that_names_it(tmp_p
     assert "Exception ignored" not in errors
     assert "It ran out of memory: exception MemoryError; RLIMIT_AS of " in errors
     assert errors.splitlines()[-1].endswith("for details: memtools explain run.mem")
+
+
+@pytest.mark.slow
+def test_a_summary_that_cannot_be_made_leaves_the_name_of_the_record(tmp_path: Path) -> None:
+    """No process that prints it finds room under the limit that the program has left behind."""
+    program = """
+        import atexit, resource, time
+        time.sleep(0.1)  # memtools' threads have begun
+        atexit.register(resource.setrlimit, resource.RLIMIT_AS, (20 << 20, 20 << 20))
+    """
+    write(tmp_path, program)
+    found = run(tmp_path, "--log", "a\x1b.mem", "train.py")
+    assert found.returncode == 0
+    assert found.stderr.splitlines()[-1] == rb"memtools: Wrote a\x1b.mem"
+    assert memtools.read_record(tmp_path / "a\x1b.mem").complete
 
 
 FREED = """

@@ -57,7 +57,7 @@ KINDS = {
     r"|threads|time|uchar|wchar|wctype)\.h",
     "simd": r"(emmintrin|immintrin|arm_neon)\.h",
     "threads": r"pthread\.h",
-    "host": r"(dirent|dlfcn|endian|fcntl|features|link|malloc|poll|sched|semaphore|strings"
+    "host": r"(dirent|dlfcn|endian|fcntl|features|link|malloc|poll|sched|semaphore|spawn|strings"
     r"|syscall|ucontext|unistd)\.h|(sys|linux|asm)/.*",
     "c++": r"[a-z_]+",
 }

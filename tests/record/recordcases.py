@@ -8,8 +8,6 @@ import tempfile
 import threading
 from collections.abc import Callable
 
-import pytest
-
 from memtools import _core
 from tests.kit.refusals import refused
 
@@ -48,14 +46,9 @@ def kept() -> None:
         os.unlink(writer.kept)
 
 
-def leaves(call: Case) -> None:
-    with pytest.raises(SystemExit):
-        call()
-
-
 def watched() -> None:
-    before = _core._watch_end(print, print, print)
-    _core._watch_end(None, None, before)
+    before = _core._watch_end(print, print)
+    _core._watch_end(None, before)
 
 
 class Called:
@@ -147,12 +140,6 @@ CASES: dict[str, list[Case]] = {
         lambda: _core.excepthook(ValueError, ValueError(), None),
         lambda: refused(TypeError, lambda: _core.excepthook(ValueError)),  # type: ignore[call-arg]
     ],
-    "exit": [
-        lambda: leaves(lambda: _core.exit()),
-        lambda: leaves(lambda: _core.exit("text")),
-        lambda: refused(TypeError, lambda: _core.exit(1, 2)),  # type: ignore[call-arg]
-    ],
-    "_hear_system_exit": [_core._hear_system_exit],
     "_watch_end": [
         watched,
         lambda: refused(TypeError, lambda: _core._watch_end(None)),  # type: ignore[call-arg]
@@ -166,9 +153,13 @@ CASES: dict[str, list[Case]] = {
     "_expect_signal": [expected],
     "_wait_for_signal": [expected],
     "_stop_waiting": [_core._stop_waiting],
-    "_write_at_exit": [  # what it takes, it keeps to the end of the process
-        lambda: refused(TypeError, lambda: _core._write_at_exit(b"", b"", b"")),  # type: ignore[call-arg]
-        lambda: refused(ValueError, lambda: _core._write_at_exit(b"", b"\0", b"", b"")),
+    "_run_last": [  # what it takes at exit, it keeps to the end of the process
+        lambda: _core._run_last((b"/nosuch",), b"", False),
+        lambda: refused(ValueError, lambda: _core._run_last((), b"", False)),
+        lambda: refused(ValueError, lambda: _core._run_last((b"a", b"\0"), b"", True)),
+        lambda: refused(ValueError, lambda: _core._run_last((b"a",), b"\0", True)),
+        lambda: refused(TypeError, lambda: _core._run_last((b"a", "b"), b"", True)),  # type: ignore[arg-type]
+        lambda: refused(TypeError, lambda: _core._run_last([b"a"], b"", True)),  # type: ignore[arg-type]
     ],
     "RecordWriter.closed": [lambda: WRITER.closed],
     "RecordWriter.nbytes": [lambda: WRITER.nbytes],

@@ -42,7 +42,6 @@ struct mt_peaks;                                /* see core/monitor/peaks.h */
     X(PyTypeObject, Contents)                                                                      \
     /* See ending.h; NULL: not set. */                                                             \
     X(PyObject, on_uncaught)                                                                       \
-    X(PyObject, on_exit_call)                                                                      \
     X(PyObject, excepthook_before)                                                                 \
     X(PyObject, excepthook_first)                                                                  \
     /* The connection to torch: NULL until there is one. */                                        \

@@ -1,15 +1,17 @@
 /* ending.c -- how this file works.
  *
- * Three ways lead to the end of an interpreter, and each tells Python code before it is gone: an
- * exception that nobody caught (excepthook, which the interpreter calls with no frame below it), a
- * SystemExit (exit(), and the type's own __init__ from _hear_system_exit() on), and a signal, for
- * which a thread waits while the main thread stands still (os/record/endmark.h). What is to be
- * printed when the exit code is known lies in C, because no Python runs any more then. */
+ * An exception that nobody caught and a signal tell Python code before the interpreter is gone: the
+ * interpreter calls excepthook() with no frame below it, and for a signal a thread waits while the
+ * main thread stands still (os/record/endmark.h). The exit code is known to exit() alone, when no
+ * Python runs any more: who wants to say something then has a command run. */
 #include "py/monitor/ending.h"
 
-#include <stdio.h>
+#include <errno.h>
+#include <signal.h>
+#include <spawn.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "os/record/endmark.h"
@@ -19,11 +21,10 @@ PyObject *
 mt_py_watch_end(PyObject *module, PyObject *args)
 {
     mt_state *st = PyModule_GetState(module);
-    PyObject *uncaught, *exit_call, *before, *was;
+    PyObject *uncaught, *before, *was;
 
-    if (!PyArg_ParseTuple(args, "OOO:_watch_end", &uncaught, &exit_call, &before)) return NULL;
+    if (!PyArg_ParseTuple(args, "OO:_watch_end", &uncaught, &before)) return NULL;
     Py_XSETREF(st->on_uncaught, Py_NewRef(uncaught));
-    Py_XSETREF(st->on_exit_call, Py_NewRef(exit_call));
     was = st->excepthook_before;
     st->excepthook_before = Py_NewRef(before);
     if (st->excepthook_first == NULL && before != Py_None) st->excepthook_first = Py_NewRef(before);
@@ -67,58 +68,6 @@ mt_py_excepthook(PyObject *module, PyObject *args)
     st->in_excepthook = again;
     Py_DECREF(before);
     return result;
-}
-
-PyObject *
-mt_py_exit(PyObject *module, PyObject *const *args, Py_ssize_t n)
-{
-    mt_state *st = PyModule_GetState(module);
-    PyObject *status = n > 0 ? args[0] : Py_None;
-
-    if (n > 1) return PyErr_Format(PyExc_TypeError, "exit expected at most 1 argument, got %zd", n);
-    tell(st->on_exit_call, status);
-    PyErr_SetObject(PyExc_SystemExit, status);
-    return NULL;
-}
-
-/* SystemExit's own, from the first call of _hear_system_exit() on; NULL before. */
-static initproc system_exit_init;
-
-/* Every SystemExit that is made, as the one that ends the process reaches no hook. By the module's
- * name: a type of the interpreter leads to no module, and each interpreter has its own. */
-static int
-heard_system_exit(PyObject *self, PyObject *args, PyObject *kwargs)
-{
-    PyObject *name, *module, *code;
-
-    if (system_exit_init(self, args, kwargs) < 0) return -1;
-    name = PyUnicode_FromString(mt_module.m_name);
-    module = name == NULL ? NULL : PyImport_GetModule(name);
-    if (module != NULL && PyModule_Check(module) && PyModule_GetDef(module) == &mt_module) {
-        code = ((PySystemExitObject *)self)->code;
-        tell(((mt_state *)PyModule_GetState(module))->on_exit_call, code == NULL ? Py_None : code);
-    }
-    PyErr_Clear();
-    Py_XDECREF(module);
-    Py_XDECREF(name);
-    return 0;
-}
-
-PyObject *
-mt_py_hear_system_exit(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
-{
-    PyTypeObject *type = (PyTypeObject *)PyExc_SystemExit;
-    PyObject *method; /* what derived classes call, and take for their own where they have none */
-
-    if (system_exit_init != NULL) Py_RETURN_NONE;
-    if ((method = PyObject_GetAttrString(PyExc_SystemExit, "__init__")) == NULL) return NULL;
-    if (Py_IS_TYPE(method, &PyWrapperDescr_Type)) {
-        system_exit_init = type->tp_init;
-        type->tp_init = heard_system_exit;
-        ((PyWrapperDescrObject *)method)->d_wrapped = heard_system_exit;
-    }
-    Py_DECREF(method);
-    Py_RETURN_NONE;
 }
 
 /* On the main thread, at its next instruction of Python: by default the program would have ended.
@@ -168,68 +117,113 @@ mt_py_stop_waiting(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
     Py_RETURN_NONE;
 }
 
-/* --- what is said when the exit code is known --- */
+/* --- the last command --- */
 
-enum { CLEAN, FAILED, BEFORE, AFTER, TEXTS };
-
-typedef struct last_words {
+typedef struct last_command {
     mt_forkmark *home;
-    char *text[TEXTS];
-} last_words;
+    char *instead; /* what is written where the command cannot be run or fails */
+    char *words[]; /* NULL is the end */
+} last_command;
 
-static void
-write_all(const char *text)
+/* The signals that this thread blocks would be blocked in the command too, and Ctrl-C not end it. */
+static int
+spawn(const last_command *last, pid_t *child)
 {
-    (void)!write(STDERR_FILENO, text, strlen(text));
+    posix_spawnattr_t attributes;
+    sigset_t none;
+    int failed = posix_spawnattr_init(&attributes);
+
+    if (failed != 0) return failed;
+    sigemptyset(&none);
+    (void)posix_spawnattr_setsigmask(&attributes, &none);
+    (void)posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
+    failed = posix_spawn(child, last->words[0], NULL, &attributes, last->words, environ);
+    posix_spawnattr_destroy(&attributes);
+    return failed;
 }
 
+/* A program that ignores SIGCHLD has no status to wait for: then `ended` stays 0. */
 static void
-write_last_words(int status, void *ctx)
+run_last_command(const last_command *last)
 {
-    const last_words *words = ctx;
-    char code[16];
+    pid_t child;
+    int ended = 0;
 
-    if (!mt_forkmark_is_home(words->home)) return;
-    status &= 0xFF;
-    if (status == 0 && words->text[CLEAN][0] != 0) {
-        write_all(words->text[CLEAN]);
-    } else if (status == 1 && words->text[FAILED][0] != 0) {
-        write_all(words->text[FAILED]);
+    if (spawn(last, &child) != 0) {
+        ended = 1;
     } else {
-        snprintf(code, sizeof code, "%d", status);
-        write_all(words->text[BEFORE]);
-        write_all(code);
-        write_all(words->text[AFTER]);
+        while (waitpid(child, &ended, 0) == -1 && errno == EINTR)
+            ;
     }
+    if (ended != 0) (void)!write(STDERR_FILENO, last->instead, strlen(last->instead));
 }
 
 static void
-free_last_words(last_words *words)
+run_at_exit(int Py_UNUSED(status), void *ctx)
 {
-    if (words == NULL) return;
-    mt_forkmark_free(words->home);
-    for (size_t i = 0; i < TEXTS; i++)
-        free(words->text[i]);
-    free(words);
+    const last_command *last = ctx;
+
+    if (mt_forkmark_is_home(last->home)) run_last_command(last);
 }
 
-/* It is kept to the end of the process. on_exit is glibc's: atexit does not tell the status. */
-PyObject *
-mt_py_write_at_exit(PyObject *Py_UNUSED(module), PyObject *args)
+static void
+free_last_command(last_command *last)
 {
-    const char *given[TEXTS];
-    last_words *words;
-    bool kept = true;
+    if (last == NULL) return;
+    mt_forkmark_free(last->home);
+    free(last->instead);
+    for (char **word = last->words; *word != NULL; word++)
+        free(*word);
+    free(last);
+}
 
-    if (!PyArg_ParseTuple(args, "yyyy:_write_at_exit", &given[CLEAN], &given[FAILED],
-                          &given[BEFORE], &given[AFTER]))
+/* NULL with an exception. */
+static last_command *
+make_last_command(PyObject *words, const char *instead)
+{
+    Py_ssize_t n = PyTuple_GET_SIZE(words);
+    last_command *last = calloc(1, sizeof *last + ((size_t)n + 1) * sizeof last->words[0]);
+    char *word;
+
+    if (last == NULL) goto no_memory;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        if (PyBytes_AsStringAndSize(PyTuple_GET_ITEM(words, i), &word, NULL) < 0) goto failed;
+        if ((last->words[i] = strdup(word)) == NULL) goto no_memory;
+    }
+    if ((last->instead = strdup(instead)) == NULL) goto no_memory;
+    if (mt_forkmark_new(&last->home, NULL) != MT_OK) goto no_memory;
+    return last;
+
+no_memory:
+    PyErr_NoMemory();
+failed:
+    free_last_command(last);
+    return NULL;
+}
+
+/* At exit it is kept to the end of the process. on_exit is glibc's, and so is its order with that
+ * of RecordWriter._close_at_exit; torch itself comes for glibc only. */
+PyObject *
+mt_py_run_last(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *words;
+    const char *instead;
+    int at_exit;
+    last_command *last;
+
+    if (!PyArg_ParseTuple(args, "O!yp:_run_last", &PyTuple_Type, &words, &instead, &at_exit))
         return NULL;
-    if ((words = calloc(1, sizeof *words)) == NULL) return PyErr_NoMemory();
-    for (size_t i = 0; i < TEXTS; i++)
-        kept = kept && (words->text[i] = strdup(given[i])) != NULL;
-    if (kept && mt_forkmark_new(&words->home, NULL) == MT_OK &&
-        on_exit(write_last_words, words) == 0)
-        Py_RETURN_NONE;
-    free_last_words(words);
-    return PyErr_NoMemory();
+    if (PyTuple_GET_SIZE(words) == 0)
+        return PyErr_Format(PyExc_ValueError, "a command has at least one word");
+    if ((last = make_last_command(words, instead)) == NULL) return NULL;
+    if (at_exit) {
+        if (on_exit(run_at_exit, last) == 0) Py_RETURN_NONE;
+        free_last_command(last);
+        return PyErr_NoMemory();
+    }
+    Py_BEGIN_ALLOW_THREADS;
+    run_last_command(last);
+    Py_END_ALLOW_THREADS;
+    free_last_command(last);
+    Py_RETURN_NONE;
 }
