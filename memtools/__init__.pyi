@@ -2,6 +2,7 @@
 
 from memtools._base.devices import DeviceMemory as DeviceMemory
 from memtools._base.devices import device_memory as device_memory
+from memtools._base.handle import Handle as Handle
 from memtools._census.census import Census as Census
 from memtools._census.census import census as census
 from memtools._census.holders import Holder as Holder
@@ -9,7 +10,6 @@ from memtools._census.holders import holder_of as holder_of
 from memtools._version import __version__ as __version__
 from memtools.allocators.settings import allocator_settings as allocator_settings
 from memtools.budget import Budget as Budget
-from memtools.cleanup.engine import CleanupHandle as CleanupHandle
 from memtools.cleanup.generation import generation as generation
 from memtools.cleanup.managed import managed as managed
 from memtools.cleanup.policy import CleanupPolicy as CleanupPolicy
@@ -34,14 +34,12 @@ from memtools.kv.pool import KVPool as KVPool
 from memtools.kv.pool import KVStats as KVStats
 from memtools.leak.detector import LeakDetector as LeakDetector
 from memtools.leak.finding import LeakFinding as LeakFinding
-from memtools.monitor.guards import Handle as Handle
 from memtools.monitor.guards import Pressure as Pressure
 from memtools.monitor.host import HostMemory as HostMemory
 from memtools.monitor.host import host_memory as host_memory
 from memtools.monitor.monitor import MemoryMonitor as MemoryMonitor
 from memtools.monitor.phases import Phase as Phase
 from memtools.monitor.readings import Headroom as Headroom
-from memtools.monitor.voice import LeakHandle as LeakHandle
 from memtools.record.record import Record as Record
 from memtools.record.record import read_record as read_record
 from memtools.trajectory.settings import UpdateSettings as UpdateSettings

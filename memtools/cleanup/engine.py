@@ -24,6 +24,7 @@ from memtools._base import process, running
 from memtools._base.decorate import as_callback
 from memtools._base.devices import seen_devices
 from memtools._base.environment import is_off
+from memtools._base.handle import Handle
 from memtools._base.size import parse_bytes
 from memtools._base.torch import process_group
 from memtools._census.cycles import Inspector
@@ -106,30 +107,11 @@ class CleanupCall(NamedTuple):
     reasons: tuple[str, ...]
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class CleanupHandle:
-    """A callback of a policy. `cancel()` removes it, at any time, also from within it."""
+class Callback(NamedTuple):
+    """A callback of a policy: its name in the report, and the function."""
 
-    _engine: Engine
-    #: what the report calls it
     name: str
-    action: int  #: its number in the policy
-    #: the function that is called
     call: Callable[[CleanupCall], object]
-
-    @property
-    def active(self) -> bool:
-        """False after `cancel()`."""
-        return self._engine.callbacks.get(self.action) is self
-
-    def cancel(self) -> None:
-        """Remove the callback; safe to call twice."""
-        if self.active:
-            self._engine.callbacks.pop(self.action, None)
-            self._engine.set_rule(self.action, NEVER, 0)
-
-    def __repr__(self) -> str:
-        return f"<cleanup callback {self.name!r}{'' if self.active else ', cancelled'}>"
 
 
 class Done(NamedTuple):
@@ -273,8 +255,8 @@ class Engine:
         self._young_gain = 1.0
         #: what gc_young is to be while gc is managed; None: as it is
         self._young: Every | None = None
-        self.callbacks: dict[int, CleanupHandle] = {}
-        #: by action. A callback's name keeps its number, so that figures survive cancel() and add()
+        self.callbacks: dict[int, Callback] = {}
+        #: by action. A callback's name keeps its number, so that figures survive remove() and add()
         self.names: dict[int, str] = dict(NAMES)
         self.core = self._make_core(root)
 
@@ -336,7 +318,7 @@ class Engine:
         self.rules[action] = every, triggers
         self.core.set_rule(action, _asked(action, every, triggers))
 
-    def add(self, name: str, callback: Any, every: Cadence, pressure: bool) -> CleanupHandle:
+    def add(self, name: str, callback: Any, every: Cadence, pressure: bool) -> Handle:
         """A callback; see CleanupPolicy.add."""
         if type(name) is not str:
             raise TypeError(f"add(): a name is a str, got {type(name).__name__}")
@@ -349,17 +331,22 @@ class Engine:
         numbers = {known: number for number, known in self.names.items()}
         action = numbers.get(name, FIRST_CALLBACK + len(numbers) - len(NAMES))
         if action in self.callbacks:
-            raise ValueError(f"add(): there is a callback {name!r} already; cancel() it first")
+            raise ValueError(f"add(): there is a callback {name!r} already; remove it first")
         if action == FIRST_CALLBACK + MOST_CALLBACKS:
             raise ValueError(f"add(): a policy knows {MOST_CALLBACKS} names of callbacks at most")
         if not isinstance(pressure, bool):
             raise TypeError(f"add(): pressure is True or False, got {type(pressure).__name__}")
-        handle = CleanupHandle(self, name, action, as_callback(callback, "add()", "a CleanupCall"))
+        added = Callback(name, as_callback(callback, "add()", "a CleanupCall"))
         cadence = self.clocks.every(every, "every")
         self.names[action] = name
-        self.callbacks[action] = handle
+        self.callbacks[action] = added
         self.set_rule(action, cadence, HOST | DEVICE if pressure else 0)
-        return handle
+        return Handle(lambda: self._remove(action, added), f"<cleanup callback {name!r}>")
+
+    def _remove(self, action: int, added: Callback) -> None:
+        if self.callbacks.get(action) is added:
+            self.callbacks.pop(action, None)
+            self.set_rule(action, NEVER, 0)
 
     def when(self, action: int) -> tuple[Every, int, bool]:
         """Cadence and triggers of an action, and whether that is only while gc is managed."""
@@ -535,12 +522,12 @@ class Engine:
             return work_of(action, self.pools, looks and self._inspectors[action].due())
         if action in TRIGGERS:
             return None if self.why_not(action) else work_of(action, self.pools, False)
-        handle = self.callbacks.get(action)  # another thread may cancel it now
-        if handle is None:
+        added = self.callbacks.get(action)  # another thread may remove it now
+        if added is None:
             return None
         name = "cleanup" if clock is None else self.clocks.names[clock]
         call = CleanupCall(name, 0 if clock is None else self.core.ticks(clock), reasons)
-        return lambda: handle.call(call)
+        return lambda: added.call(call)
 
     def _do(self, action: int, work: Callable[[], Any], why: str) -> Outcome:
         before = self._done.get(action, Done())

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 from memtools._base.environment import is_off
+from memtools._base.handle import Handle
 from memtools.cleanup.actions import EMPTY_CACHE, GC, NAMES, POOL_TRIM, TRIM
 from memtools.cleanup.cadence import (
     EPOCH,
@@ -19,7 +20,7 @@ from memtools.cleanup.cadence import (
     Settings,
     Span,
 )
-from memtools.cleanup.engine import Cleaned, CleanupHandle, Engine
+from memtools.cleanup.engine import Cleaned, Engine
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -194,7 +195,7 @@ class CleanupPolicy:
 
     def add(
         self, name: str, callback: Any, every: Cadence = None, *, pressure: bool = False
-    ) -> CleanupHandle:
+    ) -> Handle:
         """Call `callback` on a schedule, or under memory pressure.
 
         What it frees and costs is in the report, and it backs off like every action that frees
@@ -206,7 +207,7 @@ class CleanupPolicy:
             every: its cadence; None: never by cadence.
             pressure: whether to call it also when memory is short.
 
-        Returns a handle with `cancel()`.
+        Returns a `Handle`, whose `remove()` removes the callback.
 
         Raises TypeError if an argument is of another type, ValueError if the name is in use, is
         that of a built-in action, or is one more than 10 different names.
@@ -232,7 +233,7 @@ class CleanupPolicy:
         """
         engine = self._engine
         known = {name: a for a, name in NAMES.items() if a in engine.rules}
-        known |= {handle.name: a for a, handle in engine.callbacks.items()}
+        known |= {added.name: a for a, added in engine.callbacks.items()}
         for name in actions:
             if name not in known:
                 raise ValueError(f"cleanup(): an action is one of {', '.join(known)}; got {name!r}")

@@ -75,7 +75,7 @@ class BoundedLoader:
                 method(pressure)
 
         handle = monitor.on_pressure(PRESSURE, shrink_loader)
-        weakref.finalize(self, handle.cancel).atexit = False
+        weakref.finalize(self, handle.remove).atexit = False
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._loader)

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -24,6 +25,7 @@ from memtools._base.decorate import as_callback
 from memtools._base.devices import DeviceMemory, parse_device
 from memtools._base.every import parse_every
 from memtools._base.file import as_path
+from memtools._base.handle import Handle
 from memtools._base.libraries import is_own
 from memtools._base.notice import logger
 from memtools._base.number import number, whole_number
@@ -33,13 +35,13 @@ from memtools.leak.detector import LeakDetector
 from memtools.leak.finding import LeakFinding, is_call
 from memtools.monitor import ending, handmade, host, oom, readings
 from memtools.monitor import run as monitor_run
-from memtools.monitor.guards import Callback, Handle, Watermarks
+from memtools.monitor.guards import Callback, Watermark, Watermarks
 from memtools.monitor.leakwatch import FIRST_LOOK, LeakWatch
 from memtools.monitor.log import ranked
 from memtools.monitor.phases import Phase, PhaseBook, PhaseTotals, phase_lines
 from memtools.monitor.readings import Headroom, HostTiers
 from memtools.monitor.run import MonitorSettings, Run
-from memtools.monitor.voice import LeakCallback, LeakHandle, Listeners, Printer
+from memtools.monitor.voice import LeakCallback, Listeners, Printer
 from memtools.record import kinds
 from memtools.record.kinds import End
 
@@ -158,7 +160,9 @@ class MemoryMonitor:
         self._has_warned = False  # that it was not started
         self._next_line = 0.0  # of log_memory, on the monotonic clock
         self._line_step: int | None = None  # of the newest line of log_memory
-        self._key_guard: Handle | None = None  # of MEMTOOLS_GUARD, until the program asks for one
+        self._key_guard: Watermark | None = (
+            None  # of MEMTOOLS_GUARD, until the program asks for one
+        )
         if keys.guard is not None:
             self._key_guard = self._watermarks.add(keys.guard, "raise", safe=True)
 
@@ -379,7 +383,7 @@ class MemoryMonitor:
         thread = threading.current_thread().name
         why = f"so far steps end on the thread {thread!r}, none on the main one"
         if fired:
-            waiting = [passed.handle for passed in self._watermarks.waiting(fired)]
+            waiting = [passed.watermark for passed in self._watermarks.waiting(fired)]
             self._cannot_act(run, waiting, f"{why}{ACTS}")
         if run.tests_leaks and run.sampler.step_count >= FIRST_LOOK and not run.untested:
             run.note_untested(f"the leak test does not run: {why}{LOOKS}")
@@ -426,7 +430,7 @@ class MemoryMonitor:
         wanted, marks, host = None, self._watermarks, run.readings.host
         for passed in marks.due(fired, host):
             pressure = marks.pressure(passed, host, run.limit_source, run.sampler.step_count)
-            wanted = marks.act(passed.handle, pressure, run.log) or wanted
+            wanted = marks.act(passed.watermark, pressure, run.log) or wanted
         if wanted is not None:
             raise wanted
 
@@ -434,9 +438,9 @@ class MemoryMonitor:
         """At the end: warn of a watermark that was passed when no safe point came any more, or that
         nobody could have seen."""
         run.waiting |= run.sampler.step(0)
-        waiting = [passed.handle for passed in self._watermarks.waiting(run.waiting)]
-        for handle, why in self._watermarks.unread():
-            self._cannot_act(run, [handle], why)
+        waiting = [passed.watermark for passed in self._watermarks.waiting(run.waiting)]
+        for watermark, why in self._watermarks.unread():
+            self._cannot_act(run, [watermark], why)
         if run.safe_ns == 0:
             self._cannot_act(run, waiting, f"the main thread called no step(){ACTS}")
             if run.untested and not self._settings.sums_up:  # else the summary says it
@@ -448,14 +452,14 @@ class MemoryMonitor:
             self._cannot_act(run, waiting, f"the main thread had stopped calling step(){ACTS}")
 
     def _say_who_cannot(self, run: Run) -> None:
-        for handle, why in self._watermarks.hopeless():
-            self._cannot_act(run, [handle], why)
+        for watermark, why in self._watermarks.hopeless():
+            self._cannot_act(run, [watermark], why)
 
-    def _cannot_act(self, run: Run, waiting: Sequence[Handle], why: str) -> None:
-        for handle in waiting:
-            event = kinds.Pressure("cannot act", handle=repr(handle), why=why)
+    def _cannot_act(self, run: Run, waiting: Sequence[Watermark], why: str) -> None:
+        for watermark in waiting:
+            event = kinds.Pressure("cannot act", handle=repr(watermark), why=why)
             aloud = not self._settings.sums_up  # which says it
-            run.log.warn(f"{handle!r} {id(handle)}", event, aloud=aloud)
+            run.log.warn(f"{watermark!r} {id(watermark)}", event, aloud=aloud)
 
     def on_pressure(self, fraction: float, callback: Callback, *, device: object = None) -> Handle:
         """Call a function when memory in use has risen above a part of the limit.
@@ -474,7 +478,7 @@ class MemoryMonitor:
                 in use, and the limit is its size; memory that comes and goes within a step counts,
                 too.
 
-        Returns a `Handle`, whose `cancel()` removes the callback.
+        Returns a `Handle`, whose `remove()` removes the callback.
 
         Raises ValueError if `fraction` is out of its range, if `device` is not one of these, or if
         there are 32 callbacks and guards already (a guard of the host above 0.5 counts twice, one
@@ -501,7 +505,7 @@ class MemoryMonitor:
                 `on_pressure`.
             device: whose memory is watched, as for `on_pressure`. None, the default: the host's.
 
-        Returns a `Handle`, whose `cancel()` removes the guard.
+        Returns a `Handle`, whose `remove()` removes the guard.
 
         Raises what `on_pressure` raises, and ValueError if `action` is another text.
         """
@@ -509,17 +513,16 @@ class MemoryMonitor:
             action = as_callback(action, "guard()", "a Pressure")
         elif action not in ("raise", "record"):
             raise ValueError(f'guard(): action is "raise", "record" or a function, {action!r}')
-        handle = self._wait(fraction, action, True, device)
-        if handle.device is None and self._key_guard is not None:
-            self._key_guard.cancel()
-            self._key_guard = None
-        return handle
+        return self._wait(fraction, action, True, device)
 
     def _wait(self, fraction: float, action: Callback | str, safe: bool, device: object) -> Handle:
-        handle, run = self._watermarks.add(fraction, action, safe, device), self._live
+        watermark, run = self._watermarks.add(fraction, action, safe, device), self._live
         if run is not None:
             self._say_who_cannot(run)
-        return handle
+        if safe and watermark.device is None and self._key_guard is not None:
+            self._watermarks.drop(self._key_guard)
+            self._key_guard = None
+        return Handle(partial(self._watermarks.drop, watermark), repr(watermark))
 
     def expect_growth(
         self,
@@ -578,7 +581,7 @@ class MemoryMonitor:
         watch = self._watch()
         return () if watch is None else watch.findings()
 
-    def on_leak(self, callback: LeakCallback | Callable[[], object]) -> LeakHandle:
+    def on_leak(self, callback: LeakCallback | Callable[[], object]) -> Handle:
         """Call a function in `step()`, on the main thread, as soon as something grows.
 
         It is called for findings of the grade `suspect` and above: once for each holder, once more
@@ -590,7 +593,7 @@ class MemoryMonitor:
                 An exception that it raises is reported once and does not reach the program. It may
                 call any method of the monitor, `step()` and `stop()` included.
 
-        Returns a `LeakHandle`, whose `cancel()` removes the callback.
+        Returns a `Handle`, whose `remove()` removes the callback.
 
         Raises TypeError if `callback` cannot be called with one argument or none, RuntimeError if
         the monitor was made with `leaks=False`.

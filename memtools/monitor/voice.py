@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 
 from memtools._base.decorate import name_of_callback
 from memtools._base.every import Every
+from memtools._base.handle import Handle
 from memtools._base.redact import harmless
 from memtools.leak.finding import RANK, Key, LeakFinding
 from memtools.monitor.log import Log
@@ -28,54 +29,32 @@ RENEWED = 0.1  # a rate that differs by more from that in the record is written 
 MOST_WORDS = 256  # of a run, through the logger: a program with ever new names is not a flood
 
 
-class LeakHandle:
-    """A registered callback of `on_leak`. `cancel()` removes it, at any time, also from within."""
-
-    __slots__ = ("_listeners", "action", "name")
-
-    def __init__(self, listeners: Listeners, action: LeakCallback) -> None:
-        self._listeners = listeners
-        #: the function that is called
-        self.action = action
-        #: what errors call the function
-        self.name = harmless(name_of_callback(action))
-
-    def cancel(self) -> None:
-        """Remove the callback. May be called twice."""
-        self._listeners.drop(self)
-
-    def __repr__(self) -> str:
-        return f"<on_leak {self.name}>"
-
-
 class Listeners:
-    """The callbacks of a monitor; they outlast a run."""
+    """The callbacks of a monitor, each as often as it was added; they outlast a run."""
 
-    __slots__ = ("_handles",)
+    __slots__ = ("_added",)
 
     def __init__(self) -> None:
-        self._handles: list[LeakHandle] = []
+        self._added: dict[object, LeakCallback] = {}
 
-    def add(self, action: LeakCallback) -> LeakHandle:
-        handle = LeakHandle(self, action)
-        self._handles.append(handle)
-        return handle
-
-    def drop(self, handle: LeakHandle) -> None:
-        if handle in self._handles:
-            self._handles.remove(handle)
+    def add(self, action: LeakCallback) -> Handle:
+        key = object()
+        self._added[key] = action
+        text = f"<on_leak {harmless(name_of_callback(action))}>"
+        return Handle(lambda: self._added.pop(key, None), text)
 
     def tell(self, finding: LeakFinding, log: Log) -> None:
         """Call each of them that is still there when its turn comes."""
-        for handle in tuple(self._handles):
-            if handle not in self._handles:
+        for key, action in tuple(self._added.items()):
+            if key not in self._added:
                 continue
             try:
-                handle.action(finding)
+                action(finding)
             except Exception as error:
+                name = harmless(name_of_callback(action))
                 log.complain(
-                    f"on_leak {id(handle)}",
-                    f"{handle.name}(), which waits for leaks, failed with "
+                    f"on_leak {id(key)}",
+                    f"{name}(), which waits for leaks, failed with "
                     f"{type(error).__name__}: {error}; training goes on, and this is said once",
                 )
 

@@ -101,8 +101,8 @@ def test_costs_of_an_earlier_run_are_not_held_against_this_one():
     with policy:
         steps(policy, 50)
     before = policy.report()["tidy"].total_ms / 1000
-    for handle in list(policy._engine.callbacks.values()):
-        handle.cancel()
+    for added in list(policy._engine.callbacks.items()):
+        policy._engine._remove(*added)
     with policy, warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         steps(policy, 200, 0.2)

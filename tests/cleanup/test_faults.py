@@ -77,7 +77,7 @@ def test_a_bad_argument_is_named(settings, error, words):
         (lambda p: p.add("a\nb", print), ValueError, "1 to 40 characters"),
         (lambda p: p.add("x" * 41, print), ValueError, "1 to 40 characters"),
         (lambda p: p.add("gc", print), ValueError, "'gc' is one of memtools' own"),
-        (lambda p: p.add("seen", print), ValueError, "a callback 'seen' already; cancel"),
+        (lambda p: p.add("seen", print), ValueError, "a callback 'seen' already; remove"),
         (lambda p: p.add("x", print, 0), ValueError, "every is 1 to"),
         (lambda p: p.add("x", print, pressure=1), TypeError, "pressure is True or False"),
     ],
@@ -151,7 +151,7 @@ def test_host_memory_pressure_and_interrupts_come_out_of_step(error: BaseExcepti
     def stop() -> None:
         raise error
 
-    policy.add("stop", stop, 2)
+    added = policy.add("stop", stop, 2)
     late = []
     policy.add("late", lambda: late.append(1), 2)
     policy.step()
@@ -161,7 +161,7 @@ def test_host_memory_pressure_and_interrupts_come_out_of_step(error: BaseExcepti
     if isinstance(error, KeyboardInterrupt):
         with pytest.raises(KeyboardInterrupt):
             policy.step()  # it was not done
-        policy._engine.callbacks[5].cancel()
+        added.remove()
     policy.step()
     assert late == [1], "what came after it is done at the next tick"
 
@@ -207,15 +207,15 @@ def test_another_policys_cleanup_within_a_callback_works():
     assert times(other, "gc") == 1
 
 
-def test_a_callback_may_add_and_cancel_others():
+def test_a_callback_may_add_and_remove_others():
     policy = quiet()
     said = []
 
     def first() -> None:
-        second.cancel()
+        second.remove()
         policy.add("third", lambda: said.append("third"), 1)
 
-    once = policy.add("first", lambda: (first(), once.cancel()), 1)
+    once = policy.add("first", lambda: (first(), once.remove()), 1)
     second = policy.add("second", lambda: said.append("second"), 1)
     policy.step()
     policy.step()
@@ -353,6 +353,6 @@ def test_an_object_of_a_callback_that_dies_is_let_go_with_the_handle():
     policy.step()
     del big
     assert gone.ref() is not None
-    handle.cancel()
+    handle.remove()
     del handle
     assert gone.ref() is None

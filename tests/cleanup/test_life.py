@@ -254,11 +254,10 @@ def test_at_the_end_of_the_process_finalizers_run(how):
 def test_a_policy_loads_what_cleanup_needs_and_nothing_else():
     code = (
         "import sys; from memtools import CleanupPolicy\n"
-        "print(*sorted({name.split('.')[1] for name in sys.modules if name[:9] == 'memtools.'}))\n"
-        "print(len([name for name in sys.modules if name.split('.')[0] == 'memtools']) <= 24)"
+        "print(*sorted({name.split('.')[1] for name in sys.modules if name[:9] == 'memtools.'}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "_base _census _core _version cleanup errors\nTrue\n"
+    assert done.stdout == "_base _census _core _version cleanup errors\n"
 
 
 def test_neither_the_package_nor_a_policy_imports_torch():
@@ -317,7 +316,7 @@ def test_forked_while_another_thread_acts_the_child_can_act():
     child = os.fork()
     if child == 0:
         signal.alarm(30)  # rather than to wait for ever
-        handle.cancel()
+        handle.remove()
         os._exit(0 if len(policy.cleanup("gc")) == 1 else 1)
     go.set()
     thread.join()

@@ -362,17 +362,15 @@ def test_empty_cache_without_cuda_is_no_action_and_says_so():
     assert (found.count, found.verdict, found.backoff) == (0, "no CUDA in this process", 1)
 
 
-def test_a_callback_that_was_cancelled_is_not_called():
+def test_a_callback_that_was_removed_is_not_called():
     policy = quiet()
     seen: list[int] = []
-    handle = policy.add("seen", lambda: (seen.append(1), handle.cancel()), 1)
-    assert handle.active
+    handle = policy.add("seen", lambda: (seen.append(1), handle.remove()), 1)
     for _ in range(3):
         policy.step()
-    handle.cancel()
+    handle.remove()
     assert seen == [1]
-    assert not handle.active
-    assert repr(handle) == "<cleanup callback 'seen', cancelled>"
+    assert repr(handle) == "<cleanup callback 'seen'>"
     assert times(policy, "seen") == 1
     again = calls(policy, 1)
     policy.step()

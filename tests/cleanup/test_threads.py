@@ -149,7 +149,7 @@ def test_reports_and_callbacks_come_and_go_meanwhile():
                 policy.step()
             elif number == 1:
                 handle = policy.add("mine", lambda: None, 1)
-                handle.cancel()
+                handle.remove()
             elif number == 2:
                 assert str(policy.report())
                 policy.reset_report()
@@ -174,6 +174,6 @@ def test_an_action_that_raised_keeps_nobody_out(error: type[BaseException]):
     else:
         with pytest.raises(KeyboardInterrupt):
             policy.cleanup("fail")
-    handle.cancel()
+    handle.remove()
     together(2, lambda _: policy.cleanup("gc"))
     assert times(policy, "gc") == 2

@@ -70,9 +70,9 @@ def test_a_monitor_takes_its_defaults_from_the_keys(tmp_path: Path) -> None:
         for options in ({}, {"log": "mine.mem", "limit": "5 GiB", "print_every": "1 h"}):
             with memtools.MemoryMonitor(**options) as monitor:
                 print(monitor.record_path, monitor._last.limit_source)
-                print(monitor._settings.print_every, monitor._watermarks.handles)
+                print(monitor._settings.print_every, monitor._watermarks.all)
                 handle = monitor.guard(0.5, "record")
-                print(monitor._watermarks.handles)
+                print(monitor._watermarks.all)
         """,
     )
     keys = {

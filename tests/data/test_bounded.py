@@ -128,12 +128,12 @@ def test_the_limit_drains_and_refills():
 def test_a_monitor_under_pressure_shrinks_it_while_it_lives():
     monitor = MemoryMonitor()
     loader = bounded(loader_of(num_workers=0), "1 MiB", monitor=monitor)
-    (handle,) = monitor._watermarks.handles
+    (handle,) = monitor._watermarks.all
     assert handle.fraction == 0.85
     handle.action("pressure")
     assert loader.allowed == 1
     del loader
-    assert monitor._watermarks.handles == ()
+    assert monitor._watermarks.all == ()
 
 
 def test_an_early_break_leaves_no_process_and_no_batch():

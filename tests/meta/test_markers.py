@@ -97,7 +97,7 @@ def test_what_public_functions_return_is_public():
     assert type(memtools.host_memory()) is memtools.HostMemory
     monitor = memtools.MemoryMonitor()
     assert type(monitor.guard(0.9)) is memtools.Handle
-    assert type(monitor.on_leak(print)) is memtools.LeakHandle
+    assert type(monitor.on_leak(print)) is memtools.Handle
     assert type(monitor.phase("forward")) is memtools.Phase
     assert {type(room) for room in monitor.headroom()} == {memtools.Headroom}
     store = memtools.TrajectoryStore(1, 2)
@@ -110,7 +110,7 @@ def test_what_public_functions_return_is_public():
     assert type(next(iter(epoch))) is memtools.types.TrajectoryChunk
     calls: list[memtools.types.CleanupCall] = []
     policy = memtools.CleanupPolicy()
-    assert type(policy.add("note", calls.append)) is memtools.CleanupHandle
+    assert type(policy.add("note", calls.append)) is memtools.Handle
     assert type(policy.cleanup("note")[0]) is memtools.types.Cleaned
     assert type(calls[0]) is memtools.types.CleanupCall
     assert type(policy.report().cycles) is memtools.types.CycleReport

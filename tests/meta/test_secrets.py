@@ -93,7 +93,6 @@ def test_no_repr_and_no_record_holds_the_environment(tmp_path: Path) -> None:
         "GroupGrowth",
         "Holder",
         "LeakFinding",
-        "LeakHandle",
         "Pressure",
         "Retry",
         "StepsLeft",

@@ -165,15 +165,16 @@ def test_who_gets_an_interrupt_out_of_stop_has_no_monitor_that_runs(
     hook, n, wrong = sys.excepthook, 0, list[object]()
     while True:
         m = monitor(path, leaks=False)
-        guard = m.guard(0.9, "record")
+        m.guard(0.9, "record")
+        (guard,) = m._watermarks.all
         m.start()
         hit = interrupted(module, n, functools.partial(end, m))
         if hit and n == 0 and module is monitor_monitor:
             assert m.running
             m.stop()
         left = (m.running, m in run._owners, threads(), sys.excepthook is not hook)
-        if left != (False, False, 0, False) or guard._bits or not read_record(path).complete:
-            wrong.append((n, *left, guard._bits))
+        if left != (False, False, 0, False) or guard.bits or not read_record(path).complete:
+            wrong.append((n, *left, guard.bits))
             m.stop()
             run._owners.discard(m)
         m.start()  # as ever
@@ -191,8 +192,8 @@ def test_marks_in_a_forked_child(root: Root) -> None:
         handle = m.guard(0.9)
 
         def child() -> None:
-            m.on_pressure(0.5, print).cancel()
-            handle.cancel()
+            m.on_pressure(0.5, print).remove()
+            handle.remove()
             m.start()
             m.on_pressure(0.5, print)
             use_all_of(m)
@@ -223,11 +224,11 @@ def test_marks_that_come_and_go_on_other_threads(root: Root) -> None:
         try:
             while not stop.is_set():
                 handles = [m.guard(0.5 + k / 100, "record") for k in range(3)]
-                doubly = [threading.Thread(target=handles[0].cancel) for _ in range(2)]
+                doubly = [threading.Thread(target=handles[0].remove) for _ in range(2)]
                 for thread in doubly:
                     thread.start()
                 for handle in handles:
-                    handle.cancel()
+                    handle.remove()
                 for thread in doubly:
                     thread.join()
         except BaseException as error:
@@ -245,16 +246,16 @@ def test_marks_that_come_and_go_on_other_threads(root: Root) -> None:
         stop.set()
         for thread in churners:
             thread.join()
-        assert m._watermarks.handles == ()
+        assert m._watermarks.all == ()
     assert faults == []
 
 
-def test_a_mark_cancelled_between_two_looks_at_it(root: Root) -> None:
+def test_a_watermark_removed_between_two_looks_at_it(root: Root) -> None:
     """As by another thread, at the worst moment."""
 
     class Bits(dict[int, Any]):
         def items(self) -> Any:
-            first.cancel()  # between the sampler's mask and the table
+            first.remove()  # between the sampler's mask and the table
             return super().items()
 
     class Handles(list[Any]):
@@ -272,10 +273,10 @@ def test_a_mark_cancelled_between_two_looks_at_it(root: Root) -> None:
         settle(m, root)
         m.step()
         assert called == ["second"]
-        (second,) = marks.handles
-        marks._handles = Handles(marks._handles)
-        second.cancel()
-        assert marks.handles == ()
+        (second,) = marks.all
+        marks._all = Handles(marks._all)
+        marks.drop(second)
+        assert marks.all == ()
         for share in (0.1, 0.95):
             root.use(share)
             settle(m, root)

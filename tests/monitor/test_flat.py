@@ -88,8 +88,8 @@ def test_guards_and_callbacks(rss: Callable[[], int]) -> None:
     with MemoryMonitor(device="cpu") as m:
 
         def work() -> None:
-            m.guard(0.99, "record").cancel()
-            m.on_pressure(0.9, lambda: None).cancel()
+            m.guard(0.99, "record").remove()
+            m.on_pressure(0.9, lambda: None).remove()
             m.step()
 
         flat(work, 2000, rss)

@@ -155,28 +155,28 @@ def test_stalls_alone_are_nothing(root: Root) -> None:
     assert acted == []
 
 
-def test_cancelled_ones_do_not_act(root: Root) -> None:
+def test_removed_ones_do_not_act(root: Root) -> None:
     acted: list[str] = []
     with monitor() as m:
         handle = m.on_pressure(0.9, lambda: acted.append("a"))
         guard = m.guard(0.9, lambda: acted.append("b"))
         root.use(0.95)
         settle(m, root)
-        handle.cancel()
-        handle.cancel()
-        guard.cancel()
+        handle.remove()
+        handle.remove()
+        guard.remove()
         m.step()
     assert acted == []
 
 
-def test_a_callback_may_cancel_another_and_itself(root: Root) -> None:
+def test_a_callback_may_remove_another_and_itself(root: Root) -> None:
     acted: list[str] = []
     with monitor() as m:
 
         def first() -> None:
             acted.append("first")
-            handle.cancel()
-            later.cancel()
+            handle.remove()
+            later.remove()
 
         handle = m.on_pressure(0.8, first)
         later = m.on_pressure(0.9, lambda: acted.append("later"))
@@ -429,15 +429,15 @@ def test_bad_arguments_change_nothing() -> None:
         m.guard(0.9, "kill")
     with pytest.raises(TypeError, match="takes neither a Pressure nor nothing"):
         m.on_pressure(0.9, lambda a, b: None)
-    assert m._watermarks.handles == ()
+    assert m._watermarks.all == ()
 
 
 def test_there_is_room_for_32_watermarks() -> None:
     m = monitor()
     handles = [m.on_pressure(0.9, print) for _ in range(32)]
-    with pytest.raises(ValueError, match="32 callbacks and guards wait already; cancel some"):
+    with pytest.raises(ValueError, match="32 callbacks and guards wait already; remove some"):
         m.on_pressure(0.9, print)
-    handles[0].cancel()
+    handles[0].remove()
     m.on_pressure(0.9, print)
     with m:
         assert m.running

@@ -71,7 +71,7 @@ def test_what_comes_and_goes_within_a_step_counts(device_program: Program) -> No
             first = told[0]
             assert (first.device, first.limit_bytes, first.fraction) == (0, 40 * GIB, 0.8)
             assert first.stalled_percent is None
-            handle.cancel()
+            handle.remove()
             device.hold(39 * GIB)
             settle(monitor, device)
             monitor.step()
@@ -185,7 +185,7 @@ def test_devices_that_are_none() -> None:
         with pytest.raises(ValueError, match="device"):
             memtools.device_memory(device)
     assert repr(m.guard(0.9, device=torch.device("cuda:1"))) == "<guard raise at 90% of cuda:1>"
-    assert len(m._watermarks.handles) == 3
+    assert len(m._watermarks.all) == 3
 
 
 def test_more_devices_than_there_is_room_for(cuda: FakeCuda) -> None:

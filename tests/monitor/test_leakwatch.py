@@ -1120,14 +1120,14 @@ def test_callbacks_that_raise_are_reported_once_and_training_goes_on(clock: Cloc
     assert [one.grade for one in heard] == [one.grade for one in program.said]
 
 
-def test_a_callback_may_cancel_itself_and_others(clock: Clock) -> None:
+def test_a_callback_may_remove_itself_and_others(clock: Clock) -> None:
     program, heard = Program(clock), list[str]()
 
     def first(_: LeakFinding) -> None:
         heard.append("first")
-        handles[0].cancel()
-        handles[1].cancel()
-        handles[1].cancel()
+        handles[0].remove()
+        handles[1].remove()
+        handles[1].remove()
 
     def second(_: LeakFinding) -> None:
         heard.append("second")
@@ -1294,7 +1294,7 @@ def test_a_callback_of_on_leak_may_call_back_in_and_stop(found: LeakFinding) -> 
         m.step()
     assert heard[0] == ("likely", "list a.b", 1)
     assert not m.running
-    handle.cancel()
+    handle.remove()
     with pytest.raises(TypeError, match="on_leak"):
         m.on_leak(5)  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="leaks=False"):
@@ -1379,7 +1379,7 @@ def test_a_monitor_may_be_started_anew_in_its_callback(found: LeakFinding) -> No
         assert m.running
         assert heard == [16, 16, 16], "of each run the first word"
         assert m.step_count == 60 - 32
-    handle.cancel()
+    handle.remove()
 
 
 def test_a_callback_may_add_another(clock: Clock) -> None:
