@@ -72,9 +72,6 @@ class GradAccumulator:
             2,000 by default.
         min_scale: the lowest loss scale, above 0 and at most init_scale; 1 by default.
         max_skips: how many updates left out in a row raise RuntimeError, at least 1; 50 by default.
-        main_grads: whether the gradients of bf16 and fp16 parameters are added up in fp32 during a
-            window and rounded once. It costs 4 bytes a parameter, less the 2 of the gradient.
-            False, the default: gradients are added up in the dtype of the parameter.
         micro_batch_size: the number of rows that `step()` begins with, at least 1. None, the
             default: the whole batch.
         ranks: the processes that train the model together. None, the default: look for
@@ -112,7 +109,6 @@ class GradAccumulator:
         growth_interval: int = 2000,
         min_scale: float = 1.0,
         max_skips: int = 50,
-        main_grads: bool = False,
         micro_batch_size: int | None = None,
         ranks: Any = None,
         overlap: bool = False,
@@ -129,19 +125,18 @@ class GradAccumulator:
             growth_interval=growth_interval,
             min_scale=min_scale,
             max_skips=max_skips,
-            main_grads=main_grads,
             micro_batch_size=micro_batch_size,
             overlap=overlap,
             monitor=monitor,
         )
-        check_model(model, optimizer, main_grads)
+        check_model(model, optimizer)
         self._settings = settings
         self._runner = runner = WindowRunner(model, optimizer, settings)
         self._advice = fused_advice(optimizer)
         self._block, self._back_off = Block(), None
         try:
             runner.ranks = find_ranks(model, self.parameters, ranks, overlap)
-            check_together(runner.ranks, main_grads, overlap, monitor is not None)
+            check_together(runner.ranks, self.parameters, overlap, monitor is not None)
             runner.attach()
         except BaseException:
             runner.release("it could not be made")
@@ -205,12 +200,9 @@ class GradAccumulator:
         return self._get_back_off().step(batch, loss_fn, split)
 
     def _get_back_off(self) -> BackOff:
-        """The back-off, which is made where it is needed: it sets malloc's thresholds, and leaves
-        the gradients of a micro-batch at the parameters until it is counted."""
+        """The back-off, which is made where it is needed: it sets malloc's thresholds."""
         if self._back_off is None:
             self._back_off = BackOff(self._runner, self._settings)
-            if self._settings.main_grads:
-                self._runner.without_hooks()
         return self._back_off
 
     def flush(self) -> WindowReport | None:
@@ -310,8 +302,8 @@ class GradAccumulator:
         """Give the optimizer back and take every hook away.
 
         A window that is not at its end is dropped, and a RuntimeWarning says so. What is in
-        `p.grad` stays; sums of `main_grads` are dropped. Afterwards only report() works. A newer
-        accumulator of the same optimizer closes this one.
+        `p.grad` stays. Afterwards only report() works. A newer accumulator of the same optimizer
+        closes this one.
         """
         self._runner.release("it was closed")
 
@@ -352,7 +344,7 @@ class GradAccumulator:
     @property
     def parameters(self) -> list[torch.Tensor]:
         """The optimizer's parameters, as they were when the window began."""
-        return self._runner.gradients.trained
+        return self._runner.gradients.parameters
 
     @property
     def gradients(self) -> Gradients:

@@ -133,10 +133,9 @@ class BackOff:
 
     def _tensors(self) -> list[Any]:
         """All that a backward pass may add gradients to: the parameters of the model and of the
-        optimizer, and what holds the fp32 sums of 16-bit ones."""
+        optimizer."""
         runner = self._runner
-        gradients = runner.gradients
-        found = (*runner.model.parameters(), *gradients.trained, *gradients.parameters)
+        found = (*runner.model.parameters(), *runner.gradients.parameters)
         return list(dict(zip(map(id, found), found, strict=True)).values())
 
     def _require_ready(self, loss_fn: Any) -> None:
@@ -351,10 +350,6 @@ class _Step:
                 failed = Failed(None, Shortage(others, None, of_host=False), True)
         if failed is None:
             self.undo.keep()
-        if runner.gradients.sums_apart and (failed is not None or window.count > 1):
-            # Sums are measured as they are added: those of one micro-batch, put aside or undone,
-            # are not those of the window.
-            runner.gradients.forget_measures()
         return failed
 
     def _go_back(self, failed: Failed, rows: int) -> None:

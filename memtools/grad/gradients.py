@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Container, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -87,25 +86,20 @@ class Gradients:
 
     Attributes:
         parameters: the tensors whose `.grad` is measured and multiplied.
-        trained: the optimizer's parameters, at which a backward pass leaves gradients; the same
-            ones, unless gradients are summed apart from them.
-        watched: what nobody else may change between two micro-batches.
         remembered: whether remember() was called since the last backward pass.
     """
-
-    #: whether gradients lie in sums apart from the optimizer's parameters, which the methods named
-    #: below `close` look after
-    sums_apart = False
 
     def __init__(
         self, parameters: Iterable[torch.Tensor], names: Sequence[str] | None = None
     ) -> None:
-        self.parameters = self.trained = list(parameters)
+        self.parameters = list(parameters)
         self._torch = bridge.connect().torch
-        self._native = self.watched = _core.GradSet(self.parameters)
+        self._native = _core.GradSet(self.parameters)
         self._names = None if names is None else list(names)
         if self._names is not None and len(self._names) != len(self.parameters):
             raise ValueError(f"{len(self.parameters)} parameters and {len(self._names)} names")
+        half = (self._torch.bfloat16, self._torch.float16)
+        self._of_16_bits = [p for p in self.parameters if p.dtype in half]
         self.forget()
 
     def name(self, index: int) -> str:
@@ -223,8 +217,8 @@ class Gradients:
         """Remember the gradients as they are now: the tensors, and how often each was written to.
         From now on nobody but the next micro-batch may change them."""
         self._before = None
-        if not self.watched.remember():  # there is no shim
-            before = self._before = [p.grad for p in self.watched.parameters]
+        if not self._native.remember():  # there is no shim
+            before = self._before = [p.grad for p in self.parameters]
             self._versions = [grad._version for grad in before if grad is not None]
         self.remembered = True
 
@@ -234,7 +228,7 @@ class Gradients:
 
     def changed(self) -> Change | None:
         """What happened to the gradients since remember(); None for nothing."""
-        found = self.watched.changed() if self._before is None else self._compared(self._before)
+        found = self._native.changed() if self._before is None else self._compared(self._before)
         if found == _DROPPED:
             return Change("set to None, as by zero_grad()", _LEAVE_OUT)
         if found == _REPLACED:
@@ -247,7 +241,7 @@ class Gradients:
 
     def _compared(self, before: list[Any]) -> int:
         """The same as GradSet.changed(), by Python."""
-        grads = [p.grad for p in self.watched.parameters]
+        grads = [p.grad for p in self.parameters]
         if not all(map(operator.is_, grads, before)):
             pairs = zip(grads, before, strict=True)
             dropped = any(new is None and old is not None for new, old in pairs)
@@ -258,36 +252,15 @@ class Gradients:
     # --- in a window ---
 
     def drop(self) -> None:
-        """Drop all gradients, and what is summed apart from them."""
+        """Drop all gradients."""
         self.forget()
-        for parameter in self.trained:
+        for parameter in self.parameters:
             parameter.grad = None
 
-    def close(self) -> None:
-        """Drop what is summed apart and take the hooks away. May be called again."""
-
-    def hook(self) -> None:
-        """Add each gradient to its sum as soon as a backward pass has made it."""
-
-    def unhook(self) -> None:
-        """Leave the gradients at the parameters until absorb()."""
-
-    def measure_next(self) -> None:
-        """Measure the sums of the next backward pass as they are added."""
-
-    def absorb(self) -> None:
-        """Add the gradients that are at the parameters to their sums."""
-
-    def forget_measures(self) -> None:
-        """Forget what was measured of sums: somebody may change them."""
-
-    def stand_ins(self, but: Container[torch.Tensor]) -> AbstractContextManager[None]:
-        """Show the optimizer a gradient at each parameter that will be given one, but for those in
-        `but`."""
-        return nullcontext()
-
-    def give(self, optimizer: torch.optim.Optimizer) -> None:
-        """Put the gradients where the optimizer looks for them."""
+    def wide(self) -> list[torch.Tensor]:
+        """The 16-bit parameters whose gradients are in fp32, as their `grad_dtype` asks for."""
+        found = self._of_16_bits
+        return [p for p in found if p.grad is not None and p.grad.dtype != p.dtype]
 
     def _left(self, indices: Iterable[int]) -> Left:
         """The gradients that are not read natively, of a DTensor the shard that is here."""

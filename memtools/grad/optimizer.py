@@ -18,6 +18,8 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
@@ -80,20 +82,20 @@ class Finish:
             coefficient = min(1.0, self._max_norm / (norm + 1e-6))  # as torch has it
         factor = average * coefficient
         changes = struct.pack("f", factor) != _ONE  # a multiplication in float32 does something
-        # Sums apart are rounded last, so that none overflows: they are not folded.
-        if changes and not gradients.sums_apart and self._folds(factor):
+        # Sums in fp32 are rounded last, so that none overflows: they are not folded.
+        wide = [] if takes_fp32(self._optimizer) else gradients.wide()
+        if changes and not wide and self._folds(factor):
             self._step_folded(factor)
             return norm, coefficient, "folded"
         applied = "nothing"
         if changes or self._max_value < math.inf:
             gradients.multiply(factor, self._max_value)
             applied = "multiplied"
-        if gradients.sums_apart:
-            gradients.give(self._optimizer)
-        if self._clip is not None:
-            returned = self._clip(gradients.trained)
-            norm = norm if returned is None else float(returned)
-        self._optimizer.step()
+        with _rounded(wide):
+            if self._clip is not None:
+                returned = self._clip(gradients.parameters)
+                norm = norm if returned is None else float(returned)
+            self._optimizer.step()
         return norm, coefficient, applied
 
     def _folds(self, factor: float) -> bool:
@@ -126,6 +128,58 @@ class Finish:
             optimizer.step()
         finally:
             del optimizer.grad_scale
+
+
+# --- gradients in fp32 of 16-bit parameters ---
+
+#: torch's that step a 16-bit parameter by an fp32 gradient, and none of whose state takes the
+#: gradient's dtype, which a saved state would lose. SGD's momentum does, and a centered RMSprop
+#: mixes none.
+_TAKE_FP32: Final = ("SGD", "Adagrad", "RMSprop", "Adadelta")
+
+
+def takes_fp32(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the optimizer steps 16-bit parameters by fp32 gradients."""
+    kind, groups = type(optimizer), optimizer.param_groups
+    return (
+        kind.__name__ in _TAKE_FP32
+        and kind is getattr(bridge.connect().torch.optim, kind.__name__)
+        and not any(group.get("fused") or group.get("centered") for group in groups)
+        and not (kind.__name__ == "SGD" and any(group["momentum"] for group in groups))
+    )
+
+
+@contextmanager
+def _rounded(parameters: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Round gradients to the dtype of their parameters, and free the wide ones; in the end there
+    are none."""
+    before = [p.grad_dtype for p in parameters]
+    try:
+        for p in parameters:
+            assert p.grad is not None
+            rounded = p.grad.to(p.dtype)
+            p.grad, p.grad_dtype = None, p.dtype
+            p.grad = rounded
+        yield
+    finally:
+        for p, dtype in zip(parameters, before, strict=True):
+            p.grad, p.grad_dtype = None, dtype
+
+
+@contextmanager
+def _stand_ins(parameters: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Show the optimizer gradients in the dtype of their parameters: zeros, with the memory of one
+    element."""
+    before = [(p, p.grad, p.grad_dtype) for p in parameters]
+    try:
+        for p in parameters:
+            p.grad, p.grad_dtype = None, p.dtype
+            p.grad = p.new_zeros(1).expand(p.shape)
+        yield
+    finally:
+        for p, grad, dtype in before:
+            p.grad, p.grad_dtype = None, dtype
+            p.grad = grad
 
 
 # --- whose it is ---
@@ -250,16 +304,13 @@ _OF_ANOTHER_STEP: Final = (3, 1, 0)
 _DECOUPLED: Final = ("Adafactor", "Muon")
 
 
-def make_state(
-    optimizer: Any, window: int, micro_batches: int, gradients: Gradients | None = None
-) -> list[Retry]:
+def make_state(optimizer: Any, window: int, micro_batches: int) -> list[Retry]:
     """Make the state that an optimizer of torch would make in its next step, for parameters that
     have a gradient and no state.
 
     Args:
         optimizer: of any class; nothing is done for those that are not torch's own.
         window, micro_batches: what a retry's line says of the place.
-        gradients: may keep gradients of its parameters elsewhere until the step.
 
     Returns one retry where memory ran out and sufficed after idle memory was given back, else none.
 
@@ -277,9 +328,12 @@ def make_state(
         kind.__name__ in _NONE_IN_INIT_GROUP or not hasattr(kind, "_init_group")
     ):
         return []
-    with (gradients or Gradients(())).stand_ins(optimizer.state):
-        new = _without_state(optimizer)
-        return _made(optimizer, new, window, micro_batches) if new else []
+    new = _without_state(optimizer)
+    if not new:
+        return []
+    wide = [p for p in new if p.grad is not None and p.grad.dtype is not p.dtype]
+    with _stand_ins([] if takes_fp32(optimizer) else wide):
+        return _made(optimizer, new, window, micro_batches)
 
 
 def _made(optimizer: Any, new: list[torch.Tensor], window: int, micro_batches: int) -> list[Retry]:

@@ -215,7 +215,7 @@ class Watermark:
     def _check_devices(self, rooms: Sequence[Room]) -> None:
         """Raise ValueError for a CUDA device that has parameters and is not watched."""
         watched = {room.memory for room in rooms}
-        for parameter in self._runner.gradients.trained:
+        for parameter in self._runner.gradients.parameters:
             name = str(parameter.device)
             if parameter.device.type == "cuda" and name not in watched:
                 seen = ", ".join(sorted(name for name in watched if name.startswith("cuda")))

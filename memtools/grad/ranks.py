@@ -195,7 +195,7 @@ class SummingRanks(Ranks):
         torch = bridge.connect().torch
         for holder in holders:
             if holder.grad is None:
-                holder.grad = torch.zeros_like(holder)
+                holder.grad = torch.zeros_like(holder, dtype=holder.grad_dtype)
         self._wire.sum([holder.grad for holder in holders], factor)
 
 
@@ -296,22 +296,24 @@ def find_ranks(
 
 
 def check_together(
-    ranks: Ranks, main_grads: bool, overlap: bool, has_monitor: bool = False
+    ranks: Ranks, parameters: Sequence[torch.Tensor], overlap: bool, has_monitor: bool = False
 ) -> None:
-    """Raises ValueError where gradients would be gone before the ranks have summed them, or where
-    ranks that go through each micro-batch together do not all have a monitor."""
+    """Raises ValueError where gradients of another dtype than the parameters' would be refused in
+    the backward pass, or where ranks that go through each micro-batch together do not all have a
+    monitor."""
     if ranks.in_step and 0 < sum(ranks.share(float(has_monitor))) < ranks.world:
         raise ValueError(
             "some ranks have a monitor and others none, and all of them go through each "
             "micro-batch together: pass monitor on all ranks, or on none"
         )
-    if main_grads and overlap:
+    if not (overlap or ranks.sharded) or all(p.grad_dtype in (None, p.dtype) for p in parameters):
+        return
+    if overlap:
         raise ValueError(
-            "overlap=True reduces the gradients of the last backward pass where they are, and "
-            "main_grads=True takes them away: pick one"
+            "overlap=True reduces the gradients of the last backward pass in the dtype of the "
+            "parameters, and grad_dtype gives them another one: pick one"
         )
-    if main_grads and ranks.sharded:
-        raise ValueError(
-            "main_grads=True is not for fully_shard, which reduces each micro-batch: leave it "
-            "out, and give fully_shard MixedPrecisionPolicy(reduce_dtype=torch.float32)"
-        )
+    raise ValueError(
+        "grad_dtype is not for fully_shard, which reduces each micro-batch: leave it out, and give "
+        "fully_shard MixedPrecisionPolicy(reduce_dtype=torch.float32)"
+    )

@@ -30,7 +30,6 @@ class Settings:
     growth_interval: int = 2000
     min_scale: float = 1.0
     max_skips: int = 50
-    main_grads: bool = False
     micro_batch_size: int | None = None
     overlap: bool = False
     monitor: Any = None
@@ -63,9 +62,8 @@ class Settings:
         self.max_skips = whole_number("max_skips", self.max_skips)
         if self.micro_batch_size is not None:
             self.micro_batch_size = whole_number("micro_batch_size", self.micro_batch_size)
-        for name, value in (("main_grads", self.main_grads), ("overlap", self.overlap)):
-            if not isinstance(value, bool):
-                raise TypeError(f"{name} is True or False, got {_kind(value)}")
+        if not isinstance(self.overlap, bool):
+            raise TypeError(f"overlap is True or False, got {_kind(self.overlap)}")
         _check_scheduler(self.scheduler)
         _check_monitor(self.monitor)
 
@@ -95,7 +93,7 @@ def _check_monitor(monitor: Any) -> None:
         raise TypeError(f"monitor is a MemoryMonitor that is started before step(), got {got}")
 
 
-def check_model(model: Any, optimizer: Any, main_grads: bool) -> None:
+def check_model(model: Any, optimizer: Any) -> None:
     """Raise TypeError or ValueError for a pair that cannot be trained."""
     torch = bridge.connect().torch
     if not isinstance(model, torch.nn.Module):
@@ -106,12 +104,6 @@ def check_model(model: Any, optimizer: Any, main_grads: bool) -> None:
         raise TypeError(
             f"{_kind(optimizer)} evaluates the loss again in its step, by a closure; gradients "
             "that were accumulated cannot give it that: use another optimizer"
-        )
-    dtypes = {p.dtype for group in optimizer.param_groups for p in group["params"]}
-    if main_grads and dtypes.isdisjoint((torch.bfloat16, torch.float16)):
-        raise ValueError(
-            "main_grads=True sums the gradients of bf16 and fp16 parameters in fp32, and the "
-            f"optimizer has only {', '.join(sorted(map(str, dtypes)))}: leave it out"
         )
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if held.isdisjoint(id(p) for p in model.parameters()):

@@ -149,7 +149,7 @@ def _check_tensors(gradients: Any, rng: Any) -> None:
 
 
 def _gradients(runner: WindowRunner) -> dict[str, Any]:
-    """Copies, by name; the fp32 sums where main_grads keeps them."""
+    """Copies, by name."""
     named = enumerate(runner.gradients.parameters)
     return {
         runner.gradients.name(i): p.grad.detach().clone() for i, p in named if p.grad is not None
@@ -190,16 +190,17 @@ def _match(runner: WindowRunner, saved: Mapping[str, Any]) -> list[tuple[Any, An
     if missing:
         raise ValueError(f"this state has a gradient of {missing[0]}, which is not trained here")
     for name, gradient in saved.items():
-        if gradient.shape != known[name].shape or gradient.dtype != known[name].dtype:
+        dtype = known[name].grad_dtype or gradient.dtype
+        if gradient.shape != known[name].shape or gradient.dtype != dtype:
             raise ValueError(
                 f"this state's gradient of {name} is {gradient.dtype} {list(gradient.shape)}, and "
-                f"the parameter {known[name].dtype} {list(known[name].shape)}"
+                f"the parameter takes {dtype} {list(known[name].shape)}"
             )
     return [(known[name], gradient) for name, gradient in saved.items()]
 
 
 def _cuda_devices(runner: WindowRunner) -> list[int]:
-    return sorted({p.device.index for p in runner.gradients.trained if p.device.type == "cuda"})
+    return sorted({p.device.index for p in runner.gradients.parameters if p.device.type == "cuda"})
 
 
 def _rng(runner: WindowRunner) -> dict[str, Any]:

@@ -528,7 +528,7 @@ def _is_small(tensors: list[torch.Tensor]) -> bool:
     """Whether they take less than a tenth of the memory of each device that they are on."""
     sizes: dict[torch.device, int] = {}
     for tensor in tensors:
-        size = tensor.numel() * tensor.element_size()
+        size = tensor.numel() * (tensor.grad_dtype or tensor.dtype).itemsize
         sizes[tensor.device] = sizes.get(tensor.device, 0) + size
     return all(size < SMALL * memory_of(device) for device, size in sizes.items())
 

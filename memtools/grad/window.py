@@ -32,7 +32,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from memtools._base import torch as bridge
 from memtools._base.number import as_float
 from memtools.grad.gradients import Change, Gradients, sparse_error
-from memtools.grad.main_grads import MainGrads
 from memtools.grad.optimizer import Finish, Ownership, make_state, parameters_of
 from memtools.grad.precision import WENT_BACKWARD, Precision, refuse_loss
 from memtools.grad.ranks import RankError, Ranks, Reduced
@@ -274,11 +273,10 @@ class WindowRunner:
         self._torch = bridge.connect().torch
         self.model, self.optimizer, self.steps = model, optimizer, settings.steps
         self._scheduler, self._max_skips = settings.scheduler, settings.max_skips
-        self._main_grads, self._hooks = settings.main_grads, False
         self._context: Any = None
         self._finish = Finish(optimizer, settings)
         self.adopt()
-        self.precision = Precision(self.gradients.trained, settings)
+        self.precision = Precision(self.gradients.parameters, settings)
         self.ranks = Ranks()
         self.totals = Totals(self.precision.scale.value)
         self.ownership = Ownership(self)
@@ -286,10 +284,8 @@ class WindowRunner:
         self.set_window(Window(self.precision.scale.value))
 
     def attach(self) -> None:
-        """Take the optimizer, and put the hooks on parameters and model."""
+        """Take the optimizer, and put the hooks on the model."""
         self.ownership.take(self.optimizer)  # from here on nothing is refused
-        self._hooks = True
-        self.gradients.hook()
         self.ranks.attach()
 
     def release(self, why: str) -> None:
@@ -299,7 +295,6 @@ class WindowRunner:
         self.abandon()
         self.gradients.forget()
         self.ownership.end(why)
-        self.gradients.close()
         self.ranks.close()
         self.window = Window(self.precision.scale.value, torn=why)
 
@@ -315,22 +310,11 @@ class WindowRunner:
     def adopt(self) -> None:
         """Look at the optimizer's parameters: groups may have been added since the last window."""
         parameters, before = parameters_of(self.optimizer), getattr(self, "gradients", None)
-        if before is not None and list(map(id, before.trained)) == list(map(id, parameters)):
+        if before is not None and list(map(id, before.parameters)) == list(map(id, parameters)):
             return
         found = {id(p): name for name, p in self.model.named_parameters()}
         names = [found.get(id(p), f"parameter {i}") for i, p in enumerate(parameters)]
-        if before is not None:
-            before.close()
-        if self._main_grads:
-            self.gradients = MainGrads(parameters, names, hooks=self._hooks)
-        else:
-            self.gradients = Gradients(parameters, names)
-
-    def without_hooks(self) -> None:
-        """From now on fp32 sums take a micro-batch's gradients at its end, and not in its backward
-        pass: what a failed pass made can then still be dropped."""
-        self._hooks = False
-        self.gradients.unhook()
+        self.gradients = Gradients(parameters, names)
 
     def set_window(self, window: Window) -> None:
         self.window = self.ownership.window = window
@@ -372,8 +356,6 @@ class WindowRunner:
             self.begin()
             self.gradients.remember()
         window.last = window.count + 1 >= self.steps if last is None else last
-        if window.last and self.gradients.sums_apart and self.ranks.world == 1:
-            self.gradients.measure_next()
         try:
             if self.ranks.surrounds:
                 self._context = self.ranks.forward(window.last)
@@ -484,8 +466,6 @@ class WindowRunner:
                 "no backward() in this micro-batch: call acc.backward(loss_sum, weight) in it, or "
                 "leave a batch out before its block begins; nothing was counted"
             )
-        if self.gradients.sums_apart:
-            self.gradients.absorb()
         window.count, window.chunks = window.count + 1, 0
 
     def abandon(self) -> None:
@@ -503,7 +483,7 @@ class WindowRunner:
         """Reduce, measure, decide, step, count. Until the optimizer steps, an error changes
         nothing. Returns None where no rank had a loss."""
         began, window, gradients = time.perf_counter(), self.window, self.gradients
-        if list(map(id, gradients.trained)) != list(map(id, parameters_of(self.optimizer))):
+        if list(map(id, gradients.parameters)) != list(map(id, parameters_of(self.optimizer))):
             raise RuntimeError(
                 "the optimizer got other parameters inside of a window, whose gradients are not "
                 "averaged: change its groups between windows; reset() drops this one"
@@ -539,7 +519,7 @@ class WindowRunner:
             squares, finite = self._torch.stack((squares, finite.to(squares.dtype))).tolist()
         coefficient, applied, infs, nans, first_bad = 0.0, "skipped", 0, 0, None
         if finite:
-            self.retries += make_state(self.optimizer, self.totals.windows, window.count, gradients)
+            self.retries += make_state(self.optimizer, self.totals.windows, window.count)
             # From here on the window cannot go on: it stays torn until a new one takes its place,
             # also where an interrupt comes in between.
             window.torn, self.ownership.stepping = INTERRUPTED, True

@@ -15,7 +15,6 @@ from torch import nn
 
 import memtools
 from memtools.grad.gradients import Gradients
-from memtools.grad.main_grads import MainGrads
 
 CUDA = torch.device("cuda")
 FLOATS = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
@@ -114,10 +113,9 @@ def test_clip_is_torchs() -> None:
 # --- nothing waits --------------------------------------------------------------------------------
 
 
-def test_measuring_clipping_and_adding_do_not_wait() -> None:
+def test_measuring_and_clipping_do_not_wait() -> None:
     grads = [torch.ones(1_000, device=CUDA, dtype=dtype) for dtype in FLOATS]
     gradients = Gradients(parameters_of(grads))
-    into: list[torch.Tensor | None] = [torch.zeros(1_000, device=CUDA) for _ in grads]
     for _ in range(2):  # the first time kernels are loaded, which waits
         torch.cuda.synchronize()
         behind = busy()
@@ -125,48 +123,32 @@ def test_measuring_clipping_and_adding_do_not_wait() -> None:
         gradients.multiply(torch.ones((), device=CUDA))
         gradients.multiply(0.999, limit=2.0)
         memtools.clip_grad_norm_(gradients.parameters, 1.0)
-        gradients.add_to(into, measure=True)
         waited = behind.query()
     assert not waited
     assert bool(found.finite)
 
 
-# --- sums in fp32, and steps in backward ----------------------------------------------------------
+# --- sums in fp32 ---------------------------------------------------------------------------------
 
 
-def test_main_gradients_are_fp32_sums() -> None:
+@pytest.mark.parametrize("kind", ["AdamW", "SGD", "Adagrad", "RMSprop", "Adadelta"])
+def test_gradients_in_fp32_of_16_bit_parameters(kind: str) -> None:
     torch.manual_seed(1)
     model = nn.Linear(64, 32, device=CUDA, dtype=torch.bfloat16)
-    main = MainGrads(model.parameters())
+    for p in model.parameters():
+        p.grad_dtype = torch.float32
+    optimizer = getattr(torch.optim, kind)(model.parameters(), lr=0.5)
+    acc = memtools.GradAccumulator(model, optimizer, 5)
+    before = [p.detach().clone() for p in model.parameters()]
     wanted = [torch.zeros_like(p, dtype=torch.float64) for p in model.parameters()]
     for _ in range(5):
         x = torch.randn(16, 64, device=CUDA, dtype=torch.bfloat16)
         alone = torch.autograd.grad(model(x).sum(), list(model.parameters()))
         for total, grad in zip(wanted, alone, strict=True):
             total += grad
-        model(x).sum().backward()
-        assert all(p.grad is None for p in model.parameters())
-    main.measure_next()
-    for grad, value in zip(main.tensors(), wanted, strict=True):
-        torch.testing.assert_close(grad.double(), value, rtol=1e-5, atol=1e-5)
-    assert float(main.measure().sum_squares) == pytest.approx(squares_of(wanted), rel=1e-5)
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    main.give(optimizer)
-    optimizer.step()
-    main.clear()
-
-
-@pytest.mark.parametrize("foreach", [False, True])
-@pytest.mark.parametrize("kind", ["SGD", "Adagrad", "RMSprop", "Adadelta"])
-def test_optimizers_that_take_fp32_gradients(kind: str, foreach: bool) -> None:
-    weight = nn.Parameter(torch.zeros(64, device=CUDA, dtype=torch.bfloat16))
-    before = weight.detach().clone()
-    main = MainGrads([weight])
-    (weight * 0.3).sum().backward()
-    optimizer = getattr(torch.optim, kind)([weight], lr=0.5, foreach=foreach)
-    main.give(optimizer)
-    assert weight.grad is not None
-    assert weight.grad.dtype == torch.float32
-    optimizer.step()
-    main.clear()
-    assert not torch.equal(weight, before)
+        with acc.micro_batch():
+            acc.backward(model(x).sum(), weight=1)
+    report = acc.report().last
+    assert report is not None
+    assert report.norm == pytest.approx(math.sqrt(squares_of(wanted)) / 5, rel=1e-5)
+    assert not any(map(torch.equal, model.parameters(), before))

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from memtools import GradAccumulator
+from tests.grad.accumulatecases import summed_in_fp32
 from tests.grad.fsdprankcases import FSDP, Deep, fsdp, fsdp_out_of_memory, sharded
 from tests.grad.gradrankcases import STEPS, Net, counts, data, flat
 from tests.grad.oomrankcases import OOM, out_of_memory
@@ -83,16 +84,16 @@ def clipped(rank: int) -> Any:
     return [flat(model), last.norm, last.coefficient]
 
 
-def main_grads(rank: int) -> Any:
+def wide_gradients(rank: int) -> Any:
     """bf16 parameters whose gradients are added up in fp32: the sums are what the ranks add up,
     also where a rank has none."""
-    model = DDP(Net().bfloat16())
-    acc = made(model, main_grads=True)
+    model = DDP(summed_in_fp32(Net().bfloat16()))
+    acc = made(model)
     for x, y in data(rank)[: 8 if rank == 0 else 3]:
         lossy(acc, (x.bfloat16(), y.bfloat16()))
     acc.flush()
-    refused = told(lambda: made(sharded(Deep().bfloat16()), main_grads=True))
-    both = told(lambda: made(DDP(Net().bfloat16()), main_grads=True, overlap=True))
+    refused = told(lambda: made(summed_in_fp32(sharded(Deep().bfloat16()))))
+    both = told(lambda: made(DDP(summed_in_fp32(Net().bfloat16())), overlap=True))
     return [flat(model), acc.report().updates, refused, both]
 
 
@@ -282,8 +283,8 @@ def views(rank: int) -> Any:
     return wrong
 
 
-SHARED = (views, windows, means, losses, closed, clipped, main_grads, skips, torn, skipped_batch,
-          sparse_error, no_weight, nothing, resumed, *OOM, *PRESSURE)  # fmt: skip
+SHARED = (views, windows, means, losses, closed, clipped, wide_gradients, skips, torn,
+          skipped_batch, sparse_error, no_weight, nothing, resumed, *OOM, *PRESSURE)  # fmt: skip
 
 
 def healthy(rank: int) -> Any:

@@ -36,6 +36,13 @@ def net(dropout: float = 0.0) -> nn.Sequential:
     )
 
 
+def summed_in_fp32(model: nn.Module) -> nn.Module:
+    """The model, whose gradients torch adds up in fp32."""
+    for p in model.parameters():
+        p.grad_dtype = torch.float32
+    return model
+
+
 def batches(lengths: Sequence[int] = LENGTHS, width: int = 8) -> list[Tensor]:
     return [torch.randn(n, width) for n in lengths]
 

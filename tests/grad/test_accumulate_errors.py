@@ -359,7 +359,7 @@ def test_parameters_that_come_inside_of_a_window(model):
             for name in COUNTS
         ),
         *(({name: 10**400}, ValueError, rf"{name} is above 0 and finite") for name in MEASURES),
-        ({"main_grads": 1}, TypeError, "main_grads is True or False"),
+        ({"overlap": 1}, TypeError, "overlap is True or False"),
         ({"scheduler": 3}, TypeError, r"scheduler has a step\(\); got int"),
     ],
 )

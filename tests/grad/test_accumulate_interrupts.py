@@ -14,7 +14,7 @@ import memtools.grad.optimizer
 import memtools.grad.precision
 import memtools.grad.window
 from memtools import GradAccumulator
-from tests.grad.accumulatecases import batches, loss_sum, net
+from tests.grad.accumulatecases import batches, loss_sum, net, summed_in_fp32
 from tests.kit.interrupts import interrupted
 
 MODULES = (
@@ -28,15 +28,15 @@ SETTINGS = {
     "fp32": {},
     "bf16": {"precision": "bf16"},
     "max_norm": {"max_norm": 0.1},
-    "main_grads": {"main_grads": True},
+    "fp32 sums": {},
 }
 
 
 def made(settings):
     torch.manual_seed(0)
-    model = net().bfloat16() if "main_grads" in settings else net()
+    model = summed_in_fp32(net().bfloat16()) if settings == "fp32 sums" else net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return model, GradAccumulator(model, optimizer, steps=2, **settings)
+    return model, GradAccumulator(model, optimizer, steps=2, **SETTINGS[settings])
 
 
 def window(model, acc):
@@ -52,7 +52,7 @@ DATA = batches((3, 4))
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
 def test_an_interrupt_anywhere_leaves_an_accumulator_that_goes_on(module, settings):
-    model, acc = made(SETTINGS[settings])
+    model, acc = made(settings)
     begin = copy.deepcopy(model.state_dict())
     window(model, acc)
     wanted, n = copy.deepcopy(model.state_dict()), 0
@@ -72,7 +72,7 @@ def test_an_interrupt_anywhere_leaves_an_accumulator_that_goes_on(module, settin
 
 
 def test_reset_in_a_micro_batch_drops_it():
-    model, acc = made({"precision": "bf16"})
+    model, acc = made("bf16")
     before = copy.deepcopy(model.state_dict())
     with acc.micro_batch():
         acc.backward(loss_sum(model, DATA[0]), weight=3)
@@ -88,7 +88,7 @@ def test_reset_in_a_micro_batch_drops_it():
 
 
 def test_autocast_of_the_programs_own_stays_on():
-    model, acc = made({"precision": "bf16"})
+    model, acc = made("bf16")
     with torch.autocast("cpu", torch.bfloat16):
         block = acc.micro_batch()
         block.__enter__()
@@ -100,7 +100,7 @@ def test_autocast_of_the_programs_own_stays_on():
 
 
 def test_a_micro_batch_that_was_left_open_says_what_to_do():
-    model, acc = made({})
+    model, acc = made("fp32")
     acc.micro_batch().__enter__()
     with pytest.raises(RuntimeError, match=r"end that first; reset\(\) drops one"):
         window(model, acc)

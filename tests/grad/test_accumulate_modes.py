@@ -1,4 +1,4 @@
-"""GradAccumulator with fp32 main gradients, and with the optimizer in backward."""
+"""GradAccumulator with gradients in fp32 of 16-bit parameters, and with two optimizers."""
 
 from __future__ import annotations
 
@@ -16,22 +16,24 @@ from tests.grad.accumulatecases import (
     loss_sum,
     net,
     same,
+    summed_in_fp32,
 )
 from tests.grad.backoffcases import undoing
 from tests.kit.oominject import Inject
 
 
 def run(acc, data):
+    dtype = next(acc.model.parameters()).dtype
     for x in data:
         with acc.micro_batch():
-            acc.backward(loss_sum(acc.model, x.to(acc.parameters[0].dtype)), weight=len(x))
+            acc.backward(loss_sum(acc.model, x.to(dtype)), weight=len(x))
 
 
 def halves():
-    return nn.Linear(8, 1).to(torch.bfloat16)
+    return summed_in_fp32(nn.Linear(8, 1).bfloat16())
 
 
-# --- main gradients ---
+# --- gradients in fp32 ---
 
 
 def test_sums_of_16_bit_gradients_are_kept_in_fp32():
@@ -39,7 +41,7 @@ def test_sums_of_16_bit_gradients_are_kept_in_fp32():
     model, seen = halves(), []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     optimizer.register_step_pre_hook(lambda *_: seen.extend(p.grad.clone() for p in acc.parameters))
-    acc = GradAccumulator(model, optimizer, steps=257, main_grads=True)
+    acc = GradAccumulator(model, optimizer, steps=257)
     data = [torch.full((1, 8), 16.0)] + [torch.full((1, 8), 0.25)] * 256
     for x in data:
         with acc.micro_batch():
@@ -51,22 +53,12 @@ def test_sums_of_16_bit_gradients_are_kept_in_fp32():
     assert acc.report().last.norm == pytest.approx(math.sqrt(8 * mean**2 + 1), rel=1e-6)
 
 
-def test_gradients_of_16_bits_are_freed_in_the_backward_pass():
-    model = halves()
-    acc = GradAccumulator(model, Recorder(model), steps=3, main_grads=True)
-    run(acc, batches((4,)))
-    assert all(p.grad is None for p in model.parameters())
-    assert acc.gradients.tensors()
-    acc.reset()
-    assert not acc.gradients.tensors()
-
-
 def test_an_optimizer_that_needs_16_bits_gets_them_rounded_once():
     model, data = halves(), batches((4, 4))
     seen = []
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     optimizer.register_step_pre_hook(lambda *_: seen.extend(p.grad.clone() for p in acc.parameters))
-    acc = GradAccumulator(model, optimizer, steps=2, main_grads=True, max_norm=0.1)
+    acc = GradAccumulator(model, optimizer, steps=2, max_norm=0.1)
     run(acc, data)
     assert {g.dtype for g in seen} == {torch.bfloat16}
     norm = math.sqrt(sum(float(g.double().square().sum()) for g in seen))
@@ -75,9 +67,9 @@ def test_an_optimizer_that_needs_16_bits_gets_them_rounded_once():
 
 def test_sums_are_averaged_before_they_are_rounded_to_fp16():
     """The sum is beyond fp16, the mean is not."""
-    model = nn.Linear(8, 1).half()
+    model = summed_in_fp32(nn.Linear(8, 1).half())
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
-    acc = GradAccumulator(model, optimizer, steps=2, main_grads=True)
+    acc = GradAccumulator(model, optimizer, steps=2)
     before = [p.detach().clone() for p in model.parameters()]
     for weight in (1, 255):
         with acc.micro_batch():
@@ -87,14 +79,14 @@ def test_sums_are_averaged_before_they_are_rounded_to_fp16():
         assert torch.allclose(p, old - 0.1, atol=2e-2)
 
 
-def test_main_gradients_are_part_of_the_state():
+def test_sums_in_fp32_are_part_of_the_state():
     data = batches((4, 3, 5))
 
     def fresh():
         torch.manual_seed(3)
         model = halves()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        return GradAccumulator(model, optimizer, steps=3, main_grads=True)
+        return GradAccumulator(model, optimizer, steps=3)
 
     straight, stopped, resumed = fresh(), fresh(), fresh()
     run(straight, data)
@@ -107,14 +99,14 @@ def test_main_gradients_are_part_of_the_state():
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
 @pytest.mark.parametrize("undo", ["scratch", "redo"])
-def test_main_gradients_survive_an_out_of_memory_bit_for_bit(where, undo):
+def test_sums_in_fp32_survive_an_out_of_memory_bit_for_bit(where, undo):
     """The third micro-batch runs out; a layer of fp32 beside, so that both kinds are undone."""
 
     def one(inject, sizes):
         torch.manual_seed(3)
-        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1).to(torch.bfloat16))
+        model = nn.Sequential(nn.Linear(8, 8), halves())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        acc = GradAccumulator(model, optimizer, main_grads=True, micro_batch_size=4)
+        acc = GradAccumulator(model, optimizer, micro_batch_size=4)
         undoing(acc, undo)
 
         def loss_fn(x):
@@ -135,13 +127,13 @@ def test_main_gradients_survive_an_out_of_memory_bit_for_bit(where, undo):
     assert report.micro_batches == right.micro_batches == 4
 
 
-def test_main_gradients_of_step_are_those_of_a_loop():
+def test_sums_in_fp32_of_step_are_those_of_a_loop():
     data, accs = batches((4, 4, 2)), []
     for _ in range(2):
         torch.manual_seed(3)
         model = halves()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        accs.append(GradAccumulator(model, optimizer, 3, main_grads=True, micro_batch_size=4))
+        accs.append(GradAccumulator(model, optimizer, 3, micro_batch_size=4))
     run(accs[0], data)
     report = accs[1].step(
         torch.cat(data), lambda x: (loss_sum(accs[1].model, x.bfloat16()), len(x))
@@ -150,11 +142,44 @@ def test_main_gradients_of_step_are_those_of_a_loop():
     assert same(list(accs[1].parameters), list(accs[0].parameters))
 
 
-def test_main_gradients_of_a_model_without_16_bits():
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(ValueError, match="main_grads=True.*only torch.float32: leave it out"):
-        GradAccumulator(model, optimizer, main_grads=True)
+TAKE_FP32 = ["SGD", "Adagrad", "RMSprop", "Adadelta"]
+SETTINGS = [
+    *((kind, {"foreach": foreach}) for kind in TAKE_FP32 for foreach in (False, True)),
+    ("SGD", {"weight_decay": 0.1, "maximize": True}),
+    ("SGD", {"momentum": 0.9, "nesterov": True}),
+    ("SGD", {"fused": True}),
+    ("Adagrad", {"weight_decay": 0.1, "lr_decay": 0.1, "maximize": True}),
+    ("Adadelta", {"weight_decay": 0.1, "maximize": True}),
+    ("RMSprop", {"centered": True}),
+    ("RMSprop", {"momentum": 0.9, "weight_decay": 0.1, "maximize": True}),
+    ("AdamW", {"fused": True}),
+    ("AdamW", {}),
+    ("Adafactor", {}),
+]
+
+
+@pytest.mark.parametrize(("kind", "settings"), SETTINGS, ids=str)
+def test_an_optimizer_gets_fp32_where_it_takes_that_and_the_rest_is_rounded_once(kind, settings):
+    """Its state keeps the parameters' dtype, so that a saved one resumes the same."""
+    model, seen = halves(), []
+    optimizer = getattr(torch.optim, kind)(model.parameters(), lr=0.1, **settings)
+    optimizer.register_step_pre_hook(lambda *_: seen.extend(p.grad.clone() for p in acc.parameters))
+    acc, before = GradAccumulator(model, optimizer), [p.clone() for p in model.parameters()]
+    run(acc, batches((4, 3)))
+    narrow = settings.keys() & {"fused", "centered", "nesterov"} or kind not in TAKE_FP32
+    assert {grad.dtype for grad in seen} == {torch.bfloat16 if narrow else torch.float32}
+    for p, was in zip(model.parameters(), before, strict=True):
+        assert (p.grad, p.grad_dtype) == (None, torch.float32)
+        assert not torch.equal(p, was)
+        states = {k: v for k, v in optimizer.state[p].items() if k != "step" and v is not None}
+        assert {value.dtype for value in states.values()} <= {torch.bfloat16}
+
+
+def test_an_optimizer_derived_from_one_that_takes_fp32_gets_them_rounded():
+    model = halves()
+    optimizer = Recorder(model)
+    run(GradAccumulator(model, optimizer), batches((4,)))
+    assert {grad.dtype for grad in optimizer.seen[0]} == {torch.bfloat16}
 
 
 class Both(torch.optim.Optimizer):

@@ -107,15 +107,15 @@ def test_the_norm_is_that_of_the_whole_gradient(ranks):
     assert close(found, flat(model))
 
 
-def test_main_gradients_are_what_the_ranks_sum(ranks):
+def test_fp32_gradients_of_bf16_are_what_the_ranks_sum(ranks):
     """Two windows of bf16 parameters, the second of rank 0 alone."""
-    answers = ranks("main_grads")
+    answers = ranks("wide_gradients")
     found, updates, refused, both = same(answers)
     batches = [data(rank)[: 8 if rank == 0 else 3] for rank in range(len(answers))]
     wanted = torch.tensor(reference(Net(), batches))
     assert (torch.tensor(found) - wanted).norm() < 0.01 * wanted.norm()
     assert updates == 2
-    assert refused.startswith("ValueError: main_grads=True is not for fully_shard")
+    assert refused.startswith("ValueError: grad_dtype is not for fully_shard")
     assert both.startswith("ValueError: overlap=True reduces the gradients of the last")
 
 

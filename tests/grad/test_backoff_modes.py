@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import memtools
+from tests.grad.accumulatecases import summed_in_fp32
 from tests.grad.backoffcases import ROWS, Model, batch, loss_of, undoing
 from tests.kit.oominject import Inject
 
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("frozen")
 
 def made(undo: str, dtype: torch.dtype, **settings):
     torch.manual_seed(1)
-    model = Model().to(dtype)
+    model = summed_in_fp32(Model().to(dtype))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     acc = memtools.GradAccumulator(model, optimizer, 4, micro_batch_size=4, **settings)
     return undoing(acc, undo), model
@@ -40,7 +41,7 @@ def run(inject, undo, dtype, sizes=((), ()), **settings):
 def test_fp32_sums_of_16_bit_gradients_go_back_bit_for_bit(index, phase, undo, monkeypatch):
     monkeypatch.setattr("random.random", lambda: 0.5)
     monkeypatch.setattr("numpy.random.random", lambda: 0.5)
-    settings = {"main_grads": True, "max_norm": 0.05}
+    settings = {"max_norm": 0.05}
     sizes = ([4] * index + [2] * (2 * (4 - index)), [2] * 8)
     want = run(Inject(), "redo", torch.bfloat16, sizes, **settings)
     got = run(Inject(**{phase: {index}}), undo, torch.bfloat16, **settings)

@@ -11,6 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import memtools
 from memtools.grad.optimizer import make_state
+from tests.grad.accumulatecases import summed_in_fp32
 
 pytestmark = pytest.mark.usefixtures("frozen")
 
@@ -160,13 +161,14 @@ def test_an_optimizer_of_somebody_elses_makes_its_state_itself(monkeypatch):
 
 def summed(kind: str):
     model, _ = made(kind)
-    model.bfloat16()
-    optimizer = KINDS[kind](list(model.parameters()))
-    return model, optimizer, memtools.GradAccumulator(model, optimizer, main_grads=True)
+    optimizer = KINDS[kind](list(summed_in_fp32(model.bfloat16()).parameters()))
+    return model, optimizer, memtools.GradAccumulator(model, optimizer)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["AdamW", "fused AdamW", "RMSprop", "SGD with momentum"])
+@pytest.mark.parametrize(
+    "kind", ["AdamW", "fused AdamW", "Adafactor", "RMSprop", "SGD with momentum"]
+)
 @pytest.mark.parametrize("how", ["loop", "step"])
 def test_state_for_sums_in_fp32_is_all_made_or_none_before_a_parameter_moves(
     kind, how, monkeypatch

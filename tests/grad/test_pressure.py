@@ -541,7 +541,7 @@ def test_a_device_that_the_monitor_does_not_watch_is_refused(monkeypatch) -> Non
     held = types.SimpleNamespace(device=torch.device("cuda:1"))
     watermark: Any = acc._get_back_off().watermark
     with monkeypatch.context() as patched:
-        patched.setattr(acc._runner.gradients, "trained", [held])
+        patched.setattr(acc._runner.gradients, "parameters", [held])
         with pytest.raises(ValueError, match=r"parameters on cuda:1.* watches cuda:0: make it"):
             watermark.begin_window()
     assert windows(acc, model, machine) == [[2, 2, 4, 8, 8]]

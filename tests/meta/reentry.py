@@ -466,7 +466,6 @@ NAMED: dict[str, Any] = {
     "GradAccumulator.backward.weight": 3,
     "GradAccumulator.load_state_dict.state": lambda: accumulator().state_dict(),
     "GradAccumulator.__init__.clip": None,
-    "GradAccumulator.__init__.main_grads": False,
     "GradAccumulator.__init__.overlap": False,
     "GradAccumulator.__init__.monitor": None,
     "GradAccumulator.__init__.max_value": None,
