@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 GRAPH = "autograd graph"
 C_HEAP = "C heap"
 CYCLES = "cycles"
+#: parts of memory in which a census names holders: what is in use, and what lies beside it
+OF_CENSUS = ("use", "shm", "device")
 
 
 @dataclass(frozen=True)

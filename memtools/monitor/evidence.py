@@ -18,14 +18,18 @@ from statistics import median
 
 from memtools._census.holders import Holder
 from memtools.leak.finding import LeakFinding
-from memtools.leak.judge import C_HEAP, THRESHOLDS, Children, Evidence, Part, keeps_graphs
+from memtools.leak.judge import (
+    C_HEAP,
+    OF_CENSUS,
+    THRESHOLDS,
+    Children,
+    Evidence,
+    Part,
+    keeps_graphs,
+)
 from memtools.monitor.signals import Points, slope_of
 
 FEWEST_POINTS = 3  # of a slope
-#: parts beside use of which objects of the program may hold what grows
-BESIDE = ("shm", "device")
-#: parts that a census looks at
-OF_CENSUS = ("use", *BESIDE)
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,7 @@ class Looks:
         """All that the judge is told. The arguments are fields of Evidence."""
         return Evidence(
             self._use(holders),
-            {name: self.part(name) for name in BESIDE},
+            {name: self.part(name) for name in OF_CENSUS[1:]},
             children,
             holders,
             walked,

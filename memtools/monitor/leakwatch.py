@@ -5,7 +5,7 @@
                  ├──────► Points: each signal at the same point of a step (signals.py)
                  ├──────► GrowthCensus.look, as long as something grows
                  │              ▼
-                 │        findings_of(Evidence) ──► Standing (findings.py) ──► what is new ──► Voice
+                 │        judge.findings_of(Evidence) ──► Ledger ──► what is new ──► Voice
                  │  between looks, as often as a reading is cheap
                  ├──────► LeakDetector: even readings for the test that tells a leak from a warm-up
                  │  a finding stands, and where it was made is not known
@@ -35,15 +35,14 @@ from memtools._census.holders import Holder
 from memtools.leak.detector import STEPS_NEEDED, LeakDetector, LeakVerdict, StepsLeft
 from memtools.leak.finding import (
     RANK,
-    Key,
     LeakFinding,
     advice_for,
     is_call,
     steps_left,
 )
 from memtools.leak.judge import C_HEAP, CYCLES, THRESHOLDS, findings_of, keeps_graphs
-from memtools.monitor.evidence import OF_CENSUS, Looks
-from memtools.monitor.findings import Stand, Standing
+from memtools.leak.ledger import Entry, Ledger
+from memtools.monitor.evidence import Looks
 from memtools.monitor.signals import COUNTED, Limits, Points, Signal, slope_of
 from memtools.monitor.tracing import Tracing
 from memtools.monitor.workers import WorkerReports
@@ -141,7 +140,7 @@ class LeakWatch:
         #: before a window was opened: the step, and (signal, bytes) of those that it changes
         self._untraced: tuple[int, list[tuple[Signal, int | None]]] | None = None
         self._left = 0, 0  # when the newest look was left, and this thread's time, while that is so
-        self._points, self._standing = Points(noisy=seconds is not None), Standing()
+        self._points, self._ledger = Points(noisy=seconds is not None), Ledger()
         self._schedule = Schedule(origin)
         self._looks: list[int] = []  # steps of the looks, without those of standing findings alone
         self._holders: tuple[Holder, ...] = ()
@@ -195,7 +194,7 @@ class LeakWatch:
         """The look, the check or the readings that are due. While tracemalloc is on, they wait."""
         if step >= self._schedule.next or self._is_large(step):
             self._full(step)
-        elif self._standing and step >= self._next_check:
+        elif self._ledger and step >= self._next_check:
             self._check(step)
         else:
             if step - self._origin < DENSE_STEPS:
@@ -207,7 +206,7 @@ class LeakWatch:
     def _plan(self, step: int) -> None:
         """When to come back. What costs next to nothing is read at each of the first steps."""
         self.due_step = self._schedule.next
-        if self._standing:
+        if self._ledger:
             self.due_step = min(self.due_step, self._next_check)
         if step - self._origin < DENSE_STEPS:
             apart = 1 if "device" in self._counted else EARLIEST_LOOK
@@ -237,13 +236,13 @@ class LeakWatch:
 
     def _turn(self, step: int, tracing: Tracing) -> None:
         """The end of a traced step. At the last one, say what is known by then."""
-        standing = self._standing.findings()
+        standing = self._ledger.findings()
         collects = all(one.holder for one in standing) and self._walk_ns > 0
         collects = collects and self._seconds is None  # finalizers are not for another thread
         collect = self._collect if collects and self._can_afford(self._walk_ns) else None
         made = tracing.turn(step, standing, collect)
         known = [replace(one, made_at=made[one.key]) for one in standing if one.key in made]
-        self._standing.each({one.key: one for one in known})
+        self._ledger.update(known)
         self._say(known)
 
     def _collect(self) -> None:
@@ -267,7 +266,7 @@ class LeakWatch:
 
     def _trace(self, step: int, tracing: Tracing) -> None:
         """Trace some steps where a finding stands whose line is not known."""
-        standing = self._standing.findings()
+        standing = self._ledger.findings()
         self._is_traced = tracing.wants(step, standing)
         if not self._is_traced:
             return
@@ -362,7 +361,7 @@ class LeakWatch:
             return
         own = [signal for signal in self._signals if signal.name in ("heap", "python")]
         step = min(signal.newest[0] for signal in own or self._signals)
-        said = {one.part for one in self._standing.findings()}
+        said = {one.part for one in self._ledger.findings()}
         grown = [name for name, part in self._parts.items() if RANK[part.kind] >= RANK["suspect"]]
         if step < self.newest + EARLIEST_LOOK or said.issuperset(grown):
             return
@@ -379,10 +378,10 @@ class LeakWatch:
     def _check(self, step: int) -> None:
         """Read everything, for the findings that stand, and see whether one has ended."""
         self._read(step)
-        if self._standing.repace(self._paces(step)):
+        if self._ledger.follow(self._paces(step)):
             self._look_soon(step)
         self._forecast(step)
-        self._say(self._standing.end(self._points, step))
+        self._say(self._ledger.end(self._points, step))
 
     def _begin(self, step: int) -> None:
         """Collect garbage before the first look: that of a program's start goes at some time, and
@@ -484,7 +483,7 @@ class LeakWatch:
         if self._make_census is None:
             return False
         is_first = self._census is None
-        grows = is_first or self._growth() >= THRESHOLDS.least_rate or self._standing.has_holders()
+        grows = is_first or self._growth() >= THRESHOLDS.least_rate or self._ledger.has_holders()
         if not grows or not (is_first or self._can_afford(self._walk_ns)):
             return False
         begun = time.thread_time_ns()
@@ -501,7 +500,7 @@ class LeakWatch:
                                      "were left out, and who is in them is not known")  # fmt: skip
         except Exception as error:
             self._make_census, self._census, self._holders = None, None, ()
-            if isinstance(error, MemoryError) and self._standing.has_holders():
+            if isinstance(error, MemoryError) and self._ledger.has_holders():
                 return False  # memory is nearly out, and who takes it is known
             why = f"{type(error).__name__}: {error}".removesuffix(": ")
             self._voice.complain("census", f"holders are not looked for from here on: {why}")
@@ -515,7 +514,7 @@ class LeakWatch:
 
     def _judge(self, step: int, *, is_walked: bool) -> None:
         # Where a census has failed, for want of memory for example, those whom it named stay named.
-        if self._make_census is None and not self._standing.has_holders():
+        if self._make_census is None and not self._ledger.has_holders():
             is_walked = True  # nobody looks, and nobody is known
         seen = self._known(step)
         workers = self._ask_workers(step, seen.grades["children"])
@@ -531,14 +530,8 @@ class LeakWatch:
                 seconds=self._seconds,
             )
         )
-        news, replaced = self._standing.add(step, found, walked=is_walked)
         paces = self._paces(step)
-        if is_walked:
-            self._standing.rated(paces)
-        else:
-            news += self._standing.go_on(self._points, step)
-            self._standing.repace({part: paces.pop(part) for part in OF_CENSUS})
-            self._standing.rated(paces)
+        news, replaced = self._ledger.look(step, found, paces, self._points, walked=is_walked)
         if any(one.first_step == step and not one.holder and not one.kind for one in news):
             self._look_soon(step)
         withdrawn = [one for one in replaced if is_call(one.grade)]
@@ -546,12 +539,12 @@ class LeakWatch:
             if finding not in withdrawn:
                 self._voice.write(self._told(finding))
         self._forecast(step)
-        current = {one.key: one for one in self._standing.findings()}
+        current = {one.key: one for one in self._ledger.findings()}
         news = [current.get(one.key, one) for one in news]
         named = {one.part for one in found if one.holder and RANK[one.grade] >= RANK["suspect"]}
         known = [one for one in withdrawn if one.part in named]
         news = [*(one for one in withdrawn if one not in known), *news]
-        self._say([*news, *self._standing.end(self._points, step)], ended=known)
+        self._say([*news, *self._ledger.end(self._points, step)], ended=known)
 
     def _paces(self, step: int) -> dict[str, float]:
         """How fast each part of memory grows now."""
@@ -651,7 +644,7 @@ class LeakWatch:
             return ()
         if self._points.slope("children", max(self._looks[0], step // 4)) >= THRESHOLDS.least_rate:
             self._workers.ask()
-        elif all(one.signal != "children" for one in self._standing.findings()):
+        elif all(one.signal != "children" for one in self._ledger.findings()):
             self._workers.rest()
         return self._workers.findings(step if self._seconds is None else 0, grade)
 
@@ -672,12 +665,12 @@ class LeakWatch:
     def _forecast(self, step: int) -> None:
         """Write into each finding how long is left: until the host's limit at the rate of all that
         grows there, until the device's at its own."""
-        standing = self._standing.findings()
+        standing = self._ledger.findings()
         calls = [one for one in standing if RANK[one.grade] >= RANK["suspect"]]
-        present = [one for one in self._standing.present() if one in calls]
+        present = [one for one in self._ledger.present() if one in calls]
         host = sum(self._each(one) for one in present if one.signal != "device")
         room, device = self._limits.room(), None
-        changed: dict[Key, LeakFinding] = {}
+        changed: list[LeakFinding] = []
         for one in calls:
             steps = step - (one.since_step if one.since_step is not None else self._looks[0])
             left = None
@@ -695,8 +688,8 @@ class LeakWatch:
                 continue
             ns = (time.monotonic_ns() - self._first_ns) / max(1, self._step - self._first_step)
             seconds = left[0] * ns / 1e9, left[1] * ns / 1e9
-            changed[one.key] = replace(one, steps_left=left, seconds_left=seconds)
-        self._standing.each(changed)
+            changed.append(replace(one, steps_left=left, seconds_left=seconds))
+        self._ledger.update(changed)
 
     def _each(self, finding: LeakFinding) -> float:
         """Bytes a step of a finding; 0 where only those of a second are known."""
@@ -718,9 +711,9 @@ class LeakWatch:
 
     def speak(self) -> None:
         """Say what stands and goes on, and from then on what is new."""
-        if self.is_quiet and any(map(self._goes_on, self._standing.findings())):
+        if self.is_quiet and any(map(self._goes_on, self._ledger.findings())):
             self.is_quiet = False
-            self._say([one for one in self._standing.findings() if self._goes_on(one)])
+            self._say([one for one in self._ledger.findings() if self._goes_on(one)])
 
     def _goes_on(self, finding: LeakFinding) -> bool:
         """Whether its part of memory has gone on growing over the last looks."""
@@ -735,7 +728,7 @@ class LeakWatch:
     def withdraw(self) -> None:
         """Look no more: what was found has been a part of something else."""
         self.leave()
-        for finding in self._standing.findings() if not self.is_quiet else ():
+        for finding in self._ledger.findings() if not self.is_quiet else ():
             self._voice.say(self._told(replace(finding, over=True)))
 
     def _told(self, finding: LeakFinding) -> LeakFinding:
@@ -771,7 +764,7 @@ class LeakWatch:
     # --- what is asked ---
 
     def findings(self) -> tuple[LeakFinding, ...]:
-        return tuple(map(self._told, self._standing.findings()))
+        return tuple(map(self._told, self._ledger.findings()))
 
     def holders(self) -> tuple[Holder, ...]:
         return self._holders
@@ -785,14 +778,14 @@ class LeakWatch:
         if verdict.signal == "device":  # only then is a device asked
             detector.device_limit_bytes = self._limits.device()
             verdict = detector.verdict()
-        filled = sum(one.rate_bytes for one in self._standing.findings() if one.grade == "fills")
+        filled = sum(one.rate_bytes for one in self._ledger.findings() if one.grade == "fills")
         if verdict.signal is not None and filled >= 0.7 * verdict.rate_bytes_per_step > 0:
             return replace(
                 verdict, kind="fills", confidence="none", steps_left=None, pressure=False
             )
         if verdict.kind in ("early", "quiet"):  # its steps are those of the run, everywhere
             verdict = replace(verdict, steps_known=made)
-            found = next(iter(self._standing.findings()), None)
+            found = next(iter(self._ledger.findings()), None)
             if found is not None and RANK[found.grade] >= RANK["suspect"]:
                 return self._suspected(verdict, found)
             kind = "early" if made < STEPS_NEEDED else "quiet"
@@ -813,7 +806,7 @@ class LeakWatch:
 
     def forecast(self) -> StepsLeft | None:
         """Steps until the host's or a device's limit: of the worst finding, else by the test."""
-        for finding in self._standing.findings():
+        for finding in self._ledger.findings():
             if finding.steps_left is not None and finding.per == "step":
                 lo, hi = finding.steps_left
                 return StepsLeft(lo, math.sqrt(lo * hi), hi)
@@ -858,7 +851,7 @@ def _signed(size: float) -> str:
 
 def growth_census() -> CensusLike:
     """The census of a run; memtools' own objects are never holders."""
-    own = (LeakWatch, Points, Standing, Stand, Signal, LeakFinding)
+    own = (LeakWatch, Points, Ledger, Entry, Signal, LeakFinding)
     return GrowthCensus(own, least_rate=THRESHOLDS.least_rate)
 
 

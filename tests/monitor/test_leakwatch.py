@@ -20,9 +20,9 @@ from memtools._census.holders import Holder
 from memtools.leak.detector import LeakDetector
 from memtools.leak.finding import RANK, is_call
 from memtools.leak.judge import findings_of
+from memtools.leak.ledger import Ledger
 from memtools.monitor import leakwatch
 from memtools.monitor.evidence import Looks
-from memtools.monitor.findings import Standing
 from memtools.monitor.leakwatch import LeakWatch, Schedule
 from memtools.monitor.log import Log
 from memtools.monitor.signals import Points, Signal, python_bytes, slope_of
@@ -634,23 +634,6 @@ def test_a_call_of_the_c_heap_that_slows_down_is_withdrawn_aloud(clock: Clock) -
     assert [(one.kind, is_call(one.grade)) for one in program.said[at + 1 :]] == [("", False)]
 
 
-def test_growth_that_nobody_is_known_to_hold_ends_the_word_of_the_c_heap() -> None:
-    """What is no longer even was no leak of C code's; who is named takes its place as before."""
-    c_heap = LeakFinding("growing", "heap", rate_bytes=36.0 * KIB, kind="C heap", made_at="x.py:4")
-    standing = Standing()
-    standing.add(64, [c_heap])
-    nameless = LeakFinding("suspect", "heap", rate_bytes=9.0 * KIB)
-    (told,), (replaced,) = standing.add(96, [nameless])
-    assert (told.kind, told.made_at) == ("", ""), "another rate, another growth"
-    assert (replaced.kind, replaced.over) == ("C heap", True)
-    assert standing.findings() == (told,)
-    standing = Standing()
-    standing.add(64, [c_heap])
-    named = replace(nameless, holder="list a", kind="list")
-    assert standing.add(96, [named])[1] == [], "both may grow"
-    assert len(standing.findings()) == 2
-
-
 def test_cycles_that_wait_are_told_apart(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     program, kept = Program(clock), 0
 
@@ -696,15 +679,6 @@ def test_cycles_that_nobody_collects_are_a_leak(
         assert is_call(found.grade)
         assert "cycles that wait for the garbage collector" in str(found)
         assert "(the garbage collector is off" in str(found)
-
-
-@pytest.mark.parametrize(("rate", "line"), [(33 * KIB, "train.py:4"), (99 * KIB, "")])
-def test_what_gets_a_name_keeps_its_line_where_it_is_as_fast(rate: int, line: str) -> None:
-    standing = Standing()
-    standing.add(32, [LeakFinding("suspect", "heap", rate_bytes=36.0 * KIB, made_at="train.py:4")])
-    named = LeakFinding("suspect", "heap", rate_bytes=rate, kind="cycles")
-    (told,), (replaced,) = standing.add(48, [named])
-    assert (told.kind, told.made_at, replaced.made_at) == ("cycles", line, "train.py:4")
 
 
 def test_garbage_of_the_start_does_not_hide_a_leak(
@@ -1000,45 +974,6 @@ def test_the_rate_of_a_worker_is_what_it_has_measured_itself(clock: Clock, of_lo
     assert rates == {own.rate_bytes}
 
 
-def test_a_process_that_is_seen_from_outside_follows_its_part_of_memory() -> None:
-    standing = Standing()
-    one = LeakFinding("growing", "children", rate_bytes=64.0 * KIB, kind="children",
-                      process="child process 4711 (Actor)")  # fmt: skip
-    standing.add(64, [one, replace(one, holder="list Actor.log", process="worker Actor")])
-    standing.rated({"children": 100.0 * KIB})
-    assert not standing.repace({"children": 50.0 * KIB})
-    assert {one.process: one.rate_bytes for one in standing.findings()} == {
-        "child process 4711 (Actor)": 32.0 * KIB, "worker Actor": 64.0 * KIB,
-    }  # fmt: skip
-
-
-def test_a_rate_comes_back_from_what_was_noise() -> None:
-    """Between two walks its part of memory may seem to grow twice as fast for a while."""
-    standing = Standing()
-    standing.add(32, [LeakFinding("likely", "heap", rate_bytes=2.0 * KIB, holder="list a")])
-    standing.rated({"use": 2.0 * KIB})
-    rates = []
-    for pace in (4.8, 1.8, 0.4, 5.2):
-        faster = standing.repace({"use": pace * KIB})
-        rates.append((standing.findings()[0].rate_bytes / KIB, faster))
-    assert rates == [(4.8, True), (1.8, False), (2.0, False), (2.0, True)]
-
-
-@pytest.mark.parametrize("part", ["device", "shm"])
-def test_what_is_first_found_without_a_walk_keeps_its_rate(part: str) -> None:
-    """The rates of the newest walk say nothing of it."""
-    standing = Standing()
-    standing.rated({part: 30.0 * KIB})
-    standing.add(100, [LeakFinding("growing", part, rate_bytes=50.0 * KIB)], walked=False)
-    standing.repace({part: 50.0 * KIB})
-    (found,) = standing.findings()
-    assert found.rate_bytes == 50.0 * KIB
-    standing.rated({part: 50.0 * KIB})
-    standing.repace({part: 60.0 * KIB})
-    (found,) = standing.findings()
-    assert found.rate_bytes == pytest.approx(60.0 * KIB)
-
-
 def test_shared_memory_is_said() -> None:
     points = table(shm=lambda n: 108 * KIB * n)
     (found,) = findings_of(seen_by(points, 64, shm="growing").evidence())
@@ -1054,14 +989,14 @@ def test_who_holds_what_lies_in_shared_memory_is_named_with_it() -> None:
     assert (found.grade, found.signal, found.part) == ("growing", "shm", "shm")
     assert found.rate_bytes == pytest.approx(108 * KIB, rel=0.01)
     assert found.what == "2 new tensors a step, in shared memory"
-    standing = Standing()
-    standing.add(48, findings_of(seen.evidence()))
-    (before,) = standing.findings()
-    assert standing.add(64, [found])[1] == [replace(before, over=True)]
+    ledger = Ledger()
+    ledger.look(48, findings_of(seen.evidence()), {}, points)
+    (before,) = ledger.findings()
+    assert ledger.look(64, [found], {}, points)[1] == [replace(before, over=True)]
     unseen = findings_of(seen.evidence([keeps], walked=False))
     assert [one.kind for one in unseen] == ["shared memory"]
-    assert standing.add(96, unseen, walked=False) == ([], [])  # its holder is known
-    assert [one.holder for one in standing.findings()] == ["list Trainer.losses"]
+    assert ledger.look(96, unseen, {}, points, walked=False) == ([], [])  # its holder is known
+    assert [one.holder for one in ledger.findings()] == ["list Trainer.losses"]
 
 
 def test_entries_of_one_dict_that_grow_are_one_finding() -> None:
@@ -1073,17 +1008,6 @@ def test_entries_of_one_dict_that_grow_are_one_finding() -> None:
     (found,) = findings_of(seen_by(points, 64, use="suspect").evidence(keeps))
     assert found.holder == "module attribute m.history (2 that grow in it)"
     assert found.rate_bytes == pytest.approx(10 * KIB)
-
-
-def test_a_grade_rises_and_stays_while_the_finding_stands() -> None:
-    standing = Standing()
-    one = LeakFinding("growing", "heap", holder="list a", kind="list", rate_bytes=9.0)
-    assert [f.grade for f in standing.add(32, [one])[0]] == ["growing"]
-    assert standing.add(48, [replace(one, grade="suspect")]) == ([], [])
-    assert [f.grade for f in standing.add(64, [replace(one, grade="leak")])[0]] == ["leak"]
-    (now,) = standing.findings()
-    assert (now.grade, now.first_step) == ("leak", 32)
-    assert [f.grade for f in standing.add(96, [replace(one, grade="fills")])[0]] == ["fills"]
 
 
 def test_a_name_that_changes_in_passing_is_the_same_finding(clock: Clock) -> None:
@@ -1236,7 +1160,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> LeakFinding:
     one = LeakFinding("likely", "heap", rate_bytes=GIB, holder="list a.b", kind="list",
                       since_step=1)  # fmt: skip
     monkeypatch.setattr(leakwatch, "findings_of", lambda seen: [one])
-    monkeypatch.setattr(Standing, "end", lambda *_: [])
+    monkeypatch.setattr(Ledger, "end", lambda *_: [])
     return one
 
 

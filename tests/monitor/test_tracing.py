@@ -22,10 +22,11 @@ import pytest
 
 from memtools import LeakFinding, read_record
 from memtools.leak.finding import Key
+from memtools.leak.ledger import Ledger
 from memtools.monitor import heaplines, places, tracing
-from memtools.monitor.findings import Standing
 from memtools.monitor.log import Log
 from memtools.monitor.places import Place, Site
+from memtools.monitor.signals import Points
 from memtools.monitor.tracing import TraceWindow, Tracing
 from memtools.monitor.voice import Listeners, Voice
 from tests.kit.ownprocess import in_own_process
@@ -730,20 +731,20 @@ def test_a_line_that_gets_known_is_said_by_itself_and_stays() -> None:
     voice = Voice(
         Log(None, lambda: 0), Listeners(), lambda one, text: said.append((one.made_at, text))
     )
-    standing = Standing()
-    (new,), _ = standing.add(32, [finding(100.0)])
+    ledger, points = Ledger(), Points()
+    (new,), _ = ledger.look(32, [finding(100.0)], {}, points)
     voice.say(new)
-    standing.each({new.key: finding(100.0, first_step=32, made_at="train.py:3 in f")})
+    ledger.update([finding(100.0, first_step=32, made_at="train.py:3 in f")])
     for _ in range(3):
-        voice.say(standing.findings()[0])
+        voice.say(ledger.findings()[0])
     first = str(finding(100.0))
     assert said == [
         ("", first),
         ("train.py:3 in f", f"{first.partition(': +')[0]}: made at train.py:3 in f"),
     ]
-    standing.add(48, [finding(110.0)])
-    assert standing.findings()[0].made_at == "train.py:3 in f"
-    assert standing.findings()[0].rate_bytes == 110.0
+    ledger.look(48, [finding(110.0)], {}, points)
+    assert ledger.findings()[0].made_at == "train.py:3 in f"
+    assert ledger.findings()[0].rate_bytes == 110.0
 
 
 def test_looks_wait_while_tracemalloc_is_on(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:

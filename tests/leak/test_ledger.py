@@ -1,0 +1,127 @@
+"""The ledger: what looks find goes in, and what stands, is reported and is taken back comes out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from memtools import LeakFinding
+from memtools.leak.ledger import Ledger
+from memtools.monitor.signals import Points
+
+KIB = 2**10
+C_HEAP = LeakFinding("growing", "heap", rate_bytes=36.0 * KIB, kind="C heap", made_at="x.py:4")
+NAMELESS = LeakFinding("suspect", "heap", rate_bytes=9.0 * KIB)
+LIST = LeakFinding("growing", "heap", rate_bytes=9.0 * KIB, holder="list a", kind="list")
+ACTOR = LeakFinding("growing", "children", rate_bytes=64.0 * KIB, kind="children",
+                    process="child process 4711 (Actor)")  # fmt: skip
+
+
+def look(
+    ledger: Ledger, step: int, *found: LeakFinding, walked: bool = True, **paces: float
+) -> tuple[list[str], list[str]]:
+    """The grades of what is to be reported, and what is taken back, by its kind."""
+    news, taken_back = ledger.look(step, found, paces, Points(), walked=walked)
+    assert all(one.over for one in taken_back)
+    return [one.grade for one in news], [one.kind for one in taken_back]
+
+
+def test_a_grade_rises_and_stays_while_the_finding_stands() -> None:
+    ledger = Ledger()
+    for step, grade, news, stands in (
+        (32, "growing", ["growing"], "growing"),
+        (48, "suspect", [], "growing"),
+        (64, "leak", ["leak"], "leak"),
+        (96, "fills", ["fills"], "fills"),
+    ):
+        assert look(ledger, step, replace(LIST, grade=grade)) == (news, [])
+        (now,) = ledger.findings()
+        assert (now.grade, now.first_step) == (stands, 32)
+
+
+@pytest.mark.parametrize(("kind", "steps", "grade"), [
+    ("list", (16, 32, 64), "growing"),
+    ("list", (16, 64), "suspect"),
+    ("list", (16, 24, 32), "suspect"),
+    ("", (16, 32, 64), "suspect"),
+])  # fmt: skip
+def test_a_suspect_that_is_seen_again_and_again_is_growing(
+    kind: str, steps: tuple[int, ...], grade: str
+) -> None:
+    ledger = Ledger()
+    for step in steps:
+        look(
+            ledger, step, replace(LIST, grade="suspect", holder="list a" if kind else "", kind=kind)
+        )
+    assert [one.grade for one in ledger.findings()] == [grade]
+
+
+@pytest.mark.parametrize(("before", "after", "taken_back", "stands"), [
+    (C_HEAP, NAMELESS, ["C heap"], [""]),  # what is no longer even was no leak of C code's
+    (C_HEAP, LIST, [], ["C heap", "list"]),  # both may grow
+    (NAMELESS, LIST, [""], ["list"]),
+    (NAMELESS, C_HEAP, [""], ["C heap"]),
+    (NAMELESS, ACTOR, [], ["children", ""]),  # another part of memory
+])  # fmt: skip
+def test_what_nobody_was_known_to_hold_is_taken_back(
+    before: LeakFinding, after: LeakFinding, taken_back: list[str], stands: list[str]
+) -> None:
+    ledger = Ledger()
+    look(ledger, 64, before)
+    assert look(ledger, 96, after) == ([after.grade], taken_back)
+    assert [one.kind for one in ledger.findings()] == stands
+
+
+@pytest.mark.parametrize(("rate", "line"), [(33 * KIB, "train.py:4"), (99 * KIB, "")])
+def test_what_gets_a_name_keeps_its_line_where_it_is_as_fast(rate: int, line: str) -> None:
+    ledger = Ledger()
+    look(ledger, 32, replace(NAMELESS, rate_bytes=36.0 * KIB, made_at="train.py:4"))
+    look(ledger, 48, replace(NAMELESS, rate_bytes=rate, kind="cycles"))
+    assert [(one.kind, one.made_at) for one in ledger.findings()] == [("cycles", line)]
+
+
+def test_a_rate_comes_back_from_what_was_noise() -> None:
+    """Between two walks its part of memory may seem to grow twice as fast for a while."""
+    ledger, rates = Ledger(), []
+    look(ledger, 32, replace(LIST, rate_bytes=2.0 * KIB), use=2.0 * KIB)
+    for pace in (4.8, 1.8, 0.4, 5.2):
+        faster = ledger.follow({"use": pace * KIB})
+        rates.append((ledger.findings()[0].rate_bytes / KIB, faster))
+    assert rates == [(4.8, True), (1.8, False), (2.0, False), (2.0, True)]
+
+
+def test_a_rate_follows_its_part_of_memory_but_for_what_has_its_own_measure() -> None:
+    """A worker measures its own rate; a small holder tells nothing of the rest of its part."""
+    worker = replace(ACTOR, holder="list Actor.log", process="worker Actor")
+    small = replace(LIST, holder="list b", rate_bytes=4.0 * KIB)
+    ledger = Ledger()
+    look(ledger, 64, ACTOR, worker, LIST, small, children=100.0 * KIB, use=10.0 * KIB)
+    assert not ledger.follow({"children": 50.0 * KIB, "use": 5.0 * KIB})
+    assert {one.process or one.holder: one.rate_bytes / KIB for one in ledger.findings()} == {
+        "child process 4711 (Actor)": 32.0, "worker Actor": 64.0, "list a": 4.5, "list b": 4.0,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("part", ["device", "shm"])
+def test_what_is_first_found_without_a_walk_keeps_its_rate(part: str) -> None:
+    """The rates of the newest walk say nothing of it."""
+    ledger, one = Ledger(), LeakFinding("growing", part, rate_bytes=50.0 * KIB)
+    look(ledger, 64, **{part: 30.0 * KIB})  # type: ignore[arg-type]
+    look(ledger, 100, one, walked=False, **{part: 50.0 * KIB})  # type: ignore[arg-type]
+    assert [found.rate_bytes for found in ledger.findings()] == [50.0 * KIB]
+    look(ledger, 128, one, **{part: 50.0 * KIB})  # type: ignore[arg-type]
+    ledger.follow({part: 60.0 * KIB})
+    assert [found.rate_bytes for found in ledger.findings()] == [pytest.approx(60.0 * KIB)]
+
+
+def test_the_end_of_growth_ends_a_finding() -> None:
+    ledger, points = Ledger(), Points()
+    for step in range(8, 129, 8):
+        points.add(step, {"heap": 9 * KIB * step})
+    look(ledger, 64, LIST, use=9.0 * KIB)
+    assert ledger.end(points, 128) == []
+    for step in range(136, 257, 8):
+        points.add(step, {"heap": 9 * KIB * 128})
+    (over,) = ledger.end(points, 256)
+    assert (over.holder, over.over, ledger.findings()) == ("list a", True, ())
