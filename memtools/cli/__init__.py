@@ -17,7 +17,6 @@ from memtools import MemtoolsError, __version__
 from memtools._base.text import shown
 from memtools.cli.build_shim import BuildShim
 from memtools.cli.compare import Compare
-from memtools.cli.demo import Demo
 from memtools.cli.doctor import Doctor
 from memtools.cli.explain import Explain
 from memtools.cli.export import Export
@@ -47,7 +46,6 @@ COMMANDS: tuple[type[Command], ...] = (
     Explain,
     Compare,
     Export,
-    Demo,
     BuildShim,
 )
 

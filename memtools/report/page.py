@@ -5,9 +5,8 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
-from collections.abc import Sequence
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from memtools._base.text import shown
 from memtools._version import __version__
@@ -24,9 +23,8 @@ if TYPE_CHECKING:
 GENERATOR = b'<meta name="generator" content="memtools'
 
 
-def page(records: list[Record], head: str | None, rescues: Sequence[Any] = ()) -> str:
-    """The page as text. `rescues` are what the demo's page begins with: a title, an introduction,
-    rows of words, and a picture each (memtools/cli/demo_page.py)."""
+def page(records: list[Record], head: str | None) -> str:
+    """The page as text."""
     template = _template()
     from markupsafe import Markup
 
@@ -46,7 +44,6 @@ def page(records: list[Record], head: str | None, rescues: Sequence[Any] = ()) -
         script=Markup(script),
         data=Markup(as_script(data)),
         views=views,
-        rescues=rescues,
         comparison=compare(views, data),
     )
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -94,36 +92,3 @@ def test_the_script_that_runs_is_the_users(
     assert sorted(set(libraries.users_paths()) - before) == users
     assert not libraries.is_users(f"{PACKAGE}monitor/run.py")
     assert libraries.is_own(f"{PACKAGE}monitor/run.py")
-
-
-LEAK = """
-    import torch
-    kept = []
-    model = torch.nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(200):
-        model(torch.randn(2, 4)).sum().backward()
-        optimizer.step()
-        kept.append(torch.ones(64, 64))
-"""
-
-
-@pytest.mark.slow
-def test_a_script_within_the_package_is_named_as_any_other(tmp_path: Path) -> None:
-    """As an example that was installed with it: here the package is a link to ours."""
-    package = tmp_path / "site-packages" / "memtools"
-    package.mkdir(parents=True)
-    for part in Path(PACKAGE).iterdir():
-        if part.name != "examples":
-            (package / part.name).symlink_to(part)
-    (package / "examples").mkdir()
-    script = package / "examples" / "leak.py"
-    script.write_text(textwrap.dedent(LEAK))
-    done = subprocess.run(
-        [sys.executable, "-m", "memtools", "run", "-o", tmp_path / "run.mem", script],
-        capture_output=True, text=True, env={"PYTHONPATH": str(package.parent)}, cwd=tmp_path,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "growing: list module attribute __main__.kept" in done.stderr
-    assert "leak.py:9" in done.stderr
-    assert "no Python object" not in done.stderr

@@ -508,7 +508,7 @@ def test_wrong_usage_is_one_line_and_exit_code_2(args: list[str]) -> None:
 
 def test_without_a_command_the_commands_are_named() -> None:
     said = command("-m", "memtools").stderr
-    names = "doctor, run, watch, report, explain, compare, export, demo, build-shim"
+    names = "doctor, run, watch, report, explain, compare, export, build-shim"
     assert said == f"memtools: give a command: {names} (see memtools --help)\n"
 
 

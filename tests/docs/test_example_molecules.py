@@ -32,7 +32,7 @@ def gnn() -> Any:
 def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Both variants, run by the demo under the limit that is the default."""
     out = tmp_path_factory.mktemp("molecules") / "demo.json"
-    command = [sys.executable, "-m", "memtools", "demo", "--only", "molecule_gnn"]
+    command = [sys.executable, str(EXAMPLES / "demo.py"), "--only", "molecule_gnn"]
     command += ["--json", str(out), "--report", str(out.with_suffix(".html")), "--"]
     command += ["--molecules", str(MOLECULES), "--valid", "8"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 import memtools
-from memtools.cli import demo_cases
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 JOINTS = [
@@ -215,19 +214,12 @@ def test_a_wheel_that_is_missing_is_named_with_the_command(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = tmp_path / "memtools"
-    assert motions.cache_folder() == demo_cases.cache_folder() == folder
-    command = f"python -m {demo_cases.DOWNLOAD} {folder} {demo_cases.PACKAGES['pybullet']}"
+    assert motions.cache_folder() == folder
+    command = "python -m pip download --no-deps --python-version 3.11 -d "
+    command += f"{folder} pybullet==3.2.7"
     with pytest.raises(SystemExit, match="which is not in .*") as said:
         motions.find_wheel()
     assert str(said.value).endswith(f"run {command}")
-
-
-def test_the_demo_finds_the_wheel_that_the_example_finds(cache: Path, motions: Any) -> None:
-    case = next(case for case in demo_cases.CASES if case.name == "motion_grpo")
-    assert motions.find_wheel().parent == cache
-    assert "pybullet" not in demo_cases.missing_packages([case], [])
-    motions.find_wheel().unlink()
-    assert "pybullet" in demo_cases.missing_packages([case], [])
 
 
 # --- the loop, with a small network and 10 steps --------------------------------------------------
