@@ -11,9 +11,7 @@ from benchmarks.kit.harness import CSRC, compiled_with
 
 FILES = [f"core/record/{name}.c" for name in ("series", "writer", "layout", "reader")]
 FILES += [f"core/base/{name}.c" for name in ("alloc", "clock", "status", "utf8")]
-FILES += [
-    f"os/{n}.c" for n in ("record/file", "base/forkmark", "record/busguard", "record/endmark")
-]
+FILES += [f"os/{n}.c" for n in ("record/file", "base/forks", "record/busguard", "record/endmark")]
 LOOPS = r"""
 #include <limits.h>
 #include <stdio.h>
@@ -29,7 +27,7 @@ static uint64_t values[64], ticks;
 static FILE *lines;
 
 static void
-format(void *region, mt_forkmark *home, void *ctx)
+format(void *region, const mt_birth *birth, void *ctx)
 {
     mt_record_size size = {{columns, 8192, 1024}, 1024, 128};
     mt_record_column column[64];
@@ -38,7 +36,7 @@ format(void *region, mt_forkmark *home, void *ctx)
     memset(column, 0, sizeof column);
     for (size_t c = 0; c < columns; c++)
         snprintf(column[c].name, sizeof column[c].name, "column_%zu", c);
-    mt_record_init(&record, region, &size, column, &start, home);
+    mt_record_init(&record, region, &size, column, &start, birth);
 }
 
 int

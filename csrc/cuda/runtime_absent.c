@@ -66,8 +66,8 @@ mt_devmem_read(mt_devmem *dm, int device, uint64_t *free, uint64_t *total)
 
 mt_status
 mt_store_cuda_new(const mt_alloc *mem, mt_cudart *rt, int device, size_t page_bytes,
-                  mt_store_ops *out, mt_error *err)
+                  const mt_birth *birth, mt_store_ops *out, mt_error *err)
 {
-    (void)mem, (void)rt, (void)device, (void)page_bytes, (void)out;
+    (void)mem, (void)rt, (void)device, (void)page_bytes, (void)birth, (void)out;
     return mt_fail(err, MT_EDEVICE, not_built, 0);
 }

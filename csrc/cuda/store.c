@@ -9,7 +9,6 @@
 
 #include <assert.h>
 #include <sys/types.h>
-#include <unistd.h>
 
 #include "core/base/size.h"
 #include "cuda/driver.h"
@@ -39,7 +38,7 @@ typedef struct arena {
 typedef struct store {
     mt_alloc mem;
     mt_cudrv *drv;
-    pid_t owner;
+    mt_birth birth;
     size_t page_bytes;
     page *pages;
     size_t count, room;
@@ -474,7 +473,7 @@ close_store(void *ctx)
     bool forked;
 
     if (s == NULL) return;
-    forked = s->owner != getpid();
+    forked = !mt_birth_is_here(&s->birth);
     if (s->arenas != NULL && !forked && mt_custreams_wait(&s->streams, NULL) == MT_OK) give_back(s);
     mt_custreams_fini(&s->streams, forked);
     mt_cudrv_close(s->drv);
@@ -499,14 +498,14 @@ choose_page(store *s, size_t page_bytes, mt_error *err)
 
 mt_status
 mt_store_cuda_new(const mt_alloc *mem, mt_cudart *rt, int device, size_t page_bytes,
-                  mt_store_ops *out, mt_error *err)
+                  const mt_birth *birth, mt_store_ops *out, mt_error *err)
 {
     store *s = mt_alloc_zeroed(mem, 1, sizeof *s);
     mt_status st;
 
     if (s == NULL) return mt_fail(err, MT_ENOMEM, "mt_store_cuda_new", 0);
     s->mem = *mem;
-    s->owner = getpid();
+    s->birth = *birth;
     st = mt_custreams_init(&s->streams, mem, mt_cudart_dev_ops(rt), device, err);
     if (st == MT_OK) st = mt_cudrv_open(mem, rt, device, &s->drv, err);
     if (st == MT_OK) st = choose_page(s, page_bytes, err);

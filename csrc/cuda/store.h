@@ -26,14 +26,16 @@
 #define MT_CUDA_STORE_H
 
 #include "core/base/alloc.h"
+#include "core/base/forks.h"
 #include "core/port/store.h"
 #include "cuda/runtime.h"
 
-/* A store of no bytes on `device`; out->close gives everything back. Borrows rt until then.
+/* A store of no bytes on `device`, made where `birth` says; out->close gives everything back, but in
+ * a child that was forked since. Borrows rt until then.
  * page_bytes is a power of two and a multiple of the driver's granularity (2 MiB on the devices of
  * today), else MT_ESHAPE "page_bytes" with the granularity as limit; 0: that granularity. *out is
  * written on MT_OK only. MT_ENOMEM; MT_EDEVICE, also where memtools was built without CUDA. */
 mt_status mt_store_cuda_new(const mt_alloc *mem, mt_cudart *rt, int device, size_t page_bytes,
-                            mt_store_ops *out, mt_error *err);
+                            const mt_birth *birth, mt_store_ops *out, mt_error *err);
 
 #endif

@@ -1,6 +1,6 @@
 /* gauge.h -- a number of bytes that several objects change and others read, without a lock.
  *
- * The module keeps one of them for pages that this process maps more than once:
+ * There is one for the pages of host stores that this process maps more than once:
  *
  *   pool A ── add, subtract ──┐
  *   pool B ── add, subtract ──┴──> mapped_again ──> read by the sampler and the probe
@@ -9,8 +9,8 @@
  * set counts it each time. What the pools map beyond the first time is in this gauge, so that the
  * bytes that really fill memory are rss - mapped_again. The kernel's own rss stays what it is.
  *
- * In a child made by fork() those mappings are closed, so the module's gauge lies where a child
- * finds zeros. NULL is a gauge that stays at 0.
+ * In a child made by fork() those mappings are closed, and what closes them sets the gauge to 0
+ * (os/port/store.c). NULL is a gauge that stays at 0.
  *
  * The resident set has a page only after it was touched there, which nobody tells the pools. So the
  * gauge also knows how large the pools' pages are, each counted once: what is taken off a resident

@@ -10,7 +10,6 @@
 #define MT_BASE_LOCK_H
 
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -18,16 +17,6 @@
 
 typedef pthread_mutex_t mt_lock;
 typedef pthread_cond_t mt_condition;
-
-/* A byte that is not 0 in this process, and 0 in every child that is forked from it: there a lock
- * may be held for ever by a thread that only the parent has. The child may write to it, and it is 0
- * again in a child of its own. The table makes and frees such bytes; *out is written on MT_OK only.
- */
-typedef _Atomic unsigned char mt_home;
-typedef struct mt_home_ops {
-    mt_status (*get)(mt_home **out, mt_error *err);
-    void (*put)(mt_home *home); /* NULL is ignored */
-} mt_home_ops;
 
 static inline void
 mt_lock_init(mt_lock *lock)

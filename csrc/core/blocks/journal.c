@@ -31,18 +31,11 @@ typedef struct life {
 } life;
 
 void
-mt_journal_init(mt_journal *j, const mt_alloc *mem, const mt_home *home)
+mt_journal_init(mt_journal *j, const mt_alloc *mem, const mt_birth *birth)
 {
-    *j = (mt_journal){.mem = mem, .home = home};
+    *j = (mt_journal){.mem = mem, .birth = birth == NULL ? (mt_birth){NULL, 0} : *birth};
     mt_addrs_init(&j->lives, mem, sizeof(life));
     mt_lock_init(&j->lock);
-}
-
-/* False in a forked child, where the lock is not to be touched. */
-static bool
-is_home(const mt_journal *j)
-{
-    return j->home == NULL || atomic_load_explicit(j->home, memory_order_relaxed) != 0;
 }
 
 static void
@@ -127,7 +120,7 @@ mt_journal_name_of(mt_journal *j, const char *text)
 {
     uint32_t found = 0;
 
-    if (!is_home(j) || !mt_journal_is_on(j)) return 0;
+    if (!mt_birth_is_here(&j->birth) || !mt_journal_is_on(j)) return 0;
     mt_lock_take(&j->lock);
     if (mt_journal_is_on(j)) found = name_of(j, text);
     mt_lock_give(&j->lock);
@@ -139,7 +132,7 @@ mt_journal_text(mt_journal *j, uint32_t name)
 {
     const char *text = "";
 
-    if (!is_home(j)) return text;
+    if (!mt_birth_is_here(&j->birth)) return text;
     mt_lock_take(&j->lock);
     if (name > 0 && name < j->names_n) text = j->names[name].text;
     mt_lock_give(&j->lock);
@@ -235,7 +228,7 @@ mt_journal_begin(mt_journal *j, mt_live *live)
 {
     bool is_begun = false;
 
-    if (!is_home(j)) return false;
+    if (!mt_birth_is_here(&j->birth)) return false;
     mt_lock_take(&j->lock);
     forget(j);
     /* First on, and then what lives: a block that is not in the copy is reported after it. */
@@ -252,7 +245,7 @@ mt_journal_begin(mt_journal *j, mt_live *live)
 void
 mt_journal_end(mt_journal *j)
 {
-    if (!is_home(j)) return;
+    if (!mt_birth_is_here(&j->birth)) return;
     mt_lock_take(&j->lock);
     atomic_store(&j->is_on, false);
     mt_addrs_drop(&j->lives);
@@ -262,7 +255,7 @@ mt_journal_end(mt_journal *j)
 void
 mt_journal_clear(mt_journal *j)
 {
-    if (!is_home(j)) return;
+    if (!mt_birth_is_here(&j->birth)) return;
     mt_lock_take(&j->lock);
     atomic_store(&j->is_on, false);
     forget(j);
@@ -321,7 +314,7 @@ void
 mt_journal_born(mt_journal *j, const void *address, size_t bytes, mt_journal_birth birth)
 {
     assert(address != NULL);
-    if (!is_home(j) || !mt_journal_is_on(j)) return;
+    if (!mt_birth_is_here(&j->birth) || !mt_journal_is_on(j)) return;
     mt_lock_take(&j->lock);
     if (mt_journal_is_on(j)) bear(j, (uint64_t)(uintptr_t)address, bytes, birth);
     mt_lock_give(&j->lock);
@@ -332,7 +325,7 @@ mt_journal_died(mt_journal *j, const void *address, mt_phase phase)
 {
     uint64_t key = (uint64_t)(uintptr_t)address;
 
-    if (key == 0 || !is_home(j) || !mt_journal_is_on(j)) return;
+    if (key == 0 || !mt_birth_is_here(&j->birth) || !mt_journal_is_on(j)) return;
     mt_lock_take(&j->lock);
     if (mt_journal_is_on(j)) end_life(j, key, phase);
     mt_lock_give(&j->lock);
@@ -367,7 +360,7 @@ mt_journal_shape(mt_journal *j, const void *address, size_t bytes, uint32_t sinc
     mt_journal_entry *entry;
 
     if (key == 0 || dims < 0 || dims > MT_JOURNAL_DIMS_MOST) return;
-    if (!is_home(j) || !mt_journal_is_on(j)) return;
+    if (!mt_birth_is_here(&j->birth) || !mt_journal_is_on(j)) return;
     mt_lock_take(&j->lock);
     entry = mt_journal_is_on(j) ? find(j, key) : NULL;
     if (entry != NULL && entry->birth > since && entry->bytes == bytes)
@@ -397,7 +390,7 @@ mt_journal_mark(mt_journal *j, const void *address, size_t bytes, uint32_t categ
     mt_journal_mark_result result = MT_MARK_LOST;
 
     assert(address != NULL && category > 0 && category < MT_JOURNAL_CATEGORIES);
-    if (!is_home(j)) return result;
+    if (!mt_birth_is_here(&j->birth)) return result;
     mt_lock_take(&j->lock);
     if (mt_journal_is_on(j)) {
         result = mark(j, (uint64_t)(uintptr_t)address, bytes, category);
@@ -744,7 +737,7 @@ mt_journal_read(mt_journal *j, mt_journal_likeness likeness, mt_journal_contents
     mt_journal_read_result result = MT_JOURNAL_EMPTY;
 
     memset(out, 0, sizeof *out);
-    if (!is_home(j)) return result;
+    if (!mt_birth_is_here(&j->birth)) return result;
     mt_lock_take(&j->lock);
     if (j->is_begun) {
         out->had_backward = j->backwards_n > 0;

@@ -38,6 +38,7 @@
 #include <stdint.h>
 
 #include "base/addrs.h"
+#include "base/forks.h"
 #include "base/lock.h"
 #include "blocks/live.h"
 
@@ -69,7 +70,7 @@ typedef struct mt_journal_name {
 
 typedef struct mt_journal {
     const mt_alloc *mem;
-    const mt_home *home; /* NULL: reports of forked children count as well */
+    mt_birth birth;      /* all zeros: reports of forked children count as well */
     _Atomic bool is_on;  /* read without the lock */
     mt_lock lock;        /* around all below */
     bool is_begun;       /* there is something to tell */
@@ -153,7 +154,7 @@ typedef struct mt_journal_contents {
     size_t layers_n;
 } mt_journal_contents;
 
-void mt_journal_init(mt_journal *journal, const mt_alloc *mem, const mt_home *home);
+void mt_journal_init(mt_journal *journal, const mt_alloc *mem, const mt_birth *birth);
 /* pre: no thread reports any more. */
 void mt_journal_fini(mt_journal *journal);
 

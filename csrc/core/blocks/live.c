@@ -4,9 +4,9 @@
 #include <stdbool.h>
 
 void
-mt_live_init(mt_live *live, const mt_alloc *mem, const mt_home *home)
+mt_live_init(mt_live *live, const mt_alloc *mem, const mt_birth *birth)
 {
-    *live = (mt_live){.home = home, .generation = 1};
+    *live = (mt_live){.birth = birth == NULL ? (mt_birth){NULL, 0} : *birth, .generation = 1};
     mt_addrs_init(&live->blocks, mem, sizeof(mt_block));
     mt_lock_init(&live->lock);
 }
@@ -16,13 +16,6 @@ mt_live_fini(mt_live *live)
 {
     mt_addrs_drop(&live->blocks);
     mt_lock_fini(&live->lock);
-}
-
-/* False in a forked child, where the lock is not to be touched. */
-static bool
-is_home(const mt_live *live)
-{
-    return live->home == NULL || atomic_load_explicit(live->home, memory_order_relaxed) != 0;
 }
 
 /* --- reports ----------------------------------------------------------------------------------- */
@@ -59,7 +52,7 @@ void
 mt_live_born(mt_live *live, const void *address, size_t bytes, uint32_t site)
 {
     assert(address != NULL);
-    if (!is_home(live)) return;
+    if (!mt_birth_is_here(&live->birth)) return;
     mt_lock_take(&live->lock);
     add(live, (mt_block){.address = (uint64_t)(uintptr_t)address,
                          .bytes = bytes,
@@ -74,7 +67,7 @@ mt_live_died(mt_live *live, const void *address)
     uint64_t key = (uint64_t)(uintptr_t)address;
     mt_block *block;
 
-    if (key == 0 || !is_home(live)) return;
+    if (key == 0 || !mt_birth_is_here(&live->birth)) return;
     mt_lock_take(&live->lock);
     if ((block = mt_addrs_find(&live->blocks, key)) != NULL) {
         count_death(live, block);
@@ -90,7 +83,7 @@ mt_live_turn(mt_live *live)
 {
     uint32_t generation = 0;
 
-    if (!is_home(live)) return 0;
+    if (!mt_birth_is_here(&live->birth)) return 0;
     mt_lock_take(&live->lock);
     generation = ++live->generation;
     mt_lock_give(&live->lock);
@@ -102,7 +95,7 @@ mt_live_read(mt_live *live)
 {
     mt_live_figures figures = {0};
 
-    if (!is_home(live)) return figures;
+    if (!mt_birth_is_here(&live->birth)) return figures;
     mt_lock_take(&live->lock);
     figures = live->figures;
     mt_lock_give(&live->lock);
@@ -112,7 +105,7 @@ mt_live_read(mt_live *live)
 void
 mt_live_reset_peak(mt_live *live)
 {
-    if (!is_home(live)) return;
+    if (!mt_birth_is_here(&live->birth)) return;
     mt_lock_take(&live->lock);
     live->figures.peak = live->figures.in_use;
     mt_lock_give(&live->lock);
@@ -123,7 +116,7 @@ mt_live_sum_sites(mt_live *live, uint32_t first, uint32_t last, mt_live_sum *sum
 {
     const mt_block *block = NULL;
 
-    if (!is_home(live)) return;
+    if (!mt_birth_is_here(&live->birth)) return;
     mt_lock_take(&live->lock);
     while ((block = mt_addrs_next(&live->blocks, block)) != NULL) {
         if (block->site >= n) continue;
@@ -140,7 +133,7 @@ mt_live_copy(mt_live *live, mt_block *out, size_t room)
     const mt_block *block = NULL;
     size_t n, copied = 0;
 
-    if (!is_home(live)) return 0;
+    if (!mt_birth_is_here(&live->birth)) return 0;
     mt_lock_take(&live->lock);
     n = live->blocks.n;
     while (n <= room && (block = mt_addrs_next(&live->blocks, block)) != NULL)
@@ -156,7 +149,7 @@ mt_live_at(mt_live *live, const void *address)
     const mt_block *block;
     mt_block found = {0};
 
-    if (key == 0 || !is_home(live)) return found;
+    if (key == 0 || !mt_birth_is_here(&live->birth)) return found;
     mt_lock_take(&live->lock);
     if ((block = mt_addrs_find(&live->blocks, key)) != NULL) found = *block;
     mt_lock_give(&live->lock);
@@ -166,7 +159,7 @@ mt_live_at(mt_live *live, const void *address)
 void
 mt_live_clear(mt_live *live)
 {
-    if (!is_home(live)) return;
+    if (!mt_birth_is_here(&live->birth)) return;
     mt_lock_take(&live->lock);
     mt_addrs_drop(&live->blocks);
     live->figures = (mt_live_figures){0};

@@ -23,6 +23,7 @@
 #include <stdint.h>
 
 #include "base/addrs.h"
+#include "base/forks.h"
 #include "base/lock.h"
 
 typedef struct mt_block {
@@ -42,9 +43,9 @@ typedef struct mt_live_figures {
 } mt_live_figures;
 
 typedef struct mt_live {
-    const mt_home *home; /* NULL: reports of forked children count as well */
-    mt_lock lock;        /* around all below */
-    mt_addrs blocks;     /* each an mt_block */
+    mt_birth birth;  /* all zeros: reports of forked children count as well */
+    mt_lock lock;    /* around all below */
+    mt_addrs blocks; /* each an mt_block */
     mt_live_figures figures;
     uint32_t generation;
 } mt_live;
@@ -54,7 +55,7 @@ typedef struct mt_live_sum {
     uint64_t bytes, blocks;
 } mt_live_sum;
 
-void mt_live_init(mt_live *live, const mt_alloc *mem, const mt_home *home);
+void mt_live_init(mt_live *live, const mt_alloc *mem, const mt_birth *birth);
 /* pre: no thread reports any more. */
 void mt_live_fini(mt_live *live);
 

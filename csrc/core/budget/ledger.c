@@ -71,16 +71,15 @@ tree_free(mt_tree *t)
 {
     mt_lock_fini(&t->turn);
     mt_lock_fini(&t->lock);
-    if (t->home != NULL) t->homes->put(t->home);
     t->mem->put(t->mem->ctx, t, sizeof *t);
 }
 
-mt_status
-mt_ledger_notice_forks(mt_ledger *ledger, const mt_home_ops *homes, mt_error *err)
+void
+mt_ledger_notice_forks(mt_ledger *ledger, const mt_birth *birth)
 {
-    assert(ledger->line.ledger == NULL && ledger->tree->home == NULL);
-    ledger->tree->homes = homes;
-    return homes->get(&ledger->tree->home, err);
+    assert(ledger->line.ledger == NULL && ledger->tree->forks == NULL);
+    ledger->tree->forks = birth->forks;
+    ledger->tree->where = 2 * birth->number;
 }
 
 /* Figures and lists of a ledger that was copied by fork(), and of its suballocations. */
@@ -105,16 +104,16 @@ move_in_ledger(mt_ledger *ledger)
 void
 mt_tree_move_in(mt_tree *t)
 {
-    unsigned char seen = MT_FORKED;
+    uint32_t here = 2 * *t->forks, seen = t->where;
 
-    if (atomic_compare_exchange_strong(t->home, &seen, MT_MOVING)) {
+    if (seen / 2 != here / 2 && atomic_compare_exchange_strong(&t->where, &seen, here + 1)) {
         mt_lock_init(&t->lock);
         mt_lock_init(&t->turn);
         (void)mt_condition_init(&t->changed); /* cannot fail on Linux */
         move_in_ledger(t->root);
-        atomic_store(t->home, MT_AT_HOME);
+        t->where = here;
     }
-    while (atomic_load(t->home) == MT_MOVING)
+    while (t->where != here)
         continue; /* another thread is at it, for a moment */
 }
 

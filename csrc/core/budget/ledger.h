@@ -26,6 +26,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/forks.h"
 #include "base/alloc.h"
 #include "base/lock.h"
 #include "base/status.h"
@@ -56,9 +57,8 @@ typedef struct mt_holder { /* one line of a report */
 mt_status mt_ledger_new(const mt_alloc *mem, size_t limit, const char *name, mt_ledger *parent,
                         mt_ledger **out, mt_error *err);
 /* From now on the ledger and its suballocations make their locks anew in a child of fork(), at the
- * first use there. homes outlives the ledger. pre: no parent, no other thread uses it yet. What
- * homes->get fails with. */
-mt_status mt_ledger_notice_forks(mt_ledger *ledger, const mt_home_ops *homes, mt_error *err);
+ * first use there. pre: no parent, no other thread uses it yet; birth->forks is not NULL. */
+void mt_ledger_notice_forks(mt_ledger *ledger, const mt_birth *birth);
 /* References; the last drop frees it. Members hold one each. NULL is ignored by drop.
  * pre of drop: as of leave. */
 mt_ledger *mt_ledger_hold(mt_ledger *ledger);

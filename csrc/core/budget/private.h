@@ -6,6 +6,7 @@
 #include <stdatomic.h>
 
 #include "budget/ledger.h"
+#include "base/forks.h"
 #include "base/lock.h"
 
 /* What a ledger and all its suballocations share: one lock for every figure, so that a reservation
@@ -17,8 +18,9 @@
 typedef struct mt_tree {
     const mt_alloc *mem;
     mt_ledger *root;
-    const mt_home_ops *homes;
-    mt_home *home; /* NULL: forks are not noticed */
+    const mt_forks *forks;  /* NULL: forks are not noticed */
+    _Atomic uint32_t where; /* 2 x the number of forks at which it was made, or moved in; 1 more
+                             * while it is being moved in */
     mt_lock lock;
     mt_lock turn; /* reclaims, reports, joining and leaving: one at a time */
     mt_condition changed;
@@ -57,9 +59,6 @@ mt_ledger_room(const mt_ledger *ledger)
     return ledger->limit - ledger->line.reserved;
 }
 
-/* What `home` says. */
-enum { MT_FORKED = 0, MT_AT_HOME = 1, MT_MOVING = 2 };
-
 /* Makes a tree that was copied by fork() this process's own: fresh locks, nobody waiting, the
  * parent's members silent, and sums that agree although a thread of the parent may have been
  * halfway through a change. Of several threads one does it, and the others wait for it. */
@@ -69,7 +68,7 @@ void mt_tree_move_in(mt_tree *t);
 static inline void
 mt_tree_take(mt_tree *t, mt_lock *lock)
 {
-    if (t->home != NULL && atomic_load(t->home) != MT_AT_HOME) mt_tree_move_in(t);
+    if (t->forks != NULL && t->where != 2 * *t->forks) mt_tree_move_in(t);
     mt_lock_take(lock);
 }
 

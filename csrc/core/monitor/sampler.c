@@ -60,7 +60,7 @@ struct mt_sampler {
 static bool
 is_home(const mt_sampler *s)
 {
-    return *s->with.home != 0;
+    return mt_birth_is_here(&s->with.birth);
 }
 
 /* --- one sample ------------------------------------------------------------------------------- */

@@ -8,8 +8,8 @@
  * What limits memory, and what counts as used, is limit.h's to say.
  *
  * Once started, nothing is allocated. A probe reading that fails leaves its columns unknown; the
- * thread itself cannot fail. In a forked child there is no thread: `home` is 0 there, and all calls
- * do nothing; free then leaves probe, ticker and locks alone, which the thread may have been using
+ * thread itself cannot fail. In a forked child there is no thread, and all calls do nothing; free
+ * then leaves probe, ticker and locks alone, which the thread may have been using
  * when the process was forked: their memory and descriptors are the child's until it ends. */
 #ifndef MT_MONITOR_SAMPLER_H
 #define MT_MONITOR_SAMPLER_H
@@ -18,6 +18,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/forks.h"
 #include "base/alloc.h"
 #include "base/gauge.h"
 #include "monitor/fill.h"
@@ -50,10 +51,10 @@ enum {
 };
 
 typedef struct mt_sampler_setup {
-    mt_probe_ops probe;   /* taken over, as the ticker is; used by the thread only */
-    mt_ticker_ops ticker; /* or, on failure, by whoever gave them */
-    mt_record *record;    /* NULL: none. Borrowed, with one column for each value of a row */
-    const volatile unsigned char *home; /* borrowed: 0 there means a forked child */
+    mt_probe_ops probe;        /* taken over, as the ticker is; used by the thread only */
+    mt_ticker_ops ticker;      /* or, on failure, by whoever gave them */
+    mt_record *record;         /* NULL: none. Borrowed, with one column for each value of a row */
+    mt_birth birth;            /* in a child that was forked since there is no thread */
     mt_gauge *mapped_again;    /* borrowed: what rss counts more than once; NULL: nothing */
     void (*each_second)(void); /* called by the thread, at a sample; NULL: nothing */
     uint64_t interval_ns;      /* > 0 */

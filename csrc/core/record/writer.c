@@ -35,10 +35,9 @@ put_start(mt_record *r, const mt_record_start *start)
 
 void
 mt_record_init(mt_record *r, void *region, const mt_record_size *size,
-               const mt_record_column *columns, const mt_record_start *start,
-               const volatile unsigned char *home)
+               const mt_record_column *columns, const mt_record_start *start, const mt_birth *birth)
 {
-    *r = (mt_record){.home = home, .at = region, .size = *size};
+    *r = (mt_record){.birth = *birth, .at = region, .size = *size};
     mt_lock_init(&r->lock);
     r->parts = mt_record_parts_of(size);
     memset(region, 0, r->parts.end);
@@ -54,7 +53,8 @@ mt_record_init(mt_record *r, void *region, const mt_record_size *size,
 static bool
 begin(mt_record *r)
 {
-    if (*r->home == 0) return false; /* before the lock, which another thread held at the fork */
+    if (!mt_birth_is_here(&r->birth))
+        return false; /* before the lock, which another thread held at the fork */
     mt_lock_take(&r->lock);
     if (r->at != NULL) return true;
     mt_lock_give(&r->lock);

@@ -17,6 +17,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/forks.h"
 #include "base/lock.h"
 #include "record/layout.h"
 #include "record/series.h"
@@ -40,8 +41,8 @@ typedef struct mt_record_event {
 
 typedef struct mt_record {
     mt_lock lock;
-    const volatile unsigned char *home; /* 0 there: this is a forked child */
-    unsigned char *at;                  /* NULL once it is closed */
+    mt_birth birth;    /* a child that was forked since writes nothing */
+    unsigned char *at; /* NULL once it is closed */
     mt_record_size size;
     mt_record_parts parts;
     mt_series series;
@@ -51,11 +52,11 @@ typedef struct mt_record {
 } mt_record;
 
 /* Makes an empty record of a region of parts.end bytes, aligned to 8; writes all of it, what makes
- * it valid last. `home` points to a byte that is not 0 in this process and 0 in forked children,
- * for the life of the record. pre: the counts and the columns have no fault. */
+ * it valid last. Children that are forked after `birth` write
+ * nothing. pre: the counts and the columns have no fault. */
 void mt_record_init(mt_record *r, void *region, const mt_record_size *size,
                     const mt_record_column *columns, const mt_record_start *start,
-                    const volatile unsigned char *home);
+                    const mt_birth *birth);
 
 /* Each returns false, and does nothing, when the record is closed or in a forked child. A phase is
  * one more passage: its time is added, its peak counts when it is the largest (MT_UNKNOWN: none).

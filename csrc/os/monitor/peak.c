@@ -8,7 +8,7 @@
 #include "core/base/clock.h"
 #include "core/base/size.h"
 #include "core/port/probe.h"
-#include "os/base/forkmark.h"
+#include "os/base/forks.h"
 
 /* What the kernel's counters may be apart, and still mean the same. */
 enum { SLACK = 1 << 20, STATUS_ROOM = 4096 };
@@ -16,7 +16,7 @@ enum { SLACK = 1 << 20, STATUS_ROOM = 4096 };
 typedef struct mark {
     mt_alloc mem;
     const mt_proc_sys *sys;
-    mt_forkmark *home; /* NULL: nothing may be kept open */
+    mt_birth birth; /* of what is kept open */
     mt_descriptor kept_clear, kept_statm, kept_status;
     bool real;      /* the machine's own /proc, which getrusage agrees with */
     uint64_t bound; /* the floor is at most that */
@@ -35,12 +35,10 @@ close_all(mark *m)
 static void
 notice_fork(mark *m)
 {
-    if (m->home != NULL && mt_forkmark_is_home(m->home)) return;
+    if (mt_birth_is_here(&m->birth)) return;
     close_all(m);
-    if (m->home != NULL) m->bound = 0;
-    mt_forkmark_free(m->home);
-    m->home = NULL;
-    if (mt_forkmark_new(&m->home, NULL) != MT_OK) m->home = NULL;
+    m->bound = 0;
+    (void)mt_birth_now(&m->birth, NULL); /* succeeds where it did before */
 }
 
 static uint64_t
@@ -132,7 +130,6 @@ mark_close(void *ctx)
 
     if (m == NULL) return;
     close_all(m);
-    mt_forkmark_free(m->home);
     mem = m->mem;
     mem.put(mem.ctx, m, sizeof *m);
 }
@@ -142,7 +139,7 @@ mt_mark_linux_new(const mt_alloc *mem, const mt_proc_sys *sys, const char *root,
                   mt_error *err)
 {
     mark *m = mt_alloc_zeroed(mem, 1, sizeof *m);
-    bool fits;
+    mt_status st;
 
     if (m == NULL) return mt_fail(err, MT_ENOMEM, "malloc", 0);
     m->mem = *mem;
@@ -150,14 +147,15 @@ mt_mark_linux_new(const mt_alloc *mem, const mt_proc_sys *sys, const char *root,
     m->kept_clear = m->kept_statm = m->kept_status = MT_NO_DESCRIPTOR;
     m->real = root[0] == 0;
     m->bound = MT_UNKNOWN;
-    fits = mt_path_join(m->clear, root, "/proc/self/clear_refs") &&
-           mt_path_join(m->statm, root, "/proc/self/statm") &&
-           mt_path_join(m->status, root, "/proc/self/status");
-    if (!fits) {
+    st = mt_path_join(m->clear, root, "/proc/self/clear_refs") &&
+                 mt_path_join(m->statm, root, "/proc/self/statm") &&
+                 mt_path_join(m->status, root, "/proc/self/status")
+             ? mt_birth_now(&m->birth, err)
+             : mt_fail(err, MT_EOVERFLOW, "mt_mark_linux_new", 0);
+    if (st != MT_OK) {
         mark_close(m);
-        return mt_fail(err, MT_EOVERFLOW, "mt_mark_linux_new", 0);
+        return st;
     }
-    notice_fork(m);
     *out = (mt_mark_ops){.reset = mark_reset,
                          .high = mark_high,
                          .now = mark_now,

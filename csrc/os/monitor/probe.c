@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "core/base/clock.h"
-#include "os/base/forkmark.h"
+#include "os/base/forks.h"
 #include "os/monitor/shm.h"
 
 enum {
@@ -34,7 +34,7 @@ struct mt_probe_linux {
     mt_alloc mem;
     const mt_proc_sys *sys;
     mt_probe_ages ages;
-    mt_forkmark *home; /* NULL: nothing may be kept open */
+    mt_birth birth; /* of what is kept open */
     mt_descriptor kept_statm, kept_status, kept_meminfo;
     uint64_t inactive, inactive_at; /* each with the time of the reading, 0 for never */
     machine machine;
@@ -65,18 +65,11 @@ close_all(mt_probe_linux *p)
 }
 
 static void
-settle(mt_probe_linux *p)
-{
-    if (mt_forkmark_new(&p->home, NULL) != MT_OK) p->home = NULL;
-}
-
-static void
 notice_fork(mt_probe_linux *p)
 {
-    if (p->home != NULL && mt_forkmark_is_home(p->home)) return;
+    if (mt_birth_is_here(&p->birth)) return;
     close_all(p);
-    mt_forkmark_free(p->home);
-    settle(p);
+    (void)mt_birth_now(&p->birth, NULL); /* succeeds where it did before */
 }
 
 void
@@ -88,7 +81,6 @@ mt_probe_linux_free(mt_probe_linux *p)
     close_all(p);
     mt_children_free(p->children);
     mt_shm_free(p->shm);
-    mt_forkmark_free(p->home);
     mem = p->mem;
     mem.put(mem.ctx, p, sizeof *p);
 }
@@ -117,11 +109,11 @@ mt_probe_linux_new(const mt_alloc *mem, const mt_proc_sys *sys, const char *root
     st = set_paths(p, root) ? mt_children_new(mem, sys, p->root, &p->children, err)
                             : mt_fail(err, MT_EOVERFLOW, "mt_probe_linux_new", 0);
     if (st == MT_OK) st = mt_shm_new(mem, sys, p->root, &p->shm, err);
+    if (st == MT_OK) st = mt_birth_now(&p->birth, err);
     if (st != MT_OK) {
         mt_probe_linux_free(p);
         return st;
     }
-    settle(p);
     *out = p;
     return MT_OK;
 }

@@ -121,6 +121,13 @@ static struct stretch {
 
 static pthread_once_t handler_was_asked_for = PTHREAD_ONCE_INIT;
 static bool handler_is_there; /* constant after that */
+static mt_gauge mapped_again;
+
+mt_gauge *
+mt_store_linux_mapped_again(void)
+{
+    return &mapped_again;
+}
 
 /* Takes no lock and no memory: any thread of the parent may have been inside of anything. */
 static void
@@ -131,6 +138,7 @@ close_in_child(void)
     for (struct stretch *s = stretches; s < stretches + CLOSED_IN_CHILDREN; s++)
         if (s->bytes > 0 && mmap((void *)s->at, s->bytes, PROT_NONE, flags, -1, 0) == MAP_FAILED)
             munmap((void *)s->at, s->bytes); /* at least nothing of the parent's is left there */
+    mapped_again.bytes = mapped_again.most = mapped_again.once = 0;
     errno = kept;
 }
 

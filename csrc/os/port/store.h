@@ -24,6 +24,7 @@
 #include <sys/types.h>
 
 #include "core/base/alloc.h"
+#include "core/base/gauge.h"
 #include "core/port/store.h"
 
 /* The system calls that can fail, as libc has them: -1 or MAP_FAILED, and errno. A table, so that
@@ -43,6 +44,10 @@ typedef struct mt_linux_sys {
 } mt_linux_sys;
 
 extern const mt_linux_sys mt_linux_sys_libc;
+
+/* For pages of stores that this process maps more than once. 0 in a child, where the pools of its
+ * parent are closed. */
+mt_gauge *mt_store_linux_mapped_again(void);
 
 /* A store of no bytes yet; out->close gives everything back. max_maps is vm.max_map_count;
  * maps_left counts the lines of /proc/self/maps. *out is written on MT_OK only. MT_ENOMEM. */

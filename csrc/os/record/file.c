@@ -302,7 +302,7 @@ take_name(const mt_recordfile_sys *sys, const char *name, const char *path, char
 /* --- all of it --- */
 
 typedef struct making {
-    void (*format)(void *region, mt_forkmark *home, void *ctx);
+    void (*format)(void *region, const mt_birth *birth, void *ctx);
     void *ctx;
 } making;
 
@@ -313,8 +313,8 @@ fill(mt_recordfile *f, int fd, const making *how, mt_error *err)
 
     if ((st = take_space(f->sys, fd, f->bytes, err)) != MT_OK) return st;
     if ((st = map(f->sys, fd, f->bytes, &f->at, err)) != MT_OK) return st;
-    if ((st = mt_forkmark_new(&f->mark, err)) != MT_OK) return st;
-    how->format(f->at, f->mark, how->ctx);
+    if ((st = mt_birth_now(&f->birth, err)) != MT_OK) return st;
+    how->format(f->at, &f->birth, how->ctx);
     /* Where there are no locks, nobody can be asked whether he still writes. */
     (void)f->sys->flock(fd, LOCK_EX | LOCK_NB);
     return MT_OK;
@@ -322,7 +322,7 @@ fill(mt_recordfile *f, int fd, const making *how, mt_error *err)
 
 mt_status
 mt_recordfile_create(const mt_recordfile_sys *sys, const char *path, size_t bytes,
-                     void (*format)(void *region, mt_forkmark *home, void *ctx), void *ctx,
+                     void (*format)(void *region, const mt_birth *birth, void *ctx), void *ctx,
                      mt_recordfile *out, char *kept, mt_error *err)
 {
     mt_recordfile f = {.sys = sys, .bytes = bytes};
@@ -342,7 +342,7 @@ mt_recordfile_create(const mt_recordfile_sys *sys, const char *path, size_t byte
     if (st == MT_OK)
         *out = f;
     else
-        mt_recordfile_free(&f);
+        mt_recordfile_unmap(&f);
     return st;
 }
 
@@ -357,7 +357,7 @@ mt_recordfile_check(const mt_recordfile *file, mt_error *err)
 mt_status
 mt_recordfile_flush(const mt_recordfile *file, mt_error *err)
 {
-    if (!mt_forkmark_is_home(file->mark)) return MT_OK;
+    if (!mt_birth_is_here(&file->birth)) return MT_OK;
     if (mt_busguard_hit(file->at)) return mt_recordfile_check(file, err);
     if (file->sys->msync(file->at, file->bytes) == 0) return MT_OK;
     return refuse(err, "msync", errno, NULL);
@@ -367,19 +367,11 @@ void
 mt_recordfile_unmap(mt_recordfile *f)
 {
     /* A child's addresses may hold something else by now. */
-    if (f->at != NULL && (f->mark == NULL || mt_forkmark_is_home(f->mark))) {
+    if (f->at != NULL && mt_birth_is_here(&f->birth)) {
         mt_busguard_remove(f->at);
         f->sys->munmap(f->at, f->bytes);
     }
     f->at = NULL;
-}
-
-void
-mt_recordfile_free(mt_recordfile *f)
-{
-    mt_recordfile_unmap(f);
-    mt_forkmark_free(f->mark);
-    f->mark = NULL;
 }
 
 /* --- reading --- */

@@ -28,7 +28,7 @@
 #include "core/base/alloc.h"
 #include "core/record/layout.h"
 #include "core/base/status.h"
-#include "os/base/forkmark.h"
+#include "os/base/forks.h"
 
 /* The system calls, so that tests can make the n-th fail. */
 typedef struct mt_recordfile_sys {
@@ -55,11 +55,11 @@ typedef struct mt_recordfile {
     const mt_recordfile_sys *sys;
     void *at; /* the mapping; NULL: none */
     size_t bytes;
-    mt_forkmark *mark;
+    mt_birth birth;
 } mt_recordfile;
 
-/* Makes a file of `bytes` at `path` and maps it; `format` writes all of it, with the mark of this
- * process as `home`. `kept`, of PATH_MAX bytes, gets the name under which an older record was kept
+/* Makes a file of `bytes` at `path` and maps it; `format` writes all of it; its `birth`
+ * is of this process. `kept`, of PATH_MAX bytes, gets the name under which an older record was kept
  * that was not closed; "" if there was none. On failure nothing is left but what was there before,
  * and *out is untouched; an older record that could not get its name back stays where it was kept,
  * and `detail` says so.
@@ -69,7 +69,7 @@ typedef struct mt_recordfile {
  *   there.
  * MT_ENOMEM when there is no memory for the mapping. */
 mt_status mt_recordfile_create(const mt_recordfile_sys *sys, const char *path, size_t bytes,
-                               void (*format)(void *region, mt_forkmark *home, void *ctx),
+                               void (*format)(void *region, const mt_birth *birth, void *ctx),
                                void *ctx, mt_recordfile *out, char *kept, mt_error *err);
 
 /* MT_EFILE with EIO once a page of the file was gone when it was written. A look at memory. */
@@ -79,9 +79,8 @@ mt_status mt_recordfile_check(const mt_recordfile *file, mt_error *err);
 mt_status mt_recordfile_flush(const mt_recordfile *file, mt_error *err);
 
 /* Unmaps, in the process that made it; in a forked child, which has no mapping, it only forgets.
- * The mark stays until free, because whoever writes looks at it first. Both may be called twice. */
+ * It may be called twice. */
 void mt_recordfile_unmap(mt_recordfile *file);
-void mt_recordfile_free(mt_recordfile *file);
 
 /* Reads a whole record for mt_record_open, also one that is being written. *bytes is its length,
  * and *copy is to be given back to `mem` with that length. *written tells whether a process writes

@@ -1,7 +1,7 @@
 /* natives.h -- what of the module a KV pool uses in C, as long as any of its pages is in use.
  *
  *   module ──────────────┐
- *   guests of a pool ────┴──► natives: the gauge, the CUDA runtime
+ *   guests of a pool ────┴──► natives: the CUDA runtime
  *
  * A tensor over the pages of a pool may be the last thing that dies in a process, after the module
  * and its state. The pool ends with it, tells the gauge and gives device memory back. So both are
@@ -11,14 +11,11 @@
 
 #include <stdatomic.h>
 
-#include "core/base/gauge.h"
 #include "cuda/runtime.h"
 
 typedef struct mt_natives {
     atomic_size_t refs;
-    mt_gauge *mapped_again; /* bytes that pools map beyond the first time, which resident sets
-                             * count; 0 again in a child of fork(). NULL: not to be had */
-    mt_cudart *cudart;      /* opened by the first CUDA tensor; NULL: not yet */
+    mt_cudart *cudart; /* opened by the first CUDA tensor; NULL: not yet */
 } mt_natives;
 
 /* One reference. NULL without memory. */

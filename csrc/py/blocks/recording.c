@@ -45,9 +45,9 @@ static atomic_uint recordings;   /* how many have begun: the number of the one t
 static _Thread_local uint64_t here, module_here;
 
 void
-mt_py_recording_init(const mt_home *home)
+mt_py_recording_init(const mt_birth *birth)
 {
-    mt_journal_init(&journal, &mt_alloc_libc, home);
+    mt_journal_init(&journal, &mt_alloc_libc, birth);
 }
 
 /* --- where a thread is ---------------------------------------------------------------------------- */

@@ -31,7 +31,7 @@
 #include "py/base/state.h"
 
 /* Once in a process, and again in a forked child. */
-void mt_py_recording_init(const mt_home *home);
+void mt_py_recording_init(const mt_birth *birth);
 
 /* Adds memtools._core.Contents. -1 with an error. */
 int mt_py_contents_register(PyObject *module, mt_state *st);

@@ -16,7 +16,7 @@
 #include <stdlib.h>
 
 #include "core/blocks/live.h"
-#include "os/base/forkmark.h"
+#include "os/base/forks.h"
 #include "py/base/errors.h"
 #include "py/base/objects.h"
 #include "py/blocks/recording.h"
@@ -24,7 +24,7 @@
 
 typedef struct Blocks {
     PyObject_HEAD
-    const mt_home *home;      /* the table's at start(); NULL: not started */
+    mt_birth birth;           /* where it was started; all zeros: it was not */
     const mt_torch_ops *shim; /* at start(): at the interpreter's end the module may go first */
     bool is_tracing, is_recording;
 } Blocks;
@@ -35,7 +35,7 @@ static struct {
     unsigned users;
     const Blocks *recorder; /* whose recording there is; NULL: there is none. Borrowed */
     atomic_uint tracers;
-    mt_home *home;
+    mt_birth birth;
     mt_live live;
     mt_sites sites;
 } heard;
@@ -47,7 +47,7 @@ hear_birth(void *Py_UNUSED(ctx), const void *block, size_t bytes)
 {
     uint32_t site = 0;
 
-    if (atomic_load_explicit(heard.home, memory_order_relaxed) == 0) return; /* a forked child */
+    if (!mt_birth_is_here(&heard.birth)) return; /* a forked child */
     if (atomic_load_explicit(&heard.tracers, memory_order_relaxed) > 0)
         site = mt_sites_here(&heard.sites);
     mt_live_born(&heard.live, block, bytes, site);
@@ -71,17 +71,17 @@ make_table(mt_state *st)
 {
     mt_error err;
 
-    if (heard.is_made && atomic_load(heard.home) != 0) return 0;
+    if (heard.is_made && mt_birth_is_here(&heard.birth)) return 0;
     /* In a forked child the parent's table is left as it lies: its lock may be held. */
-    if (mt_home_linux.get(&heard.home, &err) != MT_OK) {
+    if (mt_birth_now(&heard.birth, &err) != MT_OK) {
         mt_py_raise(st, &err, "following torch's allocator");
         return -1;
     }
     heard.users = 0;
     heard.recorder = NULL;
     atomic_store(&heard.tracers, 0);
-    mt_live_init(&heard.live, &mt_alloc_libc, heard.home);
-    mt_py_recording_init(heard.home);
+    mt_live_init(&heard.live, &mt_alloc_libc, &heard.birth);
+    mt_py_recording_init(&heard.birth);
     mt_sites_init(&heard.sites);
     heard.is_made = true;
     return 0;
@@ -91,7 +91,7 @@ make_table(mt_state *st)
 static bool
 is_on(const Blocks *self)
 {
-    return self->home != NULL && self->home == heard.home && atomic_load(heard.home) != 0;
+    return self->birth.forks != NULL && mt_birth_is_here(&self->birth);
 }
 
 static void
@@ -116,7 +116,7 @@ static void
 stop(Blocks *self)
 {
     if (!is_on(self)) {
-        self->home = NULL;
+        self->birth = (mt_birth){.forks = NULL};
         self->is_tracing = self->is_recording = false;
         return;
     }
@@ -126,7 +126,7 @@ stop(Blocks *self)
         mt_py_recording_forget();
         heard.recorder = NULL;
     }
-    self->home = NULL;
+    self->birth = (mt_birth){.forks = NULL};
     if (--heard.users > 0) return;
     (void)self->shim->listen(NULL);
     mt_live_clear(&heard.live);
@@ -170,7 +170,7 @@ start(Blocks *self, mt_state *st, PyObject *libraries, PyObject *users)
         }
     }
     heard.users++;
-    self->home = heard.home;
+    self->birth = heard.birth;
     self->shim = st->shim;
     self->is_tracing = self->is_recording = false;
     return 0;

@@ -12,7 +12,7 @@
 #include "py/base/errors.h"
 #include "py/base/number.h"
 #include "py/base/objects.h"
-#include "os/base/forkmark.h"
+#include "os/base/forks.h"
 
 typedef struct Budget {
     PyObject_HEAD
@@ -28,12 +28,13 @@ static mt_ledger *
 new_ledger(mt_state *st, size_t limit, const char *name, mt_ledger *parent)
 {
     mt_ledger *ledger;
+    mt_birth birth;
     mt_error err;
 
-    if (mt_ledger_new(&mt_alloc_libc, limit, name, parent, &ledger, &err) == MT_OK) {
-        if (parent != NULL || mt_ledger_notice_forks(ledger, &mt_home_linux, &err) == MT_OK)
-            return ledger;
-        mt_ledger_drop(ledger);
+    if (mt_birth_now(&birth, &err) == MT_OK &&
+        mt_ledger_new(&mt_alloc_libc, limit, name, parent, &ledger, &err) == MT_OK) {
+        if (parent == NULL) mt_ledger_notice_forks(ledger, &birth);
+        return ledger;
     }
     mt_py_raise(st, &err, "Budget()");
     return NULL;

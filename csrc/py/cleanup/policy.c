@@ -21,7 +21,8 @@
 #include "py/base/objects.h"
 #include "core/base/clock.h"
 #include "core/cleanup/policy.h"
-#include "os/base/forkmark.h"
+#include "os/base/forks.h"
+#include "os/port/store.h"
 #include "os/monitor/probe.h"
 
 typedef struct Policy {
@@ -29,7 +30,7 @@ typedef struct Policy {
     mt_state *state; /* kept alive by the type */
     mt_policy policy;
     PyObject *act;
-    mt_forkmark *home; /* of the process that ticked last */
+    mt_birth birth; /* of the process that ticked last */
     mt_probe_ops probe;
     uint64_t limit; /* MT_UNLIMITED: none is given */
     int devices;    /* 0 in a forked child */
@@ -210,7 +211,7 @@ static int
 open_parts(Policy *self, const arguments *w)
 {
     mt_error err = {0};
-    mt_status st = mt_forkmark_new(&self->home, &err);
+    mt_status st = mt_birth_now(&self->birth, &err);
 
     if (st == MT_OK)
         st = mt_py_open_probe(self->state, w->root, &mt_probe_ages_usual, w->devices, &self->probe,
@@ -265,7 +266,6 @@ policy_dealloc(PyObject *op)
     PyObject_GC_UnTrack(op);
     policy_clear(op);
     if (self->probe.close != NULL) self->probe.close(self->probe.ctx);
-    mt_forkmark_free(self->home);
     type->tp_free(op);
     Py_DECREF(type);
 }
@@ -295,11 +295,11 @@ read_memory(Policy *self, unsigned mask, mt_sample *out)
 {
     bool of_job = self->limit != MT_UNLIMITED && mask & MT_READ_CGROUP;
 
-    if (self->devices == 0 || !mt_forkmark_is_home(self->home)) mask &= ~(unsigned)MT_READ_DEVICES;
+    if (self->devices == 0 || !mt_birth_is_here(&self->birth)) mask &= ~(unsigned)MT_READ_DEVICES;
     if (of_job) mask |= MT_READ_SWAP;
     self->probe.read(self->probe.ctx, mask & ~(unsigned)MT_READ_HEAP, out);
     if (of_job) read_job(self, out);
-    mt_sample_count_once(out, self->state->natives->mapped_again);
+    mt_sample_count_once(out, mt_store_linux_mapped_again());
 }
 
 /* Apart, because it may take milliseconds, and how long is to be known. */
@@ -318,28 +318,23 @@ read_heap(Policy *self, mt_sample *out)
 
 /* --- ticks ------------------------------------------------------------------------------------ */
 
-/* After a fork: another thread that acted is not in this process. False where there is no memory
- * for a new mark: then the next tick tries again. */
-static bool
+/* After a fork: another thread that acted is not in this process. */
+static void
 forget_parents_thread(Policy *self)
 {
-    mt_forkmark *home;
-
-    if (mt_forkmark_is_home(self->home)) return true;
-    if (mt_forkmark_new(&home, NULL) != MT_OK) return false;
-    mt_forkmark_free(self->home);
-    self->home = home;
+    if (mt_birth_is_here(&self->birth)) return;
+    (void)mt_birth_now(&self->birth, NULL); /* succeeds where it did before */
     self->devices = 0;
     self->job_due = 0;
     if (self->thread != PyThread_get_thread_ident()) self->acts = false;
-    return true;
 }
 
 /* False where a thread acts, this one included. */
 static bool
 enter(Policy *self)
 {
-    if (!forget_parents_thread(self) || self->acts) return false;
+    forget_parents_thread(self);
+    if (self->acts) return false;
     self->acts = true;
     self->thread = PyThread_get_thread_ident();
     return true;

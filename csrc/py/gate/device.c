@@ -10,7 +10,6 @@
 #include "py/gate/history.h"
 
 #include <assert.h>
-#include <unistd.h>
 
 #include "py/base/errors.h"
 
@@ -36,8 +35,8 @@ static bool
 has_lock(GateHistory *self)
 {
     if (self->lock != NULL) return true;
-    if ((self->lock = PyThread_allocate_lock()) == NULL) PyErr_NoMemory();
-    self->owner = getpid();
+    if (mt_birth_now(&self->birth, NULL) == MT_OK) self->lock = PyThread_allocate_lock();
+    if (self->lock == NULL) PyErr_NoMemory();
     return self->lock != NULL;
 }
 
@@ -60,7 +59,7 @@ free_stage(GateHistory *self)
 static void
 notice_fork(GateHistory *self)
 {
-    if (self->lock == NULL || self->owner == getpid()) return;
+    if (self->lock == NULL || mt_birth_is_here(&self->birth)) return;
     self->lock = NULL;
     if (self->stage == NULL) return;
     if (self->core != NULL && mt_stage_len(self->stage) > 0) {

@@ -15,6 +15,7 @@
 #include "py/base/state.h"
 #include "py/tensor/one.h"
 #include "core/gate/history.h"
+#include "os/base/forks.h"
 #include "core/gate/stage.h"
 
 typedef struct GateHistory {
@@ -23,7 +24,7 @@ typedef struct GateHistory {
     mt_gatehist *core;       /* NULL once closed */
     mt_stage *stage;         /* NULL until a CUDA tensor comes */
     PyThread_type_lock lock; /* NULL as long */
-    pid_t owner;             /* the process that made lock and stage */
+    mt_birth birth;          /* of lock and stage */
     uint64_t oldest_pending; /* no entry below this number is in the stage */
     uint64_t lost_from;      /* entries [lost_from, lost_to) were on their way when this process */
     uint64_t lost_to;        /* was forked: their values never arrive */

@@ -9,7 +9,7 @@ mt_kvguests_new(mt_natives *natives, mt_kvguests **out, mt_error *err)
     mt_status st;
 
     if (g == NULL) return mt_fail(err, MT_ENOMEM, "calloc", 0);
-    if ((st = mt_forkmark_new(&g->mark, err)) != MT_OK) {
+    if ((st = mt_birth_now(&g->birth, err)) != MT_OK) {
         free(g);
         return st;
     }
@@ -29,7 +29,6 @@ drop_locked(mt_kvguests *g)
     mt_lock_give(&g->lock);
     if (!last) return;
     mt_natives_drop(g->natives);
-    mt_forkmark_free(g->mark);
     mt_lock_fini(&g->lock);
     free(g);
 }

@@ -23,7 +23,7 @@
 
 #include "core/base/lock.h"
 #include "core/kv/kv.h"
-#include "os/base/forkmark.h"
+#include "os/base/forks.h"
 #include "third_party/dlpack/dlpack.h"
 #include "torch/torch_shim.h"
 #include "py/base/natives.h"
@@ -40,7 +40,7 @@ typedef struct mt_kvlinger {
 
 /* For hold.c and the functions below. */
 struct mt_kvguests {
-    mt_forkmark *mark;
+    mt_birth birth;
     mt_natives *natives;
     mt_lock lock; /* guards the rest */
     size_t refs;  /* the pool's, and one of each hold */
@@ -69,7 +69,7 @@ void mt_kvguests_drop(mt_kvguests *guests); /* NULL is ignored */
 static inline bool
 mt_kvguests_at_home(const mt_kvguests *guests)
 {
-    return mt_forkmark_is_home(guests->mark);
+    return mt_birth_is_here(&guests->birth);
 }
 
 /* Fills at most cap lines and returns how many there are. */

@@ -107,7 +107,7 @@ open_store(KVPool *self, size_t page_bytes, mt_store_ops *store, mt_error *err)
 
     if (self->cuda_device >= 0)
         return mt_store_cuda_new(&mt_alloc_libc, self->state->natives->cudart, self->cuda_device,
-                                 page_bytes, store, err);
+                                 page_bytes, &self->guests->birth, store, err);
     st = mt_store_linux_new(&mt_alloc_libc, store, err);
     if (st != MT_OK || page_bytes == 0) return st;
     if (page_bytes < store->page_bytes || (page_bytes & (page_bytes - 1)) != 0) {
@@ -127,8 +127,8 @@ open_core(KVPool *self, size_t page_bytes, const char *name, mt_error *err)
     if ((st = mt_kvguests_new(self->state->natives, &self->guests, err)) != MT_OK) return st;
     if ((st = open_store(self, page_bytes, &store, err)) != MT_OK) return st;
     st = mt_kvpool_new(&mt_alloc_libc, &store, self->ledger, name, &self->config,
-                       self->cuda_device < 0 ? self->state->natives->mapped_again : NULL,
-                       &self->core, err);
+                       self->cuda_device < 0 ? mt_store_linux_mapped_again() : NULL, &self->core,
+                       err);
     if (st != MT_OK) return st;
     self->block_tokens = mt_kvpool_geom(self->core)->block_tokens;
     self->block_bytes = mt_kvpool_geom(self->core)->block_bytes;

@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #include "os/record/endmark.h"
-#include "os/base/forkmark.h"
+#include "os/base/forks.h"
 
 PyObject *
 mt_py_watch_end(PyObject *module, PyObject *args)
@@ -120,7 +120,7 @@ mt_py_stop_waiting(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 /* --- the last command --- */
 
 typedef struct last_command {
-    mt_forkmark *home;
+    mt_birth birth;
     char *instead; /* what is written where the command cannot be run or fails */
     char *words[]; /* NULL is the end */
 } last_command;
@@ -163,14 +163,13 @@ run_at_exit(int Py_UNUSED(status), void *ctx)
 {
     const last_command *last = ctx;
 
-    if (mt_forkmark_is_home(last->home)) run_last_command(last);
+    if (mt_birth_is_here(&last->birth)) run_last_command(last);
 }
 
 static void
 free_last_command(last_command *last)
 {
     if (last == NULL) return;
-    mt_forkmark_free(last->home);
     free(last->instead);
     for (char **word = last->words; *word != NULL; word++)
         free(*word);
@@ -191,7 +190,7 @@ make_last_command(PyObject *words, const char *instead)
         if ((last->words[i] = strdup(word)) == NULL) goto no_memory;
     }
     if ((last->instead = strdup(instead)) == NULL) goto no_memory;
-    if (mt_forkmark_new(&last->home, NULL) != MT_OK) goto no_memory;
+    if (mt_birth_now(&last->birth, NULL) != MT_OK) goto no_memory;
     return last;
 
 no_memory:

@@ -14,6 +14,7 @@
 
 #include "core/monitor/phase.h"
 #include "os/monitor/peak.h"
+#include "os/port/store.h"
 #include "os/monitor/probe.h"
 #include "os/monitor/shm.h"
 #include "py/base/errors.h"
@@ -57,7 +58,7 @@ open_peaks(const char *root, mt_natives *natives, mt_peaks **out, mt_error *err)
     mt_status st = mt_mark_linux_new(&mt_alloc_libc, &mt_proc_sys_libc, root, &mark, err);
 
     if (st != MT_OK) return st;
-    mark.mapped_again = natives == NULL ? NULL : natives->mapped_again;
+    mark.mapped_again = natives == NULL ? NULL : mt_store_linux_mapped_again();
     if (root[0] == 0 && PyInterpreterState_Get() != PyInterpreterState_Main())
         mark.reset = never_reset;
     return mt_peaks_new(&mt_alloc_libc, &mark, out, err);
@@ -191,7 +192,7 @@ probe_read(PyObject *op, PyObject *const *args, Py_ssize_t n)
     if (mask < 0 || mask > MT_READ_ALL)
         return PyErr_Format(PyExc_ValueError, "fields is a sum of READ_ constants, got %ld", mask);
     mt_probe_linux_read(self->probe, (unsigned)mask, &sample);
-    if (mask & MT_READ_RSS) mt_sample_count_once(&sample, self->state->natives->mapped_again);
+    if (mask & MT_READ_RSS) mt_sample_count_once(&sample, mt_store_linux_mapped_again());
     return mt_py_sample(self->state, &sample);
 }
 
@@ -202,7 +203,7 @@ probe_host(PyObject *op, PyObject *Py_UNUSED(none))
     mt_sample sample;
 
     mt_probe_linux_host(self->probe, &sample);
-    mt_sample_count_once(&sample, self->state->natives->mapped_again);
+    mt_sample_count_once(&sample, mt_store_linux_mapped_again());
     return mt_py_sample(self->state, &sample);
 }
 

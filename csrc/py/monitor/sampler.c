@@ -15,7 +15,8 @@
 #include "core/monitor/watermark.h"
 #include "core/monitor/sampler.h"
 #include "os/record/endmark.h"
-#include "os/base/forkmark.h"
+#include "os/port/store.h"
+#include "os/base/forks.h"
 #include "os/monitor/probe.h"
 #include "os/port/thread.h"
 
@@ -26,7 +27,6 @@ typedef struct Sampler {
     PyObject_HEAD
     mt_state *state;  /* kept alive by the type */
     PyObject *writer; /* or NULL: its record is written by the thread */
-    mt_forkmark *home;
     mt_sampler *sampler;
     int devices;
 } Sampler;
@@ -61,15 +61,14 @@ static mt_status
 open_sampler(Sampler *self, const wish *w, mt_record *record, mt_error *err)
 {
     mt_sampler_setup with = {.record = record,
-                             .mapped_again = self->state->natives->mapped_again,
+                             .mapped_again = mt_store_linux_mapped_again(),
                              .each_second = mt_endmark_renew,
                              .interval_ns = (uint64_t)w->interval_ns,
                              .limit = w->limit,
                              .devices = (size_t)w->devices};
-    mt_status st = mt_forkmark_new(&self->home, err);
+    mt_status st = mt_birth_now(&with.birth, err);
 
     if (st != MT_OK || (st = open_parts(self->state, w, &with, err)) != MT_OK) return st;
-    with.home = self->home;
     st = mt_sampler_new(&mt_alloc_libc, &with, &self->sampler, err);
     if (st != MT_OK) {
         with.ticker.close(with.ticker.ctx);
@@ -166,7 +165,6 @@ sampler_dealloc(PyObject *op)
 
     if (self->sampler != NULL) stop(self);
     mt_sampler_free(self->sampler);
-    mt_forkmark_free(self->home);
     Py_XDECREF(self->writer);
     type->tp_free(op);
     Py_DECREF(type);

@@ -171,11 +171,11 @@ typedef struct beginning {
 } beginning;
 
 static void
-format(void *region, mt_forkmark *home, void *ctx)
+format(void *region, const mt_birth *birth, void *ctx)
 {
     beginning *b = ctx;
 
-    mt_record_init(&b->self->record, region, &b->size, b->columns, &b->start, home);
+    mt_record_init(&b->self->record, region, &b->size, b->columns, &b->start, birth);
     b->self->begun = true;
 }
 
@@ -264,7 +264,7 @@ recordwriter_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 static void
 end(RecordWriter *self)
 {
-    if (self->file.mark != NULL) mt_record_close(&self->record, mt_now_ns());
+    if (self->file.bytes > 0) mt_record_close(&self->record, mt_now_ns());
     mt_endmark_remove(self->file.at);
     mt_recordfile_unmap(&self->file);
 }
@@ -276,7 +276,6 @@ recordwriter_dealloc(PyObject *op)
     PyTypeObject *type = Py_TYPE(op);
 
     end(self);
-    mt_recordfile_free(&self->file);
     PyMem_RawFree(self->failed);
     if (self->begun) mt_record_fini(&self->record);
     Py_XDECREF(self->path);
@@ -345,7 +344,7 @@ recordwriter_mark_signals(PyObject *op, PyObject *Py_UNUSED(none))
 {
     RecordWriter *self = (RecordWriter *)op;
 
-    if (self->file.at != NULL && mt_forkmark_is_home(self->file.mark))
+    if (self->file.at != NULL && mt_birth_is_here(&self->file.birth))
         (void)mt_endmark_add(self->file.at);
     Py_RETURN_NONE;
 }

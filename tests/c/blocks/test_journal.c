@@ -52,10 +52,10 @@ typedef struct rig {
 } rig;
 
 static void
-rig_open(rig *r, const mt_alloc *mem, const mt_home *home)
+rig_open(rig *r, const mt_alloc *mem, const mt_birth *birth)
 {
-    mt_live_init(&r->live, mem, home);
-    mt_journal_init(&r->journal, mem, home);
+    mt_live_init(&r->live, mem, birth);
+    mt_journal_init(&r->journal, mem, birth);
 }
 
 static void
@@ -697,7 +697,7 @@ any_order_of_reports_is_as_in_the_model(void)
     }
 }
 
-/* --- no memory, no home, threads ------------------------------------------------------------------- */
+/* --- no memory, forked children, threads ------------------------------------------------------------------- */
 
 /* Whatever fails, the numbers of what was heard are right, and all memory goes back. Returns whether a
  * call failed. */
@@ -755,14 +755,14 @@ static void
 a_forked_child_reports_nothing(void)
 {
     mt_journal_contents c;
-    mt_home home = 1;
+    mt_forks forks = 3;
     rig r;
 
-    rig_open(&r, &mt_alloc_libc, &home);
+    rig_open(&r, &mt_alloc_libc, &(mt_birth){&forks, 3});
     CHECK(mt_journal_begin(&r.journal, &r.live));
     mt_journal_born(&r.journal, at(1), 100, in(MT_PHASE_FORWARD, 0, 0));
     mt_lock_take(&r.journal.lock); /* another thread of the parent, at the fork */
-    home = 0;
+    forks = 4;
     mt_journal_born(&r.journal, at(2), 100, in(MT_PHASE_FORWARD, 0, 0));
     mt_journal_died(&r.journal, at(1), MT_PHASE_FORWARD);
     mt_journal_shape(&r.journal, at(1), 100, 0, 0, NULL, 0);
@@ -772,7 +772,7 @@ a_forked_child_reports_nothing(void)
     CHECK(!mt_journal_begin(&r.journal, &r.live));
     mt_journal_end(&r.journal);
     mt_journal_clear(&r.journal);
-    home = 1;
+    forks = 3;
     mt_lock_give(&r.journal.lock);
     c = read_all(&r);
     CHECK(c.peak_bytes == 100 && c.blocks_n == 1 && c.blocks[0].kind.category == 0);

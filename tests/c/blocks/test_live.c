@@ -165,20 +165,20 @@ without_memory_what_is_missed_is_counted(void)
 static void
 a_forked_child_reports_nothing(void)
 {
-    mt_home home = 1;
+    mt_forks forks = 3;
     mt_live live;
 
-    mt_live_init(&live, &mt_alloc_libc, &home);
+    mt_live_init(&live, &mt_alloc_libc, &(mt_birth){&forks, 3});
     mt_live_born(&live, at(1), 100, 1);
     mt_lock_take(&live.lock); /* another thread of the parent, at the fork */
-    home = 0;
+    forks = 4;
     mt_live_born(&live, at(2), 100, 1);
     mt_live_died(&live, at(1));
     mt_live_clear(&live);
     mt_live_reset_peak(&live);
     CHECK(mt_live_turn(&live) == 0 && mt_live_read(&live).in_use == 0);
     CHECK(mt_live_at(&live, at(1)).address == 0);
-    home = 1;
+    forks = 3;
     mt_lock_give(&live.lock);
     CHECK(mt_live_read(&live).in_use == 100);
     mt_live_fini(&live);

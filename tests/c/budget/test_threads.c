@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "core/budget/private.h"
-#include "os/base/forkmark.h"
+#include "os/base/forks.h"
 #include "kit/rng.h"
 
 enum { THREADS = 4, ROUNDS = 3000 };
@@ -414,9 +414,11 @@ a_child_of_fork_has_locks_and_sums_of_its_own(void)
     forker f = {.children = 0};
     mt_member_ops ops = {.give_back = fork_while_asked, .idle = part_idle, .ctx = &f};
     uint64_t waits;
+    mt_birth birth;
 
     f.ledger = make_ledger(&mt_alloc_libc, 80, "root", NULL);
-    CHECK(mt_ledger_notice_forks(f.ledger, &mt_home_linux, NULL) == MT_OK);
+    CHECK(mt_birth_now(&birth, NULL) == MT_OK);
+    mt_ledger_notice_forks(f.ledger, &birth);
     f.sub = make_ledger(&mt_alloc_libc, 60, "sub", f.ledger);
     mt_lock_init(&f.p.lock);
     CHECK(mt_ledger_join(f.ledger, "asked", -1, &ops, &f.p.member, NULL) == MT_OK);

@@ -8,6 +8,7 @@
 
 #include "../../fake_cuda/fakecudart.h"
 #include "kit/check.h"
+#include "os/base/forks.h"
 #include "kit/faulty.h"
 
 enum { PAGE = 4096, OUT_OF_MEMORY = 2, LAUNCH_FAILURE = 719 }; /* codes as cudaError_t has them */
@@ -25,8 +26,10 @@ static inline mt_status
 make(size_t page_bytes, mt_store_ops *out, mt_error *err)
 {
     mt_alloc mem = faulty_alloc(&heap);
+    mt_birth birth;
 
-    return mt_store_cuda_new(&mem, rt, 1, page_bytes, out, err);
+    CHECK(mt_birth_now(&birth, NULL) == MT_OK);
+    return mt_store_cuda_new(&mem, rt, 1, page_bytes, &birth, out, err);
 }
 
 static inline rig

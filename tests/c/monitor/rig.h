@@ -31,8 +31,6 @@ typedef struct rig {
     int fails; /* start() */
 } rig;
 
-static const unsigned char rig_at_home = 1;
-
 static inline void
 rig_read(void *ctx, unsigned mask, mt_sample *out)
 {
@@ -126,7 +124,6 @@ rig_setup(rig *r, uint64_t interval_ns)
     return (mt_sampler_setup){
         .probe = {rig_read, rig_close, r},
         .ticker = {rig_start, rig_wait, rig_stop, rig_now_ns, rig_cpu_ns, rig_close, r},
-        .home = &rig_at_home,
         .interval_ns = interval_ns,
         .limit = MT_UNLIMITED};
 }

@@ -7,7 +7,7 @@
 
 #include "monitor/rig.h"
 #include "core/record/reader.h"
-#include "os/base/forkmark.h"
+#include "os/base/forks.h"
 
 enum { GIB = 1 << 30, COLUMNS = MT_SAMPLER_HOST + 2 * MT_SAMPLER_DEVICE };
 
@@ -465,7 +465,7 @@ notes_open(notes *n, size_t columns)
         names[c].name[0] = (char)('A' + c);
     n->bytes = mt_record_parts_of(&size).end;
     n->region = malloc(n->bytes);
-    mt_record_init(&n->r, n->region, &size, names, &start, &rig_at_home);
+    mt_record_init(&n->r, n->region, &size, names, &start, &(mt_birth){0});
 }
 
 static const uint64_t *
@@ -740,10 +740,8 @@ a_forked_child_has_none(void)
 {
     rig r = rig_new();
     mt_sampler_setup setup = rig_setup(&r, 10 * RIG_MS);
-    mt_forkmark *mark;
 
-    CHECK(mt_forkmark_new(&mark, NULL) == MT_OK);
-    setup.home = mark;
+    CHECK(mt_birth_now(&setup.birth, NULL) == MT_OK);
     r.now.cgroup_limit = 100;
     rig_open(&r, &setup);
     mt_sampler_watch(r.s, MT_MARK_HOST, 0.5);
@@ -752,7 +750,6 @@ a_forked_child_has_none(void)
     rig_run(&r, 1);
     CHECK(mt_sampler_read(r.s).steps == 1);
     rig_free(&r);
-    mt_forkmark_free(mark);
 }
 
 int

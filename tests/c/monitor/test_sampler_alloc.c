@@ -63,8 +63,6 @@ mark_thread(void)
     on_the_thread = 1;
 }
 
-static const unsigned char home = 1;
-
 static void *
 open_record(mt_record *r)
 {
@@ -75,7 +73,7 @@ open_record(mt_record *r)
 
     for (size_t c = 0; c < MT_SAMPLER_HOST; c++)
         names[c].name[0] = (char)('A' + c);
-    mt_record_init(r, region, &size, names, &start, &home);
+    mt_record_init(r, region, &size, names, &start, &(mt_birth){0});
     return region;
 }
 
@@ -83,7 +81,7 @@ static mt_sampler *
 open_sampler(mt_record *r)
 {
     static const mt_probe_ages never_old = {0, 0, 0};
-    mt_sampler_setup setup = {.home = &home, .interval_ns = 100000, .limit = 1 << 20, .record = r};
+    mt_sampler_setup setup = {.interval_ns = 100000, .limit = 1 << 20, .record = r};
     mt_probe_linux *probe;
     mt_sampler *s;
 

@@ -21,8 +21,6 @@ typedef struct shared {
     _Atomic int left;
 } shared;
 
-static const unsigned char home = 1;
-
 static void
 open_record(shared *x)
 {
@@ -35,14 +33,13 @@ open_record(shared *x)
         names[c].name[0] = (char)('A' + c);
     x->bytes = mt_record_parts_of(&size).end;
     x->region = malloc(x->bytes);
-    mt_record_init(&x->r, x->region, &size, names, &start, &home);
+    mt_record_init(&x->r, x->region, &size, names, &start, &(mt_birth){0});
 }
 
 static void
 open_all(shared *x)
 {
-    mt_sampler_setup setup = {
-        .home = &home, .interval_ns = 100000, .limit = 1 << 20, .record = &x->r};
+    mt_sampler_setup setup = {.interval_ns = 100000, .limit = 1 << 20, .record = &x->r};
     mt_probe_linux *probe;
 
     open_record(x);

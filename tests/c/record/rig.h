@@ -12,7 +12,6 @@
 #include "core/record/reader.h"
 #include "core/record/words.h"
 
-static const unsigned char rig_home = 1;
 static const mt_record_column rig_columns[] = {
     {"rss", "B", ""}, {"cgroup", "B", ""}, {"psi", "", ""}};
 enum { RIG_COLUMNS = 3 };
@@ -141,7 +140,7 @@ rig_init(mt_record *r, void *region, const mt_record_size *size)
                              .command = command,
                              .command_bytes = sizeof command};
 
-    mt_record_init(r, region, size, rig_columns, &start, &rig_home);
+    mt_record_init(r, region, size, rig_columns, &start, &(mt_birth){0});
 }
 
 /* A region of its own for `size`, filled with what memory may hold. */

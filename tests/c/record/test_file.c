@@ -41,12 +41,12 @@ static char kept[PATH_MAX]; /* of the last creation */
 static const mt_record_size size = {.series = {RIG_COLUMNS, 5, 4}, .events = 3, .phases = 4};
 
 static void
-format(void *region, mt_forkmark *home, void *ctx)
+format(void *region, const mt_birth *birth, void *ctx)
 {
     mt_record *r = ctx;
 
     rig_init(r, region, &size);
-    r->home = home;
+    r->birth = *birth;
 }
 
 static mt_status
@@ -87,8 +87,8 @@ static void
 finish(mt_record *r, mt_recordfile *file)
 {
     mt_record_close(r, 1);
-    mt_recordfile_free(file);
-    mt_recordfile_free(file); /* again: ignored */
+    mt_recordfile_unmap(file);
+    mt_recordfile_unmap(file); /* again: ignored */
     mt_record_fini(r);
 }
 
@@ -318,7 +318,7 @@ a_living_record_is_not_replaced_and_a_dead_one_is(void)
     CHECK(create(&mt_recordfile_sys_libc, &s, &two, NULL) == MT_OK && names_in_folder() == 2);
     CHECK(rows_at_path(&written) == 0 && written && unlink(kept) == 0);
     finish(&s, &two);
-    mt_recordfile_free(&one);
+    mt_recordfile_unmap(&one);
     mt_record_fini(&r);
     CHECK(unlink(path) == 0);
 }
@@ -341,7 +341,7 @@ left_by_a_kill(const mt_recordfile_sys *sys)
 
     CHECK(create(sys, &r, &file, NULL) == MT_OK);
     rig_append(&r, 0);
-    mt_recordfile_free(&file);
+    mt_recordfile_unmap(&file);
     mt_record_fini(&r);
     return inode_of(path);
 }
@@ -680,7 +680,7 @@ a_child_has_nothing_of_it(void)
         other = mmap(at, 4096, PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
         CHECK(other == at);
-        mt_recordfile_free(&file);
+        mt_recordfile_unmap(&file);
         *(volatile char *)other = 1;
         CHECK(write(ready[1], "x", 1) == 1);
         pause();
@@ -693,7 +693,6 @@ a_child_has_nothing_of_it(void)
     CHECK(rows_at_path(&written) == 2 && !written); /* though the child lives */
     CHECK(kill(pid, SIGKILL) == 0 && waitpid(pid, &status, 0) == pid && WIFSIGNALED(status));
     close(ready[0]);
-    mt_recordfile_free(&file);
     mt_record_fini(&r);
     CHECK(unlink(path) == 0);
 }

@@ -123,15 +123,16 @@ a_signal_is_marked_until_the_record_is_closed(void)
 }
 
 static void
-nothing_is_written_away_from_home(void)
+nothing_is_written_in_a_forked_child(void)
 {
     rig g = begin(rig_size(5, 4, 3, 5), 3);
-    unsigned char *before = malloc(g.bytes), home = 0;
+    unsigned char *before = malloc(g.bytes);
     uint64_t values[RIG_COLUMNS] = {0};
     mt_record_event e = {.kind = "", .text = ""};
+    mt_forks forks = 1;
 
     memcpy(before, g.region, g.bytes);
-    g.r.home = &home;
+    g.r.birth = (mt_birth){&forks, 0};
     mt_lock_take(&g.r.lock); /* as another thread of the parent may have done */
     CHECK(!mt_record_append(&g.r, 0, values) && !mt_record_write_event(&g.r, &e));
     CHECK(!mt_record_phase(&g.r, "x", 1, 0, 0) && !mt_record_close(&g.r, 1));
@@ -471,7 +472,7 @@ main(void)
     RUN(what_was_written_is_read_back);
     RUN(a_signal_is_marked_until_the_record_is_closed);
     RUN(a_closed_record_says_so_and_takes_nothing_more);
-    RUN(nothing_is_written_away_from_home);
+    RUN(nothing_is_written_in_a_forked_child);
     RUN(long_texts_are_cut_between_characters);
     RUN(payloads_of_every_length_are_read_back);
     RUN(the_oldest_payloads_go_and_are_counted);
