@@ -25,7 +25,8 @@ from collections.abc import Callable
 from memtools._base import process
 from memtools._base import torch as bridge
 from memtools.leak.finding import LeakFinding
-from memtools.monitor.leakwatch import FIRST_LOOK, LeakWatch
+from memtools.monitor.leakwatch import LeakWatch
+from memtools.monitor.schedule import FIRST_LOOK
 
 TICK = 0.2  # seconds, that are a step
 START, START_OF_TORCH = 1.0, 27.0  # seconds of a program in which nothing is looked at

@@ -36,12 +36,13 @@ from memtools.leak.finding import LeakFinding, is_call
 from memtools.monitor import ending, handmade, host, oom, readings
 from memtools.monitor import run as monitor_run
 from memtools.monitor.guards import Callback, Watermark, Watermarks
-from memtools.monitor.leakwatch import FIRST_LOOK, LeakWatch
+from memtools.monitor.leakwatch import LeakWatch
 from memtools.monitor.log import ranked
 from memtools.monitor.phases import Phase, PhaseBook, PhaseTotals, phase_lines
 from memtools.monitor.readings import Headroom, HostTiers
+from memtools.monitor.reporter import LeakCallback, Listeners, Printer
 from memtools.monitor.run import MonitorSettings, Run
-from memtools.monitor.voice import LeakCallback, Listeners, Printer
+from memtools.monitor.schedule import FIRST_LOOK
 from memtools.record import kinds
 from memtools.record.kinds import End
 

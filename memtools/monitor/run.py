@@ -24,16 +24,17 @@ from memtools.blocks.reports import HostBlocks
 from memtools.leak.finding import LeakFinding
 from memtools.monitor import ending, sharing
 from memtools.monitor.bytime import ByTime
+from memtools.monitor.children import ChildProcesses, worker_reports
 from memtools.monitor.host import process_limits
-from memtools.monitor.leakwatch import LeakWatch, growth_census, worker_reports
+from memtools.monitor.leakwatch import LeakWatch, growth_census
 from memtools.monitor.log import Log, open_record
 from memtools.monitor.phases import PhaseBook
 from memtools.monitor.places import Place, name_of, place_of
 from memtools.monitor.progress import Progress
 from memtools.monitor.readings import Readings
+from memtools.monitor.reporter import Listeners, Printer, Reporter, Says
 from memtools.monitor.signals import Limits, signals_of
 from memtools.monitor.tracing import Tracing
-from memtools.monitor.voice import Listeners, Printer, Says, Voice
 from memtools.record import kills
 from memtools.record.kinds import Counters, End, Start
 
@@ -169,8 +170,8 @@ class Run:
         self.settings = settings
         every = settings.print_every
         self.printer = None if every is None else Printer(every)
-        #: what says what was found
-        self.voice = Voice(self.log, listeners or Listeners(), settings.says)
+        #: what reports what was found
+        self.reporter = Reporter(self.log, listeners or Listeners(), settings.says)
         self.watch: LeakWatch | None = None
         #: whether the leak test goes on; it ends at its first failure
         self.tests_leaks = settings.leaks
@@ -227,7 +228,7 @@ class Run:
         self.by_time: ByTime | None = None
         if settings.by_time and settings.leaks:
             self.by_time = ByTime(
-                lambda: sampler.step_count, self._watch_by_time, self.voice.complain
+                lambda: sampler.step_count, self._watch_by_time, self.reporter.complain
             )
             self.by_time.start()
 
@@ -240,10 +241,9 @@ class Run:
         return LeakWatch(
             signals,
             Limits(self.sampler, probe, self.devices),
-            Voice(self.log, Listeners(), self.settings.says),
+            Reporter(self.log, Listeners(), self.settings.says),
             growth_census if self.settings.census and not only_children else None,
-            workers=worker_reports(),
-            processes=probe.children,
+            children=ChildProcesses(probe.children, worker_reports()),
             seconds=seconds,
             tracing=None
             if only_children
@@ -271,10 +271,9 @@ class Run:
         self.watch = LeakWatch(
             signals_of(self.probe, self.devices, self.blocks),
             Limits(self.sampler, self.probe, self.devices),
-            self.voice,
+            self.reporter,
             growth_census if self.settings.census else None,
-            workers=worker_reports(),
-            processes=self.probe.children,
+            children=ChildProcesses(self.probe.children, worker_reports()),
             origin=origin,
             tracing=Tracing(
                 self.blocks,

@@ -39,7 +39,7 @@ import memtools.types
 from memtools import _core, data, distributed
 from memtools.kv import tensors
 from memtools.monitor.guards import Watermarks
-from memtools.monitor.voice import Listeners
+from memtools.monitor.reporter import Listeners
 from tests.data.episodecases import write_episode
 
 STUB = Path(_core.__file__).parent / "_core.pyi"

@@ -21,12 +21,15 @@ from memtools.leak.detector import LeakDetector
 from memtools.leak.finding import RANK, is_call
 from memtools.leak.judge import findings_of
 from memtools.leak.ledger import Ledger
+from memtools.monitor import children as child_processes
 from memtools.monitor import leakwatch
+from memtools.monitor.children import ChildProcesses
 from memtools.monitor.evidence import Looks
-from memtools.monitor.leakwatch import LeakWatch, Schedule
+from memtools.monitor.leakwatch import LeakWatch
 from memtools.monitor.log import Log
+from memtools.monitor.reporter import Listeners, Reporter, Says
+from memtools.monitor.schedule import Schedule
 from memtools.monitor.signals import Points, Signal, python_bytes, slope_of
-from memtools.monitor.voice import Listeners, Voice
 from memtools.record import kinds
 from memtools.record.figures import figures_of
 from memtools.record.verdict import verdict_of
@@ -109,7 +112,8 @@ class Program:
     def __init__(
         self, clock: Clock, *, limit: int | None = None, device: int | None = None,
         census: bool = True, step_ns: int = 10**6, seconds: float | None = None,
-        tensors: bool = False,
+        tensors: bool = False, workers: Any = None, tracing: Any = None,
+        says: Says | None = None,
     ) -> None:  # fmt: skip
         self.clock, self.step_ns, self.step, self.cost_ns = clock, step_ns, 0, 1000
         self.sizes = {"heap": 100 * MIB, "python": 20 * MIB, "rss": 200 * MIB}
@@ -117,6 +121,8 @@ class Program:
             self.sizes["device"] = 0
         if tensors:
             self.sizes["tensors"] = 50 * MIB
+        if workers is not None:
+            self.sizes["children"] = 100 * MIB
         self.held: list[Holder] = []
         self.reads: list[tuple[int, str]] = []
         self.census_looks: Callable[[], None] = lambda: None
@@ -124,15 +130,16 @@ class Program:
         self.log = Log(self.events, lambda: self.step)  # type: ignore[arg-type]
         self.listeners = Listeners()
         self.texts = list[str]()
-        self.voice = Voice(self.log, self.listeners, self.says)
-        signals = [Signal(name, lambda name=name: self.read(name)) for name in self.sizes]  # type: ignore[misc]
+        self.signals = [Signal(name, lambda name=name: self.read(name)) for name in self.sizes]  # type: ignore[misc]
         self.census = FakeCensus(self)
         self.watch = LeakWatch(
-            signals,
+            self.signals,
             Bounds(self, limit, device),  # type: ignore[arg-type]
-            self.voice,
+            Reporter(self.log, self.listeners, says or self.says),
             (lambda: self.census) if census else None,
+            children=ChildProcesses(workers=workers),
             seconds=seconds,
+            tracing=tracing,
         )
 
     def says(self, finding: LeakFinding, text: str) -> None:
@@ -189,10 +196,10 @@ def test_the_unit_is_a_sixteenth_of_what_lies_between_readings(clock: Clock) -> 
     program = Program(clock, step_ns=1000)
     program.cost_ns = 1600  # rests for 640 steps
     program.run(200)
-    assert {signal.unit for signal in program.watch._signals} == {64}, "readings count as time"
+    assert {signal.unit for signal in program.signals} == {64}, "readings count as time"
     slow = Program(clock, step_ns=10**9)
     slow.run(200)
-    assert {signal.unit for signal in slow.watch._signals} == {1}
+    assert {signal.unit for signal in slow.signals} == {1}
     assert len({step for step, _ in slow.reads}) > 150, "each step"
 
 
@@ -299,7 +306,7 @@ def test_looks_are_a_matter_of_steps_alone(clock: Clock) -> None:
     for step_ns in (10**4, 10**6, 10**9):
         program = Program(clock, step_ns=step_ns)
         program.run(600, heap=4 * KIB)
-        assert program.watch._looks == LOOKS
+        assert program.watch._sensor.looks == LOOKS
         assert program.census.at == LOOKS
 
 
@@ -314,7 +321,7 @@ def test_the_heap_is_walked_once_where_nothing_grows(clock: Clock) -> None:
 def test_growth_that_is_large_is_looked_at_at_once(clock: Clock) -> None:
     program = Program(clock, limit=8 * GIB)
     program.run(40, heap=100 * MIB)
-    assert program.watch._looks[:3] == [5, 9, 13]
+    assert program.watch._sensor.looks[:3] == [5, 9, 13]
     assert program.said[0].first_step is not None
     assert program.said[0].first_step <= 24
 
@@ -323,7 +330,7 @@ def test_large_growth_that_begins_late_is_looked_at_more_densely(clock: Clock) -
     program = Program(clock)
     program.run(1000)
     program.run(150, heap=4 * MIB)
-    late = [step for step in program.watch._looks if step > 1000]
+    late = [step for step in program.watch._sensor.looks if step > 1000]
     assert late[:3] == [1024, 1032, 1040]
     assert len(late) >= 7
     assert [one.grade for one in program.said][:1] == ["suspect"]
@@ -340,7 +347,7 @@ def test_walks_are_bounded_in_time(clock: Clock) -> None:
     program.census_looks = slow
     program.run(600, heap=4 * KIB)
     assert program.census.at == LOOKS[:3], "1.2 s"
-    assert program.watch._looks == LOOKS
+    assert program.watch._sensor.looks == LOOKS
     program.run(12_000, heap=4 * KIB)
     assert program.census.at[3:] == [1024, 6144, 12288], "128 s of which 1 % are 1.3 s"
 
@@ -517,7 +524,8 @@ def test_a_leak_that_becomes_twice_as_fast_is_told_so_soon(clock: Clock) -> None
     (found,) = program.watch.findings()
     assert found.rate_bytes == pytest.approx(64 * KIB, rel=0.1)
     assert found.steps_left is not None
-    assert found.steps_left[0] <= program.watch._limits.room() / (64 * KIB) <= found.steps_left[1]  # type: ignore[operator]
+    truth = (8 * GIB - program.total()) / (64 * KIB)
+    assert found.steps_left[0] <= truth <= found.steps_left[1]
 
 
 def test_a_leak_that_begins_late_is_told_with_its_rate_and_named_soon(clock: Clock) -> None:
@@ -694,7 +702,7 @@ def test_garbage_of_the_start_does_not_hide_a_leak(
     monkeypatch.setattr(gc, "collect", collect)
     program.held = [holder(2 * KIB)]
     program.run(70, heap=2 * KIB)
-    assert program.watch.detector._last()["heap"][1] == 100 * MIB + 70 * 2 * KIB, "the books"
+    assert program.signals[0].read() == 100 * MIB + 70 * 2 * KIB, "the books"
     (found,) = program.watch.findings()
     assert found.rate_bytes == pytest.approx(2 * KIB, rel=0.01)
 
@@ -768,7 +776,7 @@ def test_who_was_named_goes_on_where_there_is_no_time_to_walk(clock: Clock) -> N
 
     program.census_looks = slow
     program.held = [holder(12 * KIB, only_gained=False)]
-    program.watch._parts["use"] = leakwatch.LeakDetector(bar_bytes=GIB)  # which says nothing
+    program.watch._sensor.parts["use"] = LeakDetector(bar_bytes=GIB)  # which says nothing
     program.run(60, heap=20 * KIB)
     program.run(240, heap=16 * KIB)
     assert program.census.at == LOOKS[:3]
@@ -928,7 +936,7 @@ def test_multiprocessings_own_processes_are_not_counted() -> None:
     """They come with the first loader by spawn or forkserver, and stay."""
     resource_tracker.ensure_running()
     tracker = resource_tracker._resource_tracker._pid  # type: ignore[attr-defined]
-    assert tracker in leakwatch._helpers()
+    assert tracker in child_processes._helpers()
 
 
 def test_what_workers_have_found_is_passed_on() -> None:
@@ -941,11 +949,11 @@ def test_what_workers_have_found_is_passed_on() -> None:
 class Looking:
     """Workers that have found out what grows in one of them."""
 
-    def __init__(self, found: LeakFinding) -> None:
+    def __init__(self, *found: LeakFinding) -> None:
         self.found = found
 
     def findings(self, step: int, grade: str) -> tuple[LeakFinding, ...]:
-        return (self.found,)
+        return self.found
 
     def looking(self) -> bool:
         return False
@@ -961,11 +969,7 @@ def test_the_rate_of_a_worker_is_what_it_has_measured_itself(clock: Clock, of_lo
     pace what they hold would seem to grow at another rate between two looks."""
     own = LeakFinding("suspect", "children", rate_bytes=32.0 * KIB, kind="dict",
                       holder="dict Frames.seen", process="worker 0")  # fmt: skip
-    program = Program(clock)
-    program.sizes["children"] = 100 * MIB
-    children = Signal("children", lambda: program.read("children"))
-    program.watch._signals.append(children)
-    program.watch._workers = Looking(own)  # type: ignore[assignment]
+    program = Program(clock, workers=Looking(own))
     program.run(128, children=128 * KIB + of_looks)
     rates = set[float]()
     for _ in range(500):
@@ -1064,12 +1068,11 @@ def test_a_callback_may_remove_itself_and_others(clock: Clock) -> None:
 
 
 def test_a_logger_that_fails_is_no_fault_of_training(clock: Clock) -> None:
-    program = Program(clock)
 
     def fail(_: LeakFinding, text: str) -> None:
         raise OSError("broken pipe")
 
-    program.watch._voice = Voice(program.log, program.listeners, fail)
+    program = Program(clock, says=fail)
     program.held = [holder(16 * KIB)]
     with pytest.warns(RuntimeWarning, match="a finding could not be said: broken pipe"):
         program.run(100, heap=16 * KIB)
@@ -1147,7 +1150,7 @@ def test_declared_growth_reaches_the_detector() -> None:
     for _ in range(2):
         with m:
             m.expect_growth("cache", rate=100, signal="heap")
-            detector = m._watch().detector  # type: ignore[union-attr]
+            detector = m._watch()._sensor.detector  # type: ignore[union-attr]
             for i in range(6):
                 detector.expect_growth(f"n{i}", rate=1)
             with pytest.raises(ValueError, match="8"):
@@ -1240,11 +1243,11 @@ def test_summaries_are_printed(
 
 def test_summaries_are_printed_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
     from memtools._base.every import parse_every
-    from memtools.monitor import voice
+    from memtools.monitor import reporter
 
     now = [10**9]
-    monkeypatch.setattr(voice.time, "monotonic_ns", lambda: now[0])
-    printer = voice.Printer(parse_every("30 s"))
+    monkeypatch.setattr(reporter.time, "monotonic_ns", lambda: now[0])
+    printer = reporter.Printer(parse_every("30 s"))
     assert [printer.is_due(step) for step in (1, 1000)] == [False, False]
     now[0] += 30 * 10**9
     assert [printer.is_due(step) for step in (1001, 1002)] == [True, False]
@@ -1397,18 +1400,15 @@ def test_two_looks_name_nobody(clock: Clock, steps: int) -> None:
 def test_growth_whose_holder_gets_known_is_not_said_to_have_ended(clock: Clock) -> None:
     """`no longer: growing: child process 7` before the name of the same reads as an all-clear. The
     record and callbacks learn that the first finding is over."""
-    program = Program(clock)
-    program.sizes["children"] = 100 * MIB
-    signal = Signal("children", lambda: program.read("children"))
-    program.watch._signals.append(signal)
-    over = list[LeakFinding]()
+    workers = Looking()
+    program, over = Program(clock, workers=workers), list[LeakFinding]()
     program.listeners.add(lambda finding: over.append(finding) if finding.over else None)
     program.run(130, children=MIB)
     assert [one.kind for one in program.watch.findings()] == ["children"]
     assert is_call(program.watch.findings()[0].grade)
     named = LeakFinding("likely", "children", rate_bytes=MIB, holder="deque Queue._buffer",
                         kind="deque", process="worker ForkProcess-1")  # fmt: skip
-    program.watch._ask_workers = lambda *_: (named,)  # type: ignore[method-assign]
+    workers.found = (named,)
     program.run(100, children=MIB)
     assert [one.holder for one in program.watch.findings()] == ["deque Queue._buffer"]
     assert not any(line.startswith("no longer") for line in program.texts)
@@ -1471,7 +1471,7 @@ def test_the_signals_are_not_called_quiet_where_a_finding_stands(clock: Clock) -
     program.run(32, heap=2 * KIB)
     (found,) = program.watch.findings()
     assert found.holder == "list Trainer.losses"
-    program.watch.detector = LeakDetector()  # to which nothing is certain yet
+    program.watch._sensor.detector = LeakDetector()  # to which nothing is certain yet
     verdict = program.watch.verdict(32)
     assert (verdict.kind, verdict.signal, verdict.steps_known) == ("suspect", "heap", 32)
     assert str(verdict).startswith("suspect: +2.0 KiB/step in heap since step 16, limit in ")

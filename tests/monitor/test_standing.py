@@ -13,7 +13,7 @@ import pytest
 
 from memtools import LeakFinding, read_record
 from memtools.monitor.log import EVENTS, LONG_BYTES, Log
-from memtools.monitor.voice import Listeners, Voice
+from memtools.monitor.reporter import Listeners, Reporter
 from memtools.record import kinds
 from memtools.record.events import start_of
 from memtools.record.figures import figures_of
@@ -107,9 +107,9 @@ def test_what_lasts_may_fail() -> None:
 
 def test_a_rate_that_has_changed_is_written_again() -> None:
     writer = Writer()
-    voice = Voice(Log(writer, lambda: 0), Listeners(), lambda *_: None)  # type: ignore[arg-type]
+    reporter = Reporter(Log(writer, lambda: 0), Listeners(), lambda *_: None)  # type: ignore[arg-type]
     one = LeakFinding("growing", holder="list a", kind="list", rate_bytes=100.0)
-    voice.say(one)
+    reporter.report(one)
     for rate in (105.0, 95.0, 112.0, 118.0, 90.0):
-        voice.renew([LeakFinding("growing", holder="list a", kind="list", rate_bytes=rate)])
+        reporter.renew([LeakFinding("growing", holder="list a", kind="list", rate_bytes=rate)])
     assert [found.rate_bytes for found in writer.findings] == [100.0, 112.0, 90.0]

@@ -26,9 +26,9 @@ from memtools.leak.ledger import Ledger
 from memtools.monitor import heaplines, places, tracing
 from memtools.monitor.log import Log
 from memtools.monitor.places import Place, Site
+from memtools.monitor.reporter import Listeners, Reporter
 from memtools.monitor.signals import Points
 from memtools.monitor.tracing import TraceWindow, Tracing
-from memtools.monitor.voice import Listeners, Voice
 from tests.kit.ownprocess import in_own_process
 from tests.monitor.test_leakwatch import LOOKS, Clock, Program, clock, holder
 
@@ -728,15 +728,15 @@ def test_how_long_a_plain_step_takes_is_known_before_a_window_is_opened() -> Non
 
 def test_a_line_that_gets_known_is_said_by_itself_and_stays() -> None:
     said: list[tuple[str, str]] = []
-    voice = Voice(
+    reporter = Reporter(
         Log(None, lambda: 0), Listeners(), lambda one, text: said.append((one.made_at, text))
     )
     ledger, points = Ledger(), Points()
     (new,), _ = ledger.look(32, [finding(100.0)], {}, points)
-    voice.say(new)
+    reporter.report(new)
     ledger.update([finding(100.0, first_step=32, made_at="train.py:3 in f")])
     for _ in range(3):
-        voice.say(ledger.findings()[0])
+        reporter.report(ledger.findings()[0])
     first = str(finding(100.0))
     assert said == [
         ("", first),
@@ -752,16 +752,17 @@ def test_looks_wait_while_tracemalloc_is_on(clock: Clock, monkeypatch: pytest.Mo
     # The time of a step is made up; what a reading of the heap takes after many tests is not.
     monkeypatch.setattr(heaplines, "SLOWEST", 10**9)
     monkeypatch.setattr(tracing, "SLOWEST_PROBE", 10**6)
-    program, events = Program(clock), list[dict[str, Any]]()
+    events = list[dict[str, Any]]()
+    traces = Tracing(write=lambda fields: events.append(dict(fields)))
+    program = Program(clock, tracing=traces)
     program.held = [holder(16 * KIB)]
-    program.watch._tracing = Tracing(write=lambda fields: events.append(dict(fields)))
     on: list[int] = []
     for _ in range(240):
         program.run(1, heap=16 * KIB)
         on += [program.step] if tracemalloc.is_tracing() else []
     assert on[:5] == [35, 36, 37, 38, on[4]], "the first word is said at 32; three steps are plain"
     assert on[4] > 35 + tracing.READ_STEPS
-    looks = program.watch._looks
+    looks = program.watch._sensor.looks
     assert looks[:5] == LOOKS[:5]
     assert len(looks) == sum(step <= 240 for step in LOOKS), "late is not never"
     assert not set(looks) & set(on)
@@ -776,10 +777,9 @@ def test_what_tracing_leaves_in_memory_is_no_growth_of_the_program(
     clock: Clock, jump: int, counted: int
 ) -> None:
     """A window leaves lines of blocks, and stacks that tracemalloc does not free."""
-    program = Program(clock)
+    program = Program(clock, tracing=Tracing(write=lambda fields: None))
     program.held = [holder(16 * KIB)]
-    program.watch._tracing = Tracing(write=lambda fields: None)
-    heap = next(signal for signal in program.watch._signals if signal.name == "heap")
+    heap = next(signal for signal in program.signals if signal.name == "heap")
     while not tracemalloc.is_tracing():
         program.run(1, heap=16 * KIB)
         assert program.step < 64

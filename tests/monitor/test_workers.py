@@ -24,7 +24,7 @@ from memtools._base import torch as bridge
 from memtools._census import growth as growth_of_census
 from memtools._census.holders import Holder
 from memtools.leak.finding import LeakFinding
-from memtools.monitor import leakwatch, worker, workers
+from memtools.monitor import children, worker, workers
 from memtools.monitor.worker import SLOT_BYTES, SLOTS, TRIES, Page
 from memtools.monitor.workers import WorkerReports
 from tests.kit.long import LONG
@@ -477,7 +477,7 @@ def test_where_there_is_no_room_for_a_page_nobody_is_asked(monkeypatch):
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr(os, "memfd_create", refuse)
-    assert leakwatch.worker_reports() is None
+    assert children.worker_reports() is None
 
 
 # --- what the parent makes of it ------------------------------------------------------------------

@@ -1,9 +1,9 @@
-"""How a monitor says what it has found: into the record, through the logger, to callbacks.
+"""How a monitor reports what it has found: into the record, through the logger, to callbacks.
 
-    LeakWatch ──► Voice.say ──► event "finding" of the record        each word
-                           ├──► logger "memtools", or the terminal   from `suspect` on, once for
-                           └──► Listeners: on_leak(callback)           each holder and grade, and
-                                                                       where its line gets known
+    LeakWatch ──► Reporter.report ──► event "finding" of the record      every time
+                                 ├──► logger "memtools", or terminal     from `suspect` on, once for
+                                 └──► Listeners: on_leak(callback)       each holder and grade, and
+                                                                         where its line gets known
 
 Who reads the terminal has read the finding some steps before its line gets known, and is told the
 line alone then.
@@ -26,7 +26,7 @@ from memtools.monitor.log import Log
 LeakCallback = Callable[[LeakFinding], object]
 Says = Callable[[LeakFinding, str], None]  # a finding, and what people are told of it
 RENEWED = 0.1  # a rate that differs by more from that in the record is written again
-MOST_WORDS = 256  # of a run, through the logger: a program with ever new names is not a flood
+MOST_REPORTS = 256  # of a run, through the logger: a program with ever new names is not a flood
 
 
 class Listeners:
@@ -59,8 +59,8 @@ class Listeners:
                 )
 
 
-class Voice:
-    """Says what a run has found.
+class Reporter:
+    """Reports what a run has found.
 
     Args:
         log: the run's record and its complaints.
@@ -70,25 +70,30 @@ class Voice:
 
     def __init__(self, log: Log, listeners: Listeners, says: Says) -> None:
         self._log, self._listeners, self._says = log, listeners, says
-        self._said: set[tuple[str, str, str, bool, str]] = set()
+        self._reported: set[tuple[str, str, str, bool, str]] = set()
         self._rates: dict[Key, float] = {}  # of each finding, as the record has it
 
-    def say(self, finding: LeakFinding, *, aloud: bool = True) -> None:
-        """A new finding, one of a higher grade, one whose line is known, or one that is over. Not
-        `aloud`: into the record and to the callbacks, and not to people: where the next finding
-        names who holds the same, `no longer` would sound as if nothing grew."""
-        self.write(finding)
+    def report(self, finding: LeakFinding, *, printed: bool = True) -> None:
+        """Report a finding that is new, has a higher grade or a line, or is over.
+
+        Args:
+            finding: as users read it.
+            printed: whether it is shown to people; True by default. Where the next finding names
+                who holds the same, `no longer` would read as if nothing grew: such a finding goes
+                into the record and to the callbacks alone.
+        """
+        self.record(finding)
         who = _kind_of_process(finding), finding.holder or finding.kind
         word = (*who, finding.grade, finding.over, finding.made_at)
-        if RANK[finding.grade] < RANK["suspect"] or word in self._said:
+        if RANK[finding.grade] < RANK["suspect"] or word in self._reported:
             return
-        if finding.over and all(who != said[:2] for said in self._said):
+        if finding.over and all(who != reported[:2] for reported in self._reported):
             return
-        is_known = (*who, finding.grade, False, "") in self._said and not finding.over
-        if len(self._said) < MOST_WORDS:
-            self._said.add(word)
+        is_known = (*who, finding.grade, False, "") in self._reported and not finding.over
+        if len(self._reported) < MOST_REPORTS:
+            self._reported.add(word)
             try:
-                if aloud:
+                if printed:
                     self._says(finding, _line_alone(finding) if is_known else str(finding))
             except Exception as error:  # a handler of the logger's, for one
                 self._log.complain("says", f"a finding could not be said: {error}")
@@ -98,18 +103,18 @@ class Voice:
         """Give notice of a failure in here, once for each key."""
         self._log.complain(key, text)
 
-    def write(self, finding: LeakFinding) -> None:
-        """Into the record alone."""
+    def record(self, finding: LeakFinding) -> None:
+        """Write a finding into the record alone."""
         self._rates[finding.key] = finding.rate_bytes
         self._log.event("finding", finding)
 
     def renew(self, findings: Iterable[LeakFinding]) -> None:
-        """Into the record, those whose rate is another by now: who reads the record of a run that
-        was killed finds the newest."""
+        """Record the findings whose rate has changed: whoever reads the record of a run that was
+        killed finds the newest."""
         for finding in findings:
             known = self._rates.get(finding.key, 0.0)
             if abs(finding.rate_bytes - known) > RENEWED * known:
-                self.write(finding)
+                self.record(finding)
 
 
 def _line_alone(finding: LeakFinding) -> str:
