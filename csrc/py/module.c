@@ -161,9 +161,6 @@ static PyMethodDef methods[] = {
      "Where files of this user have come into /dev/shm that nobody told of, hear from now on "
      "which\n"
      "files Python opens to write there."},
-    {"record_read", mt_py_record_read, METH_O,
-     "record_read(path, /)\n--\n\n"
-     "A run.mem as plain data; memtools.read_record makes a Record of it."},
     {"excepthook", mt_py_excepthook, METH_VARARGS,
      "excepthook($module, exctype, value, traceback, /)\n--\n\n"
      "Handle an exception by displaying it with a traceback on sys.stderr."},

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import IO, Any
+from typing import IO
 
-from memtools import _core
 from memtools._base.file import as_path
 from memtools._base.number import whole_number
 from memtools._base.size import format_bytes
 from memtools._base.text import shown
-from memtools.record import kinds
+from memtools.record import kinds, reader
 from memtools.record.events import signal_name
-
-UNKNOWN = 2**64 - 1  # "no reading" in a memoryview
+from memtools.record.reader import UNKNOWN, Contents
 
 
 @dataclass(frozen=True)
@@ -219,8 +217,8 @@ class Record:
 def read_record(path: str | os.PathLike[str]) -> Record:
     """Read a `run.mem`: one that is complete, was cut off by a kill, or is being written now.
 
-    Takes about 10 ms for the default size; memory of twice the file meanwhile. Nothing in the
-    file is trusted.
+    Takes some 50 ms for the default size, and memory of a few times the file meanwhile. Nothing in
+    the file is trusted.
 
     Args:
         path: the file.
@@ -230,42 +228,38 @@ def read_record(path: str | os.PathLike[str]) -> Record:
         ValueError: it is no record, was truncated or changed, or is of a later version.
     """
     path = as_path("path", path)
-    return _record(path, _core.record_read(path))
+    return record_of(path, reader.read(path))
 
 
-def _numbers(data: bytes) -> memoryview:
-    return memoryview(data).cast("Q")
-
-
-def _record(path: str, data: dict[str, Any]) -> Record:
-    columns = tuple(Column(*column) for column in data["columns"])
+def record_of(path: str, found: Contents) -> Record:
+    columns = tuple(Column(*column) for column in found.columns)
     names = [column.name for column in columns]
-    numbers, time_ns, *values = map(_numbers, data["samples"])
-    events = tuple(_event(*event) for event in data["events"])
-    lost = data["total"] - data["first"] - len(numbers)
-    lost += data["events_total"] - data["events_first"] - len(events) - data["events_gone"]
-    events += _end_by_signal(data)
+    numbers, time_ns, *values = found.samples
+    events = tuple(_event(*event) for event in found.events)
+    lost = found.total - found.first - len(numbers)
+    lost += found.events_total - found.events_first - len(events) - found.events_gone
+    events += _end_by_signal(found)
     return Record(
         path=path,
-        nbytes=data["bytes"],
-        start_ns=data["start_ns"],
-        clock_ns=data["clock_ns"],
-        closed_ns=data["closed_ns"],
-        written=data["written"],
-        pid=data["pid"],
-        page_bytes=data["page_bytes"],
-        command=_command(data["command"]),
+        nbytes=found.nbytes,
+        start_ns=found.start_ns,
+        clock_ns=found.clock_ns,
+        closed_ns=found.closed_ns,
+        written=found.written,
+        pid=found.pid,
+        page_bytes=found.page_bytes,
+        command=_command(found.command),
         columns=columns,
-        total=data["total"],
+        total=found.total,
         unreadable=lost,
         samples=Samples(numbers, time_ns, dict(zip(names, values, strict=True))),
-        buckets=_buckets(names, data["width"], list(map(_numbers, data["buckets"]))),
+        buckets=_buckets(names, found.width, found.buckets),
         events=events,
-        events_total=data["events_total"] + bool(data["signal"]),
+        events_total=found.events_total + bool(found.signal),
         phases=tuple(
-            RecordPhase(name, count, ns / 1e9, peak) for name, count, ns, peak in data["phases"]
+            RecordPhase(name, count, ns / 1e9, peak) for name, count, ns, peak in found.phases
         ),
-        events_gone=data["events_gone"],
+        events_gone=found.events_gone,
     )
 
 
@@ -276,12 +270,12 @@ def _event(
     return RecordEvent(number, time_ns, duration_ns, step, kind, text, data)
 
 
-def _end_by_signal(data: dict[str, Any]) -> tuple[RecordEvent, ...]:
+def _end_by_signal(found: Contents) -> tuple[RecordEvent, ...]:
     """The end event of a process that a signal has ended. It could only mark that."""
-    if not data["signal"]:
+    if not found.signal:
         return ()
-    end = kinds.End(signal=signal_name(data["signal"]))
-    number, time_ns = data["events_total"], data["signal_ns"]
+    end = kinds.End(signal=signal_name(found.signal))
+    number, time_ns = found.events_total, found.signal_ns
     return (RecordEvent(number, time_ns, 0, None, end.KIND, end.sentence(), end),)
 
 

@@ -1,4 +1,4 @@
-"""Calls of memtools._core's RecordWriter and record_read, good and bad, for test_leaks.py."""
+"""Calls of memtools._core's RecordWriter, good and bad, for test_leaks.py."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ def no_record() -> None:
     with open(OTHER, "w") as file:
         file.write("x")
     refused(FileExistsError, lambda: make(OTHER))
-    refused(ValueError, lambda: _core.record_read(OTHER))
     os.unlink(OTHER)
 
 
@@ -79,14 +78,9 @@ def expected() -> None:
 
 
 CASES: dict[str, list[Case]] = {
-    "record_read": [
-        lambda: _core.record_read(WRITER.path),
-        lambda: refused(FileNotFoundError, lambda: _core.record_read(PATH + ".none")),
-        lambda: refused(TypeError, lambda: _core.record_read(1)),  # type: ignore[arg-type]
-        no_record,
-    ],
     "RecordWriter": [
         make,
+        no_record,
         lambda: refused(OSError, lambda: make(WRITER.path)),
         lambda: refused(ValueError, lambda: _core.RecordWriter(PATH, [])),
         lambda: refused(ValueError, lambda: _core.RecordWriter(PATH, ["a", "a"])),

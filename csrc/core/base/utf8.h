@@ -2,12 +2,7 @@
 #ifndef MT_BASE_UTF8_H
 #define MT_BASE_UTF8_H
 
-#include <stdbool.h>
 #include <stddef.h>
-
-/* True for well-formed UTF-8 (no overlong forms, no surrogates, nothing past U+10FFFF) without
- * a zero byte. */
-bool mt_utf8_valid(const char *text, size_t bytes);
 
 /* How many of the bytes to keep so that at most `most` are left and no character is cut.
  * pre: the text is valid. */

@@ -66,7 +66,6 @@ enum {
     MT_RECORD_PAYLOADS_MAX = 1 << 24,
     MT_RECORD_EVENTS_MAX = 1 << 16,
     MT_RECORD_PHASES_MAX = 1 << 12,
-    MT_RECORD_SIGNALS = 64, /* the largest number of a signal */
 };
 
 enum { /* words of the header */
@@ -125,8 +124,8 @@ const char *mt_record_size_fault(const mt_record_size *size);
 /* pre: the counts have no fault. */
 mt_record_parts mt_record_parts_of(const mt_record_size *size);
 
-/* NULL, or what is wrong with the columns: names and units are UTF-8, ended and filled up by zero
- * bytes, and no two names are the same. */
+/* NULL, or what is wrong with the columns: names and units end with a zero byte, and no two names are
+ * the same. pre: they are UTF-8, filled up by zero bytes. */
 const char *mt_record_columns_fault(const mt_record_column *columns, size_t n);
 
 /* CRC-32 (the one of zlib and PNG) of the fixed part of a record: of the header up to the CRC, the

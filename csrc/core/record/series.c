@@ -84,24 +84,6 @@ put_row(mt_series *s, uint64_t k, uint64_t time_ns, const uint64_t *values)
     mt_word_put(at, k + 1);
 }
 
-const uint64_t *
-mt_series_row(const mt_series *s, uint64_t k)
-{
-    const uint64_t *at = row_at(s, k);
-    size_t check = 2 + s->size.columns;
-
-    return at[0] == k + 1 && at[check] == mt_words_check(at, check) ? at + 1 : NULL;
-}
-
-uint64_t
-mt_series_stamp(const mt_series *s, size_t slot)
-{
-    uint64_t stamp = row_at(s, slot)[0];
-
-    if (stamp == 0 || (stamp - 1) % s->size.rows != slot) return 0;
-    return mt_series_row(s, stamp - 1) != NULL ? stamp : 0;
-}
-
 /* MT_UNKNOWN is the largest number: the least needs no test for it, and + 1 makes it the smallest
  * where the most is looked for. */
 static uint64_t
@@ -185,67 +167,4 @@ mt_series_append(mt_series *s, uint64_t time_ns, const uint64_t *values)
 {
     put_row(s, s->samples, time_ns, values);
     count_sample(s, time_ns, values);
-}
-
-/* What an append leaves behind: after n folds more than half of the buckets are begun, or exactly
- * half in the moment after a fold. */
-static bool
-state_fits(const mt_series *s)
-{
-    uint64_t full = (uint64_t)s->size.buckets << s->folds;
-
-    return s->samples <= full && (s->folds == 0 || s->samples >= full / 2);
-}
-
-mt_status
-mt_series_open(mt_series *s, void *copy, const mt_series_size *size, mt_error *err)
-{
-    uint64_t state;
-
-    lay_out(s, copy, size);
-    state = *s->state;
-    s->samples = state & (((uint64_t)1 << MT_SERIES_FOLDS_AT) - 1);
-    s->folds = (unsigned)mt_series_folds(state);
-    if (s->folds > MT_SERIES_FOLDS_MAX || !state_fits(s))
-        return mt_fail_format(err, "a number of samples that does not fit its buckets");
-    for (const uint64_t *row; (row = mt_series_row(s, s->samples)) != NULL;) {
-        if (s->folds == MT_SERIES_FOLDS_MAX) break; /* a fold more, and the next could overflow */
-        count_sample(s, row[0], row + 1);
-    }
-    return MT_OK;
-}
-
-size_t
-mt_series_used(const mt_series *s)
-{
-    uint64_t width = mt_series_width(s);
-
-    return (size_t)((s->samples + width - 1) >> s->folds);
-}
-
-uint64_t
-mt_series_width(const mt_series *s)
-{
-    return (uint64_t)1 << s->folds;
-}
-
-/* Words that contradict each other, as only a foreign hand leaves them, are no reading. */
-static mt_extent
-extent_of(const uint64_t *x)
-{
-    if (x[0] > x[2] || x[2] > x[1] || x[1] == MT_UNKNOWN)
-        return (mt_extent){MT_UNKNOWN, MT_UNKNOWN, MT_UNKNOWN};
-    return (mt_extent){x[0], x[1], x[2]};
-}
-
-mt_bucket
-mt_series_bucket(const mt_series *s, size_t i, mt_extent *extent)
-{
-    const uint64_t *at = bucket_at(s, s->folds, i);
-    uint64_t before = (uint64_t)i << s->folds, width = mt_series_width(s);
-
-    assert(i < mt_series_used(s));
-    for (size_t c = 0; extent != NULL && c < s->size.columns; c++)
-        extent[c] = extent_of(at + 2 + 3 * c);
-    return (mt_bucket){at[0], at[1], s->samples - before < width ? s->samples - before : width};
 }

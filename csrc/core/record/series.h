@@ -26,19 +26,16 @@
 #ifndef MT_RECORD_SERIES_H
 #define MT_RECORD_SERIES_H
 
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "base/size.h"
-#include "base/status.h"
 
 enum {
     MT_SERIES_COLUMNS_MAX = 64,
     MT_SERIES_ROWS_MAX = 1 << 24,
     MT_SERIES_BUCKETS_MAX = 1 << 16,
     MT_SERIES_FOLDS_AT = 56, /* bit of the state word */
-    MT_SERIES_FOLDS_MAX = 40 /* 2^40 samples a bucket: 7 centuries at 100 a second with 2 buckets */
 };
 
 typedef struct mt_series_size {
@@ -52,15 +49,6 @@ typedef struct mt_series {
     unsigned folds;
 } mt_series;
 
-/* One column of one bucket. */
-typedef struct mt_extent {
-    uint64_t least, most, last;
-} mt_extent;
-
-typedef struct mt_bucket {
-    uint64_t first_ns, last_ns, samples;
-} mt_bucket;
-
 /* NULL, or what is wrong with the sizes as static text. */
 const char *mt_series_fault(const mt_series_size *size);
 
@@ -72,31 +60,5 @@ void mt_series_init(mt_series *s, void *region, const mt_series_size *size);
 
 /* Adds a sample: one value per column. pre: fewer than 2^40 * buckets samples. */
 void mt_series_append(mt_series *s, uint64_t time_ns, const uint64_t *values);
-
-/* Takes a region that was copied while it was written, or whose writer was killed, and adds what
- * its buckets lack. Trusts nothing in it. MT_EFORMAT; *s is defined on MT_OK only. */
-mt_status mt_series_open(mt_series *s, void *copy, const mt_series_size *size, mt_error *err);
-
-/* The folds of a state word: while they stay the same, the bank that counts is not begun anew. */
-static inline uint64_t
-mt_series_folds(uint64_t state)
-{
-    return state >> MT_SERIES_FOLDS_AT;
-}
-
-/* The words of sample k from its time on (1 + columns of them), or NULL when it was overwritten, is
- * yet to come or is not whole. */
-const uint64_t *mt_series_row(const mt_series *s, uint64_t k);
-
-/* What a place of the ring of rows holds: 1 + the number of the sample, or 0 when it is not whole.
- * pre: slot < rows. */
-uint64_t mt_series_stamp(const mt_series *s, size_t slot);
-
-/* Number of buckets in use, and samples of all but the last one. */
-size_t mt_series_used(const mt_series *s);
-uint64_t mt_series_width(const mt_series *s);
-
-/* Bucket i, and its columns to extent[columns] unless that is NULL. pre: i < used. */
-mt_bucket mt_series_bucket(const mt_series *s, size_t i, mt_extent *extent);
 
 #endif

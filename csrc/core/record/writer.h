@@ -4,8 +4,8 @@
  *   any thread     ──► event  ─┼─ one lock ──► [ header | columns | series | events | phases |
  *   any thread     ──► phase  ─┘                 payloads ]   a file's mapping: stored is kept
  *
- * A writer killed at any instruction leaves a record that mt_record_open reads, without the one
- * row, event or phase that was in flight. How: series.h for samples; layout.h for events, whose
+ * A writer killed at any instruction leaves a record that memtools/record/reader.py reads, without
+ * the one row, event or phase that was in flight. How: series.h for samples; layout.h for events, whose
  * slot has no stamp while it is written; a phase has two halves, of which the older is written.
  *
  * Thread-safe, but for new and fini. Nothing is allocated. In a process forked after the start all

@@ -11,14 +11,13 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "core/record/reader.h"
 #include "os/record/busguard.h"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
 
-enum { TRIES = 16, COPIES = 64, KEPT_MOST = 9999, ONLY_THE_USER = 0600 };
+enum { TRIES = 16, KEPT_MOST = 9999, ONLY_THE_USER = 0600 };
 
 /* --- the system's calls --- */
 
@@ -372,99 +371,4 @@ mt_recordfile_unmap(mt_recordfile *f)
         f->sys->munmap(f->at, f->bytes);
     }
     f->at = NULL;
-}
-
-/* --- reading --- */
-
-static mt_status
-read_all(const mt_recordfile_sys *sys, int fd, void *to, size_t bytes, size_t at, mt_error *err)
-{
-    while (bytes > 0) {
-        ssize_t n = sys->pread(fd, to, bytes, (off_t)at);
-        if (n < 0 && errno == EINTR) continue;
-        if (n < 0) return refuse(err, "pread", errno, NULL);
-        if (n == 0) return mt_fail_format(err, "it became shorter while it was read");
-        to = (char *)to + n;
-        bytes -= (size_t)n;
-        at += (size_t)n;
-    }
-    return MT_OK;
-}
-
-/* Copies until the buckets were not begun anew meanwhile, which takes a second copy at most, but
- * for a writer that never pauses: each fold is twice as far away as the last. */
-static mt_status
-copy_all(const mt_recordfile_sys *sys, int fd, void *copy, const mt_record_parts *parts,
-         mt_error *err)
-{
-    for (int n = 0; n < COPIES; n++) {
-        uint64_t before, after;
-        mt_status st = read_all(sys, fd, copy, parts->end, 0, err);
-        if (st != MT_OK) return st;
-        if ((st = read_all(sys, fd, &after, sizeof after, parts->series, err)) != MT_OK) return st;
-        memcpy(&before, (char *)copy + parts->series, sizeof before);
-        if (mt_series_folds(before) == mt_series_folds(after)) return MT_OK;
-    }
-    return mt_fail_format(err, "it changes faster than it can be read");
-}
-
-/* What the file is and how long, before memory is taken for it. */
-static mt_status
-look(const mt_recordfile_sys *sys, int fd, mt_record_parts *parts, mt_error *err)
-{
-    uint64_t head[MT_RECORD_PEEK / 8];
-    struct stat st;
-    size_t have;
-    mt_status status;
-
-    if (sys->fstat(fd, &st) != 0) return refuse(err, "fstat", errno, NULL);
-    if (!S_ISREG(st.st_mode)) return mt_fail_format(err, "it is not a regular file");
-    have = (size_t)st.st_size < sizeof head ? (size_t)st.st_size : sizeof head;
-    if ((status = read_all(sys, fd, head, have, 0, err)) != MT_OK) return status;
-    if ((status = mt_record_peek(head, have, parts, err)) != MT_OK) return status;
-    if ((size_t)st.st_size == parts->end) return MT_OK;
-    mt_fail_format(err, (size_t)st.st_size < parts->end ? "it is cut off"
-                                                        : "there are bytes after its end");
-    if (err != NULL) {
-        err->asked = (size_t)st.st_size;
-        err->limit = parts->end;
-    }
-    return MT_EFORMAT;
-}
-
-static mt_status
-read_open(const mt_recordfile_sys *sys, const mt_alloc *mem, int fd, void **copy, size_t *bytes,
-          mt_error *err)
-{
-    mt_record_parts parts = {0};
-    mt_status st;
-    void *block;
-
-    if ((st = look(sys, fd, &parts, err)) != MT_OK) return st;
-    if ((block = mem->get(mem->ctx, parts.end)) == NULL)
-        return mt_fail(err, MT_ENOMEM, "malloc", 0);
-    if ((st = copy_all(sys, fd, block, &parts, err)) != MT_OK) {
-        mem->put(mem->ctx, block, parts.end);
-        return st;
-    }
-    *copy = block;
-    *bytes = parts.end;
-    return MT_OK;
-}
-
-mt_status
-mt_recordfile_read(const mt_recordfile_sys *sys, const mt_alloc *mem, const char *path, void **copy,
-                   size_t *bytes, bool *written, mt_error *err)
-{
-    int fd = sys->open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0);
-    mt_status st;
-
-    if (fd < 0) return refuse(err, "open", errno, NULL);
-    /* Shared, so that readers do not take each other for the writer, and given up at once, so that
-     * nobody else does. */
-    *written = sys->flock(fd, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
-    (void)sys->flock(fd, LOCK_UN);
-    st = read_open(sys, mem, fd, copy, bytes, err);
-    sys->close(fd);
-    return st;
 }

@@ -1,4 +1,4 @@
-/* file.h -- the file behind a record: made, mapped, let go, and read.
+/* file.h -- the file behind a record: made, mapped and let go.
  *
  *   create   ".run.mem.<pid>.<n>.new" ──► all its blocks allocated ──► mapped ──► written by
  *            `format` ──► takes the name run.mem in one step
@@ -25,7 +25,6 @@
 #include <sys/stat.h>
 #include <sys/types.h>
 
-#include "core/base/alloc.h"
 #include "core/record/layout.h"
 #include "core/base/status.h"
 #include "os/base/forks.h"
@@ -81,12 +80,5 @@ mt_status mt_recordfile_flush(const mt_recordfile *file, mt_error *err);
 /* Unmaps, in the process that made it; in a forked child, which has no mapping, it only forgets.
  * It may be called twice. */
 void mt_recordfile_unmap(mt_recordfile *file);
-
-/* Reads a whole record for mt_record_open, also one that is being written. *bytes is its length,
- * and *copy is to be given back to `mem` with that length. *written tells whether a process writes
- * it now (never true where the file system has no locks). MT_EFILE, MT_ENOMEM, MT_EFORMAT as of
- * mt_record_peek and mt_record_open, and for what is not a regular file. */
-mt_status mt_recordfile_read(const mt_recordfile_sys *sys, const mt_alloc *mem, const char *path,
-                             void **copy, size_t *bytes, bool *written, mt_error *err);
 
 #endif

@@ -12,11 +12,4 @@ mt_record *mt_py_record(mt_state *st, PyObject *writer);
 
 int mt_py_recordwriter_register(PyObject *module, mt_state *st);
 
-/* Raises what a record's file or bytes are not good for: OSError with the path, ValueError for a
- * format, MemoryError. Returns NULL. */
-PyObject *mt_py_raise_record(mt_state *st, const mt_error *err, PyObject *path);
-
-/* memtools._core.record_read(path). */
-PyObject *mt_py_record_read(PyObject *module, PyObject *path);
-
 #endif

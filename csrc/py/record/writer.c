@@ -18,12 +18,11 @@
 
 typedef struct RecordWriter {
     PyObject_HEAD
-    mt_state *state; /* kept alive by the type */
-    PyObject *path;  /* a str */
-    PyObject *kept;  /* a str, or NULL: where an older record was kept */
-    bool begun;      /* record is initialised */
-    bool at_exit;    /* end_with_status is registered */
-    char *failed; /* raw memory: the payload of the end event where the exit code is 1; or NULL */
+    PyObject *path; /* a str */
+    PyObject *kept; /* a str, or NULL: where an older record was kept */
+    bool begun;     /* record is initialised */
+    bool at_exit;   /* end_with_status is registered */
+    char *failed;   /* raw memory: the payload of the end event where the exit code is 1; or NULL */
     size_t failed_bytes;
     uint64_t ended_ns; /* of the end event, where at_exit */
     mt_record record;
@@ -35,6 +34,25 @@ mt_py_record(mt_state *st, PyObject *writer)
 {
     if (PyObject_TypeCheck(writer, st->RecordWriter)) return &((RecordWriter *)writer)->record;
     PyErr_Format(PyExc_TypeError, "a RecordWriter is needed, got %s", Py_TYPE(writer)->tp_name);
+    return NULL;
+}
+
+/* Raises what went wrong with the file: OSError with the path, or MemoryError. Returns NULL. */
+static PyObject *
+raise_file(const mt_error *err, PyObject *path)
+{
+    PyObject *made;
+
+    if (err->status != MT_EFILE)
+        return PyErr_Format(PyExc_MemoryError, "the record %R: no memory in %s (errno %d)", path,
+                            err->call, err->native);
+    if (err->detail == NULL) {
+        errno = err->native;
+        return PyErr_SetFromErrnoWithFilenameObject(PyExc_OSError, path);
+    }
+    made = PyObject_CallFunction(PyExc_OSError, "isO", err->native, err->detail, path);
+    if (made != NULL) PyErr_SetObject((PyObject *)Py_TYPE(made), made);
+    Py_XDECREF(made);
     return NULL;
 }
 
@@ -205,7 +223,7 @@ create(RecordWriter *self, beginning *b)
         self->kept = PyUnicode_DecodeFSDefault(kept);
         return self->kept == NULL ? -1 : 0;
     }
-    mt_py_raise_record(self->state, &err, self->path);
+    raise_file(&err, self->path);
     return -1;
 }
 
@@ -253,7 +271,6 @@ recordwriter_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         Py_XDECREF(path);
         return NULL;
     }
-    self->state = st;
     self->path = path;
     if (create(self, &b) < 0) Py_CLEAR(self);
     return (PyObject *)self;
@@ -385,8 +402,7 @@ recordwriter_flush(PyObject *op, PyObject *Py_UNUSED(none))
     st = mt_recordfile_flush(&file, &err);
     Py_END_ALLOW_THREADS;
     /* Where another thread has closed it meanwhile, the pages had gone. */
-    if (st != MT_OK && self->file.at != NULL)
-        return mt_py_raise_record(self->state, &err, self->path);
+    if (st != MT_OK && self->file.at != NULL) return raise_file(&err, self->path);
     Py_RETURN_NONE;
 }
 
@@ -458,8 +474,7 @@ recordwriter_event(PyObject *op, PyObject *args, PyObject *kwargs)
                                      &time, &duration))
         return NULL;
     if (!is_open(self, "event")) return NULL;
-    if (mt_recordfile_check(&self->file, &err) != MT_OK)
-        return mt_py_raise_record(self->state, &err, self->path);
+    if (mt_recordfile_check(&self->file, &err) != MT_OK) return raise_file(&err, self->path);
     if ((e.kind = text_of(kind, "kind", &kind_bytes)) == NULL) return NULL;
     if (take_body(self, text, &e) < 0) return NULL;
     if (take_number(step, "step", &e.step) < 0 || take_time(time, &e.time_ns) < 0) return NULL;

@@ -6,7 +6,8 @@
 #include <unistd.h>
 
 #include "monitor/rig.h"
-#include "core/record/reader.h"
+#include "core/record/writer.h"
+#include "kit/recordview.h"
 #include "os/base/forks.h"
 
 enum { GIB = 1 << 30, COLUMNS = MT_SAMPLER_HOST + 2 * MT_SAMPLER_DEVICE };
@@ -469,9 +470,9 @@ notes_open(notes *n, size_t columns)
 }
 
 static const uint64_t *
-row(const mt_recordview *v, uint64_t k)
+row(const notes *n, uint64_t k)
 {
-    const uint64_t *words = mt_series_row(&v->series, k);
+    const uint64_t *words = view_row(n->region, k);
 
     CHECK(words != NULL);
     return words + 1;
@@ -492,7 +493,6 @@ a_row_has_the_columns_in_their_order(void)
     rig r = rig_new();
     mt_gauge again = {4, 4, 5};
     mt_sampler_setup setup = rig_setup(&r, 10 * RIG_MS);
-    mt_recordview v;
     notes n;
 
     notes_open(&n, COLUMNS);
@@ -509,19 +509,19 @@ a_row_has_the_columns_in_their_order(void)
     r.each = count_step;
     rig_open(&r, &setup);
     rig_run(&r, 3);
-    CHECK(mt_record_open(&v, n.region, n.bytes, NULL) == MT_OK && v.rows_end == 5);
-    CHECK(memcmp(row(&v, 0), wanted, sizeof wanted) == 0);
-    CHECK(row(&v, 0)[-1] == 1000 * (uint64_t)RIG_MS && row(&v, 2)[-1] == 1020 * (uint64_t)RIG_MS);
-    CHECK(row(&v, 1)[0] == 10 && row(&v, 4)[0] == 40);
-    CHECK(row(&v, 1)[3] == MT_UNKNOWN && row(&v, 1)[8] == 18 && row(&v, 1)[9] == MT_UNKNOWN);
-    CHECK(row(&v, 2)[8] == MT_UNKNOWN && row(&v, 2)[9] == 19 && row(&v, 2)[10] == 20);
-    CHECK(row(&v, 3)[8] == MT_UNKNOWN && row(&v, 3)[9] == MT_UNKNOWN && row(&v, 3)[13] == 30);
+    CHECK(view_samples(n.region) == 5);
+    CHECK(memcmp(row(&n, 0), wanted, sizeof wanted) == 0);
+    CHECK(row(&n, 0)[-1] == 1000 * (uint64_t)RIG_MS && row(&n, 2)[-1] == 1020 * (uint64_t)RIG_MS);
+    CHECK(row(&n, 1)[0] == 10 && row(&n, 4)[0] == 40);
+    CHECK(row(&n, 1)[3] == MT_UNKNOWN && row(&n, 1)[8] == 18 && row(&n, 1)[9] == MT_UNKNOWN);
+    CHECK(row(&n, 2)[8] == MT_UNKNOWN && row(&n, 2)[9] == 19 && row(&n, 2)[10] == 20);
+    CHECK(row(&n, 3)[8] == MT_UNKNOWN && row(&n, 3)[9] == MT_UNKNOWN && row(&n, 3)[13] == 30);
     r.now.cgroup_limit = 15;
     rig_run(&r, 0);
     mt_record_close(&n.r, 1); /* what comes now is lost, and nothing else happens */
     rig_run(&r, 1);
-    CHECK(mt_record_open(&v, n.region, n.bytes, NULL) == MT_OK && v.rows_end == 7);
-    CHECK(row(&v, 6)[5] == 15 && mt_sampler_read(r.s).samples == 10);
+    CHECK(view_samples(n.region) == 7);
+    CHECK(row(&n, 6)[5] == 15 && mt_sampler_read(r.s).samples == 10);
     rig_free(&r);
     free(n.region);
 }
@@ -534,8 +534,9 @@ a_mark_is_an_event_of_the_record(void)
         "\"limit_bytes\":2147483648,\"source\":\"cgroup\"}";
     rig r = rig_new();
     mt_sampler_setup setup = rig_setup(&r, 10 * RIG_MS);
-    mt_recordview v;
-    mt_event_view e;
+    const uint64_t *event;
+    const char *body;
+    size_t bytes;
     notes n;
 
     notes_open(&n, MT_SAMPLER_HOST);
@@ -547,12 +548,12 @@ a_mark_is_an_event_of_the_record(void)
           mt_sampler_watch(r.s, MT_MARK_HOST, 0.875) == 1);
     mt_sampler_step(r.s, 7);
     rig_run(&r, 2);
-    CHECK(mt_record_open(&v, n.region, n.bytes, NULL) == MT_OK && v.events_end == 1);
-    CHECK(mt_recordview_event(&v, 0, &e));
-    CHECK(e.time_ns == 1000 * (uint64_t)RIG_MS && e.step == 7 && e.duration_ns == 0);
-    CHECK(e.kind_bytes == 8 && memcmp(e.kind, "pressure", 8) == 0);
-    CHECK(e.text == NULL && e.payload_bytes == strlen(fields));
-    CHECK(memcmp(e.payload, fields, e.payload_bytes) == 0);
+    CHECK((event = view_event(n.region, 0)) != NULL && view_event(n.region, 1) == NULL);
+    CHECK(event[1] == 1000 * (uint64_t)RIG_MS && event[2] == 0 && event[3] == 7);
+    CHECK(strcmp((const char *)(event + MT_EVENT_KIND), "pressure") == 0);
+    body = view_body(event, &bytes);
+    CHECK((event[MT_EVENT_FORM] & MT_EVENT_IS_PAYLOAD) != 0);
+    CHECK(bytes == strlen(fields) && memcmp(body, fields, bytes) == 0);
     rig_free(&r);
     free(n.region);
 }
@@ -564,8 +565,9 @@ a_mark_of_a_device_is_written_with_its_name(void)
                          "\"limit_bytes\":100,\"source\":\"cuda:1\"}";
     rig r = rig_new();
     mt_sampler_setup setup = rig_setup(&r, 10 * RIG_MS);
-    mt_recordview v;
-    mt_event_view e;
+    const uint64_t *event;
+    const char *body;
+    size_t bytes;
     notes n;
 
     notes_open(&n, COLUMNS);
@@ -576,9 +578,9 @@ a_mark_of_a_device_is_written_with_its_name(void)
     rig_open(&r, &setup);
     CHECK(mt_sampler_watch(r.s, MT_MARK_DEVICE + 1, 0.9) == 0);
     rig_run(&r, 2);
-    CHECK(mt_record_open(&v, n.region, n.bytes, NULL) == MT_OK && v.events_end == 1);
-    CHECK(mt_recordview_event(&v, 0, &e));
-    CHECK(e.payload_bytes == strlen(fields) && memcmp(e.payload, fields, e.payload_bytes) == 0);
+    CHECK((event = view_event(n.region, 0)) != NULL && view_event(n.region, 1) == NULL);
+    body = view_body(event, &bytes);
+    CHECK(bytes == strlen(fields) && memcmp(body, fields, bytes) == 0);
     rig_free(&r);
     free(n.region);
 }
@@ -586,16 +588,16 @@ a_mark_of_a_device_is_written_with_its_name(void)
 static size_t
 events_about_waiting(const notes *n, unsigned seconds)
 {
-    mt_recordview v;
-    mt_event_view e;
-    size_t found = 0;
+    const uint64_t *event;
+    size_t found = 0, bytes;
     char fields[64];
-    int bytes = snprintf(fields, sizeof fields, "{\"what\":\"not heard\",\"seconds\":%u}", seconds);
+    int wanted =
+        snprintf(fields, sizeof fields, "{\"what\":\"not heard\",\"seconds\":%u}", seconds);
 
-    CHECK(mt_record_open(&v, n->region, n->bytes, NULL) == MT_OK);
-    for (uint64_t i = 0; i < v.events_end; i++) {
-        if (!mt_recordview_event(&v, i, &e) || memcmp(e.payload, fields, 12) != 0) continue;
-        CHECK(memcmp(e.payload, fields, (size_t)bytes) == 0);
+    for (uint64_t i = 0; (event = view_event(n->region, i)) != NULL; i++) {
+        const char *body = view_body(event, &bytes);
+        if (memcmp(body, fields, 12) != 0) continue;
+        CHECK(memcmp(body, fields, (size_t)wanted) == 0);
         found++;
     }
     return found;
