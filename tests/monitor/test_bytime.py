@@ -18,7 +18,7 @@ from memtools.monitor import bytime
 from memtools.monitor.bytime import SPOKEN, START, START_OF_TORCH, TICK, ByTime
 from memtools.record import kinds
 from tests.cli.runs import run, write
-from tests.monitor.test_leakwatch import GIB, KIB, MIB, Clock, Program, clock, holder
+from tests.monitor.program import GIB, KIB, MIB, Clock, Program, clock, holder
 
 __all__ = ["clock"]
 NS = 1_000_000_000

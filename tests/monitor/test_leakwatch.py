@@ -23,157 +23,16 @@ from memtools.leak.judge import findings_of
 from memtools.leak.ledger import Ledger
 from memtools.monitor import children as child_processes
 from memtools.monitor import leakwatch
-from memtools.monitor.children import ChildProcesses
 from memtools.monitor.evidence import Looks
 from memtools.monitor.leakwatch import LeakWatch
-from memtools.monitor.log import Log
-from memtools.monitor.reporter import Listeners, Reporter, Says
 from memtools.monitor.schedule import Schedule
 from memtools.monitor.signals import Points, Signal, python_bytes, slope_of
-from memtools.record import kinds
 from memtools.record.figures import figures_of
 from memtools.record.verdict import verdict_of
 from tests.kit.fakedevice import TOTAL, FakeCuda, cuda
+from tests.monitor.program import GIB, KIB, LOOKS, MIB, Clock, Program, clock, holder
 
-__all__ = ["cuda"]
-KIB, MIB, GIB = 2**10, 2**20, 2**30
-LOOKS = [16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512]
-
-
-class Clock:
-    """Time that passes by steps and readings alone."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.ns = 10**9
-        monkeypatch.setattr("memtools.monitor.leakwatch.time.monotonic_ns", lambda: self.ns)
-        monkeypatch.setattr("memtools.monitor.leakwatch.time.thread_time_ns", lambda: self.ns)
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    return Clock(monkeypatch)
-
-
-class Events:
-    """A RecordWriter that keeps what it is told."""
-
-    path, closed = "run.mem", False
-
-    def __init__(self) -> None:
-        self.told: list[tuple[int, LeakFinding]] = []
-
-    def event(self, kind: str, body: bytes, *, step: int, **_: object) -> None:
-        event = kinds.read(kind, body)[0]
-        assert isinstance(event, LeakFinding)
-        self.told.append((step, event))
-
-
-class Bounds:
-    """Limits that are what a test says."""
-
-    def __init__(self, program: Program, host: int | None, device: int | None) -> None:
-        self._program, self._host, self._device = program, host, device
-
-    def host(self) -> int | None:
-        return self._host
-
-    def room(self) -> int | None:
-        return None if self._host is None else self._host - self._program.total()
-
-    def share(self, part: float) -> int | None:
-        return None if self._host is None else int(part * self._host)
-
-    def used(self) -> int | None:
-        return self._program.total()
-
-    def device(self) -> int | None:
-        return self._device
-
-
-class FakeCensus:
-    """A census whose holders a test gives."""
-
-    def __init__(self, program: Program) -> None:
-        self.program, self.looks, self.at = program, 0, list[int]()
-        self.cut, self.reached_bytes = False, 0
-
-    def look(self, step: int) -> None:
-        self.looks += 1
-        self.at.append(step)
-        self.program.census_looks()
-
-    def holders(self) -> tuple[Holder, ...]:
-        return tuple(self.program.held) if self.looks >= 3 else ()
-
-
-class Program:
-    """Series that depend on the step, and whoever holds them."""
-
-    def __init__(
-        self, clock: Clock, *, limit: int | None = None, device: int | None = None,
-        census: bool = True, step_ns: int = 10**6, seconds: float | None = None,
-        tensors: bool = False, workers: Any = None, tracing: Any = None,
-        says: Says | None = None,
-    ) -> None:  # fmt: skip
-        self.clock, self.step_ns, self.step, self.cost_ns = clock, step_ns, 0, 1000
-        self.sizes = {"heap": 100 * MIB, "python": 20 * MIB, "rss": 200 * MIB}
-        if device is not None:
-            self.sizes["device"] = 0
-        if tensors:
-            self.sizes["tensors"] = 50 * MIB
-        if workers is not None:
-            self.sizes["children"] = 100 * MIB
-        self.held: list[Holder] = []
-        self.reads: list[tuple[int, str]] = []
-        self.census_looks: Callable[[], None] = lambda: None
-        self.events, self.said = Events(), list[LeakFinding]()
-        self.log = Log(self.events, lambda: self.step)  # type: ignore[arg-type]
-        self.listeners = Listeners()
-        self.texts = list[str]()
-        self.signals = [Signal(name, lambda name=name: self.read(name)) for name in self.sizes]  # type: ignore[misc]
-        self.census = FakeCensus(self)
-        self.watch = LeakWatch(
-            self.signals,
-            Bounds(self, limit, device),  # type: ignore[arg-type]
-            Reporter(self.log, self.listeners, says or self.says),
-            (lambda: self.census) if census else None,
-            children=ChildProcesses(workers=workers),
-            seconds=seconds,
-            tracing=tracing,
-        )
-
-    def says(self, finding: LeakFinding, text: str) -> None:
-        self.said.append(finding)
-        self.texts.append(text)
-
-    def total(self) -> int:
-        return self.sizes["rss"] + self.sizes["heap"]
-
-    def read(self, name: str) -> int | None:
-        self.reads.append((self.step, name))
-        self.clock.ns += self.cost_ns
-        return self.sizes[name]
-
-    def run(self, steps: int, **grow: int) -> None:
-        """As step() of the monitor does it."""
-        for _ in range(steps):
-            self.step += 1
-            for name, size in grow.items():
-                self.sizes[name] += size
-            self.clock.ns += self.step_ns
-            if self.step >= self.watch.due_step or self.clock.ns >= self.watch.due_ns > 0:
-                self.watch.look(self.step)
-
-    def lines(self) -> list[str]:
-        return [str(one) for one in self.said]
-
-
-def holder(rate: int, **more: Any) -> Holder:
-    """Somebody who gains so many bytes a step."""
-    given = {"path": "list Trainer.losses", "kind": "list", "length": 64, "capacity": None}
-    given |= {"new_objects": 200, "new_bytes": 100 * rate, "steps": 100, "what": "tensors"}
-    return Holder(**(given | more))
-
+__all__ = ["clock", "cuda"]
 
 # --- readings ---
 
@@ -375,12 +234,58 @@ def test_a_leak_is_named_with_rate_time_left_and_advice(clock: Clock) -> None:
     assert grades[-1] == now.grade
 
 
-def test_what_explains_a_part_alone_has_its_own_rate(clock: Clock) -> None:
-    program = Program(clock)
-    program.held = [holder(20 * KIB)]
-    program.run(70, heap=100 * KIB)
-    named = {one.holder: one for one in program.watch.findings()}
-    assert named["list Trainer.losses"].rate_bytes == 20 * KIB
+GRAPH = "autograd graph kept by module attribute __main__.hidden"
+OF_LIST, DEQUE = "list Trainer.losses", "deque Replay.items"
+
+
+@pytest.mark.parametrize(
+    ("grows", "held", "found"),
+    [
+        ([(600, {})], [], {}),
+        # A holder gets what its part of memory grows by, which includes what malloc adds.
+        ([(70, {"heap": 16})], [holder(15 * KIB)], {OF_LIST: 16}),
+        ([(70, {"heap": 100})], [holder(20 * KIB)], {OF_LIST: 20, "C heap": 80}),
+        ([(70, {"device": 64, "heap": 1})], [holder(66 * KIB)], {OF_LIST: 64}),
+        ([(70, {"device": 64})], [], {"device": 64}),
+        # A graph takes what nothing else explains, a small part is not the leak.
+        ([(70, {"heap": 200})], [holder(3 * KIB, kind="autograd graph", path=GRAPH)], {GRAPH: 200}),
+        ([(70, {"heap": 36})], [holder(2 * KIB)], {"C heap": 36}),
+        ([(70, {"heap": 10})],
+         [holder(size * KIB, path=f"module attribute m.history['{name}']", kind="variable")
+          for name, size in (("prediction", 8), ("loss", 2))],
+         {"module attribute m.history (2 that grow in it)": 10}),
+        # What ends by itself is told apart from what does not.
+        ([(400, {"heap": 16})], [holder(16 * KIB, capacity=100, length=40, path=DEQUE)],
+         {DEQUE: 16}),
+        ([(200, {"heap": 32})],
+         [holder(16 * KIB, capacity=100, length=40, path=DEQUE), holder(15 * KIB)],
+         {OF_LIST: 16, DEQUE: 16}),
+        ([(100, {"heap": 16}), (64, {})], [holder(16 * KIB)], {}),
+        # The warm-up of a run is not in the rate of a holder.
+        ([(50, {"heap": 132}), (78, {"heap": 32})], [holder(32 * KIB)], {OF_LIST: 32}),
+        ([(50, {"heap": 132}), (206, {"heap": 32})], [holder(32 * KIB)], {OF_LIST: 32}),
+        # Small blocks of C code pin what is freed around them: resident memory grows faster. What
+        # grows many times as fast is no cost of theirs, nor is what grows now and then.
+        ([(130, {"heap": 200, "rss": 1200})], [], {"C heap": 1200}),
+        ([(130, {"heap": 200, "rss": 200})], [], {"C heap": 200}),
+        ([(130, {"heap": 200, "rss": 2400})], [], {"C heap": 200}),
+        ([(1, {"heap": 200, "rss": 51200}), (40, {"heap": 200})] * 10, [], {"C heap": 200}),
+    ],
+)  # fmt: skip
+def test_what_a_program_does_is_found(
+    clock: Clock,
+    grows: list[tuple[int, dict[str, int]]],
+    held: list[Holder],
+    found: dict[str, int],
+) -> None:
+    """Steps with what they add, in KiB each, and who gains; then what stands, in KiB a step."""
+    program = Program(clock, device=1024 * GIB)
+    program.held = held
+    for steps, added in grows:
+        program.run(steps, **{part: size * KIB for part, size in added.items()})
+    standing = program.watch.findings()
+    rates = {one.holder or one.kind or one.signal: one.rate_bytes / KIB for one in standing}
+    assert rates == pytest.approx(found, rel=0.02)
 
 
 def test_a_container_with_a_bound_fills_and_is_never_a_leak(clock: Clock) -> None:
@@ -392,23 +297,6 @@ def test_a_container_with_a_bound_fills_and_is_never_a_leak(clock: Clock) -> Non
     (first, *_) = [one for _, one in program.events.told]
     assert first.what.startswith("40 of at most 100, ")
     assert program.watch.verdict(program.step).kind in ("quiet", "fills")
-
-
-def test_a_graph_takes_what_nothing_else_explains(clock: Clock) -> None:
-    program = Program(clock)
-    path = "autograd graph kept by module attribute __main__.hidden"
-    program.held = [holder(3 * KIB, kind="autograd graph", path=path)]
-    program.run(70, heap=200 * KIB)
-    (found,) = program.watch.findings()
-    assert (found.holder, found.kind) == (path, "autograd graph")
-    assert found.rate_bytes == pytest.approx(200 * KIB, rel=0.01)
-
-
-def test_who_takes_a_small_part_is_not_named_as_the_leak(clock: Clock) -> None:
-    program = Program(clock)
-    program.held = [holder(2 * KIB)]
-    program.run(70, heap=36 * KIB)
-    assert {one.kind for one in program.watch.findings()} == {"C heap"}
 
 
 def warms_up(program: Program, held: Holder) -> LeakFinding:
@@ -488,16 +376,6 @@ def test_what_no_object_holds_is_the_c_heap_after_four_intervals(clock: Clock) -
     assert all(not one.over for one in program.said), "another explanation is no end"
 
 
-@pytest.mark.parametrize("at", [128, 256])
-def test_the_warm_up_of_a_run_is_not_in_the_rate_of_a_holder(clock: Clock, at: int) -> None:
-    program = Program(clock, limit=8 * GIB)
-    program.held = [holder(32 * KIB)]
-    program.run(50, heap=132 * KIB)
-    program.run(at - 50, heap=32 * KIB)
-    (found,) = program.watch.findings()
-    assert found.rate_bytes == pytest.approx(32 * KIB, rel=0.1)
-
-
 def test_a_slope_that_holders_explain_is_preferred(clock: Clock) -> None:
     """A warm-up that fades has no bend; growth in lumps has noise enough to hide one."""
     program = Program(clock)
@@ -548,28 +426,6 @@ def test_a_second_holder_of_a_run_that_grows_is_looked_for_soon(clock: Clock) ->
     before = len(program.census.at)
     program.run(60, heap=64 * KIB)
     assert len(program.census.at) >= before + 2, program.census.at
-
-
-@pytest.mark.parametrize(("faster", "cost"), [(6, 6), (1, 1), (12, 1)])
-def test_the_c_heap_costs_what_resident_memory_grows_by(
-    clock: Clock, faster: int, cost: int
-) -> None:
-    """Small blocks that stay pin what is freed around them: resident memory grows faster. What
-    grows many times as fast is no cost of theirs."""
-    program = Program(clock)
-    program.run(130, heap=200 * KIB, rss=faster * 200 * KIB)
-    (found,) = program.watch.findings()
-    assert found.kind == "C heap"
-    assert found.rate_bytes == pytest.approx(cost * 200 * KIB, rel=0.02)
-
-
-def test_resident_memory_that_grows_now_and_then_is_no_cost_of_the_c_heap(clock: Clock) -> None:
-    program = Program(clock)
-    for _ in range(10):
-        program.run(1, heap=200 * KIB, rss=50 * MIB)
-        program.run(40, heap=200 * KIB)
-    (found,) = program.watch.findings()
-    assert found.rate_bytes == pytest.approx(200 * KIB, rel=0.02)
 
 
 def test_a_look_that_was_cut_says_so_and_knows_nothing_of_the_c_heap(
@@ -1001,17 +857,6 @@ def test_who_holds_what_lies_in_shared_memory_is_named_with_it() -> None:
     assert [one.kind for one in unseen] == ["shared memory"]
     assert ledger.look(96, unseen, {}, points, walked=False) == ([], [])  # its holder is known
     assert [one.holder for one in ledger.findings()] == ["list Trainer.losses"]
-
-
-def test_entries_of_one_dict_that_grow_are_one_finding() -> None:
-    points = table(heap=lambda n: 100 * MIB + 10 * KIB * n)
-    keeps = [
-        holder(size * KIB, path=f"module attribute m.history['{name}']", kind="variable")
-        for name, size in (("prediction", 8), ("loss", 2))
-    ]
-    (found,) = findings_of(seen_by(points, 64, use="suspect").evidence(keeps))
-    assert found.holder == "module attribute m.history (2 that grow in it)"
-    assert found.rate_bytes == pytest.approx(10 * KIB)
 
 
 def test_a_name_that_changes_in_passing_is_the_same_finding(clock: Clock) -> None:

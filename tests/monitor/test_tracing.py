@@ -30,7 +30,7 @@ from memtools.monitor.reporter import Listeners, Reporter
 from memtools.monitor.signals import Points
 from memtools.monitor.tracing import TraceWindow, Tracing
 from tests.kit.ownprocess import in_own_process
-from tests.monitor.test_leakwatch import LOOKS, Clock, Program, clock, holder
+from tests.monitor.program import LOOKS, Clock, Program, clock, holder
 
 __all__ = ["clock"]
 KIB, MIB = 2**10, 2**20

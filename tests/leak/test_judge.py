@@ -1,0 +1,112 @@
+"""One judge: the monitor, assert_flat and a record find the same in one series."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+import memtools
+from memtools import LeakFinding, _core
+from memtools._census.holders import Holder
+from memtools.leak.judge import THRESHOLDS, Evidence, Part, findings_of
+from memtools.monitor.signals import Signal
+from memtools.record import kinds
+from memtools.record.figures import figures_of
+from memtools.testing import growth
+from tests.monitor.program import KIB, MIB, Clock, Program, clock, holder
+
+__all__ = ["clock"]
+pytestmark = pytest.mark.usefixtures("frozen")
+STEPS = 320
+GRAPH = "autograd graph kept by module attribute __main__.hidden"
+Size = Callable[[int], int]  # bytes of the heap after so many steps
+
+
+def by_monitor(clock: Clock, size: Size, held: Sequence[Holder]) -> list[LeakFinding]:
+    program = Program(clock)
+    program.held = list(held)
+    for step in range(1, STEPS + 1):
+        program.sizes["heap"] = size(step)
+        program.run(1)
+    return [one.without_forecast() for one in program.watch.findings()]
+
+
+class Census:
+    """The census of a test, whose holders are given."""
+
+    cut, reached_bytes, held = False, 0, list[Holder]()
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+    def look(self, step: int) -> None: ...
+    def holders(self) -> Sequence[Holder]:
+        return self.held
+
+
+def by_assert_flat(monkeypatch: pytest.MonkeyPatch, size: Size, held: Sequence[Holder]) -> str:
+    sizes = {"heap": size(0), "python": 20 * MIB, "tensors": 0}
+    signals = [Signal(name, lambda name=name: sizes[name]) for name in sizes]  # type: ignore[misc]
+    monkeypatch.setattr(growth, "signals_of", lambda *_: signals)
+    monkeypatch.setattr(growth, "GrowthCensus", Census)
+    monkeypatch.setattr(Census, "held", list(held))
+    test = growth.GrowthTest(1024, "1 KiB", steps=STEPS)
+    for step in range(1, STEPS + 1):
+        sizes["heap"] = size(step)
+        test.step()
+    test.close()
+    return test.end()
+
+
+def by_record(path: Path, size: Size) -> tuple[LeakFinding, ...]:
+    columns = [("step", ""), ("rss", "B"), ("heap_used", "B")]
+    with _core.RecordWriter(path, columns) as writer:
+        writer.event("start", kinds.payload("start", kinds.Start("run", tests_leaks=False)))
+        for step in range(1, STEPS + 1):
+            writer.append(10**15 + step * 10**7, [step, 100 * MIB + size(step), size(step)])
+    return figures_of(memtools.read_record(path)).verdict.findings
+
+
+def grows(rate: int) -> Size:
+    return lambda step: 100 * MIB + rate * step
+
+
+@pytest.mark.parametrize(
+    ("size", "held", "line", "rate"),
+    [
+        (grows(16 * KIB), [holder(15 * KIB)], "list Trainer.losses: +16.0 KiB/step", 16),
+        # An exact growth tells more than what objects are taken to weigh.
+        (grows(16 * KIB), [holder(21 * KIB)], "list Trainer.losses: +16.0 KiB/step", 16),
+        (grows(16 * KIB), [holder(26 * KIB)], "list Trainer.losses: +26.0 KiB/step", 16),
+        (grows(16 * KIB), [holder(15 * KIB, containers=3)],
+         "(2 new tensors a step, in 3 of them)", 16),
+        (grows(200 * KIB), [holder(3 * KIB, kind="autograd graph", path=GRAPH)],
+         f"{GRAPH}: +200.0 KiB/step", 200),
+        (grows(36 * KIB), [holder(2 * KIB)],
+         "the C heap, which no Python object holds: +36.0 KiB/step", 36),
+        (grows(30 * KIB), [holder(20 * KIB), holder(10 * KIB, path="dict a.seen", kind="dict")],
+         "dict a.seen: +10.0 KiB/step", 30),
+        (grows(16 * KIB), [holder(16 * KIB, path="deque Replay.items", length=4, capacity=99)],
+         "deque Replay.items: +16.0 KiB/step (4 of at most 99, 792.0 KiB when full)", 16),
+    ],
+    ids=["named", "weighs more", "weighs much more", "several", "graph", "C heap", "two",
+         "fills"],
+)  # fmt: skip
+def test_all_find_the_same_in_one_series(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    size: Size, held: list[Holder], line: str, rate: int,
+) -> None:  # fmt: skip
+    found = by_monitor(clock, size, held)
+    lines = [one.line() for one in found]
+    assert any(line in one for one in lines), lines
+    text = by_assert_flat(monkeypatch, size, held)
+    assert [one for one in lines if one not in text] == [], text
+    assert [one.advice for one in found if one.advice not in text] == []
+    (recorded,) = by_record(tmp_path / "run.mem", size)  # which knows nobody's name
+    assert (recorded.part, recorded.rate_bytes) == ("use", pytest.approx(rate * KIB, rel=0.03))
+
+
+def test_nothing_below_the_least_rate_is_found() -> None:
+    for rate, count in ((0.5, 0), (2.0, 1)):
+        part = Part("device", rate * THRESHOLDS.least_rate, grade="growing")
+        assert len(findings_of(Evidence(Part("heap", 0.0), {"device": part}))) == count
