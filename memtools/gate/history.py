@@ -121,7 +121,7 @@ class GateHistory(_core.GateHistory):
 
         Raises OSError if the file cannot be written.
         """
-        file.write(path, self._dump())
+        file.write(path, file.dump(self))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> GateHistory:
@@ -133,7 +133,7 @@ class GateHistory(_core.GateHistory):
         Raises ValueError if the file is damaged or not a saved history, OSError if it cannot be
         read, MemoryError if there is not enough address space for the limits in it.
         """
-        return cls._parse(file.read(path))
+        return file.parse(cls, file.read(path))
 
     def __copy__(self) -> GateHistory:
         return self._copy()
@@ -141,9 +141,9 @@ class GateHistory(_core.GateHistory):
     def __deepcopy__(self, memo: dict[int, Any]) -> GateHistory:
         return self._copy()
 
-    def __reduce__(self) -> tuple[Callable[[bytes], GateHistory], tuple[bytes]]:
+    def __reduce__(self) -> tuple[Callable[..., GateHistory], tuple[type[GateHistory], bytes]]:
         # torch.save(model) and DataLoader workers come this way.
-        return type(self)._parse, (self._dump(),)
+        return file.parse, (type(self), file.dump(self))
 
     def __repr__(self) -> str:
         if self.closed:

@@ -157,7 +157,7 @@ one_step(rig *g, input *in, pending *p, size_t experts)
         if (p->n > 0) fill(g, p, input_below(in, p->n));
         break;
     case 10:
-        if (model_all_filled(&g->m)) dump_round_trips(g, g->h);
+        if (model_all_filled(&g->m)) state_round_trips(g, g->h);
         break;
     default:
         push(g, in, experts);

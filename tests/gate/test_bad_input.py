@@ -182,7 +182,7 @@ def test_a_closed_history_says_so(gates):
         lambda: history.reset_stats(),
         lambda: history.nbytes,
         lambda: history.dtype,
-        lambda: history._dump(),
+        lambda: history._state(),
     ]
     for use in uses:
         with pytest.raises(ValueError, match="closed"):

@@ -135,7 +135,7 @@ def test_a_newer_format_says_what_to_do(tmp_path):
 )
 def test_hostile_bytes_are_refused_before_memory_is_taken(body, sentence):
     with pytest.raises(ValueError, match=sentence):
-        GateHistory._parse(body)
+        gate_file.parse(GateHistory, body)
 
 
 def changed(data: bytes, edits: list[tuple[str, int, int]]) -> bytes:
@@ -189,7 +189,7 @@ def test_a_changed_file_is_refused_or_a_sound_history(tmp_path_factory, options,
         assert "bytes of address space" in str(error)
         return
     assert checked or path.read_bytes() == whole
-    assert loaded._dump() == gate_file.read(path)
+    assert gate_file.dump(loaded) == gate_file.read(path)
     entries = list(loaded)
     assert len(entries) == len(loaded) <= min(loaded.appended, loaded.max_entries)
     assert all(entry.shape[1] == loaded.n_experts for entry in entries)
@@ -202,18 +202,75 @@ def test_a_changed_file_is_refused_or_a_sound_history(tmp_path_factory, options,
     assert len(loaded) <= loaded.max_entries
 
 
+def test_the_bytes_are_the_documented_ones():
+    history = GateHistory(6, 200, trim="oldest", keep="topk", top_k=2)
+    history.append(torch.tensor([[0.5, 0.0, 1.0]]))
+    head = struct.pack("<QQIIiIIIQQQ", 6, 200, 1, 1, -1, 2, 1, 0, 3, 1, 1)
+    counts = struct.pack("<QQQ", 1, 1, 1)
+    sums = struct.pack("<QQdddQQQ", 1, 0, 0.5, 0, 1, 1, 0, 1)  # the totals, and a mark like them
+    entry = struct.pack("<II", 1, 0) + struct.pack("<BBff", 2, 0, 1, 0.5)
+    assert gate_file.dump(history) == head + counts + sums + sums + entry
+
+
+HEAD = struct.calcsize("<QQIIiIIIQQQ")
+INDEX = HEAD + 24 + (9 + 1) * (16 + 16 * 3)  # where the entries' rows and dtypes begin
+NO_SENSE = {  # a field's place and format, and values that it cannot have
+    "max_entries": (0, "<Q", [0, 5, 2**63]),  # none, and fewer than there are
+    "max_bytes": (8, "<Q", [0, 1, 2**64 - 1]),
+    "trim": (16, "<I", [2, 2**32 - 1]),
+    "keep": (20, "<I", [2]),
+    "dtype": (24, "<i", [3, 4, 99, -2, -(2**31)]),  # bfloat16 is not that of the entries
+    "top_k": (28, "<I", [0, 4, 65]),  # 4 are more than there are experts
+    "statistics": (32, "<I", [0, 2]),
+    "zero": (36, "<I", [1]),
+    "experts": (40, "<Q", [0, 2, 4, 2**32 - 1, 2**64 - 1]),
+    "appended": (48, "<Q", [5, 8, 2**64 - 1]),  # 8 are fewer than were counted
+    "entries": (56, "<Q", [5, 7, 2**61, 2**64 - 1]),
+    "counted": (64, "<Q", [8, 2**64 - 1]),
+    "span": (72, "<Q", [0, 3, 2**63]),
+    "marks": (80, "<Q", [8, 129, 2**64 - 1]),
+    "rows": (INDEX, "<I", [1000, 2**32 - 1]),
+    "rows of the last": (INDEX + 5 * 8, "<I", [0x55555556]),  # times 12 is 8 and 2**32
+    "dtype of an entry": (INDEX + 4, "<I", [8, 2**32 - 1]),
+}
+
+
+@pytest.mark.parametrize("field", NO_SENSE)
+def test_fields_that_make_no_sense_are_refused(field):
+    history = GateHistory(6, 200, trim="oldest", top_k=2)
+    for n in range(9):
+        history.append(torch.rand(n % 3, 3))
+    body, (at, form, values) = gate_file.dump(history), NO_SENSE[field]
+    assert gate_file.parse(GateHistory, body).windows() == history.windows()
+    for value in values:
+        changed = body[:at] + struct.pack(form, value) + body[at + struct.calcsize(form) :]
+        with pytest.raises(ValueError, match=r"GateHistory.load\(\): not a gate history: "):
+            gate_file.parse(GateHistory, changed)
+    for end in (at, len(body) - 1):
+        with pytest.raises(ValueError, match="not a gate history"):
+            gate_file.parse(GateHistory, body[:end])
+    with pytest.raises(ValueError, match="bytes after the last record"):
+        gate_file.parse(GateHistory, body + b"x")
+
+
+def test_limits_that_no_machine_has_are_a_memory_error():
+    body = gate_file.dump(GateHistory())
+    for at, limit in ((0, 2**45), (8, 2**50), (8, 2**63 - 1)):
+        with pytest.raises(MemoryError):
+            gate_file.parse(GateHistory, body[:at] + struct.pack("<Q", limit) + body[at + 8 :])
+
+
 @pytest.mark.parametrize("field", [0, 1, 4, 5])  # tokens, nonfinite, load of either expert
 def test_marks_that_shrink_are_refused(field):
     small = GateHistory()
     for _ in range(3):
         small.append(torch.rand(2, 2))
-    body = small._dump()
-    sums = 8 * (2 + 2 + 2)
-    at = struct.calcsize("<QQIIiIIIQQQ") + 8 * 3 + sums + 8 * field  # in the first mark
-    assert GateHistory._parse(body).windows() == small.windows()
+    body = gate_file.dump(small)
+    at = HEAD + 8 * 3 + 8 * (2 + 2 + 2) + 8 * field  # in the first mark
+    assert gate_file.parse(GateHistory, body).windows() == small.windows()
     more = struct.pack("<Q", struct.unpack_from("<Q", body, at)[0] + 9)
     with pytest.raises(ValueError, match="contradict"):
-        GateHistory._parse(body[:at] + more + body[at + 8 :])
+        gate_file.parse(GateHistory, body[:at] + more + body[at + 8 :])
 
 
 def test_a_missing_file_is_an_os_error(tmp_path):

@@ -419,7 +419,6 @@ NAMED: dict[str, Any] = {
     "Growth.of": None,
     "Phase.__call__.function": lambda: lambda *_, **__: None,
     "GateHistory.extend.tensors": lambda: [torch.rand(4, 8) for _ in range(3)],
-    "GateHistory._parse.data": lambda: history()._dump(),
     "GateHistory.__new__.trim": "half",
     "GateHistory.__new__.max_bytes": 1 << 20,
     "KVLease.update.k": k4,

@@ -30,7 +30,7 @@ GATES = torch.softmax(torch.randn(64, 8), -1)
 SCORED = (torch.randn(4, 8, requires_grad=True) * 2.0).sum()
 DUMP = GateHistory()
 DUMP.append(GATES)
-BYTES = DUMP._dump()
+STATE = DUMP._state()
 
 
 def filled() -> GateHistory:
@@ -180,13 +180,13 @@ CASES: dict[str, list[Callable[[], object]]] = {
     ],
     "GateHistory._windows": [SHARED._windows],
     "GateHistory._cat": [SHARED._cat, lambda: GateHistory()._cat()],
-    "GateHistory._dump": [SHARED._dump],
     "GateHistory._copy": [SHARED._copy, COUNTED._copy],
-    "GateHistory._parse": [
-        lambda: GateHistory._parse(BYTES),
-        lambda: refused(ValueError, lambda: GateHistory._parse(BYTES[:-1])),
-        lambda: refused(ValueError, lambda: GateHistory._parse(b"")),
-        lambda: refused(TypeError, lambda: GateHistory._parse(None)),  # type: ignore[arg-type]
+    "GateHistory._state": [SHARED._state, lambda: GateHistory()._state()],
+    "GateHistory._restore": [
+        lambda: GateHistory()._restore(*STATE),
+        lambda: refused(ValueError, lambda: SHARED._restore(*STATE)),
+        lambda: refused(ValueError, lambda: GateHistory()._restore(*STATE[:-1], b"")),
+        lambda: refused(TypeError, lambda: GateHistory()._restore(*STATE[:-1], None)),  # type: ignore[arg-type]
     ],
     "GateHistory.__new__": [filled],
     "GateHistory.__len__": [lambda: len(SHARED)],

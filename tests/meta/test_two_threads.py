@@ -65,7 +65,7 @@ WAITS: dict[str, Callable[[Shared], object]] = {
     "cat": lambda it: torch.cat(it.history),  # type: ignore[call-overload]
     "stats": lambda it: it.history.stats(5),
     "windows": lambda it: it.history.windows(),
-    "dump": lambda it: it.history._dump(),
+    "state": lambda it: it.history._state(),
     "copy": lambda it: copy.copy(it.history),
     "reset_stats": lambda it: it.history.reset_stats(),
     "close": lambda it: it.history.close(),

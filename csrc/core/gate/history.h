@@ -109,6 +109,9 @@ void mt_gatehist_clear(mt_gatehist *h);
 mt_status mt_gatehist_slice(const mt_gatehist *h, size_t start, ptrdiff_t step, size_t count,
                             mt_gatehist **out, mt_error *err);
 
+/* An equal history: its entries, their numbers, and all statistics. pre and failures as of slice. */
+mt_status mt_gatehist_clone(const mt_gatehist *h, mt_gatehist **out, mt_error *err);
+
 /* Statistics of everything ever filled; reset forgets them. */
 const mt_gatestats *mt_gatehist_stats(const mt_gatehist *h);
 void mt_gatehist_reset_stats(mt_gatehist *h);

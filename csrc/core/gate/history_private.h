@@ -1,5 +1,5 @@
 /* history_private.h -- what the files of the gate history share: history.c records, slice.c
- * reads, file.c saves and loads. */
+ * reads, state.c takes apart and restores. */
 #ifndef MT_GATE_HISTORY_PRIVATE_H
 #define MT_GATE_HISTORY_PRIVATE_H
 

@@ -111,24 +111,47 @@ prepare_slice(mt_gatehist *slice, const mt_gatehist *h, size_t start, ptrdiff_t 
     return mt_gatehist_fix_experts(slice, h->experts, err);
 }
 
+/* A history of these entries, without statistics. */
+static mt_status
+adopt_entries(const mt_gatehist *h, const char *name, size_t start, ptrdiff_t step, size_t count,
+              mt_gatehist **out, mt_error *err)
+{
+    mt_status st = mt_gatehist_new_named(h->mem, h->vm, &h->config, name, out, err);
+
+    assert(step != 0 && (count == 0 || start < h->ring.len));
+    if (st != MT_OK) return st;
+    if ((st = prepare_slice(*out, h, start, step, count, err)) != MT_OK) {
+        mt_gatehist_free(*out);
+        return st;
+    }
+    for (size_t i = 0; i < count; i++)
+        adopt_entry(*out, h, start + (size_t)((ptrdiff_t)i * step));
+    return MT_OK;
+}
+
 mt_status
 mt_gatehist_slice(const mt_gatehist *h, size_t start, ptrdiff_t step, size_t count,
                   mt_gatehist **out, mt_error *err)
 {
     mt_gatehist *slice;
-    mt_status st =
-        mt_gatehist_new_named(h->mem, h->vm, &h->config, "GateHistory slice", &slice, err);
+    mt_status st = adopt_entries(h, "GateHistory slice", start, step, count, &slice, err);
 
-    assert(step != 0 && (count == 0 || start < h->ring.len));
     if (st != MT_OK) return st;
-    if ((st = prepare_slice(slice, h, start, step, count, err)) != MT_OK) {
-        mt_gatehist_free(slice);
-        return st;
-    }
-    for (size_t i = 0; i < count; i++)
-        adopt_entry(slice, h, start + (size_t)((ptrdiff_t)i * step));
     if (h->config.statistics) mt_gatehist_recount(slice, count, &slice->stats);
     *out = slice;
+    return MT_OK;
+}
+
+mt_status
+mt_gatehist_clone(const mt_gatehist *h, mt_gatehist **out, mt_error *err)
+{
+    mt_gatehist *clone;
+    mt_status st = adopt_entries(h, "GateHistory", 0, 1, h->ring.len, &clone, err);
+
+    if (st != MT_OK) return st;
+    if (h->config.statistics) mt_gatestats_copy(&clone->stats, &h->stats);
+    clone->ring.seq = h->ring.seq;
+    *out = clone;
     return MT_OK;
 }
 

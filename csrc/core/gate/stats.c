@@ -109,6 +109,18 @@ mt_gatestats_reset(mt_gatestats *s)
     memset(s->total.load, 0, s->experts * sizeof *s->total.load);
 }
 
+void
+mt_gatestats_copy(mt_gatestats *to, const mt_gatestats *from)
+{
+    assert(to->experts == from->experts);
+    to->entries = from->entries;
+    to->span = from->span;
+    to->marks = from->marks;
+    mt_gatesums_copy(&to->total, &from->total, from->experts);
+    for (size_t i = 0; i < from->marks; i++)
+        mt_gatesums_copy(&to->mark[i], &from->mark[i], from->experts);
+}
+
 size_t
 mt_gatestats_windows(const mt_gatestats *s)
 {

@@ -56,6 +56,9 @@ void mt_gatestats_end_entry(mt_gatestats *s);
 /* Back to nothing seen; the storage stays. */
 void mt_gatestats_reset(mt_gatestats *s);
 
+/* Makes *to equal. pre: reserved for as many columns, or neither is. */
+void mt_gatestats_copy(mt_gatestats *to, const mt_gatestats *from);
+
 /* Number of windows: whole spans plus the unfinished one. */
 size_t mt_gatestats_windows(const mt_gatestats *s);
 

@@ -510,9 +510,10 @@ static PyMethodDef methods[] = {
     {"_sums", mt_py_gatehist_sums, METH_O, "_sums($self, window, /)\n--\n\n"},
     {"_windows", mt_py_gatehist_windows, METH_NOARGS, "_windows($self, /)\n--\n\n"},
     {"_cat", mt_py_gatehist_cat, METH_NOARGS, "_cat($self, /)\n--\n\n"},
-    {"_dump", mt_py_gatehist_bytes_out, METH_NOARGS, "_dump($self, /)\n--\n\n"},
-    {"_copy", mt_py_gatehist_copy, METH_NOARGS, "_copy($self, /)\n--\n\n"},
-    {"_parse", mt_py_gatehist_bytes_in, METH_O | METH_CLASS, "_parse($type, data, /)\n--\n\n"},
+    {"_copy", mt_py_gatehist_clone, METH_NOARGS, "_copy($self, /)\n--\n\n"},
+    {"_state", mt_py_gatehist_state, METH_NOARGS, "_state($self, /)\n--\n\n"},
+    {"_restore", mt_py_gatehist_restore, METH_VARARGS,
+     "_restore($self, experts, appended, counted, span, sums, index, records, /)\n--\n\n"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -60,13 +60,13 @@ void mt_py_gatehist_drop_stage(GateHistory *self);
 /* Statistics as tuples, saving and loading: in statistics.c. */
 PyObject *mt_py_gatehist_sums(PyObject *op, PyObject *window);
 PyObject *mt_py_gatehist_windows(PyObject *op, PyObject *none);
-PyObject *mt_py_gatehist_bytes_out(PyObject *op, PyObject *none);
-PyObject *mt_py_gatehist_bytes_in(PyObject *type, PyObject *data);
+PyObject *mt_py_gatehist_state(PyObject *op, PyObject *none);
+PyObject *mt_py_gatehist_restore(PyObject *op, PyObject *args);
 /* Whether the others in the budget gave way where a new history beside this one was refused. Other
  * threads run meanwhile, and may change or close this one. */
 bool mt_py_gatehist_ask_for(GateHistory *self, const mt_error *refused);
 
-PyObject *mt_py_gatehist_copy(PyObject *op, PyObject *none);
+PyObject *mt_py_gatehist_clone(PyObject *op, PyObject *none);
 PyObject *mt_py_gatehist_cat(PyObject *op, PyObject *none);
 PyObject *mt_py_gatehist_reset_statistics(PyObject *op, PyObject *none);
 

@@ -1,7 +1,7 @@
 /* statistics.c -- how this file works.
  *
  * What goes out of a history at once: statistics as tuples, all entries as one tensor, all of it as
- * bytes and back. Making Python objects may run finalizers, which may append to the very history or
+ * pieces of bytes and back. Making Python objects may run finalizers, which may append to the very history or
  * close it: so figures are copied to memory of C first (sums_copy), and a tensor is filled only where
  * the history has not changed since it was made. */
 #include "py/gate/history.h"
@@ -11,8 +11,7 @@
 #include "py/base/errors.h"
 #include "py/base/number.h"
 #include "py/base/objects.h"
-#include "core/gate/file.h"
-#include "os/port/vmem.h"
+#include "core/gate/state.h"
 
 static PyObject *
 double_at(const void *x, size_t i)
@@ -206,58 +205,85 @@ mt_py_gatehist_cat(PyObject *op, PyObject *Py_UNUSED(none))
     return tensor;
 }
 
+/* An equal history of its own that counts in the same budget, whose other parts are asked once where
+ * it refuses. */
 PyObject *
-mt_py_gatehist_bytes_out(PyObject *op, PyObject *Py_UNUSED(none))
+mt_py_gatehist_clone(PyObject *op, PyObject *Py_UNUSED(none))
 {
     GateHistory *self = (GateHistory *)op;
-    PyObject *bytes;
+    mt_gatehist *core;
+    mt_error err;
+
+    for (bool asked = false;; asked = true) {
+        if (!mt_py_gatehist_is_open(self) || mt_py_gatehist_arrive_all(self) < 0) return NULL;
+        if (mt_gatehist_clone(self->core, &core, &err) == MT_OK)
+            return mt_py_gatehist_wrap(Py_TYPE(op), self->state, core);
+        if (asked || !mt_py_gatehist_ask_for(self, &err))
+            return mt_py_gatehist_raise(self->state, self->core, &err, "copying a GateHistory");
+    }
+}
+
+/* (experts, appended, entries counted, span, sums, index, records): state.h says what they are. No
+ * Python code runs between the lengths and the copy: making bytes starts no collection. */
+PyObject *
+mt_py_gatehist_state(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    GateHistory *self = (GateHistory *)op;
+    PyObject *sums, *index, *records;
+    mt_gatestate state;
 
     if (!mt_py_gatehist_is_open(self) || mt_py_gatehist_arrive_all(self) < 0) return NULL;
-    bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)mt_gatehist_dump_bytes(self->core));
-    if (bytes != NULL) mt_gatehist_dump(self->core, PyBytes_AS_STRING(bytes));
-    return bytes;
+    state = mt_gatehist_state(self->core);
+    sums = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)state.sums_bytes);
+    index = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)state.index_bytes);
+    records = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)state.records_bytes);
+    if (sums == NULL || index == NULL || records == NULL) {
+        Py_XDECREF(sums);
+        Py_XDECREF(index);
+        Py_XDECREF(records);
+        return NULL;
+    }
+    mt_gatehist_state_copy(self->core, PyBytes_AS_STRING(sums), PyBytes_AS_STRING(index),
+                           PyBytes_AS_STRING(records));
+    return Py_BuildValue("(nKKKNNN)", (Py_ssize_t)state.experts, (unsigned long long)state.appended,
+                         (unsigned long long)state.counted, (unsigned long long)state.span, sums,
+                         index, records);
 }
 
-/* An equal history of its own that counts in the same budget, which a file could not say. */
+/* What _state() returned, into a new history. */
 PyObject *
-mt_py_gatehist_copy(PyObject *op, PyObject *none)
+mt_py_gatehist_restore(PyObject *op, PyObject *args)
 {
     GateHistory *self = (GateHistory *)op;
-    PyObject *bytes = mt_py_gatehist_bytes_out(op, none), *copy = NULL;
-    mt_gatehist *core;
-    mt_error err;
-
-    if (bytes == NULL) return NULL;
-    for (bool asked = false;; asked = true) {
-        /* Making bytes and asking others may run what closes it. */
-        if (!mt_py_gatehist_is_open(self)) break;
-        if (mt_gatehist_parse(
-                &mt_alloc_libc, &mt_vmem_linux, mt_gatehist_configuration(self->core)->ledger,
-                PyBytes_AS_STRING(bytes), (size_t)PyBytes_GET_SIZE(bytes), &core, &err) == MT_OK) {
-            copy = mt_py_gatehist_wrap(Py_TYPE(op), self->state, core);
-            break;
-        }
-        if (!asked && mt_py_gatehist_ask_for(self, &err)) continue;
-        mt_py_gatehist_raise(self->state, self->core, &err, "copying a GateHistory");
-        break;
-    }
-    Py_DECREF(bytes);
-    return copy;
-}
-
-PyObject *
-mt_py_gatehist_bytes_in(PyObject *type, PyObject *data)
-{
-    mt_state *st = mt_state_of_type((PyTypeObject *)type);
-    mt_gatehist *core;
-    mt_error err;
-    Py_buffer view;
+    mt_py_whole numbers[] = {
+        MT_PY_WHOLE("experts", 0, PY_SSIZE_T_MAX, 0), MT_PY_WHOLE("appended", 0, PY_SSIZE_T_MAX, 0),
+        MT_PY_WHOLE("counted", 0, PY_SSIZE_T_MAX, 0), MT_PY_WHOLE("span", 0, PY_SSIZE_T_MAX, 0)};
+    Py_buffer sums, index, records;
+    mt_gatestate from;
     mt_status status;
+    mt_error err;
 
-    if (st == NULL || PyObject_GetBuffer(data, &view, PyBUF_SIMPLE) < 0) return NULL;
-    status = mt_gatehist_parse(&mt_alloc_libc, &mt_vmem_linux, NULL, view.buf, (size_t)view.len,
-                               &core, &err);
-    PyBuffer_Release(&view);
-    if (status != MT_OK) return mt_py_gatehist_raise(st, NULL, &err, "GateHistory.load()");
-    return mt_py_gatehist_wrap((PyTypeObject *)type, st, core);
+    if (!PyArg_ParseTuple(args, "O&O&O&O&y*y*y*:_restore", mt_py_whole_take, &numbers[0],
+                          mt_py_whole_take, &numbers[1], mt_py_whole_take, &numbers[2],
+                          mt_py_whole_take, &numbers[3], &sums, &index, &records))
+        return NULL;
+    from = (mt_gatestate){.experts = (size_t)numbers[0].value,
+                          .appended = (uint64_t)numbers[1].value,
+                          .counted = (uint64_t)numbers[2].value,
+                          .span = (uint64_t)numbers[3].value,
+                          .sums = sums.buf,
+                          .index = index.buf,
+                          .records = records.buf,
+                          .sums_bytes = (size_t)sums.len,
+                          .index_bytes = (size_t)index.len,
+                          .records_bytes = (size_t)records.len};
+    status =
+        mt_py_gatehist_is_open(self) ? mt_gatehist_restore(self->core, &from, &err) : MT_EAGAIN;
+    PyBuffer_Release(&sums);
+    PyBuffer_Release(&index);
+    PyBuffer_Release(&records);
+    if (status == MT_EAGAIN) return NULL; /* it is closed */
+    if (status != MT_OK)
+        return mt_py_gatehist_raise(self->state, self->core, &err, "GateHistory.load()");
+    Py_RETURN_NONE;
 }

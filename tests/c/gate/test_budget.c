@@ -366,28 +366,29 @@ slices_count_as_well(void)
 }
 
 static void
-a_copy_by_its_bytes_counts_as_well(void)
+a_clone_counts_as_well(void)
 {
-    mt_ledger *ledger = make_ledger(&mt_alloc_libc, 25 * ROW, "x", NULL);
-    mt_gatehist *copy = NULL;
+    mt_ledger *ledger = make_ledger(&mt_alloc_libc, 25 * ROW, "x", NULL), *larger;
+    mt_gatehist *clone = NULL;
     mt_error err = {0};
-    size_t bytes;
-    void *dump;
     rig g;
 
     begin_in(&g, ledger, 1000, 20 * ROW, MT_TRIM_HALF);
     CHECK(push_rows(g.h, 9, 1, NULL) == MT_OK && push_rows(g.h, 9, 2, NULL) == MT_OK);
-    dump = dump_of(g.h, &bytes);
-    CHECK(mt_gatehist_parse(&g.mem, &g.vm, ledger, dump, bytes, &copy, &err) == MT_ELIMIT);
-    CHECK(err.asked == 18 * ROW && copy == NULL && mt_ledger_used(ledger) == 20 * ROW);
-    mt_gatehist_clear(g.h);
-    CHECK(mt_gatehist_parse(&g.mem, &g.vm, ledger, dump, bytes, &copy, &err) == MT_OK);
-    CHECK(mt_gatehist_check(copy) && value_of(copy, 1) == 2);
-    CHECK(mt_ledger_used(ledger) == 20 * ROW);
-    mt_gatehist_free(copy);
-    free(dump);
+    CHECK(mt_gatehist_clone(g.h, &clone, &err) == MT_ELIMIT);
+    CHECK(err.asked == 18 * ROW && clone == NULL && mt_ledger_used(ledger) == 20 * ROW);
     end_in(&g, ledger);
     mt_ledger_drop(ledger);
+    larger = make_ledger(&mt_alloc_libc, 40 * ROW, "x", NULL);
+    begin_in(&g, larger, 1000, 20 * ROW, MT_TRIM_HALF);
+    CHECK(push_rows(g.h, 9, 1, NULL) == MT_OK && push_rows(g.h, 9, 2, NULL) == MT_OK);
+    CHECK(mt_gatehist_clone(g.h, &clone, &err) == MT_OK);
+    CHECK(mt_gatehist_check(clone) && value_of(clone, 1) == 2);
+    CHECK(reserved(larger, "GateHistory") > 20 * ROW);
+    mt_gatehist_free(clone);
+    CHECK(mt_ledger_used(larger) == 20 * ROW);
+    end_in(&g, larger);
+    mt_ledger_drop(larger);
 }
 
 static void
@@ -434,7 +435,7 @@ main(void)
     RUN(nobody_is_asked_again_before_something_changed);
     RUN(it_keeps_the_newest_whatever_others_do);
     RUN(slices_count_as_well);
-    RUN(a_copy_by_its_bytes_counts_as_well);
+    RUN(a_clone_counts_as_well);
     RUN(every_allocation_fails_in_turn);
     CHECK_DONE();
 }
