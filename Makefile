@@ -179,7 +179,7 @@ SAN_TESTS := tests/census/test_census.py tests/census/test_holders.py tests/cens
     tests/gate/test_checkpoint.py tests/gate/test_device.py tests/meta/test_leaks.py tests/gate/test_threads.py \
     tests/budget/test_budget.py tests/gate/test_budget.py tests/record/test_record.py tests/monitor/test_probe.py \
     tests/cleanup/test_managed.py tests/cleanup/test_managed_kinds.py tests/cleanup/test_managed_clear.py \
-    tests/blocks/test_reports.py tests/blocks/test_contents.py $(wildcard tests/leak/test_detector*.py tests/kv/test_*.py tests/monitor/test_sampler*.py \
+    tests/blocks/test_reports.py tests/blocks/test_contents.py $(wildcard tests/kv/test_*.py tests/monitor/test_sampler*.py \
     tests/cleanup/test_core*.py tests/grad/test_set*.py)
 
 # What a sanitiser's own memory makes meaningless: resident bytes (its quarantine), what malloc

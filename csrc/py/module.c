@@ -204,11 +204,11 @@ static PyMethodDef methods[] = {
 
 /* In the order in which they are made. */
 static int (*const registers[])(PyObject *module, mt_state *st) = {
-    mt_py_gatehist_register,     mt_py_kvpool_register,       mt_py_kvlease_register,
-    mt_py_budget_register,       mt_py_budgetpart_register,   mt_py_probe_register,
-    mt_py_recordwriter_register, mt_py_leakdetector_register, mt_py_sampler_register,
-    mt_py_managed_register,      mt_py_policy_register,       mt_py_gradset_register,
-    mt_py_growthtable_register,  mt_py_blocks_register,
+    mt_py_gatehist_register,     mt_py_kvpool_register,     mt_py_kvlease_register,
+    mt_py_budget_register,       mt_py_budgetpart_register, mt_py_probe_register,
+    mt_py_recordwriter_register, mt_py_sampler_register,    mt_py_managed_register,
+    mt_py_policy_register,       mt_py_gradset_register,    mt_py_growthtable_register,
+    mt_py_blocks_register,
 };
 
 static int

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from memtools.leak.detector import LeakDetector
+from memtools.leak.detector import LeakDetector, part_of
 from memtools.leak.finding import RANK
 from memtools.leak.judge import THRESHOLDS
 from memtools.monitor.evidence import Looks
@@ -38,7 +38,10 @@ class Sensor:
         self.signals, self._limits = list(signals), limits
         self.detector = LeakDetector()
         #: the same for each part that may grow by itself: of `detector` the worst is known alone
-        self.parts = {name: LeakDetector() for name in ("use", "children", "shm", "device")}
+        self.parts = {
+            name: part_of(self.detector, (name,)) for name in ("children", "shm", "device")
+        }
+        self.parts["use"] = part_of(self.detector, ("heap", "python", "tensors", "rss"))
         self.points = Points(noisy=noisy)
         #: steps of the looks, without those that only watch what stands
         self.looks: list[int] = []
@@ -124,10 +127,8 @@ class Sensor:
         return 1 if any(signal.name == "device" for signal in self._counted) else 4
 
     def _feed(self, signal: Signal, step: int, size: int | None) -> None:
-        part = self.parts.get(signal.name, self.parts["use"])
         for at, value in signal.feed(step, size):
             self.detector.update(at, **{signal.name: value})
-            part.update(at, **{signal.name: value})
 
     @contextmanager
     def left_out(self) -> Iterator[None]:
@@ -216,8 +217,7 @@ class Sensor:
 
     def expect_growth(self, name: str, **growth: Any) -> None:
         """As LeakDetector.expect_growth."""
-        for detector in (self.detector, *self.parts.values()):
-            detector.expect_growth(name, **growth)
+        self.detector.expect_growth(name, **growth)
         self._declared[name] = {**growth, "use": self.use() if self.points.steps else None}
 
     def declared(self, step: int) -> tuple[float, str]:

@@ -31,6 +31,7 @@ from memtools.blocks.reports import HostBlocks
 from memtools.monitor.host import rooms_of_process
 
 EACH_READING = 16  # units from one reading to the next, as long as costs stay what they were
+FEED_NS = 2_500  # that the test takes for a value
 MOST_POINTS = 256
 MOST_OF_PACE = 64  # of them, the newest, that tell how fast something grows now
 SAME = 0.1  # two rates that differ by less are the same
@@ -93,9 +94,11 @@ class Signal:
 
     def begin(self, step: int, step_ns: float) -> None:
         """From this step on values are given for each unit of steps: a sixteenth of the steps that
-        will lie between two readings, where a step takes so many nanoseconds."""
-        self.unit, apart = 1, self.PAUSE * self.cost_ns / max(1.0, step_ns)
-        while self.unit < apart / EACH_READING:
+        will lie between two readings, where a step takes so many nanoseconds. In fast steps more,
+        so that a value for each unit takes less time than readings may."""
+        apart = max(self.cost_ns / EACH_READING, 2 * FEED_NS)
+        self.unit = 1
+        while self.unit * max(1.0, step_ns) < self.PAUSE * apart:
             self.unit *= 2
         self._origin, self._fed = step, 0
 

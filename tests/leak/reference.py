@@ -1,6 +1,6 @@
-"""The leak test once more, in numpy and from its description: what the C code is compared with.
+"""The leak test once more, in numpy and from its description: the model that it is compared with.
 
-Slow, keeps the whole series, and shares nothing with csrc/core.
+Slow, keeps the whole series, and shares nothing with memtools/leak.
 """
 
 from __future__ import annotations

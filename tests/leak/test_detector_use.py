@@ -98,7 +98,7 @@ def test_pressure_is_told_when_the_limit_is_near():
     assert not after(near + 2**30, heap=LEAKS).verdict().pressure
 
 
-@pytest.mark.parametrize("every", [1, 10, 32])
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 10, 32])
 def test_pressure_counts_steps_whatever_the_readings_stand_for(every: int) -> None:
     near = 5 * 10**8 + 8192 * 63_000
     detector = LeakDetector(near)
@@ -189,7 +189,7 @@ def test_shared_memory_runs_into_the_limit_beside_the_process():
     assert both.lo < room / (16384 + 65536) < both.hi
 
 
-@pytest.mark.parametrize("at", [24, 32, 64, 128, 1000])
+@pytest.mark.parametrize("at", [24, 32, 64, 128, pytest.param(1000, marks=pytest.mark.slow)])
 def test_a_forecast_is_there_from_the_first_word_on_and_contains_the_truth(at):
     held = 0
     for seed in range(40):
@@ -298,20 +298,24 @@ def test_growth_beyond_the_declared_bytes_is_a_leak():
     ("call", "error", "says"),
     [
         (lambda d: d.update(9, hep=1), ValueError, "no signal 'hep'.*heap, python, tensors"),
-        (lambda d: d.update(9, heap=-1), ValueError, "heap is -1 bytes"),
+        (lambda d: d.update(9, heap=-1), ValueError, "heap must be from 0 .* not -1"),
         (lambda d: d.update(9, heap=2**64), ValueError, "pass None"),
-        (lambda d: d.update(9, rss=5, heap=1.5), TypeError, "heap is an int of bytes"),
+        (lambda d: d.update(9, rss=5, heap=1.5), TypeError, "heap must be an int of bytes"),
         (lambda d: d.update(5, heap=1), ValueError, "step 5 of heap comes after step 5"),
         (lambda d: d.update(2**60, heap=1), ValueError, "2\\*\\*53"),
         (lambda d: d.update("x", heap=1), TypeError, "step is an int, got str"),
-        (lambda d: d.update(heap=1), TypeError, "one step"),
-        (lambda d: d.update(6, 7, heap=1), TypeError, "one step"),
-        (lambda d: d.update(6, step=7), TypeError, "one step"),
+        (lambda d: d.update(heap=1), TypeError, "'step'"),
+        (lambda d: d.update(6, 7, heap=1), TypeError, "takes 2 positional"),
+        (lambda d: d.update(6, step=7), TypeError, "'step'"),
         (lambda d: d.update_many(9, hep=FLAT), ValueError, "no signal 'hep'"),
-        (lambda d: d.update_many(9, heap=[1, 2]), TypeError, "no array of int64"),
+        (lambda d: d.update_many(9, heap=[1, 2]), TypeError, "not an array of int64"),
         (lambda d: d.update_many(9, heap=FLAT[::2]), TypeError, "in one piece"),
         (lambda d: d.update_many(9, heap=FLAT.astype(np.int32)), TypeError, "int64"),
-        (lambda d: d.update_many(9, heap=FLAT, rss=FLAT[:5]), ValueError, "5 readings.*8000"),
+        (
+            lambda d: d.update_many(9, heap=FLAT, rss=FLAT[:5]),
+            ValueError,
+            "8000 .* rss has 5;",
+        ),
         (lambda d: d.update_many(9, rss=FLAT, heap=-FLAT), ValueError, r"heap\[0\]"),
         (lambda d: d.update_many(9, heap=np.array([1.0, np.inf])), ValueError, r"heap\[1\]"),
         (lambda d: d.update_many(3, heap=FLAT), ValueError, "comes after"),
@@ -323,17 +327,16 @@ def test_growth_beyond_the_declared_bytes_is_a_leak():
         (lambda d: d.expect_growth("x", rate=math.nan), ValueError, "above 0"),
         (lambda d: d.expect_growth("x", bytes=0), ValueError, "at least 1"),
         (lambda d: d.expect_growth("x", bytes=1, signal="y"), ValueError, "no signal 'y'"),
-        (lambda d: d.expect_growth("x" * 48, bytes=1), ValueError, "48 bytes, at most 47"),
         (lambda d: d.expect_growth("x", bytes=1, until="z"), TypeError, "until is an int, got str"),
     ],
 )
 def test_bad_input_is_told_and_changes_nothing(call, error, says):
     detector = LeakDetector()
     detector.update(5, heap=100, rss=200)
-    before = detector._last()
+    before = pickle.dumps(detector)
     with pytest.raises(error, match=says):
         call(detector)
-    assert detector._last() == before
+    assert pickle.dumps(detector) == before
     detector.update(6, heap=1, rss=1)
 
 

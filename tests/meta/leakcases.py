@@ -1,13 +1,12 @@
-"""Calls of memtools._core's KVPool, KVLease and LeakDetector, good and bad, for test_leaks.py."""
+"""Calls of memtools._core's KVPool and KVLease, good and bad, for test_leaks.py."""
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable
 
 import torch
 
-from memtools import BudgetError, KVLease, KVPool, LeakDetector, _core
+from memtools import BudgetError, KVLease, KVPool, _core
 from memtools.kv import tensors
 from tests.kit.refusals import refused
 
@@ -147,69 +146,6 @@ CASES: dict[str, list[Case]] = {
     "KVLease.release": [with_lease(lambda x: x.release())],
     "KVLease.__enter__": [with_lease(lambda x: x.__enter__())],
     "KVLease.__exit__": [with_lease(lambda x: x.__exit__(None, None, None))],
-}
-SIZES = array("q", range(0, 2**30, 2**20))
-
-
-def fed() -> LeakDetector:
-    detector = LeakDetector("1 GiB")
-    detector.update_many(0, heap=SIZES, rss=SIZES)
-    return detector
-
-
-def nine() -> None:
-    detector = LeakDetector()
-    for i in range(9):
-        detector.expect_growth(str(i), bytes=5)
-
-
-CASES |= {
-    "LeakDetector": [
-        lambda: LeakDetector(bar_bytes={"rss": 5}),
-        lambda: refused(ValueError, lambda: LeakDetector(0)),
-        lambda: refused(TypeError, lambda: _core.LeakDetector(1, (1,))),
-    ],
-    "LeakDetector.__new__": [LeakDetector],
-    "LeakDetector.kind": [lambda: fed().kind],
-    "LeakDetector.steps_known": [lambda: fed().steps_known],
-    "LeakDetector.update": [
-        lambda: fed().update(2000, heap=1, rss=None),
-        lambda: fed().update(step=2000, heap=10**12),
-        lambda: refused(ValueError, lambda: fed().update(1, heap=1)),
-        lambda: refused(ValueError, lambda: fed().update(9999, heap=-1)),
-        lambda: refused(ValueError, lambda: fed().update(9999, heap=2**65)),
-        lambda: refused(TypeError, lambda: fed().update(9999, heap="x")),  # type: ignore[arg-type]
-        lambda: refused(ValueError, lambda: fed().update(2**70, heap=1)),
-        lambda: refused(ValueError, lambda: fed().update(9999, x=1)),
-        lambda: refused(TypeError, lambda: fed().update(9999, 1)),  # type: ignore[call-arg]
-    ],
-    "LeakDetector.update_many": [
-        fed,
-        lambda: refused(ValueError, lambda: fed().update_many(0, heap=SIZES)),
-        lambda: refused(
-            ValueError, lambda: LeakDetector().update_many(0, rss=SIZES, heap=SIZES[:3])
-        ),
-        lambda: refused(
-            ValueError, lambda: LeakDetector().update_many(0, rss=SIZES, heap=array("q", [-1]))
-        ),
-        lambda: refused(TypeError, lambda: LeakDetector().update_many(0, rss=SIZES, heap=b"x")),
-        lambda: refused(ValueError, lambda: LeakDetector().update_many(0, rss=SIZES, x=SIZES)),
-        lambda: refused(TypeError, lambda: LeakDetector().update_many(0, rss=SIZES, heap=5)),
-    ],
-    "LeakDetector.reset": [lambda: fed().reset()],
-    "LeakDetector._judge": [lambda: str(fed().verdict()), lambda: LeakDetector().verdict()],
-    "LeakDetector._forecast": [
-        lambda: str(fed().forecast("2 GiB")),
-        lambda: refused(ValueError, lambda: fed().forecast(5, signal="x")),
-    ],
-    "LeakDetector._expect": [
-        lambda: fed().expect_growth("x", bytes=5, until=9, signal="rss"),
-        lambda: refused(ValueError, lambda: fed().expect_growth("x" * 99, bytes=5)),
-        lambda: refused(ValueError, lambda: fed().expect_growth("x", bytes=5, until=2**70)),
-        lambda: refused(ValueError, lambda: fed().expect_growth("x", bytes=5, signal="x")),
-        lambda: refused(ValueError, nine),
-    ],
-    "LeakDetector._last": [lambda: repr(fed())],
 }
 for _name in [
     *["dtype", "device", "name", "budget", "num_layers", "num_kv_heads", "head_dim", "closed"],

@@ -442,11 +442,9 @@ NAMED: dict[str, Any] = {
     "GrowthTable.libraries": ("/usr/",),
     "GrowthTable.package": "/nowhere/",
     "GrowthTable.own": (),
-    "LeakDetector.__new__.span": 1500.0,
     "LeakDetector.expect_growth.bytes": "1 MiB",
     "MemoryMonitor.expect_growth.bytes": "1 MiB",
     "MemoryMonitor.expect_growth.signal": "heap",
-    "LeakDetector.__new__.bars": (0.0,) * 6,
     "LeakDetector.signal": "heap",
     "RecordWriter.append.values": lambda: list(range(len(COLUMNS))),
     "RecordWriter.__new__.path": "made.mem",
@@ -537,7 +535,7 @@ NAMED: dict[str, Any] = {
 }
 # Only these say more than a number of bytes.
 NAMED |= {f"{owner}.limit": GIB for owner in ("Growth", "GradSet", "Sampler", "Policy")}
-NAMED |= {"_core._fresh.limit": 3, "LeakDetector._forecast.limit": 1e9, "KVPool.limit": "1 MiB"}
+NAMED |= {"_core._fresh.limit": 3, "KVPool.limit": "1 MiB"}
 NAMED |= {
     "checkpoint_layers.every": 1,
     "CleanupPolicy.add.every": 2,
@@ -840,7 +838,7 @@ def _append(owner: Any) -> None:
             owner.append(torch.rand(4, 8))
     elif isinstance(owner, _core.KVLease):
         owner.update(0, k4(), k4())
-    elif isinstance(owner, _core.LeakDetector):
+    elif isinstance(owner, memtools.LeakDetector):
         owner.update(100, heap=1, rss=1)
     elif isinstance(owner, memtools.AuxLoss):
         owner.add(scored())

@@ -75,7 +75,6 @@ CORE_ARROWS = {
     "record": {"base"},
     "monitor": {"base", "port", "record", "blocks"},
     "cleanup": {"base", "port", "record", "monitor"},
-    "leak": {"base"},
     "census": {"base"},
     "grad": {"base", "port"},
     "blocks": {"base"},

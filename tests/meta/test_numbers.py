@@ -101,7 +101,6 @@ ALSO = {
     "_core.KVLease.update.counts": "count of",
     "_core.KVLease.reorder.index": "row",
     "_core.KVLease.select.rows": "row",
-    "_core.LeakDetector.update.step": "heap is",  # the table of calls gives its number to both
     "Budget.suballocate.limit": "suballocate('a') asks for",
     "GateHistory.__new__.max_entries": "these numbers make a size",
     "KVPool.__new__.num_kv_heads": "these numbers make a size",

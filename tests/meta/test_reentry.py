@@ -72,7 +72,6 @@ FOUND = (
     ("_core.Blocks.contents", "collections", "", "append"),
     ("_core._referrers", "standard functions", "gc.get_objects text", "append"),
     ("_core._traced", "standard functions", "_tracemalloc._get_traces stacks", "empty"),
-    ("_core.LeakDetector.update_many", "collections", "", "again"),
 )
 
 

@@ -52,10 +52,13 @@ def test_units_between_two_readings_lie_on_the_line() -> None:
 
 
 def test_the_unit_is_a_sixteenth_of_what_lies_between_readings(clock: Clock) -> None:
-    program = Program(clock, step_ns=1000)
-    program.cost_ns = 1600  # rests for 640 steps
+    program = Program(clock, step_ns=100_000)
+    program.cost_ns = 100_000  # rests for 400 steps
     program.run(200)
     assert {signal.unit for signal in program.signals} == {64}, "readings count as time"
+    fast = Program(clock, step_ns=1000)
+    fast.run(200)
+    assert {signal.unit for signal in fast.signals} == {4096}, "each value takes time, too"
     slow = Program(clock, step_ns=10**9)
     slow.run(200)
     assert {signal.unit for signal in slow.signals} == {1}

@@ -2,8 +2,9 @@
 
 enum { MT_DIGITS = 40 }; /* of a number that a sentence repeats */
 
-PyObject *
-mt_py_whole_text(PyObject *number)
+/* An int for a sentence: its digits, or "10**40 or more". A new reference; NULL without memory. */
+static PyObject *
+digits_of(PyObject *number)
 {
     PyObject *digits = PyObject_Str(number); /* fails where there are thousands of them */
     int overflow = 0;
@@ -18,7 +19,7 @@ mt_py_whole_text(PyObject *number)
 static void
 refuse(const mt_py_whole *whole, PyObject *index, bool is_small)
 {
-    PyObject *digits = mt_py_whole_text(index);
+    PyObject *digits = digits_of(index);
     PyObject *error = whole->is_index ? PyExc_IndexError : PyExc_ValueError;
 
     if (digits == NULL) return;

@@ -28,7 +28,4 @@ typedef struct mt_py_whole {
  * __index__, or with ValueError (IndexError) for a number out of the range. */
 int mt_py_whole_take(PyObject *given, void *whole);
 
-/* An int for a sentence: its digits, or "10**40 or more". A new reference; NULL without memory. */
-PyObject *mt_py_whole_text(PyObject *number);
-
 #endif

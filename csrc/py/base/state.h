@@ -32,7 +32,6 @@ struct mt_peaks;                                /* see core/monitor/peaks.h */
     X(PyTypeObject, Probe)                                                                         \
     X(PyTypeObject, Sample)                                                                        \
     X(PyTypeObject, RecordWriter)                                                                  \
-    X(PyTypeObject, LeakDetector)                                                                  \
     X(PyTypeObject, Sampler)                                                                       \
     X(PyTypeObject, Policy)                                                                        \
     X(PyTypeObject, Managed)                                                                       \
@@ -78,7 +77,6 @@ int mt_state_connect(mt_state *st);
 int mt_py_gatehist_register(PyObject *module, mt_state *st);
 int mt_py_kvpool_register(PyObject *module, mt_state *st);
 int mt_py_kvlease_register(PyObject *module, mt_state *st);
-int mt_py_leakdetector_register(PyObject *module, mt_state *st);
 int mt_py_sampler_register(PyObject *module, mt_state *st);
 int mt_py_gradset_register(PyObject *module, mt_state *st);
 
