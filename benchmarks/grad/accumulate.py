@@ -35,10 +35,7 @@ FINISH = {
     ("gpt2-148", 1): (1.4, 2.8), ("gpt2-148", 2): (2.0, 4.5), ("small-2000", 1): (6.0, 14.0),
 }  # fmt: skip
 TORCH = "torch unscale_ + clip"
-CHILD = {
-    **{f"finish {name}": partial(sets.finishing, name) for name in sets.SETS},
-    **{f"add {name}": partial(sets.adding, name) for name in sets.SETS},
-}
+CHILD = {f"finish {name}": partial(sets.finishing, name) for name in sets.SETS}
 
 
 def child(section: str, threads: int, seconds: float) -> Json:
@@ -99,21 +96,12 @@ def main() -> None:
         norm_error.show_norm_error(rows)
         sections["norm"] = rows
         held += norm_error.norm_error_limits(rows)
-    for kind, seconds in (("finish", 12.0), ("add", 3.0)):
-        for name in sets.SETS if kind.startswith(wanted) else ():
-            for threads in (1, 2):
-                seconds_now = 3.0 if quick else seconds
-                times = 2 if kind == "finish" and not quick else 1
-                samples = measured(f"{kind} {name}", threads, seconds_now, times)
-                title = f"{kind} {name}, threads: {threads}"
-                baseline = TORCH if kind == "finish" else "torch add_"
-                sections[title] = show(title, samples, baseline)
-                if kind == "finish":
-                    held += finish_limits(samples, name, threads)
-                else:
-                    held.append(
-                        faster(samples, f"fp32 += bf16, {title[4:]}", "add_to", baseline, 2.5)
-                    )
+    for name in sets.SETS if "finish".startswith(wanted) else ():
+        for threads in (1, 2):
+            samples = measured(f"finish {name}", threads, *((3.0, 1) if quick else (12.0, 2)))
+            title = f"finish {name}, threads: {threads}"
+            sections[title] = show(title, samples, TORCH)
+            held += finish_limits(samples, name, threads)
     if "fold".startswith(wanted):
         samples = measured("fold", 1, 4 if quick else 10, 1)
         sections["fold"] = show(

@@ -15,7 +15,6 @@ import torch
 
 import memtools
 from benchmarks.kit.harness import Json, Runner, compiled, interleave, statement
-from memtools import _core
 from memtools.grad.gradients import Gradients
 
 SETS = ("gpt2-148", "small-2000", "one-64M")
@@ -129,22 +128,6 @@ def finishing(name: str, threads: int, seconds: float) -> Json:
     small = name == "small-2000"
     turns = interleave(runners, 3 if small else 1, seconds=seconds, warm=1 if small else 0, first=2)
     return dict(turns.turns)
-
-
-def adding(name: str, threads: int, seconds: float) -> Json:
-    """fp32 += bf16, by torch's add_ and by one pass; and with the norm in the same pass."""
-    parameters = [torch.zeros(shape, dtype=torch.bfloat16) for shape in shapes(name)]
-    for parameter in parameters:
-        parameter.grad = torch.randn(parameter.shape).bfloat16()
-    into = [torch.zeros(shape) for shape in shapes(name)]
-    pairs = [(total, p.grad) for total, p in zip(into, parameters, strict=True)]
-    sets = [(total, _core.GradSet([p])) for total, p in zip(into, parameters, strict=True)]
-    runners = {
-        "torch add_": statement("for a, b in pairs: a.add_(b)", pairs=pairs),
-        "add_to": statement("for a, b in sets: b.add_to(a)", sets=sets),
-        "add_to, measured": statement("for a, b in sets: b.add_to(a, measure=True)", sets=sets),
-    }
-    return dict(interleave(runners, 1, seconds=seconds, first=2).turns)
 
 
 def folding(seconds: float) -> Json:

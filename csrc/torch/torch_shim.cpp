@@ -364,11 +364,8 @@ flat_one(const at::Tensor &t, int writing, mt_torch_flat *out)
     if (data == nullptr && t.numel() > 0) return;
     out->type = type_code(t.scalar_type());
     out->bits = static_cast<unsigned char>(8 * t.element_size());
-    out->dims = static_cast<int>(t.dim());
     out->data = data;
     out->count = static_cast<size_t>(t.numel());
-    out->shape = t.sizes().data();
-    out->strides = t.strides().data();
     out->tensor = c10::intrusive_ptr<c10::TensorImpl>(t.getIntrusivePtr()).release();
     c10::StorageImpl *storage = t.storage().unsafeGetStorageImpl();
     out->storage = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage).release();

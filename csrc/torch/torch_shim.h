@@ -12,7 +12,7 @@
 
 #define MT_TORCH_CAPSULE "memtools._torch.ops"
 
-enum { MT_TORCH_OPS_VERSION = 11 };
+enum { MT_TORCH_OPS_VERSION = 12 };
 
 /* A 2-D tensor's memory, borrowed. type and bits are DLPack's. */
 typedef struct mt_torch_view {
@@ -102,11 +102,9 @@ typedef struct mt_torch_flat {
     int is; /* NONE: no tensor; OTHER: one that is not like this, and nothing below is set */
     unsigned char type;
     unsigned char bits; /* of float64, float32, float16 or bfloat16, as DLPack tells them */
-    int dims;
     void *data;
     size_t count;
-    const int64_t *shape, *strides; /* the tensor's own */
-    void *tensor, *storage;         /* references, until flat_drop() */
+    void *tensor, *storage; /* references, until flat_drop() */
 } mt_torch_flat;
 
 /* A tensor's gradient at one moment. Zeros: none. */

@@ -21,7 +21,6 @@ def with_gradient(dtype: torch.dtype = torch.float32, n: int = 64) -> torch.nn.P
 PARAMETERS = [with_gradient(), with_gradient(torch.bfloat16), torch.nn.Parameter(torch.zeros(3))]
 PARAMETERS += [with_gradient(torch.complex64)]
 SET = _core.GradSet(PARAMETERS)
-ONE, INTO = _core.GradSet([PARAMETERS[1]]), torch.zeros(64)
 SHARED = [with_gradient(), with_gradient()]
 SHARED[1].grad = SHARED[0].grad
 
@@ -69,14 +68,6 @@ CASES: dict[str, list[Case]] = {
         lambda: _core.GradSet(SHARED).multiply(1, 1),
         lambda: refused(ValueError, lambda: SET.multiply(0.5, -1)),
         lambda: refused(TypeError, lambda: SET.multiply("x")),  # type: ignore[arg-type]
-    ],
-    "GradSet.add_to": [
-        lambda: ONE.add_to(INTO),
-        lambda: ONE.add_to(INTO, first=True, measure=True),
-        lambda: refused(ValueError, lambda: ONE.add_to(INTO[:1])),
-        lambda: refused(ValueError, lambda: SET.add_to(INTO)),
-        lambda: refused(TypeError, lambda: ONE.add_to(1)),  # type: ignore[arg-type]
-        lambda: refused(TypeError, lambda: ONE.add_to()),  # type: ignore[call-arg]
     ],
     "GradSet.remember": [SET.remember, remembering],
     "GradSet.changed": [SET.changed, lambda: _core.GradSet(PARAMETERS).changed()],

@@ -31,13 +31,11 @@ def test_any_number_of_threads_gives_the_same_bits():
     before = torch.get_num_threads()
     try:
         parameters = several_kinds()
-        gradient_set, longest = _core.GradSet(parameters), _core.GradSet(parameters[-1:])
-        into, sums, totals = torch.zeros(len(parameters[-1])), set(), set()
+        gradient_set, sums = _core.GradSet(parameters), set()
         for threads in (1, 2, 3, 4, 9):
             torch.set_num_threads(threads)
             sums.add(gradient_set.measure())
-            totals.add(longest.add_to(into, first=True, measure=True))
-        assert len(sums) == len(totals) == 1
+        assert len(sums) == 1
     finally:
         torch.set_num_threads(before)
 
@@ -105,58 +103,30 @@ def test_writing_fails_before_anything_is_written(without_shim, parameters, monk
         raise OSError(f"{len(tensors)} tensors")
 
     monkeypatch.setattr("memtools._base.torch.written", written)
-    into = torch.zeros_like(ONES[0])
-    with without_shim():
-        with pytest.raises(OSError, match="2 tensors"):
-            _core.GradSet(parameters).multiply(2)
-        with pytest.raises(OSError, match="1 tensors"):
-            _core.GradSet(parameters[:1]).add_to(into)
+    with without_shim(), pytest.raises(OSError, match="2 tensors"):
+        _core.GradSet(parameters).multiply(2)
     assert [p.grad.sum() for p in parameters] == [4, 6]
-    assert not into.any()
 
 
 REFUSED = {
-    "argument of measure": (lambda s, into: s.measure(1), TypeError, "no arguments"),
-    "negative limit": (lambda s, into: s.multiply(2, -1.0), ValueError, "0 or more"),
-    "limit of NaN": (lambda s, into: s.multiply(2, math.nan), ValueError, "0 or more"),
-    "no factor": (lambda s, into: s.multiply(), TypeError, "multiply"),
-    "factor of text": (lambda s, into: s.multiply("2"), TypeError, "real number"),
-    "no tensor": (lambda s, into: s.add_to(None), TypeError, "into is a torch.Tensor, got None"),
-    "float64": (lambda s, into: s.add_to(into.double()), ValueError, "into is not float32"),
-    "other shape": (
-        lambda s, into: s.add_to(into.view(2, 3)),
-        ValueError,
-        "into has not the shape and strides",
-    ),
-    "other order": (
-        lambda s, into: s.add_to(into.view(2, 3).t()),
-        ValueError,
-        "into has not the shape and strides",
-    ),
-    "gaps": (
-        lambda s, into: s.add_to(torch.zeros(3, 4)[:, ::2]),
-        ValueError,
-        "into is no dense tensor on the CPU",
-    ),
+    "argument of measure": (lambda s: s.measure(1), TypeError, "no arguments"),
+    "negative limit": (lambda s: s.multiply(2, -1.0), ValueError, "0 or more"),
+    "limit of NaN": (lambda s: s.multiply(2, math.nan), ValueError, "0 or more"),
+    "no factor": (lambda s: s.multiply(), TypeError, "multiply"),
+    "factor of text": (lambda s: s.multiply("2"), TypeError, "real number"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_is_refused_and_changes_nothing(name, parameters, either_way):
     call, error, text = REFUSED[name]
-    parameter, into = parameters[1], torch.zeros_like(ONES[1])
+    parameter = parameters[1]
     gradient_set = _core.GradSet([parameter])
     with pytest.raises(error, match=text):
-        call(gradient_set, into)
+        call(gradient_set)
     assert torch.equal(parameter.grad, ONES[1])
-    assert not into.any()
-    assert parameter.grad._version == into._version == 0
+    assert parameter.grad._version == 0
     assert gradient_set.measure().sum_squares == 6
-
-
-def test_a_sum_is_of_one_gradient(parameters):
-    with pytest.raises(ValueError, match="adds one gradient, and this GradSet has 2 parameters"):
-        _core.GradSet(parameters).add_to(torch.zeros(4))
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,4 @@ mt_grad_sum mt_grad_square(mt_dtype dtype, const void *data, size_t n);
  * pre: limit >= 0, infinity for none. */
 void mt_grad_scale(mt_dtype dtype, void *data, size_t n, double factor, double limit);
 
-/* into += x, or into = x where `first`. x and into do not overlap. */
-void mt_grad_accumulate(mt_dtype dtype, const void *data, float *into, size_t n, bool first);
-
 #endif

@@ -15,7 +15,7 @@
 
 /* Elements. A chunk is a few blocks, so that its sum hides the cost of noting it; a share is some
  * 100 us of memory traffic, next to which taking it is nothing. */
-enum { CHUNK = 1 << 15, SHARE = 4 * CHUNK, PIECE = 4096 };
+enum { CHUNK = 1 << 15, SHARE = 4 * CHUNK };
 
 /* Bytes. */
 enum { PAGE = 4096, FETCHED = 4 * PAGE };
@@ -26,7 +26,7 @@ typedef struct chunk {
     size_t n;
 } chunk;
 
-/* The arrays of one list; span i of a set is as long as into[i]. */
+/* The arrays of one list. */
 typedef struct list {
     mt_grad_span *spans;
     size_t span_count, span_room;
@@ -199,8 +199,6 @@ typedef struct pass {
     atomic_size_t next; /* share */
     fenv_t caller;
     double factor, limit;
-    float *const *into;
-    bool first, measure;
 } pass;
 
 /* A line of each page where the next chunk begins: many small gradients lie here and there, and the
@@ -326,34 +324,4 @@ mt_gradset_scale(mt_gradset *set, double factor, double limit, const mt_parallel
     pass p = {.list = &set->list, .visit = visit_scale, .factor = factor, .limit = limit};
 
     run(&p, par, threads);
-}
-
-/* Piece by piece, so that a piece is in the first cache when it is measured. */
-static void
-visit_accumulate(const pass *p, const chunk *c, mt_grad_sum *part)
-{
-    mt_dtype dtype = dtype_of(p, c);
-    const char *data = data_of(p, c);
-    float *into = p->into[c->span] + c->begin;
-
-    *part = (mt_grad_sum){0};
-    for (size_t i = 0; i < c->n; i += PIECE) {
-        size_t n = mt_size_min(PIECE, c->n - i);
-        mt_grad_accumulate(dtype, data + i * mt_dtype_size(dtype), into + i, n, p->first);
-        if (p->measure) add_sum(part, mt_grad_square(MT_F32, into + i, n));
-    }
-}
-
-void
-mt_gradset_accumulate(mt_gradset *set, float *const *into, bool first, const mt_parallel_ops *par,
-                      int threads, mt_grad_total *out)
-{
-    pass p = {.list = &set->list,
-              .visit = visit_accumulate,
-              .into = into,
-              .first = first,
-              .measure = out != NULL};
-
-    run(&p, par, threads);
-    if (out != NULL) add_parts(&set->list, out);
 }

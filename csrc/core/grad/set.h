@@ -54,9 +54,4 @@ void mt_gradset_measure(mt_gradset *set, const mt_parallel_ops *par, int threads
 void mt_gradset_scale(mt_gradset *set, double factor, double limit, const mt_parallel_ops *par,
                       int threads);
 
-/* into[i], as long as span i, += that gradient, or = where `first`. With `out` not NULL, what the
- * results measure: each is read again while it is in the cache. */
-void mt_gradset_accumulate(mt_gradset *set, float *const *into, bool first,
-                           const mt_parallel_ops *par, int threads, mt_grad_total *out);
-
 #endif

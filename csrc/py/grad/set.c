@@ -1,5 +1,5 @@
 /* set.c -- how this file works: memtools._core.GradSet, the gradients of a list of parameters,
- * measured, multiplied and added up in C. See csrc/core/grad/set.h.
+ * measured and multiplied in C. See csrc/core/grad/set.h.
  *
  *   parameters ──► .grad, now ──► flat ones: spans of the native set, GIL given up during the pass
  *                             └─► others: their numbers, "left" to the caller
@@ -235,89 +235,6 @@ gradset_multiply(PyObject *op, PyObject *args, PyObject *kwargs)
     return result;
 }
 
-/* --- accumulation ---------------------------------------------------------------------------- */
-
-static int
-check_target(const mt_torch_flat *target, const mt_torch_flat *grad)
-{
-    const char *fault = NULL;
-    mt_dtype dtype;
-
-    if (target->is != MT_TORCH_FLAT)
-        fault = "is no dense tensor on the CPU that can be written to";
-    else if (!mt_py_flat_dtype(target, &dtype) || dtype != MT_F32)
-        fault = "is not float32";
-    else if (!mt_py_flat_alike(target, grad))
-        fault = "has not the shape and strides of the gradient";
-    if (fault == NULL) return 0;
-    PyErr_Format(PyExc_ValueError,
-                 "into %s; make it by torch.zeros_like(gradient, dtype=torch.float32)", fault);
-    return -1;
-}
-
-static PyObject *
-add(GradSet *self, const mt_py_flats *target, bool first, bool measured)
-{
-    float *into = target->at->data;
-    mt_grad_total total;
-    pass p;
-
-    if (check_target(target->at, &self->grads[0]) < 0) return NULL;
-    if (mt_py_flat_written(target) < 0) return NULL;
-    plan(target->shim, &p);
-    Py_BEGIN_ALLOW_THREADS;
-    mt_gradset_accumulate(self->set, &into, first, p.par, p.threads, measured ? &total : NULL);
-    Py_END_ALLOW_THREADS;
-    if (measured) return measure_tuple(self, &total);
-    Py_RETURN_TRUE;
-}
-
-static PyObject *
-add_to(GradSet *self, PyObject *into, bool first, bool measured)
-{
-    PyObject *only = PyTuple_Pack(1, into), *result = NULL;
-    mt_torch_flat flat;
-    mt_py_flats grads, target = {.at = &flat, .n = 1};
-
-    if (only == NULL) return NULL;
-    if (read_grads(self, false, "GradSet.add_to()", &grads) == 0) {
-        if (self->spans == 0) {
-            result = Py_NewRef(Py_False);
-        } else if (mt_py_flat_read(self->state, only, false, true, &target) == 0) {
-            result = add(self, &target, first, measured);
-            mt_py_flat_drop(&target);
-        }
-        mt_py_flat_drop(&grads);
-    }
-    Py_DECREF(only);
-    return result;
-}
-
-static PyObject *
-gradset_add_to(PyObject *op, PyObject *args, PyObject *kwargs)
-{
-    static char *names[] = {"into", "first", "measure", NULL};
-    GradSet *self = (GradSet *)op;
-    PyObject *into, *result = NULL;
-    int first = 0, measured = 0;
-
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$pp:add_to", names, &into, &first, &measured))
-        return NULL;
-    if (mt_state_connect(self->state) < 0) return NULL;
-    if (!PyObject_TypeCheck(into, self->state->tensor))
-        return PyErr_Format(PyExc_TypeError, "into is a torch.Tensor, got %s",
-                            Py_TYPE(into)->tp_name);
-    if (self->n != 1)
-        return PyErr_Format(PyExc_ValueError,
-                            "add_to() adds one gradient, and this GradSet has %zd parameters; make "
-                            "one for each",
-                            self->n);
-    if (!begin(self)) return NULL;
-    result = add_to(self, into, first, measured);
-    self->busy = false;
-    return result;
-}
-
 /* --- whether somebody changed them ----------------------------------------------------------- */
 
 static PyObject *
@@ -482,11 +399,6 @@ static PyMethodDef methods[] = {
     {"multiply", MT_PY_FUNCTION(gradset_multiply), METH_VARARGS | METH_KEYWORDS,
      "multiply($self, /, factor, limit=inf)\n--\n\n"
      "Multiply the gradients in place, then clip by value; the numbers of those left."},
-    {"add_to", MT_PY_FUNCTION(gradset_add_to), METH_VARARGS | METH_KEYWORDS,
-     "add_to($self, /, into, *, first=False, measure=False)\n--\n\n"
-     "into += the gradient of the only parameter, in float32, or = where first is true. Gives the "
-     "measure of the result where that is asked for, else True; False where the gradient is left "
-     "to the caller."},
     {"remember", gradset_remember, METH_NOARGS,
      "remember($self, /)\n--\n\n"
      "Remember which tensors the gradients are and how often each was written to, without keeping "

@@ -17,18 +17,6 @@ mt_py_flat_dtype(const mt_torch_flat *flat, mt_dtype *out)
     return mt_py_dtype_of(flat->type, flat->bits, out) && mt_dtype_writable(*out);
 }
 
-/* A stride of a dimension of one element says nothing. */
-bool
-mt_py_flat_alike(const mt_torch_flat *a, const mt_torch_flat *b)
-{
-    if (a->dims != b->dims || a->count != b->count) return false;
-    for (int d = 0; d < a->dims; d++) {
-        if (a->shape[d] != b->shape[d]) return false;
-        if (a->shape[d] != 1 && a->strides[d] != b->strides[d]) return false;
-    }
-    return true;
-}
-
 /* --- without the shim ------------------------------------------------------------------------ */
 
 /* Whether the strides are, in some order, those of packed memory: each dimension's is the product
@@ -85,11 +73,8 @@ take(PyObject *tensor, const DLTensor *dl, mt_torch_flat *out)
     *out = (mt_torch_flat){.is = MT_TORCH_FLAT,
                            .type = dl->dtype.code,
                            .bits = dl->dtype.bits,
-                           .dims = dl->ndim,
                            .data = (char *)dl->data + dl->byte_offset,
                            .count = count,
-                           .shape = dl->shape,
-                           .strides = dl->strides,
                            .tensor = Py_NewRef(tensor)};
 }
 

@@ -30,7 +30,4 @@ void mt_py_flat_drop(mt_py_flats *f);
 /* The element type. False for one that gradients do not have. */
 bool mt_py_flat_dtype(const mt_torch_flat *flat, mt_dtype *out);
 
-/* True when element i of one is element i of the other. */
-bool mt_py_flat_alike(const mt_torch_flat *a, const mt_torch_flat *b);
-
 #endif

@@ -18,7 +18,6 @@ typedef size_t (*grad_roll)(void *ctx, size_t n); /* 0 to n - 1; n is at most 25
 
 typedef struct gradrig {
     mt_grad_span span[GRAD_SPANS];
-    float *into[GRAD_SPANS];
     size_t n;
     grad_roll roll;
     void *ctx;
@@ -104,21 +103,16 @@ grad_make(gradrig *r, grad_roll roll, void *ctx)
         mt_grad_span *s = &r->span[i];
         *s = (mt_grad_span){.n = grad_length(r), .dtype = (mt_dtype)roll(ctx, 4)};
         s->data = malloc(s->n * mt_dtype_size(s->dtype) + (s->n == 0));
-        r->into[i] = malloc(s->n * sizeof(float) + (s->n == 0));
-        CHECK(s->data != NULL && r->into[i] != NULL);
+        CHECK(s->data != NULL);
         grad_fill(r, s);
-        for (size_t k = 0; k < s->n; k++)
-            r->into[i][k] = (float)k - 7;
     }
 }
 
 static inline void
 grad_drop(gradrig *r)
 {
-    for (size_t i = 0; i < r->n; i++) {
+    for (size_t i = 0; i < r->n; i++)
         free(r->span[i].data);
-        free(r->into[i]);
-    }
 }
 
 /* --- what must come out ---------------------------------------------------------------------- */

@@ -174,28 +174,6 @@ a_factor_beyond_float_keeps_its_digits(void)
     CHECK(fabs((double)x[2] / -2e38 - 1) < 1e-6);
 }
 
-static void
-accumulation_adds_or_sets(void)
-{
-    enum { N = 333 };
-    double room[N];
-    float into[N];
-
-    for (size_t d = 0; d < 4; d++)
-        for (int first = 0; first < 2; first++) {
-            mt_grad_span s = {room, N, dtypes[d]};
-            for (size_t i = 0; i < N; i++) {
-                grad_put(&s, i, 0.37 * (double)i - 20);
-                into[i] = (float)i;
-            }
-            mt_grad_accumulate(s.dtype, room, into, N, first != 0);
-            for (size_t i = 0; i < N; i++) {
-                float old = first ? 0 : (float)i;
-                CHECK(into[i] == old + (float)grad_get(&s, i));
-            }
-        }
-}
-
 int
 main(void)
 {
@@ -206,6 +184,5 @@ main(void)
     RUN(each_infinity_and_nan_is_counted);
     RUN(a_factor_and_a_limit_do_what_one_element_says);
     RUN(a_factor_beyond_float_keeps_its_digits);
-    RUN(accumulation_adds_or_sets);
     CHECK_DONE();
 }

@@ -119,25 +119,6 @@ check_scale(gradrig *r, mt_gradset *set)
 }
 
 static void
-check_accumulate(gradrig *r, mt_gradset *set)
-{
-    bool first = r->roll(r->ctx, 2) == 0, measured = r->roll(r->ctx, 2) == 0;
-    mt_grad_span result[GRAD_SPANS];
-    mt_grad_total got, want;
-
-    mt_gradset_accumulate(set, r->into, first, NULL, 1, measured ? &got : NULL);
-    for (size_t i = 0; i < r->n; i++) {
-        result[i] = (mt_grad_span){r->into[i], r->span[i].n, MT_F32};
-        for (size_t k = 0; k < r->span[i].n; k++) {
-            float old = first ? 0 : (float)k - 7, x = (float)grad_get(&r->span[i], k);
-            CHECK(grad_same((double)r->into[i][k], (double)(first ? x : old + x)));
-        }
-    }
-    want = grad_expect(result, r->n);
-    if (measured) grad_check_total(&got, &want);
-}
-
-static void
 random_sets_do_what_one_element_after_the_other_does(void)
 {
     rng random = rng_seeded(7);
@@ -147,7 +128,6 @@ random_sets_do_what_one_element_after_the_other_does(void)
         grad_make(&r, roll, &random);
         mt_gradset *set = make_set(&mt_alloc_libc, r.span, r.n);
         check_measure(&r, set);
-        check_accumulate(&r, set);
         check_scale(&r, set);
         mt_gradset_free(set);
         grad_drop(&r);
@@ -195,26 +175,6 @@ every_number_of_threads_gives_the_same_bits(void)
     free(x);
     free(y);
     free(once);
-}
-
-static void
-accumulation_by_threads_gives_the_same_bits(void)
-{
-    float *x = long_gradient(1), *into = long_gradient(2), *into_too = long_gradient(2);
-    mt_grad_span span = {x, LONG, MT_F32};
-    mt_gradset *set = make_set(&mt_alloc_libc, &span, 1);
-    mt_grad_total one, many;
-    int64_t calls = 0;
-    mt_parallel_ops par = {run_wide, &calls};
-
-    mt_gradset_accumulate(set, &into, false, NULL, 1, &one);
-    mt_gradset_accumulate(set, &into_too, false, &par, 5, &many);
-    CHECK(calls == 5 && memcmp(into, into_too, LONG * sizeof *into) == 0);
-    CHECK(memcmp(&one, &many, sizeof one) == 0);
-    mt_gradset_free(set);
-    free(x);
-    free(into);
-    free(into_too);
 }
 
 /* Another thread rounds, and flushes small numbers, as it likes; what it computes for us is rounded
@@ -340,7 +300,6 @@ main(void)
 {
     RUN(random_sets_do_what_one_element_after_the_other_does);
     RUN(every_number_of_threads_gives_the_same_bits);
-    RUN(accumulation_by_threads_gives_the_same_bits);
     RUN(workers_compute_as_the_caller_does);
     RUN(little_work_stays_on_the_callers_thread);
     RUN(the_list_is_made_again_only_when_something_moved);
