@@ -263,6 +263,7 @@ class Sample(structseq[int | None], tuple[int | None, ...]):
     def job_swap(self) -> int | None: ...
 
 READ_RSS: Final = 1
+READ_PRESSURE: Final = 4
 READ_ROOM: Final = 10
 READ_HEAP: Final = 32
 READ_CHILDREN: Final = 64

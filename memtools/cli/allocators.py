@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from memtools.cli.facts import Fact, Section, known, unknown, why
 
-KEYS = ("malloc", "malloc_arenas", "malloc_settings", "cuda_settings", "cuda_caching", "advice")
-
 
 def allocator_facts() -> Section:
-    """Of this process: a program started in the same shell finds the same."""
-    try:
-        from memtools import allocator_settings
+    """Of this process: a program started in the same shell finds the same. Raises ImportError
+    without _core."""
+    from memtools import allocator_settings
 
+    try:
         now = allocator_settings()
-    except (ImportError, OSError, ValueError) as error:
-        return dict.fromkeys(KEYS, unknown(why(error)))
+    except (OSError, ValueError) as error:
+        return {"malloc": unknown(why(error))}
     host, cuda = now.host, now.cuda
     version = f" {host.version}" if host.version else ""
     advice = now.advice()

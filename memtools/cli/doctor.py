@@ -11,7 +11,7 @@ import platform
 import re
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -388,15 +388,20 @@ def examine(root: Path = ROOT, environ: Mapping[str, str] = os.environ) -> Findi
         "versions": version_facts(torch),
         "extensions": extension_facts(core, info, connection),
         "cuda": cuda_facts(core, info, root, findings.broken),
-        "host_memory": {**host_memory(root), **monitor_facts(root)},
+        "host_memory": _of_core(core, lambda: {**host_memory(root), **monitor_facts(root)}),
         "kernel": kernel(root),
         "threads": thread_facts(environ),
-        "allocators": allocator_facts(),
+        "allocators": _of_core(core, allocator_facts),
         "exporters": {name: installed_version(*of) for name, of in EXPORTERS.items()},
         "environment": environment_facts(environ, findings.broken),
     }
     findings.parts = works_here(findings, connection)
     return findings
+
+
+def _of_core(core: ModuleType | str, facts: Callable[[], Section]) -> Section:
+    """Facts that are read by means of _core; none where it does not load."""
+    return {} if isinstance(core, str) else facts()
 
 
 def as_text(findings: Findings) -> str:
@@ -405,7 +410,7 @@ def as_text(findings: Findings) -> str:
     parts = [(p.title, "yes" if p.works else "no", p.remark) for p in findings.parts.values()]
     lines = [verdict(findings), "", "What works here", *aligned(parts)]
     for name, section in findings.sections.items():
-        lines += ["", TITLES[name], *(next(body) for _ in section)]
+        lines += ["", TITLES[name], *(next(body) for _ in section)] if section else []
     return "\n".join(lines)
 
 

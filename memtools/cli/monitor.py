@@ -7,26 +7,18 @@ import tempfile
 from pathlib import Path
 
 from memtools._base.size import format_bytes
-from memtools.cli.facts import SHIM, Fact, Section, guarded, no, unknown, why, yes
+from memtools.cli.facts import SHIM, Fact, Section, guarded, no, why, yes
 from memtools.cli.system import ROOT
 
-KEYS = (
-    "peak_reset",
-    "sampler",
-    "record",
-    "leak_test",
-    "census",
-)
 INTERVAL_NS = 10_000_000  # of a MemoryMonitor by default
 
 
 def monitor_facts(root: Path = ROOT) -> Section:
-    """What can be read, and whether thread, record and census work."""
-    try:
-        from memtools import _core
-        from memtools._base import torch as bridge
-    except ImportError as error:
-        return dict.fromkeys(KEYS, unknown(why(error)))
+    """What can be read, and whether thread, record and census work. Raises ImportError without
+    _core."""
+    from memtools import _core
+    from memtools._base import torch as bridge
+
     probe = _core.Probe(str(root), True)
 
     def peak() -> Fact:
@@ -65,5 +57,10 @@ def monitor_facts(root: Path = ROOT) -> Section:
         shim, reason = bridge.shim_status()
         return yes(f"by the {SHIM}" if shim else f"by torch's own getters, slower: {reason}")
 
-    readers = (peak, sampler, record, leak_test, census)
-    return dict(zip(KEYS, map(guarded, readers), strict=True))
+    return {
+        "peak_reset": guarded(peak),
+        "sampler": guarded(sampler),
+        "record": guarded(record),
+        "leak_test": guarded(leak_test),
+        "census": guarded(census),
+    }

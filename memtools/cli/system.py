@@ -24,38 +24,23 @@ from memtools.cli.facts import (
     read_text,
     size,
     unknown,
-    why,
     yes,
 )
 
 ROOT = Path("/")
 POPULATE_READ_SINCE = (5, 14)
 OVERCOMMIT_MODES = {0: "heuristic", 1: "always", 2: "never past the commit limit"}
-READ_CGROUP, READ_PRESSURE, READ_MACHINE, READ_SHM = 2, 4, 8, 256
 SHM_NARROW = 64 * 2**20  # what a container has of it by default
-MEMORY_KEYS = (
-    "total_bytes",
-    "available_bytes",
-    "swap_free_bytes",
-    "shared_memory_size_bytes",
-    "shared_memory_free_bytes",
-    "cgroup_version",
-    "memory_limit_bytes",
-    "memory_limit_directory",
-    "memory_usage_bytes",
-    "pressure_readings",
-)
 
 
 def host_memory(root: Path = ROOT) -> Section:
-    """The facts of MEMORY_KEYS: the machine's memory, and what this process may use of it."""
-    try:
-        from memtools import _core
-    except ImportError as error:
-        return dict.fromkeys(MEMORY_KEYS, unknown(why(error)))
+    """The machine's memory, and what this process may use of it. Raises ImportError without _core,
+    as the two below."""
+    from memtools import _core
+
     nobody_counts = "no control group accounts for memory"
     probe = _core.Probe(str(root), True)
-    now = probe.read(READ_CGROUP | READ_PRESSURE | READ_MACHINE | READ_SHM)
+    now = probe.read(_core.READ_ROOM | _core.READ_PRESSURE | _core.READ_SHM)
     version, limit, directory, above, reason, pressure_path, of_machine = probe.source()
 
     def machine(count: int | None, name: str) -> Fact:

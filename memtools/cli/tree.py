@@ -18,7 +18,6 @@ import argparse
 import contextlib
 import ctypes
 import os
-import re
 import resource
 import shutil
 import signal
@@ -33,6 +32,7 @@ from memtools._base.mapping import Descriptor
 from memtools._base.size import format_bytes
 from memtools._base.text import shown
 from memtools.cli.run import NOT_EXECUTABLE, NOT_FOUND
+from memtools.monitor.host import high_water
 from memtools.monitor.inprocess import announce, discard, log_name, opened
 from memtools.monitor.log import open_record
 from memtools.monitor.run import columns
@@ -47,8 +47,7 @@ PASSED_ON = tuple(
     for name in ("HUP", "INT", "QUIT", "TERM", "USR1", "USR2", "CONT", "TSTP", "ALRM")
 )
 WATCHED = {signal.SIGCHLD, *PASSED_ON}
-FIELDS = 2 | 4 | 8 | 64  # control group, pressure, system, children
-UNLIMITED = 2**64 - 2
+FIELDS = _core.READ_ROOM | _core.READ_PRESSURE | _core.READ_CHILDREN
 FROM_KERNEL = 128  # si_code of a key typed at the terminal; what a process sends has 0 or less
 PAGE = resource.getpagesize()
 PR_SET_CHILD_SUBREAPER = 36
@@ -182,14 +181,6 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def own_peak() -> int:
-    """The most that was ever resident in this process. The kernel carries it over into the peak of
-    what this process spawns, for a moment of which the two share their memory."""
-    with open("/proc/self/status") as file:
-        found = re.search(r"VmHWM:\s*(\d+) kB", file.read())
-    return int(found[1]) * 1024 if found else 0
-
-
 def reap(command: int) -> Ended | None:
     """Wait for every child that has ended. Returns how the command ended, None while it runs."""
     ended = None
@@ -201,8 +192,10 @@ def reap(command: int) -> Ended | None:
         if pid == 0:
             return ended
         if pid == command:
+            # The kernel carries our own peak over into that of what we spawn, for a moment of which
+            # the two share their memory.
             peak = usage.ru_maxrss * 1024
-            ended = Ended(status, peak if peak > own_peak() else None)
+            ended = Ended(status, peak if peak > (high_water() or 0) else None)
 
 
 def pass_on(info: signal.struct_siginfo, command: int) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 import resource
 import sys
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from memtools import _core
 from memtools._base import malloc
 from memtools._base.oom import MUCH_IDLE, Shortage, shortage
 from memtools._base.redact import redacted
-from memtools.monitor.host import COUNTED_AGAINST
+from memtools.monitor.host import COUNTED_AGAINST, sizes_of_process
 from memtools.record.kinds import End, Limit
 
 ROOM = 192 - len("exit: ")  # bytes of what an end event says of an exception, in one line
@@ -85,12 +84,12 @@ def _met(name: str, used: int) -> list[Limit]:
 
 
 def _memory_limits_met(found: Shortage, root: str) -> list[Limit]:
-    status = _status(root)
+    sizes = sizes_of_process(root)
     limits = [
         limit
         for name, line in COUNTED_AGAINST.items()
-        if line in status
-        for limit in _met(name, status[line])
+        if line in sizes
+        for limit in _met(name, sizes[line])
     ]
     rooms = [(limit.limit_bytes or 0) - (limit.used_bytes or 0) for limit in limits]
     least = min(rooms, default=0)
@@ -100,16 +99,6 @@ def _memory_limits_met(found: Shortage, root: str) -> list[Limit]:
         for limit, room in zip(limits, rooms, strict=True)
         if (room == least if asked is None else room < asked)
     ]
-
-
-def _status(root: str) -> dict[str, int]:
-    """The sizes in /proc/self/status, in bytes."""
-    try:
-        with open(f"{root.rstrip('/')}/proc/self/status", encoding="utf-8", errors="replace") as f:
-            found = re.findall(r"^(\w+):\s*(\d+) kB$", f.read(), re.MULTILINE)
-    except OSError:
-        return {}
-    return {name: 1024 * int(kib) for name, kib in found}
 
 
 def _tasks_of_user(root: str) -> int | None:

@@ -112,15 +112,20 @@ def limit_source(probe: _core.Probe, total: int | None) -> str:
     return f"cgroup v{version} limit {format_bytes(limit)} ({where})"
 
 
-def high_water(root: str = "/") -> tuple[int | None, bool]:
-    """The most that was ever resident of this process, as far as the kernel's mark goes back, and
-    False: a monitor's phases set the mark back."""
+def sizes_of_process(root: str = "/") -> dict[str, int]:
+    """The sizes in /proc/self/status by their names, in bytes; empty where it cannot be read."""
     try:
         with open(f"{root.rstrip('/')}/proc/self/status", "rb") as file:
-            found = re.search(rb"^VmHWM:\s*(\d+) kB", file.read(), re.MULTILINE)
+            found = re.findall(rb"^(\w+):\s*(\d+) kB$", file.read(), re.MULTILINE)
     except OSError:
-        found = None
-    return (None if found is None else 1024 * int(found[1])), False
+        return {}
+    return {name.decode(): 1024 * int(kib) for name, kib in found}
+
+
+def high_water(root: str = "/") -> int | None:
+    """The most that was ever resident of this process, as far as the kernel's mark goes back, which
+    a monitor's phases set back."""
+    return sizes_of_process(root).get("VmHWM")
 
 
 class _Reader:
@@ -191,13 +196,9 @@ def counted_of_process() -> dict[str, tuple[int, int]]:
     limits = {name: limit for name, limit in process_limits().items() if limit is not None}
     if not limits:
         return {}
-    try:
-        with open("/proc/self/status", encoding="utf-8", errors="replace") as status:
-            sizes = dict(re.findall(r"^(\w+):\s*(\d+) kB$", status.read(), re.MULTILINE))
-    except OSError:
-        return {}
+    sizes = sizes_of_process()
     lines = {name: COUNTED_AGAINST[name] for name in limits}
-    return {n: (1024 * int(sizes[line]), limits[n]) for n, line in lines.items() if line in sizes}
+    return {n: (sizes[line], limits[n]) for n, line in lines.items() if line in sizes}
 
 
 def rooms_of_process() -> list[int]:

@@ -743,4 +743,6 @@ class MemoryMonitor:
         return monitor_run.readings_now(self._settings, self._root) if run is None else run.readings
 
     def _peak(self) -> tuple[int | None, bool]:
-        return host.high_water(self._root) if self._last is None else self._last.peak()
+        if self._last is None:
+            return host.high_water(self._root), False
+        return self._last.peak()

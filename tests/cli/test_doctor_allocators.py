@@ -63,7 +63,6 @@ def test_another_malloc_and_a_host_that_does_not_tell(monkeypatch: pytest.Monkey
     other = malloc.Serving("musl", None, "/lib/ld-musl-x86_64.so.1", ())
     monkeypatch.setattr(malloc, "find_serving", lambda: other)
     facts = allocators.allocator_facts()
-    assert tuple(facts) == allocators.KEYS
     assert facts["malloc"].text == "musl (/lib/ld-musl-x86_64.so.1)"
     assert facts["malloc_arenas"].text == "unknown (musl does not tell)"
 
@@ -72,5 +71,4 @@ def test_another_malloc_and_a_host_that_does_not_tell(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(malloc, "find_serving", fails)
     facts = allocators.allocator_facts()
-    assert tuple(facts) == allocators.KEYS
-    assert {fact.text for fact in facts.values()} == {"unknown (no such thing)"}
+    assert {key: fact.text for key, fact in facts.items()} == {"malloc": "unknown (no such thing)"}

@@ -534,6 +534,7 @@ mt_py_probe_register(PyObject *module, mt_state *st)
         return -1;
     if (mt_py_add_type(module, &spec, &st->Probe) < 0) return -1;
     return PyModule_AddIntConstant(module, "READ_RSS", MT_READ_RSS) < 0 ||
+                   PyModule_AddIntConstant(module, "READ_PRESSURE", MT_READ_PRESSURE) < 0 ||
                    PyModule_AddIntConstant(module, "READ_ROOM", MT_READ_CGROUP | MT_READ_SYSTEM) <
                        0 ||
                    PyModule_AddIntConstant(module, "READ_HEAP", MT_READ_HEAP) < 0 ||
