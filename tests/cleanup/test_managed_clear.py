@@ -308,7 +308,7 @@ def test_what_a_clear_raises_passes():
     "name", ["", ".", "a.", ".a", "a..b", "a b", "0.a", "*.a", "class.a", "a.-1", "a.**", "a.b()"]
 )
 def test_names_are_checked_where_they_are_written(name):
-    with pytest.raises(ValueError, match=r"is no name: '.*' is neither an attribute"):
+    with pytest.raises(ValueError, match=r"is not a name: '.*' is neither an attribute"):
         memtools.managed(P, clear=("fine", name))
 
 
