@@ -548,28 +548,29 @@ class Policy:
     def __new__(
         cls,
         act: Callable[[int, int], object],
-        rules: Sequence[tuple[tuple[int, ...], int, bool]],
-        *,
-        pressure: float = 0.85,
-        max_cost: float = 0.003,
-        strict: bool = False,
-        sync_every: int = 0,
-        limit: int | None = None,
-        devices: int = 0,
-        root: str = "/",
+        pressure: float,
+        max_cost: float,
+        strict: bool,
+        together: int,
+        limit: int,
+        devices: int,
+        root: str,
+        /,
     ) -> Self: ...
     def tick(self, clock: int = 0, n: int = 1, /) -> None: ...
-    def set_rule(self, action: int, rule: tuple[tuple[int, ...], int, bool], /) -> None: ...
+    def set_rule(
+        self, action: int, every: tuple[int, ...], triggers: int, later: bool, /
+    ) -> None: ...
     def done(
         self,
         action: int,
         ns: int,
-        host_before: int | None,
-        host_after: int | None,
-        host_total: int | None,
-        device_before: int | None,
-        device_after: int | None,
-        device_total: int | None,
+        host_before: int,
+        host_after: int,
+        host_total: int,
+        device_before: int,
+        device_after: int,
+        device_total: int,
         /,
     ) -> None: ...
     def look(self, /) -> int: ...

@@ -26,7 +26,7 @@ from memtools import _core
 MIB = 1 << 20
 CALLS = 20_000
 ALL = 1 | 2 | 4 | 8 | 16
-RULES = [((100,), ALL, later) for later in (False, False, True, True, True)]
+LATER = (False, False, True, True, True)  # of each action, whether it is judged later
 
 
 # --- deciding ---
@@ -34,8 +34,12 @@ RULES = [((100,), ALL, later) for later in (False, False, True, True, True)]
 
 def deciding(seconds: float) -> Json:
     """In C, and from Python what `step()` calls. The reading is at hand but for the last one."""
-    policy = _core.Policy(lambda mask, clock: None, [((2**40,), 0, False)])
-    looking = _core.Policy(lambda mask, clock: None, RULES)
+    usual = 0.85, 0.003, False, 0, 0, 0, "/"
+    policy = _core.Policy(lambda mask, clock: None, *usual)
+    policy.set_rule(0, (2**40,), 0, False)
+    looking = _core.Policy(lambda mask, clock: None, *usual)
+    for action, later in enumerate(LATER):
+        looking.set_rule(action, (100,), ALL, later)
     runners = {
         "tick, nothing due": statement("tick()", tick=policy.tick),
         "decide by cadence": in_c("by_cadence"),

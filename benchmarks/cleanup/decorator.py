@@ -29,7 +29,7 @@ def by_hand(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-POLICY = memtools.CleanupPolicy(EVERY, manage_gc=False, at_epoch=False)
+POLICY = memtools.CleanupPolicy(EVERY, at_epoch=False)
 
 
 class Agent:

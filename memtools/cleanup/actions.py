@@ -77,7 +77,7 @@ class Change(NamedTuple):
         return max(0, self.before - self.after)
 
 
-UNKNOWN: Final = (None, None, None)  # as _core.Policy.done takes a Change of which nothing is known
+UNKNOWN: Final = (-1, -1, -1)  # as _core.Policy.done takes a Change of which nothing is known
 
 
 class Outcome(NamedTuple):
@@ -177,15 +177,12 @@ class Pools:
     def __init__(self) -> None:
         self._pools: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    def add(self, pool: Any, what: str = "watch()") -> None:
-        """Add a pool; `what` is the call or argument that gave it, for errors.
-
-        Raises TypeError for what is not a KVPool, ValueError for a closed one.
-        """
+    def add(self, pool: Any) -> None:
+        """Add a pool. Raises TypeError if it is not a KVPool, ValueError if it is closed."""
         if not isinstance(pool, _core.KVPool):
-            raise TypeError(f"{what} takes a memtools.KVPool, got {type(pool).__name__}")
+            raise TypeError(f"watch() takes a memtools.KVPool, got {type(pool).__name__}")
         if pool.closed:
-            raise ValueError(f"{what}: {pool.name} is closed; pass a pool that is in use")
+            raise ValueError(f"watch(): {pool.name} is closed; pass a pool that is in use")
         self._pools.add(pool)
 
     def alive(self) -> list[Any]:

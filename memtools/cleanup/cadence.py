@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 from memtools import _core
 from memtools._base.decorate import decorated, in_scope
-from memtools._base.number import number, shown, whole_number
+from memtools._base.number import number, shown
 from memtools._base.text import as_name
 
 UPDATE, MICRO_BATCH, VALIDATION, EPOCH = range(4)
@@ -39,44 +39,28 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The arguments of a CleanupPolicy but for pools and ranks, which belong to one process.
+    """The arguments of a CleanupPolicy but for `ranks`, which belongs to one process.
 
     Checks all but cadences and the limit. Raises TypeError and ValueError.
     """
 
     gc_every: Cadence
     empty_cache_every: Cadence
-    young_every: Cadence
     trim_every: Cadence
     pool_trim_every: Cadence
     at_epoch: bool
     pressure: float
-    manage_gc: bool
-    warmup: int
-    max_cost: float
     strict: bool
     limit: int | str | None
-    name: str | None
 
     def __post_init__(self) -> None:
-        for argument in ("at_epoch", "manage_gc", "strict"):
+        for argument in ("at_epoch", "strict"):
             value = getattr(self, argument)
             if not isinstance(value, bool):
-                raise TypeError(f"{argument} is True or False, got {type(value).__name__}")
-        if _share("pressure", self.pressure) <= 0:
-            raise ValueError(f"pressure is above 0 and at most 1, got {self.pressure}")
-        _share("max_cost", self.max_cost)
-        warmup = whole_number("warmup", self.warmup, 0, MOST_EVERY)
-        object.__setattr__(self, "warmup", warmup)
-        if self.name is not None:
-            as_name("name", self.name)
-
-
-def _share(argument: str, value: object) -> float:
-    share = number(argument, value)
-    if not 0 <= share <= 1:
-        raise ValueError(f"{argument} is 0 to 1, a part of the whole, got {shown(share)}")
-    return share
+                raise TypeError(f"{argument} must be True or False, got {type(value).__name__}")
+        pressure = number("pressure", self.pressure)
+        if not 0 < pressure <= 1:
+            raise ValueError(f"pressure must be above 0 and at most 1, got {shown(pressure)}")
 
 
 def together(cadences: Iterable[Every | None]) -> int:

@@ -69,13 +69,17 @@ from memtools.cleanup.cadence import (
 from memtools.cleanup.collector import ManagedGc
 from memtools.errors import MemoryPressure
 
+WARM_UP_UPDATES = 2  # before gc is frozen
 YOUNG_EVERY: Final = 10  # updates between young collections while gc is managed
+MAX_COST = 0.003  # of the time: what actions that do not pay may take
 WARN_SECONDS, WARN_UPDATES = 5.0, 100  # before which a share of the time says little
 MUCH = 0.01  # of the time: a schedule that costs more is reported
 MOST_EXAMPLES: Final = 8
 MOST_CALLBACKS: Final = WARM_UP - FIRST_CALLBACK
 CHEAP = 0.001  # of the time: what young collections may take without having to pay
 SOME: Final = 0.001  # of the memory: an action that frees this is needed, though it does not pay
+
+YOUNG: Final[Every] = (YOUNG_EVERY, *NEVER[1:])
 
 #: How ranks agree: the actions that all do now, of those asked for, whether this rank can, its step
 Agree = Callable[[int, bool, int], int]
@@ -228,12 +232,6 @@ def _write(name: str, sum_: _Sum, begin_ns: int) -> None:
 # --- the engine -----------------------------------------------------------------------------------
 
 
-def _asked(action: int, every: Every, triggers: int) -> tuple[Every, int, bool]:
-    """What the core is asked for: never, whatever the program wants, where MEMTOOLS=0 has turned
-    memtools off."""
-    return (NEVER, 0, False) if is_off else (every, triggers, action in LATER)
-
-
 class Engine:
     """The acting half of a policy. The native half keeps it alive, so that the CleanupPolicy itself
     can be collected."""
@@ -253,12 +251,10 @@ class Engine:
         self.rules: dict[int, tuple[Every, int]] = {}
         #: of memory, what the newest young collection has freed that was measured
         self._young_gain = 1.0
-        #: what gc_young is to be while gc is managed; None: as it is
-        self._young: Every | None = None
         self.callbacks: dict[int, Callback] = {}
         #: by action. A callback's name keeps its number, so that figures survive remove() and add()
         self.names: dict[int, str] = dict(NAMES)
-        self.core = self._make_core(root)
+        self._make_core(root)
 
         #: between start and stop
         self._depth = 0
@@ -285,38 +281,37 @@ class Engine:
         _engines.add(self)
         process.at_fork(_forked)
 
-    def _make_core(self, root: str) -> _core.Policy:
+    def _make_core(self, root: str) -> None:
         with_, every = self.settings, self.clocks.every
-        limit = None if with_.limit is None else parse_bytes(with_.limit, "limit")
+        limit = 0 if with_.limit is None else parse_bytes(with_.limit, "limit")
         epoch = {"epoch": 1} if with_.at_epoch else {}
         cadences = {
             GC: every(with_.gc_every, "gc_every", **epoch),
-            GC_YOUNG: every(with_.young_every, "young_every"),
+            GC_YOUNG: NEVER,
             EMPTY_CACHE: every(with_.empty_cache_every, "empty_cache_every", **epoch),
             TRIM: every(with_.trim_every, "trim_every", **epoch),
             POOL_TRIM: every(with_.pool_trim_every, "pool_trim_every"),
         }
-        if with_.manage_gc and with_.young_every is None:
-            self._young = every(YOUNG_EVERY, "young_every")
-        self.rules = {action: (found, TRIGGERS[action]) for action, found in cadences.items()}
-        return _core.Policy(
+        self.core = _core.Policy(
             self.act,
-            [_asked(action, found, triggers) for action, (found, triggers) in self.rules.items()],
-            pressure=float(with_.pressure),
-            max_cost=float(with_.max_cost),
-            strict=with_.strict,
-            sync_every=together([*cadences.values(), self._young]) if self._ranks else 0,
-            limit=limit,
-            devices=self._devices,
-            root=root,
+            float(with_.pressure),
+            MAX_COST,
+            with_.strict,
+            together(cadences.values()) if self._ranks else 0,
+            limit,
+            self._devices,
+            root,
         )
+        for action, found in cadences.items():
+            self.set_rule(action, found, TRIGGERS[action])
 
     # --- rules ---
 
     def set_rule(self, action: int, every: Every, triggers: int) -> None:
-        """When an action is due from here on."""
+        """When an action is due from here on; never where MEMTOOLS=0 has turned memtools off."""
         self.rules[action] = every, triggers
-        self.core.set_rule(action, _asked(action, every, triggers))
+        if not is_off:
+            self.core.set_rule(action, every, triggers, action in LATER)
 
     def add(self, name: str, callback: Any, every: Cadence, pressure: bool) -> Handle:
         """A callback; see CleanupPolicy.add."""
@@ -350,8 +345,8 @@ class Engine:
 
     def when(self, action: int) -> tuple[Every, int, bool]:
         """Cadence and triggers of an action, and whether that is only while gc is managed."""
-        if action == GC_YOUNG and self._young is not None:
-            return self._young, 0, True
+        if action == GC_YOUNG:
+            return YOUNG, 0, True
         return *self.rules.get(action, (NEVER, 0)), False
 
     def why_not(self, action: int) -> str:
@@ -391,16 +386,12 @@ class Engine:
         self.core.forget()
         self._base = dict(self._done)
         self._first_update = self.core.ticks(UPDATE)
-        if self.settings.manage_gc and not is_off:
+        if not is_off:
             self.gc.begin()
             self._manages_gc = True
-            self._freeze_at = self._first_update + self.settings.warmup
-            if self.settings.warmup:
-                # The first multiple of the count that is wanted is that count.
-                self.core.set_rule(WARM_UP, ((self._freeze_at,), 0, False))
-            else:
-                with self._locked():
-                    self._do(WARM_UP, self.gc.freeze, "")
+            self._freeze_at = self._first_update + WARM_UP_UPDATES
+            # The first multiple of the count that is wanted is that count.
+            self.core.set_rule(WARM_UP, (self._freeze_at,), 0, False)
 
     def stop(self) -> None:
         with self._life:
@@ -417,8 +408,7 @@ class Engine:
             try:
                 self._freeze_at, self._postponed = None, False
                 self._decline(WARM_UP)
-                if self._young is not None:
-                    self.set_rule(GC_YOUNG, NEVER, 0)
+                self.set_rule(GC_YOUNG, NEVER, 0)
                 self._stopped = self.core.seconds
                 self.events.flush()
             finally:
@@ -502,7 +492,7 @@ class Engine:
 
     def _decline(self, action: int) -> None:
         """It cannot be done here and now; asked for again when it is due again."""
-        self.core.set_rule(action, (NEVER, 0, False))
+        self.core.set_rule(action, NEVER, 0, False)
         if action in self.rules:
             self.set_rule(action, *self.rules[action])
 
@@ -543,8 +533,8 @@ class Engine:
             # What freezing cost is no habit, so the budget of the others does not have to bear it.
             self._freeze_at = None
             self._decline(WARM_UP)
-            if self._young is not None and self.gc.managed:
-                self.set_rule(GC_YOUNG, self._young, 0)
+            if self.gc.managed:
+                self.set_rule(GC_YOUNG, YOUNG, 0)
         elif action == GC_YOUNG and self._is_insurance(outcome):
             self._decline(action)
         else:

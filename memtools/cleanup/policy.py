@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from memtools._base.environment import is_off
 from memtools._base.handle import Handle
@@ -28,8 +26,6 @@ if TYPE_CHECKING:
     from memtools.cleanup.report import PolicyReport
     from memtools.kv.pool import KVPool
 
-_NOTHING: Final[AbstractContextManager[None]] = nullcontext()
-
 
 class CleanupPolicy:
     """Runs gc, empty_cache and malloc_trim on a schedule or under memory pressure, and backs off
@@ -44,7 +40,7 @@ class CleanupPolicy:
                         policy.step()
         print(policy.report())
 
-    `with policy:` takes over Python's garbage collector: after `warmup` updates it puts aside
+    `with policy:` takes over Python's garbage collector: after two updates it puts aside
     everything alive by gc.freeze() and turns automatic collection off; from there on the policy
     collects what is younger, at steps of its own choice. At the end gc is as it was found. Used
     without the `with`, the policy leaves gc as it is and does the rest.
@@ -52,7 +48,7 @@ class CleanupPolicy:
     Actions run in `step()`, at epochs and at the ends of phases, on the thread that calls them: one
     at a time, and never during a CUDA graph capture. An action that frees less than 1 % of what the
     process holds twice in a row waits twice as long as before, up to 64 times; actions that do not
-    pay may take `max_cost` of the time. An exception of an action or a callback is reported once,
+    pay may take 0.3 % of the time. An exception of an action or a callback is reported once,
     as a RuntimeWarning, and training goes on; only MemoryPressure and BaseExceptions such as
     KeyboardInterrupt propagate.
 
@@ -67,8 +63,6 @@ class CleanupPolicy:
             every 100 updates.
         empty_cache_every: the cadence at which torch's cached device blocks go back to the driver.
             None, the default: never by cadence.
-        young_every: the cadence of collections of the two young generations. None, the default:
-            every 10 updates while the policy manages gc, else never.
         trim_every: the cadence at which malloc's idle pages go back to the system. None, the
             default: never by cadence.
         pool_trim_every: the cadence at which the KVPools that the policy watches give their idle
@@ -77,11 +71,6 @@ class CleanupPolicy:
             default. The devices are synchronised there.
         pressure: the part of the limit, of the container or of a device, from which on memory
             counts as short; above 0 and at most 1, 0.85 by default.
-        manage_gc: whether `with policy:` takes over Python's garbage collector; True by default.
-        warmup: how many updates pass before everything alive is put aside, at least 0; 2 by
-            default.
-        max_cost: the part of the time that actions which do not pay may take, 0 to 1; 0.003 by
-            default.
         strict: whether the cadences are kept whatever that costs and frees; False by default.
         limit: the memory that this process may use in bytes, as an int or like "12 GiB"; the limits
             of the container and the machine count if they are lower. None, the default: these alone
@@ -89,14 +78,12 @@ class CleanupPolicy:
         ranks: True (all ranks) or a process group: the ranks agree on cleanups, so that all do the
             same at the same step. False: each rank decides alone. None, the default: the same as
             False, with a RuntimeWarning if there are several ranks.
-        pools: KVPools to trim; the policy does not keep them alive. There are none by default.
-        name: the name of the policy in texts. None, the default: no name.
 
     Raises:
         TypeError, ValueError: an argument that makes no sense; it is named.
     """
 
-    __slots__ = ("__weakref__", "_base", "_core", "_engine", "name")
+    __slots__ = ("__weakref__", "_base", "_core", "_engine")
 
     _root = "/"  # under which proc and sys are read; tests have their own
 
@@ -105,53 +92,38 @@ class CleanupPolicy:
         gc_every: Cadence = 100,
         empty_cache_every: Cadence = None,
         *,
-        young_every: Cadence = None,
         trim_every: Cadence = None,
         pool_trim_every: Cadence = None,
         at_epoch: bool = True,
         pressure: float = 0.85,
-        manage_gc: bool = True,
-        warmup: int = 2,
-        max_cost: float = 0.003,
         strict: bool = False,
         limit: int | str | None = None,
         ranks: bool | ProcessGroup | None = None,
-        pools: Iterable[KVPool] = (),
-        name: str | None = None,
     ) -> None:
         settings = Settings(
             gc_every,
             empty_cache_every,
-            young_every,
             trim_every,
             pool_trim_every,
             at_epoch,
             pressure,
-            manage_gc,
-            warmup,
-            max_cost,
             strict,
             limit,
-            name,
         )
         if isinstance(ranks, (str, int)) and not isinstance(ranks, bool):
-            raise TypeError(f"ranks is a bool, a process group or None, got {type(ranks).__name__}")
-        pools = tuple(pools)
-        self.name = name
+            raise TypeError(
+                f"ranks must be a bool, a process group or None, got {type(ranks).__name__}"
+            )
         self._engine = Engine(settings, ranks, self._root)
         self._core = self._engine.core
-        for pool in pools:
-            self._engine.pools.add(pool, "pools=")
         self._base = self._engine.counts()._replace(seconds=0.0)
         weakref.finalize(self, self._engine.close)  # the native half may live on in functions
 
     # --- in the loop ---
 
-    def step(self, n: int = 1) -> AbstractContextManager[None]:
+    def step(self, n: int = 1) -> None:
         """Count an update, or several, and do what is due, on this thread. Takes about 50 ns where
         nothing is due.
-
-        `with policy.step():` works as well; the cleanup comes before the block.
 
         Args:
             n: how many updates have ended, 0 to 2**48; 1 by default.
@@ -159,7 +131,6 @@ class CleanupPolicy:
         Raises TypeError if `n` is not an int, ValueError if it is out of its range.
         """
         self._core.tick(UPDATE, n)
-        return _NOTHING
 
     def micro_batch(self, validation: bool = False) -> None:
         """Count a micro-batch that has ended.
@@ -278,7 +249,7 @@ class CleanupPolicy:
         Args:
             worker_id: the worker's number, which DataLoader passes; not used.
         """
-        if self._engine.settings.manage_gc and not is_off:
+        if not is_off:
             gc.freeze()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -287,9 +258,8 @@ class CleanupPolicy:
         return _remade, ({key: getattr(settings, key) for key in Settings.__slots__},)
 
     def __repr__(self) -> str:
-        name = "" if self.name is None else f"{self.name}, "
         state = "running" if self.running else "not running"
-        return f"CleanupPolicy({name}{state}, {self._core.ticks(UPDATE):,} updates)"
+        return f"CleanupPolicy({state}, {self._core.ticks(UPDATE):,} updates)"
 
     # --- what it did ---
 
@@ -297,7 +267,7 @@ class CleanupPolicy:
         """Return what each action did, cost and freed, and whether it pays. Takes some 0.1 ms."""
         from memtools.cleanup.report import report_of
 
-        return report_of(self._engine, self.name, self._base)
+        return report_of(self._engine, self._base)
 
     def reset_report(self) -> None:
         """Begin a new report. What was learnt, such as back-off, stays."""

@@ -9,7 +9,7 @@ from typing import Any
 from memtools._base.size import format_bytes
 from memtools._base.text import aligned
 from memtools.cleanup.actions import NAMES, WARM_UP, trigger_words
-from memtools.cleanup.engine import MUCH, Counts, Done, Engine
+from memtools.cleanup.engine import MAX_COST, MUCH, Counts, Done, Engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,6 @@ class PolicyReport:
     """What a CleanupPolicy did so far. `str()` is a table; byte figures are sums over all runs.
 
     Attributes:
-        name: of the policy.
         seconds: since the policy began, or its report was reset.
         updates: counted in that time.
         actions: those that can become due, and those that ran.
@@ -87,7 +86,6 @@ class PolicyReport:
         notes: what limits the policy here, a sentence each.
     """
 
-    name: str | None
     seconds: float
     updates: int
     actions: tuple[ActionReport, ...]
@@ -128,9 +126,8 @@ class PolicyReport:
         return "\n".join(lines + self._notes())
 
     def _headline(self) -> str:
-        name = f" {self.name}" if self.name else ""
         return (
-            f"Cleanup policy{name}: {self.updates:,} updates in {self.seconds:,.1f} s, "
+            f"Cleanup policy: {self.updates:,} updates in {self.seconds:,.1f} s, "
             f"of which cleanups took {_percent(self.share)}"
         )
 
@@ -179,16 +176,13 @@ def _kept(rows: list[tuple[str, ...]]) -> tuple[list[list[str]], list[int]]:
     return [[row[i] for i in kept] for row in rows], right
 
 
-def verdict(
-    action: ActionReport, *, applies: str, per_update_ms: float, max_cost: float, strict: bool
-) -> str:
+def verdict(action: ActionReport, *, applies: str, per_update_ms: float, strict: bool) -> str:
     """Whether an action pays, in words.
 
     Args:
         action: what it did.
         applies: why it cannot run, "" where it can.
         per_update_ms: the time of one update; 0.0 if there was none.
-        max_cost: part of the time that actions which do not pay may take.
         strict: whether its cadence stays, whatever it frees.
     """
     if action.error:
@@ -196,13 +190,13 @@ def verdict(
     if not action.count:
         return applies or "not run yet"
     if action.backoff > 1 and not strict:
-        words = f"{_frees(action)}: rests {action.backoff}x longer"
+        words = f"{_frees(action)}: runs {action.backoff} times less often"
     elif action.share > MUCH:
-        words = _costs(action, per_update_ms, max_cost)
+        words = _costs(action, per_update_ms)
     else:
         words = _pays(action)
     if action.skipped:
-        words += f"; {action.skipped:,} skipped, over the limit of {_percent(max_cost)}"
+        words += f"; {action.skipped:,} skipped, over the limit of {_percent(MAX_COST)}"
     return words
 
 
@@ -213,14 +207,14 @@ def _frees(action: ActionReport) -> str:
     return "frees little" if freed else "frees nothing"
 
 
-def _costs(action: ActionReport, per_update_ms: float, max_cost: float) -> str:
+def _costs(action: ActionReport, per_update_ms: float) -> str:
     start = f"costs {_percent(action.share)} of the time"
     if action.paid * 2 >= action.count:
         start = f"pays, but {start}"
-    if not per_update_ms or not max_cost:
+    if not per_update_ms:
         return f"{start}: too often"
-    apart = _round(action.mean_ms / (max_cost * per_update_ms))
-    return f"{start}: too often; every {apart:,} updates would cost {_percent(max_cost)}"
+    apart = _round(action.mean_ms / (MAX_COST * per_update_ms))
+    return f"{start}: too often; every {apart:,} updates would cost {_percent(MAX_COST)}"
 
 
 def _pays(action: ActionReport) -> str:
@@ -245,7 +239,7 @@ def _percent(share: float) -> str:
 # --- put together ---------------------------------------------------------------------------------
 
 
-def report_of(engine: Engine, name: str | None, base: Counts) -> PolicyReport:
+def report_of(engine: Engine, base: Counts) -> PolicyReport:
     """What an engine did since the counts `base`."""
     now = engine.counts()
     seconds, updates = now.seconds - base.seconds, now.updates - base.updates
@@ -258,7 +252,6 @@ def report_of(engine: Engine, name: str | None, base: Counts) -> PolicyReport:
         if when or ran.times:
             reports.append(_action(engine, action, when, ran, seconds, updates))
     return PolicyReport(
-        name,
         seconds,
         updates,
         tuple(reports),
@@ -302,7 +295,6 @@ def _action(
         found,
         applies=engine.why_not(action) if action in NAMES else "",
         per_update_ms=1e3 * seconds / updates if updates else 0.0,
-        max_cost=engine.settings.max_cost,
         strict=engine.settings.strict,
     )
     return replace(found, verdict=words)

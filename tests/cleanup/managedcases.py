@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from memtools import _core, managed
+from tests.cleanup.policyleaks import core_policy
 from tests.kit.refusals import refused
 
 Case = Callable[[], object]
@@ -15,7 +16,9 @@ Case = Callable[[], object]
 
 def policy(act: Callable[[int, int], object] | None = None) -> _core.Policy:
     """One that acts at every update; by default it does nothing then."""
-    return _core.Policy(act or (lambda mask, clock: None), [((1,), 0, False)], strict=True)
+    made = core_policy(act or (lambda mask, clock: None), strict=True)
+    made.set_rule(0, (1,), 0, False)
+    return made
 
 
 def fail(*args: object, **kwargs: object) -> None:

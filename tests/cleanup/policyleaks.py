@@ -9,20 +9,35 @@ from memtools import _core
 from tests.kit.refusals import refused
 
 Case = Callable[[], object]
-Rule = tuple[tuple[int, ...], int, bool]
-RULES: list[Rule] = [((1, 2), 0, False), ((0, 0, 3), 31, True)]
+UNKNOWN = -1
+
+
+def core_policy(
+    act: Callable[[int, int], object],
+    *,
+    pressure: float = 0.85,
+    max_cost: float = 0.003,
+    strict: bool = False,
+    together: int = 0,
+    limit: int = 0,
+    devices: int = 0,
+    root: str = "/",
+) -> _core.Policy:
+    return _core.Policy(act, pressure, max_cost, strict, together, limit, devices, root)
 
 
 class Actor:
     """A policy and what it calls, in a cycle, as a CleanupPolicy and its core are."""
 
-    def __init__(self, **settings: object) -> None:
-        self.core = _core.Policy(self.act, RULES, **settings)  # type: ignore[arg-type]
+    def __init__(self) -> None:
+        self.core = core_policy(self.act)
+        self.core.set_rule(0, (1, 2), 0, False)
+        self.core.set_rule(1, (0, 0, 3), 31, True)
 
     def act(self, mask: int, clock: int) -> None:
         for action in range(16):
             if mask >> action & 1:
-                self.core.done(action, 1000, 10**9, 10**8, 10**9, 10, None, 10)
+                self.core.done(action, 1000, 10**9, 10**8, 10**9, 10, UNKNOWN, 10)
 
 
 def cycle() -> None:
@@ -35,82 +50,61 @@ def fail(mask: int, clock: int) -> None:
 
 
 SHARED = Actor().core
-FAILS = _core.Policy(fail, RULES)
+FAILS = core_policy(fail)
+FAILS.set_rule(0, (1,), 0, False)
 
 
-def made(**settings: object) -> Case:
-    return lambda: _core.Policy(print, RULES, **settings)  # type: ignore[arg-type]
-
-
-def bad(*rules: object, error: type[BaseException] = ValueError, **settings: object) -> Case:
-    return lambda: refused(error, lambda: _core.Policy(print, rules, **settings))  # type: ignore[arg-type]
+def bad(error: type[BaseException], call: Callable[..., object], *arguments: object) -> Case:
+    return lambda: refused(error, lambda: call(*arguments))
 
 
 CASES: dict[str, list[Case]] = {
     "Policy": [
-        made(),
-        made(pressure=0.5, max_cost=0, strict=True, sync_every=4, limit=10**9, root="/nowhere"),
-        made(devices=2),
+        lambda: core_policy(print),
+        lambda: core_policy(print, strict=True, together=4, limit=10**9, root="/nowhere"),
+        lambda: core_policy(print, devices=2),
         cycle,
-        bad(pressure=0),
-        bad(max_cost=-1),
-        bad(sync_every=-1),
-        bad(limit=0),
-        bad(limit="much", error=TypeError),
-        bad(devices=9),
-        bad(root="/" * 9000 + "x"),
-        bad(1),
-        bad(((1,), 0)),
-        bad(([1], 0, False)),
-        bad(((-1,), 0, False)),
-        bad(((2**70,), 0, False)),
-        bad(((0,) * 17, 0, False)),
-        bad(((0,), 32, False)),
-        bad(*RULES * 9),
-        lambda: refused(TypeError, lambda: _core.Policy(1, RULES)),  # type: ignore[arg-type]
-        lambda: refused(TypeError, lambda: _core.Policy(print, 1)),  # type: ignore[arg-type]
-        lambda: refused(TypeError, lambda: _core.Policy()),  # type: ignore[call-arg]
+        bad(ValueError, lambda: core_policy(print, devices=9)),
+        bad(ValueError, lambda: core_policy(print, together=2**60)),
+        bad(ValueError, lambda: core_policy(print, root="/" * 9000 + "x")),
+        bad(TypeError, lambda: core_policy(print, limit="much")),  # type: ignore[arg-type]
+        bad(TypeError, _core.Policy),
     ],
     "Policy.tick": [
         SHARED.tick,
         lambda: SHARED.tick(1, 5),
         lambda: SHARED.tick(2, 0),
-        lambda: refused(LookupError, FAILS.tick),
-        lambda: refused(ValueError, lambda: SHARED.tick(16)),
-        lambda: refused(ValueError, lambda: SHARED.tick(2**70)),
-        lambda: refused(TypeError, lambda: SHARED.tick("x")),  # type: ignore[arg-type]
-        lambda: refused(ValueError, lambda: SHARED.tick(0, -1)),
-        lambda: refused(TypeError, lambda: SHARED.tick(0, "x")),  # type: ignore[arg-type]
-        lambda: refused(TypeError, lambda: SHARED.tick(0, 1, 2)),  # type: ignore[call-arg]
+        bad(LookupError, FAILS.tick),
+        bad(ValueError, SHARED.tick, 16),
+        bad(ValueError, SHARED.tick, 2**70),
+        bad(ValueError, SHARED.tick, 0, -1),
+        bad(TypeError, SHARED.tick, "x"),
+        bad(TypeError, SHARED.tick, 0, "x"),
+        bad(TypeError, SHARED.tick, 0, 1, 2),
     ],
     "Policy.set_rule": [
-        lambda: SHARED.set_rule(3, ((5,), 1, False)),
-        lambda: SHARED.set_rule(3, ((), 0, False)),
-        lambda: refused(ValueError, lambda: SHARED.set_rule(16, ((), 0, False))),
-        lambda: refused(ValueError, lambda: SHARED.set_rule(0, ((-1,), 0, False))),
-        lambda: refused(TypeError, lambda: SHARED.set_rule(0)),  # type: ignore[call-arg]
+        lambda: SHARED.set_rule(3, (5,), 1, False),
+        lambda: SHARED.set_rule(3, (), 0, False),
+        bad(ValueError, SHARED.set_rule, 16, (), 0, False),
+        bad(ValueError, SHARED.set_rule, 0, (2**50,), 0, False),
+        bad(ValueError, SHARED.set_rule, 0, (0,) * 17, 0, False),
+        bad(OverflowError, SHARED.set_rule, 0, (-1,), 0, False),
+        bad(TypeError, SHARED.set_rule, 0, [1], 0, False),
+        bad(TypeError, SHARED.set_rule, 0),
     ],
     "Policy.done": [
-        lambda: SHARED.done(0, 5, 1, 2, 3, None, None, None),
-        lambda: SHARED.done(1, 5, None, None, None, 3, 2, 1),
-        lambda: refused(ValueError, lambda: SHARED.done(16, 5, 1, 2, 3, 1, 2, 3)),
-        lambda: refused(ValueError, lambda: SHARED.done(0, -5, 1, 2, 3, 1, 2, 3)),
-        lambda: refused(ValueError, lambda: SHARED.done(0, None, 1, 2, 3, 1, 2, 3)),  # type: ignore[arg-type]
-        lambda: refused(TypeError, lambda: SHARED.done(0, 5, "x", 2, 3, 1, 2, 3)),  # type: ignore[arg-type]
-        lambda: refused(TypeError, lambda: SHARED.done(0)),  # type: ignore[call-arg]
+        lambda: SHARED.done(0, 5, 1, 2, 3, UNKNOWN, UNKNOWN, UNKNOWN),
+        lambda: SHARED.done(1, 5, UNKNOWN, UNKNOWN, UNKNOWN, 3, 2, 1),
+        bad(ValueError, SHARED.done, 16, 5, 1, 2, 3, 1, 2, 3),
+        bad(TypeError, SHARED.done, 0, 5, "x", 2, 3, 1, 2, 3),
+        bad(TypeError, SHARED.done, 0),
     ],
     "Policy.look": [SHARED.look],
     "Policy.forget": [SHARED.forget],
-    "Policy.why": [lambda: SHARED.why(0), lambda: refused(ValueError, lambda: SHARED.why(16))],
-    "Policy.ticks": [
-        lambda: SHARED.ticks(0),
-        lambda: refused(ValueError, lambda: SHARED.ticks(-1)),
-    ],
-    "Policy.figures": [
-        lambda: SHARED.figures(0),
-        lambda: refused(ValueError, lambda: SHARED.figures(-1)),
-    ],
-    "Policy.__new__": [made()],
+    "Policy.why": [lambda: SHARED.why(0), bad(ValueError, SHARED.why, 16)],
+    "Policy.ticks": [lambda: SHARED.ticks(0), bad(ValueError, SHARED.ticks, -1)],
+    "Policy.figures": [lambda: SHARED.figures(0), bad(ValueError, SHARED.figures, -1)],
+    "Policy.__new__": [lambda: core_policy(print)],
 }
 for _name in ["seconds", "looks", "look_ns"]:
     CASES[f"Policy.{_name}"] = [lambda name=_name: getattr(SHARED, name)]  # type: ignore[misc]

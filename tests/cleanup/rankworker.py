@@ -109,14 +109,13 @@ def updates(policy: CleanupPolicy, many: int, *, add: bool = True, **how: Any) -
     seen: list[int] = []
     if add:
         policy.add("noted", lambda call: seen.append(policy._core.ticks(0)), **how)
-    with policy:
-        for _ in range(many):
-            policy.step()
+    for _ in range(many):
+        policy.step()
     return seen
 
 
 def quiet(**settings: Any) -> CleanupPolicy:
-    return CleanupPolicy(None, at_epoch=False, manage_gc=False, ranks=True, **settings)
+    return CleanupPolicy(None, at_epoch=False, ranks=True, **settings)
 
 
 def pressure(rank: int) -> Any:
@@ -165,15 +164,16 @@ def capture(rank: int) -> Any:
 
 def unlike(rank: int) -> Any:
     """Policies that agree at other steps are told, both."""
-    policy = CleanupPolicy(5 if rank else 10, manage_gc=False, ranks=True)
+    policy = CleanupPolicy(5 if rank else 10, ranks=True)
     return says(lambda: updates(policy, 20))
 
 
 def alone_warns(rank: int) -> Any:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        updates(CleanupPolicy(manage_gc=False), 10)
-        updates(CleanupPolicy(manage_gc=False, ranks=False), 10)
+        for policy in (CleanupPolicy(), CleanupPolicy(ranks=False)):
+            with policy:
+                updates(policy, 10)
     return [str(warning.message) for warning in caught]
 
 

@@ -7,21 +7,31 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from memtools import _core
+from tests.cleanup.policyleaks import UNKNOWN, core_policy
 from tests.kit.children import in_child
 from tests.monitor.root import LIMIT, MIB, Root
 from tests.monitor.test_sampler_life import ENV, PROJECT
 
 Rule = tuple[tuple[int, ...], int, bool]
 GIB = 1 << 30
-PAID = (GIB, 0, GIB, None, None, None)
+PAID = (GIB, 0, GIB, UNKNOWN, UNKNOWN, UNKNOWN)
 NOTHING = (GIB, GIB, GIB, 0, 0, GIB)
 HOST, DEVICE, CACHE, HEAP, DUE = 1, 2, 8, 16, 32
+
+
+def ruled(act: Callable[[int, int], object], *rules: Rule, **settings: Any) -> _core.Policy:
+    """A policy with a rule for each of the first actions."""
+    core = core_policy(act, **settings)
+    for action, rule in enumerate(rules):
+        core.set_rule(action, *rule)
+    return core
 
 
 class Actor:
@@ -29,8 +39,8 @@ class Actor:
 
     def __init__(self, *rules: Rule, **settings: Any) -> None:
         self.asked: list[tuple[int, int, int]] = []
-        self.frees: tuple[int | None, ...] = PAID
-        self.core = _core.Policy(self.act, rules, **settings)
+        self.frees: tuple[int, ...] = PAID
+        self.core = ruled(self.act, *rules, **settings)
 
     def act(self, mask: int, clock: int) -> None:
         self.asked.append((mask, clock, self.core.ticks(clock)))
@@ -86,7 +96,7 @@ def test_the_budget_skips_what_does_not_pay() -> None:
 
 
 def test_together_it_acts_at_multiples_with_nothing_too() -> None:
-    actor = Actor(((0, 1), 0, False), sync_every=5)
+    actor = Actor(((0, 1), 0, False), together=5)
     actor.core.tick(1)
     actor.tick(10)
     assert actor.asked == [(1, 0, 5), (0, 0, 10)]
@@ -104,7 +114,7 @@ def test_what_act_raises_leaves_tick_and_is_asked_again(error: type[BaseExceptio
         core.done(0, 1, *PAID)
 
     asked: list[int] = []
-    core = _core.Policy(act, [((2,), 0, False)])
+    core = ruled(act, ((2,), 0, False))
     core.tick()
     with pytest.raises(error, match="no"):
         core.tick()
@@ -123,7 +133,7 @@ def test_a_tick_from_within_act_only_counts() -> None:
         core.done(0, 1, *PAID)
 
     asked: list[tuple[int, int]] = []
-    core = _core.Policy(act, [((2,), 0, False)])
+    core = ruled(act, ((2,), 0, False))
     for _ in range(3):
         core.tick()
     assert asked == [(1, 2), (1, 4)]
@@ -135,7 +145,7 @@ class Slow:
 
     def __init__(self) -> None:
         self.inside, self.go, self.calls = threading.Event(), threading.Event(), 0
-        self.core = _core.Policy(self.act, [((1,), 0, False)])
+        self.core = ruled(self.act, ((1,), 0, False))
         self.thread = threading.Thread(target=self.core.tick)
 
     def act(self, mask: int, clock: int) -> None:
@@ -198,7 +208,7 @@ def test_a_child_forked_from_within_act_is_in_it_too() -> None:
         core.done(0, 1, *PAID)
 
     calls: list[int] = []
-    core = _core.Policy(act, [((1,), 0, False)])
+    core = ruled(act, ((1,), 0, False))
     core.tick()
     core.tick()
     assert len(calls) == 2
@@ -229,7 +239,7 @@ def test_pressure_is_that_of_a_given_limit(root: Root) -> None:
 def test_what_may_grow_back_is_judged_by_a_reading(root: Root) -> None:
     for again, paid in (0.1, 1), (0.9, 0):
         actor = Actor(((10,), 0, True), root=str(root.path))
-        actor.frees = (LIMIT // 2, 0, LIMIT, None, None, None)
+        actor.frees = (LIMIT // 2, 0, LIMIT, UNKNOWN, UNKNOWN, UNKNOWN)
         root.use(0.1)
         actor.tick(10)
         root.use(again)
@@ -244,17 +254,17 @@ def test_what_malloc_keeps_is_an_idle_heap(size: int) -> None:
     """Small blocks below one that stays: they cannot go back by themselves."""
     code = f"""
 import ctypes
-from memtools import _core
+from tests.cleanup.test_core import ruled
 libc = ctypes.CDLL(None)
 libc.malloc.restype = libc.free.restype = ctypes.c_void_p
 libc.malloc.argtypes, libc.free.argtypes = [ctypes.c_size_t], [ctypes.c_void_p]
-core = _core.Policy(print, [((), {HEAP}, True)])
+core = ruled(print, ((), {HEAP}, True))
 assert core.look() == 0
 blocks = [libc.malloc({size} << 10) for _ in range(2 << 10)]
 libc.malloc({size} << 10)
 for block in blocks:
     libc.free(block)
-core = _core.Policy(print, [((), {HEAP}, True)])
+core = ruled(print, ((), {HEAP}, True))
 assert core.look() == {int(size == 64)}, core.look()
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120, cwd=PROJECT, env=ENV)
@@ -269,7 +279,7 @@ def test_devices_are_read_by_the_allocator_and_the_driver(
 import ctypes, os, sys
 import torch
 from pathlib import Path
-from memtools import _core
+from tests.cleanup.test_core import ruled
 from tests.kit.fakecuda import FakeRuntime
 MIB = {MIB}
 allocator, cuda = ctypes.CDLL(sys.argv[1]), FakeRuntime(Path(sys.argv[2]))
@@ -278,7 +288,7 @@ def put(device, *mib):
 cuda.reset()
 cuda.set_capacity(1000 * MIB)
 allocator.fake_allocator_register()
-core = _core.Policy(print, [((), {CACHE}, True), ((), {DEVICE}, False)], devices=2)
+core = ruled(print, ((), {CACHE}, True), ((), {DEVICE}, False), devices=2)
 assert core.look() == 0
 put(0, 100, 300, 0, 200)
 put(1, 100, 449, 0, 200)
@@ -291,7 +301,7 @@ assert core.look() == 1
 if os.fork() == 0:
     core.forget()
     assert core.look() == 0, "the devices are the parent's"
-    core.done(0, 1, None, None, None, 5, 4, 5)
+    core.done(0, 1, -1, -1, -1, 5, 4, 5)
     os._exit(0)
 assert os.wait()[1] == 0
 """

@@ -96,8 +96,8 @@ def test_what_costs_little_is_not_worth_a_word():
 
 
 @pytest.mark.usefixtures("soon")
-def test_costs_of_an_earlier_run_are_not_held_against_this_one():
-    policy = dear(manage_gc=False)
+def test_costs_of_an_earlier_run_are_not_held_against_this_one(no_gc: None):  # noqa: F811
+    policy = dear()
     with policy:
         steps(policy, 50)
     before = policy.report()["tidy"].total_ms / 1000
@@ -112,10 +112,11 @@ def test_costs_of_an_earlier_run_are_not_held_against_this_one():
 
 
 @pytest.mark.slow
-def test_without_strict_what_frees_nothing_costs_what_was_allowed():
+def test_without_strict_what_frees_nothing_costs_what_was_allowed(monkeypatch: pytest.MonkeyPatch):
     """20 ms at every update of 1 ms would be nearly all of the time. Before each but the first, all
     that came before is within the part that was allowed."""
-    policy = quiet(strict=False, max_cost=0.05)
+    monkeypatch.setattr(engine, "MAX_COST", 0.05)
+    policy = quiet(strict=False)
     took: list[float] = []
 
     def tidy() -> None:
@@ -152,16 +153,18 @@ def test_looks_are_counted():
 @pytest.mark.slow
 def test_quiet_young_collects_do_not_keep_full_ones_from_being_looked_into(no_gc: None):  # noqa: F811
     """What dies old is found by full collects only."""
-    policy = CleanupPolicy(gc_every=6, young_every=1, at_epoch=False, manage_gc=False, strict=True)
-    for _ in range(4):
-        old = [SimpleNamespace(tensor=torch.ones(4)) for _ in range(600)]
-        for holder in old:
-            holder.me = holder
-        policy.step(4)  # past the young generations
-        policy.step()
-        del old, holder
-        policy.step()
-    found = policy.report().cycles
+    policy = quiet(gc_every=20)
+    with policy:
+        policy.step(2)
+        for _ in range(4):
+            old = [SimpleNamespace(tensor=torch.ones(4)) for _ in range(600)]
+            for holder in old:
+                holder.me = holder
+            policy.step(10), policy.step(9)  # past the young generations
+            del old, holder
+            policy.step()
+        found = policy.report().cycles
     assert policy.report()["gc"].count == 4
+    assert policy.report()["gc_young"].count >= 4
     assert found.tensors >= 600
     assert found.inspected >= 2

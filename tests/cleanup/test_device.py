@@ -21,7 +21,7 @@ stream = cuda.stream()  # the program has a context now
 cuda.set_capacity(1000 * MIB)
 put(0, 100 * MIB, 100 * MIB, 0, 100 * MIB)
 put(1, 0, 0, 0, 0)
-policy = CleanupPolicy(None, at_epoch=False, manage_gc=False)
+policy = CleanupPolicy(None, at_epoch=False)
 said = []
 policy.add("note", said.append, pressure=True)
 def looked():
@@ -82,7 +82,7 @@ assert order == ["first", "empty_cache"]
 assert said[0].reasons == ("device pressure",), said
 assert policy.report()["pool_trim"].device_freed_bytes == 128 * MIB
 assert kept.stats().live_bytes == 256 * MIB
-policy._core.done(0, 10**12, *[None] * 6)  # a gc of 1,000 s rests for longer than this test lasts
+policy._core.done(0, 10**12, *[-1] * 6)  # a gc of 1,000 s rests for longer than this test lasts
 looked()
 assert done()["gc"] == 1, "it rests"
 """)

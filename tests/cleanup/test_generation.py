@@ -24,9 +24,7 @@ def new_pool() -> KVPool:
 
 def new_policy(calls: list[int]) -> CleanupPolicy:
     """One that calls back at the end of each generation."""
-    policy = CleanupPolicy(
-        None, None, young_every=None, at_epoch=False, manage_gc=False, strict=True
-    )
+    policy = CleanupPolicy(None, at_epoch=False, strict=True)
     policy.add("note", lambda: calls.append(1), {"generation": 1})
     return policy
 
@@ -153,7 +151,7 @@ def test_policies_count_by_themselves_in_one_phase():
 
 
 def test_the_policy_learns_of_the_pool_and_holds_it_weakly():
-    pool, policy = new_pool(), CleanupPolicy(manage_gc=False)
+    pool, policy = new_pool(), CleanupPolicy()
     with pool.acquire(1) as lease:
         lease.reserve(64)
     assert pool.stats().idle_bytes > 0
@@ -196,7 +194,7 @@ def test_what_an_action_raises_passes():
     def full() -> None:
         raise HostMemoryPressure("full")
 
-    policy = CleanupPolicy(manage_gc=False, strict=True)
+    policy = CleanupPolicy(strict=True)
     policy.add("full", full, {"generation": 1})
     for _ in range(2):
         with pytest.raises(HostMemoryPressure, match="full"):
@@ -204,7 +202,7 @@ def test_what_an_action_raises_passes():
 
 
 def test_a_policy_that_has_no_room_for_the_phase_leaves_nothing_open():
-    policy = CleanupPolicy(manage_gc=False)
+    policy = CleanupPolicy()
     for i in range(12):
         policy.phase(f"phase {i}")
     with pytest.raises(ValueError, match="at most"):

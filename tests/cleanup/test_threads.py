@@ -127,7 +127,7 @@ def test_what_is_due_during_a_cleanup_by_hand_is_done_after_it():
 
 @pytest.mark.slow
 def test_start_and_stop_from_many_threads():
-    policy = CleanupPolicy(warmup=0, gc_every=None)
+    policy = CleanupPolicy(None)
 
     def use(_: int) -> None:
         for _ in range(5):

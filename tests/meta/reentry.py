@@ -215,7 +215,10 @@ def policy() -> memtools.CleanupPolicy:
 
 
 def core_policy() -> _core.Policy:
-    return _core.Policy(lambda *_: None, [((1,), 15, True)] * 3)
+    made = _core.Policy(lambda *_: None, 0.85, 0.003, False, 0, 0, 0, "/")
+    for action in range(3):
+        made.set_rule(action, (1,), 15, True)
+    return made
 
 
 def blocks() -> _core.Blocks:
@@ -534,7 +537,7 @@ NAMED: dict[str, Any] = {
     "trim": "half",
 }
 # Only these say more than a number of bytes.
-NAMED |= {f"{owner}.limit": GIB for owner in ("Growth", "GradSet", "Sampler", "Policy")}
+NAMED |= {f"{owner}.limit": GIB for owner in ("Growth", "GradSet", "Sampler")}
 NAMED |= {"_core._fresh.limit": 3, "KVPool.limit": "1 MiB"}
 NAMED |= {
     "checkpoint_layers.every": 1,

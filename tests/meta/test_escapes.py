@@ -158,7 +158,6 @@ OBJECTS: dict[str, Callable[[str], object]] = {
     "Budget": lambda name: memtools.Budget("1 MiB", name=name),
     "Budget.suballocate": suballocated,
     "ByteCache": lambda name: data.ByteCache("1 KiB", name=name),
-    "CleanupPolicy": lambda name: memtools.CleanupPolicy(1, name=name),
     "CleanupPolicy.add": lambda name: memtools.CleanupPolicy(1).add(name, called(name)),
     "CleanupPolicy.phase": lambda name: memtools.CleanupPolicy({name: 1}).phase(name),
     "KVPool": lambda name: pooled(name=name),

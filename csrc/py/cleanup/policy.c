@@ -1,8 +1,8 @@
 /* policy.c -- memtools._core.Policy: see csrc/core/cleanup/policy.h.
  *
  * How this file works. An mt_policy counts and decides; this object feeds it with what Python gives
- * (rules, results, all checked here) and with readings of memory, and calls `act` where it asks for
- * something:
+ * (rules and results, which cleanup/engine.py makes) and with readings of memory, and calls `act`
+ * where it asks for something:
  *
  *   tick ──► due? ──► read memory ──► decide ──► act(mask, clock)        Python: does what is asked
  *                                                     └─► done(action, ...)
@@ -71,172 +71,53 @@ take_action(PyObject *arg, const char *who)
     return take_index(arg, who, "an action", MT_POLICY_ACTIONS);
 }
 
-static int
-refuse_rule(Py_ssize_t action, const char *what, PyObject *got)
-{
-    PyErr_Format(PyExc_ValueError, "Policy: rule %zd: %s, got %R", action, what, got);
-    return -1;
-}
-
-/* Takes (every, triggers, later); `every` has a number for each of the first clocks, 0 for never.
- * -1 with an error, which names the action. */
-static int
-take_rule(PyObject *given, Py_ssize_t action, mt_policy_rule *out)
-{
-    PyObject *every;
-    long triggers;
-    int later;
-
-    *out = (mt_policy_rule){0};
-    if (!PyTuple_Check(given) || PyTuple_GET_SIZE(given) != 3)
-        return refuse_rule(action, "a rule is (every, triggers, later)", given);
-    if (!PyArg_ParseTuple(given, "Olp", &every, &triggers, &later)) return -1;
-    if (triggers < 0 || triggers >= MT_WHEN_DUE)
-        return refuse_rule(action, "triggers are bits 1 to 16", PyTuple_GET_ITEM(given, 1));
-    if (!PyTuple_Check(every) || PyTuple_GET_SIZE(every) > MT_POLICY_CLOCKS)
-        return refuse_rule(action, "every is a tuple of at most 16 numbers, one for each clock",
-                           every);
-    out->triggers = (unsigned)triggers;
-    out->later = later != 0;
-    for (Py_ssize_t c = 0; c < PyTuple_GET_SIZE(every); c++) {
-        PyObject *item = PyTuple_GET_ITEM(every, c);
-        long long value = PyLong_Check(item) ? PyLong_AsLongLong(item) : -1;
-
-        if (value < 0 || value > (long long)MT_POLICY_EVERY) {
-            PyErr_Clear();
-            return refuse_rule(action, "a cadence is 0 (never) to 2**48 ticks", item);
-        }
-        out->every[c] = (uint64_t)value;
-    }
-    return 0;
-}
-
-/* Takes bytes, or None for unknown. -1 with an error, which names `what`. */
-static int
-take_bytes(PyObject *arg, const char *what, uint64_t *out)
-{
-    *out = MT_UNKNOWN;
-    if (arg == Py_None) return 0;
-    *out = PyLong_AsUnsignedLongLong(arg);
-    if (*out != (uint64_t)-1 || !PyErr_Occurred()) return 0;
-    if (!PyErr_ExceptionMatches(PyExc_OverflowError)) return -1;
-    PyErr_Clear();
-    PyErr_Format(PyExc_ValueError, "done(): %s is 0 or more, or None, got %R", what, arg);
-    return -1;
-}
-
-/* Takes ns and six numbers of bytes. */
-static int
-take_result(PyObject *const *args, mt_policy_result *out)
-{
-    static const char *const names[] = {"ns",          "host_before",   "host_after",
-                                        "host_total",  "device_before", "device_after",
-                                        "device_total"};
-    uint64_t *const to[] = {&out->ns,          &out->host_before,   &out->host_after,
-                            &out->host_total,  &out->device_before, &out->device_after,
-                            &out->device_total};
-
-    for (int i = 0; i < 7; i++)
-        if (take_bytes(args[i], names[i], to[i]) < 0) return -1;
-    if (out->ns != MT_UNKNOWN) return 0;
-    PyErr_SetString(PyExc_ValueError, "done(): ns is how long the action took, got None");
-    return -1;
-}
-
 /* --- life ------------------------------------------------------------------------------------- */
 
-typedef struct arguments {
-    PyObject *act, *rules; /* borrowed */
-    mt_policy_setup with;
-    uint64_t limit; /* MT_UNLIMITED: none is given */
-    int devices;
-    char root[MT_PATH_ROOM];
-} arguments;
-
-/* CleanupPolicy has checked what its user gave, and names it; this keeps the native half whole. */
 static int
-parse_arguments(PyObject *args, PyObject *kwargs, arguments *w)
-{
-    static char *names[] = {"act",        "rules", "pressure", "max_cost", "strict",
-                            "sync_every", "limit", "devices",  "root",     NULL};
-    PyObject *limit = Py_None;
-    const char *root = "/";
-    long long together = 0;
-    int strict = 0;
-
-    *w = (arguments){.with = {.pressure = 0.85, .max_cost = 0.003}};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$ddpLOis:Policy", names, &w->act, &w->rules,
-                                     &w->with.pressure, &w->with.max_cost, &strict, &together,
-                                     &limit, &w->devices, &root))
-        return -1;
-    if (!(w->with.pressure > 0 && w->with.pressure <= 1 && w->with.max_cost >= 0 &&
-          w->with.max_cost <= 1))
-        PyErr_SetString(PyExc_ValueError,
-                        "Policy(): pressure is above 0 and at most 1, max_cost is 0 to 1");
-    else if (together < 0 || together > (long long)MT_POLICY_EVERY)
-        PyErr_Format(PyExc_ValueError, "Policy(): sync_every is 0 to 2**48 updates, got %lld",
-                     together);
-    else if (w->devices < 0 || w->devices > MT_SAMPLE_DEVICES)
-        PyErr_Format(PyExc_ValueError, "Policy(): devices is 0 to %d, got %d", MT_SAMPLE_DEVICES,
-                     w->devices);
-    else if (!PyCallable_Check(w->act))
-        PyErr_Format(PyExc_TypeError, "Policy(): act is to be callable, got %R", w->act);
-    if (PyErr_Occurred() || !mt_py_limit(limit, "Policy", &w->limit)) return -1;
-    w->with.strict = strict != 0;
-    w->with.together = (uint64_t)together;
-    return mt_py_root(root, "Policy", w->root) ? 0 : -1;
-}
-
-static int
-add_rules(Policy *self, PyObject *rules)
-{
-    PyObject *all = mt_py_tuple(rules, "Policy(): rules is a sequence");
-    mt_policy_rule rule;
-    int status = 0;
-
-    if (all == NULL) return -1;
-    if (PyTuple_GET_SIZE(all) > MT_POLICY_ACTIONS) {
-        PyErr_Format(PyExc_ValueError, "Policy(): %zd rules, at most %d are possible",
-                     PyTuple_GET_SIZE(all), MT_POLICY_ACTIONS);
-        status = -1;
-    }
-    for (Py_ssize_t i = 0; status == 0 && i < PyTuple_GET_SIZE(all); i++)
-        if ((status = take_rule(PyTuple_GET_ITEM(all, i), i, &rule)) == 0)
-            mt_policy_rule_set(&self->policy, (unsigned)i, &rule);
-    Py_DECREF(all);
-    return status;
-}
-
-static int
-open_parts(Policy *self, const arguments *w)
+open_parts(Policy *self, const char *root)
 {
     mt_error err = {0};
     mt_status st = mt_birth_now(&self->birth, &err);
 
     if (st == MT_OK)
-        st = mt_py_open_probe(self->state, w->root, &mt_probe_ages_usual, w->devices, &self->probe,
+        st = mt_py_open_probe(self->state, root, &mt_probe_ages_usual, self->devices, &self->probe,
                               &err);
     if (st == MT_OK) return 0;
     mt_py_raise(self->state, &err, "Policy()");
     return -1;
 }
 
+/* (act, pressure, max_cost, strict, together, limit, devices, root); a limit of 0 is none.
+ * CleanupPolicy has checked what its user gave; only what memory depends on is checked here. */
 static PyObject *
-policy_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+policy_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
 {
     mt_state *st = mt_state_of_type(type);
+    char place[MT_PATH_ROOM];
+    mt_policy_setup with;
+    unsigned long long together, limit;
+    PyObject *act;
+    const char *root;
+    int strict, devices;
     Policy *self;
-    arguments w;
 
-    if (st == NULL || parse_arguments(args, kwargs, &w) < 0) return NULL;
-    if (w.devices > 0 && mt_state_connect(st) < 0) return NULL;
+    if (st == NULL ||
+        !PyArg_ParseTuple(args, "OddpKKis:Policy", &act, &with.pressure, &with.max_cost, &strict,
+                          &together, &limit, &devices, &root) ||
+        !mt_py_root(root, "Policy", place))
+        return NULL;
+    if (devices < 0 || devices > MT_SAMPLE_DEVICES || together > MT_POLICY_EVERY)
+        return PyErr_Format(PyExc_ValueError, "Policy(): devices or together is out of range");
+    if (devices > 0 && mt_state_connect(st) < 0) return NULL;
     if ((self = (Policy *)type->tp_alloc(type, 0)) == NULL) return NULL;
+    with.strict = strict != 0;
+    with.together = together;
     self->state = st;
-    self->act = Py_NewRef(w.act);
-    self->limit = w.limit;
-    self->devices = w.devices;
-    mt_policy_init(&self->policy, &w.with, mt_now_ns());
-    if (open_parts(self, &w) == 0 && add_rules(self, w.rules) == 0) return (PyObject *)self;
+    self->act = Py_NewRef(act);
+    self->limit = limit == 0 ? MT_UNLIMITED : limit;
+    self->devices = devices;
+    mt_policy_init(&self->policy, &with, mt_now_ns());
+    if (open_parts(self, place) == 0) return (PyObject *)self;
     Py_DECREF(self);
     return NULL;
 }
@@ -410,33 +291,47 @@ policy_tick(PyObject *op, PyObject *const *args, Py_ssize_t n)
 
 /* --- rules and results ------------------------------------------------------------------------ */
 
+/* (action, every, triggers, later): `every` has a number for each of the first clocks. */
 static PyObject *
 policy_set_rule(PyObject *op, PyObject *args)
 {
-    mt_policy_rule rule;
-    PyObject *number, *given;
-    int action;
+    mt_policy_rule rule = {0};
+    PyObject *number, *every;
+    int action, later;
 
-    if (!PyArg_ParseTuple(args, "OO:set_rule", &number, &given) ||
-        (action = take_action(number, "set_rule")) < 0 || take_rule(given, action, &rule) < 0)
+    if (!PyArg_ParseTuple(args, "OO!Ip:set_rule", &number, &PyTuple_Type, &every, &rule.triggers,
+                          &later) ||
+        (action = take_action(number, "set_rule")) < 0)
         return NULL;
+    rule.later = later != 0;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(every); i++) {
+        uint64_t ticks = PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(every, i));
+
+        if (PyErr_Occurred()) return NULL;
+        if (i == MT_POLICY_CLOCKS || ticks > MT_POLICY_EVERY)
+            return PyErr_Format(PyExc_ValueError, "set_rule(): at most 16 counts up to 2**48");
+        rule.every[i] = ticks;
+    }
+    rule.triggers &= MT_WHEN_DUE - 1u;
     mt_policy_rule_set(&((Policy *)op)->policy, (unsigned)action, &rule);
     Py_RETURN_NONE;
 }
 
-/* (action, ns, host_before, host_after, host_total, device_before, device_after, device_total, /)
- */
+/* (action, ns, host_before, host_after, host_total, device_before, device_after, device_total); bytes
+ * that are not known are -1, which is MT_UNKNOWN. */
 static PyObject *
-policy_done(PyObject *op, PyObject *const *args, Py_ssize_t n)
+policy_done(PyObject *op, PyObject *args)
 {
     Policy *self = (Policy *)op;
+    unsigned long long ns, host[3], device[3];
     mt_policy_level level;
-    mt_policy_result result;
+    PyObject *number;
     bool later;
     int action;
 
-    if (n != 8) return PyErr_Format(PyExc_TypeError, "done() takes eight arguments, got %zd", n);
-    if ((action = take_action(args[0], "done")) < 0 || take_result(args + 1, &result) < 0)
+    if (!PyArg_ParseTuple(args, "OKKKKKKK:done", &number, &ns, &host[0], &host[1], &host[2],
+                          &device[0], &device[1], &device[2]) ||
+        (action = take_action(number, "done")) < 0)
         return NULL;
     later = self->policy.action[action].rule.later;
     if (later) {
@@ -444,7 +339,10 @@ policy_done(PyObject *op, PyObject *const *args, Py_ssize_t n)
         read_memory(self, MT_READ_RSS | MT_READ_DEVICES, &sample);
         level = mt_policy_level_of(&sample);
     }
-    mt_policy_done(&self->policy, (unsigned)action, mt_now_ns(), &result, later ? &level : NULL);
+    mt_policy_done(
+        &self->policy, (unsigned)action, mt_now_ns(),
+        &(mt_policy_result){ns, host[0], host[1], host[2], device[0], device[1], device[2]},
+        later ? &level : NULL);
     Py_RETURN_NONE;
 }
 
@@ -524,12 +422,13 @@ static PyMethodDef methods[] = {
         "thread. Raises what act does. From within act, and while another thread is in it, a "
         "tick only counts."),
     MT_PY_METHOD(policy, set_rule, METH_VARARGS,
-                 "set_rule($self, action, rule, /)\n--\n\n"
-                 "Give an action another rule, or its first. ValueError."),
-    MT_PY_METHOD(policy, done, METH_FASTCALL,
+                 "set_rule($self, action, every, triggers, later, /)\n--\n\n"
+                 "Say when an action is due: at how many ticks of each clock, 0 for never, and by "
+                 "which triggers."),
+    MT_PY_METHOD(policy, done, METH_VARARGS,
                  "done($self, action, ns, host_before, host_after, host_total, device_before, "
                  "device_after, device_total, /)\n--\n\n"
-                 "An action was done, and what it cost and freed; None where bytes are unknown."),
+                 "An action was done, and what it cost and freed; -1 where bytes are unknown."),
     MT_PY_METHOD(
         policy, look, METH_NOARGS,
         "look($self, /)\n--\n\n"
