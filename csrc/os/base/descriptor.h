@@ -3,8 +3,7 @@
  * A program may close what it did not open (os.closerange, to become a daemon) and open files of
  * its own, which then have the same numbers. So whatever keeps a descriptor asks before it writes
  * to it or closes it whether it is still its own, and leaves it alone where it is not. That costs
- * one fstat, 0.2 to 0.35 us. To read from another's file changes nothing there:
- * os/monitor/procfile.h says which files are read without asking. */
+ * one fstat, 0.2 to 0.35 us. */
 #ifndef MT_OS_BASE_DESCRIPTOR_H
 #define MT_OS_BASE_DESCRIPTOR_H
 
@@ -15,8 +14,6 @@ typedef struct mt_descriptor {
     int fd; /* -1: none */
     dev_t device;
     ino_t inode;
-    off_t position; /* where the file was put, to be known by it; 0: nowhere */
-    bool signs;     /* it was given a signal, to be known by it */
 } mt_descriptor;
 
 static const mt_descriptor MT_NO_DESCRIPTOR = {.fd = -1};

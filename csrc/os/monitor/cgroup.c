@@ -34,23 +34,16 @@ mt_cgroup_init(mt_cgroup *cg, const mt_proc_sys *sys, const char *root)
 {
     cg->sys = sys;
     cg->root = root;
-    cg->kept_membership = cg->kept_usage = cg->kept_stat = cg->kept_pressure = MT_NO_DESCRIPTOR;
+    cg->kept_usage = cg->kept_stat = cg->kept_pressure = MT_NO_DESCRIPTOR;
     forget(cg);
-}
-
-static void
-close_group(mt_cgroup *cg)
-{
-    mt_proc_close(cg->sys, &cg->kept_usage);
-    mt_proc_close(cg->sys, &cg->kept_stat);
-    mt_proc_close(cg->sys, &cg->kept_pressure);
 }
 
 void
 mt_cgroup_fini(mt_cgroup *cg)
 {
-    close_group(cg);
-    mt_proc_close(cg->sys, &cg->kept_membership);
+    mt_proc_close(cg->sys, &cg->kept_usage);
+    mt_proc_close(cg->sys, &cg->kept_stat);
+    mt_proc_close(cg->sys, &cg->kept_pressure);
     forget(cg);
 }
 
@@ -386,17 +379,15 @@ mt_cgroup_refresh(mt_cgroup *cg)
     ssize_t n = -1;
 
     if (mt_path_join(path, cg->root, "/proc/self/cgroup"))
-        n = mt_proc_read(cg->sys, &cg->kept_membership, path, buf, sizeof buf);
+        n = mt_proc_slurp(cg->sys, path, buf, sizeof buf);
     if (n < 0) {
-        close_group(cg);
-        forget(cg);
+        mt_cgroup_fini(cg);
         cg->why = "no /proc/self/cgroup that can be read";
         return;
     }
     text.len = (size_t)n;
     if (cg->version == 0 || hash_of(text) != cg->seen) {
-        close_group(cg);
-        forget(cg);
+        mt_cgroup_fini(cg);
         find_groups(cg, text);
         cg->seen = hash_of(text);
     }
@@ -414,7 +405,7 @@ mt_cgroup_usage(mt_cgroup *cg)
     ssize_t n;
 
     if (cg->usage_path[0] == 0) return MT_UNKNOWN;
-    if ((n = mt_proc_read_placed(cg->sys, &cg->kept_usage, cg->usage_path, buf, sizeof buf)) < 0)
+    if ((n = mt_proc_read(cg->sys, &cg->kept_usage, cg->usage_path, buf, sizeof buf)) < 0)
         return MT_UNKNOWN;
     text.len = (size_t)n;
     return mt_text_number(&text, &bytes) ? bytes : MT_UNKNOWN;
@@ -441,8 +432,6 @@ mt_cgroup_pressure(mt_cgroup *cg, uint64_t *avg10, uint64_t *total)
     ssize_t n;
 
     if (cg->pressure_path[0] == 0) return false;
-    n = mt_proc_read_unasked(cg->sys, &cg->kept_pressure, cg->pressure_path, buf, sizeof buf);
-    if (n >= 0 && mt_pressure_parse((mt_text){buf, (size_t)n}, avg10, total)) return true;
-    mt_proc_close(cg->sys, &cg->kept_pressure);
-    return false;
+    n = mt_proc_read(cg->sys, &cg->kept_pressure, cg->pressure_path, buf, sizeof buf);
+    return n >= 0 && mt_pressure_parse((mt_text){buf, (size_t)n}, avg10, total);
 }

@@ -26,7 +26,8 @@
 typedef struct mt_cgroup {
     const mt_proc_sys *sys;
     const char *root;
-    uint64_t seen;    /* a hash of /proc/self/cgroup: another one means that we were moved */
+    uint64_t seen; /* a hash of /proc/self/cgroup: another one means that we were moved */
+    mt_descriptor kept_usage, kept_stat, kept_pressure;
     int version;      /* 0: nothing accounts for memory, or it cannot be seen */
     const char *why;  /* static text: why the limit is unknown; NULL when it is known */
     uint64_t limit;   /* bytes, MT_UNLIMITED or MT_UNKNOWN */
@@ -34,7 +35,6 @@ typedef struct mt_cgroup {
     size_t stated_by; /* bytes of `dir` that are the group that states the limit, else the nearest
                        * one that counts */
     bool above;       /* v1: the limit is stated by an ancestor that is not mounted here */
-    mt_descriptor kept_membership, kept_usage, kept_stat, kept_pressure;
     bool pressure_of_host;              /* the group is the root: its pressure is everybody's */
     char dir[MT_PATH_ROOM];             /* this process's own group */
     char usage_path[MT_PATH_ROOM + 32]; /* "" when there is none */

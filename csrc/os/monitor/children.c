@@ -3,8 +3,7 @@
  * The table is in the order in which a scan comes by the children: a scan walks the kernel's lists
  * from this process down, puts each child that it meets behind those that it has met (in most scans
  * it is there already), and drops what is left behind them. Then it reads their memory, and weighs
- * some of them (at "what nobody else has"). Between scans only the memory of the children in the
- * table is read. The table is large, but memory that it has not used yet is none of the machine's. */
+ * some of them (at "what nobody else has"). The table is large, but memory that it has not used yet is none of the machine's. */
 #define _POSIX_C_SOURCE 200809L /* O_CLOEXEC */
 #include "os/monitor/children.h"
 
@@ -34,14 +33,13 @@ typedef struct child {
     uint64_t common;     /* of them, those that count in another process of its family */
     uint64_t stack;      /* where its stack begins: the same in the whole family; 0: not known */
     uint64_t weighed_at; /* when that was found out; 0: not yet */
-    mt_descriptor statm; /* where it is kept */
 } child;
 
 struct mt_children {
     mt_alloc mem;
     const mt_proc_sys *sys;
     const char *root;
-    size_t len, kept;
+    size_t len;
     size_t listed;   /* of len, the first ones: by the scan that runs */
     uint64_t beyond; /* listed, but no room */
     bool known;
@@ -62,12 +60,12 @@ mt_children_new(const mt_alloc *mem, const mt_proc_sys *sys, const char *root, m
     ch->mem = *mem;
     ch->sys = sys;
     ch->root = root;
-    ch->len = ch->kept = ch->listed = 0;
+    ch->len = ch->listed = 0;
     ch->beyond = 0;
     ch->known = false;
     ch->credit_ns = CREDIT_NS;
     ch->credit_at = 0;
-    ch->weighed = (child){.statm = MT_NO_DESCRIPTOR};
+    ch->weighed = (child){.pid = 0};
     ch->stack = 0;
     ch->table = NULL;
     ch->room = 0;
@@ -75,18 +73,10 @@ mt_children_new(const mt_alloc *mem, const mt_proc_sys *sys, const char *root, m
     return MT_OK;
 }
 
-static void
-close_child(mt_children *ch, child *c)
-{
-    ch->kept -= c->statm.fd >= 0;
-    mt_proc_close(ch->sys, &c->statm);
-}
-
 /* Drops child i; the order of the others stays. */
 static void
 drop_child(mt_children *ch, size_t i)
 {
-    close_child(ch, &ch->table[i]);
     ch->len--;
     memmove(ch->table + i, ch->table + i + 1, (ch->len - i) * sizeof *ch->table);
 }
@@ -94,9 +84,7 @@ drop_child(mt_children *ch, size_t i)
 void
 mt_children_clear(mt_children *ch)
 {
-    while (ch->len > 0)
-        drop_child(ch, ch->len - 1);
-    ch->beyond = ch->stack = 0;
+    ch->len = ch->beyond = ch->stack = 0;
     ch->known = false;
 }
 
@@ -121,29 +109,21 @@ has_gone(void)
 
 /* --- one child's memory ----------------------------------------------------------------------- */
 
-/* Reads the memory of a child by its kept descriptor, and keeps one that it opens while there is
- * room. False where the child has ended or is a zombie. */
+/* Reads the memory of a child. False where it has ended or is a zombie. */
 static bool
 look_at(mt_children *ch, child *c)
 {
     char path[MT_PATH_ROOM], name[64], buf[TEXT_ROOM];
-    bool had = c->statm.fd >= 0, zombie = false;
     uint64_t resident, shared;
     ssize_t n;
 
     snprintf(name, sizeof name, "/proc/%" PRIu64 "/statm", c->pid);
     c->anon = MT_UNKNOWN;
     if (!mt_path_join(path, ch->root, name)) return true;
-    n = mt_proc_read(ch->sys, &c->statm, path, buf, sizeof buf);
-    ch->kept += (size_t)(c->statm.fd >= 0) - (size_t)had;
-    if (n < 0) return !has_gone();
-    if (mt_statm_parse((mt_text){buf, (size_t)n}, &resident, &shared)) {
-        c->anon = resident - shared;
-        zombie = resident == 0;
-    }
-    if (ch->kept > MT_CHILDREN_KEPT) close_child(ch, c);
-    assert(ch->kept <= MT_CHILDREN_KEPT);
-    return !zombie;
+    if ((n = mt_proc_slurp(ch->sys, path, buf, sizeof buf)) < 0) return !has_gone();
+    if (!mt_statm_parse((mt_text){buf, (size_t)n}, &resident, &shared)) return true;
+    c->anon = resident - shared;
+    return resident != 0;
 }
 
 /* --- what nobody else has --------------------------------------------------------------------- */
@@ -274,7 +254,7 @@ static void
 list_child(mt_children *ch, uint64_t pid)
 {
     size_t i = place_of(ch, pid);
-    child c = {.pid = pid, .anon = MT_UNKNOWN, .statm = MT_NO_DESCRIPTOR};
+    child c = {.pid = pid, .anon = MT_UNKNOWN};
 
     if (i < ch->listed) return; /* twice: its parent's thread has ended meanwhile */
     if (i == ch->room && !make_room(ch)) {
@@ -380,41 +360,28 @@ scan_tree(mt_children *ch)
 
 /* --- scan and read ---------------------------------------------------------------------------- */
 
-/* Reads the memory of all, or of those that are kept, and drops those that have ended. */
-static void
-look_at_all(mt_children *ch, bool kept)
-{
-    size_t to = 0;
-
-    for (size_t i = 0; i < ch->len; i++) {
-        child *c = &ch->table[i];
-        if ((!kept || c->statm.fd >= 0) && !look_at(ch, c))
-            close_child(ch, c);
-        else
-            ch->table[to++] = *c;
-    }
-    ch->len = to;
-}
-
 bool
 mt_children_scan(mt_children *ch)
 {
+    size_t left = 0;
+
     ch->listed = 0;
     ch->beyond = 0;
     ch->known = scan_tree(ch);
     while (ch->known && ch->len > ch->listed)
         drop_child(ch, ch->len - 1);
-    look_at_all(ch, false);
+    for (size_t i = 0; i < ch->len; i++)
+        if (look_at(ch, &ch->table[i])) ch->table[left++] = ch->table[i];
+    ch->len = left;
     weigh_some(ch, mt_now_ns());
     return ch->known;
 }
 
 void
-mt_children_read(mt_children *ch, uint64_t *count, uint64_t *priv)
+mt_children_read(const mt_children *ch, uint64_t *count, uint64_t *priv)
 {
     uint64_t sum = 0;
 
-    look_at_all(ch, true);
     for (size_t i = 0; i < ch->len; i++) {
         uint64_t own = private_of(ch, &ch->table[i]);
         if (own == MT_UNKNOWN || sum > MT_UNLIMITED - 1 - own) {

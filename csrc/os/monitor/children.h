@@ -2,16 +2,12 @@
  *
  *   /proc/self/task/<thread>/children ──► pids ──► /proc/<pid>/task/<thread>/children ──► ...
  *                                          │
- *                                          ├──► /proc/<pid>/statm         every reading; kept open
- *                                          │                              for the first 64
+ *                                          ├──► /proc/<pid>/statm         their memory
  *                                          ├──► /proc/<pid>/stat          now and then: is it a fork?
  *                                          └──► /proc/<pid>/smaps_rollup  then what of it is nobody
  *                                                                         else's
  *
- * A scan lists the tree; between scans only the kept descriptors are read, one call a child. Such a
- * descriptor means one process for ever: when that has ended, reading fails, also where its number
- * was given to another. What could not be kept is read during a scan only, right after it was
- * listed. Zombies have no memory and do not count. A child whose parent has ended before a scan saw
+ * A scan lists the tree and reads the memory of each process in it. Zombies have no memory and do not count. A child whose parent has ended before a scan saw
  * it belongs to another process by then, and is not found.
  *
  * A forked child has the pages of its parent until one of the two writes to them, and statm counts
@@ -38,7 +34,6 @@
 #include "os/monitor/procfile.h"
 
 enum {
-    MT_CHILDREN_KEPT = 64,    /* descriptors */
     MT_CHILDREN_MOST = 16384, /* with more than these the sum is unknown, and the count is right */
     MT_CHILD_NAME = 16,       /* bytes of a name, with its final 0 */
 };
@@ -56,9 +51,9 @@ void mt_children_clear(mt_children *ch);
  * the count is then unknown. */
 bool mt_children_scan(mt_children *ch);
 
-/* How many live, and their private bytes in sum, by the last scan and the descriptors kept. Either
+/* How many live, and their private bytes in sum, by the last scan. Either
  * is MT_UNKNOWN when it could not be found out. */
-void mt_children_read(mt_children *ch, uint64_t *count, uint64_t *priv);
+void mt_children_read(const mt_children *ch, uint64_t *count, uint64_t *priv);
 
 /* What of them is swapped out, in sum, read now: a page that was swapped out before a fork counts in
  * both. MT_UNKNOWN as their private bytes are. */

@@ -161,12 +161,8 @@ look_at_machine(mt_probe_linux *p, uint64_t now)
     ssize_t n;
 
     if (!has_aged(&p->machine_at, p->ages.slow_ns, now)) return;
-    n = mt_proc_read_unasked(p->sys, &p->kept_meminfo, p->meminfo, buf, sizeof buf);
+    n = mt_proc_read(p->sys, &p->kept_meminfo, p->meminfo, buf, sizeof buf);
     text.len = n < 0 ? 0 : (size_t)n;
-    if (!mt_text_starts(text, "MemTotal:")) {
-        mt_proc_close(p->sys, &p->kept_meminfo);
-        text.len = 0;
-    }
     p->machine.available = mt_text_kib(text, "MemAvailable:");
     p->machine.total = mt_text_kib(text, "MemTotal:");
     p->machine.swap_total = mt_text_kib(text, "SwapTotal:");

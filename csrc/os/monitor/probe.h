@@ -6,7 +6,7 @@
  *   memory.stat     less inactive_file    at most ages.slow_ns old
  *   meminfo         available, total      at most ages.slow_ns old
  *   memory.max ...  cgroup_limit          at most ages.limit_ns old
- *   children        which there are       at most ages.children_ns old; their memory every reading
+ *   children        children, ...         at most ages.children_ns old
  *   fd, maps        shm                   every reading, see shm.h
  *
  * Opening takes nothing of the system but memory: each file is opened when it is first read, and

@@ -1,17 +1,8 @@
-/* procfile.c -- how this file works.
- *
- * A file is opened once (mt_proc_open) and read again and again from its start. The ways of reading
- * differ in how they find out that the number of the descriptor still means that file: by asking
- * fstat each time (mt_proc_read), by remembering which file was opened last under each number here
- * (mt_proc_read_unasked), by the position at which the file was put (mt_proc_read_placed), and by a
- * signal that it was given (mt_proc_open_signed). A reading that fails closes the file, so that the next one opens it again. */
 #define _GNU_SOURCE /* O_CLOEXEC, getrusage, syscall, statx, mincore */
 #include "os/monitor/procfile.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <signal.h>
-#include <stdatomic.h>
 #include <stdint.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -178,40 +169,6 @@ mt_proc_close(const mt_proc_sys *sys, mt_descriptor *kept)
     errno = saved;
 }
 
-/* By number, the inode of the file that was last opened here to be kept. This process's statm and a
- * child's look alike, so a number that was given out again must be known as such. */
-enum { NUMBERS = 1024 };
-static _Atomic(ino_t) last_kept[NUMBERS];
-
-bool
-mt_proc_open(const mt_proc_sys *sys, mt_descriptor *kept, const char *path, int flags)
-{
-    if (mt_descriptor_is_ours(kept)) return true;
-    *kept = mt_descriptor_keep(sys->open(path, flags | O_CLOEXEC));
-    if (kept->fd >= 0 && kept->fd < NUMBERS)
-        atomic_store_explicit(&last_kept[kept->fd], kept->inode, memory_order_relaxed);
-    return kept->fd >= 0;
-}
-
-bool
-mt_proc_open_signed(const mt_proc_sys *sys, mt_descriptor *kept, const char *path, int flags)
-{
-    int sign = SIGRTMAX - 5;
-
-    if (kept->signs && fcntl(kept->fd, F_GETSIG) == sign) return true;
-    if (!mt_proc_open(sys, kept, path, flags)) return false;
-    kept->signs = fcntl(kept->fd, F_SETSIG, sign) == 0;
-    return true;
-}
-
-/* True where nothing else was opened here under the number since; a high number is asked. */
-static bool
-is_last_kept(const mt_descriptor *kept)
-{
-    if (kept->fd < 0 || kept->fd >= NUMBERS) return mt_descriptor_is_ours(kept);
-    return atomic_load_explicit(&last_kept[kept->fd], memory_order_relaxed) == kept->inode;
-}
-
 static ssize_t
 read_start(const mt_proc_sys *sys, int fd, char *to, size_t room)
 {
@@ -223,66 +180,17 @@ read_start(const mt_proc_sys *sys, int fd, char *to, size_t room)
     return n;
 }
 
-static ssize_t
-read_kept(const mt_proc_sys *sys, mt_descriptor *kept, char *to, size_t room)
-{
-    ssize_t n = read_start(sys, kept->fd, to, room);
-
-    if (n < 0) mt_proc_close(sys, kept);
-    return n;
-}
-
 ssize_t
 mt_proc_read(const mt_proc_sys *sys, mt_descriptor *kept, const char *path, char *to, size_t room)
 {
-    return mt_proc_open(sys, kept, path, O_RDONLY) ? read_kept(sys, kept, to, room) : -1;
-}
+    ssize_t n;
 
-ssize_t
-mt_proc_read_unasked(const mt_proc_sys *sys, mt_descriptor *kept, const char *path, char *to,
-                     size_t room)
-{
-    if (!is_last_kept(kept) && !mt_proc_open(sys, kept, path, O_RDONLY)) return -1;
-    return read_kept(sys, kept, to, room);
-}
-
-/* An odd number between 1 and 2 GiB that no other descriptor of this process was given: the longest
- * that a control group's file takes. Where the numbers begin is another place in each process whose
- * addresses are. */
-static off_t
-new_position(void)
-{
-    static atomic_uint given;
-    uint32_t start = (uint32_t)((uintptr_t)&given >> 3);
-    uint32_t n = atomic_fetch_add_explicit(&given, 1, memory_order_relaxed);
-
-    return ((off_t)1 << 30) + 2 * (off_t)((start + n * 2654435761u) % ((uint32_t)1 << 29)) + 1;
-}
-
-ssize_t
-mt_proc_read_placed(const mt_proc_sys *sys, mt_descriptor *kept, const char *path, char *to,
-                    size_t room)
-{
-    off_t position;
-
-    if (kept->position == 0 || lseek(kept->fd, 0, SEEK_CUR) != kept->position) {
-        if (!mt_proc_open(sys, kept, path, O_RDONLY)) return -1;
-        position = new_position();
-        kept->position = lseek(kept->fd, position, SEEK_SET) == position ? position : 0;
-    }
-    return read_kept(sys, kept, to, room);
-}
-
-bool
-mt_proc_statm(const mt_proc_sys *sys, mt_descriptor *kept, const char *path, uint64_t *resident,
-              uint64_t *shared)
-{
-    char buf[128];
-    ssize_t n = mt_proc_read_unasked(sys, kept, path, buf, sizeof buf);
-
-    if (n >= 0 && mt_statm_parse((mt_text){buf, (size_t)n}, resident, shared)) return true;
-    mt_proc_close(sys, kept);
-    return false;
+    if (!mt_descriptor_is_ours(kept))
+        *kept = mt_descriptor_keep(sys->open(path, O_RDONLY | O_CLOEXEC));
+    if (kept->fd < 0) return -1;
+    n = read_start(sys, kept->fd, to, room);
+    if (n < 0) mt_proc_close(sys, kept);
+    return n;
 }
 
 ssize_t
@@ -295,4 +203,14 @@ mt_proc_slurp(const mt_proc_sys *sys, const char *path, char *to, size_t room)
     n = read_start(sys, brief.fd, to, room);
     mt_proc_close(sys, &brief);
     return n;
+}
+
+bool
+mt_proc_statm(const mt_proc_sys *sys, mt_descriptor *kept, const char *path, uint64_t *resident,
+              uint64_t *shared)
+{
+    char buf[128];
+    ssize_t n = mt_proc_read(sys, kept, path, buf, sizeof buf);
+
+    return n >= 0 && mt_statm_parse((mt_text){buf, (size_t)n}, resident, shared);
 }

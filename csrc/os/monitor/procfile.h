@@ -1,12 +1,13 @@
-/* procfile.h -- small files of the kernel, opened once and read again and again.
+/* procfile.h -- small files of the kernel, read again and again.
  *
  *   root "/"            root "/tmp/fake"
  *     proc/self/statm     proc/self/statm      tests build a tree of plain files
  *
- * pread at 0 makes the kernel write the file's text anew, so a kept descriptor costs one call a
- * reading, and one more where it must be asked whether it is still ours (os/base/descriptor.h). A
- * descriptor under /proc/self goes on meaning the process that opened it: after fork() the owner
- * closes what it kept and opens it again. */
+ * pread at 0 makes the kernel write the file's text anew. So what each sample reads is kept open: in
+ * a program with threads opening and closing takes 15 us where reading takes 1, and a sampler that
+ * may take 0.5 % of a core would get half of its samples. Before each reading fstat says whether the
+ * descriptor is still ours (os/base/descriptor.h). A descriptor under /proc/self goes on meaning the
+ * process that opened it: after fork() the owner closes what it kept. */
 #ifndef MT_OS_MONITOR_PROCFILE_H
 #define MT_OS_MONITOR_PROCFILE_H
 
@@ -64,35 +65,14 @@ bool mt_path_join(char *out, const char *root, const char *path);
 /* Opens, reads at most `room` bytes, closes. -1 and errno; what is longer is cut. */
 ssize_t mt_proc_slurp(const mt_proc_sys *sys, const char *path, char *to, size_t room);
 
-/* Opens what is kept, unless it is open: MT_NO_DESCRIPTOR at first. One that somebody closed, or
- * whose number means another file by now, is opened anew. False and errno. */
-bool mt_proc_open(const mt_proc_sys *sys, mt_descriptor *kept, const char *path, int flags);
-
-/* As mt_proc_slurp, over a descriptor that is kept, after asking whether it is still ours. When
- * reading fails the descriptor is closed, so that the next call opens it again. */
+/* As mt_proc_slurp, over a descriptor that is kept: MT_NO_DESCRIPTOR at first. One that somebody
+ * closed, or whose number means another file by now, is opened anew. When reading fails the
+ * descriptor is closed, so that the next call opens it again. */
 ssize_t mt_proc_read(const mt_proc_sys *sys, mt_descriptor *kept, const char *path, char *to,
                      size_t room);
 
-/* The same without asking, for a text whose form no other file has by chance: another's file under
- * this number is read, and its text refused. Whoever refuses a text calls mt_proc_close, so that
- * the next call opens the right file. Where this module itself has opened another file under the
- * number since then, which may be of the same form, that is known without asking. */
-ssize_t mt_proc_read_unasked(const mt_proc_sys *sys, mt_descriptor *kept, const char *path,
-                             char *to, size_t room);
-
-/* As mt_proc_read, for the files of control groups, which are asked where they stand: 0.16 us where
- * fstat takes 0.34. The file is put, when it is opened, at a position that no other file has by
- * chance; pread leaves it there. Files under /proc would write their whole text for that. */
-ssize_t mt_proc_read_placed(const mt_proc_sys *sys, mt_descriptor *kept, const char *path, char *to,
-                            size_t room);
-
-/* As mt_proc_open, for a file under /proc that is written to, which is known by the signal that it
- * was told to send: 0.12 us where fstat takes 0.24. Such a file never has anything to tell, and no
- * other descriptor has that signal by chance. */
-bool mt_proc_open_signed(const mt_proc_sys *sys, mt_descriptor *kept, const char *path, int flags);
-
-/* The bytes that /proc/self/statm states, read without asking. False, and then opened anew by the
- * next call, where its text is none of statm's. */
+/* The bytes that a statm states, over a kept descriptor. False where it cannot be read, or its text
+ * is not one of statm's. */
 bool mt_proc_statm(const mt_proc_sys *sys, mt_descriptor *kept, const char *path,
                    uint64_t *resident, uint64_t *shared);
 
