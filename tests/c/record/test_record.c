@@ -1,5 +1,5 @@
 /* What a writer refuses, and when it writes nothing. What it writes is read back in
- * tests/record/test_reader.py and test_series.py. */
+ * tests/record/test_reader.py. */
 #include "record/rig.h"
 
 #include "core/base/utf8.h"
