@@ -7,17 +7,17 @@ from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING, Any
 
 from memtools.record.figures import figures_of, plain
+from memtools.record.reader import UNKNOWN
 from memtools.record.series import whole_buckets
 
 if TYPE_CHECKING:
     from memtools.record.record import Record
 
-_UNKNOWN = 2**64 - 1
 Json = dict[str, Any]
 
 
 def _reading(value: int) -> int | None:
-    return None if value == _UNKNOWN else value
+    return None if value == UNKNOWN else value
 
 
 def _check_file(file: object) -> None:

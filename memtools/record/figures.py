@@ -35,8 +35,8 @@ from memtools.record.events import (
 )
 from memtools.record.kills import explained
 from memtools.record.kinds import Cleanup, Pressure, Start
+from memtools.record.reader import UNKNOWN
 from memtools.record.series import (
-    UNKNOWN,
     Timeline,
     median_step_seconds,
     own_column,
@@ -49,8 +49,6 @@ if TYPE_CHECKING:
 
 #: from here on the limit is taken for the reason of a kill
 NEAR = 0.95
-#: how control groups write "no limit"; no machine has as much
-UNLIMITED = 2**62
 #: the memory of a process that is watched from outside is seen falling while it ends
 LAST_NS = 10**9
 #: less shared memory than this, which libraries take for semaphores, is not told
@@ -564,7 +562,7 @@ def _limit(line: Timeline, start: Start) -> tuple[int | None, str]:
     """The control group's limit has a column; the start event tells of one that was given, and of
     the machine's, which counts where there is no other."""
     group = line.last("cgroup_limit")
-    known = [(group, "cgroup")] if group is not None and 0 < group < UNLIMITED else []
+    known = [(group, "cgroup")] if group else []
     given, machine = start.given_bytes or 0, start.machine_bytes or 0
     known += [(given, "given")] if given > 0 else []
     known += [(machine, "machine")] if machine > 0 and not known else []

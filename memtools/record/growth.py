@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from memtools._base.size import format_bytes
 from memtools._base.text import count, duration
-from memtools.record.series import UNKNOWN, own_column
+from memtools.record.reader import UNKNOWN
+from memtools.record.series import own_column
 
 if TYPE_CHECKING:
     from memtools.record.series import Timeline

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from memtools.record.record import Record
 
 ROOT = "/"  # under which the kernel's files are read now; tests have their own
-UNLIMITED = 2**62  # from here on version 1 means that there is no limit
+UNLIMITED = 2**62  # from here on version 1 of control groups means that there is no limit
 FULL = 0.75  # of /dev/shm: a file that does not fit leaves some room
 LOG_SLACK_NS = 10**9  # by which the log's clock and the run's may differ
 MOST_LOG = 1 << 24  # bytes of the kernel's log that are read

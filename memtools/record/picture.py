@@ -12,7 +12,8 @@ from memtools.leak.finding import is_call
 from memtools.record.chart import LIMIT, Chart, Line, charts, lanes, marks
 from memtools.record.figures import A_NOTEBOOK, Figures, figures_of, script_of
 from memtools.record.overview import badge, headline, tiles
-from memtools.record.series import UNKNOWN, Timeline, timeline
+from memtools.record.reader import UNKNOWN
+from memtools.record.series import Timeline, timeline
 
 if TYPE_CHECKING:
     from memtools.record.record import Record, RecordPhase

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
+from memtools.record.reader import UNKNOWN
+
 if TYPE_CHECKING:
     from memtools.record.record import Record
 
-UNKNOWN = 2**64 - 1  # as in memtools.record.record: no reading
 #: a record of the usual size, 1,024 buckets and 8,192 samples, is taken as it is
 CELLS = 10_240
 #: of the steps of a run: the time of a step is the median of theirs

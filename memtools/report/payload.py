@@ -23,7 +23,8 @@ from memtools.record import chart as drawn
 from memtools.record.chart import Chart
 from memtools.record.figures import Figures, used_cells
 from memtools.record.peaks import peak_of, stack_of
-from memtools.record.series import UNKNOWN, Timeline, timeline
+from memtools.record.reader import UNKNOWN
+from memtools.record.series import Timeline, timeline
 
 if TYPE_CHECKING:
     from memtools.record.record import Record

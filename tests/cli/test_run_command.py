@@ -22,7 +22,7 @@ from memtools.cli.tree import COLUMNS, Ended, Guard, Process, Tree, pass_on
 from memtools.record import kills
 from memtools.record.events import ending
 from memtools.record.kinds import Counters
-from memtools.record.record import UNKNOWN
+from memtools.record.reader import UNKNOWN
 from tests.cli.runs import RUN, run
 
 MIB = 2**20

@@ -22,7 +22,8 @@ import time
 from pathlib import Path
 
 from memtools import MemoryMonitor, read_record
-from memtools.record.record import UNKNOWN, Record
+from memtools.record.reader import UNKNOWN
+from memtools.record.record import Record
 
 STEPS = 300  # of which one is chosen
 

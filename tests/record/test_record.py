@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 import memtools
 from memtools import _core
 from memtools.record.kinds import KINDS
-from memtools.record.record import UNKNOWN
+from memtools.record.reader import UNKNOWN
 
 PROJECT = Path(__file__).resolve().parents[2]
 SMALL = {"rows": 8, "buckets": 4, "events": 4, "phases": 3, "payloads": 4096}

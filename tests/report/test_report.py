@@ -21,7 +21,7 @@ from memtools._base.peak import PARTS, Layer, Span
 from memtools.leak.finding import LeakFinding, advice_for
 from memtools.record.figures import figures_of
 from memtools.record.kinds import Cleanup, End, Event, Fork, GuardAct, SharedRoom, Start
-from memtools.record.series import UNKNOWN
+from memtools.record.reader import UNKNOWN
 from memtools.report import render, write_report
 from memtools.report.payload import CELLS, LETTERS, OTHER, part_colour
 from tests.report.reportcases import (
