@@ -30,8 +30,11 @@ steps_bytes(steps *s)
 {
     const uint64_t mib = 1 << 20;
 
-    return STEPS_OF(s, 0, 1, 8 * mib, 40 * mib, 64 * mib, 100 * mib, 700 * mib, 760 * mib,
-                    800 * mib, 801 * mib, 1000 * mib, 1000 * mib, MT_UNKNOWN);
+    /* Among them those at which a trigger is just on: 800 of 1,000, a quarter, a twentieth, 1 %. */
+    return STEPS_OF(s, 0, 1, 8 * mib, 8 * mib + 1, 10 * mib, 40 * mib, 64 * mib, 64 * mib - 1,
+                    100 * mib, 160 * mib, 256 * mib, 700 * mib, 760 * mib, 760 * mib - 1,
+                    800 * mib - 1, 800 * mib, 990 * mib, 1000 * mib, 1000 * mib, 1280 * mib,
+                    MT_UNKNOWN);
 }
 
 static inline void
