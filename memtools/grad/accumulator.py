@@ -18,10 +18,7 @@ from memtools.grad.window import Block, WindowRunner
 if TYPE_CHECKING:
     import torch
 
-    from memtools.grad.gradients import Gradients
     from memtools.grad.pressure import Monitor
-    from memtools.grad.ranks import Ranks
-    from memtools.grad.window import Window
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -60,18 +57,12 @@ class GradAccumulator:
             "fp16": under autocast, with a loss scale that changes at the ends of windows.
         max_norm: the largest 2-norm of all gradients together, above 0; larger ones are scaled to
             it. None, the default: the norm is not clipped.
-        max_value: the largest size of an element, above 0; larger ones are set to it. None, the
-            default: elements are not clipped.
-        clip: a function that is called with the parameters after the gradients have been averaged;
-            it returns a norm for the report, or None. Give at most one of max_norm, max_value and
-            clip. None by default.
+        clip: a function that is called with the parameters after the gradients have been averaged,
+            such as one that clips by value; it returns a norm for the report, or None. None by
+            default. Give at most one of max_norm and clip.
         scheduler: a scheduler, whose `step()` is called without arguments after each update that
             was made. None, the default: no scheduler.
         init_scale: the loss scale of "fp16" at the beginning, above 0; 65,536 by default.
-        growth_interval: after how many good windows in a row the loss scale doubles, at least 1;
-            2,000 by default.
-        min_scale: the lowest loss scale, above 0 and at most init_scale; 1 by default.
-        max_skips: how many updates left out in a row raise RuntimeError, at least 1; 50 by default.
         micro_batch_size: the number of rows that `step()` begins with, at least 1. None, the
             default: the whole batch.
         ranks: the processes that train the model together. None, the default: look for
@@ -102,13 +93,9 @@ class GradAccumulator:
         *,
         precision: str | None = None,
         max_norm: float | None = None,
-        max_value: float | None = None,
         clip: Callable[[list[torch.nn.Parameter]], Any] | None = None,
         scheduler: Any = None,
         init_scale: float = 2.0**16,
-        growth_interval: int = 2000,
-        min_scale: float = 1.0,
-        max_skips: int = 50,
         micro_batch_size: int | None = None,
         ranks: Any = None,
         overlap: bool = False,
@@ -118,13 +105,9 @@ class GradAccumulator:
             steps=steps,
             precision=precision,
             max_norm=max_norm,
-            max_value=max_value,
             clip=clip,
             scheduler=scheduler,
             init_scale=init_scale,
-            growth_interval=growth_interval,
-            min_scale=min_scale,
-            max_skips=max_skips,
             micro_batch_size=micro_batch_size,
             overlap=overlap,
             monitor=monitor,
@@ -135,8 +118,9 @@ class GradAccumulator:
         self._advice = fused_advice(optimizer)
         self._block, self._back_off = Block(), None
         try:
-            runner.ranks = find_ranks(model, self.parameters, ranks, overlap)
-            check_together(runner.ranks, self.parameters, overlap, monitor is not None)
+            parameters = runner.gradients.parameters
+            runner.ranks = find_ranks(model, parameters, ranks, overlap)
+            check_together(runner.ranks, parameters, overlap, monitor is not None)
             runner.attach()
         except BaseException:
             runner.release("it could not be made")
@@ -213,7 +197,7 @@ class GradAccumulator:
         the windows of those that go on, and returns when all have flushed.
 
         Raises TypeError if a gradient is sparse, ValueError if all weights were 0, RuntimeError if
-        no parameter has a gradient, or after `max_skips` updates left out in a row.
+        no parameter has a gradient, or after 50 updates left out in a row.
         """
         runner = self._runner
         runner.require_outside("flush()")
@@ -342,26 +326,6 @@ class GradAccumulator:
         return self._runner.optimizer
 
     @property
-    def parameters(self) -> list[torch.Tensor]:
-        """The optimizer's parameters, as they were when the window began."""
-        return self._runner.gradients.parameters
-
-    @property
-    def gradients(self) -> Gradients:
-        """Where the gradients of this window lie."""
-        return self._runner.gradients
-
-    @property
-    def window(self) -> Window:
-        """The numbers of the window that is open."""
-        return self._runner.window
-
-    @property
-    def ranks(self) -> Ranks:
-        """The other processes of the job."""
-        return self._runner.ranks
-
-    @property
     def micro_batch_size(self) -> int | None:
         """Rows that step() gives to a micro-batch, or None."""
         return self._runner.micro_batch_size
@@ -375,6 +339,6 @@ class GradAccumulator:
         )
 
     def __repr__(self) -> str:
-        done = f"{self.window.count} of {self.steps} micro-batches"
+        done = f"{self._runner.window.count} of {self.steps} micro-batches"
         updates = f"{self._runner.totals.updates:,} updates"
         return f"GradAccumulator({done}, {updates}, {self._settings.precision})"

@@ -163,39 +163,32 @@ class Gradients:
             finite = torch.zeros_like(finite)
         return Measure(squares + host.sum_squares, host.count, finite, _uncounted=self)
 
-    def multiply(self, factor: float | torch.Tensor, limit: float = math.inf) -> None:
-        """Every gradient becomes clamp(gradient * factor, -limit, limit), in one pass.
+    def multiply(self, factor: float | torch.Tensor) -> None:
+        """Multiply every gradient, in one pass.
 
         A factor that is a tensor on a device is used there; gradients on the CPU beside it make the
-        call wait for it. With factor 1.0 and no limit nothing is touched.
+        call wait for it. With factor 1.0 nothing is touched.
 
-        Raises TypeError for a sparse gradient, or a complex one with a limit; then nothing was
-        changed.
+        Raises TypeError for a sparse gradient; then nothing was changed.
         """
         torch = self._torch
         if not isinstance(factor, torch.Tensor):
             factor = float(factor)
-            if factor == 1.0 and limit == math.inf:
+            if factor == 1.0:
                 return
         unread = self._native.multiply(1.0)  # by 1 it only looks
         left = self._left(unread) if unread else []
-        for index, grad in left:
-            if limit < math.inf and grad.is_complex():
-                raise TypeError(
-                    f"the gradient of {self.name(index)} is complex and cannot be clipped by "
-                    "value; clip by norm"
-                )
         if self._native.tensors:
-            self._native.multiply(float(factor), limit)
+            self._native.multiply(float(factor))
         if not left:
             return
         with torch.no_grad():
             for _, grad in left:
                 if grad.device.type == "cpu":
-                    host_multiply(grad, float(factor), limit)
+                    host_multiply(grad, float(factor))
             for device, grads in _by_device(left).items():
                 near = factor if isinstance(factor, float) else factor.to(device)
-                device_multiply(torch, grads, near, limit)
+                device_multiply(torch, grads, near)
 
     def bad(self) -> tuple[int, int, str | None]:
         """Counts inf and nan elements in all gradients, and names the first parameter that has
@@ -346,15 +339,13 @@ def count_bad(torch: Any, grad: torch.Tensor) -> tuple[int, int]:
     return infs, nans
 
 
-def host_multiply(grad: torch.Tensor, factor: float, limit: float) -> None:
-    """grad = clamp(grad * factor, -limit, limit); 16-bit gradients are rounded once."""
+def host_multiply(grad: torch.Tensor, factor: float) -> None:
+    """grad *= factor; 16-bit gradients are rounded once."""
     if grad.is_floating_point() and grad.element_size() < 4:
         for piece in _pieces(grad):
-            piece.copy_(piece.float().mul_(factor).clamp_(-limit, limit))
+            piece.copy_(piece.float().mul_(factor))
         return
     grad.mul_(factor)
-    if limit < math.inf:
-        grad.clamp_(-limit, limit)
 
 
 def device_sums(torch: Any, grads: Sequence[torch.Tensor]) -> DeviceSums:
@@ -379,11 +370,11 @@ def _largest(torch: Any, grads: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def device_multiply(
-    torch: Any, grads: Sequence[torch.Tensor], factor: float | torch.Tensor, limit: float
+    torch: Any, grads: Sequence[torch.Tensor], factor: float | torch.Tensor
 ) -> None:
-    """grad = clamp(grad * factor, -limit, limit) for gradients of one device, where the factor is
-    too. 16-bit gradients go by an fp32 copy of one of them at a time where torch would round the
-    factor to 16 bits first, which is everywhere but for a Python number on CUDA."""
+    """grad *= factor for gradients of one device, where the factor is too. 16-bit gradients go by
+    an fp32 copy of one of them at a time where torch would round the factor to 16 bits first, which
+    is everywhere but for a Python number on CUDA."""
     for alike in _by_dtype(grads):
         exact = torch.promote_types(alike[0].dtype, torch.float32)
         if exact != alike[0].dtype and (
@@ -395,9 +386,6 @@ def device_multiply(
             torch._foreach_mul_(alike, factor)
         else:
             torch._foreach_mul_(alike, factor.to(exact.to_real()))
-        if limit < math.inf:
-            torch._foreach_clamp_min_(alike, -limit)
-            torch._foreach_clamp_max_(alike, limit)
 
 
 def _by_dtype(grads: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:

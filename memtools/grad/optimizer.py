@@ -57,13 +57,12 @@ class Finish:
         settings: how gradients are clipped, if they are.
     """
 
-    __slots__ = ("_clip", "_max_norm", "_max_value", "_optimizer", "_torch")
+    __slots__ = ("_clip", "_max_norm", "_optimizer", "_torch")
 
     def __init__(self, optimizer: Any, settings: Settings) -> None:
         self._optimizer, self._clip = optimizer, settings.clip
         self._torch = bridge.connect().torch
         self._max_norm = settings.max_norm
-        self._max_value = math.inf if settings.max_value is None else float(settings.max_value)
 
     def step(
         self, gradients: Gradients, sum_squares: float, average: float
@@ -88,8 +87,8 @@ class Finish:
             self._step_folded(factor)
             return norm, coefficient, "folded"
         applied = "nothing"
-        if changes or self._max_value < math.inf:
-            gradients.multiply(factor, self._max_value)
+        if changes:
+            gradients.multiply(factor)
             applied = "multiplied"
         with _rounded(wide):
             if self._clip is not None:
@@ -101,7 +100,7 @@ class Finish:
     def _folds(self, factor: float) -> bool:
         """Whether nobody but the optimizer sees the gradients, and it takes a divisor."""
         optimizer = self._optimizer
-        if self._clip is not None or self._max_value < math.inf:
+        if self._clip is not None:
             return False
         if not _FOLDABLE[0] < factor < _FOLDABLE[1]:
             return False

@@ -44,12 +44,7 @@ class Precision:
         if self.lowers:
             dtype = torch.bfloat16 if settings.precision == "bf16" else torch.float16
             self._autocast = torch.autocast(self._device, dtype)
-        self.scale = LossScale(
-            settings.init_scale,
-            settings.growth_interval,
-            settings.min_scale,
-            settings.precision == "fp16",
-        )
+        self.scale = LossScale(settings.init_scale, settings.precision == "fp16")
 
     def enter(self) -> None:
         """Begin to compute in the lower precision."""
@@ -118,30 +113,32 @@ class Precision:
 class LossScale:
     """The factor of fp16's losses: as large as gradients allow, changed between windows only.
 
-    It doubles after `growth_interval` updates in a row that were finite, and halves where one was
-    not, like torch.amp.GradScaler's; but it never falls below `least`, where torch's goes on to 0.
-    Without fp16 it is 1.0 and does not move.
+    It doubles after 2,000 updates in a row that were finite, and halves where one was not, like
+    torch.amp.GradScaler's; but it never falls below 1, or the initial value where that is lower,
+    while torch's goes on to 0. Without fp16 it is 1.0 and does not move.
 
     Attributes:
         value: the factor of the next window.
+        least: the lowest value.
+        growth_interval: updates in a row that were finite, before it doubles.
         good: updates in a row that were finite, since it last moved.
         moves: whether losses are scaled, which they are in fp16.
     """
 
-    __slots__ = ("_growth_interval", "_least", "good", "moves", "value")
+    __slots__ = ("good", "growth_interval", "least", "moves", "value")
 
-    def __init__(self, value: float, growth_interval: int, least: float, moves: bool) -> None:
+    def __init__(self, value: float, moves: bool) -> None:
         self.value = value if moves else 1.0
-        self._growth_interval, self._least, self.moves = growth_interval, least, moves
-        self.good = 0
+        self.least, self.growth_interval = min(value, 1.0), 2000
+        self.moves, self.good = moves, 0
 
     def update(self, skipped: bool) -> None:
         """Move at a window's end; `skipped` says that its gradients were not finite."""
         if skipped:
-            self.value, self.good = max(self.value / 2, self._least), 0
+            self.value, self.good = max(self.value / 2, self.least), 0
             return
         self.good += 1
-        if self.good >= self._growth_interval:  # it may come from a state with a longer interval
+        if self.good >= self.growth_interval:  # it may come from a state with a longer interval
             self.good = 0
             if self.value * 2 < _LARGEST:
                 self.value *= 2

@@ -23,13 +23,9 @@ class Settings:
     steps: int = 1
     precision: str | None = None
     max_norm: float | None = None
-    max_value: float | None = None
     clip: Callable[..., Any] | None = None
     scheduler: Any = None
     init_scale: float = 2.0**16
-    growth_interval: int = 2000
-    min_scale: float = 1.0
-    max_skips: int = 50
     micro_batch_size: int | None = None
     overlap: bool = False
     monitor: Any = None
@@ -41,25 +37,14 @@ class Settings:
                 f"precision is None or one of {', '.join(PRECISIONS)}; got {self.precision!r}"
             )
         self.precision = self.precision or "fp32"
-        ways = {"max_norm": self.max_norm, "max_value": self.max_value, "clip": self.clip}
-        clips = [name for name, value in ways.items() if value is not None]
-        if len(clips) > 1:
-            raise ValueError(
-                f"gradients are clipped in one way; got {' and '.join(clips)}: pick one"
-            )
-        for name in ("max_norm", "max_value"):
-            if ways[name] is not None:
-                positive(name, ways[name], "; leave it out where the norm is only to be measured")
+        if self.max_norm is not None and self.clip is not None:
+            raise ValueError("gradients are clipped in one way; got max_norm and clip: pick one")
+        if self.max_norm is not None:
+            what = "; leave it out where the norm is only to be measured"
+            positive("max_norm", self.max_norm, what)
         if self.clip is not None and not callable(self.clip):
             raise TypeError(f"clip is called with the parameters; got {_kind(self.clip)}")
         positive("init_scale", self.init_scale)
-        positive("min_scale", self.min_scale)
-        if self.min_scale > self.init_scale:
-            raise ValueError(
-                f"min_scale is at most init_scale, {self.init_scale}; got {self.min_scale}"
-            )
-        self.growth_interval = whole_number("growth_interval", self.growth_interval)
-        self.max_skips = whole_number("max_skips", self.max_skips)
         if self.micro_batch_size is not None:
             self.micro_batch_size = whole_number("micro_batch_size", self.micro_batch_size)
         if not isinstance(self.overlap, bool):

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from memtools.grad.settings import Settings
 
+MOST_SKIPS: Final = 50  # updates left out in a row, after which that is an error
 INTERRUPTED: Final = "an interrupt"  # why a window is torn, until what was begun is counted
 _LEAST, _MOST = -96, 96  # exponents of the guess: with a scale of 2**24 still a float32
 _LEAST_16, _MOST_16 = (
@@ -272,7 +273,7 @@ class WindowRunner:
     ) -> None:
         self._torch = bridge.connect().torch
         self.model, self.optimizer, self.steps = model, optimizer, settings.steps
-        self._scheduler, self._max_skips = settings.scheduler, settings.max_skips
+        self._scheduler = settings.scheduler
         self._context: Any = None
         self._finish = Finish(optimizer, settings)
         self.adopt()
@@ -562,12 +563,11 @@ class WindowRunner:
         )
         self.retries = []
         self.totals.add(report, scale.value)
-        if self.totals.skipped_in_a_row >= self._max_skips:
+        if self.totals.skipped_in_a_row >= MOST_SKIPS:
             raise RuntimeError(
                 f"{self.totals.skipped_in_a_row} updates in a row were left out, as gradients were "
                 f"not finite ({infs:,} inf and {nans:,} nan in the last, first in {first_bad}, "
-                f"loss scale {report.scale:g}): lower the learning rate, look at the data, or "
-                "raise max_skips"
+                f"loss scale {report.scale:g}): lower the learning rate, or look at the data"
             )
         return report
 

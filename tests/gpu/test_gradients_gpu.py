@@ -87,13 +87,12 @@ def test_inf_and_nan_are_counted_and_named(dtype: torch.dtype) -> None:
     assert (found.infs, found.nans, found.first_bad) == (2, 1, "b")
 
 
-@pytest.mark.parametrize("limit", [math.inf, 0.25])
 @pytest.mark.parametrize("on_device", [False, True])
-def test_multiply_does_not_round_the_factor_to_16_bits(on_device: bool, limit: float) -> None:
+def test_multiply_does_not_round_the_factor_to_16_bits(on_device: bool) -> None:
     grads = mixed()[:-1] if on_device else mixed()
-    wanted = [(wide(grad) * 0.3).clamp(-limit, limit).to(grad.dtype) for grad in grads]
+    wanted = [(wide(grad) * 0.3).to(grad.dtype) for grad in grads]
     factor = torch.tensor(0.3, dtype=torch.float64, device=CUDA) if on_device else 0.3
-    Gradients(parameters_of(grads)).multiply(factor, limit)
+    Gradients(parameters_of(grads)).multiply(factor)
     for grad, value in zip(grads, wanted, strict=True):
         torch.testing.assert_close(grad, value, rtol=2e-7 if grad.itemsize > 2 else 0, atol=0)
 
@@ -121,7 +120,7 @@ def test_measuring_and_clipping_do_not_wait() -> None:
         behind = busy()
         found = gradients.measure()
         gradients.multiply(torch.ones((), device=CUDA))
-        gradients.multiply(0.999, limit=2.0)
+        gradients.multiply(0.999)
         memtools.clip_grad_norm_(gradients.parameters, 1.0)
         waited = behind.query()
     assert not waited

@@ -77,7 +77,7 @@ def gradients(model: nn.Module) -> list[Tensor | None]:
 
 def everything(acc: Any) -> Any:
     """Gradients, counters, parameters and optimizer state, to compare before with after."""
-    window = {name: getattr(acc.window, name) for name in acc.window.__slots__}
+    window = {name: getattr(acc._runner.window, name) for name in acc._runner.window.__slots__}
     return {
         "window": window,
         "report": acc.report(),

@@ -208,7 +208,7 @@ def fsdp_outside(rank: int) -> Any:
     """Passes outside of micro-batches, as those of an evaluation, ask nobody."""
     model = sharded(Deep())
     acc = GradAccumulator(model, torch.optim.SGD(model.parameters(), 0.5), STEPS)
-    with mock.patch.object(acc.ranks._pass, "_before") as asked:
+    with mock.patch.object(acc._runner.ranks._pass, "_before") as asked:
         model(data(rank)[0][0]).sum().backward()
         outside = asked.call_count
         acc.optimizer.zero_grad()
@@ -225,7 +225,7 @@ def fsdp_closed(rank: int) -> Any:
 
     def depths(acc: GradAccumulator) -> list[int]:
         found = []
-        for group in acc.ranks._pass._groups:  # type: ignore[attr-defined]
+        for group in acc._runner.ranks._pass._groups:  # type: ignore[attr-defined]
             for name in ("unshard", "post_backward"):
                 call, depth = getattr(group, name), 0
                 while isinstance(call, functools.partial):
@@ -241,7 +241,7 @@ def fsdp_closed(rank: int) -> Any:
     first.close()  # which has the model no more
     found.append(depths(second))
     third = GradAccumulator(model, optimizer, 1)
-    groups = third.ranks._pass._groups  # type: ignore[attr-defined]
+    groups = third._runner.ranks._pass._groups  # type: ignore[attr-defined]
     with third.micro_batch():
         third.backward((model(x) - y).square().sum(), weight=len(x))
     del third, first, second

@@ -63,10 +63,9 @@ CASES: dict[str, list[Case]] = {
         lambda: refused(TypeError, lambda: SET.measure("x")),  # type: ignore[call-arg]
     ],
     "GradSet.multiply": [
-        lambda: SET.multiply(0.5, limit=3),
+        lambda: SET.multiply(0.5),
         lambda: SET.multiply(1),
-        lambda: _core.GradSet(SHARED).multiply(1, 1),
-        lambda: refused(ValueError, lambda: SET.multiply(0.5, -1)),
+        lambda: _core.GradSet(SHARED).multiply(2),
         lambda: refused(TypeError, lambda: SET.multiply("x")),  # type: ignore[arg-type]
     ],
     "GradSet.remember": [SET.remember, remembering],

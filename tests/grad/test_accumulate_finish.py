@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import re
 
@@ -44,7 +45,8 @@ def test_clipping_by_norm_is_that_of_the_averaged_gradient(max_norm):
 def test_clipping_by_value_is_of_the_averaged_gradient():
     model, data = net(), batches()
     optimizer = Recorder(model)
-    run(GradAccumulator(model, optimizer, steps=6, max_value=0.05), data)
+    clip = functools.partial(nn.utils.clip_grad_value_, clip_value=0.05)
+    run(GradAccumulator(model, optimizer, steps=6, clip=clip), data)
     assert error(optimizer.seen[0], [g.clamp(-0.05, 0.05) for g in reference(model, data)]) < 1e-6
     assert max(g.abs().max().item() for g in optimizer.seen[0]) == pytest.approx(0.05)
 
@@ -164,9 +166,10 @@ def test_an_update_that_is_not_finite_is_left_out(value, fused):
     assert acc.report().skipped_in_a_row == 0
 
 
-def test_too_many_in_a_row_raise():
+def test_too_many_in_a_row_raise(monkeypatch):
+    monkeypatch.setattr("memtools.grad.window.MOST_SKIPS", 3)
     model = net()
-    acc = GradAccumulator(model, torch.optim.SGD(model.parameters(), lr=0.1), max_skips=3)
+    acc = GradAccumulator(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
     def bad():
         with acc.micro_batch():
@@ -180,7 +183,7 @@ def test_too_many_in_a_row_raise():
     with pytest.raises(RuntimeError, match="3 updates in a row.*first in 5.bias.*learning rate"):
         bad()
     assert acc.report().skipped == 5
-    assert acc.window.empty
+    assert acc._runner.window.empty
     assert all(p.grad is None for p in model.parameters())
 
 
@@ -194,9 +197,8 @@ def test_a_loss_scale_that_was_good_for_longer_than_the_interval_grows():
     acc = GradAccumulator(model, torch.optim.SGD(model.parameters()), **settings)
     for _ in range(3):
         run(acc, batches((2,)))
-    shorter = GradAccumulator(
-        twin, torch.optim.SGD(twin.parameters()), growth_interval=2, **settings
-    )
+    shorter = GradAccumulator(twin, torch.optim.SGD(twin.parameters()), **settings)
+    shorter._runner.precision.scale.growth_interval = 2
     shorter.load_state_dict(acc.state_dict())
     run(shorter, batches((2,)))
     assert shorter.scale == 16.0
@@ -206,12 +208,11 @@ def test_fp16_is_what_torchs_grad_scaler_gives():
     """Over 40 windows with infs now and then: the same scales, the same skips, the same weights."""
     model = net()
     twin = copy.deepcopy(model)
-    settings = {"init_scale": 2.0**14, "growth_interval": 3}
-    acc = GradAccumulator(
-        model, torch.optim.SGD(model.parameters(), lr=1e-2), steps=2, precision="fp16", **settings
-    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    acc = GradAccumulator(model, optimizer, steps=2, precision="fp16", init_scale=2.0**14)
+    acc._runner.precision.scale.growth_interval = 3
     usual = torch.optim.SGD(twin.parameters(), lr=1e-2)
-    scaler = torch.amp.GradScaler("cpu", **settings)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14, growth_interval=3)
     scales, skips = [], 0
     for i in range(40):
         data = batches((4, 4))
@@ -234,20 +235,16 @@ def test_fp16_is_what_torchs_grad_scaler_gives():
     assert same(list(model.parameters()), list(twin.parameters()))
 
 
-def test_the_loss_scale_has_a_floor():
+@pytest.mark.parametrize(("init_scale", "least"), [(4.0, 1.0), (0.5, 0.5)])
+def test_the_loss_scale_has_a_floor(init_scale, least):
     model = net()
-    acc = GradAccumulator(
-        model,
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        precision="fp16",
-        init_scale=8.0,
-        min_scale=2.0,
-    )
-    for _ in range(5):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    acc = GradAccumulator(model, optimizer, precision="fp16", init_scale=init_scale)
+    for _ in range(4):
         with acc.micro_batch():
             acc.backward(spoil(model, math.inf), weight=1)
-    assert acc.scale == acc.report().least_scale == 2.0
-    assert acc.report().last.scale == 2.0
+    assert acc.scale == acc.report().least_scale == least
+    assert acc.report().last.scale == least
 
 
 def test_the_loss_scale_stays_within_a_window_and_within_float32():
@@ -258,13 +255,14 @@ def test_the_loss_scale_stays_within_a_window_and_within_float32():
         steps=2,
         precision="fp16",
         init_scale=2.0**4,
-        growth_interval=1,
     )
+    acc._runner.precision.scale.growth_interval = 1
     for i, x in enumerate(data):
         assert acc.scale == 2.0 ** (4 + i // 2)
         with acc.micro_batch():
             acc.backward(loss_sum(model, x).float(), weight=2)
-    scale = LossScale(2.0**127, 1, 1.0, True)
+    scale = LossScale(2.0**127, True)
+    scale.growth_interval = 1
     scale.update(False)
     assert scale.value == 2.0**127
 

@@ -80,7 +80,7 @@ def test_reset_in_a_micro_batch_drops_it():
         assert not torch.is_autocast_enabled("cpu")
         with pytest.raises(RuntimeError, match="outside of a micro-batch"):
             acc.backward(loss_sum(model, DATA[0]), weight=3)
-    assert acc.window.empty
+    assert acc._runner.window.empty
     assert acc.report().dropped == 1
     assert all(torch.equal(p, before[name]) for name, p in model.state_dict().items())
     window(model, acc)

@@ -169,7 +169,7 @@ def test_sums_that_cannot_be_added_are_refused_before_the_backward_pass(sums, te
     with pytest.raises(TypeError, match=text):
         acc.step(torch.randn(4, 8), lambda x: (loss_sum(acc.model, x), len(x), sums))
     assert all(p.grad is None for p in acc.model.parameters())
-    assert acc.window.empty
+    assert acc._runner.window.empty
 
 
 def test_a_window_that_was_saved_halfway_has_the_loss_of_all_its_micro_batches():

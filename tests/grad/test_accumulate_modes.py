@@ -40,7 +40,9 @@ def test_sums_of_16_bit_gradients_are_kept_in_fp32():
     """256 small gradients beside a large one: in bf16 all of them vanish."""
     model, seen = halves(), []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    optimizer.register_step_pre_hook(lambda *_: seen.extend(p.grad.clone() for p in acc.parameters))
+    optimizer.register_step_pre_hook(
+        lambda *_: seen.extend(p.grad.clone() for p in acc.model.parameters())
+    )
     acc = GradAccumulator(model, optimizer, steps=257)
     data = [torch.full((1, 8), 16.0)] + [torch.full((1, 8), 0.25)] * 256
     for x in data:
@@ -57,7 +59,9 @@ def test_an_optimizer_that_needs_16_bits_gets_them_rounded_once():
     model, data = halves(), batches((4, 4))
     seen = []
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    optimizer.register_step_pre_hook(lambda *_: seen.extend(p.grad.clone() for p in acc.parameters))
+    optimizer.register_step_pre_hook(
+        lambda *_: seen.extend(p.grad.clone() for p in acc.model.parameters())
+    )
     acc = GradAccumulator(model, optimizer, steps=2, max_norm=0.1)
     run(acc, data)
     assert {g.dtype for g in seen} == {torch.bfloat16}
@@ -93,7 +97,7 @@ def test_sums_in_fp32_are_part_of_the_state():
     run(stopped, data[:2])
     resumed.load_state_dict(stopped.state_dict())
     run(resumed, data[2:])
-    assert same(list(resumed.parameters), list(straight.parameters))
+    assert same(list(resumed.model.parameters()), list(straight.model.parameters()))
     assert resumed.report().last.norm == straight.report().last.norm
 
 
@@ -122,7 +126,7 @@ def test_sums_in_fp32_survive_an_out_of_memory_bit_for_bit(where, undo):
     acc, report = one(Inject(**{where: {2}}), ())
     assert len(report.retries) == 1
     twin, right = one(Inject(), [4, 4, 2, 2])
-    assert same(list(acc.parameters), list(twin.parameters))
+    assert same(list(acc.model.parameters()), list(twin.model.parameters()))
     assert report.norm == right.norm
     assert report.micro_batches == right.micro_batches == 4
 
@@ -139,7 +143,7 @@ def test_sums_in_fp32_of_step_are_those_of_a_loop():
         torch.cat(data), lambda x: (loss_sum(accs[1].model, x.bfloat16()), len(x))
     )
     assert report.norm == accs[0].report().last.norm
-    assert same(list(accs[1].parameters), list(accs[0].parameters))
+    assert same(list(accs[1].model.parameters()), list(accs[0].model.parameters()))
 
 
 TAKE_FP32 = ["SGD", "Adagrad", "RMSprop", "Adadelta"]
@@ -163,7 +167,9 @@ def test_an_optimizer_gets_fp32_where_it_takes_that_and_the_rest_is_rounded_once
     """Its state keeps the parameters' dtype, so that a saved one resumes the same."""
     model, seen = halves(), []
     optimizer = getattr(torch.optim, kind)(model.parameters(), lr=0.1, **settings)
-    optimizer.register_step_pre_hook(lambda *_: seen.extend(p.grad.clone() for p in acc.parameters))
+    optimizer.register_step_pre_hook(
+        lambda *_: seen.extend(p.grad.clone() for p in acc.model.parameters())
+    )
     acc, before = GradAccumulator(model, optimizer), [p.clone() for p in model.parameters()]
     run(acc, batches((4, 3)))
     narrow = settings.keys() & {"fused", "centered", "nesterov"} or kind not in TAKE_FP32

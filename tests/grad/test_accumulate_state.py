@@ -30,10 +30,10 @@ class Run:
                 "max_norm": 1.0,
                 "scheduler": self.scheduler,
                 "init_scale": 2.0**8,
-                "growth_interval": 1,
             }
             | settings,
         )
+        self.acc._runner.precision.scale.growth_interval = 1
 
     def go(self, data):
         for x in data:

@@ -16,7 +16,7 @@ MODES = ("scratch", "redo")
 SETTINGS = {
     "plain": {},
     "max_norm": {"max_norm": 0.05},
-    "fp16": {"precision": "fp16", "growth_interval": 2, "max_norm": 0.05},
+    "fp16": {"precision": "fp16", "max_norm": 0.05},
     "bf16": {"precision": "bf16"},
 }
 

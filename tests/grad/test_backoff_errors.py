@@ -40,7 +40,7 @@ def test_another_exception_comes_out_untouched_and_drops_the_window(error, index
     assert getattr(error, "__notes__", []) == []
     assert (model.inject.forwards, grads(model)) == (index + 1, [])
     assert acc.report() == before
-    assert acc.window.empty
+    assert acc._runner.window.empty
     assert acc.step(batch(), loss_of(model)).micro_batches == 4
 
 
@@ -75,7 +75,7 @@ def test_one_row_that_does_not_fit_raises_the_original_error_with_the_report(pha
     assert "nothing smaller can be tried" in first
     assert [note.partition(" of ")[2][:6] for note in notes] == ["4 rows", "2 rows", "1 row,"]
     assert notes[-1].rpartition(" lost")[0].split("; ")[-2] == "gave up"
-    assert (grads(model), acc.window.empty, acc.report().windows) == ([], True, 0)
+    assert (grads(model), acc._runner.window.empty, acc.report().windows) == ([], True, 0)
     assert len(acc.report().retries) == 3
     model.inject = Inject()
     assert acc.step(batch(), loss_of(model)).retries == ()
@@ -120,7 +120,7 @@ def test_a_window_of_weight_zero_is_refused_and_dropped():
     before = values(model)
     with pytest.raises(ValueError, match="weights of this window sum to 0"):
         acc.step(batch(), lambda micro: (model(micro["x"]).sum(), 0))
-    assert (grads(model), acc.window.empty) == ([], True)
+    assert (grads(model), acc._runner.window.empty) == ([], True)
     model.load_state_dict(model.state_dict())
     assert len(before) == len(values(model))
 
@@ -142,7 +142,7 @@ def test_bad_input_is_one_sentence_and_changes_nothing(name):
     before, report = values(model), acc.report()
     with pytest.raises(error, match=text):
         acc.step(what, loss_of(model), split)
-    assert (values(model), acc.report(), acc.window.empty) == (before, report, True)
+    assert (values(model), acc.report(), acc._runner.window.empty) == (before, report, True)
 
 
 def test_loss_fn_has_to_be_callable():
@@ -329,7 +329,7 @@ def test_a_large_buffer_that_changes_for_the_first_time_ends_the_window():
     with pytest.raises(RuntimeError, match="the buffer 'mask' changed") as caught:
         acc.step(batch(1), loss_fn)
     assert isinstance(caught.value.__cause__, torch.OutOfMemoryError)
-    assert (grads(model), acc.window.empty) == ([], True)
+    assert (grads(model), acc._runner.window.empty) == ([], True)
     assert want == [p.tolist() for p in model.parameters()]
     model.inject = Inject(forward={1})
     assert len(acc.step(batch(1), loss_fn).retries) == 1

@@ -246,8 +246,9 @@ class Trained:
         self.optimizer = OPTIMIZERS[case.optimizer](parameters)
         self.acc = memtools.GradAccumulator(
             self.model, self.optimizer, micro_batch_size=size,
-            max_norm=case.max_norm, precision=case.precision, init_scale=64.0, growth_interval=2,
+            max_norm=case.max_norm, precision=case.precision, init_scale=64.0,
         )  # fmt: skip
+        self.acc._runner.precision.scale.growth_interval = 2
         undoing(self.acc, case.undo)
         self.tried: list[tuple[int, int]] = []
         self.stepped: list[torch.Tensor] = []
@@ -379,7 +380,7 @@ def assert_dropped(run: Trained, error: Exception, before: nn.Module, windows: i
     """What no smaller micro-batch helps with comes out, and the window is dropped."""
     if "Expected more than 1 value per channel" not in str(error):  # BatchNorm's, of one row
         assert isinstance(error, torch.OutOfMemoryError), repr(error)
-    if run.acc.window.torn:  # the optimizer had begun to step
+    if run.acc._runner.window.torn:  # the optimizer had begun to step
         return
     now = dict(run.model.named_parameters())  # a pass that went well may have added some
     assert all(parameter.grad is None for parameter in now.values())
@@ -450,8 +451,10 @@ def test_16_bits_give_the_scales_and_skips_of_autocast_and_a_grad_scaler(windows
     precision = "fp16" if dtype is torch.float16 else "bf16"
     acc = memtools.GradAccumulator(
         model, torch.optim.SGD(model.parameters(), 0.05), precision=precision,
-        init_scale=64.0, min_scale=2.0**-9, growth_interval=2,
+        init_scale=64.0,
     )  # fmt: skip
+    ours = acc._runner.precision.scale
+    ours.least, ours.growth_interval = 2.0**-9, 2
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2)
     usual = torch.optim.SGD(twin.parameters(), 0.05)
     skips = 0
@@ -480,5 +483,5 @@ def test_16_bits_give_the_scales_and_skips_of_autocast_and_a_grad_scaler(windows
         if precision == "fp16":
             assert acc.scale == scaler.get_scale()
     assert acc.report().skipped == skips
-    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
-        assert torch.allclose(ours, theirs, rtol=0.02, atol=0.005)
+    for mine, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.allclose(mine, theirs, rtol=0.02, atol=0.005)

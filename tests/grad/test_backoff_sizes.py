@@ -418,9 +418,11 @@ def test_all_ranks_cut_columns_alike_whichever_ran_out_of_memory(columns, monkey
     seen = {}
     for rank in (0, 1):
         acc, model = linear()
-        monkeypatch.setattr(acc.ranks, "world", 2)
+        monkeypatch.setattr(acc._runner.ranks, "world", 2)
         answers = iter(["", "", ""] if rank == 0 else ["rank 0: MemoryError", "", ""])
-        monkeypatch.setattr(acc.ranks, "agree", lambda failed, answers=answers: next(answers))
+        monkeypatch.setattr(
+            acc._runner.ranks, "agree", lambda failed, answers=answers: next(answers)
+        )
         inject, tried = Inject(forward={0} if rank == 0 else set()), []
 
         def loss_fn(micro, model=model, inject=inject, tried=tried):
@@ -449,4 +451,4 @@ def test_a_loss_of_unknown_weight_is_refused_before_anything_ran_out(split):
         acc.step(Graphs([1, 3]) if split else torch.ones(4, 6), loss_fn, split)
     assert before == [p.tolist() for p in model.parameters()]
     assert all(p.grad is None for p in model.parameters())
-    assert acc.window.empty
+    assert acc._runner.window.empty

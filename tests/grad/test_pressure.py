@@ -340,7 +340,7 @@ def test_what_other_ranks_take_part_in_is_not_left() -> None:
     machine = Machine(1000, base=100, row=20)
     acc, model = made(machine)
     windows(acc, model, machine)
-    acc.ranks.no_retry = "the others are in it"
+    acc._runner.ranks.no_retry = "the others are in it"
     machine.factor = 2.6
     assert windows(acc, model, machine) == [[16, 8]]
 

@@ -56,15 +56,14 @@ def test_measures_every_dtype_and_layout_like_float64(dtype):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("limit", [math.inf, 0.25])
-def test_multiplies_as_torch_does(dtype, limit):
+def test_multiplies_as_torch_does(dtype):
     gradients = mixed_layouts(dtype)
     parameters = [with_gradient(g.clone()) for g in gradients]
-    assert _core.GradSet(parameters).multiply(0.3, limit) == ()
+    assert _core.GradSet(parameters).multiply(0.3) == ()
     wide = torch.float64 if dtype is torch.float64 else torch.float32
     for parameter, before in zip(parameters, gradients, strict=True):
         assert parameter.grad is not None
-        expected = (before.to(wide) * 0.3).clamp(-limit, limit).to(dtype)
+        expected = (before.to(wide) * 0.3).to(dtype)
         assert torch.equal(parameter.grad, expected)
         assert parameter.grad.stride() == before.stride()
 
@@ -177,8 +176,7 @@ def test_autograd_hears_of_what_was_written():
     gradient_set.multiply(1)
     assert parameter.grad._version == 0  # nothing was
     gradient_set.multiply(0.5)
-    gradient_set.multiply(1, limit=0.1)
-    assert parameter.grad._version == 2
+    assert parameter.grad._version == 1
     weight = torch.ones(4, requires_grad=True)
     product = (weight * parameter.grad).sum()  # backward needs the gradient as it is now
     gradient_set.multiply(0.5)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import math
 import weakref
 
 import pytest
@@ -110,8 +109,6 @@ def test_writing_fails_before_anything_is_written(without_shim, parameters, monk
 
 REFUSED = {
     "argument of measure": (lambda s: s.measure(1), TypeError, "no arguments"),
-    "negative limit": (lambda s: s.multiply(2, -1.0), ValueError, "0 or more"),
-    "limit of NaN": (lambda s: s.multiply(2, math.nan), ValueError, "0 or more"),
     "no factor": (lambda s: s.multiply(), TypeError, "multiply"),
     "factor of text": (lambda s: s.multiply("2"), TypeError, "real number"),
 }

@@ -468,7 +468,6 @@ NAMED: dict[str, Any] = {
     "GradAccumulator.__init__.clip": None,
     "GradAccumulator.__init__.overlap": False,
     "GradAccumulator.__init__.monitor": None,
-    "GradAccumulator.__init__.max_value": None,
     "AuxLoss.loss": scored,
     "BudgetPart.bytes": 1,
     "TrajectoryStore.entries": lambda: {"x": torch.ones(4, 8)},

@@ -210,66 +210,45 @@ mt_grad_square(mt_dtype dtype, const void *data, size_t n)
 
 /* --- multiplication -------------------------------------------------------------------------- */
 
-/* Comparisons that a NaN fails leave it. */
-INLINE float
-clamped(float x, float limit)
-{
-    x = x > limit ? limit : x;
-    return x < -limit ? -limit : x;
-}
-
 INLINE void
-scale(void *data, size_t n, mt_dtype dtype, float factor, float limit)
+scale(void *data, size_t n, mt_dtype dtype, float factor)
 {
-    if (limit <= FLT_MAX) {
-        for (size_t i = 0; i < n; i++)
-            store(data, i, dtype, clamped(load(data, i, dtype) * factor, limit));
-    } else {
-        for (size_t i = 0; i < n; i++)
-            store(data, i, dtype, load(data, i, dtype) * factor);
-    }
+    for (size_t i = 0; i < n; i++)
+        store(data, i, dtype, load(data, i, dtype) * factor);
 }
 
 /* pre: not float64. */
 MT_CLONES static void
-scale_narrow(mt_dtype dtype, void *data, size_t n, float factor, float limit)
+scale_narrow(mt_dtype dtype, void *data, size_t n, float factor)
 {
     switch (dtype) {
     case MT_BF16:
-        scale(data, n, MT_BF16, factor, limit);
+        scale(data, n, MT_BF16, factor);
         break;
     case MT_F16:
-        scale(data, n, MT_F16, factor, limit);
+        scale(data, n, MT_F16, factor);
         break;
     default:
-        scale(data, n, MT_F32, factor, limit);
+        scale(data, n, MT_F32, factor);
         break;
     }
 }
 
-INLINE double
-clamped_double(double x, double limit)
-{
-    x = x > limit ? limit : x;
-    return x < -limit ? -limit : x;
-}
-
 MT_CLONES static void
-scale_f64(void *data, size_t n, double factor, double limit)
+scale_f64(void *data, size_t n, double factor)
 {
     double *x = data;
 
     for (size_t i = 0; i < n; i++)
-        x[i] = clamped_double(x[i] * factor, limit);
+        x[i] = x[i] * factor;
 }
 
 /* For a factor that a float would round to 0, to infinity or to few bits. */
 static void
-scale_wide(mt_dtype dtype, void *data, size_t n, double factor, double limit)
+scale_wide(mt_dtype dtype, void *data, size_t n, double factor)
 {
     for (size_t i = 0; i < n; i++) {
-        double x = clamped_double((double)load(data, i, dtype) * factor, limit);
-        store(data, i, dtype, (float)x);
+        store(data, i, dtype, (float)((double)load(data, i, dtype) * factor));
     }
 }
 
@@ -282,13 +261,12 @@ fits_float(double factor)
 }
 
 void
-mt_grad_scale(mt_dtype dtype, void *data, size_t n, double factor, double limit)
+mt_grad_scale(mt_dtype dtype, void *data, size_t n, double factor)
 {
-    assert(limit >= 0);
     if (dtype == MT_F64)
-        scale_f64(data, n, factor, limit);
+        scale_f64(data, n, factor);
     else if (!fits_float(factor))
-        scale_wide(dtype, data, n, factor, limit);
+        scale_wide(dtype, data, n, factor);
     else
-        scale_narrow(dtype, data, n, (float)factor, (float)limit);
+        scale_narrow(dtype, data, n, (float)factor);
 }

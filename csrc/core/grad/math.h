@@ -28,9 +28,8 @@ typedef struct mt_grad_sum {
  * taken in double, where they can overflow and vanish. */
 mt_grad_sum mt_grad_square(mt_dtype dtype, const void *data, size_t n);
 
-/* x = x * factor, then at most limit and at least -limit; NaN stays NaN. Computed in float32 (in
- * double for float64, and where the factor is not a normal float32), rounded to nearest even.
- * pre: limit >= 0, infinity for none. */
-void mt_grad_scale(mt_dtype dtype, void *data, size_t n, double factor, double limit);
+/* x = x * factor, computed in float32 (in double for float64, and where the factor is not a normal
+ * float32), rounded to nearest even. */
+void mt_grad_scale(mt_dtype dtype, void *data, size_t n, double factor);
 
 #endif

@@ -198,7 +198,7 @@ typedef struct pass {
     void (*visit)(const struct pass *p, const chunk *c, mt_grad_sum *part);
     atomic_size_t next; /* share */
     fenv_t caller;
-    double factor, limit;
+    double factor;
 } pass;
 
 /* A line of each page where the next chunk begins: many small gradients lie here and there, and the
@@ -314,14 +314,13 @@ static void
 visit_scale(const pass *p, const chunk *c, mt_grad_sum *part)
 {
     (void)part;
-    mt_grad_scale(dtype_of(p, c), data_of(p, c), c->n, p->factor, p->limit);
+    mt_grad_scale(dtype_of(p, c), data_of(p, c), c->n, p->factor);
 }
 
 void
-mt_gradset_scale(mt_gradset *set, double factor, double limit, const mt_parallel_ops *par,
-                 int threads)
+mt_gradset_scale(mt_gradset *set, double factor, const mt_parallel_ops *par, int threads)
 {
-    pass p = {.list = &set->list, .visit = visit_scale, .factor = factor, .limit = limit};
+    pass p = {.list = &set->list, .visit = visit_scale, .factor = factor};
 
     run(&p, par, threads);
 }

@@ -51,7 +51,6 @@ uint64_t mt_gradset_rebuilt(const mt_gradset *set);
  * threads >= 1; the spans' memory is there. */
 void mt_gradset_measure(mt_gradset *set, const mt_parallel_ops *par, int threads,
                         mt_grad_total *out);
-void mt_gradset_scale(mt_gradset *set, double factor, double limit, const mt_parallel_ops *par,
-                      int threads);
+void mt_gradset_scale(mt_gradset *set, double factor, const mt_parallel_ops *par, int threads);
 
 #endif

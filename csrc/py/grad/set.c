@@ -193,9 +193,9 @@ gradset_measure(PyObject *op, PyObject *Py_UNUSED(none))
 }
 
 static PyObject *
-multiply(GradSet *self, double factor, double limit)
+multiply(GradSet *self, double factor)
 {
-    bool changes = factor != 1 || !isinf(limit);
+    bool changes = factor != 1;
     PyObject *left;
     mt_py_flats grads;
     pass p;
@@ -206,7 +206,7 @@ multiply(GradSet *self, double factor, double limit)
     if (left != NULL && changes) {
         plan(grads.shim, &p);
         Py_BEGIN_ALLOW_THREADS;
-        mt_gradset_scale(self->set, factor, limit, p.par, p.threads);
+        mt_gradset_scale(self->set, factor, p.par, p.threads);
         Py_END_ALLOW_THREADS;
     }
     mt_py_flat_drop(&grads);
@@ -214,23 +214,15 @@ multiply(GradSet *self, double factor, double limit)
 }
 
 static PyObject *
-gradset_multiply(PyObject *op, PyObject *args, PyObject *kwargs)
+gradset_multiply(PyObject *op, PyObject *factor)
 {
-    static char *names[] = {"factor", "limit", NULL};
     GradSet *self = (GradSet *)op;
-    double factor, limit = INFINITY;
+    double by = PyFloat_AsDouble(factor);
     PyObject *result;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "d|d:multiply", names, &factor, &limit))
-        return NULL;
-    if (!(limit >= 0)) {
-        PyErr_SetString(PyExc_ValueError,
-                        "limit is the largest size that an element may have: 0 or more, not "
-                        "negative or NaN");
-        return NULL;
-    }
+    if (by == -1 && PyErr_Occurred()) return NULL;
     if (!begin(self)) return NULL;
-    result = multiply(self, factor, limit);
+    result = multiply(self, by);
     self->busy = false;
     return result;
 }
@@ -396,9 +388,9 @@ static PyMethodDef methods[] = {
     {"measure", gradset_measure, METH_NOARGS,
      "measure($self, /)\n--\n\n"
      "The gradients' sum of squares, and what in them is not finite."},
-    {"multiply", MT_PY_FUNCTION(gradset_multiply), METH_VARARGS | METH_KEYWORDS,
-     "multiply($self, /, factor, limit=inf)\n--\n\n"
-     "Multiply the gradients in place, then clip by value; the numbers of those left."},
+    {"multiply", gradset_multiply, METH_O,
+     "multiply($self, factor, /)\n--\n\n"
+     "Multiply the gradients in place; the numbers of those left."},
     {"remember", gradset_remember, METH_NOARGS,
      "remember($self, /)\n--\n\n"
      "Remember which tensors the gradients are and how often each was written to, without keeping "

@@ -145,16 +145,9 @@ grad_check_total(const mt_grad_total *got, const mt_grad_total *want)
     CHECK(grad_same(got->sum.squares, want->sum.squares) || error <= 1.8e-7 * want->sum.squares);
 }
 
-static inline double
-grad_clamp(double x, double limit)
-{
-    if (isnan(x) || fabs(x) <= limit) return x;
-    return x > 0 ? limit : -limit;
-}
-
 /* In float where the factor is one, else in double. */
 static inline double
-grad_scaled(const mt_grad_span *s, size_t i, double factor, double limit)
+grad_scaled(const mt_grad_span *s, size_t i, double factor)
 {
     bool is_float =
         factor == 0 || !isfinite(factor) || (fabs(factor) >= FLT_MIN && fabs(factor) <= FLT_MAX);
@@ -162,13 +155,8 @@ grad_scaled(const mt_grad_span *s, size_t i, double factor, double limit)
     char out[8];
     mt_grad_span one = {out, 1, s->dtype};
 
-    if (s->dtype == MT_F64) return grad_clamp(x * factor, limit);
-    if (is_float) {
-        float product = (float)x * (float)factor;
-        grad_put(&one, 0, grad_clamp((double)product, (double)(float)limit));
-    } else {
-        grad_put(&one, 0, grad_clamp(x * factor, limit));
-    }
+    if (s->dtype == MT_F64) return x * factor;
+    grad_put(&one, 0, is_float ? (double)((float)x * (float)factor) : x * factor);
     return grad_get(&one, 0);
 }
 

@@ -127,7 +127,7 @@ each_infinity_and_nan_is_counted(void)
 }
 
 static void
-check_scaled(double factor, double limit)
+check_scaled(double factor)
 {
     enum { N = 200 };
     static const double values[] = {1, -1, 1e30, 3e38, 1e-38, 1e-44, 0, -0.0, 65504, 6e-8, 0.1};
@@ -140,26 +140,22 @@ check_scaled(double factor, double limit)
         grad_put(&s, 150, (double)NAN);
         grad_put(&s, 151, -(double)INFINITY);
         memcpy(before, room, sizeof room);
-        mt_grad_scale(s.dtype, room, N, factor, limit);
+        mt_grad_scale(s.dtype, room, N, factor);
         for (size_t i = 0; i < N; i++)
-            CHECK(grad_same(grad_get(&s, i), grad_scaled(&old, i, factor, limit)));
+            CHECK(grad_same(grad_get(&s, i), grad_scaled(&old, i, factor)));
     }
 }
 
 static void
-a_factor_and_a_limit_do_what_one_element_says(void)
+a_factor_does_what_one_element_says(void)
 {
     static const double factors[] = {1,    0.3,   -2,    0x1p-16, 0,           1e-40,
                                      1e40, 1e-60, 1e300, 3.4e38,  1.17549e-38, 1e-45};
-    static const double limits[] = {0, 0.25, 1, 1e5, 1e38, 1e200};
 
-    for (size_t f = 0; f < sizeof factors / sizeof *factors; f++) {
-        check_scaled(factors[f], (double)INFINITY);
-        for (size_t l = 0; l < sizeof limits / sizeof *limits; l++)
-            check_scaled(factors[f], limits[l]);
-    }
-    check_scaled((double)NAN, 1);
-    check_scaled((double)INFINITY, (double)INFINITY);
+    for (size_t f = 0; f < sizeof factors / sizeof *factors; f++)
+        check_scaled(factors[f]);
+    check_scaled((double)NAN);
+    check_scaled((double)INFINITY);
 }
 
 /* A factor of 1e-45 would be a float of one bit: 1e38 * 1e-45 must still be 1e-7. */
@@ -168,9 +164,9 @@ a_factor_beyond_float_keeps_its_digits(void)
 {
     float x[3] = {1e38f, 1e-30f, -2e38f};
 
-    mt_grad_scale(MT_F32, x, 3, 1e-45, (double)INFINITY);
+    mt_grad_scale(MT_F32, x, 3, 1e-45);
     CHECK(fabs((double)x[0] / 1e-7 - 1) < 1e-6 && x[1] == 0);
-    mt_grad_scale(MT_F32, x, 3, 1e45, (double)INFINITY);
+    mt_grad_scale(MT_F32, x, 3, 1e45);
     CHECK(fabs((double)x[2] / -2e38 - 1) < 1e-6);
 }
 
@@ -182,7 +178,7 @@ main(void)
     RUN(zeros_are_told_from_what_vanishes);
     RUN(float64_is_squared_in_double);
     RUN(each_infinity_and_nan_is_counted);
-    RUN(a_factor_and_a_limit_do_what_one_element_says);
+    RUN(a_factor_does_what_one_element_says);
     RUN(a_factor_beyond_float_keeps_its_digits);
     CHECK_DONE();
 }

@@ -104,16 +104,15 @@ check_scale(gradrig *r, mt_gradset *set)
 {
     static const double factors[] = {0.5, 0.3, 1e-50, 1};
     double factor = factors[r->roll(r->ctx, 4)];
-    double limit = r->roll(r->ctx, 2) ? (double)INFINITY : 0.7;
     void *old[GRAD_SPANS];
 
     for (size_t i = 0; i < r->n; i++)
         old[i] = copy_of(&r->span[i]);
-    mt_gradset_scale(set, factor, limit, NULL, 1);
+    mt_gradset_scale(set, factor, NULL, 1);
     for (size_t i = 0; i < r->n; i++) {
         mt_grad_span before = {old[i], r->span[i].n, r->span[i].dtype};
         for (size_t k = 0; k < before.n; k++)
-            CHECK(grad_same(grad_get(&r->span[i], k), grad_scaled(&before, k, factor, limit)));
+            CHECK(grad_same(grad_get(&r->span[i], k), grad_scaled(&before, k, factor)));
         free(old[i]);
     }
 }
@@ -166,10 +165,10 @@ every_number_of_threads_gives_the_same_bits(void)
         CHECK(memcmp(&one, &many, sizeof one) == 0);
     }
     CHECK(calls > MOST_THREADS);
-    mt_gradset_scale(set, 0.7, 0.3, &par, 7);
+    mt_gradset_scale(set, 0.7, &par, 7);
     for (size_t i = 0; i < LONG; i++) {
         mt_grad_span before = {once, LONG, MT_F32};
-        CHECK((double)y[i] == grad_scaled(&before, i, 0.7, 0.3));
+        CHECK((double)y[i] == grad_scaled(&before, i, 0.7));
     }
     mt_gradset_free(set);
     free(x);
@@ -189,8 +188,8 @@ workers_compute_as_the_caller_does(void)
     mt_parallel_ops par = {run_elsewhere, &calls};
 
     CHECK(fesetround(FE_UPWARD) == 0);
-    mt_gradset_scale(here, 0.7, (double)INFINITY, NULL, 1);
-    mt_gradset_scale(there, 0.7, (double)INFINITY, &par, 4);
+    mt_gradset_scale(here, 0.7, NULL, 1);
+    mt_gradset_scale(there, 0.7, &par, 4);
     CHECK(fesetround(FE_TONEAREST) == 0);
     CHECK(calls == 4 && memcmp(x, y, LONG * sizeof *x) == 0);
     mt_gradset_free(here);
