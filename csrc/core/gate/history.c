@@ -3,9 +3,7 @@
  * An append has three steps. admit() checks the shape, reserves memory and scratch, and is all
  * that can fail. claim() evicts old entries and gives the record its place in the ring. fill()
  * writes it: rows go through in chunks that fit the scratch buffers, each packed, narrowed to the
- * record's type, encoded and counted. Where the record is the tensor's own bytes and is large, the
- * pass that counts the rows writes it as well (fused_target): then mt_ring_write is not called at
- * all. */
+ * record's type, encoded and counted. */
 #include "gate/history.h"
 
 #include <assert.h>
@@ -13,7 +11,6 @@
 
 #include "gate/history_private.h"
 #include "base/size.h"
-#include "gate/nontemporal.h"
 
 /* Each call of the ledger reserves at least this many bytes, unless fewer are left of max_bytes. */
 enum { LEDGER_STEP = 64 << 10 };
@@ -305,7 +302,7 @@ mt_gatehist_count(const mt_gatehist *h, const void *raw, mt_dtype dtype, size_t 
 {
     const void *wide = widened(h, raw, dtype, rows * h->experts);
 
-    mt_gatestats_add(s, wide, mt_gatehist_width(dtype), rows, NULL);
+    mt_gatestats_add(s, wide, mt_gatehist_width(dtype), rows);
 }
 
 /* Rows [first, first + count) packed: where they lie, or gathered into scratch. */
@@ -319,29 +316,13 @@ packed_chunk(mt_gatehist *h, const mt_rows *rows, size_t first, size_t count)
     return h->raw;
 }
 
-/* True when the record is the tensor's own bytes. */
-static bool
-same_bytes(const mt_gatehist *h, const mt_slot *slot, const mt_rows *rows)
-{
-    return slot != NULL && h->config.keep == MT_KEEP_ALL && slot->dtype == rows->dtype;
-}
-
-/* Where the record may be written while the rows are counted: it is the tensor's own float32 or
- * float64 bytes, in one piece, and large enough to go around the cache. NULL otherwise. */
-static unsigned char *
-fused_target(const mt_gatehist *h, const mt_slot *slot, const mt_rows *rows)
-{
-    bool counted = h->config.statistics && (rows->dtype == MT_F32 || rows->dtype == MT_F64);
-
-    if (!same_bytes(h, slot, rows) || !counted || slot->bytes < MT_NONTEMPORAL_BYTES) return NULL;
-    return mt_ring_direct(&h->ring, slot);
-}
-
-/* True when nobody but the copy wants to see the bytes, and they lie in one piece. */
+/* True when the record is the tensor's own bytes, which lie in one piece, and nothing else is to see
+ * them. */
 static bool
 plain_copy(const mt_gatehist *h, const mt_slot *slot, const mt_rows *rows)
 {
-    return same_bytes(h, slot, rows) && !h->config.statistics && mt_rows_is_packed(rows);
+    return slot != NULL && h->config.keep == MT_KEEP_ALL && slot->dtype == rows->dtype &&
+           !h->config.statistics && mt_rows_is_packed(rows);
 }
 
 void
@@ -349,19 +330,12 @@ mt_gatehist_fill(mt_gatehist *h, uint64_t number, const mt_rows *rows)
 {
     const mt_slot *slot = find(&h->ring, number);
     size_t step = plain_copy(h, slot, rows) ? rows->rows : mt_gatehist_chunk_rows(h);
-    size_t row = rows->cols * mt_dtype_size(rows->dtype);
-    unsigned char *fused = fused_target(h, slot, rows);
 
     assert(rows->cols == h->experts && (slot == NULL || slot->rows == rows->rows));
     for (size_t first = 0; first < rows->rows; first += step) {
         size_t count = mt_size_min(step, rows->rows - first);
         const void *raw = packed_chunk(h, rows, first, count);
 
-        if (fused != NULL) {
-            mt_gatestats_add(&h->stats, raw, mt_gatehist_width(rows->dtype), count,
-                             fused + first * row);
-            continue;
-        }
         if (slot != NULL) write_chunk(h, slot, raw, rows->dtype, first, count);
         if (h->config.statistics) mt_gatehist_count(h, raw, rows->dtype, count, &h->stats);
     }

@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "base/size.h"
-#include "gate/nontemporal.h"
 
 mt_status
 mt_ring_init(mt_ring *r, const mt_vmem_ops *vm, size_t max_entries, size_t capacity, mt_error *err)
@@ -146,8 +145,8 @@ mt_ring_write(mt_ring *r, const mt_slot *slot, size_t from, const void *src, siz
     assert(from <= slot->bytes && n <= slot->bytes - from);
     if (n == 0 || from + n > slot->bytes) return; /* no caller's fault reaches other memory */
     dst = split(r, slot, from, n, &n1);
-    mt_copy_nontemporal(dst, src, n1);
-    if (n1 < n) mt_copy_nontemporal(r->base, (const unsigned char *)src + n1, n - n1);
+    memcpy(dst, src, n1);
+    if (n1 < n) memcpy(r->base, (const unsigned char *)src + n1, n - n1);
 }
 
 void

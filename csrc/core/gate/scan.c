@@ -7,7 +7,6 @@
 
 #include "gate/scan_fast.h"
 #include "base/size.h"
-#include "gate/nontemporal.h"
 
 /* True when gate a goes before the kept gate b: larger, or a NaN where b is none. */
 static inline bool
@@ -87,13 +86,12 @@ exact_rows(const void *x, mt_gate_width width, size_t rows, size_t experts, unsi
 }
 
 static void
-scan_block(const float *x, size_t rows, size_t experts, unsigned top_k, mt_gatesums *sums,
-           float *copy)
+scan_block(const float *x, size_t rows, size_t experts, unsigned top_k, mt_gatesums *sums)
 {
     double sum[MT_FAST_EXPERTS];
     uint32_t count[MT_FAST_EXPERTS];
 
-    if (!mt_gatefast_block(x, rows, experts, top_k, sum, count, copy)) {
+    if (!mt_gatefast_block(x, rows, experts, top_k, sum, count)) {
         exact_rows(x, MT_GATE_F32, rows, experts, top_k, sums);
         return;
     }
@@ -104,27 +102,22 @@ scan_block(const float *x, size_t rows, size_t experts, unsigned top_k, mt_gates
 }
 
 static void
-scan_fast(const float *x, size_t rows, size_t experts, unsigned top_k, mt_gatesums *sums,
-          float *copy)
+scan_fast(const float *x, size_t rows, size_t experts, unsigned top_k, mt_gatesums *sums)
 {
     for (size_t r = 0; r < rows; r += MT_FAST_ROWS)
-        scan_block(x + r * experts, mt_size_min(rows - r, MT_FAST_ROWS), experts, top_k, sums,
-                   copy == NULL ? NULL : copy + r * experts);
+        scan_block(x + r * experts, mt_size_min(rows - r, MT_FAST_ROWS), experts, top_k, sums);
 }
 
 void
 mt_gatescan(const void *x, mt_gate_width width, size_t rows, size_t experts, unsigned top_k,
-            mt_gatesums *sums, void *copy)
+            mt_gatesums *sums)
 {
-    size_t row = experts * (width == MT_GATE_F64 ? sizeof(double) : sizeof(float));
-
     assert(top_k > 0 && top_k <= MT_TOP_K_MAX && top_k <= experts);
     sums->tokens += rows;
     if (width == MT_GATE_F32 && experts <= MT_FAST_EXPERTS && top_k <= MT_FAST_TOP_K) {
-        scan_fast(x, rows, experts, top_k, sums, copy);
+        scan_fast(x, rows, experts, top_k, sums);
         return;
     }
-    if (copy != NULL) mt_copy_nontemporal(copy, x, rows * row);
     exact_rows(x, width, rows, experts, top_k, sums);
 }
 

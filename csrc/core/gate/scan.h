@@ -24,10 +24,9 @@ typedef struct mt_gatesums {
     uint64_t nonfinite; /* rows with a NaN or an infinity */
 } mt_gatesums;
 
-/* Adds packed rows to the sums and, unless copy is NULL, copies them there: reading them once does
- * both. pre: 0 < top_k <= min(experts, MT_TOP_K_MAX). */
+/* Adds packed rows to the sums. pre: 0 < top_k <= min(experts, MT_TOP_K_MAX). */
 void mt_gatescan(const void *x, mt_gate_width width, size_t rows, size_t experts, unsigned top_k,
-                 mt_gatesums *sums, void *copy);
+                 mt_gatesums *sums);
 
 /* Adds one row of which only the top_k largest gates are known, with their experts. */
 void mt_gatescan_kept(const double *gates, const uint32_t *experts, unsigned top_k,

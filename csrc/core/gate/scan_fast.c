@@ -20,7 +20,6 @@
 #include <string.h>
 
 #include "base/clones.h"
-#include "gate/nontemporal.h"
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -191,23 +190,9 @@ total_of(const uint32_t *count, size_t experts)
     return total;
 }
 
-/* The rows that gatewide takes, counted and copied at once; the rest of the copy by itself. */
-static size_t
-add_wide(const float *x, size_t rows, size_t experts, double *sum, uint32_t *count, float *copy)
-{
-    bool aligned = (uintptr_t)copy % 64 == 0;
-    size_t done = mt_gatewide_rows(x, rows, experts, sum, count, aligned ? copy : NULL);
-    size_t copied = aligned ? done : 0;
-
-    if (copy != NULL)
-        mt_copy_nontemporal(copy + copied * experts, x + copied * experts,
-                            (rows - copied) * experts * sizeof *x);
-    return done;
-}
-
 bool
 mt_gatefast_block(const float *x, size_t rows, size_t experts, unsigned top_k, double *sum,
-                  uint32_t *count, float *copy)
+                  uint32_t *count)
 {
     size_t done = 0;
 
@@ -215,10 +200,7 @@ mt_gatefast_block(const float *x, size_t rows, size_t experts, unsigned top_k, d
     assert(top_k > 0 && top_k <= MT_FAST_TOP_K && top_k <= experts);
     memset(sum, 0, experts * sizeof *sum);
     memset(count, 0, experts * sizeof *count);
-    if (top_k == 1)
-        done = add_wide(x, rows, experts, sum, count, copy);
-    else if (copy != NULL)
-        mt_copy_nontemporal(copy, x, rows * experts * sizeof *x);
+    if (top_k == 1) done = mt_gatewide_rows(x, rows, experts, sum, count);
     add_block(x + done * experts, rows - done, experts, top_k, sum, count);
     if (!all_finite(sum, experts)) return false;
     if (total_of(count, experts) == (uint64_t)rows * top_k) return true;

@@ -21,19 +21,15 @@ enum { MT_FAST_EXPERTS = 1024, MT_FAST_TOP_K = 8, MT_FAST_ROWS = 512 };
 
 /* Writes (does not add) sum[e] and count[e] of packed rows. False when the block needs the exact
  * way; the arrays then hold nothing of use. pre: experts <= MT_FAST_EXPERTS, 0 < top_k <=
- * min(experts, MT_FAST_TOP_K), rows <= MT_FAST_ROWS. Unless copy is NULL, the rows are copied
- * there on the way, whatever is returned. */
+ * min(experts, MT_FAST_TOP_K), rows <= MT_FAST_ROWS. */
 bool mt_gatefast_block(const float *x, size_t rows, size_t experts, unsigned top_k, double *sum,
-                       uint32_t *count, float *copy);
+                       uint32_t *count);
 
 /* --- scan_wide.c: the same by 512-bit vectors, where the processor has them, for scan_fast.c --- */
 
 /* Adds the first rows of a packed block to sum and count, as gatefast does for top_k = 1, and
- * returns how many it took: 0 without AVX-512 or when experts is not 16, 32, 48 or 64. Unless
- * copy is NULL, writes those rows there by streaming stores: pre: 64-byte aligned. The sums hide
- * behind the stores: both together take little longer than the copy. */
-size_t mt_gatewide_rows(const float *x, size_t rows, size_t experts, double *sum, uint32_t *count,
-                        float *copy);
+ * returns how many it took: 0 without AVX-512 or when experts is not 16, 32, 48 or 64. */
+size_t mt_gatewide_rows(const float *x, size_t rows, size_t experts, double *sum, uint32_t *count);
 
 /* Counts each of the first rows once, at the lowest expert that has the row's largest gate, and
  * returns how many rows it took, as above. pre: no NaN. */

@@ -31,15 +31,13 @@ four_maxima(const float *x, size_t vectors, __m512 top[4])
     top[3] = _mm512_shuffle_f32x4(all, all, 0xFF);
 }
 
-/* Adds 16 gates of a row to their sums, counts those that are the row's maximum, and copies them.
- */
+/* Adds 16 gates of a row to their sums, and counts those that are the row's maximum. */
 INLINE void
-add_vector(const float *x, __m512 top, __m512d *low, __m512d *high, __m512i *count, float *copy)
+add_vector(const float *x, __m512 top, __m512d *low, __m512d *high, __m512i *count)
 {
     __m512 gates = _mm512_loadu_ps(x);
     __mmask16 hit = _mm512_cmp_ps_mask(gates, top, _CMP_EQ_OQ);
 
-    if (copy != NULL) _mm512_stream_ps(copy, gates);
     *count = _mm512_mask_add_epi32(*count, hit, *count, _mm512_set1_epi32(1));
     *low = _mm512_add_pd(*low, _mm512_cvtps_pd(_mm256_loadu_ps(x)));
     *high = _mm512_add_pd(*high, _mm512_cvtps_pd(_mm256_loadu_ps(x + 8)));
@@ -47,7 +45,7 @@ add_vector(const float *x, __m512 top, __m512d *low, __m512d *high, __m512i *cou
 
 /* All sums stay in registers: with `vectors` a constant, the arrays below never reach memory. */
 INLINE size_t
-add_fours(const float *x, size_t rows, size_t vectors, double *sum, uint32_t *count, float *copy)
+add_fours(const float *x, size_t rows, size_t vectors, double *sum, uint32_t *count)
 {
     __m512d part[8];
     __m512i hits[4];
@@ -62,8 +60,7 @@ add_fours(const float *x, size_t rows, size_t vectors, double *sum, uint32_t *co
         four_maxima(x, vectors, top);
         for (size_t i = 0; i < 4 * vectors; i++) {
             size_t v = i % vectors;
-            add_vector(x + i * 16, top[i / vectors], &part[2 * v], &part[2 * v + 1], &hits[v],
-                       copy == NULL ? NULL : copy + (r * vectors + i) * 16);
+            add_vector(x + i * 16, top[i / vectors], &part[2 * v], &part[2 * v + 1], &hits[v]);
         }
     }
     for (size_t v = 0; v < 2 * vectors; v++)
@@ -120,31 +117,16 @@ first_width(const float *x, size_t rows, size_t experts, uint32_t *count)
 
 #define ADD(n)                                                                                     \
     case n:                                                                                        \
-        return add_fours(x, rows, (n) / 16, sum, count, copy);
+        return add_fours(x, rows, (n) / 16, sum, count);
 
-INLINE size_t
-add_width(const float *x, size_t rows, size_t experts, double *sum, uint32_t *count, float *copy)
+WIDE static size_t
+add_width(const float *x, size_t rows, size_t experts, double *sum, uint32_t *count)
 {
     switch (experts) {
         WIDTHS(ADD)
     default:
         return 0;
     }
-}
-
-WIDE static size_t
-add_only(const float *x, size_t rows, size_t experts, double *sum, uint32_t *count)
-{
-    return add_width(x, rows, experts, sum, count, NULL);
-}
-
-WIDE static size_t
-add_and_copy(const float *x, size_t rows, size_t experts, double *sum, uint32_t *count, float *copy)
-{
-    size_t done = add_width(x, rows, experts, sum, count, copy);
-
-    _mm_sfence(); /* streaming stores are ordered with nothing else before this */
-    return done;
 }
 
 static bool
@@ -154,12 +136,9 @@ have_wide(void)
 }
 
 size_t
-mt_gatewide_rows(const float *x, size_t rows, size_t experts, double *sum, uint32_t *count,
-                 float *copy)
+mt_gatewide_rows(const float *x, size_t rows, size_t experts, double *sum, uint32_t *count)
 {
-    if (!have_wide()) return 0;
-    return copy == NULL ? add_only(x, rows, experts, sum, count)
-                        : add_and_copy(x, rows, experts, sum, count, copy);
+    return have_wide() ? add_width(x, rows, experts, sum, count) : 0;
 }
 
 size_t
@@ -171,10 +150,9 @@ mt_gatewide_first(const float *x, size_t rows, size_t experts, uint32_t *count)
 #else
 
 size_t
-mt_gatewide_rows(const float *x, size_t rows, size_t experts, double *sum, uint32_t *count,
-                 float *copy)
+mt_gatewide_rows(const float *x, size_t rows, size_t experts, double *sum, uint32_t *count)
 {
-    (void)x, (void)rows, (void)experts, (void)sum, (void)count, (void)copy;
+    (void)x, (void)rows, (void)experts, (void)sum, (void)count;
     return 0;
 }
 

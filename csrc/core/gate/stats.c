@@ -58,10 +58,10 @@ mt_gatestats_reserve(mt_gatestats *s, size_t experts, mt_error *err)
 }
 
 void
-mt_gatestats_add(mt_gatestats *s, const void *x, mt_gate_width width, size_t rows, void *copy)
+mt_gatestats_add(mt_gatestats *s, const void *x, mt_gate_width width, size_t rows)
 {
     assert(s->experts > 0 && s->top_k <= s->experts);
-    mt_gatescan(x, width, rows, s->experts, s->top_k, &s->total, copy);
+    mt_gatescan(x, width, rows, s->experts, s->top_k, &s->total);
 }
 
 void

@@ -46,9 +46,8 @@ void mt_gatesums_copy(mt_gatesums *to, const mt_gatesums *from, size_t experts);
  * another number than before. MT_ENOMEM, MT_EOVERFLOW; *s is then as it was. */
 mt_status mt_gatestats_reserve(mt_gatestats *s, size_t experts, mt_error *err);
 
-/* Adds a part of an entry: packed rows, which are copied to `copy` unless it is NULL. pre:
- * reserved, top_k <= experts. */
-void mt_gatestats_add(mt_gatestats *s, const void *x, mt_gate_width width, size_t rows, void *copy);
+/* Adds a part of an entry: packed rows. pre: reserved, top_k <= experts. */
+void mt_gatestats_add(mt_gatestats *s, const void *x, mt_gate_width width, size_t rows);
 
 /* Ends an entry, which may have had no rows. */
 void mt_gatestats_end_entry(mt_gatestats *s);

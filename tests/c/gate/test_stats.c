@@ -81,8 +81,8 @@ add_entry(rig *g)
         one_row(&g->r, x + i * EXPERTS, t);
     for (size_t i = 0; i < rows * EXPERTS; i++)
         wide[i] = (double)x[i];
-    mt_gatestats_add(&g->stats, x, MT_GATE_F32, cut, NULL);
-    mt_gatestats_add(&g->stats, wide + cut * EXPERTS, MT_GATE_F64, rows - cut, NULL);
+    mt_gatestats_add(&g->stats, x, MT_GATE_F32, cut);
+    mt_gatestats_add(&g->stats, wide + cut * EXPERTS, MT_GATE_F64, rows - cut);
     mt_gatestats_end_entry(&g->stats);
     g->entries++;
 }
@@ -261,7 +261,7 @@ top_k_of_them_are_counted(void)
     mt_gatestats_fini(&g->stats);
     mt_gatestats_init(&g->stats, &g->mem, 2);
     CHECK(mt_gatestats_reserve(&g->stats, EXPERTS, NULL) == MT_OK);
-    mt_gatestats_add(&g->stats, row, MT_GATE_F32, 1, NULL);
+    mt_gatestats_add(&g->stats, row, MT_GATE_F32, 1);
     mt_gatestats_end_entry(&g->stats);
     CHECK(g->stats.total.load[0] == 0 && g->stats.total.load[1] == 1);
     CHECK(g->stats.total.load[2] == 1 && g->stats.total.tokens == 1);
