@@ -49,38 +49,19 @@ mt_kvjournal_begin(mt_kvjournal *j, mt_kvlease *lease)
     *j = (mt_kvjournal){.lease = lease};
 }
 
-static void
-free_entries(mt_kvjournal *j)
-{
-    const mt_alloc *mem = &j->lease->pool->mem;
-
-    if (j->entry != NULL) mem->put(mem->ctx, j->entry, j->room * sizeof *j->entry);
-    j->entry = NULL;
-}
-
-static bool
-make_room(mt_kvjournal *j, size_t more)
-{
-    const mt_alloc *mem = &j->lease->pool->mem;
-    size_t want = mt_size_max(j->count + more, 2 * j->room);
-    mt_kventry *entry;
-
-    if (j->count + more <= j->room) return true;
-    if ((entry = mt_alloc_zeroed(mem, want, sizeof *entry)) == NULL) return false;
-    if (j->count > 0) memcpy(entry, j->entry, j->count * sizeof *entry);
-    free_entries(j);
-    j->entry = entry;
-    j->room = want;
-    return true;
-}
-
 mt_status
 mt_kvjournal_promise(mt_kvjournal *j, size_t more, mt_error *err)
 {
     size_t left = j->lease->promised, add = more > left ? more - left : 0;
+    mt_kventry *entry;
     mt_status st;
 
-    if (!make_room(j, more)) return mt_fail(err, MT_ENOMEM, "kvpool", 0);
+    if (more > 0) {
+        entry = mt_alloc_grown(&j->lease->pool->mem, j->entry, &j->room, j->count + more,
+                               sizeof *entry);
+        if (entry == NULL) return mt_fail(err, MT_ENOMEM, "kvpool", 0);
+        j->entry = entry;
+    }
     if (add == 0) return MT_OK;
     if ((st = mt_kvblock_promise(j->lease, add, err)) == MT_OK) j->promised += add;
     return st;
@@ -204,11 +185,14 @@ commit(mt_kvjournal *j)
 mt_status
 mt_kvjournal_end(mt_kvjournal *j, mt_status st, mt_error *err)
 {
+    mt_alloc mem = j->lease->pool->mem;
+
     if (st == MT_OK)
         commit(j);
     else
         undo(j, err);
-    free_entries(j);
+    mem.put(mem.ctx, j->entry, j->room * sizeof *j->entry);
+    j->entry = NULL;
     return st;
 }
 

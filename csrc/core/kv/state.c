@@ -5,7 +5,6 @@
 #include "kv/state.h"
 
 #include <assert.h>
-#include <string.h>
 
 #include "base/size.h"
 
@@ -112,22 +111,6 @@ slot_fini(mt_kvpool *pool, mt_kvslot *s)
     pool->mem.put(pool->mem.ctx, s->blocks, slot_array_bytes(&pool->geom));
 }
 
-static bool
-make_room(mt_kvpool *pool)
-{
-    size_t want = pool->slot_count + pool->geom.config.max_rows;
-    mt_kvslot *slots;
-
-    if (want <= pool->slot_room) return true;
-    want = mt_size_max(want, 2 * pool->slot_room);
-    if ((slots = mt_alloc_zeroed(&pool->mem, want, sizeof *slots)) == NULL) return false;
-    if (pool->slots != NULL) memcpy(slots, pool->slots, pool->slot_count * sizeof *slots);
-    pool->mem.put(pool->mem.ctx, pool->slots, pool->slot_room * sizeof *slots);
-    pool->slots = slots;
-    pool->slot_room = want;
-    return true;
-}
-
 /* As the store says it, where what fails first is our own account of so many addresses. */
 static mt_status
 no_room(mt_error *err, size_t bytes)
@@ -144,10 +127,14 @@ mt_kvpool_add_arena(mt_kvpool *pool, mt_error *err)
     size_t rows = g->config.max_rows, first = pool->slot_count, made = 0, bytes, numbers;
     mt_status st = MT_OK;
     void *base = NULL;
+    mt_kvslot *slots;
 
     if (!mt_size_mul(rows, g->slot_bytes, &bytes)) return no_room(err, SIZE_MAX);
-    if (!mt_size_mul(first + rows, g->blocks, &numbers) || numbers > MT_KV_MOST || !make_room(pool))
+    if (!mt_size_mul(first + rows, g->blocks, &numbers) || numbers > MT_KV_MOST)
         return no_room(err, bytes);
+    slots = mt_alloc_grown(&pool->mem, pool->slots, &pool->slot_room, first + rows, sizeof *slots);
+    if (slots == NULL) return no_room(err, bytes);
+    pool->slots = slots;
     while (made < rows && slot_init(pool, &pool->slots[first + made], first + made))
         made++;
     if (made < rows) st = no_room(err, bytes);
