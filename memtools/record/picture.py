@@ -1,14 +1,13 @@
-"""The still picture of a record: what a notebook shows of it, and of a monitor that writes one."""
+"""The still picture of a record, which a notebook shows."""
 
 from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING
 
-from memtools._base import picture
 from memtools._base.size import format_bytes
 from memtools._base.text import count, duration, tight
-from memtools.leak.finding import is_call
+from memtools.record import drawing
 from memtools.record.chart import LIMIT, Chart, Line, charts, lanes, marks
 from memtools.record.figures import A_NOTEBOOK, Figures, figures_of, script_of
 from memtools.record.overview import badge, headline, tiles
@@ -34,23 +33,19 @@ MARKED = {
 }
 
 
-def picture_of(record: Record, *, name: str = "") -> str:
-    """The picture as HTML without a script: at most some 30 KiB, in some 50 ms.
-
-    Args:
-        record: the record, also one that is being written.
-        name: what stands above it; the script's name by default.
-    """
-    figures, name = figures_of(record), name or _name(record)
+def picture_of(record: Record) -> str:
+    """The picture as HTML without a script: at most some 30 KiB, in some 50 ms. Also of a record
+    that is being written."""
+    figures = figures_of(record)
     colour = ENDINGS.get(figures.ending.kind, "accent")
-    return picture.card(
-        picture.heading(name or script_of(record) or "a run", badge(figures.ending), colour),
-        picture.line(headline(figures)),
+    return drawing.card(
+        drawing.heading(_name(record), badge(figures.ending), colour),
+        drawing.line(headline(figures)),
         *_time_lines(record, figures),
-        picture.tiles((tile.name, tile.value, tile.remark) for tile in tiles(figures)),
+        drawing.tiles((tile.name, tile.value, tile.remark) for tile in tiles(figures)),
         *_growth(figures),
-        *phase_table(figures.phases),
-        picture.line(_about(record, figures), soft=True),
+        *_phases(figures.phases),
+        drawing.line(_about(record, figures), soft=True),
     )
 
 
@@ -69,23 +64,18 @@ def _about(record: Record, figures: Figures) -> str:
     return tight(text)
 
 
-def growth_lines(lines: list[str], advice: list[str], *, leaks: bool) -> list[str]:
-    """What grows, in the words of every command, and what to do about it."""
-    colour = "bad" if leaks else ""
-    found = [picture.line(tight(line), colour=colour) for line in lines[:GROWTH]]
-    if len(lines) > GROWTH:
-        found.append(picture.line(f"and {len(lines) - GROWTH:,} more", soft=True))
-    return found + [picture.line(f"to do: {line}", soft=True) for line in advice[:GROWTH]]
-
-
 def _growth(figures: Figures) -> list[str]:
+    """What grows, in the words of every command, and what to do about it."""
     verdict = figures.verdict
+    lines, colour = verdict.lines(quiet=True), "bad" if verdict.leaking else ""
+    found = [drawing.line(tight(line), colour=colour) for line in lines[:GROWTH]]
+    if len(lines) > GROWTH:
+        found.append(drawing.line(f"and {len(lines) - GROWTH:,} more", soft=True))
     advice = list(dict.fromkeys(one.advice for one in verdict.findings if one.advice))
-    leaks = any(is_call(one.grade) for one in verdict.findings)
-    return growth_lines(verdict.lines(quiet=True), [tight(line) for line in advice], leaks=leaks)
+    return found + [drawing.line(f"to do: {tight(text)}", soft=True) for text in advice[:GROWTH]]
 
 
-def phase_table(phases: tuple[RecordPhase, ...]) -> list[str]:
+def _phases(phases: tuple[RecordPhase, ...]) -> list[str]:
     """The phases of the highest peaks, as a table with its title."""
     if not phases:
         return []
@@ -99,9 +89,9 @@ def phase_table(phases: tuple[RecordPhase, ...]) -> list[str]:
         for phase in phases[:PHASES]
     ]
     more = len(phases) - PHASES
-    left_out = [picture.line(f"and {more:,} more", soft=True)] if more > 0 else []
+    left_out = [drawing.line(f"and {more:,} more", soft=True)] if more > 0 else []
     head = ("phase", "peak", "times", "in all")
-    return [picture.table(rows, head, right=(1, 2, 3)), *left_out]
+    return [drawing.table(rows, head, right=(1, 2, 3)), *left_out]
 
 
 # --- the time line --------------------------------------------------------------------------------
@@ -117,7 +107,7 @@ def _time_lines(record: Record, figures: Figures) -> list[str]:
     drawn = []
     for chart in found:
         if found[1:]:
-            drawn.append(picture.title(chart.title))
+            drawn.append(drawing.title(chart.title))
         drawn.append(_graph(record, figures, chart, line))
     return drawn
 
@@ -129,7 +119,7 @@ def _graph(record: Record, figures: Figures, chart: Chart, line: Timeline) -> st
     level = next((one for one in lines if one.colour == "limit"), None)
     curves = [_curve(one, line) for one in lines if one is not level][:LINES]
     is_host = chart.place == "host"
-    return picture.graph(
+    return drawing.graph(
         chart.title,
         [curve for curve in curves if curve.points],
         max(line.last_ns[-1] / 1e9, 1e-3),
@@ -139,11 +129,11 @@ def _graph(record: Record, figures: Figures, chart: Chart, line: Timeline) -> st
     )
 
 
-def _curve(one: Line, line: Timeline) -> picture.Curve:
+def _curve(one: Line, line: Timeline) -> drawing.Curve:
     least, most = line.least[one.key], line.most[one.key]
     cells = zip(line.first_ns, least, most, strict=True)
     points = [(ns / 1e9, low, high) for ns, low, high in cells if high != UNKNOWN]
-    return picture.Curve(one.label, one.colour, points)
+    return drawing.Curve(one.label, one.colour, points)
 
 
 def _level(one: Line, figures: Figures, line: Timeline) -> tuple[str, float] | None:
@@ -156,16 +146,16 @@ def _level(one: Line, figures: Figures, line: Timeline) -> tuple[str, float] | N
 
 def _marks(record: Record, figures: Figures) -> list[tuple[float, str, str]]:
     found = [
-        (ms / 1e3, MARKED[kind], picture.cut(text, MARK_TEXT))
+        (ms / 1e3, MARKED[kind], drawing.cut(text, MARK_TEXT))
         for ms, kind, text in marks(record, figures, SPANS)
         if kind in MARKED
     ]
     return found[-MARKS:]
 
 
-def _passages(record: Record) -> list[tuple[str, list[picture.Span]]]:
+def _passages(record: Record) -> list[tuple[str, list[drawing.Span]]]:
     found, _ = lanes(record, SPANS)
     return [
-        (lane.name, [picture.Span(ms / 1e3, (ms + took) / 1e3) for ms, took in lane.spans])
+        (lane.name, [drawing.Span(ms / 1e3, (ms + took) / 1e3) for ms, took in lane.spans])
         for lane in found[:LANES]
     ]

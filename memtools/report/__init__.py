@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memtools._base import picture
 from memtools._base.file import replace_file
 from memtools._base.size import format_bytes
 from memtools._base.text import shown
@@ -53,10 +52,12 @@ class Page(str):
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the pictures of the first records."""
+        from memtools.record import drawing
+
         left = len(self.records) - PICTURES
         note = f"{left:,} more records are on the page" if left > 0 else ""
         pictures = [record._repr_html_() for record in self.records[:PICTURES]]
-        return "".join([*pictures, picture.card(picture.line(note, soft=True)) if note else ""])
+        return "".join([*pictures, drawing.card(drawing.line(note, soft=True)) if note else ""])
 
 
 def render(records: Record | Sequence[Record], *, title: str | None = None) -> Page:

@@ -17,8 +17,8 @@ from memtools import _core
 from memtools.record.figures import figures_of
 from memtools.record.overview import headline, tiles
 from memtools.report import render
-from tests.base.test_picture import paths
 from tests.kit.growth import least_growth, python_blocks
+from tests.record.test_drawing import paths
 from tests.report.reportcases import HOSTILE, MIB, START, Page, recorded, write
 
 NASTY = "<script>alert(1)</script>&\"'<b>$x$\x1b[2J\u202e"

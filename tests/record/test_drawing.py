@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from memtools._base import picture
-from memtools._base.picture import Curve, Span
+from memtools.record import drawing
+from memtools.record.drawing import Curve, Span
 from tests.report.reportcases import HOSTILE
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -33,14 +33,14 @@ def paths(html: str) -> list[str]:
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_every_function_escapes_the_texts_that_it_takes(text):
-    made = picture.card(
-        picture.heading(text, text),
-        picture.line(text, colour="bad"),
-        picture.title(text),
-        picture.tiles([(text, text, text)]),
-        picture.table([[text, text]], [text, text], right=[1]),
-        picture.legend([(text, "s0")]),
-        picture.graph(
+    made = drawing.card(
+        drawing.heading(text, text, "bad"),
+        drawing.line(text, colour="bad"),
+        drawing.title(text),
+        drawing.tiles([(text, text, text)]),
+        drawing.table([[text, text]], [text, text], right=[1]),
+        drawing.legend([(text, "s0")]),
+        drawing.graph(
             text,
             [Curve(text, "s0", [(0, 1, 2), (1, 2, 3)])],
             1.0,
@@ -59,32 +59,32 @@ def test_every_function_escapes_the_texts_that_it_takes(text):
 
 
 def test_a_text_that_is_very_long_is_cut():
-    made = picture.line("x" * 10_000)
-    assert texts(made) == "x" * (picture.CUT - 4) + " ..."
+    made = drawing.line("x" * 10_000)
+    assert texts(made) == "x" * (drawing.CUT - 4) + " ..."
 
 
 def test_formulas_are_not_looked_for():
-    assert 'class="tex2jax_ignore mathjax_ignore"' in picture.card(picture.line("a $x$ b"))
+    assert 'class="tex2jax_ignore mathjax_ignore"' in drawing.card(drawing.line("a $x$ b"))
 
 
 def test_a_drawing_holds_no_text_that_somebody_gave():
-    made = picture.graph("<b>", [Curve("<i>", "s0", [(0, 1, 2)])], 1.0, level=("<u>", 5))
+    made = drawing.graph("<b>", [Curve("<i>", "s0", [(0, 1, 2)])], 1.0, level=("<u>", 5))
     [image] = parsed(f"<div>{made}</div>").iter("img")
-    drawing = ElementTree.fromstring(unquote(image.get("src", "").partition(",")[2]))
-    assert {element.tag for element in drawing.iter()} == {f"{SVG}svg", f"{SVG}path"}
-    assert "".join(drawing.itertext()) == ""
+    found = ElementTree.fromstring(unquote(image.get("src", "").partition(",")[2]))
+    assert {element.tag for element in found.iter()} == {f"{SVG}svg", f"{SVG}path"}
+    assert "".join(found.itertext()) == ""
     assert re.fullmatch(r"data:image/svg\+xml,[\w%=:/;,.()' -]+", image.get("src", ""))
 
 
 def test_a_curve_runs_from_edge_to_edge_and_its_peak_is_drawn():
-    made = picture.graph("memory", [Curve("rss", "s0", [(0, 0, 0), (5, 8, 8), (10, 4, 4)])], 10.0)
+    made = drawing.graph("memory", [Curve("rss", "s0", [(0, 0, 0), (5, 8, 8), (10, 4, 4)])], 10.0)
     line = next(path for path in paths(made) if path.count("L") == 2)
-    assert line == f"M0 {picture.HIGH}L{picture.WIDE // 2} 0L{picture.WIDE} {picture.HIGH // 2}"
+    assert line == f"M0 {drawing.HIGH}L{drawing.WIDE // 2} 0L{drawing.WIDE} {drawing.HIGH // 2}"
     assert "8 B" in texts(f"<div>{made}</div>")
 
 
 def test_a_band_is_drawn_where_least_and_most_differ():
-    made = picture.graph("memory", [Curve("rss", "s0", [(0, 1, 2), (1, 1, 2)])], 1.0)
+    made = drawing.graph("memory", [Curve("rss", "s0", [(0, 1, 2), (1, 1, 2)])], 1.0)
     assert sum(path.endswith("z") for path in paths(made)) == 1
 
 
@@ -99,7 +99,7 @@ def test_a_band_is_drawn_where_least_and_most_differ():
     ],
 )
 def test_the_axis_begins_at_nothing_unless_all_would_be_flat(least, most, expected):
-    low, top = picture._scale(least, most)
+    low, top = drawing._scale(least, most)
     assert (low, top) == expected
     assert low <= least
     assert most <= top
@@ -107,15 +107,15 @@ def test_the_axis_begins_at_nothing_unless_all_would_be_flat(least, most, expect
 
 def test_passages_that_are_one_on_the_screen_are_drawn_as_one():
     many = [Span(i / 1000, (i + 0.9) / 1000) for i in range(1000)]
-    [path] = picture._passages(many, 1.0)
+    [path] = drawing._passages(many, 1.0)
     assert path.startswith("M0 0h720")
-    two = list(picture._passages([Span(0.0, 0.1), Span(0.5, 0.6)], 1.0))
+    two = list(drawing._passages([Span(0.0, 0.1), Span(0.5, 0.6)], 1.0))
     assert len(two) == 2
 
 
 def test_a_lane_is_short_whatever_it_holds():
     many = [Span(i / 100_000, (i + 0.1) / 100_000) for i in range(0, 100_000, 3)]
-    assert sum(map(len, picture._passages(many, 1.0))) < 8_000
+    assert sum(map(len, drawing._passages(many, 1.0))) < 8_000
 
 
 def luminance(colour: str) -> float:
@@ -124,7 +124,7 @@ def luminance(colour: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-@pytest.mark.parametrize("colour", sorted(set(picture.COLOURS.values())))
+@pytest.mark.parametrize("colour", sorted(set(drawing.COLOURS.values())))
 def test_colours_are_seen_on_white_and_on_the_black_of_dark_notebooks(colour):
     assert re.fullmatch("#[0-9a-f]{6}", colour)
     own, dark = luminance(colour), luminance("#111111")

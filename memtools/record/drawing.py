@@ -68,15 +68,13 @@ def card(*parts: str) -> str:
     )
 
 
-def heading(name: str, badge: str = "", colour: str = "accent") -> str:
+def heading(name: str, badge: str, colour: str) -> str:
     """The first line: the name, and before it in a frame how things stand."""
-    frame = ""
-    if badge:
-        style = (
-            f"border:1.5px solid {COLOURS[colour]};border-radius:5px;padding:0 6px;"
-            "margin-right:8px;white-space:nowrap"
-        )
-        frame = f'<span style="{style}">{escape(badge)}</span> '
+    style = (
+        f"border:1.5px solid {COLOURS[colour]};border-radius:5px;padding:0 6px;"
+        "margin-right:8px;white-space:nowrap"
+    )
+    frame = f'<span style="{style}">{escape(badge)}</span> '
     return f'<div style="font-weight:600;margin:2px 0">{frame}{escape(name)}</div>'
 
 
@@ -107,16 +105,9 @@ def tiles(figures: Iterable[tuple[str, str, str]]) -> str:
     return f'<div style="{style}">{"".join(cells)}</div>'
 
 
-def table(
-    rows: Sequence[Sequence[str]], head: Sequence[str] = (), right: Sequence[int] = ()
-) -> str:
-    """A table.
-
-    Args:
-        rows: the cells of each row, as many in each.
-        head: the names of the columns; none by default.
-        right: the indexes of the columns whose cells are aligned to the right.
-    """
+def table(rows: Sequence[Sequence[str]], head: Sequence[str], right: Sequence[int]) -> str:
+    """A table: the cells of each row, the names of the columns, and the indexes of the columns that
+    are aligned to the right."""
     side = {True: "right", False: "left"}
 
     def cells(row: Sequence[str], kind: str, more: str) -> str:
@@ -126,7 +117,7 @@ def table(
             for i, cell in enumerate(row)
         )
 
-    named = f"<tr>{cells(head, 'th', ';font-weight:400;' + SOFT)}</tr>" if head else ""
+    named = f"<tr>{cells(head, 'th', ';font-weight:400;' + SOFT)}</tr>"
     body = "".join(f'<tr style="background:none">{cells(row, "td", "")}</tr>' for row in rows)
     style = "border-collapse:collapse;border:0;color:inherit;margin:2px 0;font-size:12px"
     return (
