@@ -165,9 +165,9 @@ def test_threads_that_begin_and_end_at_the_same_time():
 
     def run() -> None:
         gate.wait()
-        for _ in range(25):
+        for _ in range(8):
             manager = begun()
-            with collector._shared.lock:  # collecting 100 times would take a minute
+            with collector._shared.lock:  # collecting each time would take long
                 collector._shared.freeze(manager)
                 if gc.isenabled():
                     faults.append("enabled")

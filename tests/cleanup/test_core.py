@@ -1,12 +1,15 @@
-"""memtools._core.Policy: counts, reads memory, calls act, and takes what it did.
+"""memtools._core.Policy: its life, in forked children too, and how it reads memory.
 
-What it decides by that is tested in C: tests/c/test_policy*.c."""
+What it decides is tested in C, tests/c/cleanup; what a CleanupPolicy makes of it, beside this."""
 
 from __future__ import annotations
 
+import _testcapi
+import gc
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,88 +59,6 @@ class Actor:
 @pytest.fixture
 def root(tmp_path: Path) -> Root:
     return Root(tmp_path)
-
-
-# --- ticks ----------------------------------------------------------------------------------------
-
-
-def test_acts_at_the_multiples_of_its_cadences() -> None:
-    actor = Actor(((100,), 0, False), ((50, 0, 0, 1), 0, True))
-    actor.tick(200)
-    actor.core.tick(3)
-    assert actor.asked == [(2, 0, 50), (3, 0, 100), (2, 0, 150), (3, 0, 200), (2, 3, 1)]
-    assert actor.core.why(0) == actor.core.why(1) == DUE
-    assert [actor.core.ticks(clock) for clock in range(5)] == [200, 0, 0, 1, 0]
-    assert actor.core.figures(0) == (2, 0, 1)
-
-
-def test_what_frees_nothing_is_backed_off_and_forgotten() -> None:
-    actor = Actor(((1,), 0, False), max_cost=1)
-    actor.frees = NOTHING
-    actor.tick(100)
-    assert [at for _, _, at in actor.asked] == [1, 2, 4, 8, 16, 32, 64]
-    assert actor.core.figures(0) == (0, 0, 64)
-    actor.core.forget()
-    actor.tick(1)
-    assert actor.core.seconds < 60
-    assert actor.core.figures(0) == (0, 0, 1)
-
-
-def test_the_budget_skips_what_does_not_pay() -> None:
-    actor = Actor(((1,), 0, False), max_cost=0)
-    actor.frees = NOTHING
-    actor.tick(10)
-    assert len(actor.asked) == 1
-    assert actor.core.figures(0) == (0, 9, 1)
-    strict = Actor(((1,), 0, False), max_cost=0, strict=True)
-    strict.frees = NOTHING
-    strict.tick(10)
-    assert len(strict.asked) == 10
-
-
-def test_together_it_acts_at_multiples_with_nothing_too() -> None:
-    actor = Actor(((0, 1), 0, False), together=5)
-    actor.core.tick(1)
-    actor.tick(10)
-    assert actor.asked == [(1, 0, 5), (0, 0, 10)]
-
-
-# --- act ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("error", [LookupError, KeyboardInterrupt])
-def test_what_act_raises_leaves_tick_and_is_asked_again(error: type[BaseException]) -> None:
-    def act(mask: int, clock: int) -> None:
-        asked.append(mask)
-        if len(asked) == 1:
-            raise error("no")
-        core.done(0, 1, *PAID)
-
-    asked: list[int] = []
-    core = ruled(act, ((2,), 0, False))
-    core.tick()
-    with pytest.raises(error, match="no"):
-        core.tick()
-    core.tick()
-    assert asked == [1, 1]
-    core.tick(0, 1)
-    core.tick(0, 1)
-    assert len(asked) == 3
-
-
-def test_a_tick_from_within_act_only_counts() -> None:
-    def act(mask: int, clock: int) -> None:
-        asked.append((mask, core.ticks(0)))
-        core.tick()
-        assert core.look() == 1
-        core.done(0, 1, *PAID)
-
-    asked: list[tuple[int, int]] = []
-    core = ruled(act, ((2,), 0, False))
-    for _ in range(3):
-        core.tick()
-    assert asked == [(1, 2), (1, 4)]
-    assert core.ticks(0) == 5
 
 
 class Slow:
@@ -214,26 +135,92 @@ def test_a_child_forked_from_within_act_is_in_it_too() -> None:
     assert len(calls) == 2
 
 
+# --- life -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_policy_in_a_cycle_is_collected() -> None:
+    actor = Actor(((1,), 0, False))
+    actor.tick(3)
+    gone = weakref.ref(actor)
+    del actor
+    gc.collect()
+    assert gone() is None
+
+
+def test_what_act_returns_is_let_go() -> None:
+    class Result:
+        pass
+
+    def act(mask: int, clock: int) -> Result:
+        result = Result()
+        gone.append(weakref.ref(result))
+        return result
+
+    gone: list[Any] = []
+    ruled(act, ((1,), 0, False)).tick()
+    assert gone[0]() is None
+
+
+@pytest.mark.slow
+def test_policies_keep_no_hold_of_their_type() -> None:
+    gc.collect()
+    before = sys.getrefcount(_core.Policy)
+    for _ in range(20):
+        core_policy(print)
+    after = sys.getrefcount(_core.Policy)
+    assert after == before
+
+
+@pytest.mark.slow
+def test_a_policy_that_act_drops_lives_until_its_end() -> None:
+    def act(mask: int, clock: int) -> None:
+        kept.clear()
+        gc.collect()
+
+    kept: list[Any] = []
+    kept.append(ruled(act, ((1,), 0, False)))
+    tick = kept[0].tick
+    tick()
+    assert kept == []
+
+
+@pytest.mark.parametrize("what", ["made", "ticked", "asked"])
+def test_whatever_allocation_fails_it_is_a_memory_error_and_all_goes_on(what: str) -> None:
+    """Each allocation of Python's; the native parts' failures are tested in C."""
+
+    def act(mask: int, clock: int) -> None:
+        pass
+
+    core = core_policy(act)
+    core.set_rule(15, (1,), 31, True)  # a mask that is no small int
+    calls = {
+        "made": lambda: ruled(act, ((1, 2), 31, True), limit=GIB),
+        "ticked": lambda: core.tick(0, 1000),
+        "asked": lambda: (core.figures(0), core.seconds, core.look_ns, core.ticks(0), core.look()),
+    }
+    calls[what]()
+    count = sys.getrefcount(act)
+    failed = at = 0
+    while at < 1000:
+        _testcapi.set_nomemory(at)
+        try:
+            calls[what]()
+        except MemoryError:
+            failed += 1
+        else:
+            break
+        finally:
+            _testcapi.remove_mem_hooks()
+        at += 1
+    assert failed > 0
+    assert at < 1000
+    assert sys.getrefcount(act) == count
+    core.tick()
+    assert core.look() == 1 << 15
+
+
 # --- memory ---------------------------------------------------------------------------------------
-
-
-def test_pressure_is_that_of_the_container(root: Root) -> None:
-    actor = Actor(((), HOST, False), pressure=0.8, root=str(root.path))
-    root.use(0.79)
-    assert actor.core.look() == 0
-    root.use(0.8)
-    assert actor.core.look() == 1
-    actor.core.tick()
-    assert actor.asked == [(1, 0, 1)]
-    assert actor.core.why(0) == HOST
-    assert actor.core.looks == 2
-    assert 0 < actor.core.look_ns < 10**9
-
-
-def test_pressure_is_that_of_a_given_limit(root: Root) -> None:
-    root.use(0.5)
-    assert Actor(((), HOST, False), root=str(root.path), limit=LIMIT // 2).core.look() == 1
-    assert Actor(((), HOST, False), root=str(root.path), limit=LIMIT * 8 // 10).core.look() == 0
 
 
 def test_what_may_grow_back_is_judged_by_a_reading(root: Root) -> None:

@@ -30,7 +30,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def ranks(request: pytest.FixtureRequest, job: Any) -> Any:
     """ranks(case): what each of two, and of three, wrote down."""
     results = job("healthy", request.param)
-    return lambda case: [result[case] for result in results]
+    return lambda case: [result.get(case) for result in results]
 
 
 @pytest.mark.slow
@@ -71,16 +71,19 @@ def test_a_group_without_a_cpu_backend_gets_one_gloo_group_or_is_refused(job):
 
 
 @pytest.mark.slow
-def test_a_group_of_some_ranks_agrees_without_the_others(job):
-    outside, *inside = job("subset", 3)
+def test_a_group_of_some_ranks_agrees_without_the_others(ranks):
+    outside, *inside = ranks("subset")
+    if len(inside) == 1:
+        return
     assert outside.startswith("ValueError: this rank is not in the group that is to agree")
     assert inside == ["6", "6"]
 
 
 @pytest.mark.slow
-def test_a_destroyed_process_group_and_none_are_said_in_words(job):
-    for answer in job("destroyed"):
-        assert answer[0] == 3
+def test_a_destroyed_process_group_and_none_are_said_in_words(ranks):
+    answers = ranks("destroyed")
+    for answer in answers:
+        assert answer[0] == (1 << len(answers)) - 1
         assert answer[1].startswith("RuntimeError: the ranks cannot agree: their process group was")
         assert answer[2].startswith("RuntimeError: the ranks cannot agree: torch.distributed has")
 
