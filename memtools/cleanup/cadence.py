@@ -89,7 +89,7 @@ class Clocks:
         clock, or one more than 12 different ones.
         """
         if type(name) is not str:
-            raise TypeError(f"a phase's name is a str, got {type(name).__name__}")
+            raise TypeError(f"a phase's name must be a str, got {type(name).__name__}")
         as_name("a phase's name", name)
         if name in BUILT_IN:
             raise ValueError(
@@ -140,19 +140,21 @@ def _by_name(cadence: Cadence, argument: str) -> Iterable[tuple[str, int]]:
         return
     for name, count in cadence.items():
         if type(name) is not str or not name:
-            raise TypeError(f'{argument}: a key is a name such as "update", got {name!r}')
+            raise TypeError(f'{argument}: a key must be a name such as "update", got {name!r}')
         as_name(f"{argument}: a key", name)
         if name in _MISTAKEN:
-            raise ValueError(f"{argument}: a key is {_MISTAKEN[name]!r}, got {name!r}")
+            raise ValueError(f"{argument}: a key must be {_MISTAKEN[name]!r}, got {name!r}")
         yield name, _count(count, f"{argument}[{name!r}]")
 
 
 def _count(count: int, argument: str) -> int:
     if isinstance(count, bool) or not hasattr(count, "__index__"):
         kinds = "an int" if "[" in argument else "an int, a dict of ints or None"
-        raise TypeError(f"{argument} is {kinds}, got {type(count).__name__}")
+        raise TypeError(f"{argument} must be {kinds}, got {type(count).__name__}")
     if not 1 <= (found := operator.index(count)) <= MOST_EVERY:
-        raise ValueError(f"{argument} is 1 to {MOST_EVERY:,}, got {shown(found)}; None is never")
+        raise ValueError(
+            f"{argument} must be 1 to {MOST_EVERY:,}, got {shown(found)}; None means never"
+        )
     return found
 
 

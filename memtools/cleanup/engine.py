@@ -316,10 +316,10 @@ class Engine:
     def add(self, name: str, callback: Any, every: Cadence, pressure: bool) -> Handle:
         """A callback; see CleanupPolicy.add."""
         if type(name) is not str:
-            raise TypeError(f"add(): a name is a str, got {type(name).__name__}")
+            raise TypeError(f"add(): a name must be a str, got {type(name).__name__}")
         if not name.strip() or not name.isprintable() or len(name) > 40:
             raise ValueError(
-                f"add(): a name has 1 to 40 characters that can be shown, got {name!r}"
+                f"add(): a name must have 1 to 40 characters that can be shown, got {name!r}"
             )
         if name in NAMES.values():
             raise ValueError(f"add(): {name!r} is one of memtools' own actions; take another name")
@@ -330,7 +330,7 @@ class Engine:
         if action == FIRST_CALLBACK + MOST_CALLBACKS:
             raise ValueError(f"add(): a policy knows {MOST_CALLBACKS} names of callbacks at most")
         if not isinstance(pressure, bool):
-            raise TypeError(f"add(): pressure is True or False, got {type(pressure).__name__}")
+            raise TypeError(f"add(): pressure must be True or False, got {type(pressure).__name__}")
         added = Callback(name, as_callback(callback, "add()", "a CleanupCall"))
         cadence = self.clocks.every(every, "every")
         self.names[action] = name

@@ -207,7 +207,9 @@ class CleanupPolicy:
         known |= {added.name: a for a, added in engine.callbacks.items()}
         for name in actions:
             if name not in known:
-                raise ValueError(f"cleanup(): an action is one of {', '.join(known)}; got {name!r}")
+                raise ValueError(
+                    f"cleanup(): an action must be one of {', '.join(known)}; got {name!r}"
+                )
         usual = [GC, EMPTY_CACHE, TRIM, POOL_TRIM]
         return engine.clean([known[name] for name in actions] if actions else usual)
 

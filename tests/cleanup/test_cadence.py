@@ -40,20 +40,20 @@ def test_a_default_counts_for_clocks_that_are_not_named():
 @pytest.mark.parametrize(
     ("cadence", "error", "words"),
     [
-        (0, ValueError, "gc_every is 1 to 1,000,000,000, got 0; None is never"),
-        (-5, ValueError, "gc_every is 1 to 1,000,000,000, got -5"),
+        (0, ValueError, "gc_every must be 1 to 1,000,000,000, got 0; None means never"),
+        (-5, ValueError, "gc_every must be 1 to 1,000,000,000, got -5"),
         (MOST_EVERY + 1, ValueError, "got 1,000,000,001"),
-        (True, TypeError, "gc_every is an int, a dict of ints or None, got bool"),
+        (True, TypeError, "gc_every must be an int, a dict of ints or None, got bool"),
         (1.5, TypeError, "got float"),
         ("100", TypeError, "got str"),
         ([1], TypeError, "got list"),
-        ({"update": 0}, ValueError, r"gc_every\['update'\] is 1 to"),
-        ({"update": None}, TypeError, r"gc_every\['update'\] is an int, got NoneType"),
-        ({"epoch": True}, TypeError, r"gc_every\['epoch'\] is an int, got bool"),
-        ({3: 1}, TypeError, 'gc_every: a key is a name such as "update", got 3'),
-        ({"": 1}, TypeError, "a key is a name"),
-        ({"updates": 5}, ValueError, "gc_every: a key is 'update', got 'updates'"),
-        ({"epochs": 1}, ValueError, "gc_every: a key is 'epoch', got 'epochs'"),
+        ({"update": 0}, ValueError, r"gc_every\['update'\] must be 1 to"),
+        ({"update": None}, TypeError, r"gc_every\['update'\] must be an int, got NoneType"),
+        ({"epoch": True}, TypeError, r"gc_every\['epoch'\] must be an int, got bool"),
+        ({3: 1}, TypeError, 'gc_every: a key must be a name such as "update", got 3'),
+        ({"": 1}, TypeError, "a key must be a name"),
+        ({"updates": 5}, ValueError, "gc_every: a key must be 'update', got 'updates'"),
+        ({"epochs": 1}, ValueError, "gc_every: a key must be 'epoch', got 'epochs'"),
     ],
 )
 def test_a_bad_cadence_is_named(cadence, error, words):
@@ -75,7 +75,7 @@ def test_phases_get_their_clocks_as_they_come_and_keep_them():
         ("epoch", ValueError, "cannot be called 'epoch'"),
         ("update", ValueError, "counts those by itself"),
         ("", ValueError, "has 1 or more characters that can be shown"),
-        (3, TypeError, "is a str, got int"),
+        (3, TypeError, "must be a str, got int"),
     ],
 )
 def test_a_phase_that_has_no_name_of_its_own(name, error, words):
