@@ -158,7 +158,7 @@ class ByteCache(MutableMapping[Any, Any]):
         if callable(limit):
             raise TypeError("ByteCache takes a limit, got a function; write @ByteCache() above it")
         if size is not None and not callable(size):
-            raise TypeError(f"size is a function of a value, got {type(size).__name__}")
+            raise TypeError(f"size must be a function of a value, got {type(size).__name__}")
         check_device(limit, "cpu", "ByteCache")
         self._limit, self._size, self._typed = limit, size, bool(typed)
         self._name = as_name("name", name)
@@ -326,10 +326,10 @@ class ByteCache(MutableMapping[Any, Any]):
         size = self._size(value)
         if not hasattr(size, "__index__"):
             got = type(size).__name__
-            raise TypeError(f"size() returns the bytes of a value as an int, got {got}")
+            raise TypeError(f"size() must return the bytes of a value as an int, got {got}")
         if not 0 <= (whole := operator.index(size)) < 2**64:
             raise ValueError(
-                f"size() returns the bytes of a value, 0 or more and below 2**64, got {whole}"
+                f"size() must return the bytes of a value, 0 or more and below 2**64, got {whole}"
             )
         return whole
 

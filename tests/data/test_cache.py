@@ -127,7 +127,7 @@ def test_a_value_above_the_limit_is_refused_and_nothing_is_evicted():
 @pytest.mark.parametrize(("size", "error", "said"), [
     (lambda value: -1, ValueError, "0 or more and below 2.*64, got -1"),
     (lambda value: 2**64, ValueError, "got 18446744073709551616"),
-    (lambda value: 1.5, TypeError, "size.. returns the bytes of a value as an int, got float"),
+    (lambda value: 1.5, TypeError, "size.. must return the bytes of a value as an int, got float"),
     (lambda value: 1 // 0, ZeroDivisionError, "division"),
 ])  # fmt: skip
 def test_a_size_that_fails_changes_nothing(size, error, said):
@@ -157,7 +157,7 @@ def test_a_limit_that_is_none_is_refused(arguments, error, said):
 
 
 def test_other_arguments_of_the_wrong_kind_are_refused():
-    with pytest.raises(TypeError, match="size is a function of a value, got int"):
+    with pytest.raises(TypeError, match="size must be a function of a value, got int"):
         ByteCache(5, size=3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="lies on cpu"):
         ByteCache(Budget("1 MiB", device="cuda"))

@@ -17,12 +17,13 @@ from memtools import Budget, DeviceError, GateHistory, KVPool, _core
 from memtools._base import torch as base_torch
 from tests.kit.fakecuda import FakeRuntime, as_cuda, as_host
 
+pytestmark = pytest.mark.slow
+
 
 def make(rows: int = 16, experts: int = 8, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.softmax(torch.randn(rows, experts), -1).to(dtype)
 
 
-@pytest.mark.slow
 def test_append_returns_before_the_device_has_done_anything(fake_cuda: FakeRuntime):
     history = GateHistory()
     tensors = [make() for _ in range(5)]
@@ -35,7 +36,6 @@ def test_append_returns_before_the_device_has_done_anything(fake_cuda: FakeRunti
     assert history.pending == 0
 
 
-@pytest.mark.slow
 def test_an_append_gets_what_a_pool_holds_idle(fake_cuda: FakeRuntime):
     budget = Budget("1 MiB")
     pool = KVPool(1, 4, 64, max_tokens=256, max_sequences=16, dtype="float32", limit=budget)
@@ -53,7 +53,6 @@ def test_an_append_gets_what_a_pool_holds_idle(fake_cuda: FakeRuntime):
     assert budget.used <= 2**20
 
 
-@pytest.mark.slow
 def test_reading_waits_for_just_what_it_reads(fake_cuda: FakeRuntime):
     history = GateHistory()
     tensors = [make() for _ in range(5)]
@@ -65,7 +64,6 @@ def test_reading_waits_for_just_what_it_reads(fake_cuda: FakeRuntime):
     assert history.pending == 0
 
 
-@pytest.mark.slow
 def test_what_has_arrived_is_taken_by_the_next_append_without_waiting(fake_cuda: FakeRuntime):
     history = GateHistory()
     for _ in range(4):
@@ -74,7 +72,6 @@ def test_what_has_arrived_is_taken_by_the_next_append_without_waiting(fake_cuda:
     assert (history.pending, fake_cuda.host_syncs()) == (1, 0)
 
 
-@pytest.mark.slow
 def test_a_later_write_on_the_stream_does_not_change_the_entry(fake_cuda: FakeRuntime):
     history = GateHistory()
     tensor = make()
@@ -86,7 +83,6 @@ def test_a_later_write_on_the_stream_does_not_change_the_entry(fake_cuda: FakeRu
     assert torch.equal(history[0], wanted)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("options", [{}, {"dtype": "float32"}, {"keep": "topk", "top_k": 2}])
 def test_records_and_statistics_are_those_of_the_host_tensor(fake_cuda, dtype, options):
@@ -100,7 +96,6 @@ def test_records_and_statistics_are_those_of_the_host_tensor(fake_cuda, dtype, o
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
-@pytest.mark.slow
 def test_evicted_before_it_arrived_it_still_counts(fake_cuda: FakeRuntime):
     history = GateHistory(max_entries=2, trim="oldest")
     tensors = [make() for _ in range(9)]
@@ -111,7 +106,6 @@ def test_evicted_before_it_arrived_it_still_counts(fake_cuda: FakeRuntime):
     assert torch.equal(torch.cat(history), torch.cat(tensors[-2:]))
 
 
-@pytest.mark.slow
 def test_host_and_device_entries_mix_in_order(fake_cuda: FakeRuntime):
     history = GateHistory()
     tensors = [make() for _ in range(6)]
@@ -122,7 +116,6 @@ def test_host_and_device_entries_mix_in_order(fake_cuda: FakeRuntime):
     assert history.stats().entries == 6
 
 
-@pytest.mark.slow
 def test_slices_copies_and_clear_see_what_was_in_flight(fake_cuda: FakeRuntime):
     history = GateHistory()
     tensors = [make() for _ in range(4)]
@@ -135,7 +128,6 @@ def test_slices_copies_and_clear_see_what_was_in_flight(fake_cuda: FakeRuntime):
     assert (len(history), history.stats().entries) == (0, 5)
 
 
-@pytest.mark.slow
 def test_two_devices_one_history(fake_cuda: FakeRuntime):
     history = GateHistory()
     tensors = [make() for _ in range(4)]
@@ -145,7 +137,6 @@ def test_two_devices_one_history(fake_cuda: FakeRuntime):
     assert torch.equal(torch.cat(history), torch.cat(tensors))
 
 
-@pytest.mark.slow
 def test_an_entry_larger_than_the_stage_gets_a_larger_stage(fake_cuda: FakeRuntime):
     history = GateHistory(max_bytes="64 MiB")
     small, large = make(), make(300_000, 8)
@@ -155,7 +146,6 @@ def test_an_entry_larger_than_the_stage_gets_a_larger_stage(fake_cuda: FakeRunti
     assert torch.equal(history[0], small)
 
 
-@pytest.mark.slow
 def test_a_device_far_behind_makes_append_wait_and_is_counted(fake_cuda: FakeRuntime):
     history = GateHistory(max_entries=10)
     tensor = as_cuda(make())
@@ -165,7 +155,6 @@ def test_a_device_far_behind_makes_append_wait_and_is_counted(fake_cuda: FakeRun
     assert history.stats().entries == 1100
 
 
-@pytest.mark.slow
 def test_pinned_memory_stays_flat(fake_cuda: FakeRuntime):
     fake_cuda.set_eager(True)
     history = GateHistory(max_entries=10)
@@ -178,7 +167,6 @@ def test_pinned_memory_stays_flat(fake_cuda: FakeRuntime):
     assert history.device_waits == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("shim", ["with", "without"])
 @pytest.mark.parametrize("layout", ["transposed", "column_step", "row_step", "expanded"])
 def test_gates_with_gaps_are_packed_before_they_are_fetched(fake_cuda, layout, shim):
@@ -208,14 +196,12 @@ def test_gates_with_gaps_are_packed_before_they_are_fetched(fake_cuda, layout, s
     assert torch.equal(history[0], host)
 
 
-@pytest.mark.slow
 def test_zero_rows_on_the_device_need_no_copy(fake_cuda: FakeRuntime):
     history = GateHistory()
     history.append(as_cuda(make(0)))
     assert (len(history), history.pending, history[0].shape) == (1, 0, (0, 8))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("first", ["first", "later"])
 def test_a_failure_at_any_runtime_call_records_nothing(fake_cuda: FakeRuntime, first):
     tensors = [make(), make()]
@@ -244,7 +230,6 @@ def test_a_failure_at_any_runtime_call_records_nothing(fake_cuda: FakeRuntime, f
     assert failures >= (40 if first == "first" else 6)
 
 
-@pytest.mark.slow
 def test_a_failed_first_append_does_not_fix_the_number_of_experts(fake_cuda: FakeRuntime):
     history = GateHistory()
     fake_cuda.fail_at(0, 2)
@@ -255,7 +240,6 @@ def test_a_failed_first_append_does_not_fix_the_number_of_experts(fake_cuda: Fak
     assert history.n_experts == 5
 
 
-@pytest.mark.slow
 def test_refused_during_graph_capture(fake_cuda: FakeRuntime):
     history = GateHistory()
     history.append(as_cuda(make()))
@@ -266,7 +250,6 @@ def test_refused_during_graph_capture(fake_cuda: FakeRuntime):
     assert len(history) == 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("bad", ["experts", "rank", "size"])
 def test_what_is_refused_on_the_host_is_refused_on_the_device(fake_cuda: FakeRuntime, bad):
     history = GateHistory(max_bytes=4096)
@@ -278,7 +261,6 @@ def test_what_is_refused_on_the_host_is_refused_on_the_device(fake_cuda: FakeRun
     assert (len(history), fake_cuda.calls()) == (1, calls)
 
 
-@pytest.mark.slow
 def test_closing_and_dropping_with_copies_in_flight(fake_cuda: FakeRuntime):
     history = GateHistory()
     history.append(as_cuda(make()))
@@ -290,7 +272,6 @@ def test_closing_and_dropping_with_copies_in_flight(fake_cuda: FakeRuntime):
     assert fake_cuda.queued() == 0
 
 
-@pytest.mark.slow
 def test_a_forked_child_loses_what_was_in_flight_and_says_so(fake_cuda: FakeRuntime):
     history = GateHistory()
     history.append(make())
@@ -359,7 +340,6 @@ def full_of_copies(**options: object) -> GateHistory:
     return history
 
 
-@pytest.mark.slow
 def test_a_host_append_while_a_device_append_waits_gets_a_number_of_its_own(fake_cuda):
     history = full_of_copies()
     gates = as_cuda(torch.full((64, 8), 3.0))
@@ -371,7 +351,6 @@ def test_a_host_append_while_a_device_append_waits_gets_a_number_of_its_own(fake
     assert history.stats().tokens == 64 * (FULL + 1) + 1
 
 
-@pytest.mark.slow
 def test_experts_fixed_while_a_first_device_append_waits_refuse_it(fake_cuda: FakeRuntime):
     history = GateHistory()
     fake_cuda.set_capturing(None, True)
@@ -386,7 +365,6 @@ def test_experts_fixed_while_a_first_device_append_waits_refuse_it(fake_cuda: Fa
     assert [entry.shape for entry in history] == [(2, 5)]
 
 
-@pytest.mark.slow
 def test_a_history_that_is_cleared_while_a_device_append_waits(fake_cuda: FakeRuntime):
     history = full_of_copies(max_bytes=Budget("16 MiB"))
     gates = as_cuda(torch.full((64, 8), 3.0))
@@ -397,7 +375,6 @@ def test_a_history_that_is_cleared_while_a_device_append_waits(fake_cuda: FakeRu
     assert history.stats().entries == FULL + 1
 
 
-@pytest.mark.slow
 def test_a_history_that_is_closed_while_a_device_append_waits(fake_cuda: FakeRuntime):
     budget = Budget("16 MiB")
     history = full_of_copies(max_bytes=budget)
@@ -418,7 +395,6 @@ READS: dict[str, Callable[[GateHistory], object]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("read", READS)
 def test_a_history_that_is_closed_while_a_read_waits(fake_cuda: FakeRuntime, read):
     history = GateHistory()
@@ -429,7 +405,6 @@ def test_a_history_that_is_closed_while_a_read_waits(fake_cuda: FakeRuntime, rea
     assert [str(error) for error in raised] == ["this GateHistory is closed"]
 
 
-@pytest.mark.slow
 def test_a_child_forked_while_another_thread_frees_the_stage_records_on(fake_cuda: FakeRuntime):
     history = GateHistory(max_bytes=Budget("64 MiB"))
     history.append(as_cuda(make()))
