@@ -173,20 +173,14 @@ static PyMethodDef methods[] = {
      "_watch_end(on_uncaught, excepthook, /)\n--\n\n"
      "What excepthook() of this module calls, None for nothing. Returns the excepthook of the call "
      "before."},
-    {"_expect_signal", mt_py_expect_signal, METH_NOARGS,
-     "_expect_signal()\n--\n\n"
-     "Hand SIGTERM and SIGHUP over to _wait_for_signal(), where the program has no handler. False "
-     "where that is done already, or cannot be."},
-    {"_wait_for_signal", mt_py_wait_for_signal, METH_NOARGS,
-     "_wait_for_signal()\n--\n\n"
-     "Wait for the signal and return its number: the process ends 2 seconds later. 0 after "
-     "_stop_waiting()."},
-    {"_stop_waiting", mt_py_stop_waiting, METH_NOARGS, "_stop_waiting()\n--\n\n"},
-    {"_run_last", mt_py_run_last, METH_VARARGS,
-     "_run_last(words, instead, at_exit, /)\n--\n\n"
-     "Run a command, a tuple of bytes, and wait for it; where it fails, write `instead` to the "
-     "standard error. At exit: do so when the process ends, after everything else, and not in a "
-     "forked child."},
+    {"_set_last_command", mt_py_set_last_command, METH_VARARGS,
+     "_set_last_command(words, instead, /)\n--\n\n"
+     "The command, a tuple of bytes, that SIGTERM and SIGHUP run where they end this process, and "
+     "_run_last_command() otherwise. Where it fails, `instead` is written to the standard error."},
+    {"_run_last_command", mt_py_run_last_command, METH_O,
+     "_run_last_command(at_exit, /)\n--\n\n"
+     "Run the last command and wait for it; at exit: when the process ends, after everything that "
+     "is registered later. It runs once, and not in a forked child."},
     {"_python_bytes", mt_py_python_bytes, METH_NOARGS, "_python_bytes()\n--\n\n"},
     {"_traced", mt_py_traced, METH_NOARGS, "_traced()\n--\n\n"},
     {"_traced_at", mt_py_traced_at, METH_O, "_traced_at(object, /)\n--\n\n"},

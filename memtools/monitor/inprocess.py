@@ -1,9 +1,9 @@
 """The inside of `memtools run train.py`: starts the monitor before the program, ends it after.
 
-    cli/boot/sitecustomize.py ──► begin(options) ──► the program ──► atexit ──► exit(code)
-                                                                       │            │
-                                              the monitor's run ends ◄─┘            ▼
-                                              the code into run.mem, then cli/summary.py reads it
+    cli/boot/sitecustomize.py ──► begin(options) ──► the program ──► atexit ──► exit(code) ─┐
+                                                                       │    or a signal    │
+                                              the monitor's run ends ◄─┘                   ▼
+                                    how it ended into run.mem, then cli/summary.py reads it
 
 Nothing here may change what the program does. Steps are those of torch's optimizers, counted by a
 hook that torch offers for it, and until an optimizer acts the calls of outermost modules, which are
@@ -19,7 +19,7 @@ import mmap
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -318,51 +318,34 @@ def _started(options: dict[str, Any]) -> MemoryMonitor:
 # --- the end --------------------------------------------------------------------------------------
 
 
-class Summary:
-    """The summary of the run, which a process of its own prints when the run is over.
+def _prepare_summary(options: dict[str, Any], path: str) -> None:
+    """Have another process print the summary of the record at `path` when this one ends.
 
-    This process cannot: the exit code is known to exit() alone, when no Python runs any more, and a
-    program that has used up a limit of its memory leaves none for a summary. What starts the other
-    process is made here, before the program begins.
-
-    Args:
-        command: what prints the summary, without its arguments; see cli/summary.py.
-        path: of the record.
-        json: whether it is to be a line of JSON.
+    This process cannot: no Python runs any more when the exit code is known, or while a signal is
+    handled, and a program that has used up a limit of its memory leaves none for a summary.
     """
-
-    def __init__(self, command: Sequence[str], path: str, *, json: bool) -> None:
-        name = seen_from(folder_now(), path)
-        words = [*command, path, name, *(["--json"] if json else [])]
-        self._words = tuple(os.fsencode(word) for word in words)
-        wrote = f"memtools: Wrote {shown(name)}\n"  # all that is said where that process fails
-        self._instead = wrote.encode(errors="backslashreplace")
-
-    def print(self) -> None:
-        _core._run_last(self._words, self._instead, False)
-
-    def print_at_exit(self) -> None:
-        """Print it within exit(), after all that is registered there later."""
-        _core._run_last(self._words, self._instead, True)
+    name = seen_from(folder_now(), path)
+    words = [*options["summary"], path, name, *(["--json"] if options["json"] else [])]
+    wrote = f"memtools: Wrote {shown(name)}\n"  # all that is said where that process fails
+    _core._set_last_command(
+        tuple(os.fsencode(word) for word in words), wrote.encode(errors="backslashreplace")
+    )
 
 
-def _end(monitor: MemoryMonitor, counter: StepCounter, summary: Summary | None, pid: int) -> None:
+def _end(monitor: MemoryMonitor, counter: StepCounter, pid: int) -> None:
     """End the run as the last of all atexit functions, and have its summary printed."""
     if os.getpid() != pid:  # a forked child that ends as Python programs do
         return
-    _core._stop_waiting()
     _reserve.clear()
     how = interrupt()
     counter.end()
     if how is None:
-        if summary is not None:
-            summary.print_at_exit()
+        _core._run_last_command(True)
         monitor._end(None)  # registers the end of the record, so that it comes before the summary
-        return
-    monitor._end(how)
-    if summary is not None:
-        summary.print()
-    keep_interrupt()
+    else:
+        monitor._end(how)
+        _core._run_last_command(False)
+        keep_interrupt()
 
 
 def _write(text: bytes) -> None:
@@ -370,19 +353,6 @@ def _write(text: bytes) -> None:
     or whose reader has gone, is no error."""
     with contextlib.suppress(OSError):
         os.write(2, text)
-
-
-def _print_at_signal(monitor: MemoryMonitor, summary: Summary) -> None:
-    """On a thread of its own, which the program does not see: wait for SIGTERM or SIGHUP, and print
-    the summary if Python lets this thread run within 0.2 s. Then the process ends by the signal,
-    which is in the record already."""
-    number = _core._wait_for_signal()
-    if number == 0:
-        return
-    if monitor._live is not None:
-        monitor._live.sampler.stop()  # or the process that prints would be in the samples
-    summary.print()
-    os.kill(os.getpid(), number)
 
 
 _running: list[MemoryMonitor] = []
@@ -414,10 +384,7 @@ def begin(options: dict[str, Any]) -> None:
     with contextlib.suppress(OSError):  # not touched, it takes addresses and no memory
         _reserve.append(mmap.mmap(-1, RESERVE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
     ending.on_uncaught.append(_reserve.clear)
-    summary = None
     if not options["quiet"]:
-        summary = Summary(options["summary"], str(monitor.record_path), json=options["json"])
-        if _core._expect_signal():
-            process.start_thread(_print_at_signal, monitor, summary)
+        _prepare_summary(options, str(monitor.record_path))
     # Registered first, so called last: after the program's own, and after its threads have ended.
-    process.at_exit(_end, monitor, counter, summary, os.getpid())
+    process.at_exit(_end, monitor, counter, os.getpid())

@@ -71,12 +71,6 @@ def heard() -> None:
     assert len(told_all) == 1
 
 
-def expected() -> None:
-    if _core._expect_signal():
-        _core._stop_waiting()
-    assert _core._wait_for_signal() == 0
-
-
 CASES: dict[str, list[Case]] = {
     "RecordWriter": [
         make,
@@ -144,17 +138,14 @@ CASES: dict[str, list[Case]] = {
         lambda: refused(TypeError, lambda: _core._hear_calls(watched, 3, 0)),  # type: ignore[arg-type]
         lambda: refused(TypeError, lambda: _core._hear_calls(None)),  # type: ignore[call-arg]
     ],
-    "_expect_signal": [expected],
-    "_wait_for_signal": [expected],
-    "_stop_waiting": [_core._stop_waiting],
-    "_run_last": [  # what it takes at exit, it keeps to the end of the process
-        lambda: _core._run_last((b"/nosuch",), b"", False),
-        lambda: refused(ValueError, lambda: _core._run_last((), b"", False)),
-        lambda: refused(ValueError, lambda: _core._run_last((b"a", b"\0"), b"", True)),
-        lambda: refused(ValueError, lambda: _core._run_last((b"a",), b"\0", True)),
-        lambda: refused(TypeError, lambda: _core._run_last((b"a", "b"), b"", True)),  # type: ignore[arg-type]
-        lambda: refused(TypeError, lambda: _core._run_last([b"a"], b"", True)),  # type: ignore[arg-type]
+    "_set_last_command": [  # what it takes, it keeps to the end of the process
+        lambda: refused(ValueError, lambda: _core._set_last_command((), b"")),
+        lambda: refused(ValueError, lambda: _core._set_last_command((b"a", b"\0"), b"")),
+        lambda: refused(ValueError, lambda: _core._set_last_command((b"a",), b"\0")),
+        lambda: refused(TypeError, lambda: _core._set_last_command((b"a", "b"), b"")),  # type: ignore[arg-type]
+        lambda: refused(TypeError, lambda: _core._set_last_command([b"a"], b"")),  # type: ignore[arg-type]
     ],
+    "_run_last_command": [lambda: _core._run_last_command(False)],
     "RecordWriter.closed": [lambda: WRITER.closed],
     "RecordWriter.nbytes": [lambda: WRITER.nbytes],
     "RecordWriter.path": [lambda: WRITER.path],

@@ -1,6 +1,7 @@
 #include "record/writer.h"
 
 #include <assert.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "base/size.h"
@@ -88,13 +89,25 @@ mt_record_fini(mt_record *r)
 
 /* --- what is recorded --- */
 
+/* By a handler, on this thread or another one. */
+static bool
+has_a_signal(const mt_record *r)
+{
+    _Atomic uint64_t *number = (_Atomic uint64_t *)word_at(r, MT_RECORD_AT_SIGNAL);
+
+    return atomic_load_explicit(number, memory_order_relaxed) != 0;
+}
+
 bool
 mt_record_append(mt_record *r, uint64_t time_ns, const uint64_t *values)
 {
+    bool goes_on;
+
     if (!begin(r)) return false;
-    mt_series_append(&r->series, time_ns, values);
+    goes_on = !has_a_signal(r);
+    if (goes_on) mt_series_append(&r->series, time_ns, values);
     mt_lock_give(&r->lock);
-    return true;
+    return goes_on;
 }
 
 size_t

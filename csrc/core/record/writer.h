@@ -61,7 +61,7 @@ void mt_record_init(mt_record *r, void *region, const mt_record_size *size,
 /* Each returns false, and does nothing, when the record is closed or in a forked child. A phase is
  * one more passage: its time is added, its peak counts when it is the largest (MT_UNKNOWN: none).
  * A name that finds the table full counts under MT_RECORD_OTHERS. append reads one value per
- * column. */
+ * column, and takes no row once a signal is marked: the process is about to end. */
 bool mt_record_append(mt_record *r, uint64_t time_ns, const uint64_t *values);
 bool mt_record_write_event(mt_record *r, const mt_record_event *event);
 bool mt_record_phase(mt_record *r, const char *name, size_t name_bytes, uint64_t ns, uint64_t peak);

@@ -2,13 +2,11 @@
 #include "os/record/endmark.h"
 
 #include <errno.h>
-#include <linux/futex.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "core/base/clock.h"
@@ -25,16 +23,11 @@ typedef struct record {
 static const int signals[] = {SIGTERM, SIGHUP, SIGINT,  SIGQUIT, SIGABRT, SIGSEGV,
                               SIGFPE,  SIGILL, SIGXCPU, SIGALRM, SIGUSR1, SIGUSR2};
 enum { SIGNALS = sizeof signals / sizeof *signals };
-enum { NOBODY = 0, WAITING = -1 }; /* of `came`, beside the number of a signal */
-enum { WAIT_MS = 200, SAY_MS = 2000 };
 
 static record records[MT_ENDMARK_RECORDS];
 static _Atomic int inside; /* handlers that are at the records */
 static _Atomic long ends;  /* the process that a signal is about to end */
-static _Atomic int came;
-static _Atomic long waiter; /* the process of whoever waits */
-static timer_t timers[2];   /* of SIGTERM and SIGHUP; constant while somebody waits */
-static void (*tell)(void);  /* as well */
+static void (*_Atomic before_end)(void);
 
 /* --- in the handler: only what is safe there --- */
 
@@ -50,35 +43,6 @@ static bool
 is_fault(int number)
 {
     return number == SIGSEGV || number == SIGFPE || number == SIGILL;
-}
-
-static void
-futex(int what, int value)
-{
-    syscall(SYS_futex, &came, what | FUTEX_PRIVATE_FLAG, value, NULL, NULL, 0);
-}
-
-static bool
-arm(int number, long ms)
-{
-    struct itimerspec at = {.it_value = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000}};
-
-    return timer_settime(timers[number == SIGHUP], 0, &at, NULL) == 0;
-}
-
-/* Whether somebody who waits ends the process, or else the timer. */
-static bool
-hand_over(int number)
-{
-    int waiting = WAITING;
-
-    if ((number != SIGTERM && number != SIGHUP) || waiter != (long)getpid()) return false;
-    if (!atomic_compare_exchange_strong(&came, &waiting, number)) return false;
-    set_default(number);
-    if (!arm(number, WAIT_MS)) return false;
-    tell();
-    futex(FUTEX_WAKE, 1);
-    return true;
 }
 
 /* Whether a store to the place of the mark is done, and does not raise SIGBUS because the page has
@@ -111,15 +75,15 @@ mt_endmark_now(int number)
 static void
 on_end(int number, siginfo_t *info, void *context)
 {
+    void (*call)(void) = before_end;
     int kept = errno;
 
     (void)context;
     ends = (long)getpid();
     mt_endmark_now(number);
-    if (!hand_over(number)) {
-        set_default(number);
-        if (!is_fault(number) || info->si_code <= 0) kill(getpid(), number);
-    }
+    if (call != NULL && (number == SIGTERM || number == SIGHUP)) call();
+    set_default(number);
+    if (!is_fault(number) || info->si_code <= 0) kill(getpid(), number);
     errno = kept;
 }
 
@@ -230,55 +194,8 @@ mt_endmark_renew(void)
     if (!any()) uninstall(); /* the last record went meanwhile */
 }
 
-static bool
-make_timers(void)
-{
-    for (int i = 0; i < 2; i++) {
-        struct sigevent event = {.sigev_notify = SIGEV_SIGNAL,
-                                 .sigev_signo = i == 0 ? SIGTERM : SIGHUP};
-        if (timer_create(CLOCK_MONOTONIC, &event, &timers[i]) != 0) {
-            if (i == 1) timer_delete(timers[0]);
-            return false;
-        }
-    }
-    return true;
-}
-
-bool
-mt_endmark_expect(void (*when_it_came)(void))
-{
-    if (waiter == (long)getpid() || !make_timers()) return false;
-    tell = when_it_came;
-    came = WAITING;
-    waiter = (long)getpid();
-    return true;
-}
-
-int
-mt_endmark_wait(void)
-{
-    int number;
-
-    while ((number = came) == WAITING)
-        futex(FUTEX_WAIT, WAITING);
-    return number;
-}
-
 void
-mt_endmark_extend(int number)
+mt_endmark_before_end(void (*call)(void))
 {
-    (void)arm(number, SAY_MS);
-}
-
-void
-mt_endmark_stop(void)
-{
-    int waiting = WAITING;
-
-    if (waiter != (long)getpid()) return;
-    if (!atomic_compare_exchange_strong(&came, &waiting, NOBODY)) return;
-    timer_delete(timers[0]);
-    timer_delete(timers[1]);
-    waiter = 0;
-    futex(FUTEX_WAKE, 1);
+    before_end = call;
 }

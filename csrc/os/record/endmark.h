@@ -1,9 +1,7 @@
 /* endmark.h -- a record says by which signal its process ended, also while C code runs.
  *
- *   SIGTERM ──► handler ──► the mark in each record ──► default action, and the signal once more
- *                  │
- *                  └── where somebody waits (mt_endmark_expect): he has 0.2 s to come, and then
- *                      2 s to say what there is to say; a timer sends the signal once more
+ *   SIGTERM ──► handler ──► the mark in each record ──► mt_endmark_before_end's function
+ *                                                     ──► default action, and the signal once more
  *
  * The mark is a number in the header: a handler cannot write an event. Who reads the record makes
  * the typed end of it (memtools/record/record.py).
@@ -43,18 +41,9 @@ void mt_endmark_renew(void);
  * there. */
 void mt_endmark_now(int number);
 
-/* From now on SIGTERM and SIGHUP are handed over to whoever calls mt_endmark_wait; nobody has to be
- * there yet. `when_it_came` is called in the handler then, on any thread; it has the program stop,
- * which would end there. False where somebody is expected already, or the system gives no timer. */
-bool mt_endmark_expect(void (*when_it_came)(void));
-
-/* Waits for the signal. Returns its number within 0.2 s; then the caller ends the process by this
- * signal, at the latest when it has called mt_endmark_extend and 2 s have passed since. Returns 0
- * after mt_endmark_stop. pre: mt_endmark_expect. */
-int mt_endmark_wait(void);
-void mt_endmark_extend(int number);
-
-/* Nobody waits any more: a signal ends the process at once. */
-void mt_endmark_stop(void);
+/* From now on, where SIGTERM or SIGHUP ends a process, also a forked one, `call` is called after the
+ * marks, in the handler: it may do what is safe there, and other threads go on meanwhile. NULL: no
+ * longer. Any thread. */
+void mt_endmark_before_end(void (*call)(void));
 
 #endif

@@ -1,17 +1,24 @@
 /* ending.c -- how this file works.
  *
- * An exception that nobody caught and a signal tell Python code before the interpreter is gone: the
- * interpreter calls excepthook() with no frame below it, and for a signal a thread waits while the
- * main thread stands still (os/record/endmark.h). The exit code is known to exit() alone, when no
- * Python runs any more: who wants to say something then has a command run. */
+ * An exception that nobody caught is told to Python code: the interpreter calls excepthook() with no
+ * frame below it. At all other ends no Python runs: the exit code is known to exit() alone, and a
+ * signal may come while C code runs. So what is to be said then is said by another process, whose
+ * command is made before:
+ *
+ *   SIGTERM, SIGHUP ──► the mark in the record (os/record/endmark.h) ──┐
+ *   exit(code) ──► the end of the record (record/writer.c) ────────────┴─► the last command
+ *
+ * It runs once. Its process is waited for, after a signal for IN_TIME_MS at most. */
 #include "py/monitor/ending.h"
 
 #include <errno.h>
 #include <signal.h>
 #include <spawn.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "os/record/endmark.h"
@@ -70,53 +77,6 @@ mt_py_excepthook(PyObject *module, PyObject *args)
     return result;
 }
 
-/* On the main thread, at its next instruction of Python: by default the program would have ended.
- */
-static int
-stand_still(void *Py_UNUSED(none))
-{
-    Py_BEGIN_ALLOW_THREADS;
-    for (;;)
-        pause();
-    Py_END_ALLOW_THREADS;
-    return 0;
-}
-
-/* In a signal handler, although the call takes a lock there that the interrupted thread may hold: the
- * timer, which is set before, then ends the process in 0.2 s as the signal would. From another
- * thread it is too late: Python 3.11 lets the main thread notice such a call only when somebody asks
- * for the interpreter lock, up to 5 ms later, and until then the program goes on. */
-static void
-stop_the_program(void)
-{
-    (void)Py_AddPendingCall(stand_still, NULL);
-}
-
-PyObject *
-mt_py_expect_signal(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
-{
-    return PyBool_FromLong(mt_endmark_expect(stop_the_program));
-}
-
-PyObject *
-mt_py_wait_for_signal(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
-{
-    int number;
-
-    Py_BEGIN_ALLOW_THREADS;
-    number = mt_endmark_wait();
-    Py_END_ALLOW_THREADS;
-    if (number != 0) mt_endmark_extend(number);
-    return PyLong_FromLong(number);
-}
-
-PyObject *
-mt_py_stop_waiting(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
-{
-    mt_endmark_stop();
-    Py_RETURN_NONE;
-}
-
 /* --- the last command --- */
 
 typedef struct last_command {
@@ -125,55 +85,80 @@ typedef struct last_command {
     char *words[]; /* NULL is the end */
 } last_command;
 
-/* The signals that this thread blocks would be blocked in the command too, and Ctrl-C not end it. */
+enum { IN_TIME_MS = 2000, PAUSE_MS = 5 };
+
+static last_command *_Atomic last; /* the process's, as signal handlers are */
+
+/* Blocked: what another process sends to the whole group must not end the command before it has
+ * begun. Everything else is not, whatever this thread blocks. */
 static int
-spawn(const last_command *last, pid_t *child)
+spawn(const last_command *command, pid_t *child)
 {
     posix_spawnattr_t attributes;
-    sigset_t none;
+    sigset_t blocked;
     int failed = posix_spawnattr_init(&attributes);
 
     if (failed != 0) return failed;
-    sigemptyset(&none);
-    (void)posix_spawnattr_setsigmask(&attributes, &none);
+    sigemptyset(&blocked);
+    sigaddset(&blocked, SIGTERM);
+    sigaddset(&blocked, SIGHUP);
+    (void)posix_spawnattr_setsigmask(&attributes, &blocked);
     (void)posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
-    failed = posix_spawn(child, last->words[0], NULL, &attributes, last->words, environ);
+    failed = posix_spawn(child, command->words[0], NULL, &attributes, command->words, environ);
     posix_spawnattr_destroy(&attributes);
     return failed;
 }
 
-/* A program that ignores SIGCHLD has no status to wait for: then `ended` stays 0. */
-static void
-run_last_command(const last_command *last)
+/* The status of a child that has ended; 0 as well where it has none, because the program ignores
+ * SIGCHLD, and where the time is over. */
+static int
+wait_for(pid_t child, bool in_time)
 {
-    pid_t child;
-    int ended = 0;
+    const struct timespec pause = {.tv_nsec = PAUSE_MS * 1000000L};
+    int status = 0;
 
-    if (spawn(last, &child) != 0) {
-        ended = 1;
-    } else {
-        while (waitpid(child, &ended, 0) == -1 && errno == EINTR)
+    if (!in_time) {
+        while (waitpid(child, &status, 0) == -1 && errno == EINTR)
             ;
+        return status;
     }
-    if (ended != 0) (void)!write(STDERR_FILENO, last->instead, strlen(last->instead));
+    for (int ms = 0; ms < IN_TIME_MS && waitpid(child, &status, WNOHANG) == 0; ms += PAUSE_MS)
+        nanosleep(&pause, NULL);
+    return status;
+}
+
+/* Also in a signal handler: glibc's posix_spawn takes no lock and no memory of malloc. */
+static void
+run_last_command(bool in_time)
+{
+    last_command *command = atomic_exchange(&last, NULL);
+    pid_t child;
+
+    if (command == NULL || !mt_birth_is_here(&command->birth)) return;
+    if (spawn(command, &child) != 0 || wait_for(child, in_time) != 0)
+        (void)!write(STDERR_FILENO, command->instead, strlen(command->instead));
 }
 
 static void
-run_at_exit(int Py_UNUSED(status), void *ctx)
+run_at_signal(void)
 {
-    const last_command *last = ctx;
-
-    if (mt_birth_is_here(&last->birth)) run_last_command(last);
+    run_last_command(true);
 }
 
 static void
-free_last_command(last_command *last)
+run_at_exit(int Py_UNUSED(status), void *Py_UNUSED(ctx))
 {
-    if (last == NULL) return;
-    free(last->instead);
-    for (char **word = last->words; *word != NULL; word++)
+    run_last_command(false);
+}
+
+static void
+free_last_command(last_command *command)
+{
+    if (command == NULL) return;
+    free(command->instead);
+    for (char **word = command->words; *word != NULL; word++)
         free(*word);
-    free(last);
+    free(command);
 }
 
 /* NULL with an exception. */
@@ -181,48 +166,53 @@ static last_command *
 make_last_command(PyObject *words, const char *instead)
 {
     Py_ssize_t n = PyTuple_GET_SIZE(words);
-    last_command *last = calloc(1, sizeof *last + ((size_t)n + 1) * sizeof last->words[0]);
+    last_command *made = calloc(1, sizeof *made + ((size_t)n + 1) * sizeof made->words[0]);
     char *word;
 
-    if (last == NULL) goto no_memory;
+    if (made == NULL) goto no_memory;
     for (Py_ssize_t i = 0; i < n; i++) {
         if (PyBytes_AsStringAndSize(PyTuple_GET_ITEM(words, i), &word, NULL) < 0) goto failed;
-        if ((last->words[i] = strdup(word)) == NULL) goto no_memory;
+        if ((made->words[i] = strdup(word)) == NULL) goto no_memory;
     }
-    if ((last->instead = strdup(instead)) == NULL) goto no_memory;
-    if (mt_birth_now(&last->birth, NULL) != MT_OK) goto no_memory;
-    return last;
+    if ((made->instead = strdup(instead)) == NULL) goto no_memory;
+    if (mt_birth_now(&made->birth, NULL) != MT_OK) goto no_memory;
+    return made;
 
 no_memory:
     PyErr_NoMemory();
 failed:
-    free_last_command(last);
+    free_last_command(made);
     return NULL;
 }
 
-/* At exit it is kept to the end of the process. on_exit is glibc's, and so is its order with that
- * of RecordWriter._close_at_exit; torch itself comes for glibc only. */
+/* One that is replaced is not freed, because a handler may read it. */
 PyObject *
-mt_py_run_last(PyObject *Py_UNUSED(module), PyObject *args)
+mt_py_set_last_command(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *words;
     const char *instead;
-    int at_exit;
-    last_command *last;
+    last_command *made;
 
-    if (!PyArg_ParseTuple(args, "O!yp:_run_last", &PyTuple_Type, &words, &instead, &at_exit))
+    if (!PyArg_ParseTuple(args, "O!y:_set_last_command", &PyTuple_Type, &words, &instead))
         return NULL;
     if (PyTuple_GET_SIZE(words) == 0)
         return PyErr_Format(PyExc_ValueError, "a command has at least one word");
-    if ((last = make_last_command(words, instead)) == NULL) return NULL;
-    if (at_exit) {
-        if (on_exit(run_at_exit, last) == 0) Py_RETURN_NONE;
-        free_last_command(last);
-        return PyErr_NoMemory();
-    }
+    if ((made = make_last_command(words, instead)) == NULL) return NULL;
+    last = made;
+    mt_endmark_before_end(run_at_signal);
+    Py_RETURN_NONE;
+}
+
+/* on_exit is glibc's, as that of RecordWriter._close_at_exit is, which is called before it. */
+PyObject *
+mt_py_run_last_command(PyObject *Py_UNUSED(module), PyObject *at_exit)
+{
+    int later = PyObject_IsTrue(at_exit);
+
+    if (later < 0) return NULL;
+    if (later) return on_exit(run_at_exit, NULL) == 0 ? Py_NewRef(Py_None) : PyErr_NoMemory();
     Py_BEGIN_ALLOW_THREADS;
-    run_last_command(last);
+    run_last_command(false);
     Py_END_ALLOW_THREADS;
-    free_last_command(last);
     Py_RETURN_NONE;
 }

@@ -13,13 +13,13 @@ PyObject *mt_py_watch_end(PyObject *module, PyObject *args);
  * it, for an exception that nobody caught, and then the excepthook before. */
 PyObject *mt_py_excepthook(PyObject *module, PyObject *args);
 
-/* _expect_signal(), _wait_for_signal(), _stop_waiting(): see os/record/endmark.h. */
-PyObject *mt_py_expect_signal(PyObject *module, PyObject *none);
-PyObject *mt_py_wait_for_signal(PyObject *module, PyObject *none);
-PyObject *mt_py_stop_waiting(PyObject *module, PyObject *none);
+/* _set_last_command(words, instead): what is run when this process ends, and the line that is written
+ * to the standard error where that fails. From now on SIGTERM and SIGHUP run it where they end the
+ * process. */
+PyObject *mt_py_set_last_command(PyObject *module, PyObject *args);
 
-/* _run_last(words, instead, at_exit): runs a command and waits for it; what it does not do,
- * `instead` is written for, to the standard error. At exit: as the last of all that exit() does. */
-PyObject *mt_py_run_last(PyObject *module, PyObject *args);
+/* _run_last_command(at_exit): runs it now and waits for it, or as the last of all that exit() does.
+ * Nothing where there is none, where it ran already, and in a forked child. */
+PyObject *mt_py_run_last_command(PyObject *module, PyObject *at_exit);
 
 #endif

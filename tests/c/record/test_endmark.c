@@ -3,13 +3,11 @@
 #include "kit/check.h"
 
 #include <dlfcn.h>
-#include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "core/record/layout.h"
@@ -426,121 +424,58 @@ there_is_room_for_64_records(void)
     free(many);
 }
 
-/* --- somebody who waits --- */
+/* --- what is called before the end --- */
 
 static void
-when_it_came(void)
+see_the_mark(void)
 {
-    region[2]++;
-}
-
-static void *
-wait_and_say(void *end)
-{
-    int came = mt_endmark_wait();
-
-    if (came == SIGTERM) mt_endmark_extend(came);
-    region[0] = (uint64_t)came;
-    if (end != NULL && came > 0) kill(getpid(), came);
-    return NULL;
+    region[0]++;
+    region[2] = region[MT_RECORD_AT_SIGNAL];
+    kill(getpid(), SIGTERM); /* it waits */
+    region[3]++;
 }
 
 static void
-be_sent_while_somebody_waits(void *end)
+be_sent_with_a_call(void)
 {
-    pthread_t thread;
-    struct sigaction now;
-
-    CHECK(mt_endmark_add(region));
-    CHECK(mt_endmark_expect(when_it_came) && !mt_endmark_expect(when_it_came));
-    kill(getpid(), SIGTERM);
-    mt_endmark_renew(); /* nothing: the process is about to end */
-    CHECK(sigaction(SIGTERM, NULL, &now) == 0 && now.sa_handler == SIG_DFL);
-    CHECK(pthread_create(&thread, NULL, wait_and_say, end) == 0); /* not too late */
-    for (;;)
-        pause();
+    mt_endmark_before_end(see_the_mark);
+    be_sent();
 }
 
 static void
-who_waits_ends_it(void)
+be_sent_without_the_call(void)
 {
-    be_sent_while_somebody_waits(region);
+    mt_endmark_before_end(see_the_mark);
+    mt_endmark_before_end(NULL);
+    be_sent();
 }
 
 static void
-the_timer_ends_it(void)
+with_a_call_and_a_handler(void)
 {
-    be_sent_while_somebody_waits(NULL);
+    mt_endmark_before_end(see_the_mark);
+    signal(SIGTERM, exit_6);
+    be_sent();
 }
 
 static void
-who_waits_is_told(void)
+sigterm_and_sighup_call_between_the_mark_and_the_end(void)
 {
-    struct timespec from, to;
-    long ms;
+    static const int calls[] = {SIGTERM, SIGHUP}, others[] = {SIGINT, SIGUSR1, SIGABRT};
 
-    CHECK(ended_by(status_of(who_waits_ends_it), SIGTERM));
-    CHECK(marked() == SIGTERM && region[0] == SIGTERM && region[2] == 1);
-    clock_gettime(CLOCK_MONOTONIC, &from);
-    CHECK(ended_by(status_of(the_timer_ends_it), SIGTERM) && marked() == SIGTERM);
-    clock_gettime(CLOCK_MONOTONIC, &to);
-    ms = (to.tv_sec - from.tv_sec) * 1000 + (to.tv_nsec - from.tv_nsec) / 1000000;
-    CHECK(ms >= 2000);
-}
-
-static void
-nobody_comes(void)
-{
-    CHECK(mt_endmark_add(region) && mt_endmark_expect(when_it_came));
-    kill(getpid(), SIGTERM);
-    run_on();
-}
-
-static void
-twice(void)
-{
-    CHECK(mt_endmark_add(region) && mt_endmark_expect(when_it_came));
-    kill(getpid(), SIGTERM);
-    region[3] = 1; /* it goes on so far */
-    kill(getpid(), SIGTERM);
-    region[3] = 2;
-}
-
-static void
-a_child_of_one_who_waits(void)
-{
-    int status;
-    pid_t pid;
-
-    CHECK(mt_endmark_add(region) && mt_endmark_expect(when_it_came));
-    if ((pid = fork()) == 0) {
-        kill(getpid(), SIGTERM);
-        _exit(9);
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        number = calls[i];
+        CHECK(ended_by(status_of(be_sent_with_a_call), SIGTERM) || number == SIGHUP);
+        CHECK(marked() == (uint64_t)number && region[2] == (uint64_t)number);
+        CHECK(region[0] == 1 && region[3] == 1);
     }
-    _exit(waitpid(pid, &status, 0) == pid && ended_by(status, SIGTERM) ? 7 : 8);
-}
-
-static void
-who_waits_has_so_long_and_no_longer(void)
-{
-    CHECK(ended_by(status_of(nobody_comes), SIGTERM) && marked() == SIGTERM && region[2] == 1);
-    CHECK(ended_by(status_of(twice), SIGTERM) && marked() == SIGTERM && region[3] == 1);
-    CHECK(WEXITSTATUS(status_of(a_child_of_one_who_waits)) == 7 && region[2] == 0);
-}
-
-static void
-who_waits_can_be_sent_away(void)
-{
-    pthread_t thread;
-
-    mt_endmark_stop(); /* nobody waits */
-    for (int n = 0; n < 3; n++) {
-        region[0] = 99;
-        CHECK(mt_endmark_expect(when_it_came));
-        CHECK(pthread_create(&thread, NULL, wait_and_say, NULL) == 0);
-        mt_endmark_stop();
-        CHECK(pthread_join(thread, NULL) == 0 && region[0] == 0);
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        number = others[i];
+        CHECK(ended_by(status_of(be_sent_with_a_call), number) && region[0] == 0);
     }
+    number = SIGTERM;
+    CHECK(ended_by(status_of(be_sent_without_the_call), SIGTERM) && region[0] == 0);
+    CHECK(WEXITSTATUS(status_of(with_a_call_and_a_handler)) == 6 && region[0] == 0);
 }
 
 int
@@ -555,8 +490,6 @@ main(void)
     RUN(what_is_not_its_own_is_left_alone);
     RUN(where_the_default_is_back_the_handler_is_too);
     RUN(there_is_room_for_64_records);
-    RUN(who_waits_is_told);
-    RUN(who_waits_has_so_long_and_no_longer);
-    RUN(who_waits_can_be_sent_away);
+    RUN(sigterm_and_sighup_call_between_the_mark_and_the_end);
     CHECK_DONE();
 }

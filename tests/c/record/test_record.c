@@ -56,12 +56,14 @@ a_closed_record_says_so_and_takes_nothing_more(void)
 }
 
 static void
-a_signal_is_marked_with_its_time(void)
+a_signal_is_marked_with_its_time_and_no_row_follows(void)
 {
     rig g = begin();
+    uint64_t values[RIG_COLUMNS] = {0};
 
     mt_record_mark_signal(g.region, 15, 77);
     CHECK(word(&g, MT_RECORD_AT_SIGNAL) == 15 && word(&g, MT_RECORD_AT_SIGNAL_NS) == 77);
+    CHECK(!mt_record_append(&g.r, 78, values) && view_samples(g.region) == 3);
     end(&g);
 }
 
@@ -123,7 +125,7 @@ int
 main(void)
 {
     RUN(a_closed_record_says_so_and_takes_nothing_more);
-    RUN(a_signal_is_marked_with_its_time);
+    RUN(a_signal_is_marked_with_its_time_and_no_row_follows);
     RUN(nothing_is_written_in_a_forked_child);
     RUN(two_columns_of_one_name_are_a_fault);
     RUN(sizes_out_of_range_have_a_fault);
