@@ -15,29 +15,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Protocol
 
 from memtools.leak.finding import RANK, Key, LeakFinding
 from memtools.leak.judge import C_HEAP, CYCLES, OF_CENSUS, THRESHOLDS
-
-
-class Pace(Protocol):
-    """How fast something grows: bytes a step, and the standard error of that."""
-
-    @property
-    def rate(self) -> float: ...
-    @property
-    def error(self) -> float: ...
-
-
-class Points(Protocol):
-    """The parts of memory at the looks of a run: memtools.monitor.signals.Points."""
-
-    steps: list[int]
-
-    def pace(self, name: str, since: int = 0) -> Pace: ...
-    def recent(self, name: str, steps: int, but_a_fall: float = 0) -> float | None: ...
-    def rises(self, name: str) -> list[int]: ...
+from memtools.leak.series import Points
 
 
 @dataclass

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 from memtools.leak.finding import LeakFinding
+from memtools.leak.growth import slope_of
 from memtools.leak.judge import THRESHOLDS
-from memtools.monitor.signals import slope_of
 from memtools.monitor.workers import WorkerReports
 
 Processes = Callable[[], Sequence[tuple[int, int | None, str]]]  # pid, private bytes, name

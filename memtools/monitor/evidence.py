@@ -18,6 +18,7 @@ from statistics import median
 
 from memtools._census.holders import Holder
 from memtools.leak.finding import LeakFinding
+from memtools.leak.growth import slope_of
 from memtools.leak.judge import (
     C_HEAP,
     OF_CENSUS,
@@ -27,7 +28,7 @@ from memtools.leak.judge import (
     Part,
     keeps_graphs,
 )
-from memtools.monitor.signals import Points, slope_of
+from memtools.leak.series import Points
 
 FEWEST_POINTS = 3  # of a slope
 

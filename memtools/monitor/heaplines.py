@@ -27,6 +27,7 @@ import threading
 import time
 from collections.abc import Callable, Container, Sequence
 from itertools import pairwise
+from statistics import stdev
 from types import FrameType
 from typing import Any
 
@@ -268,7 +269,8 @@ class HeapLines:
     def staying(self, sites: Sequence[Site]) -> list[Site]:
         """The same, of what was traced."""
         is_told = self._tensors is not None or bridge.loaded() is None
-        error = _error([b - a for a, b in pairwise(self._totals)])
+        steps = [b - a for a, b in pairwise(self._totals)]
+        error = stdev(steps) / math.sqrt(len(steps)) if len(steps) > 1 else math.inf
         return staying(sites, error, self._tensors_at if is_told else None)
 
 
@@ -319,12 +321,3 @@ def staying(
     alike = [site for site in gains if site.place.file and abs(site.rate - stays) <= near]
     alike = [site for site in alike if site.place[:2] not in tensors_at]
     return alike if len(alike) == 1 else []
-
-
-def _error(steps: Sequence[int]) -> float:
-    """The standard error of the mean; without bound for fewer than two."""
-    n = len(steps)
-    if n < 2:
-        return math.inf
-    mean = sum(steps) / n
-    return math.sqrt(sum((step - mean) ** 2 for step in steps) / (n - 1) / n)

@@ -32,13 +32,14 @@ from memtools.leak.detector import STEPS_NEEDED, LeakVerdict, StepsLeft
 from memtools.leak.finding import RANK, LeakFinding, advice_for, is_call, steps_left
 from memtools.leak.judge import THRESHOLDS, findings_of
 from memtools.leak.ledger import Entry, Ledger
+from memtools.leak.series import Points
 from memtools.monitor.children import ChildProcesses
 from memtools.monitor.evidence import Looks
 from memtools.monitor.made_at import TracedSteps
 from memtools.monitor.reporter import Reporter
 from memtools.monitor.schedule import EARLIEST_LOOK, START_BY_TIME, Budget, Schedule
 from memtools.monitor.sensor import Sensor
-from memtools.monitor.signals import Limits, Points, Signal
+from memtools.monitor.signals import Limits, Signal
 from memtools.monitor.tracing import Tracing
 from memtools.monitor.walks import CensusLike, HeapWalks
 

@@ -25,6 +25,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from memtools.leak.growth import line_through
+
 LEAST_READINGS, MOST_READINGS = 16, 40  # plain ticks, from which the rate and the noise are known
 LEAST_TICKS = 4  # of a window: what is made and dropped has to be seen to come and go
 USUAL_TICKS = 15  # of a window, where what is in use rises evenly
@@ -112,13 +114,8 @@ class Progress:
         ticks = [self._ticks(first, one) for one in self._plain]
         if n < 3 or ticks[-1] <= 0:
             return
-        mean_x, mean_y = sum(ticks) / n, sum(one.in_use for one in self._plain) / n
-        over = sum((x - mean_x) ** 2 for x in ticks)
-        pairs = [
-            (x - mean_x, one.in_use - mean_y) for x, one in zip(ticks, self._plain, strict=True)
-        ]
-        self.rate = sum(x * y for x, y in pairs) / over
-        self.noise = math.sqrt(sum((y - self.rate * x) ** 2 for x, y in pairs) / (n - 2))
+        line = line_through(ticks, [one.in_use for one in self._plain])
+        self.rate, self.noise = line.slope, math.sqrt(line.rest / (n - 2))
         self._cpu = (last.cpu_ns - first.cpu_ns) / ticks[-1]
 
     def _ticks(self, a: _Reading, b: _Reading) -> float:

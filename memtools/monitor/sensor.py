@@ -18,8 +18,9 @@ from typing import Any
 from memtools.leak.detector import LeakDetector, part_of
 from memtools.leak.finding import RANK
 from memtools.leak.judge import THRESHOLDS
+from memtools.leak.series import Points
 from memtools.monitor.evidence import Looks
-from memtools.monitor.signals import COUNTED, Limits, Points, Signal
+from memtools.monitor.signals import COUNTED, Limits, Signal
 
 LARGE_SHARE, LARGE = 0.01, 1 << 20  # of the limit, and bytes: growth that is looked at at once
 IN_USE = ("heap", "python")

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from typing import Protocol
 
 from memtools._census.holders import Holder
+from memtools.leak.growth import slope_of
 from memtools.leak.judge import C_HEAP, CYCLES, THRESHOLDS, keeps_graphs
 from memtools.monitor.evidence import Looks
 from memtools.monitor.schedule import Budget
 from memtools.monitor.sensor import Sensor
-from memtools.monitor.signals import slope_of
 
 
 class CensusLike(Protocol):

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from memtools._base.size import format_bytes
 from memtools._base.text import count, duration
+from memtools.leak.growth import line_of, slope_of
 from memtools.record.reader import UNKNOWN
 from memtools.record.series import own_column
 
@@ -182,7 +183,7 @@ def slope(line: Timeline, column: str) -> Slope | None:
     points = [(x, floor) for x, floor, _ in _settled(_cells(known, SLOPE_CELLS))]
     if len(points) < LEAST:
         return None
-    rate, _ = _line(points)
+    rate = slope_of(points)
     span = points[-1][0] - points[0][0]
     wander = [
         (after - before - rate * (x - w)) ** 2 / (x - w)
@@ -364,9 +365,11 @@ def _end(cells: list[tuple[float, int, int]], begin: int, before: int) -> _End |
     part = cells[begin:]
     if len(part) < LEAST:
         return None
-    slope, straight = _line([(x, floor) for x, floor, _ in part])
+    line = line_of([(x, floor) for x, floor, _ in part])
+    slope, straight = line.slope, line.straight
     gain = slope * (part[-1][0] - part[0][0])
-    late, _ = _line([(x, floor) for x, floor, _ in part[-max(LEAST // 2, len(part) // 3) :]])
+    newest = part[-max(LEAST // 2, len(part) // 3) :]
+    late = slope_of([(x, floor) for x, floor, _ in newest])
     is_line = (
         straight >= STRAIGHT
         and late >= slope / 2
@@ -447,18 +450,6 @@ def _settled(cells: list[tuple[float, int, int]]) -> list[tuple[float, int, int]
     be of a moment in which two copies of something were alive."""
     after = [*(floor for _, floor, _ in cells[1:]), cells[-1][1]]
     return [(x, min(floor, n), top) for (x, floor, top), n in zip(cells, after, strict=True)]
-
-
-def _line(points: Sequence[tuple[float, int]]) -> tuple[float, float]:
-    """(slope, the share of the variance that the line explains), by least squares."""
-    n = len(points)
-    mean_x, mean_y = sum(x for x, _ in points) / n, sum(y for _, y in points) / n
-    xx = sum((x - mean_x) ** 2 for x, _ in points)
-    xy = sum((x - mean_x) * (y - mean_y) for x, y in points)
-    yy = sum((y - mean_y) ** 2 for _, y in points)
-    if not xx or not yy:
-        return 0.0, 0.0
-    return xy / xx, xy * xy / (xx * yy)
 
 
 # --- the test -------------------------------------------------------------------------------------

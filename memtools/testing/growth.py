@@ -31,8 +31,9 @@ from memtools._census.growth import GrowthCensus
 from memtools._census.holders import Holder
 from memtools.blocks.reports import HostBlocks
 from memtools.leak.finding import LeakFinding, advice_for
+from memtools.leak.growth import line_through
 from memtools.leak.judge import C_HEAP, THRESHOLDS, Children, Evidence, Part, findings_of
-from memtools.monitor.signals import Signal, error_of, signals_of
+from memtools.monitor.signals import Signal, signals_of
 from memtools.testing.traced import TracedTensors
 from memtools.testing.trend import LEAST_READINGS, growth_of, growth_of_levels
 
@@ -322,7 +323,7 @@ class GrowthTest:
         full = [one for one in holders if one.capacity is not None and one.length == one.capacity]
         if rate - sum(one.rate_bytes for one in full) <= self._allowed and full:
             return ""
-        error = error_of(*self._series_of(part, warmup))
+        error = line_through(*self._series_of(part, warmup)).error
         findings = self._findings(part, rate, error, [one for one in holders if one not in full])
         if self._traced is not None and part in ("use", "tensors"):
             findings = self._traced.with_lines(findings)

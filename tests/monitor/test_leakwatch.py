@@ -19,14 +19,16 @@ from memtools import LeakFinding, MemoryMonitor, read_record
 from memtools._census.holders import Holder
 from memtools.leak.detector import LeakDetector
 from memtools.leak.finding import RANK, is_call
+from memtools.leak.growth import slope_of
 from memtools.leak.judge import findings_of
 from memtools.leak.ledger import Ledger
+from memtools.leak.series import Points
 from memtools.monitor import children as child_processes
 from memtools.monitor import leakwatch
 from memtools.monitor.evidence import Looks
 from memtools.monitor.leakwatch import LeakWatch
 from memtools.monitor.schedule import Schedule
-from memtools.monitor.signals import Points, Signal, python_bytes, slope_of
+from memtools.monitor.signals import Signal, python_bytes
 from memtools.record.figures import figures_of
 from memtools.record.verdict import verdict_of
 from tests.kit.fakedevice import TOTAL, FakeCuda, cuda
