@@ -19,14 +19,14 @@ import pytest
 from memtools import _core
 from tests.cleanup.policyleaks import UNKNOWN, core_policy
 from tests.kit.children import in_child
-from tests.monitor.root import LIMIT, MIB, Root
+from tests.monitor.root import LIMIT, Root
 from tests.monitor.test_sampler_life import ENV, PROJECT
 
 Rule = tuple[tuple[int, ...], int, bool]
 GIB = 1 << 30
 PAID = (GIB, 0, GIB, UNKNOWN, UNKNOWN, UNKNOWN)
 NOTHING = (GIB, GIB, GIB, 0, 0, GIB)
-HOST, DEVICE, CACHE, HEAP, DUE = 1, 2, 8, 16, 32
+HOST, HEAP = 1, 16
 
 
 def ruled(act: Callable[[int, int], object], *rules: Rule, **settings: Any) -> _core.Policy:
@@ -255,45 +255,3 @@ core = ruled(print, ((), {HEAP}, True))
 assert core.look() == {int(size == 64)}, core.look()
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120, cwd=PROJECT, env=ENV)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("_fake_library")
-def test_devices_are_read_by_the_allocator_and_the_driver(
-    allocator: Path,
-) -> None:
-    code = f"""
-import ctypes, os, sys
-import torch
-from pathlib import Path
-from tests.cleanup.test_core import ruled
-from tests.kit.fakecuda import FakeRuntime
-MIB = {MIB}
-allocator, cuda = ctypes.CDLL(sys.argv[1]), FakeRuntime(Path(sys.argv[2]))
-def put(device, *mib):
-    allocator.fake_allocator_set(device, *[ctypes.c_int64(x * MIB) for x in mib])
-cuda.reset()
-cuda.set_capacity(1000 * MIB)
-allocator.fake_allocator_register()
-core = ruled(print, ((), {CACHE}, True), ((), {DEVICE}, False), devices=2)
-assert core.look() == 0
-put(0, 100, 300, 0, 200)
-put(1, 100, 449, 0, 200)
-cuda.set_device(1)
-stream = cuda.stream()
-allocator.fake_allocator_begin()
-assert core.look() == 0
-put(1, 100, 450, 0, 200)
-assert core.look() == 1
-if os.fork() == 0:
-    core.forget()
-    assert core.look() == 0, "the devices are the parent's"
-    core.done(0, 1, -1, -1, -1, 5, 4, 5)
-    os._exit(0)
-assert os.wait()[1] == 0
-"""
-    library = PROJECT / "build/c/libfakecudart.so"
-    subprocess.run(
-        [sys.executable, "-c", code, allocator, library], check=True, timeout=120, cwd=PROJECT,
-        env=ENV | {"MEMTOOLS_CUDART": str(library)},
-    )  # fmt: skip

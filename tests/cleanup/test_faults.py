@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -14,7 +13,6 @@ from memtools import CleanupPolicy, HostMemoryPressure
 from memtools._base import torch as bridge
 from tests.cleanup.policycases import calls, gc_as_found, memory, quiet, times  # noqa: F401 - fixtures
 from tests.kit.fakedevice import FakeCuda, cuda  # noqa: F401 - a fixture
-from tests.monitor.root import Root
 
 # A policy opens the CUDA runtime where torch sees devices, and there is one for a process's life.
 pytestmark = pytest.mark.usefixtures("_fake_library")
@@ -313,28 +311,6 @@ def test_empty_cache_runs_once_there_is_a_context(cuda: FakeCuda):  # noqa: F811
     policy.step()
     found = policy.report()["empty_cache"]
     assert (found.count, found.device_freed_bytes, found.backoff) == (1, 1 << 30, 1)
-
-
-# --- gc changed by others ---
-
-
-@pytest.mark.slow
-def test_gc_enabled_by_others_in_between_is_left_until_the_end(memory: Root):  # noqa: F811
-    with CleanupPolicy() as policy:
-        policy.step(2)
-        gc.enable()
-        policy.step(20)
-        assert gc.isenabled()
-    assert gc.isenabled()
-
-
-@pytest.mark.slow
-def test_gc_unfrozen_by_others_in_between():
-    with CleanupPolicy() as policy:
-        policy.step(2)
-        gc.unfreeze()
-        policy.step(20)
-    assert (gc.isenabled(), gc.get_freeze_count()) == (True, 0)
 
 
 def test_an_object_of_a_callback_that_dies_is_let_go_with_the_handle():

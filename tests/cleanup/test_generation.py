@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import pickle
 import subprocess
 import sys
 import threading
@@ -276,13 +275,6 @@ def test_a_stream_may_end_on_another_thread():
     assert CALLS == [1, 1]
 
 
-def test_it_looks_like_the_function():
-    assert (rollout.__name__, rollout.__doc__) == ("rollout", "Generates.")
-    assert list(inspect.signature(rollout).parameters) == ["n", "error"]
-    assert pickle.loads(pickle.dumps(rollout)) is rollout
-    assert rollout.__wrapped__.__code__.co_name == "rollout"  # type: ignore[attr-defined]
-
-
 # --- bad input, and cost --------------------------------------------------------------------------
 
 
@@ -298,16 +290,6 @@ def test_it_looks_like_the_function():
 def test_other_pools_and_policies_are_refused(arguments: Any, sentence):
     with pytest.raises(TypeError, match=sentence):
         memtools.generation(*arguments)
-
-
-def test_what_is_no_function_is_refused():
-    for bad, sentence in (
-        (property(len), "put it below the @property"),
-        (Agent, "methods, got class Agent"),
-        (3, "methods, got an int"),
-    ):
-        with pytest.raises(TypeError, match=rf"generation\(\) decorates .*{sentence}"):
-            generates(bad)  # type: ignore[type-var]
 
 
 def test_it_loads_no_monitor_and_no_torch():
