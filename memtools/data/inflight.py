@@ -22,6 +22,7 @@ from typing import Any
 from memtools import _core
 from memtools._base import running
 from memtools._base.size import format_bytes
+from memtools.data.share import job_of, room_of
 from memtools.errors import BudgetError
 
 SHM = "/dev/shm"
@@ -62,13 +63,9 @@ class Room:
         return self._left
 
     def _read(self) -> int | None:
-        sample, shm = self._probe.read(_core.READ_ROOM), shm_room()
-        rooms = [sample.available, None if shm is None else shm[0]]
-        used, limit = sample.cgroup_used, sample.cgroup_limit
-        if used is not None and limit is not None and limit >= 0:
-            rooms.append(limit - used)
-        known = [room for room in rooms if room is not None]
-        return max(0, min(known)) if known else None
+        job, shm = room_of(*job_of(self._probe.read(_core.READ_ROOM))), shm_room()
+        known = [room for room in (job, None if shm is None else shm[0]) if room is not None]
+        return min(known, default=None)
 
 
 class InFlight:

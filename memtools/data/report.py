@@ -16,6 +16,7 @@ from memtools._base.text import aligned, count, duration, sentence
 from memtools.data.inflight import SHM, shm_room
 from memtools.data.loader import BoundedLoader
 from memtools.data.measure import Measured, measure
+from memtools.data.share import job_of, room_of
 
 if TYPE_CHECKING:
     import torch
@@ -135,7 +136,7 @@ class LoaderReport:
         rows = [["", "now", "advised", "of"]]
         for name in ("num_workers", "prefetch_factor", "pin_memory", "batch_size"):
             rows.append([name, str(getattr(now, name)), str(getattr(new, name)), ""])
-        job_free = _less(self.job_limit, self.job_used)
+        job_free = room_of(self.job_limit, self.job_used)
         rooms = {"shm": self.shm_free, "total": job_free}
         titles = {
             "in_flight": "batches in flight",
@@ -158,19 +159,6 @@ class LoaderReport:
 
 def _text(size: int | None) -> str:
     return "not known" if size is None else format_bytes(size)
-
-
-def _less(limit: int | None, used: int | None) -> int | None:
-    return None if limit is None or used is None else max(0, limit - used)
-
-
-def _job(sample: _core.Sample) -> tuple[int | None, int | None]:
-    """The limit that the job comes to first, its control group's or the machine's, and what is used
-    of it."""
-    group = sample.cgroup_limit, sample.cgroup_used
-    machine, available = (sample.total, _less(sample.total, sample.available)), sample.available
-    left = None if group[0] is None or group[0] < 0 else _less(*group)
-    return machine if left is None or (available is not None and available < left) else group
 
 
 def loader_report(
@@ -218,10 +206,10 @@ def _report(
     )
     sample, shm = _core.Probe("/", True).read(), shm_room()
     shm_free, shm_total = (None, None) if shm is None else shm
-    limit, used = _job(sample)
+    limit, used = job_of(sample)
     pins = bool(torch.accelerator.is_available())
     is_stream = isinstance(loader.dataset, torch.utils.data.IterableDataset)
-    room = _less(limit, used)
+    room = room_of(limit, used)
     wanted = _Wanted(settings, found, pins, shm_free, room, in_flight, is_stream)
     advised, reasons = wanted.advise(step_seconds)
     return LoaderReport(

@@ -1,4 +1,5 @@
-"""The bytes that a cache in this process may have, where nobody says how many."""
+"""What the job may use of the host's memory, and the bytes of it that a cache in this process may
+have where nobody says how many."""
 
 from __future__ import annotations
 
@@ -12,6 +13,21 @@ from memtools import _core
 PART = 4
 #: what is left to a cache on a machine whose memory is unknown, or very small
 SMALLEST = 16 * 2**20
+
+
+def room_of(limit: int | None, used: int | None) -> int | None:
+    """What is left of a limit; None where one of the two is not known."""
+    return None if limit is None or used is None else max(0, limit - used)
+
+
+def job_of(sample: _core.Sample) -> tuple[int | None, int | None]:
+    """The limit that the job comes to first, its control group's or the machine's, and what is used
+    of it."""
+    group, available = (sample.cgroup_limit, sample.cgroup_used), sample.available
+    left = None if group[0] is None or group[0] < 0 else room_of(*group)
+    if left is not None and (available is None or left <= available):
+        return group
+    return sample.total, room_of(sample.total, available)
 
 
 def job_bytes() -> int | None:

@@ -18,7 +18,8 @@ from memtools import _core
 from memtools.data import LoaderSettings, bounded, loader_report
 from memtools.data import report as report_module
 from memtools.data.measure import Measured
-from memtools.data.report import _job, _Wanted
+from memtools.data.report import _Wanted
+from memtools.data.share import job_of
 from tests.data.loadercases import KIB, Failing, Killed, Rows, Stream, alive, drawn, loader_of, same
 
 MIB = 1 << 20
@@ -251,7 +252,7 @@ def test_more_workers_are_not_advised_for_a_stream(monkeypatch):
 def test_the_job_is_held_by_what_it_comes_to_first(group, machine, found):
     names = ("cgroup_limit", "cgroup_used", "total", "available")
     sample: Any = SimpleNamespace(**dict(zip(names, (*group, *machine), strict=True)))
-    assert _job(sample) == found
+    assert job_of(sample) == found
 
 
 def test_spawned_workers_take_more_than_is_measured():
