@@ -33,14 +33,9 @@ def test_the_record_tells_what_ran_and_how_it_ended(tmp_path: Path) -> None:
 
 
 CODES = {
-    "pass": "code 0",
     "import sys; sys.exit()": "code 0",
-    "import sys; sys.exit(3)": "code 3",
-    "import sys; sys.exit('no')": "code 1",
     "raise SystemExit('no')": "code 1",
     "class Own(SystemExit): pass\nraise Own(4)": "code 4",
-    "import sys\ntry: sys.exit('no')\nexcept SystemExit: pass": "code 0",
-    "import sys\ntry: sys.exit('no')\nexcept SystemExit: sys.exit(2)": "code 2",
     "import sys\ntry: sys.exit('no')\nexcept SystemExit: 1 / 0": (
         "exception ZeroDivisionError: division by zero"
     ),
@@ -52,10 +47,7 @@ CODES = {
         "exception ZeroDivisionError: division by zero"
     ),
     "import threading as t; t.Thread(target=lambda: 1 / 0).start()": "code 0",
-    "import sys, threading as t; t.Thread(target=lambda: sys.exit('no')).start(); "
-    "raise SystemExit(1)": "code 1",
     "raise SystemExit(256 + 7)": "code 7",
-    "1 / 0": "exception ZeroDivisionError: division by zero",
     "raise KeyboardInterrupt": "exception KeyboardInterrupt",
     "import os; os.fork() or exit(9); os.wait(); exit(4)": "code 4",
     "import atexit, os; atexit.register(os.closerange, 0, 9); exit(5)": "code 5",
