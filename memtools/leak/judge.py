@@ -29,6 +29,8 @@ C_HEAP = "C heap"
 CYCLES = "cycles"
 #: parts of memory in which a census names holders: what is in use, and what lies beside it
 OF_CENSUS = ("use", "shm", "device")
+#: what grows in a part of memory where nobody is known to hold it
+_KINDS = {"shm": "shared memory", "children": "children"}
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,13 @@ class Thresholds:
 
     ended_c_heap: float = 0.5
     """The C heap's growth has ended below this share of what it was when it was first reported."""
+
+    filled: float = 0.7
+    """Containers with a bound that take at least this share of a part's growth explain it: it ends
+    by itself."""
+
+    least_rate_by_time: float = 10 * 1024
+    """Growth of fewer bytes a second, in the record of a program without steps, does not matter."""
 
     cleared: float = 0.5
     """A fall by at most this share of all that was gained is a collection of garbage."""
@@ -272,22 +281,25 @@ def findings_of(seen: Evidence) -> list[LeakFinding]:
     memory and devices; holders with the largest rate first."""
     found = _of_use(seen) if seen.walked else []
     found += [] if seen.children is None else _of_children(seen, seen.children)
-    for name, part in seen.beside.items():
+    for part in seen.beside.values():
         if not any(one.signal == part.signal for one in found) and _is_suspect(seen, part):
-            found.append(of_part(part, kind="shared memory" if name == "shm" else ""))
+            found.append(of_part(part))
     return found
 
 
-def of_part(part: Part, *, per: str = "step", kind: str = "", what: str = "") -> LeakFinding:
+def of_part(
+    part: Part, *, per: str = "step", kind: str | None = None, what: str = ""
+) -> LeakFinding:
     """That a part of memory grows, where nobody is known to hold it.
 
     Args:
         part: how it grows.
         per: "step", the default, or "s": what its rate refers to.
-        kind: as of a LeakFinding; "" by default.
+        kind: as of a LeakFinding; None, the default: that of the signal.
         what: what is added, in words; "" by default.
     """
     rate = part.rate_bytes + part.begun_bytes
+    kind = _KINDS.get(part.signal, "") if kind is None else kind
     return LeakFinding(part.grade, part.signal, per, rate, since_step=part.since_step, kind=kind,
                        what=what)  # fmt: skip
 
@@ -472,5 +484,5 @@ def _of_children(seen: Evidence, children: Children) -> list[LeakFinding]:
     if many:
         return [of_part(part, kind="processes", what=many)]
     if growing and growing[0][1] >= THRESHOLDS.one_process * part.rate_bytes:
-        return [replace(of_part(part, kind="children"), process=growing[0][0])]
-    return [of_part(part, kind="children", what=", ".join(name for name, _ in growing[:4]))]
+        return [replace(of_part(part), process=growing[0][0])]
+    return [of_part(part, what=", ".join(name for name, _ in growing[:4]))]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from memtools._base.text import duration, shown
 from memtools.leak.finding import RANK, LeakFinding, advice_for
+from memtools.leak.judge import Part, of_part
 from memtools.record.kinds import Finding
 
 if TYPE_CHECKING:
@@ -49,17 +50,10 @@ def made_of(growth: Sequence[Growth]) -> list[LeakFinding]:
 
 
 def _of_growth(growth: Growth) -> LeakFinding:
-    kind = "children" if growth.signal == "children" else ""
-    kind = "shared memory" if growth.signal == "shm" else kind
     over = f"{growth.over:,.0f} steps" if growth.per == "step" else duration(growth.over)
     what = [f"over the last {over}"] if growth.over and not growth.shared else []
     what += [f"on {growth.device}"] if growth.device else []
-    return LeakFinding(
-        "fills" if growth.shared else growth.grade,
-        growth.signal,
-        growth.per,
-        growth.rate_bytes,
-        since_step=growth.since,
-        kind="mapped files" if growth.shared else kind,
-        what=", ".join(what),
-    )
+    grade = "fills" if growth.shared else growth.grade
+    part = Part(growth.signal, growth.rate_bytes, grade=grade, since_step=growth.since)
+    kind = "mapped files" if growth.shared else None
+    return of_part(part, per=growth.per, kind=kind, what=", ".join(what))

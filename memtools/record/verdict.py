@@ -20,6 +20,7 @@ from memtools._base.size import format_bytes
 from memtools._base.text import duration, shown
 from memtools.leak.detector import STEPS_NEEDED, matters
 from memtools.leak.finding import RANK, LeakFinding, is_call, steps_left
+from memtools.leak.judge import THRESHOLDS
 from memtools.record.events import start_of
 from memtools.record.findings import made_of, standing
 from memtools.record.growth import Late, judge, late_of, step_seconds
@@ -28,9 +29,6 @@ from memtools.record.kinds import Finding
 if TYPE_CHECKING:
     from memtools.record.figures import Figures
 
-#: Bytes a second, where no steps were made: less growth that no container explains is told by
-#: `explain` alone, as one quiet line.
-LEAST_WITHOUT_STEPS = 10 * 1024
 #: and for as many a forecast counts as one of so many steps
 READINGS_A_SECOND = 5
 #: without steps nobody knows where a program's start ends: a rise shorter than this is its start
@@ -188,7 +186,7 @@ def _judged(figures: Figures) -> _Found:
 
 def _matters(finding: LeakFinding, pace: float | None) -> bool:
     if finding.per == "s":
-        return finding.rate_bytes >= LEAST_WITHOUT_STEPS
+        return finding.rate_bytes >= THRESHOLDS.least_rate_by_time
     return matters(finding.rate_bytes, 1 / pace if pace else 0.0)
 
 
