@@ -206,24 +206,19 @@ _NOBODY = {
 def advice_for(finding: LeakFinding) -> str:
     """What to do about it: one sentence, by the kind of its holder and with the holder's name. ""
     where there is nothing to do. Reads all fields but `advice`."""
-    name = _ENTRY.sub("", finding.holder) or _NOBODY.get(finding.kind, "what grows")
     if finding.grade in ("early", "quiet"):
         return ""
-    if finding.kind == "mapped files":
-        return (
-            "pages of mapped files are taken back under memory pressure; those of /dev/shm are "
-            "not: look what is left there (ls -l /dev/shm)"
-        )
-    if finding.grade == "fills" and finding.kind != "cycles":
-        return f"{name} fills up and stops there: give it a lower bound if that is too much"
-    if finding.grade == "fragmentation":
-        return (
-            "what is in use does not grow, what is resident does: give it back with "
-            "monitor.cleanup_memory(), or start with MALLOC_ARENA_MAX=2"
-        )
-    rule = next((rule for fits, rule in _RULES if fits(finding)), None)
-    advice = rule(finding, name) if rule else f"{name} keeps what grows: let go of it"
-    if finding.process.startswith("worker") and finding.holder:
+    name = _ENTRY.sub("", finding.holder) or _NOBODY.get(finding.kind, "what grows")
+    keeper = name.rpartition(" kept by ")[2]
+    variable = re.search(r"'(\w+)'|(\w+)$", keeper)
+    advice = next(text for fits, text in _ADVICE if fits(finding)).format(
+        name=name,
+        keeper=keeper,
+        function=name.rpartition(" of ")[2],
+        variable=(variable[1] or variable[2]) if variable else "x",
+        process=finding.process or "the child processes",
+    )
+    if finding.process.startswith("worker") and finding.holder and _grows(finding):
         advice += "; each worker has one of its own"
     return advice
 
@@ -233,11 +228,14 @@ _ENTRY = re.compile(r"(, as \S+ of each entry| \([\d,]+ [^()]*(?:of them|in it)\
 #: containers whose entries stay until somebody takes them out
 _SEQUENCES = ("list", "deque", "tuple", "array")
 _MAPPINGS = ("dict", "set", "frozenset", "OrderedDict", "defaultdict", "Counter", "mappingproxy")
-#: single objects that are made anew, and each time larger
+#: single objects that are replaced, each time by a larger one
 _BUFFERS = ("variable", "tensor", "ndarray", "bytes", "bytearray", "str")
 
 _Fits = Callable[[LeakFinding], object]
-_Rule = Callable[[LeakFinding, str], str]
+
+
+def _grows(finding: LeakFinding) -> bool:
+    return RANK[finding.grade] >= RANK["suspect"]
 
 
 def _is(*kinds: str) -> _Fits:
@@ -250,176 +248,140 @@ def _named(pattern: str) -> _Fits:
     return lambda finding: search(finding.kind) or search(finding.holder)
 
 
-def _of_graph(finding: LeakFinding, name: str) -> str:
-    """`autograd graph kept by module attribute hidden`: the variable's own name is the last one."""
-    kept = name.rpartition(" kept by ")[2]
-    if finding.holder.startswith("autograd graphs"):  # of the entries of a container
-        return (
-            f"each tensor in {kept} keeps the autograd graph that made it: keep x.detach() there, "
-            "or x.item() where a number will do; in evaluation, compute under torch.no_grad()"
-        )
-    quoted = re.search(r"'(\w+)'|(\w+)$", kept)
-    variable = (quoted[1] or quoted[2]) if quoted else "x"
-    return (
-        f"{kept} keeps an autograd graph alive: keep {variable}.detach() where it is kept, or "
-        ".item() where a number will do"
-    )
-
-
-def _of_c_heap(finding: LeakFinding, name: str) -> str:
-    if "profiler" in finding.what:
-        return (
-            "a profiler keeps all its events until it stops: give it a schedule "
-            "(torch.profiler.schedule(wait=..., warmup=..., active=...)) and call its step()"
-        )
-    return (
-        "no Python object holds it, so C or C++ code does: look at what each step calls there (a "
-        "decoder, a tokenizer, an extension, convolutions of ever new shapes)"
-    )
-
-
-def _of_list(finding: LeakFinding, name: str) -> str:
-    # A list of gates has a store made for it.
-    gates = ", or keep the gates in a memtools.GateHistory" if "gate" in name.lower() else ""
-    return (
-        f"{name} grows: clear it once it has been used, or bound it with "
-        f"collections.deque(maxlen=...){gates}"
-    )
-
-
-def _of_children(finding: LeakFinding, name: str) -> str:
-    who = finding.process or "the child processes"
-    return (
-        "which container holds it is not known yet: a process that was given a queue or a "
-        f"connection is asked, and answers within some 500 steps. In {who}, look for a list or a "
-        "cache that grows, and for a queue that is filled faster than it is emptied; in a worker "
-        "of a DataLoader, for what the dataset keeps from one item to the next"
-    )
-
-
-def _of_nobody(finding: LeakFinding, name: str) -> str:
-    if finding.per == "s":
-        return (
-            "who holds what grows is found most surely at the ends of steps, and this program "
-            "makes none: call monitor.step() of a memtools.MemoryMonitor once in each round of its "
-            "loop"
-        )
-    return (
-        "to learn who holds what grows: before = memtools.census(), some hundred steps later "
-        "print(*memtools.census().diff(before).holders(), sep='\\n')"
-    )
-
-
-def _of_device(finding: LeakFinding, name: str) -> str:
-    return (
-        "to learn which line allocates what grows on the device, take a snapshot: "
-        "torch.cuda.memory._record_memory_history(), some hundred steps later _dump_snapshot(path)"
-    )
-
-
-#: (whether it is for a finding, what it says), the most special first
-_RULES: tuple[tuple[_Fits, _Rule], ...] = (
-    (_is("C heap", "C code", "nobody"), _of_c_heap),
+#: (whether it is for a finding, what to do), the most special first
+_ADVICE: tuple[tuple[_Fits, str], ...] = (
     (
-        _is("shared memory"),
-        lambda finding, name: (
-            "shared memory stays until it is unlinked: call unlink() after close(), and look what "
-            "is left there (ls -l /dev/shm); a mapping without a name stays until it is closed"
-        ),
+        _is("mapped files"),
+        "pages of mapped files are taken back under memory pressure; those of /dev/shm are not: "
+        "look what is left there (ls -l /dev/shm)",
     ),
     (
-        lambda finding: finding.kind == "processes" or "one more every" in finding.what,
-        lambda finding, name: (
-            "processes are started and never ended: join() or terminate() each one, or start one "
-            "pool for the whole run (persistent_workers=True for a DataLoader)"
-        ),
+        lambda one: one.grade == "fills" and one.kind != "cycles",
+        "{name} fills up and stops there: give it a lower bound if that is too much",
+    ),
+    (
+        lambda one: one.grade == "fragmentation",
+        "what is in use does not grow, what is resident does: give it back with "
+        "monitor.cleanup_memory(), or start with MALLOC_ARENA_MAX=2",
+    ),
+    (
+        lambda one: one.kind == "C heap" and "profiler" in one.what,
+        "a profiler keeps all its events until it stops: give it a schedule "
+        "(torch.profiler.schedule(wait=..., warmup=..., active=...)) and call its step()",
+    ),
+    (
+        _is("C heap"),
+        "no Python object holds it, so C or C++ code does: look at what each step calls there (a "
+        "decoder, a tokenizer, an extension, convolutions of ever new shapes)",
+    ),
+    (
+        _is("shared memory"),
+        "shared memory stays until it is unlinked: call unlink() after close(), and look what is "
+        "left there (ls -l /dev/shm); a mapping without a name stays until it is closed",
+    ),
+    (
+        lambda one: one.kind == "processes" or "one more every" in one.what,
+        "processes are started and never ended: join() or terminate() each one, or start one pool "
+        "for the whole run (persistent_workers=True for a DataLoader)",
     ),
     (
         _is("calls"),
-        lambda finding, name: (
-            f"calls of {name.rpartition(' of ')[2]} begin and do not end, as threads do that wait "
-            "for ever: join() them, give what they wait for a timeout, or take one pool of threads"
-        ),
+        "calls of {function} begin and do not end, as threads do that wait for ever: join() them, "
+        "give what they wait for a timeout, or take one pool of threads",
     ),
-    (_is("children"), _of_children),
     (
-        lambda finding: finding.kind == "cycles" and finding.what == COLLECTOR_IS_OFF,
-        lambda finding, name: (
-            "the program has turned Python's garbage collector off (gc.disable()), and objects in "
-            "reference cycles stay for ever: call gc.collect() each so many steps, or turn it on"
-        ),
+        _is("children"),
+        "which container holds it is not known yet: a process that was given a queue or a "
+        "connection is asked, and answers within some 500 steps. In {process}, look for a list or "
+        "a cache that grows, and for a queue that is filled faster than it is emptied; in a worker "
+        "of a DataLoader, for what the dataset keeps from one item to the next",
+    ),
+    (
+        lambda one: one.kind == "cycles" and one.what == COLLECTOR_IS_OFF,
+        "the program has turned Python's garbage collector off (gc.disable()), and objects in "
+        "reference cycles stay for ever: call gc.collect() each so many steps, or turn it on",
     ),
     (
         _is("cycles"),
-        lambda finding, name: (
-            "objects in reference cycles wait for the collector: call gc.collect() now and then "
-            "(memtools.CleanupPolicy does so on a schedule), or take torch.autograd.grad() in "
-            "place of backward(create_graph=True)"
-        ),
+        "objects in reference cycles wait for the collector: call gc.collect() now and then "
+        "(memtools.CleanupPolicy does so on a schedule), or take torch.autograd.grad() in place of "
+        "backward(create_graph=True)",
     ),
     (
         _named(r"create_graph=True"),
-        lambda finding, name: (
-            f"{name} outlive the model: take torch.autograd.grad(), or set .grad to None "
-            "(zero_grad(set_to_none=True)) once it has been used"
-        ),
+        "{name} outlive the model: take torch.autograd.grad(), or set .grad to None "
+        "(zero_grad(set_to_none=True)) once it has been used",
     ),
-    (_is("autograd graph"), _of_graph),
+    (
+        lambda one: one.kind == "autograd graph" and one.holder.startswith("autograd graphs"),
+        "each tensor in {keeper} keeps the autograd graph that made it: keep x.detach() there, or "
+        "x.item() where a number will do; in evaluation, compute under torch.no_grad()",
+    ),
+    (
+        _is("autograd graph"),
+        "{keeper} keeps an autograd graph alive: keep {variable}.detach() where it is kept, or "
+        ".item() where a number will do",
+    ),
     (
         _is("lru_cache"),
-        lambda finding, name: (
-            f"{name} has no bound and keeps every result: give it one (maxsize=..., which counts "
-            "entries), or keep a number of bytes in a cache of your own"
-        ),
+        "{name} has no bound and keeps every result: give it one (maxsize=..., which counts "
+        "entries), or keep a number of bytes in a cache of your own",
     ),
     (
         _named(r"\bhooks\b|_hooks\b"),
-        lambda finding, name: (
-            f"{name} gains a hook at each step: call remove() of the handle that its registration "
-            "returned, or register it once"
-        ),
+        "{name} gains a hook at each step: call remove() of the handle that its registration "
+        "returned, or register it once",
     ),
     (
         _named(r"optimizer state|\boptim\w*\.(?:\w+\.)*state\b|\b(?:Adam|AdamW|SGD)\.state\b"),
-        lambda finding, name: (
-            f"{name} keeps the state of parameters that are no longer trained: drop it with the "
-            "parameter (optimizer.state.pop(parameter, None)), or make a new optimizer"
-        ),
+        "{name} keeps the state of parameters that are no longer trained: drop it with the "
+        "parameter (optimizer.state.pop(parameter, None)), or make a new optimizer",
     ),
     (
         _named(r"(?i)\b\w*(?:exception|traceback)s?\b|Error\b"),
-        lambda finding, name: (
-            f"{name} keeps exceptions, and each keeps the variables of all its frames: keep "
-            "str(error), or error.with_traceback(None)"
-        ),
+        "{name} keeps exceptions, and each keeps the variables of all its frames: keep str(error), "
+        "or error.with_traceback(None)",
     ),
     (
         _is("chain"),
-        lambda finding, name: (
-            f"{name.rpartition(' kept by ')[2]} leads to every object before it: cut the link to "
-            "the one before once that has been used, or keep the newest in "
-            "collections.deque(maxlen=...)"
-        ),
+        "{keeper} leads to every object before it: cut the link to the one before once that has "
+        "been used, or keep the newest in collections.deque(maxlen=...)",
     ),
     (
         _named(r"(?i)queue"),
-        lambda finding, name: (
-            f"{name} is filled faster than it is emptied: bound it (maxsize=...), so that whoever "
-            "fills it waits"
-        ),
-    ),
-    (_is(*_SEQUENCES), _of_list),
-    (
-        _is(*_MAPPINGS),
-        lambda finding, name: f"{name} grows: delete what is no longer used, or bound it",
+        "{name} is filled faster than it is emptied: bound it (maxsize=...), so that whoever fills "
+        "it waits",
     ),
     (
-        lambda finding: finding.kind in _BUFFERS and finding.holder,
-        lambda finding, name: (
-            f"{name} becomes larger and larger: write into one buffer of the final size, or keep "
-            "a detached copy of a part, or a number"
-        ),
+        lambda one: one.kind in _SEQUENCES and "gate" in one.holder.lower(),
+        "{name} grows: clear it once it has been used, or bound it with "
+        "collections.deque(maxlen=...), or keep the gates in a memtools.GateHistory",
     ),
-    (lambda finding: finding.signal == "device" and not finding.holder, _of_device),
-    (lambda finding: not finding.holder, _of_nobody),
+    (
+        _is(*_SEQUENCES),
+        "{name} grows: clear it once it has been used, or bound it with "
+        "collections.deque(maxlen=...)",
+    ),
+    (_is(*_MAPPINGS), "{name} grows: delete what is no longer used, or bound it"),
+    (
+        lambda one: one.kind in _BUFFERS and one.holder,
+        "{name} becomes larger and larger: write into one buffer of the final size, or keep a "
+        "detached copy of a part, or a number",
+    ),
+    (
+        lambda one: one.signal == "device" and not one.holder,
+        "to learn which line allocates what grows on the device, take a snapshot: "
+        "torch.cuda.memory._record_memory_history(), some hundred steps later _dump_snapshot(path)",
+    ),
+    (
+        lambda one: one.per == "s" and not one.holder,
+        "who holds what grows is found most surely at the ends of steps, and this program makes "
+        "none: call monitor.step() of a memtools.MemoryMonitor once in each round of its loop",
+    ),
+    (
+        lambda one: not one.holder,
+        "to learn who holds what grows: before = memtools.census(), some hundred steps later "
+        "print(*memtools.census().diff(before).holders(), sep='\\n')",
+    ),
+    (lambda one: True, "{name} keeps what grows: let go of it"),
 )
