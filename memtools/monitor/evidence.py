@@ -33,6 +33,12 @@ from memtools.leak.series import Points
 FEWEST_POINTS = 3  # of a slope
 
 
+def since_of(looks: Sequence[int], step: int) -> int:
+    """The step from which on slopes are taken: that of the first look, but of the newer three
+    quarters of a run that is at `step`."""
+    return max(looks[0], step // 4)
+
+
 @dataclass(frozen=True)
 class Looks:
     """What is known after a look.
@@ -54,8 +60,8 @@ class Looks:
 
     @property
     def since(self) -> int:
-        """Slopes are of the points from here on: the newer three quarters of the run."""
-        return max(self.steps[0], self.step // 4)
+        """The step from which on the points tell how something grows now."""
+        return since_of(self.steps, self.step)
 
     def pace(self, name: str) -> float:
         """Bytes a step of a signal, as it goes on now."""

@@ -115,10 +115,10 @@ def check_memory_leak(self: MemoryMonitor, threshold_increase_gb: float = 1.0) -
         if one.grade in ("likely", "leak") and one.per == "step":
             leaked += one.rate_bytes * (self.step_count - (one.since_step or 0))
     watch = self._watch()
-    verdict = None if watch is None else watch.verdict(self.step_count)
-    if verdict is not None and verdict.kind in ("likely", "leak"):
-        steps = self.step_count - (verdict.since_step or 0)
-        leaked = max(leaked, verdict.rate_bytes_per_step * steps)
+    for verdict in [] if watch is None else watch.verdicts():
+        if verdict.kind in ("likely", "leak"):
+            steps = self.step_count - (verdict.since_step or 0)
+            leaked = max(leaked, verdict.rate_bytes_per_step * steps)
     return leaked > 0 and leaked >= threshold_increase_gb * GB
 
 

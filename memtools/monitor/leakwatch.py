@@ -17,7 +17,6 @@ each of them, and cancel.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -27,8 +26,7 @@ from memtools._base import sentences
 from memtools._base.size import format_bytes
 from memtools._base.torch import profiler_runs
 from memtools._census.growth import GrowthCensus
-from memtools._census.holders import Holder
-from memtools.leak.detector import STEPS_NEEDED, LeakVerdict, StepsLeft
+from memtools.leak.detector import STEPS_NEEDED, LeakVerdict
 from memtools.leak.finding import RANK, LeakFinding, advice_for, is_call, steps_left
 from memtools.leak.judge import THRESHOLDS, findings_of
 from memtools.leak.ledger import Entry, Ledger
@@ -371,57 +369,20 @@ class LeakWatch:
         """What stands, the worst first."""
         return tuple(map(self._as_read, self._ledger.findings()))
 
-    def holders(self) -> tuple[Holder, ...]:
-        """Who gains, as of the newest walk."""
-        return self._walks.holders
-
-    def verdict(self, step: int) -> LeakVerdict:
-        """The detector's verdict at this step, or `fills` where containers with a bound take what
-        grows."""
-        detector, made = self._sensor.detector, step - self._schedule.origin
-        detector.limit_bytes, detector.device_limit_bytes = self._limits.host(), None
-        verdict = detector.verdict()
-        if verdict.signal == "device":  # only then is a device asked
-            detector.device_limit_bytes = self._limits.device()
-            verdict = detector.verdict()
-        filled = sum(one.rate_bytes for one in self._ledger.findings() if one.grade == "fills")
-        if verdict.signal is not None and filled >= 0.7 * verdict.rate_bytes_per_step > 0:
-            return replace(
-                verdict, kind="fills", confidence="none", steps_left=None, pressure=False
-            )
-        if verdict.kind in ("early", "quiet"):  # its steps are those of the run, everywhere
-            verdict = replace(verdict, steps_known=made)
-            found = next(iter(self._ledger.findings()), None)
-            if found is not None and RANK[found.grade] >= RANK["suspect"]:
-                return self._suspected(verdict, found)
-            kind = "early" if made < STEPS_NEEDED else "quiet"
-            return replace(verdict, kind=kind)
-        return verdict
-
-    def _suspected(self, verdict: LeakVerdict, found: LeakFinding) -> LeakVerdict:
-        """Where the signals alone do not show yet what a census or a worker has found."""
-        left = None
-        if found.steps_left is not None:
-            lo, hi = found.steps_left
-            left = StepsLeft(lo, math.sqrt(lo * hi), hi)
-        since = found.since_step if found.since_step is not None else self._sensor.looks[0]
-        return replace(
-            verdict, kind="suspect", rate_bytes_per_step=self._each(found), confidence="low",
-            signal=found.signal or "heap", since_step=since, steps_left=left,
-        )  # fmt: skip
-
-    def forecast(self) -> StepsLeft | None:
-        """Steps until the host's or a device's limit: of the worst finding, else by the test."""
-        for finding in self._ledger.findings():
-            if finding.steps_left is not None and finding.per == "step":
-                lo, hi = finding.steps_left
-                return StepsLeft(lo, math.sqrt(lo * hi), hi)
-        forecasts = [
-            self._sensor.detector.forecast(limit, signal=signal)
-            for limit, signal in ((self._limits.host(), None), (self._limits.device(), "device"))
-            if limit is not None and limit > 0
+    def verdicts(self) -> list[LeakVerdict]:
+        """What the leak test says of each part of memory, by its signals alone: `fills` where
+        containers with a bound take what grows."""
+        filled = dict.fromkeys(self._sensor.parts, 0.0)
+        for one in self._ledger.findings():
+            if one.grade == "fills":
+                filled[one.part] += one.rate_bytes
+        verdicts = {name: detector.verdict() for name, detector in self._sensor.parts.items()}
+        return [
+            replace(verdict, kind="fills", confidence="none")
+            if filled[name] >= THRESHOLDS.filled * verdict.rate_bytes_per_step > 0
+            else verdict
+            for name, verdict in verdicts.items()
         ]
-        return min((left for left in forecasts if left is not None), default=None)
 
     def lines(self, step: int) -> list[str]:
         """Lines of a summary at this step: how much grows, and what stands."""

@@ -19,7 +19,7 @@ from memtools.leak.detector import LeakDetector, part_of
 from memtools.leak.finding import RANK
 from memtools.leak.judge import THRESHOLDS
 from memtools.leak.series import Points
-from memtools.monitor.evidence import Looks
+from memtools.monitor.evidence import Looks, since_of
 from memtools.monitor.signals import COUNTED, Limits, Signal
 
 LARGE_SHARE, LARGE = 0.01, 1 << 20  # of the limit, and bytes: growth that is looked at at once
@@ -37,12 +37,12 @@ class Sensor:
 
     def __init__(self, signals: Sequence[Signal], limits: Limits, *, noisy: bool = False) -> None:
         self.signals, self._limits = list(signals), limits
-        self.detector = LeakDetector()
-        #: the same for each part that may grow by itself: of `detector` the worst is known alone
+        self._detector = LeakDetector()
+        #: the same readings for each part of memory that may grow by itself
         self.parts = {
-            name: part_of(self.detector, (name,)) for name in ("children", "shm", "device")
+            name: part_of(self._detector, (name,)) for name in ("children", "shm", "device")
         }
-        self.parts["use"] = part_of(self.detector, ("heap", "python", "tensors", "rss"))
+        self.parts["use"] = part_of(self._detector, ("heap", "python", "tensors", "rss"))
         self.points = Points(noisy=noisy)
         #: steps of the looks, without those that only watch what stands
         self.looks: list[int] = []
@@ -129,7 +129,7 @@ class Sensor:
 
     def _feed(self, signal: Signal, step: int, size: int | None) -> None:
         for at, value in signal.feed(step, size):
-            self.detector.update(at, **{signal.name: value})
+            self._detector.update(at, **{signal.name: value})
 
     @contextmanager
     def left_out(self) -> Iterator[None]:
@@ -169,8 +169,8 @@ class Sensor:
         return {part: self.points.pace(part, since).rate for part in self.parts}
 
     def since(self, step: int) -> int:
-        """Slopes are of the points from here on: the newer three quarters of the run."""
-        return max(self.looks[0], step // 4)
+        """The step from which on slopes are taken at this step."""
+        return since_of(self.looks, step)
 
     def grows(self) -> bool:
         """Whether anything that counts grows: since the first look, or lately."""
@@ -218,7 +218,7 @@ class Sensor:
 
     def expect_growth(self, name: str, **growth: Any) -> None:
         """As LeakDetector.expect_growth."""
-        self.detector.expect_growth(name, **growth)
+        self._detector.expect_growth(name, **growth)
         self._declared[name] = {**growth, "use": self.use() if self.points.steps else None}
 
     def declared(self, step: int) -> tuple[float, str]:

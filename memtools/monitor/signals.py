@@ -155,16 +155,6 @@ class Limits:
     def __init__(self, sampler: _core.Sampler, probe: _core.Probe, devices: Sequence[int]) -> None:
         self._sampler, self._probe, self._devices = sampler, probe, devices
 
-    def host(self) -> int | None:
-        """Bytes at which this process, with its children and its shared memory, reaches the limit;
-        None when unknown."""
-        sample = self._sampler.latest() or self._probe.read()
-        room = self.room()
-        if sample.process is None or room is None:
-            return None
-        beside = (sample.children_private or 0) + (sample.shm or 0)
-        return sample.process + beside + max(0, room)
-
     def room(self) -> int | None:
         """Bytes from what is used now to the limit that is met first: the host's, or one of this
         process (`ulimit -d`, `ulimit -v`). None when no limit is known."""

@@ -54,9 +54,6 @@ class Bounds:
     def __init__(self, program: Program, host: int | None, device: int | None) -> None:
         self._program, self._host, self._device = program, host, device
 
-    def host(self) -> int | None:
-        return self._host
-
     def room(self) -> int | None:
         return None if self._host is None else self._host - self._program.total()
 
@@ -121,6 +118,11 @@ class Program:
             seconds=seconds,
             tracing=tracing,
         )
+
+    @property
+    def looks(self) -> list[int]:
+        """The steps of the looks so far."""
+        return self.watch._sensor.looks
 
     def says(self, finding: LeakFinding, text: str) -> None:
         self.said.append(finding)

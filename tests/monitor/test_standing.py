@@ -38,6 +38,7 @@ KILLED = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("text", "times"), [("an event", 1), ("a long one ", 200)])
 def test_a_killed_run_has_its_findings_behind_many_events(
     tmp_path: Path, text: str, times: int

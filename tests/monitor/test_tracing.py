@@ -762,7 +762,7 @@ def test_looks_wait_while_tracemalloc_is_on(clock: Clock, monkeypatch: pytest.Mo
         on += [program.step] if tracemalloc.is_tracing() else []
     assert on[:5] == [35, 36, 37, 38, on[4]], "the first word is said at 32; three steps are plain"
     assert on[4] > 35 + tracing.READ_STEPS
-    looks = program.watch._sensor.looks
+    looks = program.looks
     assert looks[:5] == LOOKS[:5]
     assert len(looks) == sum(step <= 240 for step in LOOKS), "late is not never"
     assert not set(looks) & set(on)
