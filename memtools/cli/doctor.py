@@ -58,7 +58,7 @@ LABELS = {
     "shim": "part compiled against torch",
     "shim_torch_version": "its torch version",
     "shim_torch_git_version": "its torch git version",
-    "shim_rebuild": "to compile it anew",
+    "shim_rebuild": "to compile it again",
     "peak_reset": "exact peaks of phases",
     "sampler": "sampling thread",
     "record": "writing a record",

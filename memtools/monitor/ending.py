@@ -27,7 +27,7 @@ ROOM = 192 - len("exit: ")  # bytes of what an end event says of an exception, i
 
 
 class Ending:
-    """What was heard; `uncaught` is what ends the process where its exit code is 1."""
+    """What is known of the end; `uncaught` is what ends the process if its exit code is 1."""
 
     def __init__(self) -> None:
         self.uncaught: End | None = None
@@ -120,8 +120,8 @@ _before: list[Any] = []  # the hook that was there before the newest watch()
 
 
 def watch(*, whole_program: bool = False) -> None:
-    """Hear of exceptions from now on. For a `whole_program`, whose first line is still to come,
-    also where it puts sys.__excepthook__ back."""
+    """Note uncaught exceptions from now on. For a `whole_program`, which has not begun yet, also if
+    it puts sys.__excepthook__ back."""
     if sys.excepthook is not _core.excepthook:
         _before[:] = [sys.excepthook]
         _core._watch_end(ending.hear_exception, sys.excepthook)
@@ -140,9 +140,9 @@ def unwatch() -> None:
 
 
 def interrupt() -> End | None:
-    """Ctrl-C, where that is what ends the program; else None. A hook of somebody else's
-    that printed it may not have called ours: then what the interpreter handed to it tells, but not
-    at a prompt, where Ctrl-C ends nothing, whoever heard of it."""
+    """The end by Ctrl-C if that ends the program; else None. A hook of another package may have
+    printed it without calling ours: then the interpreter's last exception is used, but not at a
+    prompt, where Ctrl-C ends nothing."""
     if hasattr(sys, "ps1"):
         return None
     last = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
@@ -165,22 +165,21 @@ def end_by(error: BaseException) -> End:
     if isinstance(error, SystemExit):
         return end_with(error.code)
     name = type(error).__name__
-    return End(exception=name, text=first_line(telling(error), ROOM - len(f"exception {name}: ")))
+    return End(exception=name, text=first_line(text_of(error), ROOM - len(f"exception {name}: ")))
 
 
-def telling(error: BaseException) -> str:
-    """What an exception says, with what a DataLoader says of its worker elsewhere: the signal that
-    ended it in the exception that this one was raised from, and the worker's own exception in the
-    last line."""
-    said = str(error).strip()
-    if "DataLoader worker" not in said:
-        return said
-    if "exited unexpectedly" in said and "by signal" in str(error.__cause__):
+def text_of(error: BaseException) -> str:
+    """The text of an exception. Of a DataLoader's, that of its cause, which alone names the signal
+    that ended a worker, or with its last line, which has the worker's own exception."""
+    text = str(error).strip()
+    if "DataLoader worker" not in text:
+        return text
+    if "exited unexpectedly" in text and "by signal" in str(error.__cause__):
         return str(error.__cause__)
-    lines = said.splitlines()
-    if len(lines) > 1 and said.startswith("Caught "):
+    lines = text.splitlines()
+    if len(lines) > 1 and text.startswith("Caught "):
         return f"{lines[0]} {lines[-1]}"
-    return said
+    return text
 
 
 def end_with(code: object) -> End:
@@ -190,9 +189,9 @@ def end_with(code: object) -> End:
     return End(code=1, text=first_line(code, ROOM - len("code 1: ")))
 
 
-def first_line(said: object, room: int) -> str:
+def first_line(message: object, room: int) -> str:
     """The first line of the text, secrets masked, in so many bytes, cut between two words."""
-    lines = str(said).strip().splitlines()
+    lines = str(message).strip().splitlines()
     data = redacted(lines[0]).encode("utf-8", "replace") if lines else b""
     if len(data) <= room:
         return data.decode()

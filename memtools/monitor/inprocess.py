@@ -50,8 +50,8 @@ _Made = TypeVar("_Made")
 
 
 def has_optimizer() -> bool:
-    """Whether the program has made an optimizer of torch's kind, whether or not it is still there:
-    the first one of each class marks the class's step()."""
+    """Whether the program has made an optimizer of torch's kind, even one that is gone: the first
+    optimizer of each class marks the class's step()."""
     base = getattr(sys.modules.get(OPTIMIZERS), "Optimizer", None)
     todo = [] if base is None else [base]
     while todo:
@@ -63,7 +63,7 @@ def has_optimizer() -> bool:
 
 
 class StepCounter:
-    """Counts the steps of an unchanged program, and lets the monitor act at the end of each.
+    """Count the steps of an unchanged program, and let the monitor act at the end of each.
 
         optimizer.step() ──► __call__ ──────┐   the same one again,
         model(x) ──────────► module_ended ──┴─► not another of one step ──► monitor.step()
@@ -90,7 +90,7 @@ class StepCounter:
         self._graph_task: Callable[[], int] = lambda: -1
 
     def __call__(self, optimizer: object, args: object, kwargs: object) -> None:
-        """Hear that an optimizer's step has ended. Raises HostMemoryPressure where a guard wants
+        """Called when an optimizer's step has ended. Raises HostMemoryPressure if a guard asks for
         it."""
         if is_of_another_step(sys._getframe(1)):
             return
@@ -100,7 +100,7 @@ class StepCounter:
             self._monitor.step()
 
     def module_ended(self, module: object) -> None:
-        """Hear that a call of an outermost module has ended. Raises as for an optimizer."""
+        """Called when a call of an outermost module has ended. Raises as for an optimizer."""
         if self._trains or self._graph_task() != -1 or not self._steps.begins(module):
             return
         self._forwards += 1
@@ -112,21 +112,21 @@ class StepCounter:
             self._monitor.step(self._kept_back if self._forwards == self._kept_back else 1)
 
     def end(self) -> None:
-        """Count what was kept back: the program has ended, and no optimizer has acted. Nobody has
-        tested more than 16 of them."""
+        """Count the calls that were kept back: the program has ended, and no optimizer has acted.
+        Their count is below 16, at which the leak test looks first."""
         if not self._trains and self._forwards < KEPT_BACK:
             self._trains = True
             self._monitor._count(self._forwards)
 
     def _begin_training(self) -> None:
-        """From here on the optimizers' steps count, and modules are not heard any more."""
+        """From here on the optimizers' steps count, and calls of modules no longer do."""
         self._trains = True
         _core._hear_calls(None, None, 0)
         self._steps.clear()
         if self._forwards >= self._kept_back:
             self._monitor._begin_anew()
 
-    # --- what is heard, once the program has imported it ---
+    # --- called when the program has imported the module ---
 
     def hear_optimizers(self, module: ModuleType) -> None:
         # An older torch has no such hook: there the calls of modules go on counting.
@@ -145,10 +145,11 @@ class StepCounter:
 
 
 class _Imported:
-    """Hears of the import of some modules, of each once; before and after it nothing is different.
+    """Finder on sys.meta_path that calls a function when a module has been imported, once each.
+    After the last one it removes itself.
 
     Args:
-        then: what is called with each module when it has been imported, by its name.
+        then: by the name of the module, the function that is called with it.
     """
 
     def __init__(self, then: dict[str, Callable[[ModuleType], None]]) -> None:
@@ -188,7 +189,7 @@ class _Loader:
 
 
 def count_steps(monitor: MemoryMonitor) -> StepCounter:
-    """Tells the monitor of the steps of the program, which has not imported torch yet."""
+    """Have the steps of the program counted, which has not imported torch yet."""
     counter = StepCounter(monitor)
     then = {
         OPTIMIZERS: counter.hear_optimizers,
@@ -227,8 +228,8 @@ def discard(*what: object) -> None:
 
 
 def say(finding: LeakFinding, text: str) -> None:
-    """A finding by this text, with the step at which it is made, past whatever the program made of
-    sys.stderr."""
+    """Print a finding by this text, with the step at which it was made, to file descriptor 2: the
+    program may have replaced sys.stderr."""
     step = _running[0].step_count if _running and finding.per == "step" else 0
     announce(f"step {step:,}: {text}" if step else text)
 
@@ -240,8 +241,8 @@ def print_summary(text: str) -> None:
 
 
 def json_line(name: str) -> Callable[[Any], None]:
-    """What `--json` says something by: a line of JSON, under this name. Of a finding that is the
-    whole, whatever text people are told."""
+    """Return the function by which `--json` prints something: as a line of JSON, under this name. A
+    finding is printed with all its fields, in place of its text."""
 
     def write(what: Any, *text: str) -> None:
         what = what.as_json() if isinstance(what, LeakFinding) else what
@@ -254,7 +255,7 @@ _Voice = Callable[..., None]
 
 
 def _voices(options: dict[str, Any]) -> tuple[_Voice, _Voice, _Voice]:
-    """What says a notice, a finding and a summary while the program runs."""
+    """Return the functions that print a notice, a finding and a summary while the program runs."""
     if options["quiet"]:
         return discard, discard, discard
     if options["json"]:
@@ -263,7 +264,7 @@ def _voices(options: dict[str, Any]) -> tuple[_Voice, _Voice, _Voice]:
 
 
 def opened(make: Callable[[], _Made]) -> _Made:
-    """What `make` makes, with its record. Raises MemtoolsError if there can be no record."""
+    """Return what `make` returns. Raises MemtoolsError if its record cannot be made."""
     try:
         return make()
     except OSError as error:
@@ -275,7 +276,7 @@ def opened(make: Callable[[], _Made]) -> _Made:
 
 
 def check_limit(limit: int | None) -> None:
-    """MemtoolsError for a limit that the interpreter alone has passed already."""
+    """Raise MemtoolsError for a limit that the interpreter alone has passed already."""
     used = _core.Probe().read().rss
     if limit is not None and used is not None and limit < used:
         raise MemtoolsError(
@@ -326,7 +327,7 @@ def _prepare_summary(options: dict[str, Any], path: str) -> None:
     """
     name = seen_from(folder_now(), path)
     words = [*options["summary"], path, name, *(["--json"] if options["json"] else [])]
-    wrote = f"memtools: Wrote {shown(name)}\n"  # all that is said where that process fails
+    wrote = f"memtools: Wrote {shown(name)}\n"  # all that is printed if that process fails
     _core._set_last_command(
         tuple(os.fsencode(word) for word in words), wrote.encode(errors="backslashreplace")
     )
@@ -349,8 +350,8 @@ def _end(monitor: MemoryMonitor, counter: StepCounter, pid: int) -> None:
 
 
 def _write(text: bytes) -> None:
-    """Write to file descriptor 2, past whatever the program made of sys.stderr. One that is closed,
-    or whose reader has gone, is no error."""
+    """Write to file descriptor 2: the program may have replaced sys.stderr. It is not an error that
+    the descriptor is closed or that its reader has gone."""
     with contextlib.suppress(OSError):
         os.write(2, text)
 

@@ -289,7 +289,7 @@ FINDINGS: dict[str, tuple[dict[str, Any], int, str, list[str]]] = {
         "torch cuda 13.0", "memtools' C part yes its path core.so", "build release",
         "kernel driver 580.95.05",
         "driver version 13.1 devices 2", "omp num threads 4", "mkl num threads not set",
-        "its torch git version abc to compile it anew not needed",
+        "its torch git version abc to compile it again not needed",
         "tensor checks yes by the part compiled against torch",
         "memtools run yes", "memtools watch yes", "memtools report yes by jinja2", "and on CUDA"]),
     "no core": ({"core": False, "error": ImportError("no _core")}, 1, "", [
@@ -300,7 +300,7 @@ FINDINGS: dict[str, tuple[dict[str, Any], int, str, list[str]]] = {
     "a stale shim": ({"status": (False, "built for 2.12.0\nC++ trace")}, 1, "cpu cuda check", [
         "part compiled against torch no (built for 2.12.0) its torch version 2.13.0+cu130",
         "yes by a torch call; for the faster part compiled against torch (built for 2.12.0) run "
-        "memtools build-shim", "to compile it anew memtools build-shim"]),
+        "memtools build-shim", "to compile it again memtools build-shim"]),
     "no shim": ({"status": (False, "not built"), "TORCH_VERSION": None}, 0, "cpu cuda check", [
         "part compiled against torch no (not built) its torch version not built",
         "faster part compiled against torch (not built) run"]),

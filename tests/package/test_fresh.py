@@ -57,7 +57,7 @@ def test_the_shim_is_built_by_its_command_alone_and_goes_with_the_package(fresh)
     assert done.stdout == "1 2.13.0+mine False\n", done.stderr
     report = env.run("memtools", "doctor")
     assert (report.returncode, report.stderr) == (0, "")
-    assert "to compile it anew            memtools build-shim\n" in report.stdout
+    assert "to compile it again           memtools build-shim\n" in report.stdout
     assert "(memtools._torch has not been built for torch 2.13.0+mine)" in report.stdout
     assert env.run("memtools", "build-shim").stderr == NO_COMPILER
     assert [*packages.glob("memtools/_torch*")] == []

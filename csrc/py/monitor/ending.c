@@ -1,9 +1,8 @@
 /* ending.c -- how this file works.
  *
- * An exception that nobody caught is told to Python code: the interpreter calls excepthook() with no
- * frame below it. At all other ends no Python runs: the exit code is known to exit() alone, and a
- * signal may come while C code runs. So what is to be said then is said by another process, whose
- * command is made before:
+ * For an exception that nobody caught the interpreter calls excepthook(), with no frame below it. At
+ * all other ends no Python runs: the exit code is known to exit() alone, and a signal may come while
+ * C code runs. So another process prints what there is to say, and its command is made before:
  *
  *   SIGTERM, SIGHUP ──► the mark in the record (os/record/endmark.h) ──┐
  *   exit(code) ──► the end of the record (record/writer.c) ────────────┴─► the last command
@@ -38,9 +37,9 @@ mt_py_watch_end(PyObject *module, PyObject *args)
     return was == NULL ? Py_NewRef(Py_None) : was;
 }
 
-/* What is watched for fails unseen: the program's end goes on. */
+/* An exception of the callable is dropped: the program's end goes on. */
 static void
-tell(PyObject *callable, PyObject *what)
+call_quietly(PyObject *callable, PyObject *what)
 {
     PyObject *done;
 
@@ -65,7 +64,7 @@ mt_py_excepthook(PyObject *module, PyObject *args)
     PyObject *type, *value, *traceback, *before, *result;
 
     if (!PyArg_UnpackTuple(args, "excepthook", 3, 3, &type, &value, &traceback)) return NULL;
-    if (!again && PyEval_GetFrame() == NULL) tell(st->on_uncaught, value);
+    if (!again && PyEval_GetFrame() == NULL) call_quietly(st->on_uncaught, value);
     before = st->excepthook_before;
     if (again || before == NULL || before == Py_None) before = st->excepthook_first;
     if (before == NULL) Py_RETURN_NONE;
