@@ -71,7 +71,7 @@ is_used(const mt_devmem *dm, int device, CUdevice *out)
 /* Relaxed, because a graph that another thread captures forbids whatever might wait for the device,
  * and is spoilt by it. */
 static bool
-ask(const mt_devmem *dm, size_t *free, size_t *total)
+memory_ask(const mt_devmem *dm, size_t *free, size_t *total)
 {
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     bool ok;
@@ -93,7 +93,7 @@ mt_devmem_read(mt_devmem *dm, int device, uint64_t *free, uint64_t *total)
     if (!has_entries(dm) || !is_used(dm, device, &dev)) return false;
     if (dm->fn.cuDevicePrimaryCtxRetain(&context, dev) != CUDA_SUCCESS) return false;
     if (dm->fn.cuCtxPushCurrent(context) == CUDA_SUCCESS) {
-        ok = ask(dm, &left, &all);
+        ok = memory_ask(dm, &left, &all);
         (void)dm->fn.cuCtxPopCurrent(&context);
     }
     (void)dm->fn.cuDevicePrimaryCtxRelease(dev);

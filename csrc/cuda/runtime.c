@@ -159,7 +159,7 @@ copy_d2h(void *ctx, int device, void *dst, const void *src, size_t bytes, void *
 }
 
 static mt_status
-zero(void *ctx, int device, void *dst, size_t bytes, void *stream, mt_error *err)
+runtime_zero(void *ctx, int device, void *dst, size_t bytes, void *stream, mt_error *err)
 {
     return CALL(ctx, device, err, cudaMemsetAsync, dst, 0, bytes, stream);
 }
@@ -183,7 +183,7 @@ dev_ops(mt_cudart *rt)
         .event_wait = event_wait,
         .copy_d2d = copy_d2d,
         .copy_d2h = copy_d2h,
-        .zero = zero,
+        .zero = runtime_zero,
         .ctx = rt,
     };
 }

@@ -54,7 +54,7 @@ typedef struct store {
 
 /* Room for n more pages in one more arena. */
 static mt_status
-make_room(store *s, size_t n, mt_error *err)
+cuda_store_make_room(store *s, size_t n, mt_error *err)
 {
     page *pages = mt_alloc_grown(&s->mem, s->pages, &s->room, s->count + n, sizeof *pages);
     arena *arenas;
@@ -91,7 +91,7 @@ page_at(const store *s, const char *at)
 }
 
 static char *
-home_of(const store *s, size_t i)
+cuda_store_home_of(const store *s, size_t i)
 {
     const arena *a = arena_of_page(s, i);
 
@@ -209,7 +209,7 @@ unmap(void *ctx, void *at, size_t bytes)
 
 /* clear, for a call that may fail: not while the stream in use is captured. */
 static mt_status
-replace(store *s, char *at, size_t i, size_t n, mt_error *err)
+cuda_store_replace(store *s, char *at, size_t i, size_t n, mt_error *err)
 {
     mt_status st = shows_any(s, i, n) ? mt_custreams_ready(&s->streams, err) : MT_OK;
 
@@ -217,11 +217,11 @@ replace(store *s, char *at, size_t i, size_t n, mt_error *err)
 }
 
 static mt_status
-map(void *ctx, void *at, size_t bytes, size_t offset, mt_map_kind kind, mt_error *err)
+cuda_store_map(void *ctx, void *at, size_t bytes, size_t offset, mt_map_kind kind, mt_error *err)
 {
     store *s = ctx;
     size_t i = page_at(s, at), n = bytes / s->page_bytes, first = offset / s->page_bytes;
-    mt_status st = replace(s, at, i, n, err);
+    mt_status st = cuda_store_replace(s, at, i, n, err);
 
     (void)kind; /* a device has no private writes */
     if (st == MT_OK) st = map_pages(s, at, i, n, first, err);
@@ -288,7 +288,7 @@ take_page(store *s, page *p, mt_error *err)
 }
 
 static mt_status
-take(void *ctx, size_t offset, size_t bytes, mt_error *err)
+cuda_store_take(void *ctx, size_t offset, size_t bytes, mt_error *err)
 {
     store *s = ctx;
     page *from = &s->pages[offset / s->page_bytes], *end = from + bytes / s->page_bytes;
@@ -305,7 +305,7 @@ take(void *ctx, size_t offset, size_t bytes, mt_error *err)
 }
 
 static bool
-is_mapped(const page *p)
+cuda_store_is_mapped(const page *p)
 {
     return p->uses > 0 || p->window != WINDOW_NONE;
 }
@@ -318,7 +318,7 @@ hide_page(store *s, size_t i)
     mt_status st = MT_OK;
 
     for (size_t at = 0; at < s->count && p->uses > 0 && st == MT_OK; at++)
-        if (s->pages[at].shows == i) st = unmap_pages(s, home_of(s, at), at, 1, NULL);
+        if (s->pages[at].shows == i) st = unmap_pages(s, cuda_store_home_of(s, at), at, 1, NULL);
     if (st != MT_OK || p->window == WINDOW_NONE) return st;
     st = mt_cudrv_unmap(s->drv, window_of(s, i), s->page_bytes, NULL);
     if (st == MT_OK) p->window = WINDOW_NONE;
@@ -333,7 +333,7 @@ drop(void *ctx, size_t offset, size_t bytes)
     bool mapped = false, idle;
 
     for (size_t i = first; i < first + n; i++) {
-        mapped = mapped || is_mapped(&s->pages[i]);
+        mapped = mapped || cuda_store_is_mapped(&s->pages[i]);
         s->pages[i].clean = false; /* also of one that stays */
     }
     idle = !mapped || mt_custreams_wait(&s->streams, NULL) == MT_OK;
@@ -394,7 +394,7 @@ extend(void *ctx, size_t bytes, void **base, mt_error *err)
     store *s = ctx;
     size_t n = bytes / s->page_bytes;
     void *home = NULL, *view = NULL;
-    mt_status st = make_room(s, n, err);
+    mt_status st = cuda_store_make_room(s, n, err);
 
     if (st != MT_OK) return st;
     st = mt_cudrv_reserve(s->drv, bytes, s->page_bytes, &home, err);
@@ -433,7 +433,7 @@ copy(void *ctx, void *dst, const void *src, size_t bytes, mt_error *err)
 }
 
 static mt_status
-zero(void *ctx, void *dst, size_t bytes, mt_error *err)
+cuda_store_zero(void *ctx, void *dst, size_t bytes, mt_error *err)
 {
     store *s = ctx;
     mt_status st = mt_custreams_ready(&s->streams, err);
@@ -448,7 +448,7 @@ use_stream(void *ctx, void *stream, mt_error *err)
 }
 
 static void
-give_back(store *s)
+cuda_store_give_back(store *s)
 {
     for (const arena *a = s->arenas; a < s->arenas + s->arena_count; a++) {
         size_t bytes = a->count * s->page_bytes;
@@ -474,7 +474,8 @@ close_store(void *ctx)
 
     if (s == NULL) return;
     forked = !mt_birth_is_here(&s->birth);
-    if (s->arenas != NULL && !forked && mt_custreams_wait(&s->streams, NULL) == MT_OK) give_back(s);
+    if (s->arenas != NULL && !forked && mt_custreams_wait(&s->streams, NULL) == MT_OK)
+        cuda_store_give_back(s);
     mt_custreams_fini(&s->streams, forked);
     mt_cudrv_close(s->drv);
     mem = s->mem;
@@ -517,15 +518,15 @@ mt_store_cuda_new(const mt_alloc *mem, mt_cudart *rt, int device, size_t page_by
         .page_bytes = s->page_bytes,
         .max_maps = SIZE_MAX,
         .extend = extend,
-        .take = take,
+        .take = cuda_store_take,
         .drop = drop,
-        .map = map,
+        .map = cuda_store_map,
         .map_zero = map_zero,
         .unmap = unmap,
         .settle = settle,
         .window = window,
         .copy = copy,
-        .zero = zero,
+        .zero = cuda_store_zero,
         .use_stream = use_stream,
         .physical = physical,
         .close = close_store,

@@ -14,7 +14,7 @@ is_captured(mt_custreams *s, void *stream, bool *out, mt_error *err)
 }
 
 static mt_status
-record(mt_custreams *s, void *stream, mt_error *err)
+streams_record(mt_custreams *s, void *stream, mt_error *err)
 {
     assert(s->event != NULL);
     return s->dev->event_record(s->dev->ctx, s->device, s->event, stream, err);
@@ -36,7 +36,7 @@ remember(mt_custreams *s, void *stream, mt_error *err)
 
 /* Orders the stream in use behind the last one; where either is captured there is no such order. */
 static mt_status
-follow(mt_custreams *s, bool *captured, mt_error *err)
+streams_follow(mt_custreams *s, bool *captured, mt_error *err)
 {
     bool last_captured = false;
     mt_status st = is_captured(s, s->now, captured, err);
@@ -45,7 +45,7 @@ follow(mt_custreams *s, bool *captured, mt_error *err)
     if ((st = remember(s, s->now, err)) != MT_OK) return st;
     if ((st = is_captured(s, s->last, &last_captured, err)) != MT_OK) return st;
     if (!last_captured) {
-        if ((st = record(s, s->last, err)) != MT_OK) return st;
+        if ((st = streams_record(s, s->last, err)) != MT_OK) return st;
         st = s->dev->stream_wait(s->dev->ctx, s->device, s->now, s->event, err);
     }
     if (st == MT_OK) s->last = s->now;
@@ -85,7 +85,7 @@ mt_custreams_use(mt_custreams *s, void *stream, mt_error *err)
 
     if (stream == s->now && stream == s->last) return MT_OK;
     s->now = stream;
-    st = follow(s, &captured, err);
+    st = streams_follow(s, &captured, err);
     if (st != MT_OK) s->now = before;
     return st;
 }
@@ -94,7 +94,7 @@ mt_status
 mt_custreams_ready(mt_custreams *s, mt_error *err)
 {
     bool captured = false;
-    mt_status st = follow(s, &captured, err);
+    mt_status st = streams_follow(s, &captured, err);
 
     if (st != MT_OK || !captured) return st;
     return mt_fail(err, MT_EDEVICE,
@@ -113,7 +113,7 @@ mt_custreams_wait(mt_custreams *s, mt_error *err)
 
         st = is_captured(s, at->stream, &captured, err);
         if (st != MT_OK || captured) continue;
-        if ((st = record(s, at->stream, err)) == MT_OK)
+        if ((st = streams_record(s, at->stream, err)) == MT_OK)
             st = s->dev->event_wait(s->dev->ctx, s->device, s->event, err);
     }
     return st;

@@ -22,23 +22,23 @@ mt_addrs_drop(mt_addrs *a)
 }
 
 static void *
-slot_at(const mt_addrs *a, size_t i)
+addrs_slot_at(const mt_addrs *a, size_t i)
 {
     return a->slots + i * a->slot_bytes;
 }
 
 static uint64_t
-address_at(const mt_addrs *a, size_t i)
+addrs_address_at(const mt_addrs *a, size_t i)
 {
     uint64_t address;
 
-    memcpy(&address, slot_at(a, i), sizeof address);
+    memcpy(&address, addrs_slot_at(a, i), sizeof address);
     return address;
 }
 
 /* Blocks begin at multiples of 16 at least: the lowest bits tell nothing. */
 static size_t
-home_of(const mt_addrs *a, uint64_t address)
+addrs_home_of(const mt_addrs *a, uint64_t address)
 {
     uint64_t h = (address >> 4) * UINT64_C(0x9E3779B97F4A7C15);
 
@@ -47,12 +47,12 @@ home_of(const mt_addrs *a, uint64_t address)
 
 /* Where the address is, or else the free slot where it is to go. pre: a slot is free. */
 static size_t
-place_of(const mt_addrs *a, uint64_t address)
+addrs_place_of(const mt_addrs *a, uint64_t address)
 {
-    size_t at = home_of(a, address);
+    size_t at = addrs_home_of(a, address);
     uint64_t there;
 
-    while ((there = address_at(a, at)) != 0 && there != address)
+    while ((there = addrs_address_at(a, at)) != 0 && there != address)
         at = (at + 1) & (a->room - 1);
     return at;
 }
@@ -64,12 +64,12 @@ mt_addrs_find(const mt_addrs *a, uint64_t address)
 
     assert(address != 0);
     if (a->n == 0) return NULL;
-    at = place_of(a, address);
-    return address_at(a, at) != 0 ? slot_at(a, at) : NULL;
+    at = addrs_place_of(a, address);
+    return addrs_address_at(a, at) != 0 ? addrs_slot_at(a, at) : NULL;
 }
 
 static bool
-make_room(mt_addrs *a)
+addrs_make_room(mt_addrs *a)
 {
     mt_addrs larger = *a;
 
@@ -78,9 +78,10 @@ make_room(mt_addrs *a)
     larger.slots = mt_alloc_zeroed(a->mem, larger.room, a->slot_bytes);
     if (larger.slots == NULL) return false;
     for (size_t i = 0; i < a->room; i++) {
-        uint64_t address = address_at(a, i);
+        uint64_t address = addrs_address_at(a, i);
         if (address != 0)
-            memcpy(slot_at(&larger, place_of(&larger, address)), slot_at(a, i), a->slot_bytes);
+            memcpy(addrs_slot_at(&larger, addrs_place_of(&larger, address)), addrs_slot_at(a, i),
+                   a->slot_bytes);
     }
     if (a->slots != NULL) a->mem->put(a->mem->ctx, a->slots, a->room * a->slot_bytes);
     *a = larger;
@@ -90,15 +91,15 @@ make_room(mt_addrs *a)
 void *
 mt_addrs_add(mt_addrs *a, uint64_t address)
 {
-    size_t room = a->room, at = room > 0 ? place_of(a, address) : 0;
+    size_t room = a->room, at = room > 0 ? addrs_place_of(a, address) : 0;
 
     assert(address != 0);
-    if (room > 0 && address_at(a, at) != 0) return slot_at(a, at);
-    if (!make_room(a)) return NULL;
-    if (a->room != room) at = place_of(a, address);
-    memcpy(slot_at(a, at), &address, sizeof address);
+    if (room > 0 && addrs_address_at(a, at) != 0) return addrs_slot_at(a, at);
+    if (!addrs_make_room(a)) return NULL;
+    if (a->room != room) at = addrs_place_of(a, address);
+    memcpy(addrs_slot_at(a, at), &address, sizeof address);
     a->n++;
-    return slot_at(a, at);
+    return addrs_slot_at(a, at);
 }
 
 void
@@ -106,14 +107,14 @@ mt_addrs_remove(mt_addrs *a, void *slot)
 {
     size_t mask = a->room - 1, gap = (size_t)((unsigned char *)slot - a->slots) / a->slot_bytes;
 
-    assert(slot == slot_at(a, gap) && address_at(a, gap) != 0);
-    for (size_t at = (gap + 1) & mask; address_at(a, at) != 0; at = (at + 1) & mask) {
-        size_t pushed = (at - home_of(a, address_at(a, at))) & mask;
+    assert(slot == addrs_slot_at(a, gap) && addrs_address_at(a, gap) != 0);
+    for (size_t at = (gap + 1) & mask; addrs_address_at(a, at) != 0; at = (at + 1) & mask) {
+        size_t pushed = (at - addrs_home_of(a, addrs_address_at(a, at))) & mask;
         if (pushed < ((at - gap) & mask)) continue; /* it would come before its own slot */
-        memcpy(slot_at(a, gap), slot_at(a, at), a->slot_bytes);
+        memcpy(addrs_slot_at(a, gap), addrs_slot_at(a, at), a->slot_bytes);
         gap = at;
     }
-    memset(slot_at(a, gap), 0, a->slot_bytes);
+    memset(addrs_slot_at(a, gap), 0, a->slot_bytes);
     a->n--;
 }
 
@@ -124,6 +125,6 @@ mt_addrs_next(const mt_addrs *a, const void *slot)
         slot == NULL ? 0 : (size_t)((const unsigned char *)slot - a->slots) / a->slot_bytes + 1;
 
     for (; i < a->room; i++)
-        if (address_at(a, i) != 0) return slot_at(a, i);
+        if (addrs_address_at(a, i) != 0) return addrs_slot_at(a, i);
     return NULL;
 }

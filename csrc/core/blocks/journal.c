@@ -39,7 +39,7 @@ mt_journal_init(mt_journal *j, const mt_alloc *mem, const mt_birth *birth)
 }
 
 static void
-put(const mt_journal *j, void *block, size_t bytes)
+journal_put(const mt_journal *j, void *block, size_t bytes)
 {
     if (block != NULL) j->mem->put(j->mem->ctx, block, bytes);
 }
@@ -50,9 +50,9 @@ static void
 drop_names(mt_journal *j)
 {
     for (size_t i = 1; i < j->names_n; i++)
-        put(j, j->names[i].text, strlen(j->names[i].text) + 1);
-    put(j, j->names, j->names_room * sizeof *j->names);
-    put(j, j->name_slots, NAME_SLOTS * sizeof *j->name_slots);
+        journal_put(j, j->names[i].text, strlen(j->names[i].text) + 1);
+    journal_put(j, j->names, j->names_room * sizeof *j->names);
+    journal_put(j, j->name_slots, NAME_SLOTS * sizeof *j->name_slots);
     j->names = NULL;
     j->name_slots = NULL;
     j->names_n = j->names_room = 0;
@@ -143,7 +143,7 @@ mt_journal_text(mt_journal *j, uint32_t name)
 
 /* The entry that lives at the address, or NULL. */
 static mt_journal_entry *
-find(const mt_journal *j, uint64_t address)
+journal_find(const mt_journal *j, uint64_t address)
 {
     const life *l = mt_addrs_find(&j->lives, address);
 
@@ -152,7 +152,7 @@ find(const mt_journal *j, uint64_t address)
 
 /* False where there is no room. pre: nothing lives at its address. */
 static bool
-add(mt_journal *j, mt_journal_entry entry)
+journal_add(mt_journal *j, mt_journal_entry entry)
 {
     mt_journal_entry *entries;
     life *l;
@@ -171,13 +171,13 @@ add(mt_journal *j, mt_journal_entry entry)
 /* --- begin and end ------------------------------------------------------------------------------- */
 
 static void
-forget(mt_journal *j)
+journal_forget(mt_journal *j)
 {
     drop_names(j);
     mt_addrs_drop(&j->lives);
-    put(j, j->entries, j->room * sizeof *j->entries);
-    put(j, j->sizes, j->sizes_room * sizeof *j->sizes);
-    put(j, j->backwards, j->backwards_room * sizeof *j->backwards);
+    journal_put(j, j->entries, j->room * sizeof *j->entries);
+    journal_put(j, j->sizes, j->sizes_room * sizeof *j->sizes);
+    journal_put(j, j->backwards, j->backwards_room * sizeof *j->backwards);
     j->entries = NULL;
     j->sizes = NULL;
     j->backwards = NULL;
@@ -190,17 +190,17 @@ forget(mt_journal *j)
 void
 mt_journal_fini(mt_journal *j)
 {
-    forget(j);
+    journal_forget(j);
     mt_lock_fini(&j->lock);
 }
 
 static bool
-add_all(mt_journal *j, const mt_block *blocks, size_t n)
+journal_add_all(mt_journal *j, const mt_block *blocks, size_t n)
 {
     for (size_t i = 0; i < n; i++)
-        if (!add(j, (mt_journal_entry){.address = blocks[i].address,
-                                       .bytes = blocks[i].bytes,
-                                       .site = blocks[i].site}))
+        if (!journal_add(j, (mt_journal_entry){.address = blocks[i].address,
+                                               .bytes = blocks[i].bytes,
+                                               .site = blocks[i].site}))
             return false;
     return true;
 }
@@ -214,12 +214,12 @@ add_living(mt_journal *j, mt_live *live)
     bool is_added;
 
     while ((n = mt_live_copy(live, blocks, room)) > room) {
-        put(j, blocks, room * sizeof *blocks);
+        journal_put(j, blocks, room * sizeof *blocks);
         room = n + n / 8;
         if ((blocks = mt_alloc_zeroed(j->mem, room, sizeof *blocks)) == NULL) return false;
     }
-    is_added = add_all(j, blocks, n);
-    put(j, blocks, room * sizeof *blocks);
+    is_added = journal_add_all(j, blocks, n);
+    journal_put(j, blocks, room * sizeof *blocks);
     return is_added;
 }
 
@@ -230,13 +230,13 @@ mt_journal_begin(mt_journal *j, mt_live *live)
 
     if (!mt_birth_is_here(&j->birth)) return false;
     mt_lock_take(&j->lock);
-    forget(j);
+    journal_forget(j);
     /* First on, and then what lives: a block that is not in the copy is reported after it. */
     atomic_store(&j->is_on, true);
     is_begun = j->is_begun = add_living(j, live);
     if (!is_begun) {
         atomic_store(&j->is_on, false);
-        forget(j);
+        journal_forget(j);
     }
     mt_lock_give(&j->lock);
     return is_begun;
@@ -258,7 +258,7 @@ mt_journal_clear(mt_journal *j)
     if (!mt_birth_is_here(&j->birth)) return;
     mt_lock_take(&j->lock);
     atomic_store(&j->is_on, false);
-    forget(j);
+    journal_forget(j);
     mt_lock_give(&j->lock);
 }
 
@@ -300,13 +300,13 @@ bear(mt_journal *j, uint64_t address, size_t bytes, mt_journal_birth birth)
     see_phase(j, birth.phase, true);
     end_life(j, address, birth.phase); /* of one that has died unseen */
     j->order++;
-    if (!add(j, (mt_journal_entry){.address = address,
-                                   .bytes = bytes,
-                                   .birth = j->order,
-                                   .site = birth.site,
-                                   .maker = birth.maker,
-                                   .module = birth.module,
-                                   .birth_phase = (uint8_t)birth.phase}))
+    if (!journal_add(j, (mt_journal_entry){.address = address,
+                                           .bytes = bytes,
+                                           .birth = j->order,
+                                           .site = birth.site,
+                                           .maker = birth.maker,
+                                           .module = birth.module,
+                                           .birth_phase = (uint8_t)birth.phase}))
         j->lost++;
 }
 
@@ -362,7 +362,7 @@ mt_journal_shape(mt_journal *j, const void *address, size_t bytes, uint32_t sinc
     if (key == 0 || dims < 0 || dims > MT_JOURNAL_DIMS_MOST) return;
     if (!mt_birth_is_here(&j->birth) || !mt_journal_is_on(j)) return;
     mt_lock_take(&j->lock);
-    entry = mt_journal_is_on(j) ? find(j, key) : NULL;
+    entry = mt_journal_is_on(j) ? journal_find(j, key) : NULL;
     if (entry != NULL && entry->birth > since && entry->bytes == bytes)
         take_shape(j, entry, dtype, sizes, dims);
     mt_lock_give(&j->lock);
@@ -371,15 +371,15 @@ mt_journal_shape(mt_journal *j, const void *address, size_t bytes, uint32_t sinc
 static mt_journal_mark_result
 mark(mt_journal *j, uint64_t address, size_t bytes, uint32_t category)
 {
-    mt_journal_entry *entry = find(j, address);
+    mt_journal_entry *entry = journal_find(j, address);
 
     if (entry != NULL) {
         if (entry->category == 0) entry->category = (uint8_t)category;
         return MT_MARK_KNOWN;
     }
-    return add(j, (mt_journal_entry){.address = address,
-                                     .bytes = bytes,
-                                     .category = (uint8_t)category})
+    return journal_add(j, (mt_journal_entry){.address = address,
+                                             .bytes = bytes,
+                                             .category = (uint8_t)category})
                ? MT_MARK_OLDER
                : MT_MARK_LOST;
 }
@@ -602,7 +602,7 @@ lay(const reading *r, mt_journal_contents *out)
 /* --- what lived at the peak ---------------------------------------------------------------------- */
 
 static int
-by_bytes(const void *a, const void *b)
+journal_by_bytes(const void *a, const void *b)
 {
     const mt_journal_entry *x = *(const mt_journal_entry *const *)a;
     const mt_journal_entry *y = *(const mt_journal_entry *const *)b;
@@ -639,7 +639,8 @@ add_to_rest(const reading *r, const mt_journal_entry *e, mt_journal_rest *kinds)
 }
 
 static void
-tell_all(const reading *r, const mt_journal_entry *const *alive, size_t n, mt_journal_contents *out)
+journal_tell_all(const reading *r, const mt_journal_entry *const *alive, size_t n,
+                 mt_journal_contents *out)
 {
     for (size_t i = 0; i < n; i++) {
         if (i < out->blocks_n)
@@ -707,17 +708,17 @@ tell_peak(const reading *r, uint32_t peak_at, mt_journal_contents *out)
     n = alive_at(j, peak_at, alive);
     out->blocks_n = n < MT_JOURNAL_TOLD_MOST ? n : MT_JOURNAL_TOLD_MOST;
     tell_moment(alive, n, rise_of(r->changes, peak_at, out->peak_bytes), out);
-    qsort((void *)alive, n, sizeof *alive, by_bytes);
+    qsort((void *)alive, n, sizeof *alive, journal_by_bytes);
     if (out->blocks_n > 0)
         out->blocks = mt_alloc_zeroed(j->mem, out->blocks_n, sizeof *out->blocks);
-    if (out->blocks != NULL) tell_all(r, alive, n, out);
-    put(j, (void *)alive, j->n * sizeof *alive);
+    if (out->blocks != NULL) journal_tell_all(r, alive, n, out);
+    journal_put(j, (void *)alive, j->n * sizeof *alive);
     return out->blocks != NULL || out->blocks_n == 0;
 }
 
 /* False without memory. */
 static bool
-read_all(const mt_journal *j, mt_journal_likeness likeness, mt_journal_contents *out)
+journal_read_all(const mt_journal *j, mt_journal_likeness likeness, mt_journal_contents *out)
 {
     reading r = {.journal = j, .changes = changes_of(j), .changes_n = (uint64_t)j->order + 1};
     bool is_read = false;
@@ -726,8 +727,8 @@ read_all(const mt_journal *j, mt_journal_likeness likeness, mt_journal_contents 
         is_read = tell_peak(&r, sum_up(&r, out), out);
         if (is_read) lay(&r, out);
     }
-    put(j, r.alike, r.alike_n * sizeof *r.alike);
-    put(j, r.changes, r.changes_n * sizeof *r.changes);
+    journal_put(j, r.alike, r.alike_n * sizeof *r.alike);
+    journal_put(j, r.changes, r.changes_n * sizeof *r.changes);
     return is_read;
 }
 
@@ -743,7 +744,7 @@ mt_journal_read(mt_journal *j, mt_journal_likeness likeness, mt_journal_contents
         out->had_backward = j->backwards_n > 0;
         out->lost = j->lost;
         out->events = j->order;
-        result = read_all(j, likeness, out) ? MT_JOURNAL_READ : MT_JOURNAL_NO_MEMORY;
+        result = journal_read_all(j, likeness, out) ? MT_JOURNAL_READ : MT_JOURNAL_NO_MEMORY;
     }
     mt_lock_give(&j->lock);
     return result;
@@ -752,7 +753,7 @@ mt_journal_read(mt_journal *j, mt_journal_likeness likeness, mt_journal_contents
 void
 mt_journal_contents_drop(const mt_journal *j, mt_journal_contents *contents)
 {
-    put(j, contents->blocks, contents->blocks_n * sizeof *contents->blocks);
+    journal_put(j, contents->blocks, contents->blocks_n * sizeof *contents->blocks);
     contents->blocks = NULL;
     contents->blocks_n = 0;
 }

@@ -31,7 +31,7 @@ count_death(mt_live *live, const mt_block *block)
 }
 
 static void
-add(mt_live *live, mt_block block)
+live_add(mt_live *live, mt_block block)
 {
     mt_live_figures *f = &live->figures;
     mt_block *slot = mt_addrs_add(&live->blocks, block.address);
@@ -54,10 +54,10 @@ mt_live_born(mt_live *live, const void *address, size_t bytes, uint32_t site)
     assert(address != NULL);
     if (!mt_birth_is_here(&live->birth)) return;
     mt_lock_take(&live->lock);
-    add(live, (mt_block){.address = (uint64_t)(uintptr_t)address,
-                         .bytes = bytes,
-                         .site = site,
-                         .generation = live->generation});
+    live_add(live, (mt_block){.address = (uint64_t)(uintptr_t)address,
+                              .bytes = bytes,
+                              .site = site,
+                              .generation = live->generation});
     mt_lock_give(&live->lock);
 }
 

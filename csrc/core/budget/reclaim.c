@@ -9,14 +9,14 @@
 /* All members of a ledger but the asker and the line `done`, and those of its suballocations.
  * pre: turn is held, lock is not. */
 static size_t
-ask(const mt_ledger *ledger, const mt_member *asker, const mt_member *done, size_t bytes)
+reclaim_ask(const mt_ledger *ledger, const mt_member *asker, const mt_member *done, size_t bytes)
 {
     size_t given = 0;
 
     for (const mt_member *m = ledger->members; m != NULL && given < bytes; m = m->next) {
         if (m == asker || m == done) continue;
         if (m->sub != NULL)
-            given += ask(m->sub, asker, done, bytes - given);
+            given += reclaim_ask(m->sub, asker, done, bytes - given);
         else if (m->ops.give_back != NULL)
             given += m->ops.give_back(m->ops.ctx, bytes - given);
     }
@@ -53,7 +53,7 @@ mt_ledger_reclaim(mt_ledger *ledger, const mt_member *asker, size_t bytes)
     mt_tree_take(t, &t->turn);
     for (mt_ledger *l = ledger; l != NULL; l = l->line.ledger) {
         if ((missing = shortage(ledger, bytes)) == 0) break;
-        given += ask(l, asker, done, missing);
+        given += reclaim_ask(l, asker, done, missing);
         if (!has_room(l, bytes)) break;
         done = &l->line;
     }

@@ -14,7 +14,7 @@ mt_counts_init(mt_counts *t, const mt_alloc *mem)
 }
 
 static void
-put(const mt_counts *t, void *block, size_t count, size_t size)
+counts_put(const mt_counts *t, void *block, size_t count, size_t size)
 {
     t->mem->put(t->mem->ctx, block, count * size);
 }
@@ -22,14 +22,14 @@ put(const mt_counts *t, void *block, size_t count, size_t size)
 void
 mt_counts_fini(mt_counts *t)
 {
-    put(t, t->lines, t->lines_cap, sizeof *t->lines);
-    put(t, t->slots, t->slots_cap, sizeof *t->slots);
-    put(t, t->words, t->words_cap, sizeof *t->words);
+    counts_put(t, t->lines, t->lines_cap, sizeof *t->lines);
+    counts_put(t, t->slots, t->slots_cap, sizeof *t->slots);
+    counts_put(t, t->words, t->words_cap, sizeof *t->words);
     mt_counts_init(t, t->mem);
 }
 
 static uint64_t
-hash_of(const int64_t *key, size_t words)
+counts_hash_of(const int64_t *key, size_t words)
 {
     uint64_t h = words;
 
@@ -41,7 +41,7 @@ hash_of(const int64_t *key, size_t words)
 }
 
 static void
-enter(mt_counts *t, size_t line)
+counts_enter(mt_counts *t, size_t line)
 {
     size_t mask = t->slots_cap - 1, at = t->lines[line].hash & mask;
 
@@ -59,17 +59,17 @@ room_in_the_table(mt_counts *t, mt_error *err)
     if (2 * (t->n + 1) <= t->slots_cap) return MT_OK;
     if (t->n >= UINT32_MAX / 2 || (larger = mt_alloc_zeroed(t->mem, cap, sizeof *larger)) == NULL)
         return mt_fail(err, MT_ENOMEM, "malloc", 0);
-    put(t, t->slots, t->slots_cap, sizeof *t->slots);
+    counts_put(t, t->slots, t->slots_cap, sizeof *t->slots);
     t->slots = larger;
     t->slots_cap = cap;
     for (size_t i = 0; i < t->n; i++)
-        enter(t, i);
+        counts_enter(t, i);
     return MT_OK;
 }
 
 /* Room for one line more whose key has so many words. */
 static mt_status
-make_room(mt_counts *t, size_t words, mt_error *err)
+counts_make_room(mt_counts *t, size_t words, mt_error *err)
 {
     size_t need = t->words_n + words;
     int64_t *keys = mt_alloc_grown(t->mem, t->words, &t->words_cap, need, sizeof *keys);
@@ -84,7 +84,7 @@ make_room(mt_counts *t, size_t words, mt_error *err)
 }
 
 static size_t
-find(const mt_counts *t, const int64_t *key, size_t words, uint64_t hash)
+counts_find(const mt_counts *t, const int64_t *key, size_t words, uint64_t hash)
 {
     size_t mask = t->slots_cap - 1;
 
@@ -100,19 +100,19 @@ find(const mt_counts *t, const int64_t *key, size_t words, uint64_t hash)
 mt_status
 mt_counts_line_of(mt_counts *t, const int64_t *key, size_t words, size_t *out, mt_error *err)
 {
-    uint64_t hash = hash_of(key, words);
-    size_t line = find(t, key, words, hash);
+    uint64_t hash = counts_hash_of(key, words);
+    size_t line = counts_find(t, key, words, hash);
     mt_status st;
 
     assert(words > 0 && words < 1 << 16);
     if (line == SIZE_MAX) {
-        if ((st = make_room(t, words, err)) != MT_OK) return st;
+        if ((st = counts_make_room(t, words, err)) != MT_OK) return st;
         line = t->n++;
         t->lines[line] = (mt_counts_line){.key = t->words_n, .words = words, .hash = hash};
         memcpy(t->words + t->words_n, key, words * sizeof *key);
         t->words_n += words;
         assert(t->n <= t->lines_cap && t->words_n <= t->words_cap && 2 * t->n <= t->slots_cap);
-        enter(t, line);
+        counts_enter(t, line);
     }
     *out = line;
     return MT_OK;

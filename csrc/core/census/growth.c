@@ -19,7 +19,7 @@ mt_growth_init(mt_growth *g, const mt_alloc *mem)
 }
 
 static void
-put(const mt_growth *g, void *block, size_t count, size_t size)
+growth_rows_put(const mt_growth *g, void *block, size_t count, size_t size)
 {
     g->mem->put(g->mem->ctx, block, count * size);
 }
@@ -27,8 +27,8 @@ put(const mt_growth *g, void *block, size_t count, size_t size)
 static void
 drop_rows(const mt_growth *g, mt_growth_rows *rows)
 {
-    put(g, rows->at, rows->cap, sizeof *rows->at);
-    put(g, rows->slots, rows->slots_cap, sizeof *rows->slots);
+    growth_rows_put(g, rows->at, rows->cap, sizeof *rows->at);
+    growth_rows_put(g, rows->slots, rows->slots_cap, sizeof *rows->slots);
     *rows = (mt_growth_rows){.n = 0};
 }
 
@@ -38,8 +38,9 @@ mt_growth_fini(mt_growth *g)
     drop_rows(g, &g->last);
     drop_rows(g, &g->now);
     for (size_t i = 0; i < g->watches_n; i++)
-        put(g, g->watches[i].points, g->watches[i].points_cap, sizeof *g->watches[i].points);
-    put(g, g->watches, g->watches_cap, sizeof *g->watches);
+        growth_rows_put(g, g->watches[i].points, g->watches[i].points_cap,
+                        sizeof *g->watches[i].points);
+    growth_rows_put(g, g->watches, g->watches_cap, sizeof *g->watches);
     mt_growth_init(g, g->mem);
 }
 
@@ -58,7 +59,7 @@ key_of(uint64_t word, unsigned is_place)
 
 /* Where the key is, or else where it is to go. */
 static size_t
-slot_of(const mt_growth_rows *rows, uint64_t key)
+growth_rows_slot_of(const mt_growth_rows *rows, uint64_t key)
 {
     size_t mask = rows->slots_cap - 1, at = (size_t)(key >> 2) & mask;
 
@@ -68,17 +69,17 @@ slot_of(const mt_growth_rows *rows, uint64_t key)
 }
 
 static const mt_growth_row *
-find(const mt_growth_rows *rows, uint64_t key)
+growth_rows_find(const mt_growth_rows *rows, uint64_t key)
 {
     size_t at;
 
     if (key == 0 || rows->n == 0) return NULL;
-    at = slot_of(rows, key);
+    at = growth_rows_slot_of(rows, key);
     return rows->slots[at] == 0 ? NULL : &rows->at[rows->slots[at] - 1];
 }
 
 static bool
-make_room(const mt_growth *g, mt_growth_rows *rows)
+growth_rows_make_room(const mt_growth *g, mt_growth_rows *rows)
 {
     size_t cap = rows->slots_cap == 0 ? FIRST_SLOTS : 2 * rows->slots_cap;
     mt_growth_row *at = mt_alloc_grown(g->mem, rows->at, &rows->cap, rows->n + 1, sizeof *at);
@@ -89,11 +90,11 @@ make_room(const mt_growth *g, mt_growth_rows *rows)
     if (2 * (rows->n + 1) <= rows->slots_cap) return true;
     if (rows->n >= UINT32_MAX / 4) return false;
     if ((larger = mt_alloc_zeroed(g->mem, cap, sizeof *larger)) == NULL) return false;
-    put(g, rows->slots, rows->slots_cap, sizeof *larger);
+    growth_rows_put(g, rows->slots, rows->slots_cap, sizeof *larger);
     rows->slots = larger;
     rows->slots_cap = cap;
     for (size_t i = 0; i < rows->n; i++)
-        larger[slot_of(rows, rows->at[i].key)] = (uint32_t)i + 1;
+        larger[growth_rows_slot_of(rows, rows->at[i].key)] = (uint32_t)i + 1;
     return true;
 }
 
@@ -104,8 +105,8 @@ add_row(const mt_growth *g, mt_growth_rows *rows, mt_growth_row row)
     size_t at;
 
     if (row.key == 0) return true;
-    if (!make_room(g, rows)) return false;
-    at = slot_of(rows, row.key);
+    if (!growth_rows_make_room(g, rows)) return false;
+    at = growth_rows_slot_of(rows, row.key);
     if (rows->slots[at] != 0) return true;
     rows->at[rows->n++] = row;
     rows->slots[at] = (uint32_t)rows->n;
@@ -115,7 +116,7 @@ add_row(const mt_growth *g, mt_growth_rows *rows, mt_growth_row row)
 const mt_growth_row *
 mt_growth_known(const mt_growth *g, uint64_t address)
 {
-    return find(&g->last, key_of(address, 0));
+    return growth_rows_find(&g->last, key_of(address, 0));
 }
 
 /* --- watches ---------------------------------------------------------------------------------- */
@@ -150,7 +151,7 @@ free_watch(mt_growth *g, uint32_t i)
 {
     mt_growth_watch *w = &g->watches[i];
 
-    put(g, w->points, w->points_cap, sizeof *w->points);
+    growth_rows_put(g, w->points, w->points_cap, sizeof *w->points);
     *w = (mt_growth_watch){.rises = g->unused}; /* a free one names the next that is free */
     g->unused = i;
 }
@@ -205,7 +206,7 @@ begin_anew(mt_growth_watch *w)
 }
 
 static bool
-go_on(mt_growth *g, mt_growth_watch *w, const mt_growth_thing *thing)
+growth_rows_go_on(mt_growth *g, mt_growth_watch *w, const mt_growth_thing *thing)
 {
     uint64_t before = w->points[w->points_n - 1].length;
 
@@ -234,10 +235,10 @@ mt_growth_begin(mt_growth *g, uint64_t step)
 static const mt_growth_row *
 row_before(const mt_growth *g, const mt_growth_thing *thing)
 {
-    const mt_growth_row *row = find(&g->last, key_of(thing->address, 0));
+    const mt_growth_row *row = growth_rows_find(&g->last, key_of(thing->address, 0));
 
     if (row == NULL && thing->bytes >= MT_GROWTH_LEAST_BYTES)
-        row = find(&g->last, key_of(thing->place, 1));
+        row = growth_rows_find(&g->last, key_of(thing->place, 1));
     /* Two things may claim one row: who came first has it. */
     if (row != NULL && row->watch != MT_GROWTH_NONE && g->watches[row->watch].look == g->looks)
         return NULL;
@@ -254,7 +255,7 @@ mt_growth_see(mt_growth *g, const mt_growth_thing *thing, uint32_t *watch, mt_er
 
     *watch = MT_GROWTH_NONE;
     if (i != MT_GROWTH_NONE)
-        well = go_on(g, &g->watches[i], thing);
+        well = growth_rows_go_on(g, &g->watches[i], thing);
     else if (before != NULL && thing->length > before->length)
         well = begin_watch(g, before, thing, &i);
     if (well && i != MT_GROWTH_NONE) {

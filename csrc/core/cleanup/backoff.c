@@ -28,7 +28,7 @@ set_backoff(mt_policy *p, mt_policy_action *a, uint64_t to)
 }
 
 static void
-judge(mt_policy *p, mt_policy_action *a, bool paid, uint64_t ns)
+backoff_judge(mt_policy *p, mt_policy_action *a, bool paid, uint64_t ns)
 {
     a->paid_last = paid;
     if (paid) {
@@ -62,7 +62,7 @@ mt_policy_judge(mt_policy *p, unsigned i, mt_policy_level now)
 
     assert(i < MT_POLICY_ACTIONS && p->waiting >> i & 1);
     p->waiting &= ~(1u << i);
-    judge(p, a, pays(host, was->host_total) || pays(device, was->device_total), was->ns);
+    backoff_judge(p, a, pays(host, was->host_total) || pays(device, was->device_total), was->ns);
 }
 
 static uint64_t

@@ -45,7 +45,7 @@ multiple(uint64_t from, uint64_t of)
 }
 
 static uint64_t
-step_of(const mt_policy *p, const mt_policy_action *a, unsigned clock)
+policy_step_of(const mt_policy *p, const mt_policy_action *a, unsigned clock)
 {
     return a->rule.every[clock] * (p->with.strict ? 1 : a->backoff);
 }
@@ -95,7 +95,7 @@ void
 mt_policy_move_due(mt_policy *p, mt_policy_action *a)
 {
     for (unsigned c = 0; c < MT_POLICY_CLOCKS; c++) {
-        a->due[c] = multiple(mt_u64_min(a->due[c], p->ticks[c] + 1), step_of(p, a, c));
+        a->due[c] = multiple(mt_u64_min(a->due[c], p->ticks[c] + 1), policy_step_of(p, a, c));
         find_cadence(p, c);
     }
 }
@@ -185,7 +185,7 @@ mt_policy_rule_set(mt_policy *p, unsigned action, const mt_policy_rule *rule)
     a->rule = *rule;
     for (unsigned c = 0; c < MT_POLICY_CLOCKS; c++) {
         assert(rule->every[c] <= MT_POLICY_EVERY);
-        a->due[c] = multiple(p->ticks[c] + 1, step_of(p, a, c));
+        a->due[c] = multiple(p->ticks[c] + 1, policy_step_of(p, a, c));
         find_cadence(p, c);
     }
     if (is_empty(rule)) {
@@ -256,7 +256,7 @@ mt_policy_heap_read(mt_policy *p, uint64_t now, uint64_t cost)
 /* --- decisions -------------------------------------------------------------------------------- */
 
 static void
-ask(mt_policy *p, unsigned i, unsigned why)
+policy_ask(mt_policy *p, unsigned i, unsigned why)
 {
     if (!(p->asked >> i & 1)) p->action[i].why = 0;
     p->action[i].why |= why;
@@ -279,9 +279,9 @@ look_at_cadence(mt_policy *p, unsigned clock, uint64_t now)
         mt_policy_action *a = &p->action[i];
 
         if (a->due[clock] > p->ticks[clock]) continue;
-        a->due[clock] = multiple(p->ticks[clock] + 1, step_of(p, a, clock));
+        a->due[clock] = multiple(p->ticks[clock] + 1, policy_step_of(p, a, clock));
         if (p->asked >> i & 1 || is_affordable(p, a, now))
-            ask(p, i, MT_WHEN_DUE);
+            policy_ask(p, i, MT_WHEN_DUE);
         else
             a->skipped++;
     }
@@ -303,12 +303,12 @@ look_at_triggers(mt_policy *p, const mt_sample *x, const mt_policy_signals *s, u
             mt_policy_judge(p, i, mt_policy_level_of(x));
             reasons = mt_policy_rested(a, reasons, now);
         }
-        if (reasons != 0) ask(p, i, reasons);
+        if (reasons != 0) policy_ask(p, i, reasons);
     }
 }
 
 static void
-look(mt_policy *p, unsigned clock, uint64_t now, const mt_sample *x, mt_limit limit)
+policy_look_once(mt_policy *p, unsigned clock, uint64_t now, const mt_sample *x, mt_limit limit)
 {
     mt_policy_signals signals = mt_policy_signals_of(p, x, limit);
 
@@ -336,7 +336,7 @@ mt_policy_decide(mt_policy *p, unsigned clock, uint64_t now, const mt_sample *re
 
     assert(clock < MT_POLICY_CLOCKS);
     p->clock = clock;
-    if (reading != NULL) look(p, clock, now, reading, limit);
+    if (reading != NULL) policy_look_once(p, clock, now, reading, limit);
     if (p->with.together > 0) {
         decide_together(p, now);
         return p->asked;

@@ -12,7 +12,7 @@
 
 /* Whether used is at its mark, and whether it is 5 % below. False for both where it is unknown. */
 static bool
-is_high(uint64_t used, uint64_t limit, double pressure, bool *fell)
+triggers_is_high(uint64_t used, uint64_t limit, double pressure, bool *fell)
 {
     bool known = mt_is_number(used) && mt_is_number(limit) && limit > 0;
 
@@ -60,7 +60,8 @@ signals_of_device(mt_policy *p, size_t i, const mt_device_sample *d, bool *fell)
     bool some = mt_is_number(d->reserved) && d->reserved > d->allocated;
     unsigned on = 0;
 
-    if (is_high(taken(d), d->total, p->with.pressure, fell) && some) on |= MT_WHEN_DEVICE_PRESSURE;
+    if (triggers_is_high(taken(d), d->total, p->with.pressure, fell) && some)
+        on |= MT_WHEN_DEVICE_PRESSURE;
     if (is_part(d->inactive_split, d->reserved, 0.25) && d->inactive_split >= WORTH)
         on |= MT_WHEN_FRAGMENTED;
     if (d->total > 0 && is_part(idle, d->total, 0.25)) on |= MT_WHEN_IDLE_CACHE;
@@ -89,7 +90,8 @@ mt_policy_signals_of(mt_policy *p, const mt_sample *x, mt_limit limit)
     bool fell;
 
     if (mt_is_number(x->heap_free)) p->heap_free = x->heap_free;
-    if (is_high(limit.used, limit.bytes, p->with.pressure, &fell)) out.on |= MT_WHEN_HOST_PRESSURE;
+    if (triggers_is_high(limit.used, limit.bytes, p->with.pressure, &fell))
+        out.on |= MT_WHEN_HOST_PRESSURE;
     if (fell) out.fell |= MT_WHEN_HOST_PRESSURE;
     if (is_part(p->heap_free, x->rss, 0.05) && p->heap_free >= WORTH) out.on |= MT_WHEN_IDLE_HEAP;
     out.heap_is_small = !mt_is_number(p->heap_free) || p->heap_free <= A_TRIM;

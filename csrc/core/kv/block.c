@@ -1,6 +1,6 @@
 /* How this file works. It counts. Each block of the pool is live, idle or nothing, and every change
- * of that goes through take_name, make_resident, mt_kvblock_take and note_dropped, which keep the
- * sums of the pool and of the extent. The rest is choice: which idle blocks are missed least when
+ * of that goes through block_take_name, make_resident, mt_kvblock_take and note_dropped, which keep
+ * the sums of the pool and of the extent. The rest is choice: which idle blocks are missed least when
  * some must be dropped (victim), and which block costs a row least when it takes one (choose).
  * Where a row lets go of a block that its addresses may still map, the slot is called stale, and
  * the block remembers which slot it was (let_go), so that nobody takes or drops it before those
@@ -383,7 +383,7 @@ take_pages(mt_kvpool *pool, const mt_kvslot *s, size_t place, mt_error *err)
 
 /* One name less; true where it was the last, and the block is idle now. */
 static bool
-take_name(mt_kvpool *pool, uint32_t block)
+block_take_name(mt_kvpool *pool, uint32_t block)
 {
     mt_kvslot *extent = mt_kvblock_extent(pool, block);
     mt_kvblock *b = mt_kvblock_at(pool, block);
@@ -469,7 +469,7 @@ mt_kvblock_untake(mt_kvlease *lease, size_t slot, uint32_t block, bool filled)
     mt_kvslot *extent = mt_kvblock_extent(lease->pool, block);
     size_t place = mt_kvblock_index(lease->pool, block);
 
-    (void)take_name(lease->pool, block);
+    (void)block_take_name(lease->pool, block);
     assert(mt_kvblock_is_idle(&extent->blocks[place]));
     mt_kvblock_note_shown(lease->pool, slot, block);
     if (filled && extent->exposed) drop_idle_in(lease->pool, extent, place, place + 1, true);
@@ -507,7 +507,7 @@ mt_kvblock_unname(mt_kvpool *pool, uint32_t block)
     if (block == MT_KV_ZERO) return;
     extent = mt_kvblock_extent(pool, block);
     place = mt_kvblock_index(pool, block);
-    if (take_name(pool, block) && extent->exposed)
+    if (block_take_name(pool, block) && extent->exposed)
         drop_idle_in(pool, extent, place, place + 1, true);
 }
 
@@ -554,7 +554,7 @@ mt_kvblock_let_go_from(mt_kvpool *pool, size_t slot, size_t keep)
             continue;
         }
         note_left(pool, slot, place, s->table[place]);
-        (void)take_name(pool, s->table[place]);
+        (void)block_take_name(pool, s->table[place]);
     }
     if (s->exposed) drop_idle_in(pool, s, keep, end, true);
 }

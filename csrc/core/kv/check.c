@@ -5,7 +5,7 @@
 
 /* Takes all names off the references, or puts them back: in between each is 0. */
 static void
-count_names(mt_kvpool *pool, bool back)
+check_count_names(mt_kvpool *pool, bool back)
 {
     for (size_t i = 0; i < pool->slot_count; i++) {
         const mt_kvslot *s = &pool->slots[i];
@@ -51,13 +51,13 @@ counts_hold(mt_kvpool *pool)
         for (size_t place = 0; place < pool->geom.blocks; place++)
             again += mt_size_max(pool->slots[i].blocks[place].sights, pool->geom.units) -
                      pool->geom.units;
-    count_names(pool, false);
+    check_count_names(pool, false);
     count_sights(pool, false);
     for (size_t i = 0; i < pool->slot_count; i++)
         for (size_t place = 0; place < pool->geom.blocks; place++)
             good = good && pool->slots[i].blocks[place].refs == 0 &&
                    pool->slots[i].blocks[place].sights == 0;
-    count_names(pool, true);
+    check_count_names(pool, true);
     count_sights(pool, true);
     return good && again == pool->extra_sights;
 }

@@ -18,7 +18,7 @@ gcd(size_t a, size_t b)
 
 /* Bytes of one token in one range, and how many ranges a unit and how many units there are. */
 static bool
-lay_out(mt_kvgeom *g)
+geometry_lay_out(mt_kvgeom *g)
 {
     const mt_kvconfig *c = &g->config;
     size_t all_heads, both;
@@ -59,7 +59,8 @@ mt_kvgeom_init(mt_kvgeom *g, const mt_kvconfig *config, size_t page_bytes, mt_er
     assert(config->layer_group > 0);
     assert(config->layout == MT_KV_TOKEN_MAJOR || config->layer_group == 1);
     *g = (mt_kvgeom){.config = *config};
-    if (!lay_out(g) || !cut_blocks(g, page_bytes)) return mt_fail(err, MT_EOVERFLOW, "kvgeom", 0);
+    if (!geometry_lay_out(g) || !cut_blocks(g, page_bytes))
+        return mt_fail(err, MT_EOVERFLOW, "kvgeom", 0);
     g->block_bytes = g->units * g->unit_ranges * g->part_bytes; /* <= slot_bytes */
     g->head_stride = config->layout == MT_KV_HEAD_MAJOR ? g->range_bytes : g->row_bytes;
     return MT_OK;

@@ -191,7 +191,7 @@ mt_kvpool_acquire(mt_kvpool *pool, size_t rows, size_t tokens, mt_kvlease **out,
 /* --- giving back --- */
 
 static void
-free_slot(mt_kvpool *pool, size_t index)
+lease_free_slot(mt_kvpool *pool, size_t index)
 {
     mt_kvslot *s = &pool->slots[index];
 
@@ -209,12 +209,12 @@ free_slot(mt_kvpool *pool, size_t index)
 }
 
 static void
-take_back(mt_kvlease *lease)
+lease_take_back(mt_kvlease *lease)
 {
     mt_kvpool *pool = lease->pool;
 
     for (size_t row = 0; row < lease->max_rows; row++)
-        free_slot(pool, lease->first + row);
+        lease_free_slot(pool, lease->first + row);
     if (lease->prev != NULL) lease->prev->next = lease->next;
     if (lease->prev == NULL) pool->leases = lease->next;
     if (lease->next != NULL) lease->next->prev = lease->prev;
@@ -231,7 +231,7 @@ unhold_locked(mt_kvlease *lease)
     mt_kvpool *pool = lease->pool;
 
     assert(lease->holds > 0);
-    if (--lease->holds == 0) take_back(lease);
+    if (--lease->holds == 0) lease_take_back(lease);
     mt_kvpool_unlock_or_free(pool);
 }
 
@@ -323,7 +323,7 @@ fork_locked(void *arg, mt_error *err)
     for (size_t row = 0; st == MT_OK && row < rows; row++)
         st = mt_kvmap_main_extent(pool, child->first + row, err);
     if (st != MT_OK) {
-        take_back(child);
+        lease_take_back(child);
         return st;
     }
     for (size_t row = 0; row < parent->rows; row++)
@@ -385,8 +385,8 @@ write_head(char *dst, const char *src, size_t tokens, size_t bytes, size_t dst_s
 }
 
 static void
-write_row(mt_kvlease *lease, size_t layer, size_t row, size_t tokens, size_t which,
-          const mt_kvsource *from)
+lease_write_row(mt_kvlease *lease, size_t layer, size_t row, size_t tokens, size_t which,
+                const mt_kvsource *from)
 {
     const mt_kvgeom *g = &lease->pool->geom;
     const char *src = from->data + (ptrdiff_t)row * from->row_stride;
@@ -407,8 +407,8 @@ mt_kvlease_write(mt_kvlease *lease, size_t layer, const mt_kvstep *step, const m
     for (size_t row = 0; row < lease->rows; row++) {
         assert(mt_kvlease_marks(lease, layer, row)->length + mt_kvstep_count(step, row) <=
                mt_kvlease_marks(lease, layer, row)->writable_to);
-        write_row(lease, layer, row, mt_kvstep_count(step, row), 0, k);
-        write_row(lease, layer, row, mt_kvstep_count(step, row), 1, v);
+        lease_write_row(lease, layer, row, mt_kvstep_count(step, row), 0, k);
+        lease_write_row(lease, layer, row, mt_kvstep_count(step, row), 1, v);
     }
 }
 

@@ -51,7 +51,7 @@ set_in_sight(mt_kvpool *pool, mt_kvslot *s, size_t unit, size_t place, bool in_s
 
 /* These places of the unit are in a view now. */
 static void
-see(mt_kvpool *pool, mt_kvslot *s, size_t unit, const mt_kvspan *span)
+map_see(mt_kvpool *pool, mt_kvslot *s, size_t unit, const mt_kvspan *span)
 {
     for (size_t place = span->lo; place < span->hi; place++)
         set_in_sight(pool, s, unit, place, true);
@@ -339,7 +339,7 @@ change(mt_kvpool *pool, mt_kvslot *s, size_t unit, unit_maps m, limit most, mt_e
 }
 
 static void
-recount(mt_kvpool *pool, mt_kvslot *s)
+map_recount(mt_kvpool *pool, mt_kvslot *s)
 {
     pool->maps -= s->maps;
     s->maps = mt_kvmap_count_stretches(pool, s);
@@ -357,7 +357,7 @@ mt_kvmap_forget_private(mt_kvpool *pool, size_t slot, size_t place, uint32_t blo
         set_have(pool, s, unit, place, MT_MAPPED_UNKNOWN);
         found = true;
     }
-    if (found) recount(pool, s);
+    if (found) map_recount(pool, s);
 }
 
 /* --- following the table --- */
@@ -417,7 +417,7 @@ mt_kvmap_follow(mt_kvpool *pool, size_t slot, size_t unit, const mt_kvspan *span
         m.want[place] = wanted(pool, s, unit, place, place >= write->lo && place < write->hi);
     look_ahead(pool, s, m, span->hi, write->hi > write->lo);
     st = change(pool, s, unit, m, AFTER_OTHERS, err);
-    if (st == MT_OK) see(pool, s, unit, span);
+    if (st == MT_OK) map_see(pool, s, unit, span);
     return st;
 }
 
@@ -466,7 +466,7 @@ follow_again(mt_kvpool *pool, mt_kvslot *s, bool all, mt_error *err)
             m.want[place] = wanted(pool, s, unit, place, false);
             if (m.want[place] == m.had[place]) continue;
             /* Also where all was mapped at once. */
-            see(pool, s, unit, &(mt_kvspan){place, place + 1});
+            map_see(pool, s, unit, &(mt_kvspan){place, place + 1});
         }
         st = change(pool, s, unit, m, all ? ANY_NUMBER : AFTER_OTHERS, err);
     }
@@ -510,7 +510,7 @@ map_whole(mt_kvpool *pool, mt_kvslot *s, uint32_t to, mt_error *err)
 
             set_have(pool, s, unit, place, st == MT_OK ? mapped : MT_MAPPED_UNKNOWN);
         }
-    recount(pool, s);
+    map_recount(pool, s);
     return st;
 }
 
@@ -594,8 +594,8 @@ mt_kvmap_must_leave(const mt_kvpool *pool, size_t slot, uint32_t block)
 /* Places that must leave their blocks map zeros: `anyway`, or unless that takes too many stretches;
  * all, or only those where a write would reach the block. */
 static mt_status
-leave(mt_kvpool *pool, size_t slot, const mt_kvspan *span, bool anyway, bool writable,
-      mt_error *err)
+map_leave(mt_kvpool *pool, size_t slot, const mt_kvspan *span, bool anyway, bool writable,
+          mt_error *err)
 {
     mt_kvslot *s = &pool->slots[slot];
     mt_status st = MT_OK;
@@ -618,11 +618,11 @@ leave(mt_kvpool *pool, size_t slot, const mt_kvspan *span, bool anyway, bool wri
 mt_status
 mt_kvmap_leave(mt_kvpool *pool, size_t slot, const mt_kvspan *span, bool anyway, mt_error *err)
 {
-    mt_status st = leave(pool, slot, span, anyway, false, err);
+    mt_status st = map_leave(pool, slot, span, anyway, false, err);
 
     if (st == MT_OK) return st;
     if (mt_kvmap_has_private(pool, slot, span->lo) &&
-        leave(pool, slot, span, true, true, NULL) == MT_OK)
+        map_leave(pool, slot, span, true, true, NULL) == MT_OK)
         return st;
     return mt_kvmap_zeros(pool, slot, err);
 }
@@ -697,7 +697,7 @@ main_extent(const mt_kvpool *pool, const mt_kvslot *s)
 /* Whether following the table block by block touches the last one at most, which a row that was
  * here before had a copy of. Anything else takes a call for each range. */
 static bool
-is_mapped(const mt_kvpool *pool, const mt_kvslot *s)
+map_is_mapped(const mt_kvpool *pool, const mt_kvslot *s)
 {
     size_t same = 0;
 
@@ -712,7 +712,7 @@ mt_kvmap_main_extent(mt_kvpool *pool, size_t slot, mt_error *err)
     mt_kvslot *s = &pool->slots[slot];
     uint32_t first;
 
-    if (!pool->store.lazy || s->taken == 0 || is_mapped(pool, s)) return MT_OK;
+    if (!pool->store.lazy || s->taken == 0 || map_is_mapped(pool, s)) return MT_OK;
     if ((first = main_extent(pool, s)) == MT_KV_ZERO || first == s->first_block) return MT_OK;
     return map_whole(pool, s, first << 1 | MT_MAPPED_PRIVATE, err);
 }
@@ -726,7 +726,7 @@ mt_kvmap_extent(mt_kvpool *pool, size_t slot, size_t extent, size_t end, mt_erro
 
     assert(pool->store.lazy);
     for (size_t unit = 0; st == MT_OK && unit < pool->geom.units; unit++)
-        see(pool, s, unit, &views);
+        map_see(pool, s, unit, &views);
     return st;
 }
 
@@ -905,6 +905,6 @@ mt_kvmap_unmap(mt_kvpool *pool, uint32_t first, uint32_t end)
                     set_have(pool, s, unit, place, left);
                 changed = true;
             }
-        if (changed) recount(pool, s);
+        if (changed) map_recount(pool, s);
     }
 }

@@ -22,7 +22,7 @@ idle_bytes(void *ctx)
 }
 
 static size_t
-give_back(void *ctx, size_t bytes)
+pool_give_back(void *ctx, size_t bytes)
 {
     mt_kvpool *pool = ctx;
     size_t unit = pool->geom.block_bytes, before, blocks = bytes / unit + (bytes % unit != 0);
@@ -43,7 +43,7 @@ static mt_status
 new_parts(mt_kvpool *pool, mt_ledger *ledger, const char *name, const mt_kvconfig *config,
           mt_error *err)
 {
-    mt_member_ops ops = {.idle = idle_bytes, .give_back = give_back, .ctx = pool};
+    mt_member_ops ops = {.idle = idle_bytes, .give_back = pool_give_back, .ctx = pool};
     mt_status st = mt_kvgeom_init(&pool->geom, config, pool->store.page_bytes, err);
 
     if (st != MT_OK) return st;

@@ -71,8 +71,8 @@ mt_kvjournal_promise(mt_kvjournal *j, size_t more, mt_error *err)
  * them, or zeros where it stood for zeros, or where a view that was taken before would show what
  * the block held. Zeros behind the tokens: some layers' may be known to be clean there. */
 static mt_status
-fill(mt_kvpool *pool, size_t slot, size_t place, uint32_t block, uint32_t was, size_t keep,
-     mt_error *err)
+journal_fill(mt_kvpool *pool, size_t slot, size_t place, uint32_t block, uint32_t was, size_t keep,
+             mt_error *err)
 {
     const mt_kvslot *s = &pool->slots[slot];
     mt_status st;
@@ -96,7 +96,7 @@ renew(mt_kvjournal *j, size_t row, size_t place, uint32_t exact, size_t keep, mt
     mt_status st = mt_kvblock_take(lease, slot, place, exact, &got, err);
 
     if (st != MT_OK) return st;
-    if ((st = fill(lease->pool, slot, place, got, was, keep, err)) != MT_OK) {
+    if ((st = journal_fill(lease->pool, slot, place, got, was, keep, err)) != MT_OK) {
         mt_kvblock_untake(lease, slot, got, true);
         return st;
     }
@@ -143,7 +143,7 @@ keep_copy(mt_kvlease *lease, const mt_kventry *e)
 
 /* In the end no mapping counts as right: one may have failed half-way. */
 static void
-undo(mt_kvjournal *j, mt_error *why)
+journal_undo(mt_kvjournal *j, mt_error *why)
 {
     mt_kvpool *pool = j->lease->pool;
     size_t reserved = pool->reserved, kept = 0;
@@ -171,7 +171,7 @@ undo(mt_kvjournal *j, mt_error *why)
 }
 
 static void
-commit(mt_kvjournal *j)
+journal_commit(mt_kvjournal *j)
 {
     for (size_t i = 0; i < j->count; i++) {
         const mt_kventry *e = &j->entry[i];
@@ -188,9 +188,9 @@ mt_kvjournal_end(mt_kvjournal *j, mt_status st, mt_error *err)
     mt_alloc mem = j->lease->pool->mem;
 
     if (st == MT_OK)
-        commit(j);
+        journal_commit(j);
     else
-        undo(j, err);
+        journal_undo(j, err);
     mem.put(mem.ctx, j->entry, j->room * sizeof *j->entry);
     j->entry = NULL;
     return st;
@@ -556,7 +556,7 @@ zero_tokens(mt_kvlease *lease, size_t layer, size_t row, mt_kvspan t, mt_error *
 
 /* The row's addresses follow its table, in this unit, from what was ready before on to `view`. */
 static mt_status
-follow(mt_kvlease *lease, const mt_kvwant *want, size_t row, mt_kvspan write, mt_error *err)
+prepare_follow(mt_kvlease *lease, const mt_kvwant *want, size_t row, mt_kvspan write, mt_error *err)
 {
     const mt_kvgeom *g = &lease->pool->geom;
     size_t unit = unit_of(lease, want);
@@ -576,11 +576,11 @@ static mt_status
 follow_or_move(mt_kvjournal *j, const mt_kvwant *want, size_t row, mt_kvspan write, mt_error *err)
 {
     mt_kvlease *lease = j->lease;
-    mt_status st = follow(lease, want, row, write, err);
+    mt_status st = prepare_follow(lease, want, row, write, err);
 
     if (st != MT_EAGAIN) return st;
     st = move_row(j, row, mt_kvgeom_blocks(&lease->pool->geom, want->view), err);
-    return st == MT_OK ? follow(lease, want, row, write, err) : st;
+    return st == MT_OK ? prepare_follow(lease, want, row, write, err) : st;
 }
 
 static mt_status

@@ -80,7 +80,7 @@ plan_row(plan *p, size_t row)
 
 /* Whether another move still has to read the block that this one writes. */
 static bool
-is_wanted(const plan *p, const move *by)
+reorder_is_wanted(const plan *p, const move *by)
 {
     for (size_t i = 0; i < p->move_count; i++) {
         const move *m = &p->moves[i];
@@ -114,7 +114,7 @@ copy_chains(plan *p, bool dry, mt_error *err)
         for (size_t i = 0; st == MT_OK && i < p->move_count; i++) {
             move *m = &p->moves[i];
 
-            if (!m->waits || is_wanted(p, m)) continue;
+            if (!m->waits || reorder_is_wanted(p, m)) continue;
             m->waits = false;
             progress = true;
             if (!dry) st = copy_move(p, m, err);
@@ -244,7 +244,7 @@ count_name(const mt_kvpool *pool, uint32_t block, bool more)
 /* Names are counted as they are to be after the change, for mt_kvmap_leave_for_table; or as they
  * are. */
 static void
-count_names(const plan *p, bool after)
+reorder_count_names(const plan *p, bool after)
 {
     const mt_kvpool *pool = p->lease->pool;
 
@@ -288,10 +288,10 @@ change_rows(plan *p, mt_error *err)
 
     for (size_t i = 0; i < p->move_count; i++)
         p->table[p->moves[i].row * n + p->moves[i].place] = p->moves[i].to;
-    count_names(p, true);
+    reorder_count_names(p, true);
     for (row = 0; st == MT_OK && row < lease->max_rows; row++)
         st = change_row(p, row, err);
-    count_names(p, false);
+    reorder_count_names(p, false);
     if (st == MT_OK) st = copy_all(p, err);
     if (st != MT_OK) restore_rows(p, row);
     return st;
@@ -350,7 +350,7 @@ drop_written(const plan *p, size_t row)
 
 /* Names the new before it lets go of the old: what both have stays. */
 static void
-commit(plan *p)
+reorder_commit(plan *p)
 {
     mt_kvlease *lease = p->lease;
     mt_kvpool *pool = lease->pool;
@@ -384,7 +384,7 @@ commit(plan *p)
 }
 
 static void
-undo(plan *p)
+reorder_undo(plan *p)
 {
     for (size_t i = 0; i < p->move_count + p->spare_count; i++) {
         const move *m = &p->moves[i];
@@ -405,9 +405,9 @@ reorder_locked(void *arg, mt_error *err)
     st = find_places(p, err);
     if (st == MT_OK) st = change_rows(p, err);
     if (st == MT_OK)
-        commit(p);
+        reorder_commit(p);
     else
-        undo(p);
+        reorder_undo(p);
     mt_kvblock_unpromise(p->lease, mt_size_min(p->promised, p->lease->promised));
     return st;
 }

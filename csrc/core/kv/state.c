@@ -156,7 +156,7 @@ mt_kvpool_add_arena(mt_kvpool *pool, mt_error *err)
 /* --- the lock, and the end --- */
 
 static bool
-ask_others(mt_kvpool *pool, size_t bytes)
+state_ask_others(mt_kvpool *pool, size_t bytes)
 {
     mt_ledger *ledger = mt_member_ledger(pool->member);
     size_t free = mt_ledger_available(ledger);
@@ -182,7 +182,7 @@ mt_kvpool_retry(mt_kvpool *pool, mt_kvtry *once, void *arg, mt_error *err)
         /* What it let go of may be room for others. A refused try that let go of nothing wakes
          * nobody: who waits would wake itself. */
         if (news) mt_ledger_notify(mt_member_ledger(pool->member));
-    } while (st == MT_ELIMIT && ask_others(pool, why.asked));
+    } while (st == MT_ELIMIT && state_ask_others(pool, why.asked));
     if (st != MT_OK && err != NULL) *err = why;
     return st;
 }

@@ -46,7 +46,7 @@ read_device(devprobe *p, size_t i, uint64_t now, mt_device_sample *out)
 }
 
 static void
-read_all(void *ctx, unsigned mask, mt_sample *out)
+devprobe_read_all(void *ctx, unsigned mask, mt_sample *out)
 {
     devprobe *p = ctx;
 
@@ -58,7 +58,7 @@ read_all(void *ctx, unsigned mask, mt_sample *out)
 }
 
 static void
-close_all(void *ctx)
+devprobe_close_all(void *ctx)
 {
     devprobe *p = ctx;
     mt_alloc mem;
@@ -82,6 +82,6 @@ mt_devprobe_new(const mt_alloc *mem, const mt_probe_ops *inner, const mt_devprob
     p->inner = *inner;
     p->sources = *sources;
     p->devices = devices;
-    *out = (mt_probe_ops){read_all, close_all, p};
+    *out = (mt_probe_ops){devprobe_read_all, devprobe_close_all, p};
     return MT_OK;
 }

@@ -58,7 +58,7 @@ mt_pace_rare(mt_pace *p, unsigned what, uint64_t now, uint64_t cost_ns, bool cha
 
 /* From three quarters of the limit on, the part of the last quarter that is left. */
 static uint64_t
-by_place(uint64_t interval, uint64_t used, uint64_t limit)
+pace_by_place(uint64_t interval, uint64_t used, uint64_t limit)
 {
     double left = used < limit ? 4 * (1 - (double)used / (double)limit) : 0;
 
@@ -83,7 +83,7 @@ interval_at(mt_pace *p, uint64_t now, uint64_t used, uint64_t limit)
     uint64_t wait = p->interval_ns;
 
     if (used != MT_UNKNOWN && limit != MT_UNKNOWN) {
-        wait = mt_u64_min(by_place(wait, used, limit), by_rise(p, now, used, limit));
+        wait = mt_u64_min(pace_by_place(wait, used, limit), by_rise(p, now, used, limit));
         wait = mt_u64_max(wait, mt_u64_min(MS, p->interval_ns));
     }
     p->used = used;

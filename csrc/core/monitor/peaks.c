@@ -103,7 +103,7 @@ reset(mt_peaks *p)
 /* --- intervals -------------------------------------------------------------------------------- */
 
 static void
-raise_to(mt_interval *in, uint64_t bytes)
+peaks_raise_to(mt_interval *in, uint64_t bytes)
 {
     if (bytes == MT_UNKNOWN)
         in->exact = false;
@@ -135,7 +135,7 @@ look_locked(mt_peaks *p)
     if (any_marked) high = high_once(p, known, &exact);
     if (any_not) now = now_once(p);
     for (mt_interval *in = p->open; in != NULL; in = in->next) {
-        raise_to(in, in->marked ? high : now);
+        peaks_raise_to(in, in->marked ? high : now);
         if (in->marked && !exact) in->exact = false;
     }
 }
@@ -161,7 +161,7 @@ mt_peaks_begin(mt_peaks *p, mt_interval *in)
         for (mt_interval *each = in; each != NULL; each = each->next)
             each->marked = true;
     } else {
-        raise_to(in, now_once(p));
+        peaks_raise_to(in, now_once(p));
     }
     mt_lock_give(&p->lock);
 }

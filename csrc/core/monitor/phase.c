@@ -35,7 +35,7 @@ struct mt_phases {
 };
 
 static size_t
-block_bytes(size_t rows)
+phase_block_bytes(size_t rows)
 {
     size_t bytes;
 
@@ -46,7 +46,7 @@ block_bytes(size_t rows)
 mt_status
 mt_phases_new(const mt_alloc *mem, mt_peaks *peaks, size_t rows, mt_phases **out, mt_error *err)
 {
-    size_t bytes = block_bytes(rows);
+    size_t bytes = phase_block_bytes(rows);
     mt_phases *ph;
 
     assert(rows > 1);
@@ -72,7 +72,7 @@ mt_phases_free(mt_phases *ph)
     mt_peaks_drop(ph->peaks);
     mt_lock_fini(&ph->lock);
     mem = ph->mem;
-    mem.put(mem.ctx, ph, block_bytes(ph->most_rows));
+    mem.put(mem.ctx, ph, phase_block_bytes(ph->most_rows));
 }
 
 /* --- rows ------------------------------------------------------------------------------------ */
@@ -107,22 +107,22 @@ row_of(mt_phases *ph, const char *name, size_t len)
 }
 
 static void
-raise_to(uint64_t *most, uint64_t seen)
+phase_raise_to(uint64_t *most, uint64_t seen)
 {
     if (*most == MT_UNKNOWN || (seen != MT_UNKNOWN && *most < seen)) *most = seen;
 }
 
 static void
-count(mt_phase_row *row, const mt_phase_seen *seen)
+phase_count(mt_phase_row *row, const mt_phase_seen *seen)
 {
     assert(row->open > 0);
     row->open--;
     row->count++;
     row->total_ns += seen->ns;
-    raise_to(&row->most_ns, seen->ns);
-    raise_to(&row->peak, seen->peak);
+    phase_raise_to(&row->most_ns, seen->ns);
+    phase_raise_to(&row->peak, seen->peak);
     if (seen->peak != MT_UNKNOWN && seen->entry != MT_UNKNOWN)
-        raise_to(&row->most_rise, seen->peak > seen->entry ? seen->peak - seen->entry : 0);
+        phase_raise_to(&row->most_rise, seen->peak > seen->entry ? seen->peak - seen->entry : 0);
     row->inexact += !seen->exact;
     row->last = *seen;
 }
@@ -130,7 +130,7 @@ count(mt_phase_row *row, const mt_phase_seen *seen)
 /* --- phases ---------------------------------------------------------------------------------- */
 
 static slot *
-free_slot(mt_phases *ph)
+phase_free_slot(mt_phases *ph)
 {
     for (size_t i = 0; i < MT_PHASE_OPEN; i++) {
         if (ph->slots[i].token == 0) return &ph->slots[i];
@@ -145,7 +145,7 @@ mt_phases_enter(mt_phases *ph, const char *name, size_t len, bool ends, uint64_t
     slot *s;
 
     mt_lock_take(&ph->lock);
-    if ((s = free_slot(ph)) == NULL) {
+    if ((s = phase_free_slot(ph)) == NULL) {
         mt_lock_give(&ph->lock);
         return mt_fail_limit(err, 1, MT_PHASE_OPEN, MT_PHASE_OPEN);
     }
@@ -172,8 +172,8 @@ seen_by(mt_phases *ph, slot *s)
     seen.ns = mt_peaks_time_ns(ph->peaks) - s->began;
     seen.peak = s->in.peak;
     seen.exact = s->in.exact;
-    if (seen.entry != MT_UNKNOWN) raise_to(&seen.peak, seen.entry);
-    if (seen.exit != MT_UNKNOWN) raise_to(&seen.peak, seen.exit);
+    if (seen.entry != MT_UNKNOWN) phase_raise_to(&seen.peak, seen.entry);
+    if (seen.exit != MT_UNKNOWN) phase_raise_to(&seen.peak, seen.exit);
     return seen;
 }
 
@@ -188,7 +188,7 @@ mt_phases_leave(mt_phases *ph, uint64_t token, mt_phase_seen *out, mt_error *err
         return mt_fail_shape(err, "a phase that is not open", 0, 0);
     }
     *out = seen_by(ph, s);
-    count(&ph->rows[s->row], out);
+    phase_count(&ph->rows[s->row], out);
     s->token = 0;
     mt_lock_give(&ph->lock);
     return MT_OK;

@@ -124,7 +124,7 @@ put_device(uint64_t *to, const mt_device_sample *d, bool known)
 
 /* Writes a row to the record. A rare value stands in it only where this very sample read it. */
 static void
-write_row(mt_sampler *s, const mt_sample *x, unsigned fresh)
+sampler_write_row(mt_sampler *s, const mt_sample *x, unsigned fresh)
 {
     uint64_t row[ROW_MOST] = {0}, *to = row + MT_SAMPLER_HOST;
     mt_sample sparse;
@@ -161,7 +161,7 @@ limit_of_mark(const mt_sample *x, const mt_limit *host, unsigned char of)
 }
 
 static uint32_t
-look(mt_sampler *s, const mt_limit *limit, unsigned char of)
+sampler_look(mt_sampler *s, const mt_limit *limit, unsigned char of)
 {
     bool known = mt_is_number(limit->bytes) && mt_is_number(limit->used) && limit->bytes > 0;
 
@@ -175,7 +175,7 @@ look_at_devices(mt_sampler *s, const mt_sample *x)
 
     for (size_t i = 0; i < x->devices && i < s->with.devices; i++) {
         mt_limit limit = limit_of_mark(x, NULL, (unsigned char)(MT_MARK_DEVICE + i));
-        passed |= look(s, &limit, (unsigned char)(MT_MARK_DEVICE + i));
+        passed |= sampler_look(s, &limit, (unsigned char)(MT_MARK_DEVICE + i));
     }
     return passed;
 }
@@ -193,7 +193,7 @@ publish(mt_sampler *s, const mt_sample *x, const mt_limit *limit, mt_watermarks 
     if (mt_is_number(limit->used) && (!mt_is_number(s->peak) || s->peak < limit->used))
         s->peak = limit->used;
     mt_fill_add(&s->swap, (mt_fill_reading){x->time_ns, s->steps, mt_sample_job_swap(x)});
-    passed = look(s, limit, MT_MARK_HOST) | look_at_devices(s, x);
+    passed = sampler_look(s, limit, MT_MARK_HOST) | look_at_devices(s, x);
     atomic_fetch_or(&s->passed, passed);
     *marks = s->marks;
     mt_lock_give(&s->lock);
@@ -239,8 +239,8 @@ write_passed(mt_sampler *s, uint64_t time_ns, const mt_watermarks *marks, int ma
 }
 
 static void
-tell(mt_sampler *s, uint32_t passed, const mt_watermarks *marks, const mt_sample *x,
-     const mt_limit *host)
+sampler_tell(mt_sampler *s, uint32_t passed, const mt_watermarks *marks, const mt_sample *x,
+             const mt_limit *host)
 {
     for (int i = 0; passed != 0; i++, passed >>= 1) {
         if (!(passed & 1)) continue;
@@ -343,15 +343,15 @@ sample(mt_sampler *s)
     take_over(&x, &s->latest, EXPENSIVE | (MT_READ_PRESSURE & ~mask)); /* as they were read last */
     fresh = read_rare(s, &x, now, &cost);
     limit = mt_limit_of(&x, s->with.limit);
-    tell(s, publish(s, &x, &limit, &marks), &marks, &x, &limit);
+    sampler_tell(s, publish(s, &x, &limit, &marks), &marks, &x, &limit);
     tell_waiting(s, now);
     tell_second(s, now);
-    write_row(s, &x, fresh);
+    sampler_write_row(s, &x, fresh);
     return next_time(s, &limit, cost);
 }
 
 static void
-run(void *arg)
+sampler_run(void *arg)
 {
     mt_sampler *s = arg;
     const mt_ticker_ops *t = &s->with.ticker;
@@ -389,7 +389,7 @@ mt_sampler_new(const mt_alloc *mem, const mt_sampler_setup *setup, mt_sampler **
 }
 
 static mt_status
-refuse(mt_error *err, const char *detail)
+sampler_refuse(mt_error *err, const char *detail)
 {
     mt_fail(err, MT_EAGAIN, NULL, 0);
     if (err != NULL) err->detail = detail;
@@ -401,13 +401,13 @@ mt_sampler_start(mt_sampler *s, mt_error *err)
 {
     mt_status st;
 
-    if (!is_home(s)) return refuse(err, "it belongs to the parent process");
+    if (!is_home(s)) return sampler_refuse(err, "it belongs to the parent process");
     mt_lock_take(&s->life);
     if (s->runs) {
-        st = refuse(err, "it runs already");
+        st = sampler_refuse(err, "it runs already");
     } else {
         s->runs = true;
-        st = s->with.ticker.start(s->with.ticker.ctx, run, s, err);
+        st = s->with.ticker.start(s->with.ticker.ctx, sampler_run, s, err);
         if (st != MT_OK) s->runs = false;
     }
     mt_lock_give(&s->life);

@@ -13,7 +13,7 @@ count_in_child(void)
 }
 
 static void
-install_handler(void)
+forks_install_handler(void)
 {
     fault = pthread_atfork(NULL, NULL, count_in_child);
 }
@@ -21,7 +21,7 @@ install_handler(void)
 mt_status
 mt_birth_now(mt_birth *out, mt_error *err)
 {
-    pthread_once(&handler_was_asked_for, install_handler);
+    pthread_once(&handler_was_asked_for, forks_install_handler);
     if (fault != 0) return mt_fail(err, MT_ENOMEM, "pthread_atfork", fault);
     *out = (mt_birth){&forks, atomic_load_explicit(&forks, memory_order_relaxed)};
     return MT_OK;

@@ -7,7 +7,7 @@
 enum { LEAST = 64 << 10 };
 
 static void *
-get(void *ctx, size_t bytes)
+pages_get(void *ctx, size_t bytes)
 {
     void *block;
 
@@ -20,11 +20,11 @@ get(void *ctx, size_t bytes)
 static void *
 zeroed(void *ctx, size_t bytes)
 {
-    return bytes < LEAST ? calloc(1, bytes) : get(ctx, bytes);
+    return bytes < LEAST ? calloc(1, bytes) : pages_get(ctx, bytes);
 }
 
 static void
-put(void *ctx, void *block, size_t bytes)
+pages_put(void *ctx, void *block, size_t bytes)
 {
     (void)ctx;
     if (block != NULL && bytes >= LEAST)
@@ -33,4 +33,4 @@ put(void *ctx, void *block, size_t bytes)
         free(block);
 }
 
-const mt_alloc mt_alloc_pages = {.get = get, .zeroed = zeroed, .put = put, .ctx = NULL};
+const mt_alloc mt_alloc_pages = {.get = pages_get, .zeroed = zeroed, .put = pages_put, .ctx = NULL};

@@ -18,7 +18,7 @@
 enum { TEXT_ROOM = 8192, STAT_ROOM = 4096, NUMBER_ROOM = 64, MOST_LEVELS = 64 };
 
 static void
-forget(mt_cgroup *cg)
+cgroup_forget(mt_cgroup *cg)
 {
     cg->seen = 0;
     cg->version = 0;
@@ -35,7 +35,7 @@ mt_cgroup_init(mt_cgroup *cg, const mt_proc_sys *sys, const char *root)
     cg->sys = sys;
     cg->root = root;
     cg->kept_usage = cg->kept_stat = cg->kept_pressure = MT_NO_DESCRIPTOR;
-    forget(cg);
+    cgroup_forget(cg);
 }
 
 void
@@ -44,7 +44,7 @@ mt_cgroup_fini(mt_cgroup *cg)
     mt_proc_close(cg->sys, &cg->kept_usage);
     mt_proc_close(cg->sys, &cg->kept_stat);
     mt_proc_close(cg->sys, &cg->kept_pressure);
-    forget(cg);
+    cgroup_forget(cg);
 }
 
 /* --- where the hierarchies are mounted -------------------------------------------------------- */
@@ -362,7 +362,7 @@ find_groups(mt_cgroup *cg, mt_text membership)
 }
 
 static uint64_t
-hash_of(mt_text text)
+cgroup_hash_of(mt_text text)
 {
     uint64_t hash = 14695981039346656037u;
 
@@ -386,10 +386,10 @@ mt_cgroup_refresh(mt_cgroup *cg)
         return;
     }
     text.len = (size_t)n;
-    if (cg->version == 0 || hash_of(text) != cg->seen) {
+    if (cg->version == 0 || cgroup_hash_of(text) != cg->seen) {
         mt_cgroup_fini(cg);
         find_groups(cg, text);
-        cg->seen = hash_of(text);
+        cg->seen = cgroup_hash_of(text);
     }
     look_at_limits(cg);
 }

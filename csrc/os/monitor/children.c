@@ -102,7 +102,7 @@ mt_children_free(mt_children *ch)
 
 /* True where the last call failed because the process has ended meanwhile, which is no fault. */
 static bool
-has_gone(void)
+children_has_gone(void)
 {
     return errno == ENOENT || errno == ESRCH;
 }
@@ -111,7 +111,7 @@ has_gone(void)
 
 /* Reads the memory of a child. False where it has ended or is a zombie. */
 static bool
-look_at(mt_children *ch, child *c)
+children_look_at(mt_children *ch, child *c)
 {
     char path[MT_PATH_ROOM], name[64], buf[TEXT_ROOM];
     uint64_t resident, shared;
@@ -120,7 +120,7 @@ look_at(mt_children *ch, child *c)
     snprintf(name, sizeof name, "/proc/%" PRIu64 "/statm", c->pid);
     c->anon = MT_UNKNOWN;
     if (!mt_path_join(path, ch->root, name)) return true;
-    if ((n = mt_proc_slurp(ch->sys, path, buf, sizeof buf)) < 0) return !has_gone();
+    if ((n = mt_proc_slurp(ch->sys, path, buf, sizeof buf)) < 0) return !children_has_gone();
     if (!mt_statm_parse((mt_text){buf, (size_t)n}, &resident, &shared)) return true;
     c->anon = resident - shared;
     return resident != 0;
@@ -142,7 +142,7 @@ least_of(mt_text rollup)
 
 /* The text of a file of one process, which may be "self". */
 static mt_text
-text_of(const mt_children *ch, const char *pid, const char *file, char buf[TEXT_ROOM])
+children_text_of(const mt_children *ch, const char *pid, const char *file, char buf[TEXT_ROOM])
 {
     char path[MT_PATH_ROOM], name[64];
     ssize_t n = -1;
@@ -159,7 +159,7 @@ stack_of(const mt_children *ch, const char *pid)
     char buf[TEXT_ROOM];
     uint64_t stack;
 
-    return mt_stat_field(text_of(ch, pid, "stat", buf), START_STACK, &stack) ? stack : 0;
+    return mt_stat_field(children_text_of(ch, pid, "stat", buf), START_STACK, &stack) ? stack : 0;
 }
 
 static bool
@@ -182,7 +182,8 @@ weigh(mt_children *ch, child *c, uint64_t now)
     snprintf(pid, sizeof pid, "%" PRIu64, c->pid);
     if (ch->stack == 0) ch->stack = stack_of(ch, "self");
     c->stack = stack_of(ch, pid);
-    own = is_first_of_family(ch, c) ? c->anon : least_of(text_of(ch, pid, "smaps_rollup", buf));
+    own = is_first_of_family(ch, c) ? c->anon
+                                    : least_of(children_text_of(ch, pid, "smaps_rollup", buf));
     if (own != MT_UNKNOWN) c->common = c->anon > own ? c->anon - own : 0;
     c->weighed_at = now;
     ch->weighed = *c;
@@ -226,7 +227,7 @@ private_of(const mt_children *ch, const child *c)
 
 /* Where in the table a child is; len: nowhere. */
 static size_t
-place_of(const mt_children *ch, uint64_t pid)
+children_place_of(const mt_children *ch, uint64_t pid)
 {
     for (size_t i = ch->listed; i < ch->len; i++) {
         if (ch->table[i].pid == pid) return i;
@@ -239,7 +240,7 @@ place_of(const mt_children *ch, uint64_t pid)
 
 /* For one child more. False where there are too many, or no memory for more. */
 static bool
-make_room(mt_children *ch)
+children_make_room(mt_children *ch)
 {
     child *table;
 
@@ -253,11 +254,11 @@ make_room(mt_children *ch)
 static void
 list_child(mt_children *ch, uint64_t pid)
 {
-    size_t i = place_of(ch, pid);
+    size_t i = children_place_of(ch, pid);
     child c = {.pid = pid, .anon = MT_UNKNOWN};
 
     if (i < ch->listed) return; /* twice: its parent's thread has ended meanwhile */
-    if (i == ch->room && !make_room(ch)) {
+    if (i == ch->room && !children_make_room(ch)) {
         ch->beyond++;
         return;
     }
@@ -328,16 +329,16 @@ list_children_of(mt_children *ch, const char *pid, size_t *lists)
     *lists = 0;
     snprintf(name, sizeof name, "/proc/%s/task", pid);
     if (!mt_path_join(folder, ch->root, name)) return false;
-    if (!ch->sys->opendir(folder, &dir)) return has_gone();
+    if (!ch->sys->opendir(folder, &dir)) return children_has_gone();
     while ((thread = ch->sys->readdir(&dir)) != NULL) {
         if (!is_number(thread)) continue;
         snprintf(path, sizeof path, "%s/%s/children", folder, thread);
         if (take_list(ch, path))
             ++*lists;
         else
-            ok = ok && has_gone();
+            ok = ok && children_has_gone();
     }
-    ok = ok && (errno == 0 || has_gone());
+    ok = ok && (errno == 0 || children_has_gone());
     ch->sys->closedir(&dir);
     return ok;
 }
@@ -371,7 +372,7 @@ mt_children_scan(mt_children *ch)
     while (ch->known && ch->len > ch->listed)
         drop_child(ch, ch->len - 1);
     for (size_t i = 0; i < ch->len; i++)
-        if (look_at(ch, &ch->table[i])) ch->table[left++] = ch->table[i];
+        if (children_look_at(ch, &ch->table[i])) ch->table[left++] = ch->table[i];
     ch->len = left;
     weigh_some(ch, mt_now_ns());
     return ch->known;
@@ -396,7 +397,7 @@ mt_children_read(const mt_children *ch, uint64_t *count, uint64_t *priv)
 
 /* A process that ends has no such line any more, because it has no memory. */
 static uint64_t
-swap_of(const mt_children *ch, const child *c)
+children_swap_of(const mt_children *ch, const child *c)
 {
     char pid[32], buf[TEXT_ROOM];
     uint64_t size;
@@ -404,8 +405,8 @@ swap_of(const mt_children *ch, const child *c)
 
     snprintf(pid, sizeof pid, "%" PRIu64, c->pid);
     errno = 0;
-    text = text_of(ch, pid, "status", buf);
-    if (text.len == 0) return has_gone() ? 0 : MT_UNKNOWN;
+    text = children_text_of(ch, pid, "status", buf);
+    if (text.len == 0) return children_has_gone() ? 0 : MT_UNKNOWN;
     return mt_text_field(text, "VmSize:", &size) ? mt_text_kib(text, "VmSwap:") : 0;
 }
 
@@ -416,7 +417,7 @@ mt_children_swap(const mt_children *ch)
 
     if (!mt_children_known(ch)) return MT_UNKNOWN;
     for (size_t i = 0; i < ch->len; i++) {
-        uint64_t swapped = swap_of(ch, &ch->table[i]);
+        uint64_t swapped = children_swap_of(ch, &ch->table[i]);
         if (swapped >= MT_UNLIMITED || sum > MT_UNLIMITED - 1 - swapped) return MT_UNKNOWN;
         sum += swapped;
     }
@@ -456,7 +457,7 @@ mt_children_name(const mt_children *ch, size_t i, char out[MT_CHILD_NAME])
     mt_text name, line = {buf, 0};
 
     snprintf(pid, sizeof pid, "%" PRIu64, mt_children_pid(ch, i));
-    name = text_of(ch, pid, "comm", buf);
+    name = children_text_of(ch, pid, "comm", buf);
     mt_text_line(&name, &line);
     snprintf(out, MT_CHILD_NAME, "%.*s", (int)line.len, line.at);
 }

@@ -25,7 +25,7 @@ typedef struct mark {
 } mark;
 
 static void
-close_all(mark *m)
+peak_close_all(mark *m)
 {
     mt_proc_close(m->sys, &m->kept_clear);
     mt_proc_close(m->sys, &m->kept_statm);
@@ -34,10 +34,10 @@ close_all(mark *m)
 
 /* A forked child has a mark of its own, no floor, and the parent's descriptors. */
 static void
-notice_fork(mark *m)
+peak_notice_fork(mark *m)
 {
     if (mt_birth_is_here(&m->birth)) return;
-    close_all(m);
+    peak_close_all(m);
     m->bound = 0;
     (void)mt_birth_now(&m->birth, NULL); /* succeeds where it did before */
 }
@@ -64,7 +64,7 @@ mark_now(void *ctx, uint64_t *shared)
     mark *m = ctx;
     uint64_t resident;
 
-    notice_fork(m);
+    peak_notice_fork(m);
     if (!mt_proc_statm(m->sys, &m->kept_statm, m->statm, &resident, shared)) return MT_UNKNOWN;
     return resident;
 }
@@ -105,7 +105,7 @@ mark_high(void *ctx, uint64_t known)
     mark *m = ctx;
     uint64_t high, now, shared;
 
-    notice_fork(m);
+    peak_notice_fork(m);
     if ((high = usage_high(m)) == MT_UNKNOWN) return status_high(m);
     if (high > m->bound) return high;
     if (high <= known) return 0; /* the floor makes it no smaller */
@@ -121,7 +121,7 @@ mark_reset(void *ctx)
     mark *m = ctx;
     uint64_t high;
 
-    notice_fork(m);
+    peak_notice_fork(m);
     if (!open_clear(m)) return false;
     if (m->sys->pwrite(m->kept_clear.fd, "5", 1, 0) != 1) {
         mt_proc_close(m->sys, &m->kept_clear);
@@ -146,7 +146,7 @@ mark_close(void *ctx)
     mt_alloc mem;
 
     if (m == NULL) return;
-    close_all(m);
+    peak_close_all(m);
     mem = m->mem;
     mem.put(mem.ctx, m, sizeof *m);
 }

@@ -2,7 +2,7 @@
  *
  * mt_probe_linux_read goes through the bits of the mask, one function for each file. What costs
  * more than a system call is kept with the time of its reading and read again only when it is older
- * than `ages` allows. After a fork notice_fork() closes and forgets all that was kept, because it means
+ * than `ages` allows. After a fork probe_notice_fork() closes and forgets all that was kept, because it means
  * the parent. */
 #define _GNU_SOURCE /* mallinfo2 */
 #include "os/monitor/probe.h"
@@ -52,7 +52,7 @@ struct mt_probe_linux {
 /* --- life ------------------------------------------------------------------------------------- */
 
 static void
-close_all(mt_probe_linux *p)
+probe_close_all(mt_probe_linux *p)
 {
     mt_proc_close(p->sys, &p->kept_statm);
     mt_proc_close(p->sys, &p->kept_status);
@@ -65,10 +65,10 @@ close_all(mt_probe_linux *p)
 }
 
 static void
-notice_fork(mt_probe_linux *p)
+probe_notice_fork(mt_probe_linux *p)
 {
     if (mt_birth_is_here(&p->birth)) return;
-    close_all(p);
+    probe_close_all(p);
     (void)mt_birth_now(&p->birth, NULL); /* succeeds where it did before */
 }
 
@@ -78,7 +78,7 @@ mt_probe_linux_free(mt_probe_linux *p)
     mt_alloc mem;
 
     if (p == NULL) return;
-    close_all(p);
+    probe_close_all(p);
     mt_children_free(p->children);
     mt_shm_free(p->shm);
     mem = p->mem;
@@ -178,7 +178,7 @@ has_swap(mt_probe_linux *p, uint64_t now)
 }
 
 static uint64_t
-swap_of(mt_probe_linux *p, uint64_t now)
+probe_swap_of(mt_probe_linux *p, uint64_t now)
 {
     char buf[STATUS_ROOM];
     ssize_t n;
@@ -191,7 +191,7 @@ swap_of(mt_probe_linux *p, uint64_t now)
 /* Other C libraries and older ones do not say. The two conditions stand apart, because a macro with
  * arguments that is not known is an error also behind &&. */
 static void
-read_heap(mt_sample *out)
+probe_read_heap(mt_sample *out)
 {
 #ifdef __GLIBC__
 #if __GLIBC_PREREQ(2, 33)
@@ -261,7 +261,7 @@ mt_probe_linux_read(mt_probe_linux *p, unsigned mask, mt_sample *out)
 {
     uint64_t now = mt_now_ns();
 
-    notice_fork(p);
+    probe_notice_fork(p);
     mt_sample_clear(out);
     out->time_ns = now;
     if (mask & (MT_READ_CGROUP | MT_READ_PRESSURE)) refresh_limits(p, now);
@@ -276,8 +276,8 @@ mt_probe_linux_read(mt_probe_linux *p, unsigned mask, mt_sample *out)
         out->total = p->machine.total;
         out->swap_free = p->machine.swap_free;
     }
-    if (mask & MT_READ_SWAP) out->swap = swap_of(p, now);
-    if (mask & MT_READ_HEAP) read_heap(out);
+    if (mask & MT_READ_SWAP) out->swap = probe_swap_of(p, now);
+    if (mask & MT_READ_HEAP) probe_read_heap(out);
     if (mask & (MT_READ_CHILDREN | MT_READ_SHM) &&
         has_aged(&p->children_at, p->ages.children_ns, now))
         mt_children_scan(p->children);
@@ -310,7 +310,7 @@ mt_probe_linux_rss(mt_probe_linux *p)
 {
     mt_sample sample = {.rss = MT_UNKNOWN};
 
-    notice_fork(p);
+    probe_notice_fork(p);
     read_rss(p, &sample);
     return sample.rss;
 }
@@ -318,7 +318,7 @@ mt_probe_linux_rss(mt_probe_linux *p)
 const mt_children *
 mt_probe_linux_children(mt_probe_linux *p)
 {
-    notice_fork(p);
+    probe_notice_fork(p);
     p->children_at = mt_now_ns();
     mt_children_scan(p->children);
     return p->children;
@@ -327,7 +327,7 @@ mt_probe_linux_children(mt_probe_linux *p)
 const mt_cgroup *
 mt_probe_linux_cgroup(mt_probe_linux *p)
 {
-    notice_fork(p);
+    probe_notice_fork(p);
     p->limit_at = 0;
     refresh_limits(p, mt_now_ns());
     return &p->cgroup;

@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 static int
-libc_open(const char *path, int flags)
+procfile_libc_open(const char *path, int flags)
 {
     return open(path, flags);
 }
@@ -135,7 +135,7 @@ linux_mincore(uintptr_t address, size_t bytes, unsigned char *pages)
     return mincore((void *)address, bytes, pages);
 }
 
-const mt_proc_sys mt_proc_sys_libc = {.open = libc_open,
+const mt_proc_sys mt_proc_sys_libc = {.open = procfile_libc_open,
                                       .pread = pread,
                                       .pwrite = pwrite,
                                       .close = close,

@@ -41,10 +41,10 @@ enum {
 #define UNNAMED ((uint64_t)1 << 63) /* in a key: the file is of the kernel's own file system */
 
 typedef struct file {
-    uint64_t key;                  /* first, for place_of(): its inode, and where that is unique */
-    uint64_t bytes;                /* that it has of memory */
-    uint64_t mapped;               /* of this process's addresses, in this look */
-    uint64_t end;                  /* up to there the file was counted by mappings, in this look */
+    uint64_t key;    /* first, for shm_place_of(): its inode, and where that is unique */
+    uint64_t bytes;  /* that it has of memory */
+    uint64_t mapped; /* of this process's addresses, in this look */
+    uint64_t end;    /* up to there the file was counted by mappings, in this look */
     uint32_t held, exact, counted; /* the look in which it was found so */
     bool made;                     /* by the job: it counts as long as it has its name */
 } file;
@@ -102,7 +102,7 @@ mt_shm_tell(const char *name)
 
 /* Of what comes after FOLDER. */
 static uint64_t
-hash_of(const char *name)
+shm_hash_of(const char *name)
 {
     uint64_t h = UINT64_C(0xCBF29CE484222325);
 
@@ -118,7 +118,7 @@ mt_shm_tell_path(const char *path)
     size_t len = strlen(FOLDER);
 
     if (r == NULL || strncmp(path, FOLDER, len) != 0) return;
-    atomic_store(&r->told[atomic_fetch_add(&r->count, 1) % RING], hash_of(path + len));
+    atomic_store(&r->told[atomic_fetch_add(&r->count, 1) % RING], shm_hash_of(path + len));
 }
 
 bool
@@ -178,7 +178,7 @@ mt_shm_clear(mt_shm *s)
 /* Where a key is, or belongs, among entries of `size` bytes that are sorted by the key that each begins
  * with. */
 static size_t
-place_of(const void *entries, size_t len, size_t size, uint64_t key)
+shm_place_of(const void *entries, size_t len, size_t size, uint64_t key)
 {
     size_t low = 0, high = len;
 
@@ -197,11 +197,11 @@ place_of(const void *entries, size_t len, size_t size, uint64_t key)
 static size_t
 place_of_file(const mt_shm *s, uint64_t key)
 {
-    return place_of(s->table, s->len, sizeof *s->table, key);
+    return shm_place_of(s->table, s->len, sizeof *s->table, key);
 }
 
 static file *
-find(mt_shm *s, uint64_t key)
+shm_find(mt_shm *s, uint64_t key)
 {
     size_t i = place_of_file(s, key);
 
@@ -210,7 +210,7 @@ find(mt_shm *s, uint64_t key)
 
 /* For one file more. False where there are too many, or no memory for more. */
 static bool
-make_room(mt_shm *s)
+shm_make_room(mt_shm *s)
 {
     file *table;
 
@@ -228,7 +228,7 @@ entry_of(mt_shm *s, uint64_t key)
     size_t i = place_of_file(s, key);
 
     if (i < s->len && s->table[i].key == key) return &s->table[i];
-    if (s->len == s->room && !make_room(s)) {
+    if (s->len == s->room && !shm_make_room(s)) {
         s->complete = false;
         return NULL;
     }
@@ -251,7 +251,7 @@ hold(mt_shm *s, uint64_t key)
 }
 
 static void
-count(mt_shm *s, file *f, uint64_t bytes, bool exact)
+shm_count(mt_shm *s, file *f, uint64_t bytes, bool exact)
 {
     if (f->counted != s->look) f->bytes = 0;
     f->bytes = exact ? bytes : f->bytes + bytes;
@@ -261,7 +261,7 @@ count(mt_shm *s, file *f, uint64_t bytes, bool exact)
 
 /* It is not the job's. */
 static void
-leave(mt_shm *s, file *f, uint64_t bytes)
+shm_leave(mt_shm *s, file *f, uint64_t bytes)
 {
     f->bytes = bytes;
     f->exact = s->look;
@@ -270,7 +270,7 @@ leave(mt_shm *s, file *f, uint64_t bytes)
 static size_t
 place_of_path(const mt_shm *s, uint64_t hash)
 {
-    return place_of(s->paths, s->paths_len, sizeof *s->paths, hash);
+    return shm_place_of(s->paths, s->paths_len, sizeof *s->paths, hash);
 }
 
 /* Without memory the path is not known. */
@@ -314,7 +314,7 @@ take_told(mt_shm *s)
 static bool
 was_told(const mt_shm *s, const char *name)
 {
-    uint64_t hash = hash_of(name);
+    uint64_t hash = shm_hash_of(name);
     size_t i = place_of_path(s, hash);
 
     return i < s->paths_len && s->paths[i] == hash;
@@ -336,13 +336,13 @@ forget_gone(mt_shm *s)
 
 /* True where the last call failed because the process, or the file, has gone meanwhile. */
 static bool
-has_gone(void)
+shm_has_gone(void)
 {
     return errno == ENOENT || errno == ESRCH;
 }
 
 static void
-see(mt_shm *s, const mt_file *is)
+shm_see(mt_shm *s, const mt_file *is)
 {
     bool unnamed = s->unnamed != 0 && is->device == s->unnamed;
     file *f;
@@ -351,9 +351,9 @@ see(mt_shm *s, const mt_file *is)
     f = hold(s, is->inode | (unnamed ? UNNAMED : 0));
     if (f == NULL || (!unnamed && is->links > 0)) return; /* its name decides */
     if (unnamed || is->born_ns >= s->since)
-        count(s, f, is->bytes, true);
+        shm_count(s, f, is->bytes, true);
     else
-        leave(s, f, is->bytes);
+        shm_leave(s, f, is->bytes);
 }
 
 /* Puts a name behind the first `len` characters, which are a folder. False where it is too long. */
@@ -381,17 +381,17 @@ look_at_files(mt_shm *s, const char *pid, bool self)
 
     snprintf(name, sizeof name, "/proc/%s/fd", pid);
     if (!mt_path_join(path, s->root, name)) return false;
-    if (!s->sys->opendir(path, &dir)) return !self && has_gone();
+    if (!s->sys->opendir(path, &dir)) return !self && shm_has_gone();
     len = strlen(path);
     while ((number = s->sys->readdir(&dir)) != NULL) {
         if (*number == '.') continue;
         if (!name_in(path, len, number)) continue;
         if (s->sys->stat(path, &is))
-            see(s, &is);
+            shm_see(s, &is);
         else
-            ok = ok && has_gone();
+            ok = ok && shm_has_gone();
     }
-    ok = ok && (errno == 0 || (!self && has_gone()));
+    ok = ok && (errno == 0 || (!self && shm_has_gone()));
     s->sys->closedir(&dir);
     return ok;
 }
@@ -427,7 +427,7 @@ resident_there(mt_shm *s, const char *pid, const mt_mapping *m)
     snprintf(name, sizeof name, "/proc/%s/pagemap", pid);
     if (!mt_path_join(path, s->root, name)) return 0;
     if ((fd = s->sys->open(path, O_RDONLY | O_CLOEXEC)) < 0) {
-        s->complete = s->complete && has_gone();
+        s->complete = s->complete && shm_has_gone();
         return 0;
     }
     brief = mt_descriptor_keep(fd);
@@ -462,7 +462,7 @@ see_mapping(mt_shm *s, const char *pid, bool self, mt_mapping m)
         m.offset += again;
     }
     f->end = mt_u64_max(f->end, m.offset + (m.end - m.start));
-    count(s, f, self ? resident_here(s, &m) : resident_there(s, pid, &m), false);
+    shm_count(s, f, self ? resident_here(s, &m) : resident_there(s, pid, &m), false);
 }
 
 /* Reads the lines of a list that may change meanwhile. False where it cannot be read. */
@@ -478,7 +478,7 @@ look_at_mappings(mt_shm *s, const char *pid, bool self)
 
     snprintf(name, sizeof name, "/proc/%s/maps", pid);
     if (!mt_path_join(path, s->root, name)) return false;
-    if ((fd = s->sys->open(path, O_RDONLY | O_CLOEXEC)) < 0) return !self && has_gone();
+    if ((fd = s->sys->open(path, O_RDONLY | O_CLOEXEC)) < 0) return !self && shm_has_gone();
     brief = mt_descriptor_keep(fd);
     while ((n = s->sys->pread(fd, buf, sizeof buf, at)) > 0) {
         mt_text text = {buf, (size_t)n}, line;
@@ -493,7 +493,7 @@ look_at_mappings(mt_shm *s, const char *pid, bool self)
             if (mt_mapping_parse(line, &m)) see_mapping(s, pid, self, m);
         }
     }
-    ok = n == 0 || (!self && has_gone());
+    ok = n == 0 || (!self && shm_has_gone());
     mt_proc_close(s->sys, &brief);
     return ok;
 }
@@ -521,7 +521,7 @@ look_at_process(mt_shm *s, const char *pid, bool self)
     if (!mt_path_join(path, s->root, name)) return MT_UNKNOWN;
     n = mt_proc_slurp(s->sys, path, buf, sizeof buf);
     if (n < 0) {
-        s->complete = s->complete && !self && has_gone();
+        s->complete = s->complete && !self && shm_has_gone();
         return MT_UNKNOWN;
     }
     shared = mt_text_kib((mt_text){buf, (size_t)n}, "RssShmem:");
@@ -574,7 +574,7 @@ owner_of(const mt_shm *s, const char *name)
 static void
 see_name(mt_shm *s, const char *name, const mt_file *is)
 {
-    file *f = find(s, is->inode);
+    file *f = shm_find(s, is->inode);
     bool held = f != NULL && f->held == s->look, ours = f != NULL && f->made;
     owner by_name = owner_of(s, name);
 
@@ -590,9 +590,9 @@ see_name(mt_shm *s, const char *name, const mt_file *is)
     }
     if (f == NULL) return;
     if (ours)
-        count(s, f, is->bytes, true);
+        shm_count(s, f, is->bytes, true);
     else
-        leave(s, f, is->bytes);
+        shm_leave(s, f, is->bytes);
 }
 
 /* Whether a folder in /dev/shm may have files of the job: it was made since this process began. */
@@ -618,7 +618,7 @@ look_at_names(mt_shm *s, char path[MT_PATH_ROOM], size_t above, int deep)
     while ((name = s->sys->readdir(&dir)) != NULL) {
         if (*name == '.' || !name_in(path, len, name)) continue;
         if (!s->sys->stat(path, &is))
-            ok = ok && has_gone();
+            ok = ok && shm_has_gone();
         else if (is.regular && is.device == s->folder)
             see_name(s, path + above + 1, &is);
         else if (deep < DEEPEST && may_have_ours(s, &is))

@@ -72,7 +72,7 @@ typedef struct store {
 /* ---- the calls as a table ---- */
 
 static int
-libc_open(const char *path, int flags)
+linux_store_libc_open(const char *path, int flags)
 {
     return open(path, flags);
 }
@@ -87,7 +87,7 @@ libc_scan(int pagemap, void *pm_scan_arg)
 const mt_linux_sys mt_linux_sys_libc = {.memfd_create = memfd_create,
                                         .ftruncate = ftruncate,
                                         .fallocate = fallocate,
-                                        .open = libc_open,
+                                        .open = linux_store_libc_open,
                                         .read = read,
                                         .pread = pread,
                                         .close = close,
@@ -143,7 +143,7 @@ close_in_child(void)
 }
 
 static void
-install_handler(void)
+linux_store_install_handler(void)
 {
     handler_is_there = pthread_atfork(NULL, NULL, close_in_child) == 0;
 }
@@ -152,7 +152,7 @@ install_handler(void)
 static bool
 close_in_children(void *at, size_t bytes)
 {
-    pthread_once(&handler_was_asked_for, install_handler);
+    pthread_once(&handler_was_asked_for, linux_store_install_handler);
     if (!handler_is_there) return false;
     for (struct stretch *s = stretches; s < stretches + CLOSED_IN_CHILDREN; s++) {
         uintptr_t none = 0;

@@ -79,7 +79,7 @@ body(void *arg)
 }
 
 static mt_status
-start(void *ctx, void (*run)(void *), void *arg, mt_error *err)
+thread_start(void *ctx, void (*run)(void *), void *arg, mt_error *err)
 {
     ticker *t = ctx;
     int fault;
@@ -109,7 +109,7 @@ wait(void *ctx, uint64_t at_ns)
 }
 
 static void
-stop(void *ctx)
+thread_stop(void *ctx)
 {
     ticker *t = ctx;
 
@@ -166,6 +166,6 @@ mt_ticker_new(const mt_alloc *mem, const mt_thread_sys *sys, void (*prepare)(voi
     t->sys = sys;
     t->prepare = prepare;
     mt_lock_init(&t->lock);
-    *out = (mt_ticker_ops){start, wait, stop, now_ns, cpu_ns, close, t};
+    *out = (mt_ticker_ops){thread_start, wait, thread_stop, now_ns, cpu_ns, close, t};
     return MT_OK;
 }

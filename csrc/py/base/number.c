@@ -17,7 +17,7 @@ digits_of(PyObject *number)
 }
 
 static void
-refuse(const mt_py_whole *whole, PyObject *index, bool is_small)
+number_refuse(const mt_py_whole *whole, PyObject *index, bool is_small)
 {
     PyObject *digits = digits_of(index);
     PyObject *error = whole->is_index ? PyExc_IndexError : PyExc_ValueError;
@@ -51,7 +51,7 @@ mt_py_whole_take(PyObject *given, void *to)
     if (fits)
         whole->value = (Py_ssize_t)value;
     else
-        refuse(whole, index, overflow < 0 || (overflow == 0 && value < whole->minimum));
+        number_refuse(whole, index, overflow < 0 || (overflow == 0 && value < whole->minimum));
     Py_DECREF(index);
     return fits;
 }

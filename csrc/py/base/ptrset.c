@@ -9,7 +9,7 @@ enum { FIRST_SLOTS = 16 };
 
 /* Where the address is, or else where it is to go. */
 static mt_ptrset_slot *
-slot_of(const mt_ptrset *set, const void *at)
+ptrset_slot_of(const mt_ptrset *set, const void *at)
 {
     size_t mask = set->slots_n - 1, i = (size_t)(mt_ptr_hash(at) >> 20) & mask;
 
@@ -36,7 +36,7 @@ mt_ptrset_reserve(mt_ptrset *set, size_t n)
     larger.slots = mt_alloc_zeroed(&mt_alloc_pages, larger.slots_n, sizeof *larger.slots);
     if (larger.slots == NULL) return -1;
     for (size_t i = 0; i < set->slots_n; i++)
-        if (set->slots[i].at != NULL) *slot_of(&larger, set->slots[i].at) = set->slots[i];
+        if (set->slots[i].at != NULL) *ptrset_slot_of(&larger, set->slots[i].at) = set->slots[i];
     mt_ptrset_fini(set);
     *set = larger;
     return 0;
@@ -52,7 +52,7 @@ mt_ptrset_clear(mt_ptrset *set)
 size_t
 mt_ptrset_find(const mt_ptrset *set, const void *at)
 {
-    const mt_ptrset_slot *slot = slot_of(set, at);
+    const mt_ptrset_slot *slot = ptrset_slot_of(set, at);
 
     return slot->at == NULL ? MT_PTRSET_NONE : slot->number;
 }
@@ -60,7 +60,7 @@ mt_ptrset_find(const mt_ptrset *set, const void *at)
 size_t
 mt_ptrset_add(mt_ptrset *set, const void *at, size_t number)
 {
-    mt_ptrset_slot *slot = slot_of(set, at);
+    mt_ptrset_slot *slot = ptrset_slot_of(set, at);
 
     if (slot->at != NULL) return slot->number;
     assert(at != NULL && 2 * (set->n + 1) <= set->slots_n);

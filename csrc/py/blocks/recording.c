@@ -81,7 +81,7 @@ node_of(uint64_t place)
 }
 
 static bool
-begins_with(const char *text, const char *begin)
+recording_begins_with(const char *text, const char *begin)
 {
     return strncmp(text, begin, strlen(begin)) == 0;
 }
@@ -90,7 +90,7 @@ static bool
 is_getter(const char *name)
 {
     for (size_t i = 0; i < sizeof GETTERS / sizeof *GETTERS; i++)
-        if (begins_with(name, GETTERS[i])) return true;
+        if (recording_begins_with(name, GETTERS[i])) return true;
     return false;
 }
 
@@ -101,7 +101,7 @@ with_operator(uint64_t place, const char *name)
 
     if (operator_of(place) != 0 && ((place & foreach) != 0 || is_getter(name))) return place;
     place = (place & ~(foreach | NAME_MASK)) | mt_journal_name_of(&journal, name);
-    return begins_with(name, FOREACH) ? place | foreach : place;
+    return recording_begins_with(name, FOREACH) ? place | foreach : place;
 }
 
 static uint64_t
@@ -119,10 +119,11 @@ hear_begun(void *Py_UNUSED(ctx), int kind, const char *name)
     uint32_t order = mt_journal_order(&journal);
 
     if (kind == MT_TORCH_STRETCH)
-        here = begins_with(name, STEP_PREFIX) ? before | UINT64_C(1) << STEP_SHIFT : before;
+        here =
+            recording_begins_with(name, STEP_PREFIX) ? before | UINT64_C(1) << STEP_SHIFT : before;
     else if (kind == MT_TORCH_NODE)
         here = with_node(before, name);
-    else if (begins_with(name, NODE_PREFIX))
+    else if (recording_begins_with(name, NODE_PREFIX))
         here = with_node(before, name + strlen(NODE_PREFIX));
     else
         here = with_operator(before, name);
@@ -153,7 +154,8 @@ is_torchs(PyTypeObject *type)
 {
     PyObject *module = PyObject_GetAttrString((PyObject *)type, "__module__");
     const char *name = module != NULL && PyUnicode_Check(module) ? PyUnicode_AsUTF8(module) : NULL;
-    bool is = name != NULL && (begins_with(name, "torch.nn.") || strcmp(name, "torch") == 0);
+    bool is =
+        name != NULL && (recording_begins_with(name, "torch.nn.") || strcmp(name, "torch") == 0);
 
     PyErr_Clear();
     Py_XDECREF(module);
@@ -200,7 +202,7 @@ mt_py_recording_leave(uint64_t before)
 /* --- reports -------------------------------------------------------------------------------------- */
 
 static mt_phase
-phase_at(uint64_t place)
+recording_phase_at(uint64_t place)
 {
     if (in_backward()) return MT_PHASE_BACKWARD;
     return place >> STEP_SHIFT & 1 ? MT_PHASE_OPTIMIZER : MT_PHASE_FORWARD;
@@ -216,8 +218,9 @@ void
 mt_py_recording_born(const void *block, size_t bytes, uint32_t site)
 {
     uint64_t place = where();
-    mt_journal_birth birth = {
-        .phase = phase_at(place), .site = site, .module = operator_of(now_of(module_here))};
+    mt_journal_birth birth = {.phase = recording_phase_at(place),
+                              .site = site,
+                              .module = operator_of(now_of(module_here))};
 
     birth.maker = birth.phase == MT_PHASE_BACKWARD ? node_of(place) : 0;
     if (birth.maker == 0) birth.maker = operator_of(place);
@@ -227,7 +230,7 @@ mt_py_recording_born(const void *block, size_t bytes, uint32_t site)
 void
 mt_py_recording_died(const void *block)
 {
-    mt_journal_died(&journal, block, phase_at(where()));
+    mt_journal_died(&journal, block, recording_phase_at(where()));
 }
 
 /* --- begin and end -------------------------------------------------------------------------------- */
@@ -410,7 +413,7 @@ layer_at(const void *from, size_t i)
 }
 
 static PyObject *
-address_at(const void *from, size_t i)
+recording_address_at(const void *from, size_t i)
 {
     return PyLong_FromSize_t((size_t)((const telling *)from)->contents->blocks[i].address);
 }
@@ -445,7 +448,7 @@ told(const mt_state *st, const mt_journal_contents *c, PyObject *names)
                                PyLong_FromUnsignedLongLong(c->events),
                                tuple_of(c->stretches_n, stretch_at, &from),
                                tuple_of(c->layers_n, layer_at, &from),
-                               tuple_of(c->blocks_n, address_at, &from)};
+                               tuple_of(c->blocks_n, recording_address_at, &from)};
 
     for (Py_ssize_t i = 0; i < FIELDS; i++) {
         if (made != NULL && items[i] != NULL) {

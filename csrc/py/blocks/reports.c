@@ -113,7 +113,7 @@ end_recording(Blocks *self)
 }
 
 static void
-stop(Blocks *self)
+reports_stop(Blocks *self)
 {
     if (!is_on(self)) {
         self->birth = (mt_birth){.forks = NULL};
@@ -149,7 +149,7 @@ texts(PyObject *folders)
 
 /* -1 with an error. */
 static int
-start(Blocks *self, mt_state *st, PyObject *libraries, PyObject *users)
+reports_start(Blocks *self, mt_state *st, PyObject *libraries, PyObject *users)
 {
     if (mt_state_connect(st) < 0) return -1;
     if (st->shim == NULL) {
@@ -186,7 +186,7 @@ Blocks_start(Blocks *self, PyObject *args)
     if (st == NULL || !PyArg_ParseTuple(args, "O|O:start", &given[0], &given[1])) return NULL;
     if ((libraries = texts(given[0])) == NULL) return NULL;
     users = given[1] == NULL ? PyTuple_New(0) : texts(given[1]);
-    if (users != NULL) status = start(self, st, libraries, users);
+    if (users != NULL) status = reports_start(self, st, libraries, users);
     Py_DECREF(libraries);
     Py_XDECREF(users);
     return status < 0 ? NULL : Py_NewRef(Py_None);
@@ -195,12 +195,12 @@ Blocks_start(Blocks *self, PyObject *args)
 static PyObject *
 Blocks_stop(Blocks *self, PyObject *Py_UNUSED(none))
 {
-    stop(self);
+    reports_stop(self);
     Py_RETURN_NONE;
 }
 
 static int
-traverse(PyObject *self, visitproc visit, void *arg)
+reports_traverse(PyObject *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(self));
     return 0;
@@ -212,7 +212,7 @@ dealloc(PyObject *self)
     PyTypeObject *type = Py_TYPE(self);
 
     PyObject_GC_UnTrack(self);
-    stop((Blocks *)self);
+    reports_stop((Blocks *)self);
     type->tp_free(self);
     Py_DECREF(type);
 }
@@ -302,7 +302,7 @@ typedef struct site_line {
 } site_line;
 
 static int
-by_bytes(const void *a, const void *b)
+reports_by_bytes(const void *a, const void *b)
 {
     const site_line *x = a, *y = b;
 
@@ -332,7 +332,7 @@ lines_of(uint32_t first, uint32_t last, size_t *n)
         mt_live_sum_sites(&heard.live, first, last, sums, count);
         for (uint32_t i = 0; i < count; i++)
             if (sums[i].blocks > 0) lines[(*n)++] = (site_line){sums[i], i};
-        qsort(lines, *n, sizeof *lines, by_bytes);
+        qsort(lines, *n, sizeof *lines, reports_by_bytes);
     }
     if (sums == NULL) {
         free(lines);
@@ -467,7 +467,7 @@ static PyType_Slot slots[] = {
     {Py_tp_doc, "Blocks()\n--\n\nThe blocks of host memory that torch's allocator has given out."},
     {Py_tp_new, PyType_GenericNew},
     {Py_tp_dealloc, dealloc},
-    {Py_tp_traverse, traverse},
+    {Py_tp_traverse, reports_traverse},
     {Py_tp_methods, methods},
     {Py_tp_getset, getters},
     {0, NULL},

@@ -57,7 +57,7 @@ site_at(const mt_sites *s, uint32_t i)
 }
 
 static void
-forget(mt_site_table *t)
+sites_forget(mt_site_table *t)
 {
     free(t->entries);
     free(t->slots);
@@ -113,7 +113,7 @@ copy_text(PyObject *text)
 #ifdef KNOWS_FRAMES
 
 static bool
-begins_with(const char *text, const char *begin)
+sites_begins_with(const char *text, const char *begin)
 {
     return strncmp(text, begin, strlen(begin)) == 0;
 }
@@ -123,12 +123,12 @@ is_users(const mt_sites *sites, const char *file)
 {
     if (file[0] == '<' || strstr(file, "torchinductor_") != NULL) return false;
     for (size_t i = 0; i < sites->folders_n; i++)
-        if (begins_with(file, sites->folders[i])) return i < sites->users_n;
+        if (sites_begins_with(file, sites->folders[i])) return i < sites->users_n;
     return true;
 }
 
 static size_t
-slot_of(const void *key, size_t bytes, size_t slots)
+sites_slot_of(const void *key, size_t bytes, size_t slots)
 {
     const unsigned char *at = key;
     uint64_t h = bytes, word = 0;
@@ -152,7 +152,7 @@ place_slot(const void *entry, size_t slots)
     const mt_place *place = entry;
     place_key key = {place->code, (uint64_t)place->instruction};
 
-    return slot_of(&key, sizeof key, slots);
+    return sites_slot_of(&key, sizeof key, slots);
 }
 
 static size_t
@@ -160,7 +160,7 @@ site_slot(const void *entry, size_t slots)
 {
     const mt_site *site = entry;
 
-    return slot_of(site->places, sizeof site->places, slots);
+    return sites_slot_of(site->places, sizeof site->places, slots);
 }
 
 static bool
@@ -173,7 +173,7 @@ is_same_place(const mt_place *a, const mt_place *b)
 
 /* Makes room for one more entry, which `slot` says where to look for; false without memory. */
 static bool
-make_room(mt_site_table *t, size_t bytes, size_t (*slot)(const void *entry, size_t slots))
+sites_make_room(mt_site_table *t, size_t bytes, size_t (*slot)(const void *entry, size_t slots))
 {
     void *entries = mt_alloc_grown(&mt_alloc_libc, t->entries, &t->room, t->n + 2, bytes);
     size_t more = t->slots_n == 0 ? FIRST_SLOTS : 2 * t->slots_n;
@@ -198,7 +198,7 @@ make_room(mt_site_table *t, size_t bytes, size_t (*slot)(const void *entry, size
 
 /* The place of the code's instruction, or 0 without memory. */
 static uint32_t
-place_of(mt_sites *s, PyCodeObject *code, int instruction)
+sites_place_of(mt_sites *s, PyCodeObject *code, int instruction)
 {
     mt_place place = {.code = code,
                       .file_object = code->co_filename,
@@ -208,7 +208,7 @@ place_of(mt_sites *s, PyCodeObject *code, int instruction)
     mt_site_table *t = &s->places;
     size_t at;
 
-    if (!make_room(t, sizeof place, place_slot)) return 0;
+    if (!sites_make_room(t, sizeof place, place_slot)) return 0;
     at = place_slot(&place, t->slots_n);
     for (; t->slots[at] != 0; at = (at + 1) & (t->slots_n - 1))
         if (is_same_place(place_at(s, t->slots[at]), &place)) return t->slots[at];
@@ -272,7 +272,7 @@ frames_here(mt_sites *s)
         PyCodeObject *code = code_of(f);
         if (code != NULL) {
             int instruction = _PyInterpreterFrame_LASTI(f) * (int)sizeof(_Py_CODEUNIT);
-            uint32_t place = place_of(s, code, instruction);
+            uint32_t place = sites_place_of(s, code, instruction);
             if (place == 0) break;
             if (place_at(s, place)->is_users)
                 site.places[n++] = place;
@@ -294,7 +294,7 @@ mt_sites_here(mt_sites *s)
 
     mt_lock_take(&s->lock);
     site = frames_here(s);
-    if (site.places[0] != 0 && make_room(t, sizeof site, site_slot)) {
+    if (site.places[0] != 0 && sites_make_room(t, sizeof site, site_slot)) {
         size_t at = site_slot(&site, t->slots_n);
         while ((found = t->slots[at]) != 0 && memcmp(site_at(s, found), &site, sizeof site) != 0)
             at = (at + 1) & (t->slots_n - 1);
@@ -332,8 +332,8 @@ forget_all(mt_sites *s)
     free((void *)s->folders);
     s->folders = NULL;
     s->folders_n = s->users_n = 0;
-    forget(&s->places);
-    forget(&s->all);
+    sites_forget(&s->places);
+    sites_forget(&s->all);
 }
 
 int
@@ -382,7 +382,7 @@ typedef struct told_frame {
 } told_frame;
 
 static PyObject *
-text_of(const char *utf8)
+sites_text_of(const char *utf8)
 {
     return PyUnicode_DecodeUTF8(utf8, (Py_ssize_t)strlen(utf8), "surrogatepass");
 }
@@ -399,7 +399,8 @@ told_frames(mt_sites *s, uint32_t number, told_frame told[MT_SITE_FRAMES])
         const mt_site *site = site_at(s, number);
         for (; n < MT_SITE_FRAMES && site->places[n] != 0; n++) {
             const mt_place *place = place_at(s, site->places[n]);
-            told[n] = (told_frame){text_of(place->file), text_of(place->function), place->line};
+            told[n] = (told_frame){sites_text_of(place->file), sites_text_of(place->function),
+                                   place->line};
         }
     }
     mt_lock_give(&s->lock);

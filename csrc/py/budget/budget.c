@@ -42,7 +42,7 @@ new_ledger(mt_state *st, size_t limit, const char *name, mt_ledger *parent)
 
 /* None is no limit; text and wrong types are memtools._base.size's business. */
 static bool
-bytes_of(PyObject *limit, size_t *out)
+budget_bytes_of(PyObject *limit, size_t *out)
 {
     mt_py_whole whole = MT_PY_WHOLE("limit", 1, PY_SSIZE_T_MAX, 0);
     PyObject *module, *bytes;
@@ -73,7 +73,7 @@ mt_py_ledger(mt_state *st, PyObject *limit, const char *name)
     size_t bytes;
 
     if (PyObject_TypeCheck(limit, st->Budget)) return mt_ledger_hold(((Budget *)limit)->ledger);
-    return bytes_of(limit, &bytes) ? new_ledger(st, bytes, name, NULL) : NULL;
+    return budget_bytes_of(limit, &bytes) ? new_ledger(st, bytes, name, NULL) : NULL;
 }
 
 /* No limit is None. */
@@ -201,7 +201,8 @@ budget_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (device != Py_None && !PyUnicode_Check(device))
         return PyErr_Format(PyExc_TypeError, "device is a str or None, not %s",
                             Py_TYPE(device)->tp_name);
-    if (!bytes_of(limit, &bytes) || (self = (Budget *)type->tp_alloc(type, 0)) == NULL) return NULL;
+    if (!budget_bytes_of(limit, &bytes) || (self = (Budget *)type->tp_alloc(type, 0)) == NULL)
+        return NULL;
     self->state = st;
     self->device = Py_NewRef(device);
     self->ledger = new_ledger(st, bytes, name, above);

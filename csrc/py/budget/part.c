@@ -81,7 +81,7 @@ part_dealloc(PyObject *op)
 }
 
 static bool
-is_open(const BudgetPart *self)
+part_is_open(const BudgetPart *self)
 {
     if (self->member != NULL) return true;
     PyErr_SetString(PyExc_ValueError, "this part of the budget is closed");
@@ -101,7 +101,7 @@ part_reserve(PyObject *op, PyObject *args)
     if (!PyArg_ParseTuple(args, "O&ss:reserve", mt_py_whole_take, &whole, &doing, &remedy))
         return NULL;
     bytes = (size_t)whole.value;
-    while (is_open(self)) {
+    while (part_is_open(self)) {
         if (mt_member_reserve(self->member, bytes, &err) == MT_OK) Py_RETURN_NONE;
         if (gave == 0 || bytes > mt_ledger_limit(self->ledger))
             return mt_py_raise_budget(self->state, self->ledger, &err, doing, remedy);
@@ -118,7 +118,7 @@ part_release(PyObject *op, PyObject *arg)
     BudgetPart *self = (BudgetPart *)op;
     mt_py_whole bytes = MT_PY_WHOLE("release(): bytes", 0, PY_SSIZE_T_MAX, 0);
 
-    if (!mt_py_whole_take(arg, &bytes) || !is_open(self)) return NULL;
+    if (!mt_py_whole_take(arg, &bytes) || !part_is_open(self)) return NULL;
     if ((size_t)bytes.value > mt_member_reserved(self->member))
         return PyErr_Format(PyExc_ValueError, "release(%zd) of %zu reserved bytes", bytes.value,
                             mt_member_reserved(self->member));

@@ -129,7 +129,7 @@ next_arc(look *l)
 
 /* -1 without memory. */
 static int
-keep(look *l, arc *of, PyObject *op)
+arcs_keep(look *l, arc *of, PyObject *op)
 {
     find *larger =
         mt_alloc_grown(&mt_py_alloc, l->finds, &l->finds_room, l->finds_n + 1, sizeof *larger);
@@ -147,18 +147,18 @@ keep(look *l, arc *of, PyObject *op)
 
 /* -1 without memory. The head of a list is no object. */
 static int
-see(look *l, const walker *w)
+arcs_see(look *l, const walker *w)
 {
     PyObject *op = (PyObject *)(w->at + 1);
 
     if (w->arc < LISTS && w->at == l->arcs[w->arc].begin) return 0;
     if (mt_ptrset_find(l->types, Py_TYPE(op)) == NONE) return 0;
-    return keep(l, &l->arcs[w->arc], op);
+    return arcs_keep(l, &l->arcs[w->arc], op);
 }
 
 /* Goes on to the next object of its arc, or else to another arc; false when there is none. */
 static bool
-go_on(look *l, walker *w)
+arcs_go_on(look *l, walker *w)
 {
     PyGC_Head *next = _PyGCHead_NEXT(w->at);
     size_t arc = arc_at(l, next);
@@ -183,8 +183,8 @@ walk(look *l)
         walkers[n++] = next_arc(l);
     while (n > 0) {
         for (size_t i = 0; i < n; i++) {
-            if (see(l, &walkers[i]) < 0) return -1;
-            if (!go_on(l, &walkers[i])) walkers[i--] = walkers[--n];
+            if (arcs_see(l, &walkers[i]) < 0) return -1;
+            if (!arcs_go_on(l, &walkers[i])) walkers[i--] = walkers[--n];
         }
     }
     return 0;

@@ -53,7 +53,7 @@ bit_of(const seen *s, const PyObject *op)
 }
 
 static void
-see(const seen *s, const PyObject *op)
+census_see(const seen *s, const PyObject *op)
 {
     uint64_t bit = bit_of(s, op);
 
@@ -143,7 +143,7 @@ count_tensor(census *c, PyObject *op)
 }
 
 static int
-count(census *c, PyObject *op)
+census_count(census *c, PyObject *op)
 {
     size_t line;
 
@@ -161,8 +161,8 @@ count_all(census *c, const mt_heap *heap, const seen *s)
     for (size_t i = 0; i < n; i++) {
         PyObject *op = mt_py_heap_at(heap, i);
         if (i + AHEAD < n) __builtin_prefetch(mt_py_heap_at(heap, i + AHEAD));
-        see(s, op);
-        if (count(c, op) < 0) return -1;
+        census_see(s, op);
+        if (census_count(c, op) < 0) return -1;
     }
     for (size_t i = 0; i < c->storages.n; i++) {
         const mt_counts_line *line = &c->storages.lines[i];
@@ -193,7 +193,7 @@ group_row(const void *from, size_t i)
 }
 
 static PyObject *
-answer(census *c, const mt_heap *heap)
+census_answer(census *c, const mt_heap *heap)
 {
     size_t n = mt_py_heap_len(heap);
     PyObject *bits = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)seen_bytes(n));
@@ -235,7 +235,7 @@ mt_py_census(PyObject *module, PyObject *args)
     mt_counts_init(&c.storages, &mt_py_alloc);
     if ((c.tensors = PyList_New(0)) == NULL) return NULL;
     if (mt_py_heap_open(&heap) == 0) {
-        result = answer(&c, &heap);
+        result = census_answer(&c, &heap);
         mt_py_heap_close(&heap);
     }
     mt_counts_fini(&c.types);

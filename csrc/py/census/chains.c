@@ -17,7 +17,7 @@ typedef struct link_facts {
 } link_facts;
 
 static bool
-is_high(const mt_walk *walk, size_t node)
+chains_is_high(const mt_walk *walk, size_t node)
 {
     return mt_walk_height(walk, node) >= MT_CHAIN_BELOW;
 }
@@ -44,12 +44,12 @@ link_above(const mt_walk *walk, const mt_walk_node *node)
 }
 
 static void
-count(const mt_walk *walk, link_facts *all)
+chains_count(const mt_walk *walk, link_facts *all)
 {
     for (size_t i = mt_walk_count(walk); i-- > 0;) {
         const mt_walk_node *node = mt_walk_at(walk, i);
         uint32_t up;
-        if (!is_high(walk, i)) continue;
+        if (!chains_is_high(walk, i)) continue;
         if (!may_link(node)) continue;
         if ((up = link_above(walk, node)) == MT_GROWTH_NONE) continue;
         all[i].is_below = true;
@@ -97,9 +97,9 @@ mt_chains_find(const mt_walk *walk, mt_chains *chains)
 
     *chains = (mt_chains){.n = 0};
     if (failed) return failed;
-    count(walk, all);
+    chains_count(walk, all);
     for (size_t i = 0; i < n && !failed; i++) {
-        if (!is_high(walk, i)) continue;
+        if (!chains_is_high(walk, i)) continue;
         if (all[i].links < MT_CHAIN_LEAST || all[i].is_below || is_between(walk, all, i)) continue;
         all[i].is_head = true;
         failed = add_head(chains, all, i);

@@ -97,7 +97,7 @@ add_candidate(look *l, size_t node, const mt_growth_gain *gain, candidate_kind w
 
 /* A hash of up to 256 bytes. */
 static uint64_t
-hash_of(const unsigned char *bytes, size_t n)
+growth_hash_of(const unsigned char *bytes, size_t n)
 {
     uint64_t h = n + 1;
 
@@ -116,22 +116,22 @@ sign_buffer(look *l, size_t node, uint32_t watch)
     uint64_t begin = 0, end = 0;
 
     if (memory != NULL && bytes > 0) {
-        begin = hash_of(memory, some);
-        end = hash_of((const unsigned char *)memory + bytes - some, some);
+        begin = growth_hash_of(memory, some);
+        end = growth_hash_of((const unsigned char *)memory + bytes - some, some);
     }
     mt_growth_sign(&l->self->core, watch, begin, end);
 }
 
 /* The table takes a thing in: *watch as mt_growth_see() gives it. */
 static int
-see(look *l, const mt_growth_thing *thing, uint32_t *watch)
+growth_see(look *l, const mt_growth_thing *thing, uint32_t *watch)
 {
     return mt_growth_see(&l->self->core, thing, watch, NULL) == MT_OK ? 0 : -1;
 }
 
 /* Makes a thing a candidate if it only ever gained. */
 static int
-judge(look *l, size_t node, uint32_t watch, candidate_kind what)
+growth_judge(look *l, size_t node, uint32_t watch, candidate_kind what)
 {
     const mt_walk_node *at = mt_walk_at(l->walk, node);
     bool may_fill = what == CONTAINER && (at->kind == MT_WALK_CACHE || at->kind == MT_WALK_DEQUE);
@@ -179,10 +179,10 @@ show_node(look *l, size_t i)
     default:
         return 0;
     }
-    if (see(l, &thing, &watch) < 0) return -1;
+    if (growth_see(l, &thing, &watch) < 0) return -1;
     if (watch == MT_GROWTH_NONE) return 0;
     if (node->kind == MT_WALK_BUFFER || node->kind == MT_WALK_TENSOR) sign_buffer(l, i, watch);
-    return judge(l, i, watch, what);
+    return growth_judge(l, i, watch, what);
 }
 
 /* Whether a node is one of those leaves: they are told of together. */
@@ -207,9 +207,9 @@ show_graph(look *l, size_t i)
 
     if (graph->nodes == 0 || (graph->old == 0 && l->self->then > 0)) return 0;
     if (is_in_cycles(l, mt_walk_at(l->walk, node))) return 0;
-    if (see(l, &thing, &watch) < 0) return -1;
+    if (growth_see(l, &thing, &watch) < 0) return -1;
     if (watch == MT_GROWTH_NONE) return 0;
-    return judge(l, node, watch, graph->of_grad ? CYCLE : GRAPH);
+    return growth_judge(l, node, watch, graph->of_grad ? CYCLE : GRAPH);
 }
 
 /* A chain is known by who holds its head: `last` is another object at each step. One that only ever
@@ -224,14 +224,14 @@ show_chain(look *l, const mt_chain *chain)
                              .single = true};
     uint32_t watch;
 
-    if (see(l, &thing, &watch) < 0) return -1;
+    if (growth_see(l, &thing, &watch) < 0) return -1;
     if (watch == MT_GROWTH_NONE) return 0;
     mt_growth_sign(&l->self->core, watch, (uint64_t)(uintptr_t)head->op,
                    (uint64_t)(uintptr_t)mt_walk_at(l->walk, chain->last)->op);
     if (l->by_node.n > 0 &&
         mt_ptrset_find(&l->by_node, (const void *)(chain->node + 1)) != MT_PTRSET_NONE)
         return 0; /* a container that grows by itself */
-    return judge(l, chain->node, watch, CHAIN);
+    return growth_judge(l, chain->node, watch, CHAIN);
 }
 
 /* A walk that was cut knows chains by a part of them: they are left out as other things are. */
@@ -268,8 +268,8 @@ show_slots(look *l, size_t i)
         thing.length += PyList_GET_ITEM(node->op, at) != Py_None;
     if (thing.length == (uint64_t)n && mt_growth_known(&l->self->core, thing.address) == NULL)
         return 0;
-    if (see(l, &thing, &watch) < 0) return -1;
-    return watch == MT_GROWTH_NONE ? 0 : judge(l, i, watch, SLOTS);
+    if (growth_see(l, &thing, &watch) < 0) return -1;
+    return watch == MT_GROWTH_NONE ? 0 : growth_judge(l, i, watch, SLOTS);
 }
 
 /* A variable of one running call. */
@@ -279,7 +279,7 @@ typedef struct variable {
 } variable;
 
 static int
-by_place(const void *a, const void *b)
+growth_by_place(const void *a, const void *b)
 {
     const variable *left = a, *right = b;
 
@@ -297,8 +297,8 @@ show_variable(look *l, const variable *first, size_t n)
     for (size_t i = 0; i < n; i++)
         thing.bytes += mt_walk_at(l->walk, first[i].node)->bytes;
     if (n < 2) return 0;
-    if (see(l, &thing, &watch) < 0) return -1;
-    return watch == MT_GROWTH_NONE ? 0 : judge(l, first->node, watch, CALLS);
+    if (growth_see(l, &thing, &watch) < 0) return -1;
+    return watch == MT_GROWTH_NONE ? 0 : growth_judge(l, first->node, watch, CALLS);
 }
 
 /* Calls that begin, and never end, hold what their variables hold: no container is longer for it. */
@@ -318,7 +318,7 @@ show_calls(look *l)
         all = larger;
         all[n++] = (variable){node->place, i};
     }
-    if (n > 1) qsort(all, n, sizeof *all, by_place);
+    if (n > 1) qsort(all, n, sizeof *all, growth_by_place);
     for (size_t i = 0, end; i < n && !failed; i = end) {
         for (end = i + 1; end < n && all[end].place == all[i].place;)
             end++;
@@ -426,7 +426,7 @@ take_together(look *l, const together *all, const size_t *of)
 
 /* Adds up those that lie in one collection, which is no candidate itself. of[i]: whose sum it is. */
 static void
-add_up(const look *l, mt_ptrset *first, together *all, size_t *of)
+growth_add_up(const look *l, mt_ptrset *first, together *all, size_t *of)
 {
     for (size_t i = 0; i < l->n; i++) {
         const candidate *c = &l->found[i];
@@ -458,7 +458,7 @@ group(look *l)
     bool well = all != NULL && of != NULL && mt_ptrset_reserve(&first, l->n + 1) == 0;
 
     if (well && l->by_node.n > 0) {
-        add_up(l, &first, all, of);
+        growth_add_up(l, &first, all, of);
         take_together(l, all, of);
     }
     mt_ptrset_fini(&first);
@@ -539,7 +539,7 @@ row(const void *from, size_t i)
 
 /* The bytes of all that was reached. */
 static uint64_t
-reached(const look *l)
+growth_reached(const look *l)
 {
     uint64_t bytes = 0;
 
@@ -550,7 +550,7 @@ reached(const look *l)
 }
 
 static PyObject *
-answer(look *l)
+growth_answer(look *l)
 {
     PyObject *rows;
     bool cut = mt_walk_was_cut(l->walk);
@@ -567,11 +567,11 @@ answer(look *l)
     sort(l);
     if ((rows = mt_py_list(l->n, row, l)) == NULL) return NULL;
     return Py_BuildValue("NKOK", rows, (unsigned long long)mt_walk_count(l->walk),
-                         cut ? Py_True : Py_False, (unsigned long long)reached(l));
+                         cut ? Py_True : Py_False, (unsigned long long)growth_reached(l));
 }
 
 static PyObject *
-look_at(GrowthTable *self, const mt_walk_places *places, uint64_t step)
+growth_look_at(GrowthTable *self, const mt_walk_places *places, uint64_t step)
 {
     bool collecting = PyGC_Disable() != 0;
     look l = {.self = self};
@@ -579,7 +579,7 @@ look_at(GrowthTable *self, const mt_walk_places *places, uint64_t step)
 
     mt_growth_begin(&self->core, step);
     if ((l.walk = mt_walk_new(places, &self->core, self->then)) != NULL) {
-        result = answer(&l);
+        result = growth_answer(&l);
         mt_walk_free(l.walk);
     }
     mt_alloc_pages.put(mt_alloc_pages.ctx, l.found, l.cap * sizeof *l.found);
@@ -639,7 +639,7 @@ table_look(PyObject *op, PyObject *args)
      * first, and what it did is found out afterwards. */
     if (self->makes_cycles && mt_py_heap_open(&heap) < 0) return NULL;
     if (self->makes_cycles) places.heap = &heap;
-    result = is_later(self, step) ? look_at(self, &places, step) : NULL;
+    result = is_later(self, step) ? growth_look_at(self, &places, step) : NULL;
     if (places.heap != NULL) mt_py_heap_close(&heap);
     return result;
 }

@@ -6,21 +6,21 @@
 #include "core/base/alloc.h"
 
 static void *
-get(void *ctx, size_t bytes)
+heap_get(void *ctx, size_t bytes)
 {
     (void)ctx;
     return PyMem_Malloc(bytes);
 }
 
 static void
-put(void *ctx, void *block, size_t bytes)
+heap_put(void *ctx, void *block, size_t bytes)
 {
     (void)ctx;
     (void)bytes;
     PyMem_Free(block);
 }
 
-const mt_alloc mt_py_alloc = {.get = get, .put = put, .ctx = NULL};
+const mt_alloc mt_py_alloc = {.get = heap_get, .put = heap_put, .ctx = NULL};
 
 /* --- what is frozen --------------------------------------------------------------------------- */
 
@@ -31,7 +31,7 @@ typedef struct reach {
 
 /* 1 when it was not seen before, 0 when it was, -1 without memory. */
 static int
-see(reach *r, const PyObject *op)
+heap_see(reach *r, const PyObject *op)
 {
     if (mt_ptrset_reserve(&r->seen, r->seen.n + 1) < 0) return -1;
     return mt_ptrset_add(&r->seen, op, 0) == MT_PTRSET_NONE;
@@ -51,13 +51,13 @@ keep_frozen(mt_heap *heap, PyObject *op)
 
 /* A visitproc: a container that is tracked and not in the list is a frozen one. */
 static int
-reached(PyObject *op, void *arg)
+heap_reached(PyObject *op, void *arg)
 {
     reach *r = arg;
     int added;
 
     if (!PyObject_IS_GC(op) || !PyObject_GC_IsTracked(op) || op == r->heap->list) return 0;
-    if ((added = see(r, op)) <= 0) return added;
+    if ((added = heap_see(r, op)) <= 0) return added;
     return keep_frozen(r->heap, op) ? 0 : -1;
 }
 
@@ -66,15 +66,15 @@ reached_in_frame(void *arg, PyObject *code, PyObject *name, PyObject *value)
 {
     (void)code;
     (void)name;
-    return reached(value, arg);
+    return heap_reached(value, arg);
 }
 
 static int
-follow(reach *r, PyObject *op)
+heap_follow(reach *r, PyObject *op)
 {
     traverseproc traverse = Py_TYPE(op)->tp_traverse;
 
-    return traverse == NULL ? 0 : traverse(op, reached, r);
+    return traverse == NULL ? 0 : traverse(op, heap_reached, r);
 }
 
 static int
@@ -84,11 +84,11 @@ find_frozen(reach *r)
     PyObject *modules = PyImport_GetModuleDict();
 
     for (size_t i = 0; i < heap->tracked; i++)
-        if (see(r, mt_py_heap_at(heap, i)) < 0) return -1;
-    if (modules != NULL && reached(modules, r) < 0) return -1;
+        if (heap_see(r, mt_py_heap_at(heap, i)) < 0) return -1;
+    if (modules != NULL && heap_reached(modules, r) < 0) return -1;
     if (mt_py_frames_visit(reached_in_frame, r) < 0) return -1;
     for (size_t i = 0; i < mt_py_heap_len(heap); i++) /* which grows */
-        if (follow(r, mt_py_heap_at(heap, i)) < 0) return -1;
+        if (heap_follow(r, mt_py_heap_at(heap, i)) < 0) return -1;
     return 0;
 }
 

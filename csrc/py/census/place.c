@@ -42,7 +42,7 @@ typedef struct wanted {
 } wanted;
 
 static int
-is_wanted(void *arg, PyObject *code, PyObject *name, PyObject *value)
+place_is_wanted(void *arg, PyObject *code, PyObject *name, PyObject *value)
 {
     wanted *w = arg;
 
@@ -60,7 +60,7 @@ mt_py_frame_place(PyObject *Py_UNUSED(module), PyObject *args)
     PyObject *frame;
 
     if (!PyArg_ParseTuple(args, "O!O:_frame_place", &PyFrame_Type, &frame, &w.value)) return NULL;
-    if (mt_py_frame_visit((PyFrameObject *)frame, is_wanted, &w) < 0) return NULL;
+    if (mt_py_frame_visit((PyFrameObject *)frame, place_is_wanted, &w) < 0) return NULL;
     if (w.name == NULL) Py_RETURN_NONE;
     return w.name;
 }

@@ -44,7 +44,7 @@ target_of(const search *s, PyObject *op)
 /* A visitproc; -1 without memory. A container that holds a target twice is one edge if it shows it
  * twice in a row, else two: whoever reads them counts different targets. */
 static int
-visit(PyObject *op, void *arg)
+referrers_visit(PyObject *op, void *arg)
 {
     search *s = arg;
     size_t target = target_of(s, op);
@@ -80,7 +80,7 @@ traverse_all(search *s)
         traverseproc traverse;
         s->current = mt_py_heap_at(&s->heap, i);
         traverse = Py_TYPE(s->current)->tp_traverse;
-        if (traverse != NULL && traverse(s->current, visit, s) != 0) return -1;
+        if (traverse != NULL && traverse(s->current, referrers_visit, s) != 0) return -1;
     }
     return mt_py_frames_visit(visit_frame, s);
 }
@@ -109,7 +109,7 @@ unaccounted(const void *from, size_t i)
 }
 
 static PyObject *
-answer(search *s)
+referrers_answer(search *s)
 {
     PyObject *missing, *rows, *result = NULL;
 
@@ -155,7 +155,7 @@ search_heap(search *s)
     PyObject *result = NULL;
 
     if (mt_py_heap_open(&s->heap) < 0) return NULL;
-    if (enter_targets(s) == 0 && (s->frames = PyList_New(0)) != NULL) result = answer(s);
+    if (enter_targets(s) == 0 && (s->frames = PyList_New(0)) != NULL) result = referrers_answer(s);
     mt_py_heap_close(&s->heap);
     Py_XDECREF(s->frames);
     return result;

@@ -1,7 +1,7 @@
 /* walk.c -- how this file works.
  *
  * mt_walk_new() adds the roots of one sort after the other and walks on from each sort until nothing
- * is left (drain). A node that is taken from the queue is entered: its entries come to reach(), which
+ * is left (walk_drain). A node that is taken from the queue is entered: its entries come to reach(), which
  * asks what objects of this type are (`ways`, found out once for each type), adds what they cost to
  * who holds them, and makes a node for what can hold others. A container of more than LARGE entries
  * waits until the queue is empty, and is entered in full only as long as the walk is short; else a
@@ -138,7 +138,7 @@ module_of(PyTypeObject *type)
 }
 
 static bool
-begins_with(PyObject *text, const char *begin)
+walk_begins_with(PyObject *text, const char *begin)
 {
     size_t n = strlen(begin);
 
@@ -150,7 +150,7 @@ begins_with(PyObject *text, const char *begin)
 static bool
 is_of_package(PyObject *module)
 {
-    return begins_with(module, "memtools") &&
+    return walk_begins_with(module, "memtools") &&
            (PyUnicode_GET_LENGTH(module) == 8 || PyUnicode_READ_CHAR(module, 8) == '.');
 }
 
@@ -199,8 +199,8 @@ is_nothing(const mt_walk *w, PyTypeObject *type, PyObject *module)
     if (module == NULL) return strncmp(type->tp_name, "memtools.", 9) == 0;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(w->places.own); i++)
         if ((PyObject *)type == PyTuple_GET_ITEM(w->places.own, i)) return true;
-    return is_of_package(module) || begins_with(module, "_frozen_importlib") ||
-           begins_with(module, "importlib") || begins_with(module, "typing");
+    return is_of_package(module) || walk_begins_with(module, "_frozen_importlib") ||
+           walk_begins_with(module, "importlib") || walk_begins_with(module, "typing");
 }
 
 /* io.BytesIO, for it and for what is derived from it; NULL for other types. */
@@ -384,7 +384,7 @@ is_new(mt_walk *w, mt_ptrset *set, const void *at)
 
 /* Bytes of memory that several objects may show: 0 for what was found before. */
 static uint64_t
-block_bytes(mt_walk *w, const void *data, uint64_t bytes)
+walk_block_bytes(mt_walk *w, const void *data, uint64_t bytes)
 {
     return data != NULL && bytes > 0 && is_new(w, &w->blocks, data) ? rounded(bytes) : 0;
 }
@@ -402,7 +402,7 @@ room(mt_walk *w, void **items, size_t *cap, size_t n, size_t size)
 
 /* An array that room() has made. */
 static void
-give_back(void *items, size_t cap, size_t size)
+walk_give_back(void *items, size_t cap, size_t size)
 {
     mt_alloc_pages.put(mt_alloc_pages.ctx, items, cap * size);
 }
@@ -477,10 +477,10 @@ add_tensor(mt_walk *w, PyObject *op, uint64_t slot)
     mt_torch_links links;
 
     if (shim != NULL && shim->facts(op, &facts) == 1)
-        memory = block_bytes(w, facts.storage, facts.storage_bytes);
+        memory = walk_block_bytes(w, facts.storage, facts.storage_bytes);
     if (shim != NULL && shim->links(op, &links) == 1 && links.grad != NULL &&
         is_new(w, &w->blocks, links.grad))
-        own += TENSOR_BYTES + block_bytes(w, links.storage, links.storage_bytes);
+        own += TENSOR_BYTES + walk_block_bytes(w, links.storage, links.storage_bytes);
     if (add_memory(w, op, MT_WALK_TENSOR, slot, own, memory) == NULL || shim == NULL) return;
     if (mt_graphs_add(&w->graphs, op) < 0) w->failed = true;
     if (w->graphs.n == roots) return;
@@ -496,7 +496,7 @@ add_array(mt_walk *w, PyObject *op, uint64_t slot)
     uint64_t memory = 0;
     bool has_more = a->base != NULL || a->descr->kind == 'O';
 
-    if (a->base == NULL) memory = block_bytes(w, a->data, array_size(a));
+    if (a->base == NULL) memory = walk_block_bytes(w, a->data, array_size(a));
     if (has_more || memory >= MT_GROWTH_LEAST_BYTES)
         (void)add_memory(w, op, MT_WALK_BUFFER, slot, ARRAY_BYTES, memory);
     else
@@ -560,7 +560,7 @@ add_map(mt_walk *w, PyObject *op, uint64_t slot)
     const void *data;
     uint64_t bytes = mt_py_map_bytes(op, &data);
 
-    add_leaf(w, op, slot, object_bytes(Py_TYPE(op), op) + block_bytes(w, data, bytes));
+    add_leaf(w, op, slot, object_bytes(Py_TYPE(op), op) + walk_block_bytes(w, data, bytes));
 }
 
 /* An object that something holds. */
@@ -657,7 +657,7 @@ reach(mt_walk *w, PyObject *op, uint64_t slot)
 
 /* A visitproc. Nonzero ends the traversal. */
 static int
-visit(PyObject *op, void *arg)
+walk_visit(PyObject *op, void *arg)
 {
     mt_walk *w = arg;
 
@@ -674,7 +674,7 @@ visit(PyObject *op, void *arg)
 }
 
 static void
-traverse(mt_walk *w, PyObject *op, uint64_t skip, uint64_t take)
+walk_traverse(mt_walk *w, PyObject *op, uint64_t skip, uint64_t take)
 {
     traverseproc all = Py_TYPE(op)->tp_traverse;
 
@@ -682,7 +682,7 @@ traverse(mt_walk *w, PyObject *op, uint64_t skip, uint64_t take)
     w->slot = 0;
     w->skip = skip;
     w->take = take;
-    (void)all(op, visit, w);
+    (void)all(op, walk_visit, w);
 }
 
 /* The dict of an instance, borrowed, or NULL where there is none: it is never made for asking. A
@@ -761,7 +761,7 @@ enter_cache(mt_walk *w, PyObject *op, uint32_t node)
     PyObject *inner;
 
     w->last_dict = NULL;
-    traverse(w, op, 0, UINT64_MAX);
+    walk_traverse(w, op, 0, UINT64_MAX);
     inner = w->last_dict;
     for (size_t i = first; inner != NULL && i < w->n; i++) {
         if (w->nodes[i].op != inner) continue;
@@ -826,14 +826,14 @@ enter_part(mt_walk *w, uint32_t i, uint64_t first, uint64_t take)
     case MAP:
         return;
     default:
-        traverse(w, op, first, take);
+        walk_traverse(w, op, first, take);
         return;
     }
-    if (!is_exact(op)) traverse(w, op, 0, UINT64_MAX);
+    if (!is_exact(op)) walk_traverse(w, op, 0, UINT64_MAX);
 }
 
 static void
-enter(mt_walk *w, uint32_t i)
+walk_enter(mt_walk *w, uint32_t i)
 {
     mt_walk_node *node = &w->nodes[i];
     bool is_memory = node->kind == MT_WALK_BUFFER || node->kind == MT_WALK_TENSOR;
@@ -875,11 +875,11 @@ enter_large(mt_walk *w, uint32_t i)
 
 /* Walks on from all nodes that were not entered. */
 static void
-drain(mt_walk *w)
+walk_drain(mt_walk *w)
 {
     while (!w->failed) {
         while (w->next < w->n && !w->failed && !w->cut && w->work < LONG)
-            enter(w, (uint32_t)w->next++);
+            walk_enter(w, (uint32_t)w->next++);
         if (w->work >= LONG) w->cut = true;
         if (w->cut) return;
         if (w->waiting_next == w->waiting_n) return;
@@ -905,7 +905,7 @@ is_below_one(PyObject *file, PyObject *folders)
 
 /* Where the file lies that defines something: 'p' in this package, 'l' in a library, else 0. */
 static char
-home_of(const mt_walk *w, PyObject *file)
+walk_home_of(const mt_walk *w, PyObject *file)
 {
     if (is_below_one(file, w->places.users)) return 0;
     if (is_below(file, w->places.package)) return 'p';
@@ -927,7 +927,7 @@ sort_modules(mt_walk *w, PyObject *file_key)
         if (PyUnicode_CheckExact(name) && PyUnicode_CompareWithASCIIString(name, "__main__") == 0)
             programs = true;
         else if (file != NULL && PyUnicode_CheckExact(file) && PyUnicode_CheckExact(name))
-            programs = home_of(w, file) == 0 && !is_of_package(name);
+            programs = walk_home_of(w, file) == 0 && !is_of_package(name);
         (void)is_new(w, programs ? &w->programs : &w->libraries, space);
     }
 }
@@ -951,7 +951,7 @@ add_modules(mt_walk *w)
         add_container(w, space, MT_WALK_SPACE, key_slot(name), PyDict_GET_SIZE(space),
                       dict_bytes(PyDict_GET_SIZE(space)));
     }
-    drain(w);
+    walk_drain(w);
 }
 
 /* An mt_py_frame_visitor. */
@@ -963,7 +963,7 @@ add_variable(void *ctx, PyObject *code, PyObject *name, PyObject *value)
     uint64_t bytes;
 
     if (code != w->code) {
-        char home = home_of(w, ((PyCodeObject *)code)->co_filename);
+        char home = walk_home_of(w, ((PyCodeObject *)code)->co_filename);
         w->code = code;
         w->code_wanted = home != 'p' && (home == 'l') == w->in_libraries;
     }
@@ -993,7 +993,7 @@ add_frames(mt_walk *w)
 {
     w->code = NULL;
     if (!w->failed && !w->cut) (void)mt_py_frames_visit(add_variable, w);
-    drain(w);
+    walk_drain(w);
 }
 
 /* --- what no path leads to --------------------------------------------------------------------- */
@@ -1066,7 +1066,7 @@ apply_scale(const mt_walk *w, mt_walk_node *node)
 
 /* -1 without memory. */
 static int
-add_up(mt_walk *w)
+walk_add_up(mt_walk *w)
 {
     w->heights = mt_alloc_zeroed(&mt_alloc_pages, w->n + 1, 1);
     if (w->heights == NULL) return -1;
@@ -1115,7 +1115,7 @@ mt_walk_new(const mt_walk_places *places, const mt_growth *known, uint64_t then)
     if (!w->failed) walk_all(w, file_key);
     Py_DECREF(file_key);
     share_out_graphs(w, then);
-    if (!w->failed && add_up(w) == 0) return w;
+    if (!w->failed && walk_add_up(w) == 0) return w;
     mt_walk_free(w);
     PyErr_Clear();
     return (mt_walk *)PyErr_NoMemory();
@@ -1130,12 +1130,12 @@ mt_walk_free(mt_walk *w)
     mt_ptrset_fini(&w->types);
     mt_ptrset_fini(&w->programs);
     mt_ptrset_fini(&w->libraries);
-    give_back(w->nodes, w->cap, sizeof *w->nodes);
-    if (w->heights != NULL) give_back(w->heights, w->n + 1, 1);
-    give_back(w->waiting, w->waiting_cap, sizeof *w->waiting);
-    give_back(w->scales, w->scales_cap, sizeof *w->scales);
-    give_back((void *)w->variables, w->variables_cap, sizeof *w->variables);
-    give_back(w->graph_nodes, w->graph_nodes_cap, sizeof *w->graph_nodes);
+    walk_give_back(w->nodes, w->cap, sizeof *w->nodes);
+    if (w->heights != NULL) walk_give_back(w->heights, w->n + 1, 1);
+    walk_give_back(w->waiting, w->waiting_cap, sizeof *w->waiting);
+    walk_give_back(w->scales, w->scales_cap, sizeof *w->scales);
+    walk_give_back((void *)w->variables, w->variables_cap, sizeof *w->variables);
+    walk_give_back(w->graph_nodes, w->graph_nodes_cap, sizeof *w->graph_nodes);
     PyMem_Free(w);
 }
 

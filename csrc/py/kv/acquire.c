@@ -87,7 +87,7 @@ acquire_once(KVPool *self, const request *r, mt_kvlease **out, mt_error *err)
 
 /* Bytes of the blocks that the request alone takes; SIZE_MAX where that is no number. */
 static size_t
-bytes_of(const KVPool *self, const request *r)
+acquire_bytes_of(const KVPool *self, const request *r)
 {
     const mt_kvgeom *g = mt_kvpool_geom(self->core);
     size_t tokens = mt_size_min(r->tokens, self->config.max_tokens), bytes;
@@ -100,7 +100,7 @@ bytes_of(const KVPool *self, const request *r)
 static mt_error
 refusal_of(const KVPool *self, const request *r)
 {
-    mt_error err = {.status = MT_ELIMIT, .asked = bytes_of(self, r), .limit = SIZE_MAX};
+    mt_error err = {.status = MT_ELIMIT, .asked = acquire_bytes_of(self, r), .limit = SIZE_MAX};
     size_t least = SIZE_MAX;
 
     for (mt_ledger *l = self->ledger; l != NULL; l = mt_ledger_parent(l)) {
@@ -161,7 +161,7 @@ acquire_in_turn(KVPool *self, const request *r, uint64_t ticket, mt_kvlease **ou
         if (mt_ledger_is_first(self->ledger, ticket)) {
             if ((got = acquire_once(self, r, out, &err)) != 0) return got;
             /* What alone is more than the limit never fits: waiting for it would not end. */
-            if (bytes_of(self, r) > err.limit) break;
+            if (acquire_bytes_of(self, r) > err.limit) break;
             first = true;
         }
         if (wait_for_change(self, r, seen, first ? &err : NULL) < 0) return -1;

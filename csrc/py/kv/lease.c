@@ -2,7 +2,7 @@
  *
  * How this file works. A method reads its arguments, enters the lease (mt_py_kvlease_enter, which
  * refuses a released, a busy or a forked one), calls the core by mt_py_kvlease_try, and leaves. The
- * lease ends in let_go, whoever ends it: release(), the with block or the garbage collector.
+ * lease ends in kvlease_let_go, whoever ends it: release(), the with block or the garbage collector.
  * update() and advance() are in update.c, what gives tensors in views.c, what changes rows in
  * rows.c. */
 #include <stddef.h>
@@ -18,7 +18,7 @@
 /* --- counts, lengths, row numbers and layers as Python gives them ---------------------------- */
 
 static int
-refuse(PyObject *object, const char *what)
+kvlease_refuse(PyObject *object, const char *what)
 {
     PyErr_Format(PyExc_TypeError,
                  "%s are whole numbers in a sequence or a 1-D integer tensor, got %s", what,
@@ -28,7 +28,7 @@ refuse(PyObject *object, const char *what)
 
 /* A bool is an int to Python, but a list of them is a mask: what it means is not what it says. */
 static int
-read_one(PyObject *item, const char *what, size_t *out)
+kvlease_read_one(PyObject *item, const char *what, size_t *out)
 {
     mt_py_whole number = MT_PY_INDEX(what);
 
@@ -58,7 +58,7 @@ read_tuple(PyObject *tuple, const char *what, mt_py_sizes *out)
     }
     out->n = n;
     for (size_t i = 0; i < n; i++)
-        if (read_one(PyTuple_GET_ITEM(tuple, (Py_ssize_t)i), what, &out->at[i]) < 0) {
+        if (kvlease_read_one(PyTuple_GET_ITEM(tuple, (Py_ssize_t)i), what, &out->at[i]) < 0) {
             mt_py_sizes_done(out);
             return -1;
         }
@@ -77,16 +77,16 @@ without_tensor(KVLease *self, PyObject *object, const char *what)
 }
 
 static int
-read_plain(PyObject *object, const char *what, mt_py_sizes *out)
+kvlease_read_plain(PyObject *object, const char *what, mt_py_sizes *out)
 {
     PyObject *tuple;
     int failed;
 
-    if (PyUnicode_Check(object) || PyBytes_Check(object)) return refuse(object, what);
+    if (PyUnicode_Check(object) || PyBytes_Check(object)) return kvlease_refuse(object, what);
     if ((tuple = PySequence_Tuple(object)) == NULL) {
         if (!PyErr_ExceptionMatches(PyExc_TypeError)) return -1;
         PyErr_Clear();
-        return refuse(object, what);
+        return kvlease_refuse(object, what);
     }
     failed = read_tuple(tuple, what, out);
     Py_DECREF(tuple);
@@ -103,7 +103,7 @@ mt_py_sizes_read(KVLease *self, PyObject *object, const char *what, bool or_one,
     *out = (mt_py_sizes){0};
     if (plain == NULL) return -1;
     if (!or_one || !PyIndex_Check(plain) || PyBool_Check(plain)) {
-        failed = read_plain(plain, what, out);
+        failed = kvlease_read_plain(plain, what, out);
     } else {
         failed = mt_py_whole_take(plain, &same) ? 0 : -1;
         out->same = same.value;
@@ -165,7 +165,7 @@ most_tokens(const mt_kvlease *core)
 /* Gives everything back, once. Without views of it, in this moment: our own reference to their
  * storage goes first. In a forked child nothing is touched but that reference. */
 static void
-let_go(KVLease *self)
+kvlease_let_go(KVLease *self)
 {
     mt_kvlease *core = self->core;
 
@@ -196,7 +196,7 @@ kvlease_traverse(PyObject *op, visitproc visit, void *arg)
 static int
 kvlease_clear(PyObject *op)
 {
-    let_go((KVLease *)op);
+    kvlease_let_go((KVLease *)op);
     return 0; /* pool stays: methods count on it, and no cycle goes through it alone */
 }
 
@@ -210,7 +210,7 @@ kvlease_dealloc(PyObject *op)
     PyObject_GC_UnTrack(op);
     if (((KVLease *)op)->weakrefs != NULL) PyObject_ClearWeakRefs(op);
     PyErr_Fetch(&kind, &value, &trace);
-    let_go((KVLease *)op);
+    kvlease_let_go((KVLease *)op);
     PyErr_Restore(kind, value, trace);
     Py_CLEAR(((KVLease *)op)->pool);
     type->tp_free(op);
@@ -263,7 +263,7 @@ kvlease_release(PyObject *op, PyObject *Py_UNUSED(none))
 
     if (self->core == NULL) Py_RETURN_NONE;
     if (!is_ours(self)) return NULL;
-    let_go(self);
+    kvlease_let_go(self);
     Py_RETURN_NONE;
 }
 
@@ -336,7 +336,7 @@ get_lengths(PyObject *op, void *Py_UNUSED(which))
 enum { TOKENS, BATCH };
 
 static PyObject *
-get_number(PyObject *op, void *which)
+kvlease_get_number(PyObject *op, void *which)
 {
     KVLease *self = (KVLease *)op;
     size_t number;
@@ -366,7 +366,7 @@ get_pool(PyObject *op, void *Py_UNUSED(which))
 }
 
 static PyObject *
-get_name(PyObject *op, void *Py_UNUSED(which))
+kvlease_get_name(PyObject *op, void *Py_UNUSED(which))
 {
     return PyUnicode_FromFormat("lease %llu", (unsigned long long)((KVLease *)op)->number);
 }
@@ -381,13 +381,13 @@ get_released(PyObject *op, void *Py_UNUSED(which))
 
 static PyGetSetDef getters[] = {
     {"lengths", get_lengths, NULL, "The number of tokens of each row, in its longest layer.", NULL},
-    {"num_tokens", get_number, NULL, "The number of tokens of the longest row.",
+    {"num_tokens", kvlease_get_number, NULL, "The number of tokens of the longest row.",
      (void *)(intptr_t)TOKENS},
-    {"batch_size", get_number, NULL, "The number of rows, one for each sequence of this lease.",
-     (void *)(intptr_t)BATCH},
+    {"batch_size", kvlease_get_number, NULL,
+     "The number of rows, one for each sequence of this lease.", (void *)(intptr_t)BATCH},
     {"pool", get_pool, NULL, "The pool that the rows belong to.", NULL},
-    {"name", get_name, NULL, "The name of the lease in statistics and errors, such as \"lease 3\".",
-     NULL},
+    {"name", kvlease_get_name, NULL,
+     "The name of the lease in statistics and errors, such as \"lease 3\".", NULL},
     {"released", get_released, NULL, "Whether the lease has ended.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

@@ -269,7 +269,7 @@ mt_py_kvpool_is_open(KVPool *self)
 }
 
 static PyObject *
-raise_shape(const KVPool *self, const mt_error *err, const char *doing)
+kvpool_raise_shape(const KVPool *self, const mt_error *err, const char *doing)
 {
     if (strcmp(err->detail, "tokens") == 0)
         return PyErr_Format(PyExc_IndexError,
@@ -339,7 +339,7 @@ raise_no_memory(const KVPool *self, const mt_error *err, const char *doing)
 
 /* What is reserved and not allocated is no mistake, but it surprises who reads physical bytes. */
 static PyObject *
-raise_limit(KVPool *self, const mt_error *err, const char *doing)
+kvpool_raise_limit(KVPool *self, const mt_error *err, const char *doing)
 {
     enum { REMEDY_BYTES = 256 };
     char remedy[REMEDY_BYTES];
@@ -356,8 +356,8 @@ raise_limit(KVPool *self, const mt_error *err, const char *doing)
 PyObject *
 mt_py_kvpool_raise(KVPool *self, const mt_error *err, const char *doing)
 {
-    if (err->status == MT_ELIMIT) return raise_limit(self, err, doing);
-    if (err->status == MT_ESHAPE) return raise_shape(self, err, doing);
+    if (err->status == MT_ELIMIT) return kvpool_raise_limit(self, err, doing);
+    if (err->status == MT_ESHAPE) return kvpool_raise_shape(self, err, doing);
     if (err->status == MT_ENOMEM) return raise_no_memory(self, err, doing);
     return mt_py_raise(self->state, err, doing);
 }
@@ -501,7 +501,7 @@ get_size(PyObject *op, void *offset)
 }
 
 static PyObject *
-get_closed(PyObject *op, void *Py_UNUSED(which))
+kvpool_get_closed(PyObject *op, void *Py_UNUSED(which))
 {
     KVPool *self = (KVPool *)op;
 
@@ -536,7 +536,7 @@ static PyGetSetDef getters[] = {
     SIZE("block_bytes", block_bytes,
          "The size of a block in bytes, which is `block_tokens` tokens in all layers."),
     {"layout", get_layout, NULL, "What lies together in memory, \"head\" or \"token\".", NULL},
-    {"closed", get_closed, NULL, "Whether `close()` was called.", NULL},
+    {"closed", kvpool_get_closed, NULL, "Whether `close()` was called.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

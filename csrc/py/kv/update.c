@@ -44,7 +44,7 @@ fits(const KVLease *self, const mt_torch_view4 *t)
 }
 
 static void
-take(const KVLease *self, const mt_torch_view4 *t, input *out)
+update_take(const KVLease *self, const mt_torch_view4 *t, input *out)
 {
     ptrdiff_t elem = (ptrdiff_t)self->pool->config.elem_bytes;
 
@@ -66,7 +66,7 @@ read_by_shim(const KVLease *self, input *in)
         return false;
     if (st->shim->view4(in->tensor, &t) != 1) return false;
     if (t.dtype != self->pool->dtype_number || !fits(self, &t)) return false;
-    take(self, &t, in);
+    update_take(self, &t, in);
     return true;
 }
 
@@ -88,7 +88,7 @@ view4_by_dlpack(const KVLease *self, const input *in, mt_torch_view4 *out)
 
 /* What helpers.plain made or let pass. pre: no Python code has run since the other one's. */
 static int
-read_plain(const KVLease *self, input *in)
+update_read_plain(const KVLease *self, input *in)
 {
     const mt_torch_ops *shim = self->state->shim;
     mt_torch_view4 t;
@@ -108,7 +108,7 @@ read_plain(const KVLease *self, input *in)
                      in->name);
         return -1;
     }
-    take(self, &t, in);
+    update_take(self, &t, in);
     return 0;
 }
 
@@ -126,15 +126,15 @@ read_inputs(const KVLease *self, input *k, input *v)
 {
     if (read_by_shim(self, k) && read_by_shim(self, v)) return 0;
     if (make_plain(self, k) < 0 || make_plain(self, v) < 0) return -1;
-    return read_plain(self, k) < 0 || read_plain(self, v) < 0 ? -1 : 0;
+    return update_read_plain(self, k) < 0 || update_read_plain(self, v) < 0 ? -1 : 0;
 }
 
 /* --- counts ---------------------------------------------------------------------------------- */
 
 /* Counts of one step, checked against rows and against tokens, the most there are. */
 static int
-step_of(const KVLease *self, const mt_py_sizes *counts, size_t tokens, const char *doing,
-        mt_kvstep *out)
+update_step_of(const KVLease *self, const mt_py_sizes *counts, size_t tokens, const char *doing,
+               mt_kvstep *out)
 {
     size_t rows = mt_kvlease_rows(self->core), most = 0;
 
@@ -160,7 +160,7 @@ step_of(const KVLease *self, const mt_py_sizes *counts, size_t tokens, const cha
 /* --- the step -------------------------------------------------------------------------------- */
 
 static mt_status
-make_room(KVLease *self, const void *args, mt_error *err)
+update_make_room(KVLease *self, const void *args, mt_error *err)
 {
     const plan *p = args;
 
@@ -222,7 +222,7 @@ write_device(KVLease *self, const plan *p, const input *k, const input *v)
 static int
 append(KVLease *self, const plan *p, const input *k, const input *v)
 {
-    if (mt_py_kvlease_try(self, make_room, p, "update()") < 0) return -1;
+    if (mt_py_kvlease_try(self, update_make_room, p, "update()") < 0) return -1;
     if (mt_py_kvlease_overwrites(self, p->layer, &p->step) < 0) return -1;
     if (self->pool->cuda_device < 0)
         write_host(self, p, k, v);
@@ -242,7 +242,8 @@ append_read(KVLease *self, size_t layer, const mt_py_sizes *counts, const input 
         return PyErr_Format(PyExc_ValueError,
                             "update() takes k and v of as many tokens, got %zu and %zu", k->tokens,
                             v->tokens);
-    if (counts != NULL && step_of(self, counts, k->tokens, "update()", &p.step) < 0) return NULL;
+    if (counts != NULL && update_step_of(self, counts, k->tokens, "update()", &p.step) < 0)
+        return NULL;
     if (append(self, &p, k, v) < 0) return NULL;
     return mt_py_kvlease_views(self, layer, mt_kvlease_longest(self->core, layer), false);
 }
@@ -264,7 +265,7 @@ append_tensors(KVLease *self, size_t layer, PyObject *const given[4], const mt_p
 /* --- the methods ----------------------------------------------------------------------------- */
 
 static int
-take_arguments(PyObject *const *args, Py_ssize_t nargs, PyObject *names, PyObject *given[4])
+update_take_arguments(PyObject *const *args, Py_ssize_t nargs, PyObject *names, PyObject *given[4])
 {
     static const char *const known[4] = {"layer", "k", "v", "counts"};
     Py_ssize_t named = names == NULL ? 0 : PyTuple_GET_SIZE(names);
@@ -301,7 +302,7 @@ mt_py_kvlease_update(PyObject *op, PyObject *const *args, Py_ssize_t nargs, PyOb
     bool ragged;
     size_t layer;
 
-    if (take_arguments(args, nargs, names, given) < 0) return NULL;
+    if (update_take_arguments(args, nargs, names, given) < 0) return NULL;
     if (mt_py_layer_read(self, given[0], &layer) < 0) return NULL;
     ragged = given[3] != NULL && given[3] != Py_None;
     if (ragged && mt_py_sizes_read(self, given[3], "counts", true, &counts) < 0) return NULL;
@@ -321,7 +322,7 @@ advance_all(KVLease *self, const mt_py_sizes *counts)
 {
     mt_kvstep step;
 
-    if (step_of(self, counts, SIZE_MAX, "advance()", &step) < 0) return -1;
+    if (update_step_of(self, counts, SIZE_MAX, "advance()", &step) < 0) return -1;
     return mt_py_kvlease_try(self, advance, &step, "advance()");
 }
 

@@ -46,7 +46,7 @@ static const mt_probe_ages ages = {.slow_ns = 20000000, .limit_ns = 1000000000, 
 
 /* What was opened is closed again on failure. */
 static mt_status
-open_parts(mt_state *st, const wish *w, mt_sampler_setup *with, mt_error *err)
+py_sampler_open_parts(mt_state *st, const wish *w, mt_sampler_setup *with, mt_error *err)
 {
     mt_status status = mt_py_open_probe(st, w->root, &ages, w->devices, &with->probe, err);
 
@@ -68,7 +68,7 @@ open_sampler(Sampler *self, const wish *w, mt_record *record, mt_error *err)
                              .devices = (size_t)w->devices};
     mt_status st = mt_birth_now(&with.birth, err);
 
-    if (st != MT_OK || (st = open_parts(self->state, w, &with, err)) != MT_OK) return st;
+    if (st != MT_OK || (st = py_sampler_open_parts(self->state, w, &with, err)) != MT_OK) return st;
     st = mt_sampler_new(&mt_alloc_libc, &with, &self->sampler, err);
     if (st != MT_OK) {
         with.ticker.close(with.ticker.ctx);
@@ -111,7 +111,7 @@ check_numbers(const wish *w)
 
 /* (interval_ns, writer=None, root="/", devices=0, limit=None) */
 static int
-take_arguments(PyObject *args, PyObject *kwargs, wish *w)
+py_sampler_take_arguments(PyObject *args, PyObject *kwargs, wish *w)
 {
     static char *names[] = {"interval_ns", "writer", "root", "devices", "limit", NULL};
     PyObject *limit = Py_None;
@@ -136,7 +136,7 @@ sampler_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     wish w;
     bool ok;
 
-    if (st == NULL || take_arguments(args, kwargs, &w) < 0) return NULL;
+    if (st == NULL || py_sampler_take_arguments(args, kwargs, &w) < 0) return NULL;
     if (w.devices > 0 && mt_state_connect(st) < 0) return NULL;
     record = take_writer(st, &w, &ok);
     if (!ok || (self = (Sampler *)type->tp_alloc(type, 0)) == NULL) return NULL;
@@ -150,7 +150,7 @@ sampler_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 
 /* A reading that is under way may wait for a lock of torch's whose holder waits for the GIL. */
 static void
-stop(Sampler *self)
+py_sampler_stop(Sampler *self)
 {
     Py_BEGIN_ALLOW_THREADS;
     mt_sampler_stop(self->sampler);
@@ -163,7 +163,7 @@ sampler_dealloc(PyObject *op)
     Sampler *self = (Sampler *)op;
     PyTypeObject *type = Py_TYPE(op);
 
-    if (self->sampler != NULL) stop(self);
+    if (self->sampler != NULL) py_sampler_stop(self);
     mt_sampler_free(self->sampler);
     Py_XDECREF(self->writer);
     type->tp_free(op);
@@ -193,7 +193,7 @@ sampler_start(PyObject *op, PyObject *Py_UNUSED(none))
 static PyObject *
 sampler_stop(PyObject *op, PyObject *Py_UNUSED(none))
 {
-    stop((Sampler *)op);
+    py_sampler_stop((Sampler *)op);
     Py_RETURN_NONE;
 }
 

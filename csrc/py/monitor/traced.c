@@ -43,7 +43,7 @@ typedef struct {
 
 /* The place of a stack's bytes, made with 0 where it is new; NULL with an error. */
 static size_t *
-place_of(sums *by, PyObject *stack)
+traced_place_of(sums *by, PyObject *stack)
 {
     PyObject *number = PyDict_GetItemWithError(by->numbers, stack);
     int failed;
@@ -71,7 +71,7 @@ place_of(sums *by, PyObject *stack)
 
 /* A list of (domain, bytes, stack, ...), one for each block; -1 with an error. */
 static int
-add_all(sums *by, PyObject *blocks)
+traced_add_all(sums *by, PyObject *blocks)
 {
     if (!PyList_Check(blocks)) goto unknown;
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(blocks); i++) {
@@ -83,7 +83,7 @@ add_all(sums *by, PyObject *blocks)
         if (bytes == (size_t)-1 && PyErr_Occurred()) return -1;
         /* Held: a stack of a function that the program put in place may run code when it is hashed. */
         Py_INCREF(block);
-        at = place_of(by, PyTuple_GET_ITEM(block, 2));
+        at = traced_place_of(by, PyTuple_GET_ITEM(block, 2));
         Py_DECREF(block);
         if (at == NULL) return -1;
         *at += bytes;
@@ -119,7 +119,7 @@ mt_py_traced(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 
     if (tracemalloc != NULL && by.numbers != NULL &&
         (blocks = PyObject_CallMethod(tracemalloc, "_get_traces", NULL)) != NULL) {
-        int failed = add_all(&by, blocks);
+        int failed = traced_add_all(&by, blocks);
 
         Py_DECREF(blocks);
         if (!failed) found = as_list(&by);

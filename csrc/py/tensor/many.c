@@ -64,7 +64,7 @@ is_plain(mt_state *st, PyObject *tensor, bool writing)
 }
 
 static void
-take(PyObject *tensor, const DLTensor *dl, mt_torch_flat *out)
+many_take(PyObject *tensor, const DLTensor *dl, mt_torch_flat *out)
 {
     size_t count = elements(dl);
 
@@ -91,7 +91,7 @@ read_tensor(mt_state *st, PyObject *tensor, bool writing, mt_torch_flat *out)
         PyErr_Clear();
         return 0;
     }
-    take(tensor, &dl, out);
+    many_take(tensor, &dl, out);
     if (out->is == MT_TORCH_FLAT && !mt_py_flat_dtype(out, &dtype)) {
         Py_DECREF(out->tensor);
         *out = (mt_torch_flat){.is = MT_TORCH_OTHER};
@@ -100,7 +100,7 @@ read_tensor(mt_state *st, PyObject *tensor, bool writing, mt_torch_flat *out)
 }
 
 static int
-read_one(mt_state *st, PyObject *tensor, bool of_grad, bool writing, mt_torch_flat *out)
+many_read_one(mt_state *st, PyObject *tensor, bool of_grad, bool writing, mt_torch_flat *out)
 {
     PyObject *subject = of_grad ? PyObject_GetAttrString(tensor, "grad") : Py_NewRef(tensor);
     int failed = 0;
@@ -138,7 +138,7 @@ mt_py_flat_read(mt_state *st, PyObject *tensors, bool of_grad, bool writing, mt_
         f->shim->flat((void *const *)items, (size_t)n, of_grad, writing, f->at);
     } else {
         for (f->n = 0; f->n < n; f->n++)
-            if (read_one(st, items[f->n], of_grad, writing, &f->at[f->n]) < 0) {
+            if (many_read_one(st, items[f->n], of_grad, writing, &f->at[f->n]) < 0) {
                 mt_py_flat_drop(f);
                 f->n = n;
                 return -1;
