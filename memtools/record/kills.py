@@ -287,14 +287,10 @@ def _is_near(used: Used | None) -> bool:
 def _of_others(record: Record) -> Cause | None:
     """Of a run that failed by itself: who was killed meanwhile, which may be why."""
     groups = _groups_of(record)
-    if not groups:
+    if not groups or not _rose(*groups[0]):
         return None
     own, now = groups[0]
-    if (now.oom_kill or 0) <= (own.oom_kill or 0):
-        return None
-    counted = f"oom_kill rose from {own.oom_kill or 0:,} to {now.oom_kill:,}"
-    text = "meanwhile the kernel killed a process of the control group "
-    return Cause("unclear", f"{text}{shown(own.group)} for memory: {counted}", shown(own.group))
+    return _said("others", group=own.group, counted=_counted_of(own, now))
 
 
 def cause_of(
@@ -326,7 +322,69 @@ def cause_of(
     groups = _groups_of(record)
     if _were_read_at_the_end(record):
         return _by_counters(groups, log, whom)
-    return _by_log(groups, log, whom) if log is not None else _by_last_sample(groups, used, whom)
+    if log is not None:
+        return _by_log(groups, log, whom)
+    return _by_last_sample(groups, used) if victim is None else None
+
+
+#: what is known ──► whom it speaks of (`Cause.by`), and the sentence
+_SENTENCES = {
+    "counted for a group": (
+        "group",
+        "{whom} was killed by the out-of-memory killer of the control group {group}{limit}: "
+        "{counted}",
+    ),
+    "counted": (
+        "machine",
+        "{whom} was killed by the kernel's out-of-memory killer ({counted} in the control group "
+        "{group}), for the machine's memory or a limit that is not visible here",
+    ),
+    "counted, another named": (
+        "nobody",
+        "a process of the control group {group} was killed for memory since the run began "
+        "({counted}), and the kernel's log names another one",
+    ),
+    "counted above": (
+        "unclear",
+        "a process below the control group {above} was killed for memory ({counted}), but none of "
+        "{group}, in which it began",
+    ),
+    "not counted": (
+        "nobody",
+        "the counters say that no process of the control group {group}, in which it began, was "
+        "killed for memory",
+    ),
+    "others": (
+        "unclear",
+        "meanwhile the kernel killed a process of the control group {group} for memory: {counted}",
+    ),
+    "named for a group": (
+        "group",
+        "{whom} was killed by the out-of-memory killer of the control group {group}{limit}, says "
+        "the kernel's log",
+    ),
+    "named": ("machine", "{whom} was killed for memory, says the kernel's log: for {why}"),
+    "not named": ("nobody", "the kernel's log does not say that {whom} was killed for memory"),
+    "near a group's limit": (
+        "group",
+        "it was most likely killed by the out-of-memory killer of the control group {group}{limit}"
+        ": {used} were in use {at_last}",
+    ),
+    "near the machine's memory": (
+        "machine",
+        "it was most likely killed by the kernel's out-of-memory killer: the machine's memory of "
+        "{size} was in use {at_last}",
+    ),
+    "shm was full": ("shm", "/dev/shm ran full: {in_use}"),
+    "shm had room": ("unclear", "/dev/shm had room: {in_use}"),
+}
+
+
+def _said(known: str, *, group: str = "", limit_bytes: int | None = None, **more: str) -> Cause:
+    by, sentence = _SENTENCES[known]
+    limit = "" if limit_bytes is None else f" (limit {format_bytes(limit_bytes)})"
+    text = sentence.format(group=shown(group), limit=limit, **more)
+    return Cause(by, text, shown(group), limit_bytes)
 
 
 _Groups = Sequence[tuple[Counters, Counters]]
@@ -337,75 +395,70 @@ def _by_counters(groups: _Groups, log: str | None, whom: str) -> Cause | None:
     own, now = groups[0]
     if own.oom_kill is None or now.oom_kill is None or now.oom_kill < own.oom_kill:
         return None
-    name = shown(own.group)
+    counted = _counted_of(own, now)
     if now.oom_kill == own.oom_kill:
         return _by_nobody(groups)
-    counted = f"oom_kill rose from {own.oom_kill:,} to {now.oom_kill:,}"
     if log == NOT_NAMED:
-        text = f"a process of the control group {name} was killed for memory since the run began "
-        text += f"({counted}), and the kernel's log names another one"
-        return Cause("nobody", text, name, own.limit_bytes)
+        limit = own.limit_bytes
+        return _said("counted, another named", group=own.group, limit_bytes=limit, counted=counted)
     full = next((before for before, after in groups if _ran_out(before, after)), None)
     if full is None:
-        text = f"{whom} was killed by the kernel's out-of-memory killer ({counted} in the control "
-        text += f"group {name}), for the machine's memory or a limit that is not visible here"
-        return Cause("machine", text, name)
-    return _by_group(full, f"{whom} was killed by", f": {counted}")
-
-
-def _by_group(full: Counters, killed: str, why: str) -> Cause:
-    limit = "" if full.limit_bytes is None else f" (limit {format_bytes(full.limit_bytes)})"
-    text = f"{killed} the out-of-memory killer of the control group {shown(full.group)}{limit}{why}"
-    return Cause("group", text, shown(full.group), full.limit_bytes)
-
-
-def _by_log(groups: _Groups, log: str, whom: str) -> Cause:
-    """By the kernel's log alone."""
-    if log == NOT_NAMED:
-        name = shown(groups[0][1].group) if groups else ""
-        return Cause(
-            "nobody", f"the kernel's log does not say that {whom} was killed for memory", name
-        )
-    full = next((last for _, last in groups if last.limit_bytes is not None), None)
-    if log == OF_A_GROUP and full is not None:
-        return _by_group(full, f"{whom} was killed by", ", says the kernel's log")
-    of = (
-        "a control group's limit that is not visible here"
-        if log == OF_A_GROUP
-        else ("the machine's memory")
+        return _said("counted", group=own.group, whom=whom, counted=counted)
+    limit = full.limit_bytes
+    return _said(
+        "counted for a group", group=full.group, limit_bytes=limit, whom=whom, counted=counted
     )
-    return Cause("machine", f"{whom} was killed for memory, says the kernel's log: for {of}")
-
-
-def _by_last_sample(groups: _Groups, used: Used | None, whom: str) -> Cause | None:
-    """By where memory stood, where nobody counted at the end: what is likely."""
-    if used is None or not _is_near(used) or used.limit_bytes is None or whom != "it":
-        return None
-    if used.source == "cgroup":
-        full = next((last for _, last in groups if last.limit_bytes == used.limit_bytes), None)
-        if full is not None:
-            at = f": {format_bytes(used.last_bytes)} were in use {used.at_last}"
-            return _by_group(full, f"{whom} was most likely killed by", at)
-    if used.source == "machine":
-        size = format_bytes(used.limit_bytes)
-        text = f"{whom} was most likely killed by the kernel's out-of-memory killer: the machine's "
-        return Cause("machine", f"{text}memory of {size} was in use {used.at_last}")
-    return None
 
 
 def _by_nobody(groups: _Groups) -> Cause:
     """Where the own group counted no kill. In version 2 those above it count its kills too: a kill
     there was of another group's process, or this one was moved meanwhile."""
-    name, limit = shown(groups[0][0].group), groups[0][0].limit_bytes
+    own = groups[0][0]
     for before, after in groups[1:]:
-        if before.version == 2 and (after.oom_kill or 0) > (before.oom_kill or 0):
-            text = f"a process below the control group {shown(before.group)} was killed for memory "
-            text += (
-                f"(oom_kill rose from {before.oom_kill or 0:,} to {after.oom_kill:,}), but none "
-            )
-            return Cause("unclear", f"{text}of {name}, in which it began", name, limit)
-    text = f"the counters say that no process of the control group {name}, in which it "
-    return Cause("nobody", f"{text}began, was killed for memory", name, limit)
+        if before.version == 2 and _rose(before, after):
+            return _said(
+                "counted above", group=own.group, limit_bytes=own.limit_bytes,
+                above=shown(before.group), counted=_counted_of(before, after),
+            )  # fmt: skip
+    return _said("not counted", group=own.group, limit_bytes=own.limit_bytes)
+
+
+def _by_log(groups: _Groups, log: str, whom: str) -> Cause:
+    """By the kernel's log alone."""
+    if log == NOT_NAMED:
+        return _said("not named", group=groups[0][1].group if groups else "", whom=whom)
+    full = next((last for _, last in groups if last.limit_bytes is not None), None)
+    if log != OF_A_GROUP:
+        return _said("named", whom=whom, why="the machine's memory")
+    if full is None:
+        return _said("named", whom=whom, why="a control group's limit that is not visible here")
+    return _said("named for a group", group=full.group, limit_bytes=full.limit_bytes, whom=whom)
+
+
+def _by_last_sample(groups: _Groups, used: Used | None) -> Cause | None:
+    """By where memory stood, where nobody counted at the end: what is likely."""
+    if used is None or not _is_near(used) or used.limit_bytes is None:
+        return None
+    limit = used.limit_bytes
+    full = next((last for _, last in groups if last.limit_bytes == limit), None)
+    if used.source == "cgroup" and full is not None:
+        in_use = format_bytes(used.last_bytes)
+        return _said(
+            "near a group's limit", group=full.group, limit_bytes=limit, used=in_use,
+            at_last=used.at_last,
+        )  # fmt: skip
+    if used.source == "machine":
+        size = format_bytes(limit)
+        return _said("near the machine's memory", size=size, at_last=used.at_last)
+    return None
+
+
+def _rose(before: Counters, after: Counters) -> bool:
+    return (after.oom_kill or 0) > (before.oom_kill or 0)
+
+
+def _counted_of(before: Counters, after: Counters) -> str:
+    return f"oom_kill rose from {before.oom_kill or 0:,} to {after.oom_kill or 0:,}"
 
 
 def _ran_out(before: Counters, after: Counters) -> bool:
@@ -422,10 +475,9 @@ def _by_shm(record: Record, certain: bool = False) -> Cause | None:
         return None
     most = max(room.used_bytes for room in rooms)
     size = rooms[-1].size_bytes
-    text = f"{format_bytes(most)} of {format_bytes(size)} in use"
-    if certain or most >= FULL * size:
-        return Cause("shm", f"/dev/shm ran full: {text}", limit_bytes=size)
-    return Cause("unclear", f"/dev/shm had room: {text}", limit_bytes=size)
+    known = "shm was full" if certain or most >= FULL * size else "shm had room"
+    in_use = f"{format_bytes(most)} of {format_bytes(size)} in use"
+    return _said(known, limit_bytes=size, in_use=in_use)
 
 
 def _groups_of(record: Record) -> list[tuple[Counters, Counters]]:
