@@ -5,8 +5,6 @@
 
 #include "base/size.h"
 
-enum { FIRST_SLOTS = 128 };
-
 void
 mt_counts_init(mt_counts *t, const mt_alloc *mem)
 {
@@ -23,7 +21,7 @@ void
 mt_counts_fini(mt_counts *t)
 {
     counts_put(t, t->lines, t->lines_cap, sizeof *t->lines);
-    counts_put(t, t->slots, t->slots_cap, sizeof *t->slots);
+    mt_index_drop(&t->index, t->mem);
     counts_put(t, t->words, t->words_cap, sizeof *t->words);
     mt_counts_init(t, t->mem);
 }
@@ -40,33 +38,6 @@ counts_hash_of(const int64_t *key, size_t words)
     return h;
 }
 
-static void
-counts_enter(mt_counts *t, size_t line)
-{
-    size_t mask = t->slots_cap - 1, at = t->lines[line].hash & mask;
-
-    while (t->slots[at] != 0)
-        at = (at + 1) & mask;
-    t->slots[at] = (uint32_t)line + 1;
-}
-
-static mt_status
-room_in_the_table(mt_counts *t, mt_error *err)
-{
-    size_t cap = t->slots_cap == 0 ? FIRST_SLOTS : 2 * t->slots_cap;
-    uint32_t *larger;
-
-    if (2 * (t->n + 1) <= t->slots_cap) return MT_OK;
-    if (t->n >= UINT32_MAX / 2 || (larger = mt_alloc_zeroed(t->mem, cap, sizeof *larger)) == NULL)
-        return mt_fail(err, MT_ENOMEM, "malloc", 0);
-    counts_put(t, t->slots, t->slots_cap, sizeof *t->slots);
-    t->slots = larger;
-    t->slots_cap = cap;
-    for (size_t i = 0; i < t->n; i++)
-        counts_enter(t, i);
-    return MT_OK;
-}
-
 /* Room for one line more whose key has so many words. */
 static mt_status
 counts_make_room(mt_counts *t, size_t words, mt_error *err)
@@ -80,20 +51,19 @@ counts_make_room(mt_counts *t, size_t words, mt_error *err)
     lines = mt_alloc_grown(t->mem, t->lines, &t->lines_cap, t->n + 1, sizeof *lines);
     if (lines == NULL) return mt_fail(err, MT_ENOMEM, "malloc", 0);
     t->lines = lines;
-    return room_in_the_table(t, err);
+    return mt_index_make_room(&t->index, t->mem) ? MT_OK : mt_fail(err, MT_ENOMEM, "malloc", 0);
 }
 
 static size_t
 counts_find(const mt_counts *t, const int64_t *key, size_t words, uint64_t hash)
 {
-    size_t mask = t->slots_cap - 1;
+    size_t at = mt_index_half(hash);
+    uint32_t i;
 
-    if (t->slots_cap == 0) return SIZE_MAX;
-    for (size_t at = hash & mask; t->slots[at] != 0; at = (at + 1) & mask) {
-        const mt_counts_line *line = &t->lines[t->slots[at] - 1];
-        if (line->hash != hash || line->words != words) continue;
-        if (memcmp(t->words + line->key, key, words * sizeof *key) == 0) return t->slots[at] - 1;
-    }
+    while ((i = mt_index_next(&t->index, hash, &at)) != MT_INDEX_NONE)
+        if (t->lines[i].words == words &&
+            memcmp(t->words + t->lines[i].key, key, words * sizeof *key) == 0)
+            return i;
     return SIZE_MAX;
 }
 
@@ -108,11 +78,11 @@ mt_counts_line_of(mt_counts *t, const int64_t *key, size_t words, size_t *out, m
     if (line == SIZE_MAX) {
         if ((st = counts_make_room(t, words, err)) != MT_OK) return st;
         line = t->n++;
-        t->lines[line] = (mt_counts_line){.key = t->words_n, .words = words, .hash = hash};
+        t->lines[line] = (mt_counts_line){.key = t->words_n, .words = words};
         memcpy(t->words + t->words_n, key, words * sizeof *key);
         t->words_n += words;
-        assert(t->n <= t->lines_cap && t->words_n <= t->words_cap && 2 * t->n <= t->slots_cap);
-        counts_enter(t, line);
+        assert(t->n <= t->lines_cap && t->words_n <= t->words_cap);
+        mt_index_add(&t->index, hash, (uint32_t)line);
     }
     *out = line;
     return MT_OK;

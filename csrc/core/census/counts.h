@@ -14,12 +14,12 @@
 #include <stdint.h>
 
 #include "base/alloc.h"
+#include "base/index.h"
 #include "base/status.h"
 
 typedef struct mt_counts_line {
     size_t key;   /* where in the table's words it begins */
     size_t words; /* of the key */
-    uint64_t hash;
     uint64_t count, bytes;
     uint64_t tag; /* the caller's: 0 in a new line */
 } mt_counts_line;
@@ -27,9 +27,9 @@ typedef struct mt_counts_line {
 typedef struct mt_counts {
     const mt_alloc *mem;
     mt_counts_line *lines;
-    uint32_t *slots; /* line + 1; 0 is empty; a power of two of them, at most half full */
+    mt_index index; /* of the lines */
     int64_t *words;
-    size_t n, lines_cap, slots_cap, words_n, words_cap;
+    size_t n, lines_cap, words_n, words_cap;
 } mt_counts;
 
 /* Takes no memory yet. */

@@ -10,8 +10,6 @@
 #include <assert.h>
 #include <string.h>
 
-enum { FIRST_SLOTS = 128 };
-
 void
 mt_growth_init(mt_growth *g, const mt_alloc *mem)
 {
@@ -28,7 +26,7 @@ static void
 drop_rows(const mt_growth *g, mt_growth_rows *rows)
 {
     growth_rows_put(g, rows->at, rows->cap, sizeof *rows->at);
-    growth_rows_put(g, rows->slots, rows->slots_cap, sizeof *rows->slots);
+    mt_index_drop(&rows->index, g->mem);
     *rows = (mt_growth_rows){.n = 0};
 }
 
@@ -57,59 +55,30 @@ key_of(uint64_t word, unsigned is_place)
     return (h & ~UINT64_C(1)) | is_place | 2;
 }
 
-/* Where the key is, or else where it is to go. */
-static size_t
-growth_rows_slot_of(const mt_growth_rows *rows, uint64_t key)
-{
-    size_t mask = rows->slots_cap - 1, at = (size_t)(key >> 2) & mask;
-
-    while (rows->slots[at] != 0 && rows->at[rows->slots[at] - 1].key != key)
-        at = (at + 1) & mask;
-    return at;
-}
-
 static const mt_growth_row *
 growth_rows_find(const mt_growth_rows *rows, uint64_t key)
 {
-    size_t at;
+    size_t at = mt_index_half(key);
+    uint32_t i;
 
-    if (key == 0 || rows->n == 0) return NULL;
-    at = growth_rows_slot_of(rows, key);
-    return rows->slots[at] == 0 ? NULL : &rows->at[rows->slots[at] - 1];
-}
-
-static bool
-growth_rows_make_room(const mt_growth *g, mt_growth_rows *rows)
-{
-    size_t cap = rows->slots_cap == 0 ? FIRST_SLOTS : 2 * rows->slots_cap;
-    mt_growth_row *at = mt_alloc_grown(g->mem, rows->at, &rows->cap, rows->n + 1, sizeof *at);
-    uint32_t *larger;
-
-    if (at == NULL) return false;
-    rows->at = at;
-    if (2 * (rows->n + 1) <= rows->slots_cap) return true;
-    if (rows->n >= UINT32_MAX / 4) return false;
-    if ((larger = mt_alloc_zeroed(g->mem, cap, sizeof *larger)) == NULL) return false;
-    growth_rows_put(g, rows->slots, rows->slots_cap, sizeof *larger);
-    rows->slots = larger;
-    rows->slots_cap = cap;
-    for (size_t i = 0; i < rows->n; i++)
-        larger[growth_rows_slot_of(rows, rows->at[i].key)] = (uint32_t)i + 1;
-    return true;
+    while (key != 0 && (i = mt_index_next(&rows->index, key, &at)) != MT_INDEX_NONE)
+        if (rows->at[i].key == key) return &rows->at[i];
+    return NULL;
 }
 
 /* The first of two things of one key stays. */
 static bool
 add_row(const mt_growth *g, mt_growth_rows *rows, mt_growth_row row)
 {
-    size_t at;
+    mt_growth_row *at;
 
-    if (row.key == 0) return true;
-    if (!growth_rows_make_room(g, rows)) return false;
-    at = growth_rows_slot_of(rows, row.key);
-    if (rows->slots[at] != 0) return true;
+    if (row.key == 0 || growth_rows_find(rows, row.key) != NULL) return true;
+    at = mt_alloc_grown(g->mem, rows->at, &rows->cap, rows->n + 1, sizeof *at);
+    if (at == NULL) return false;
+    rows->at = at;
+    if (!mt_index_make_room(&rows->index, g->mem)) return false;
+    mt_index_add(&rows->index, row.key, (uint32_t)rows->n);
     rows->at[rows->n++] = row;
-    rows->slots[at] = (uint32_t)rows->n;
     return true;
 }
 
@@ -387,7 +356,7 @@ mt_growth_judge(const mt_growth *g, uint32_t watch, bool may_fill, mt_growth_gai
 static size_t
 rows_bytes(const mt_growth_rows *rows)
 {
-    return rows->cap * sizeof *rows->at + rows->slots_cap * sizeof *rows->slots;
+    return rows->cap * sizeof *rows->at + rows->index.room * sizeof *rows->index.slots;
 }
 
 size_t

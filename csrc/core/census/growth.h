@@ -22,6 +22,7 @@
 #include <stdint.h>
 
 #include "base/alloc.h"
+#include "base/index.h"
 #include "base/status.h"
 
 #define MT_GROWTH_NONE UINT32_MAX
@@ -68,8 +69,8 @@ typedef struct mt_growth_row {
 
 typedef struct mt_growth_rows {
     mt_growth_row *at;
-    uint32_t *slots; /* row + 1; 0 is empty; a power of two of them, at most half full */
-    size_t n, cap, slots_cap;
+    mt_index index; /* of the rows */
+    size_t n, cap;
 } mt_growth_rows;
 
 typedef struct mt_growth {

@@ -21,7 +21,6 @@
 enum {
     MOST_DEPTH = 256, /* frames that are looked at */
     MOST = 1 << 16,   /* places, and sites */
-    FIRST_SLOTS = 256,
 };
 
 struct mt_place {
@@ -60,7 +59,7 @@ static void
 sites_forget(mt_site_table *t)
 {
     free(t->entries);
-    free(t->slots);
+    mt_index_drop(&t->index, &mt_alloc_libc);
     *t = (mt_site_table){.n = 0};
 }
 
@@ -127,8 +126,8 @@ is_users(const mt_sites *sites, const char *file)
     return true;
 }
 
-static size_t
-sites_slot_of(const void *key, size_t bytes, size_t slots)
+static uint64_t
+sites_hash_of(const void *key, size_t bytes)
 {
     const unsigned char *at = key;
     uint64_t h = bytes, word = 0;
@@ -138,29 +137,7 @@ sites_slot_of(const void *key, size_t bytes, size_t slots)
         h = (h ^ word) * UINT64_C(0x9E3779B97F4A7C15);
         h ^= h >> 29;
     }
-    return (size_t)h & (slots - 1);
-}
-
-typedef struct place_key {
-    const void *code;
-    uint64_t instruction;
-} place_key;
-
-static size_t
-place_slot(const void *entry, size_t slots)
-{
-    const mt_place *place = entry;
-    place_key key = {place->code, (uint64_t)place->instruction};
-
-    return sites_slot_of(&key, sizeof key, slots);
-}
-
-static size_t
-site_slot(const void *entry, size_t slots)
-{
-    const mt_site *site = entry;
-
-    return sites_slot_of(site->places, sizeof site->places, slots);
+    return h;
 }
 
 static bool
@@ -171,29 +148,18 @@ is_same_place(const mt_place *a, const mt_place *b)
            a->first_line == b->first_line;
 }
 
-/* Makes room for one more entry, which `slot` says where to look for; false without memory. */
-static bool
-sites_make_room(mt_site_table *t, size_t bytes, size_t (*slot)(const void *entry, size_t slots))
+/* The number of a new entry of `bytes`, to be filled; 0 without memory. Entry 0 is none. */
+static uint32_t
+new_entry(mt_site_table *t, size_t bytes, uint64_t hash)
 {
     void *entries = mt_alloc_grown(&mt_alloc_libc, t->entries, &t->room, t->n + 2, bytes);
-    size_t more = t->slots_n == 0 ? FIRST_SLOTS : 2 * t->slots_n;
-    uint32_t *slots;
 
-    if (entries == NULL) return false;
+    if (entries == NULL) return 0;
     t->entries = entries;
+    if (t->n >= MOST || !mt_index_make_room(&t->index, &mt_alloc_libc)) return 0;
     if (t->n == 0) t->n = 1;
-    if (2 * (t->n + 1) <= t->slots_n) return true;
-    if (t->n >= MOST || (slots = calloc(more, sizeof *slots)) == NULL) return false;
-    for (uint32_t i = 1; i < t->n; i++) {
-        size_t at = slot((const char *)entries + i * bytes, more);
-        while (slots[at] != 0)
-            at = (at + 1) & (more - 1);
-        slots[at] = i;
-    }
-    free(t->slots);
-    t->slots = slots;
-    t->slots_n = more;
-    return true;
+    mt_index_add(&t->index, hash, (uint32_t)t->n);
+    return (uint32_t)t->n++;
 }
 
 /* The place of the code's instruction, or 0 without memory. */
@@ -205,28 +171,30 @@ sites_place_of(mt_sites *s, PyCodeObject *code, int instruction)
                       .name_object = code->co_qualname,
                       .instruction = instruction,
                       .first_line = code->co_firstlineno};
-    mt_site_table *t = &s->places;
-    size_t at;
+    const uint64_t key[2] = {(uint64_t)(uintptr_t)code, (uint64_t)instruction};
+    uint64_t hash = sites_hash_of(key, sizeof key);
+    size_t at = mt_index_half(hash);
+    uint32_t found;
 
-    if (!sites_make_room(t, sizeof place, place_slot)) return 0;
-    at = place_slot(&place, t->slots_n);
-    for (; t->slots[at] != 0; at = (at + 1) & (t->slots_n - 1))
-        if (is_same_place(place_at(s, t->slots[at]), &place)) return t->slots[at];
+    while ((found = mt_index_next(&s->places.index, hash, &at)) != MT_INDEX_NONE)
+        if (is_same_place(place_at(s, found), &place)) return found;
     /* It reads the line table, which lives as long as the code; from Python 3.12 on, where a debugger
      * follows the code's lines, a table of sys.monitoring, which another thread that has the GIL might
      * be changing: this one may not have it. */
     place.line = PyCode_Addr2Line(code, instruction);
     place.file = copy_text(code->co_filename);
     place.function = copy_text(code->co_qualname);
-    if (place.file == NULL || place.function == NULL) {
+    found = place.file == NULL || place.function == NULL
+                ? 0
+                : new_entry(&s->places, sizeof place, hash);
+    if (found == 0) {
         free(place.file);
         free(place.function);
         return 0;
     }
     place.is_users = is_users(s, place.file);
-    t->slots[at] = (uint32_t)t->n++;
-    *place_at(s, t->slots[at]) = place;
-    return t->slots[at];
+    *place_at(s, found) = place;
+    return found;
 }
 
 /* --- frames ------------------------------------------------------------------------------------ */
@@ -288,20 +256,20 @@ frames_here(mt_sites *s)
 uint32_t
 mt_sites_here(mt_sites *s)
 {
-    mt_site_table *t = &s->all;
     uint32_t found = 0;
     mt_site site;
 
     mt_lock_take(&s->lock);
     site = frames_here(s);
-    if (site.places[0] != 0 && sites_make_room(t, sizeof site, site_slot)) {
-        size_t at = site_slot(&site, t->slots_n);
-        while ((found = t->slots[at]) != 0 && memcmp(site_at(s, found), &site, sizeof site) != 0)
-            at = (at + 1) & (t->slots_n - 1);
-        if (found == 0) {
-            found = (uint32_t)t->n++;
-            *site_at(s, found) = site;
-            t->slots[at] = found;
+    if (site.places[0] != 0) {
+        uint64_t hash = sites_hash_of(site.places, sizeof site.places);
+        size_t at = mt_index_half(hash);
+
+        while ((found = mt_index_next(&s->all.index, hash, &at)) != MT_INDEX_NONE)
+            if (memcmp(site_at(s, found), &site, sizeof site) == 0) break;
+        if (found == MT_INDEX_NONE) {
+            found = new_entry(&s->all, sizeof site, hash);
+            if (found != 0) *site_at(s, found) = site;
         }
     }
     mt_lock_give(&s->lock);

@@ -25,6 +25,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "core/base/index.h"
 #include "core/base/lock.h"
 
 enum { MT_SITE_FRAMES = 3 };
@@ -36,8 +37,7 @@ typedef struct mt_site mt_site;
 typedef struct mt_site_table {
     void *entries;
     size_t n, room;
-    uint32_t *slots; /* an open table of indices, at most half full; 0: free */
-    size_t slots_n;  /* a power of two */
+    mt_index index;
 } mt_site_table;
 
 typedef struct mt_sites {
