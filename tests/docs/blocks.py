@@ -1,6 +1,7 @@
 """Runs the programs of the docs, each in a forked child: torch is imported once, here, and all
-else by the program itself. Reads a line of JSON for each, (program, folder), and answers with a
-line: what its process ended with. What it wrote is in the folder's file "output"."""
+else by the program itself, which is train.py in its folder. Reads a line of JSON for each, (folder,
+whether a warning is an error), and answers with a line: what its process ended with. What it wrote
+is in the folder's files ".out" and ".err"."""
 
 from __future__ import annotations
 
@@ -9,17 +10,20 @@ import gc
 import json
 import os
 import sys
+import types
+import warnings
+from pathlib import Path
 
 import torch  # noqa: F401
 
 
-def next_program() -> tuple[str, str] | None:
+def next_program() -> tuple[str, bool] | None:
     """In a child, what it is to run; None in the parent when there is nothing more."""
     while line := sys.stdin.readline():
         child = os.fork()
         if child == 0:
-            program, folder = json.loads(line)
-            return program, folder
+            folder, is_strict = json.loads(line)
+            return folder, is_strict
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
     return None
 
@@ -27,12 +31,14 @@ def next_program() -> tuple[str, str] | None:
 if __name__ == "__main__":
     found = next_program()
     if found is not None:  # at the top level: the interpreter ends after it as after any program
-        source, where = found
-        os.chdir(where)
-        output = os.open("output", os.O_CREAT | os.O_WRONLY)
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        for number, file in enumerate((nothing, output, output)):
-            os.dup2(file, number)
-        sys.argv = ["-c"]
+        os.chdir(found[0])
+        for number, name in enumerate((os.devnull, ".out", ".err")):
+            os.dup2(os.open(name, os.O_CREAT | os.O_RDWR), number)
+        if found[1]:
+            warnings.simplefilter("error")
+        sys.argv, sys.path[0] = ["train.py"], found[0]
+        program = types.ModuleType("__main__")
+        program.__file__ = "train.py"
+        sys.modules["__main__"] = program
         atexit.register(gc.freeze)  # comes last; to collect all of torch takes half a second
-        exec(compile(source, "<string>", "exec"), {"__name__": "__main__"})
+        exec(compile(Path("train.py").read_text(), "train.py", "exec"), vars(program))

@@ -11,7 +11,7 @@ import pytest
 
 import memtools
 from memtools.leak.finding import GRADES, RANK
-from tests.docs.walkthrough import blocks_of, compare, run, sides_of, typed
+from tests.docs.pages import blocks_of, compare, run, sides_of, typed
 
 PROJECT = Path(__file__).resolve().parents[2]
 README = (PROJECT / "README.md").read_text()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs import walkthrough
-from tests.docs.walkthrough import blocks_of, changed, compare, masked, sides_of, walk
+from tests.docs import pages
+from tests.docs.pages import blocks_of, changed, compare, masked, sides_of, walk
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 TUTORIALS = sorted((DOCS / "tutorials").glob("*.md"))
@@ -37,7 +37,7 @@ def test_a_tutorial_does_what_it_shows(page: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("page", MIGRATING, ids=lambda page: page.stem)
 def test_both_sides_of_a_migration_give_the_same_values(page: Path, tmp_path: Path) -> None:
     outputs = dict(walk(page.read_text(), tmp_path))
-    before, after = (outputs[f"python {name}"] for name in (walkthrough.BEFORE, walkthrough.AFTER))
+    before, after = (outputs[f"python {name}"] for name in (pages.BEFORE, pages.AFTER))
     assert len(values(before)) >= 1
     assert values(before) == values(after)
 

@@ -1,20 +1,26 @@
 """Does what a reader of a page does, by copy and paste, in an empty folder.
 
+    ```python              a program: train.py, in a folder of its own
+    ```text                below a program, up to the next program or heading: what it writes on one
+                           of its streams
     ```python train.py     saved as train.py
     ```diff train.py       changes the file of that name. Where there is none yet, the block is the
                            whole of two programs: before.py without the lines that begin with "+",
                            after.py without those that begin with "-"
-    ```console             each line that begins with "$ " is typed; the lines below it are what it
-                           writes, on both streams. A line "..." stands for any lines
-    ```python, ```text     not for the reader to type
+    ```console             each line that begins with "$ " is typed, in the folder of the program
+                           that it is below, if there is one; the lines below it are what it writes,
+                           on both streams. A line "..." stands for any lines
 
 Outputs are compared with figures masked: numbers, units of size and time, paths, and the grades of
-what grows. A block of a
-file that a diff has changed is there to be copied instead of the diff: it has to be the same file.
+what grows. A block of a file that a diff has changed is there to be copied instead of the diff: it
+has to be the same file.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import json
 import os
 import re
 import subprocess
@@ -23,11 +29,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.kit.ownprocess import ENV
+from tests.kit.ownprocess import ENV, PROJECT
 
 BEFORE, AFTER = "before.py", "after.py"
 MOST_CHANGED = 3  # lines of a diff: what the reader has to type
-_FENCE = re.compile(r"^```(\w+)(?: ([\w./-]+))?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+_FENCE = re.compile(r"^```(\w+)(?: ([\w./-]+))?\n((?s:.*?))^```$", re.MULTILINE)
+_PART = re.compile(rf"^(##+) .*|{_FENCE.pattern}", re.MULTILINE)
 _MARK = "@@ end of a command @@"
 
 
@@ -42,7 +49,26 @@ class Block:
 
 def blocks_of(page: str) -> list[Block]:
     """The blocks of a page, in order."""
-    return [Block(*(part or "" for part in found)) for found in _FENCE.findall(page)]
+    return [Block(*found) for found in _FENCE.findall(page)]
+
+
+def with_outputs(page: str) -> list[tuple[Block, list[Block]]]:
+    """The blocks of a page, in order, each program with the outputs below it."""
+    found: list[tuple[Block, list[Block]]] = []
+    program: list[Block] | None = None
+    for heading, *block in _PART.findall(page):
+        one = Block(*block)
+        if heading or (one.language == "python" and not one.file):
+            program = None
+        if heading:
+            continue
+        if program is not None and one.language in ("text", "console"):
+            program.append(one)
+            continue
+        found.append((one, []))
+        if one.language == "python" and not one.file:
+            program = found[-1][1]
+    return found
 
 
 def sides_of(diff: str) -> tuple[str, str]:
@@ -73,23 +99,19 @@ def lines_to_type(diff: str) -> int:
 
 
 def masked(text: str) -> list[str]:
-    """The lines of an output without what differs from run to run and from machine to machine."""
+    """The lines of an output without what differs from run to run and from machine to machine; of
+    lines that are then equal the first."""
     text = re.sub(r"(?:/[\w.+-]+)+/([\w.-]+)", r"\1", text)  # of a path the last part
     # How certain it is after so many steps depends on what else memory does meanwhile.
-    text = re.sub(
-        r"^(memtools: (?:step \d+: )?|  )(?:suspect|growing|likely):",
-        r"\1<grade>:",
-        text,
-        flags=re.M,
-    )
+    text = re.sub(r"\b(?:suspect|growing|likely)\b", "<grade>", text)
     text = re.sub(r", stalled \d+% of the last 10 s", "", text)  # by other programs
     text = re.sub(r"\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?", "#", text)
     text = re.sub(r"# (?:[KMGT]i?B|B|bytes)\b", "# B", text)
-    text = re.sub(r"# (?:us|ms|s|min|h)(?: # (?:us|ms|s|min|h))*\b", "# s", text)
+    text = re.sub(r"# (?:us|ms|s|min|h|d)(?: # (?:us|ms|s|min|h))*\b", "# s", text)
     text = re.sub(r"[+-](?=#)", "", text)
     text = re.sub(r"[-=~^]{3,}", "---", text)
     lines = (re.sub(r"[ \t]+", " ", line).strip() for line in text.splitlines())
-    return [line for line in lines if line]
+    return [line for line, _ in itertools.groupby(filter(None, lines))]
 
 
 def compare(shown: str, got: str) -> None:
@@ -144,13 +166,78 @@ def run(commands: list[str], folder: Path, env: Mapping[str, str] = ENV) -> Iter
     return iter(done.stdout.split(_MARK))
 
 
-def walk(page: str, folder: Path) -> list[tuple[str, str]]:
+class Programs:
+    """Runs programs in processes that have torch already: see blocks.py."""
+
+    def __init__(self, server: subprocess.Popen[str]) -> None:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        self.requests, self.answers = server.stdin, server.stdout
+
+    def run(self, folder: Path, *, is_strict: bool) -> tuple[int, str, str]:
+        """What train.py there ends with and writes; if it is strict, a warning is an error."""
+        print(json.dumps([str(folder), is_strict]), file=self.requests, flush=True)
+        code = int(self.answers.readline())
+        return code, (folder / ".out").read_text(), (folder / ".err").read_text()
+
+
+@contextlib.contextmanager
+def programs() -> Iterator[Programs]:
+    command = [sys.executable, "-m", "tests.docs.blocks"]
+    with subprocess.Popen(
+        command, cwd=PROJECT, env=ENV, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+        found = Programs(server)
+        yield found
+        found.requests.close()
+
+
+def type_in(block: Block, folder: Path) -> list[tuple[str, str]]:
+    """Type a console block, and compare what is shown. Returns each command and its output."""
+    session = typed(block.text)
+    outputs = []
+    got = run([command for command, _ in session], folder)
+    for (command, shown), output in zip(session, got, strict=False):
+        outputs.append((command, output))
+        compare(shown, output)
+    return outputs
+
+
+def run_program(program: Block, outputs: list[Block], folder: Path, ways: Programs) -> None:
+    """Run a program and what is typed below it. Raises AssertionError where it fails, warns
+    though no output is shown, or writes another one."""
+    (folder / "train.py").write_text(program.text)
+    shown = [block.text for block in outputs if block.language == "text"]
+    if shown or not outputs:
+        code, out, err = ways.run(folder, is_strict=not outputs)
+        assert code == 0, f"{program.text}\nended with {code}:\n{out}{err}"
+        for text in shown:
+            is_right = is_shown(text, out) or is_shown(text, err)
+            assert is_right, f"shown:\n{text}\nwritten:\n{out}\non stderr:\n{err}"
+    for block in outputs:
+        if block.language == "console":
+            type_in(block, folder)
+
+
+def is_shown(shown: str, written: str) -> bool:
+    try:
+        compare(shown, written)
+    except AssertionError:
+        return False
+    return True
+
+
+def walk(page: str, folder: Path, ways: Programs | None = None) -> list[tuple[str, str]]:
     """Do what a page says in a folder, and compare what it shows. Returns each command with its
-    output."""
+    output. `ways` runs the programs of the page, if it has any."""
     outputs, patched = list[tuple[str, str]](), set[str]()
-    for block in blocks_of(page):
+    for number, (block, below) in enumerate(with_outputs(page)):
         path = folder / block.file
-        if block.language == "diff" and block.file:
+        if block.language == "python" and not block.file:
+            assert ways is not None
+            (folder / f"{number}").mkdir()
+            run_program(block, below, folder / f"{number}", ways)
+        elif block.language == "diff" and block.file:
             assert lines_to_type(block.text) <= MOST_CHANGED, block.text
             if path.exists():
                 path.write_text(changed(path.read_text(), block.text))
@@ -164,9 +251,5 @@ def walk(page: str, folder: Path) -> list[tuple[str, str]]:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(block.text)
         elif block.language == "console":
-            session = typed(block.text)
-            got = run([command for command, _ in session], folder)
-            for (command, shown), output in zip(session, got, strict=False):
-                outputs.append((command, output))
-                compare(shown, output)
+            outputs += type_in(block, folder)
     return outputs
