@@ -23,17 +23,17 @@ import math
 import operator
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, SupportsIndex
 
 from memtools._base import sentences
 from memtools._base.number import any_whole_number, positive, shown, whole_number
 from memtools._base.size import parse_bytes
 from memtools._base.text import as_name
-from memtools.leak.drift import Drift, Recent
+from memtools.leak.declared import Declared
 from memtools.leak.finding import GRADES
-from memtools.leak.floor import Floor, Windows, lasts, slows_down, straight
-from memtools.leak.forecast import Outlook, Trend, steps_left, trend_of_drift, trend_of_floor
+from memtools.leak.forecast import Trend, steps_left
+from memtools.leak.readings import EARLY, FRAGMENTATION, LEAK, LIKELY, QUIET, SUSPECT, Readings
 
 #: The signals, and the bytes from which on a rise counts. All but rss are exact.
 _BARS = {
@@ -54,14 +54,8 @@ STEPS_TO_SUSPECT, STEPS_NEEDED = sentences.STEPS_TO_SUSPECT, sentences.STEPS_NEE
 #: of a warm-up seldom takes, or from so many a second, which fill 16 GiB within a day.
 LEAST_PER_STEP, LEAST_PER_SECOND = 1024, 256 * 1024
 
-EARLY, QUIET, _, FRAGMENTATION, SUSPECT, GROWING, LIKELY, LEAK = range(len(GRADES))
 _FARTHEST = 2**53  # steps, which a float counts exactly
 _UNKNOWN = 2**64 - 1  # bytes that are not known
-_MOST_DECLARED = 8
-_PAUSES, _LEAK_PAUSES = 1.5, 3.0  # times as long as any pause before: then growth has ended
-_LEAST_DRIFT = 1 / 64  # of the bar: what counts as a drift of few readings
-_FASTER = 2.0  # times as fast as a rise that slows down: it is another one
-_LOOK_EVERY, _LOOK_LATER, _FIRST_LOOKS, _GOES_ON = 8, 16, 16, 64  # steps; the third counts looks
 _STRAIGHTEST = 0.95  # late over early
 
 
@@ -146,223 +140,6 @@ def _bars(bar: int | str | Mapping[str, int | str] | None) -> dict[str, float]:
     return _BARS | given
 
 
-# --- one signal -----------------------------------------------------------------------------------
-
-
-class _Series:
-    """The readings of one signal, and how certain it is that it grows."""
-
-    __slots__ = (
-        *("_bar", "_drift", "_drifting", "_ended", "_floor", "_floor_grade", "_is_known"),
-        *("_is_straight", "_lasting", "_looked", "_looks", "_nearly", "_recent", "_rising"),
-        *("_slope", "_slows", "_span", "_windows", "count", "first", "last", "newest"),
-    )
-
-    def __init__(self, bar: float, span: int, step: int, *, exact: bool) -> None:
-        self._bar, self._span = bar, span
-        #: how many readings, the steps of the first and the newest, and the newest as it was given
-        self.count, self.first, self.last, self.newest = 0, step, step, 0
-        self._floor, self._recent = Floor(), Recent() if exact else None
-        self._windows: Windows | None = None  # of the floor as it is, once they are needed
-        self._is_known = False  # the floor was judged
-        self._is_straight = False  # on a line that stands for more than the last quarter
-        self._floor_grade = QUIET
-        self._rising = 0  # the newest blocks of the floor that have this grade,
-        self._ended = False  # which rise no longer,
-        self._slows = False  # or whose rise slows down clearly,
-        self._slope = 0.0  # to so many bytes a step
-        self._lasting = self._nearly = 0  # how often in a row growth lasted
-        self._drift: Drift | None = None
-        self._looks, self._looked = 0, step  # at the newest readings; the step of the last look
-        self._drifting = 0  # the step since which each look has found a drift
-
-    @property
-    def steps(self) -> int:
-        """From the first reading to the newest."""
-        return self.last - self.first
-
-    @property
-    def _stride(self) -> float:
-        """Steps from one reading to the next, on average."""
-        return self.steps / (self.count - 1) if self.count > 1 else 1.0
-
-    def add(self, step: int, size: int, judged: float) -> bool:
-        """Add a reading; True if the grade may be another.
-
-        Args:
-            step: above that of the reading before.
-            size: the reading in bytes.
-            judged: the same without declared growth.
-        """
-        before, now = self.last - self.first, step - self.first
-        self.count += 1
-        self.last, self.newest = step, size
-        changed = before < STEPS_NEEDED <= now or before < STEPS_TO_SUSPECT <= now
-        if self._floor.add(judged):
-            changed = self._judge_floor() or changed
-        if self._recent is None:
-            return changed
-        self._recent.add(step, judged)
-        if step - self._looked < (_LOOK_EVERY if self._looks < _FIRST_LOOKS else _LOOK_LATER):
-            return changed
-        self._look(step, self._recent)
-        return True
-
-    def windows(self) -> Windows:
-        """Of the floor, which was judged before."""
-        if self._windows is None:
-            self._windows = self._floor.windows()
-        return self._windows
-
-    # --- the floor ---
-
-    def _judge_floor(self) -> bool:
-        """A block has ended; True if the grade may be another."""
-        self._windows = None
-        changed = self._floor.is_due
-        if changed:
-            self._is_known = True
-            self._floor_grade = self._graded()
-        if self._floor_grade == QUIET:
-            return changed
-        longer = _LEAK_PAUSES if self._floor_grade == LEAK else _PAUSES
-        self._ended = self._floor.has_ended(self._rising, longer)
-        return True
-
-    def _graded(self) -> int:
-        """Growth that lasts at three evaluations in a row is a leak, at two in a row it is likely
-        one. One evaluation alone says little: of many, one would find something in any series."""
-        if not self._floor.may_rise(self._bar):
-            self._slows = False
-            self._lasting = self._nearly = 0
-            return QUIET
-        windows, length = self.windows(), self._floor.length * self._stride
-        lasting = lasts(windows, self._bar, self._span, length)
-        nearly = lasts(windows, self._bar, self._span * 2 / 3, length, 0.25)
-        self._lasting = self._lasting + 1 if lasting else 0
-        self._nearly = self._nearly + 1 if nearly else 0
-        growing = next((i for i in (2, 1, 0) if self._is_new_growth(windows, i)), None)
-        self._rising = windows[growing or 0].blocks
-        self._slows = growing is not None and slows_down(windows, growing)
-        self._slope = windows[2].slope / length
-        self._is_straight = straight(windows) is not windows[2]
-        if self._lasting >= 3:
-            return LEAK
-        if growing is None or self._slows:
-            return QUIET
-        return LIKELY if self._nearly >= 2 else GROWING
-
-    def _is_new_growth(self, windows: Windows, which: int) -> bool:
-        """Whether a window grows into what was not in use before."""
-        window = windows[which]
-        if not window.grows(self._bar):
-            return False
-        noise = window.rise / window.snr
-        return not self._floor.regains(window.end - noise, window.rise + noise)
-
-    # --- the newest readings ---
-
-    def _look(self, step: int, recent: Recent) -> None:
-        drifted, self._looked = self._drift is not None, step
-        self._drift = drift = recent.drift(self._bar * _LEAST_DRIFT, self._looks)
-        self._looks += 1
-        if not drifted and drift is not None:
-            self._drifting = drift.since
-        if drift is not None and (
-            self._floor.regains(drift.end, drift.rise, highs=True)
-            or self._floor.regains(drift.end, drift.rise)
-        ):
-            self._drift = None
-
-    def _drift_grade(self) -> int:
-        """A warm-up that dies away drifts for long, ever slower: its floor tells."""
-        drift = self._drift
-        if drift is None or (self._slows and drift.slope < _FASTER * self._slope):
-            return QUIET
-        return GROWING if drift.until - self._drifting >= _GOES_ON else SUSPECT
-
-    # --- both ---
-
-    @property
-    def grade(self) -> int:
-        return max(self._drift_grade(), QUIET if self._ended else self._floor_grade)
-
-    @property
-    def _deciding(self) -> Drift | None:
-        """The drift, where it stands for the series: where the floor has no straight line that
-        grows."""
-        floor_decides = (
-            self._is_known
-            and not self._ended
-            and self._floor_grade >= GROWING
-            and self._is_straight
-        )
-        return None if floor_decides else self._drift
-
-    def trend(self) -> Trend | None:
-        """The line that stands for the series; None where there is none."""
-        if (drift := self._deciding) is not None:
-            return trend_of_drift(drift)
-        return trend_of_floor(self._floor, self.windows(), self._stride) if self._is_known else None
-
-    def begun(self) -> tuple[int, float]:
-        """The step at which the growth of a series that grows began, and how much faster it is late
-        than early."""
-        if (drift := self._deciding) is not None:
-            return min(self._drifting, drift.since), drift.shape
-        blocks = self._floor.onset(self.windows())
-        return self.first + int(blocks * self._floor.length * self._stride), self.windows()[0].shape
-
-
-@dataclass
-class _Declared:
-    """A buffer that is meant to fill: bytes and bytes a step, each infinite where there is no
-    bound, the last step at which it grows, and the only signal."""
-
-    size: float
-    rate: float
-    until: int | None
-    signal: str | None
-    #: what of it has come, by signal
-    come: dict[str, _Share] = field(default_factory=dict)
-
-    def concerns(self, signal: str) -> bool:
-        return self.signal is None or self.signal == signal
-
-    def is_over(self, step: int) -> bool:
-        return self.until is not None and step > self.until
-
-    def taken_out(self, signal: str, step: int, size: float) -> float:
-        """The reading without what was declared: at most what may have come by this step, and at
-        most what the series has grown. Where it does not grow, or less than declared, it must not
-        seem to sink, which would hide a leak."""
-        share = self.come.setdefault(signal, _Share(step, size))
-        share.least = min(share.least, size)
-        taken = min(size - share.least, self._allowed(share, step))
-        share.used = max(share.used, taken)
-        return size - taken
-
-    def _allowed(self, share: _Share, step: int) -> float:
-        """Bytes that may have come. Growth without a rate that is over stays at what has come."""
-        last = self.until if self.until is not None and step > self.until else step
-        if self.rate == math.inf:
-            return share.used if self.is_over(step) else self.size
-        return max(0.0, min(self.size, self.rate * (last - share.since)))
-
-
-@dataclass
-class _Share:
-    """What of declared growth has come in one signal: since which step, counted from the minimum of
-    the readings since then, and the most that was taken out at once."""
-
-    since: int
-    least: float
-    used: float = 0.0
-
-
-# --- all of them ----------------------------------------------------------------------------------
-
-
 class LeakDetector:
     """A leak test for a training loop, or for any series of memory readings.
 
@@ -423,8 +200,8 @@ class LeakDetector:
             else parse_bytes(device_limit_bytes, "device_limit_bytes")
         )
         self._signals = SIGNALS  # that it judges
-        self._series: dict[str, _Series] = {}  # of the signals that were read
-        self._declared: dict[str, _Declared] = {}
+        self._series: dict[str, Readings] = {}  # of the signals that were read
+        self._declared = Declared()
 
     def update(self, step: SupportsIndex, **bytes_by_signal: SupportsIndex | None) -> None:
         """Add the readings of one step. Takes 1 to 3 us for each signal, 5 us if it always rises.
@@ -493,13 +270,9 @@ class LeakDetector:
         """Add a known reading; True if the kind may be another."""
         series = self._series.get(name)
         if series is None:
-            series = _Series(self._bars[name], self._span, step, exact=name != "rss")
+            series = Readings(self._bars[name], self._span, step, exact=name != "rss")
             self._series[name] = series
-        judged = float(size)
-        for declared in self._declared.values():
-            if declared.concerns(name):
-                judged = declared.taken_out(name, step, judged)
-        return series.add(step, size, judged)
+        return series.add(step, size, self._declared.taken_out(name, step, float(size)))
 
     def reset(self) -> None:
         """Forget all readings, because another phase of the program begins.
@@ -519,11 +292,11 @@ class LeakDetector:
         `STEPS_NEEDED`, 32, it is too early to say that nothing grows."""
         return max((series.steps for _, series in self._read()), default=0)
 
-    def _read(self) -> list[tuple[str, _Series]]:
+    def _read(self) -> list[tuple[str, Readings]]:
         """The series of the signals that were read and that it judges, rss last."""
         return [(name, self._series[name]) for name in self._signals if name in self._series]
 
-    def _exact(self) -> list[tuple[str, _Series]]:
+    def _exact(self) -> list[tuple[str, Readings]]:
         return [(name, series) for name, series in self._read() if name != "rss"]
 
     def _judged(self) -> tuple[int, str | None]:
@@ -555,7 +328,7 @@ class LeakDetector:
                 most, found = trend.slope, name
         return found
 
-    def _confidence(self, grade: int, series: _Series) -> str:
+    def _confidence(self, grade: int, series: Readings) -> str:
         if grade < LEAK:
             return "none" if grade < SUSPECT else "fair" if grade == LIKELY else "low"
         agree = sum(one.grade >= LIKELY for _, one in self._exact())
@@ -634,23 +407,7 @@ class LeakDetector:
             return None
         size, step = float(series.newest), series.last
         trend = series.trend() or Trend(0.0, 0.0, size, highest=size)
-        coming = rate = rated = 0.0
-        for declared in self._declared.values():
-            share = declared.come.get(signal)
-            if share is None or not declared.concerns(signal):
-                continue
-            limit -= share.used  # it was taken out of the readings, and is in use all the same
-            left = declared.size - share.used
-            if declared.is_over(step) or left <= 0:
-                continue
-            if declared.rate == math.inf:
-                coming += left
-                continue
-            if declared.until is not None:
-                left = min(left, declared.rate * (declared.until - step))
-            rate += declared.rate
-            rated += left
-        return StepsLeft(*steps_left(trend, Outlook(limit, coming, rate, rated)))
+        return StepsLeft(*steps_left(trend, self._declared.outlook(signal, step, limit)))
 
     def _left(self, signal: str | None, limit: int) -> StepsLeft | None:
         """Steps until the limit of the device, or of the process with its children, is reached.
@@ -719,13 +476,7 @@ class LeakDetector:
         size = math.inf if bytes is None else float(parse_bytes(bytes, "bytes"))
         last = None if until is None else _step_of("expect_growth(): until", until)
         only = None if signal is None else _signal(signal, "expect_growth()")
-        if name not in self._declared and len(self._declared) == _MOST_DECLARED:
-            raise ValueError(
-                f"expect_growth(): {_MOST_DECLARED} growths are declared, which is the maximum; "
-                "declare several buffers as one"
-            )
-        come = self._declared[name].come if name in self._declared else {}
-        self._declared[name] = _Declared(size, a_step, last, only, come)
+        self._declared.declare(name, size, a_step, last, only)
 
     def __repr__(self) -> str:
         readings = max((series.count for series in self._series.values()), default=0)
