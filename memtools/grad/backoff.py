@@ -30,7 +30,7 @@ from memtools._base.oom import Shortage, remedy, shortage
 from memtools._base.size import format_bytes
 from memtools.grad.pressure import FIRST_ROWS, Watermark, WatermarkError, tell
 from memtools.grad.report import WATERMARK, Retry, WindowReport
-from memtools.grad.split import PartsByFunction, PartsByRows, Readings, Split, known_of
+from memtools.grad.split import PartsByFunction, PartsByRows, Split
 from memtools.grad.undo import Undo
 
 if TYPE_CHECKING:
@@ -68,7 +68,6 @@ class BackOff:
         self._undo = Undo(self._tensors())
         # Whether the last backward pass reduces the gradients where they are.
         self._overlap = settings.overlap
-        self._readings = Readings()  # of each loss function's batches
         self._thrashed = 0  # windows in a row in which the device's allocator emptied its cache
         self._flushes = 0
         self.watermark: Watermark | None = None
@@ -99,11 +98,7 @@ class BackOff:
         learnt."""
         runner = self._runner
         self._require_ready(loss_fn)
-        left: PartsByRows | PartsByFunction
-        if split is None:
-            left = PartsByRows(batch, known_of(self._readings, loss_fn))
-        else:
-            left = PartsByFunction(batch, split)
+        left = PartsByRows(batch) if split is None else PartsByFunction(batch, split)
         self._flushes = _allocator_flushes(self._torch)
         runner.begin()
         window = runner.window

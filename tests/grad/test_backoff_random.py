@@ -169,7 +169,7 @@ def _inner(batch: dict[str, Any]) -> Any:
 
 
 def _ragged(f: Fields) -> Any:
-    return {"f": f, "r": [torch.ones(i % 3 + 1) for i in range(len(f.x))]}
+    return {"f": f, "r": Samples(torch.ones(i % 3 + 1) for i in range(len(f.x)))}
 
 
 FORMS: dict[str, tuple[Callable[[Fields], Any], Callable[[Any], Any]]] = {
