@@ -1,4 +1,4 @@
-"""GradAccumulator on two and three ranks, on gloo: the gradient of all their data, and no rank that
+"""GradAccumulator on three ranks, on gloo: the gradient of all their data, and no rank that
 waits for one that failed."""
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ FAILED = (
 )
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[3])
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """ranks(case): what each of two, and of three, wrote down."""
+    """ranks(case): what each of three wrote down."""
     folder = tmp_path_factory.mktemp("accumulating")
     results = run_ranks("tests.grad.accrankworker", "healthy", request.param, folder)
     return lambda case: [result[case] for result in results]
