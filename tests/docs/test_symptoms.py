@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.symptoms.symptoms import SECTIONS, with_figures
-from tests.docs.test_readme import run_program  # noqa: F401
 
 PROJECT = Path(__file__).resolve().parents[2]
 DOCS = PROJECT / "docs"
