@@ -684,6 +684,17 @@ def test_core_has_every_room_and_memtools_has_no_module_beside_them() -> None:
     }
 
 
+def test_c_parses_no_file_and_judges_no_growth() -> None:
+    """What C reads is the kernel's, and two words of a record that another would replace."""
+    assert {room_of(path) for path in C} & {"leak", "data", "report", "testing", "export"} == set()
+    reads = {
+        path for path, text in C.items() if re.search(r"\b(?:p?read|fread|fgets)\(\w*fd\b", text)
+    }
+    kernels = {path for path in reads if path.startswith("csrc/os/monitor/")}
+    assert reads - kernels == {"csrc/os/port/store.c", "csrc/os/record/file.c"}
+    assert kernels
+
+
 def test_no_file_includes_across_its_layer() -> None:
     own = set(ALL_C)
     assert [b for path, text in C.items() for b in include_breaches(path, text, own)] == []
