@@ -36,9 +36,11 @@ def from_the_start(settings: str, index: int) -> list[bytes]:
 @pytest.mark.slow
 @pytest.mark.parametrize("undo", MODES)
 @pytest.mark.parametrize("phase", ["forward", "backward"])
-@pytest.mark.parametrize("index", range(4))
-@pytest.mark.parametrize("settings", SETTINGS)
-def test_an_oom_at_any_micro_batch_equals_the_run_with_that_split(settings, index, phase, undo):
+@pytest.mark.parametrize(
+    ("settings", "index"), [("plain", 0), ("max_norm", 1), ("fp16", 2), ("bf16", 3)]
+)
+def test_an_oom_at_a_micro_batch_equals_the_run_with_that_split(settings, index, phase, undo):
+    """Where memory runs out in any operator is for tests/grad/test_backoff_random.py."""
     inject = Inject(**{phase: {index}})
     got, acc = run(inject, undo=undo, size=4, **SETTINGS[settings])
     assert got.bits() == from_the_start(settings, index)

@@ -37,7 +37,7 @@ def run(inject, undo, dtype, sizes=((), ()), **settings):
 @pytest.mark.slow
 @pytest.mark.parametrize("undo", ["scratch", "redo"])
 @pytest.mark.parametrize("phase", ["forward", "backward"])
-@pytest.mark.parametrize("index", range(4))
+@pytest.mark.parametrize("index", [0, 2])
 def test_fp32_sums_of_16_bit_gradients_go_back_bit_for_bit(index, phase, undo, monkeypatch):
     monkeypatch.setattr("random.random", lambda: 0.5)
     monkeypatch.setattr("numpy.random.random", lambda: 0.5)

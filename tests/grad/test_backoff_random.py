@@ -393,7 +393,7 @@ def assert_dropped(run: Trained, error: Exception, before: nn.Module, windows: i
     "ignore:.*(Sparse CSR|nested tensors|resolve_conj|imaginary|lr_sched).*"
 )
 @pytest.mark.slow
-@settings(max_examples=1200 if LONG else 30, deadline=None)
+@settings(max_examples=1200 if LONG else 60, deadline=None)
 @given(CASES, PLACES, st.booleans())
 def test_out_of_memory_in_any_operator_leaves_what_an_undisturbed_run_leaves(case, places, after):
     run, calm = Trained(case, case.size), Trained(case, None)
