@@ -9,6 +9,7 @@ books: `with sensor.left_out():`.
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -32,7 +33,8 @@ class Sensor:
     Args:
         signals: what is read.
         limits: where they end.
-        noisy: whether readings are not of the same point of a step, by default False.
+        noisy: whether readings are not of the same point of a step, and are taken on a thread of
+            their own; by default False.
     """
 
     def __init__(self, signals: Sequence[Signal], limits: Limits, *, noisy: bool = False) -> None:
@@ -43,7 +45,7 @@ class Sensor:
             name: part_of(self._detector, (name,)) for name in ("children", "shm", "device")
         }
         self.parts["use"] = part_of(self._detector, ("heap", "python", "tensors", "rss"))
-        self.points = Points(noisy=noisy)
+        self.points, self._is_noisy = Points(noisy=noisy), noisy
         #: steps of the looks, without those that only watch what stands
         self.looks: list[int] = []
         #: when to read what is cheap, on the monotonic clock
@@ -133,13 +135,21 @@ class Sensor:
 
     @contextmanager
     def left_out(self) -> Iterator[None]:
-        """Do not count what the block adds to memory, or gives back."""
+        """Do not count what the block adds to memory, or gives back. In it Python does not collect
+        the garbage of the program by itself: nobody would see that go."""
+        is_on = gc.isenabled() and not self._is_noisy
         before = [signal.read() for signal in self.signals]
+        if is_on:
+            gc.disable()
         try:
             yield
         finally:
-            for signal, size in zip(self.signals, before, strict=True):
-                signal.leave_out(size, signal.read())
+            try:
+                for signal, size in zip(self.signals, before, strict=True):
+                    signal.leave_out(size, signal.read())
+            finally:
+                if is_on:
+                    gc.enable()
 
     # --- growth ---
 

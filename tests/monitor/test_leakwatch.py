@@ -569,6 +569,22 @@ def test_garbage_of_the_start_does_not_hide_a_leak(
     assert found.rate_bytes == pytest.approx(2 * KIB, rel=0.01)
 
 
+def test_python_collects_nothing_unseen_while_the_census_looks(clock: Clock) -> None:
+    """What an automatic collection frees in it would count as if it were there, and so be taken for
+    growth of the C heap."""
+    program, on = Program(clock), list[bool]()
+
+    def looks() -> None:
+        on.append(gc.isenabled())
+        if len(on) == 3:
+            raise MemoryError("none left")
+
+    program.census_looks = looks
+    with pytest.warns(RuntimeWarning, match="holders are not looked for"):
+        program.run(70, heap=16 * KIB)
+    assert (on, gc.isenabled()) == ([False] * 3, True)
+
+
 def test_what_a_census_takes_itself_is_no_growth(clock: Clock) -> None:
     program = Program(clock)
 
