@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -110,3 +111,13 @@ def test_nothing_below_the_least_rate_is_found() -> None:
     for rate, count in ((0.5, 0), (2.0, 1)):
         part = Part("device", rate * THRESHOLDS.least_rate, grade="growing")
         assert len(findings_of(Evidence(Part("heap", 0.0), {"device": part}))) == count
+
+
+def test_only_the_judge_makes_findings() -> None:
+    """A record's reader makes those again that a run has written."""
+    made = re.compile(r"(?<!class )\bLeakFinding\((?!Event)")
+    package = Path(memtools.__file__).parent
+    files = [path for path in package.rglob("*.py") if made.search(path.read_text())]
+    assert sorted(str(path.relative_to(package)) for path in files) == [
+        "leak/judge.py", "record/findings.py",
+    ]  # fmt: skip
