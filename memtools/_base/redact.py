@@ -136,7 +136,7 @@ _BESIDE = re.compile(
 )
 _LOGIN = re.compile(r"(\blogin\s+\S{1,99}\s+password\s+)\S+")  # of .netrc
 _SHORT = re.compile(r"""(?<![\w-])(-p)(?=[^\s"']*\d)(?=[^\s"']*[A-Za-z])[^\s"'=-]{8,}""")
-_ENCODED = re.compile(rf"""({_NAME})(%3D)([^\s&'"%]+)""", re.I)
+_ENCODED = re.compile(rf"""(?<![\w.-])({_NAME})(%3D)([^\s&'"%]+)""", re.I)
 _AUTHORIZATION = re.compile(
     r"""(\bauthorization["']?\s*[=:]\s*["']?)"""
     r"""((?:token|bearer|basic|digest|apikey|negotiate|key)\s+)?[^\s"',]+""",

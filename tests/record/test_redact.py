@@ -168,7 +168,6 @@ def test_what_is_masked_stays_as_it_is(line: str) -> None:
 LONG = ["A", "a.-", "sk-", "key", "--key ", "a=", "a://", "token=", "eyJ-", "bearer ", "_", "Tt"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("part", LONG)
 def test_a_text_of_any_length_is_done_at_once(part):
     code = "import sys\nfrom memtools._base.redact import redacted, redacted_command\n"
