@@ -75,7 +75,7 @@ grow_wrapped(mt_ring *r, size_t need)
 }
 
 static void
-make_room(mt_ring *r, size_t bytes)
+ring_make_room(mt_ring *r, size_t bytes)
 {
     size_t need = r->bytes + bytes;
 
@@ -91,7 +91,7 @@ uint64_t
 mt_ring_claim(mt_ring *r, mt_slot slot)
 {
     assert(r->len < r->max_entries && slot.bytes <= r->bound - r->bytes);
-    make_room(r, slot.bytes);
+    ring_make_room(r, slot.bytes);
     assert(r->bytes + slot.bytes <= r->extent && r->extent <= r->bound);
     slot.at = r->head + r->bytes;
     if (slot.at >= r->extent) slot.at -= r->extent;

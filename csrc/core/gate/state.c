@@ -31,7 +31,7 @@ mt_gatehist_state(const mt_gatehist *h)
 }
 
 static unsigned char *
-put(unsigned char *at, const void *src, size_t n)
+state_put(unsigned char *at, const void *src, size_t n)
 {
     memcpy(at, src, n);
     return at + n;
@@ -40,10 +40,10 @@ put(unsigned char *at, const void *src, size_t n)
 static unsigned char *
 put_sums(unsigned char *at, const mt_gatesums *sums, size_t experts)
 {
-    at = put(at, &sums->tokens, 8);
-    at = put(at, &sums->nonfinite, 8);
-    at = put(at, sums->importance, 8 * experts);
-    return put(at, sums->load, 8 * experts);
+    at = state_put(at, &sums->tokens, 8);
+    at = state_put(at, &sums->nonfinite, 8);
+    at = state_put(at, sums->importance, 8 * experts);
+    return state_put(at, sums->load, 8 * experts);
 }
 
 void
@@ -58,7 +58,7 @@ mt_gatehist_state_copy(const mt_gatehist *h, void *sums, void *index, void *reco
     }
     for (size_t i = 0; i < h->ring.len; i++) {
         const mt_slot *slot = mt_ring_slot(&h->ring, i);
-        line = put(line, &(index_line){slot->rows, slot->dtype}, sizeof(index_line));
+        line = state_put(line, &(index_line){slot->rows, slot->dtype}, sizeof(index_line));
         mt_ring_read(&h->ring, slot, 0, record, slot->bytes);
         record += slot->bytes;
     }

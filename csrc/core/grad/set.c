@@ -106,7 +106,7 @@ array(const mt_alloc *mem, size_t count, size_t size)
 /* Room for so many, and some more: the next list is often a little longer. False without memory;
  * what was taken is in *l then. pre: *l is zeros. */
 static bool
-make_room(const mt_alloc *mem, list *l, size_t spans, size_t chunks)
+gradset_make_room(const mt_alloc *mem, list *l, size_t spans, size_t chunks)
 {
     l->span_room = spans + 1;
     l->chunk_room = chunks + 1;
@@ -147,7 +147,7 @@ cut_shares(list *l)
 }
 
 static void
-fill(list *l, const mt_grad_span *spans, size_t n)
+gradset_fill(list *l, const mt_grad_span *spans, size_t n)
 {
     if (n > 0) memcpy(l->spans, spans, n * sizeof *spans);
     l->span_count = n;
@@ -166,14 +166,14 @@ mt_gradset_set(mt_gradset *set, const mt_grad_span *spans, size_t n, mt_error *e
     if (old->spans != NULL && same_spans(old, spans, n)) return MT_OK;
     if (old->spans == NULL || n >= old->span_room || chunks >= old->chunk_room) {
         list larger = {0};
-        if (!make_room(set->mem, &larger, n, chunks)) {
+        if (!gradset_make_room(set->mem, &larger, n, chunks)) {
             list_free(set->mem, &larger);
             return mt_fail(err, MT_ENOMEM, "mt_gradset_set", 0);
         }
         list_free(set->mem, old);
         *old = larger;
     }
-    fill(old, spans, n);
+    gradset_fill(old, spans, n);
     set->rebuilt++;
     return MT_OK;
 }

@@ -52,7 +52,7 @@ mt_record_init(mt_record *r, void *region, const mt_record_size *size,
 
 /* Takes the lock when the record may be written. */
 static bool
-begin(mt_record *r)
+record_begin(mt_record *r)
 {
     if (!mt_birth_is_here(&r->birth))
         return false; /* before the lock, which another thread held at the fork */
@@ -65,7 +65,7 @@ begin(mt_record *r)
 bool
 mt_record_close(mt_record *r, uint64_t time_ns)
 {
-    if (!begin(r)) return false;
+    if (!record_begin(r)) return false;
     mt_word_put(word_at(r, MT_RECORD_AT_CLOSED), time_ns > 0 ? time_ns : 1);
     r->at = NULL;
     mt_lock_give(&r->lock);
@@ -103,7 +103,7 @@ mt_record_append(mt_record *r, uint64_t time_ns, const uint64_t *values)
 {
     bool goes_on;
 
-    if (!begin(r)) return false;
+    if (!record_begin(r)) return false;
     goes_on = !has_a_signal(r);
     if (goes_on) mt_series_append(&r->series, time_ns, values);
     mt_lock_give(&r->lock);
@@ -167,7 +167,7 @@ mt_record_write_event(mt_record *r, const mt_record_event *event)
     assert(bytes <= mt_record_payload_most(&r->size));
     slot[MT_EVENT_FORM] = bytes | (event->payload == NULL ? 0 : MT_EVENT_IS_PAYLOAD);
     if (bytes <= MT_RECORD_TEXT) memcpy(slot + MT_EVENT_BODY, body, bytes);
-    if (!begin(r)) return false;
+    if (!record_begin(r)) return false;
     if (bytes > MT_RECORD_TEXT) put_payload(r, event, slot);
     to = word_at(r, r->parts.events / 8) + r->events % r->size.events * MT_EVENT_STRIDE;
     slot[0] = ++r->events;
@@ -220,7 +220,7 @@ mt_record_phase(mt_record *r, const char *name, size_t name_bytes, uint64_t ns, 
     uint64_t field[MT_RECORD_PHASE_NAME_WORDS] = {0};
 
     memcpy(field, name, mt_utf8_cut(name, name_bytes, MT_RECORD_PHASE));
-    if (!begin(r)) return false;
+    if (!record_begin(r)) return false;
     count_passage(find_phase(r, field), ns, peak);
     mt_lock_give(&r->lock);
     return true;

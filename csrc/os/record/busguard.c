@@ -114,7 +114,7 @@ put_handler(void)
 }
 
 static bool
-install(void)
+busguard_install(void)
 {
     bool done;
 
@@ -128,7 +128,7 @@ install(void)
 bool
 mt_busguard_add(void *at, size_t bytes)
 {
-    if (!install()) return false;
+    if (!busguard_install()) return false;
     for (int i = 0; i < MT_BUSGUARD_REGIONS; i++) {
         region *r = &regions[i];
         if (!mt_ownplace_take(&r->owner)) continue;

@@ -91,7 +91,7 @@ on_end(int number, siginfo_t *info, void *context)
 
 /* Both kinds of handlers lie in one union. */
 static bool
-is_same(const struct sigaction *one, const struct sigaction *other)
+endmark_is_same(const struct sigaction *one, const struct sigaction *other)
 {
     return one->sa_sigaction == other->sa_sigaction;
 }
@@ -103,8 +103,8 @@ replace_default(int number, const struct sigaction *mine)
 {
     struct sigaction last = {.sa_handler = SIG_DFL}, put = *mine, was;
 
-    if (sigaction(number, NULL, &was) != 0 || !is_same(&was, &last)) return;
-    while (sigaction(number, &put, &was) == 0 && !is_same(&was, &last)) {
+    if (sigaction(number, NULL, &was) != 0 || !endmark_is_same(&was, &last)) return;
+    while (sigaction(number, &put, &was) == 0 && !endmark_is_same(&was, &last)) {
         last = put;
         put = was;
     }
@@ -113,7 +113,7 @@ replace_default(int number, const struct sigaction *mine)
 /* A page of a record that goes while it is marked must reach busguard.h from within the
  * handler too. */
 static void
-install(void)
+endmark_install(void)
 {
     struct sigaction mine = {.sa_sigaction = on_end,
                              .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART};
@@ -153,7 +153,7 @@ place_of(const void *region)
 }
 
 static bool
-put(void *region)
+endmark_put(void *region)
 {
     for (int i = 0; i < MT_ENDMARK_RECORDS; i++) {
         if (!mt_ownplace_take(&records[i].owner)) continue;
@@ -169,8 +169,8 @@ mt_endmark_add(void *region)
 {
     if (getpid() == 1 || place_of(region) != NULL) return true;
     if (!any()) inside = 0; /* a parent's handler may have been in it at the fork */
-    if (!put(region)) return false;
-    install();
+    if (!endmark_put(region)) return false;
+    endmark_install();
     return true;
 }
 
@@ -190,7 +190,7 @@ void
 mt_endmark_renew(void)
 {
     if (ends == (long)getpid() || !any()) return;
-    install();
+    endmark_install();
     if (!any()) uninstall(); /* the last record went meanwhile */
 }
 

@@ -139,7 +139,7 @@ is_record(const mt_recordfile_sys *sys, int fd)
 
 /* True when `path` still means the open file. */
 static bool
-is_same(const mt_recordfile_sys *sys, const char *path, const struct stat *open_one)
+file_is_same(const mt_recordfile_sys *sys, const char *path, const struct stat *open_one)
 {
     struct stat now;
     int fd = sys->open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0);
@@ -217,7 +217,7 @@ keep(const mt_recordfile_sys *sys, const char *path, char *kept, mt_error *err)
 static bool
 take_back(const mt_recordfile_sys *sys, const struct stat *old, const char *path, const char *kept)
 {
-    if (sys->rename(kept, path) != 0 && !is_same(sys, path, old)) return false;
+    if (sys->rename(kept, path) != 0 && !file_is_same(sys, path, old)) return false;
     (void)sys->unlink(kept);
     return true;
 }
@@ -253,11 +253,11 @@ replace(const mt_recordfile_sys *sys, int old, const char *name, const char *pat
     if (!S_ISREG(st.st_mode) || !is_record(sys, old))
         return refuse(err, "open", EEXIST, "the file there is not a record; choose another name");
     if (sys->flock(old, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-        if (!is_same(sys, path, &st)) return MT_EAGAIN;
+        if (!file_is_same(sys, path, &st)) return MT_EAGAIN;
         return refuse(err, "flock", EBUSY,
                       "another process writes the record there; choose another name");
     }
-    if (!is_same(sys, path, &st)) return MT_EAGAIN;
+    if (!file_is_same(sys, path, &st)) return MT_EAGAIN;
     return move_over(sys, old, &st, name, path, kept, err);
 }
 
@@ -306,7 +306,7 @@ typedef struct making {
 } making;
 
 static mt_status
-fill(mt_recordfile *f, int fd, const making *how, mt_error *err)
+file_fill(mt_recordfile *f, int fd, const making *how, mt_error *err)
 {
     mt_status st;
 
@@ -333,7 +333,7 @@ mt_recordfile_create(const mt_recordfile_sys *sys, const char *path, size_t byte
     kept[0] = 0;
     st = make_new(sys, path, name, &fd, err);
     if (st == MT_OK) {
-        st = fill(&f, fd, &how, err);
+        st = file_fill(&f, fd, &how, err);
         if (st == MT_OK) st = take_name(sys, name, path, kept, err);
         if (st != MT_OK) sys->unlink(name);
         sys->close(fd);

@@ -43,7 +43,7 @@ this_thread(void)
 }
 
 static bool
-is_open(const mt_state *st, const PyObject *policy, uint64_t thread)
+managed_is_open(const mt_state *st, const PyObject *policy, uint64_t thread)
 {
     const mt_managed_call *call = st->calls;
 
@@ -221,7 +221,7 @@ managed_vectorcall(PyObject *op, PyObject *const *args, size_t nargsf, PyObject 
     if (self->function == NULL) return after_gc();
     if (self->policy != NULL) {
         uint64_t thread = this_thread();
-        if (!is_open(st, self->policy, thread)) {
+        if (!managed_is_open(st, self->policy, thread)) {
             mt_managed_call *call = open_call(st, self->policy, thread);
             if (call == NULL) return NULL;
             token = call->token;
@@ -245,7 +245,7 @@ managed_begin(PyObject *op, PyObject *Py_UNUSED(none))
     uint64_t thread = this_thread();
     mt_managed_call *call;
 
-    if (self->policy == NULL || is_open(self->state, self->policy, thread))
+    if (self->policy == NULL || managed_is_open(self->state, self->policy, thread))
         return PyLong_FromLong(0);
     if ((call = open_call(self->state, self->policy, thread)) == NULL) return NULL;
     return PyLong_FromUnsignedLongLong(call->token);
@@ -373,7 +373,7 @@ set_updated(PyObject *op, PyObject *value, void *Py_UNUSED(which))
         PyErr_SetString(PyExc_TypeError, "_updated can be set to True only");
         return -1;
     }
-    if (self->policy == NULL || is_open(self->state, self->policy, this_thread())) return 0;
+    if (self->policy == NULL || managed_is_open(self->state, self->policy, this_thread())) return 0;
     return mt_py_policy_tick(self->policy, CLOCK_UPDATE);
 }
 

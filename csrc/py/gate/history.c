@@ -425,7 +425,7 @@ get_number(PyObject *op, void *offset)
 }
 
 static PyObject *
-get_closed(PyObject *op, void *Py_UNUSED(which))
+gatehist_get_closed(PyObject *op, void *Py_UNUSED(which))
 {
     return PyBool_FromLong(((GateHistory *)op)->core == NULL);
 }
@@ -472,7 +472,7 @@ static PyGetSetDef getters[] = {
     NUMBER(device_waits,
            "The number of appends that had to wait because the device was far behind."),
     NUMBER(pending, "The number of entries whose values are still on their way from the device."),
-    {"closed", get_closed, NULL, "Whether `close()` was called.", NULL},
+    {"closed", gatehist_get_closed, NULL, "Whether `close()` was called.", NULL},
     {"statistics", get_statistics, NULL, "Whether statistics are kept.", NULL},
     {"trim", get_word, NULL,
      "What makes room for an entry that does not fit, \"half\" or \"oldest\".", "trim"},

@@ -42,7 +42,7 @@ typedef struct GradSet {
 
 /* All arrays are as long as the list, and the list does not change while a pass runs. */
 static bool
-begin(GradSet *self)
+gradset_begin(GradSet *self)
 {
     if (!self->busy) return self->busy = true;
     PyErr_SetString(PyExc_RuntimeError, "another thread is in a call of this GradSet; make one "
@@ -186,7 +186,7 @@ gradset_measure(PyObject *op, PyObject *Py_UNUSED(none))
     GradSet *self = (GradSet *)op;
     PyObject *result;
 
-    if (!begin(self)) return NULL;
+    if (!gradset_begin(self)) return NULL;
     result = measure(self);
     self->busy = false;
     return result;
@@ -221,7 +221,7 @@ gradset_multiply(PyObject *op, PyObject *factor)
     PyObject *result;
 
     if (by == -1 && PyErr_Occurred()) return NULL;
-    if (!begin(self)) return NULL;
+    if (!gradset_begin(self)) return NULL;
     result = multiply(self, by);
     self->busy = false;
     return result;

@@ -380,7 +380,7 @@ recordwriter_enter(PyObject *op, PyObject *Py_UNUSED(none))
 
 /* After close a caller learns of it; in a forked child it is none of his business. */
 static int
-is_open(const RecordWriter *self, const char *method)
+recordwriter_is_open(const RecordWriter *self, const char *method)
 {
     if (self->file.at != NULL) return 1;
     PyErr_Format(PyExc_ValueError, "RecordWriter.%s(): the record %R is closed", method,
@@ -396,7 +396,7 @@ recordwriter_flush(PyObject *op, PyObject *Py_UNUSED(none))
     mt_status st;
     mt_error err;
 
-    if (!is_open(self, "flush")) return NULL;
+    if (!recordwriter_is_open(self, "flush")) return NULL;
     file = self->file;
     Py_BEGIN_ALLOW_THREADS; /* a disk may take long */
     st = mt_recordfile_flush(&file, &err);
@@ -445,7 +445,7 @@ recordwriter_append(PyObject *op, PyObject *const *args, Py_ssize_t n)
 
     if (n != 2)
         return PyErr_Format(PyExc_TypeError, "append() takes time_ns and values, got %zd", n);
-    if (!is_open(self, "append") || take_time(args[0], &time_ns) < 0) return NULL;
+    if (!recordwriter_is_open(self, "append") || take_time(args[0], &time_ns) < 0) return NULL;
     if ((items = mt_py_tuple(args[1], "values is a sequence of int or None")) == NULL) return NULL;
     if ((size_t)PyTuple_GET_SIZE(items) != columns) {
         PyErr_Format(PyExc_ValueError, "append(): %zd values, the record has %zu columns",
@@ -473,7 +473,7 @@ recordwriter_event(PyObject *op, PyObject *args, PyObject *kwargs)
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|$OOO:event", names, &kind, &text, &step,
                                      &time, &duration))
         return NULL;
-    if (!is_open(self, "event")) return NULL;
+    if (!recordwriter_is_open(self, "event")) return NULL;
     if (mt_recordfile_check(&self->file, &err) != MT_OK) return raise_file(&err, self->path);
     if ((e.kind = text_of(kind, "kind", &kind_bytes)) == NULL) return NULL;
     if (take_body(self, text, &e) < 0) return NULL;
@@ -497,7 +497,8 @@ recordwriter_phase(PyObject *op, PyObject *args, PyObject *kwargs)
 
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|O:phase", names, &name, &duration, &peak))
         return NULL;
-    if (!is_open(self, "phase") || (utf8 = text_of(name, "name", &n)) == NULL) return NULL;
+    if (!recordwriter_is_open(self, "phase") || (utf8 = text_of(name, "name", &n)) == NULL)
+        return NULL;
     if (n == 0) {
         PyErr_SetString(PyExc_ValueError, "phase(): a phase needs a name, got \"\"");
         return NULL;
@@ -509,7 +510,7 @@ recordwriter_phase(PyObject *op, PyObject *args, PyObject *kwargs)
 }
 
 static PyObject *
-get_closed(PyObject *op, void *Py_UNUSED(which))
+recordwriter_get_closed(PyObject *op, void *Py_UNUSED(which))
 {
     return PyBool_FromLong(((RecordWriter *)op)->file.at == NULL);
 }
@@ -535,7 +536,7 @@ get_path(PyObject *op, void *Py_UNUSED(which))
 }
 
 static PyGetSetDef getters[] = {
-    {"closed", get_closed, NULL, "True after close().", NULL},
+    {"closed", recordwriter_get_closed, NULL, "True after close().", NULL},
     {"kept", get_kept, NULL,
      "The new name of a record that was in the way and had not been closed; None without one.",
      NULL},
