@@ -345,7 +345,8 @@ def _end(monitor: MemoryMonitor, counter: StepCounter, pid: int) -> None:
         monitor._end(None)  # registers the end of the record, so that it comes before the summary
     else:
         monitor._end(how)
-        _core._run_last_command(False)
+        with contextlib.suppress(KeyboardInterrupt):  # pressed again while the summary is printed
+            _core._run_last_command(False)
         keep_interrupt()
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
+import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -438,3 +440,22 @@ def test_freed_memory_that_is_in_the_way_of_an_allocation_is_told(tmp_path: Path
     assert re.search(r"malloc keeps 2\d\d\.\d MiB of freed memory, which counts against", errors)
     events = memtools.read_record(str(tmp_path / "run.mem")).events
     assert [event.kind for event in events].count("heap") == 1
+
+
+def test_ctrl_c_that_is_pressed_again_leaves_the_summary_as_it_is(tmp_path: Path) -> None:
+    """The command that prints it sends the signal here, to the whole group, as a terminal does."""
+    write(
+        tmp_path,
+        """
+        import os, signal
+        from memtools import _core
+        again = (b"/bin/sh", b"-c", b"kill -INT 0; echo the summary >&2")
+        _core._set_last_command(again, b"no summary")
+        os.kill(os.getpid(), signal.SIGINT)
+        """,
+    )
+    done = subprocess.run(
+        [*RUN, "train.py"], cwd=tmp_path, capture_output=True, start_new_session=True, timeout=60
+    )
+    assert done.returncode == -signal.SIGINT
+    assert done.stderr.endswith(b"\nKeyboardInterrupt\nthe summary\n")

@@ -88,8 +88,8 @@ enum { IN_TIME_MS = 2000, PAUSE_MS = 5 };
 
 static last_command *_Atomic last; /* the process's, as signal handlers are */
 
-/* Blocked: what another process sends to the whole group must not end the command before it has
- * begun. Everything else is not, whatever this thread blocks. */
+/* Blocked: what another process, or Ctrl-C that is pressed again, sends to the whole group must not
+ * end the command. Everything else is not, whatever this thread blocks. */
 static int
 spawn(const last_command *command, pid_t *child)
 {
@@ -101,6 +101,7 @@ spawn(const last_command *command, pid_t *child)
     sigemptyset(&blocked);
     sigaddset(&blocked, SIGTERM);
     sigaddset(&blocked, SIGHUP);
+    sigaddset(&blocked, SIGINT);
     (void)posix_spawnattr_setsigmask(&attributes, &blocked);
     (void)posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
     failed = posix_spawn(child, command->words[0], NULL, &attributes, command->words, environ);
