@@ -195,7 +195,10 @@ def _key(owner: Any, part: str, text: str) -> Any:
     """The key of the item that a part names. Raises AttributeError if there is none."""
     for key in (int(part), part) if part.isdigit() else (part,):
         try:
-            if isinstance(owner, Mapping) or key is not part:
+            if isinstance(owner, Mapping):  # a defaultdict would make an item
+                if key in owner:
+                    return key
+            elif key is not part:
                 owner[key]
                 return key
         except (LookupError, TypeError):

@@ -248,6 +248,13 @@ def test_what_cannot_be_cleared_is_said_after_the_call(name, error, sentence):
     assert isinstance(model.weight, torch.nn.Parameter)
 
 
+def test_a_name_that_is_wrong_makes_no_item():
+    kept = collections.defaultdict(list, a=[1])
+    with pytest.raises(AttributeError, match="defaultdict has no attribute 'b'"):
+        memtools.managed(P, clear="kept.b")(lambda kept: 0)(kept)
+    assert kept == {"a": [1]}
+
+
 def test_an_argument_cannot_become_none():
     with pytest.raises(TypeError, match=r"clear='x' is an argument, which cannot be set to None"):
         cleared(lambda x: 0, "x", torch.ones(1))
