@@ -28,7 +28,7 @@ _NAMES = {
     "cleanup.report": "PolicyReport",
     "errors": (
         "BudgetError DeviceError DeviceMemoryPressure HostMemoryPressure MemoryPressure "
-        "MemtoolsError ShimUnavailable"
+        "MemtoolsError"
     ),
     "gate.aux_loss": "AuxLoss",
     "gate.history": "GateHistory",

@@ -20,7 +20,6 @@ from memtools.errors import DeviceMemoryPressure as DeviceMemoryPressure
 from memtools.errors import HostMemoryPressure as HostMemoryPressure
 from memtools.errors import MemoryPressure as MemoryPressure
 from memtools.errors import MemtoolsError as MemtoolsError
-from memtools.errors import ShimUnavailable as ShimUnavailable
 from memtools.gate.aux_loss import AuxLoss as AuxLoss
 from memtools.gate.history import GateHistory as GateHistory
 from memtools.gate.stats import GateStats as GateStats

@@ -10,7 +10,6 @@ __all__ = [
     "HostMemoryPressure",
     "MemoryPressure",
     "MemtoolsError",
-    "ShimUnavailable",
 ]
 
 
@@ -43,8 +42,3 @@ class HostMemoryPressure(MemoryPressure):
 class DeviceMemoryPressure(MemoryPressure):
     """Raised by MemoryMonitor.guard(device=...): the memory of a CUDA device is about to run out,
     as MemoryPressure says."""
-
-
-class ShimUnavailable(MemtoolsError, RuntimeError):  # noqa: N818 - the public name
-    """Raised where only memtools._torch can do what was asked, and it is not installed or was built
-    for another torch."""

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memtools import _core
 from memtools._base import shim as shims
-from memtools.errors import ShimUnavailable
 
 if TYPE_CHECKING:
     import torch
@@ -75,17 +74,6 @@ def shim_status() -> tuple[bool, str]:
     """Whether the shim is in use, and if not, why not in one sentence. Connects."""
     bridge = connect()
     return bridge.shim is not None, bridge.reason
-
-
-def require_shim() -> Any:
-    """The module memtools._torch, for what only it can do.
-
-    Raises ShimUnavailable if it is not loaded; the message says which command builds it.
-    """
-    bridge = connect()
-    if bridge.shim is None:
-        raise ShimUnavailable(f"{bridge.reason}; run {shims.BUILD_COMMAND}")
-    return bridge.shim
 
 
 def _import_torch() -> Any:

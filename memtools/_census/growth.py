@@ -129,21 +129,12 @@ class GrowthCensus:
         self._holders = _named(rows, has_shim, self._least_rate)
         self.seconds += time.thread_time() - begin
 
-    @property
-    def added_bytes(self) -> int:
-        """Bytes that the looks' own tables take now: they are no growth of the program's."""
-        return self._table.bytes + 1024 * len(self._holders)
-
     def holders(self) -> tuple[Holder, ...]:
         """Who only ever gained, as of the newest look, the one that explains most first: containers
         with a bound, other containers and single buffers, autograd graphs. Empty before the third
         look.
         """
         return self._holders
-
-    def growth_bytes(self) -> float:
-        """Bytes a step that the holders explain together."""
-        return sum(holder.rate_bytes for holder in self._holders)
 
     def __repr__(self) -> str:
         return f"GrowthCensus({self.looks} looks, {len(self._holders)} holders)"

@@ -79,8 +79,8 @@ class Stack(NamedTuple):
 
 
 def stack_of(peak: Peak) -> Stack | None:
-    """The recorded step over time; None where the record does not have it, as older ones, or has
-    something that cannot be."""
+    """The recorded step over time; None where the record does not have it, or has something that
+    cannot be."""
     count = sum(span.stretches for span in peak.spans)
     if not peak.layers or not 0 < count <= STRETCHES or min(peak.spans, key=_length).stretches < 1:
         return None

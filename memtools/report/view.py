@@ -77,7 +77,7 @@ class PeakView:
 
     headline: str
     bars: list[Bar]
-    #: where the highest is drawn over time, and its title; none in older records
+    #: where the highest is drawn over time, and its title; None where the record does not have it
     stack: tuple[str, str] | None
     #: class of the colour, what, bytes, share, blocks
     parts: list[list[str]]

@@ -15,8 +15,6 @@ from memtools.blocks import tensors as tensors_module
 from memtools.blocks.peak import BUFFER, GRADIENT, INPUT, OF_STATE, PARAMETER
 from memtools.blocks.tensors import Tensors, inputs_of, storage_of
 
-F32 = 4
-
 
 @pytest.fixture(autouse=True)
 def _own_objects_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,10 +202,6 @@ def crop_and_update(lease: KVLease) -> None:
     fill(lease, 20)
 
 
-def update_past_a_short_row(lease: KVLease) -> None:
-    lease.update(0, some(2, 1), some(2, 1), [0, 1])
-
-
 def write_by_hand(lease: KVLease) -> None:
     lease.layer(0)[0].zero_()
 

@@ -20,7 +20,7 @@ import memtools
 
 PROJECT = Path(__file__).resolve().parents[2]
 PUBLIC = {"BudgetError", "DeviceError", "DeviceMemoryPressure", "HostMemoryPressure",
-          "MemoryPressure", "MemtoolsError", "ShimUnavailable", "__version__"}  # fmt: skip
+          "MemoryPressure", "MemtoolsError", "__version__"}  # fmt: skip
 LAYERS = {"core", "os", "cuda", "py", "torch"}
 THE_CPP_FILE = "csrc/torch/torch_shim.cpp"
 IMPORTED_IN = {"torch": "memtools/_base/torch.py", "matplotlib": "nowhere",

@@ -44,8 +44,7 @@ enum {
     SCAN_FILE = 1 << 2,
     SCAN_PRESENT = 1 << 3,
     SCAN_SWAPPED = 1 << 4,
-    SCAN_ZEROS = 1 << 5, /* the kernel's page of zeros, which reading brings */
-    SCAN_REGIONS = 64
+    SCAN_ZEROS = 1 << 5 /* the kernel's page of zeros, which reading brings */
 };
 
 /* Of an entry of /proc/self/pagemap, in any version: present or swapped; a page of a file, or one
