@@ -167,6 +167,7 @@ class Witness:
         self._is_done = threading.Event()  # no look is under way
         self._is_done.set()
         self._call = _Pending(self._look)
+        self._interrupt: type[BaseException] | None = None  # came within a look
         self._thread = threading.Thread(target=self._watch, name="memtools peak", daemon=True)
         #: what it saw
         self.text = "who held it is not known: it was there for some milliseconds only"
@@ -192,6 +193,9 @@ class Witness:
             if ctypes.pythonapi.Py_AddPendingCall(self._call, None) != 0:
                 self._is_done.set()  # the interpreter has too many; later, then
             pause = _EVERY_S * 10**self._looks
+        if self._interrupt is not None:
+            main = ctypes.c_ulong(threading.main_thread().ident or 0)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(main, ctypes.py_object(self._interrupt))
 
     def _look(self, _: object) -> int:
         """Called by the interpreter, on the main thread."""
@@ -204,6 +208,9 @@ class Witness:
                 self._looks = _LOOKS if holder else self._looks + 1
         except Exception as error:
             self.text = f"who held it is not known: {type(error).__name__}: {error}"
+            self._looks = _LOOKS
+        except BaseException as error:  # Ctrl-C, for example: a callback of C hands none on
+            self._interrupt = type(error)
             self._looks = _LOOKS
         finally:
             self._is_done.set()

@@ -296,6 +296,24 @@ def test_rows(large):
     assert re.search(r"the test takes 4[345]\.\d MiB at its peak", text)
 
 
+@pytest.mark.slow
+def test_ctrl_c_within_a_look_ends_the_session(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(witness: peak.Witness) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(peak.Witness, "_of_tensors", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(
+            """
+@memory(peak="8 MiB")
+def test_fills():
+    kept = b"x" * (64 << 20)
+    while True:
+        pass
+"""
+        )
+
+
 def test_a_kernel_without_marks_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peak, "can_tell_peaks", lambda: False)
     result = run(PEAK.format(peak="28 MiB"))
