@@ -17,7 +17,7 @@ NAMES = ("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "DATABASE_URL", "
 EVERYTHING = """
 import contextlib, io, json, sys, warnings
 import torch
-import memtools
+import memtools, memtools.types
 
 warnings.simplefilter("ignore")
 record = sys.argv[1]
@@ -62,9 +62,9 @@ with contextlib.redirect_stdout(io.StringIO()) as printed:
     with contextlib.suppress(AttributeError):
         print(monitor.summary())
 missing = {
-    name for name in memtools.__all__
-    if isinstance(getattr(memtools, name), type)
-    and not issubclass(getattr(memtools, name), BaseException)
+    name for module in (memtools, memtools.types) for name in module.__all__
+    if isinstance(getattr(module, name), type)
+    and not issubclass(getattr(module, name), BaseException)
 } - {type(one).__name__ for one in found}
 print(json.dumps([printed.getvalue(), sorted(missing)]))
 """

@@ -4,6 +4,13 @@
 
 enum { FIRST_ROOM = 128 };
 
+/* One entry more, in three quarters of the slots at most. */
+static bool
+index_fits(const mt_index *index)
+{
+    return 4 * (index->n + 1) <= 3 * index->room;
+}
+
 static void
 index_put(mt_index *index, uint64_t slot)
 {
@@ -19,7 +26,7 @@ mt_index_make_room(mt_index *index, const mt_alloc *mem)
 {
     mt_index larger = {.room = index->room == 0 ? FIRST_ROOM : 2 * index->room, .n = index->n};
 
-    if (2 * (index->n + 1) <= index->room) return true;
+    if (index_fits(index)) return true;
     if (index->n >= MT_INDEX_NONE / 2) return false;
     larger.slots = mt_alloc_zeroed(mem, larger.room, sizeof *larger.slots);
     if (larger.slots == NULL) return false;
@@ -33,7 +40,7 @@ mt_index_make_room(mt_index *index, const mt_alloc *mem)
 void
 mt_index_add(mt_index *index, uint64_t hash, uint32_t number)
 {
-    assert(2 * (index->n + 1) <= index->room && number < MT_INDEX_NONE);
+    assert(index_fits(index) && number < MT_INDEX_NONE);
     index_put(index, (uint64_t)mt_index_half(hash) << 32 | (number + 1));
     index->n++;
 }

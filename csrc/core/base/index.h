@@ -1,6 +1,6 @@
 /* index.h -- finds entries of an array by a hash of their keys: an open table of their numbers.
  *
- *   slots   [ 0 ][ hash, 1 + 3 ][ 0 ][ hash, 1 + 0 ][ hash, 1 + 1 ] ...   at most half full
+ *   slots   [ 0 ][ hash, 1 + 3 ][ 0 ][ hash, 1 + 0 ][ hash, 1 + 1 ] ...   three quarters full at most
  *                          └──► entry 3 of the caller's array
  *
  * The caller has the entries and compares keys; half of the hash lies in the slot, so that it rarely

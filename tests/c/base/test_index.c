@@ -50,7 +50,7 @@ each_key_is_found_under_its_number(void)
         keys[n] = key;
         mt_index_add(&index, hash_of(key), n);
         number[key] = ++n;
-        CHECK(index.n == n && 2 * n <= index.room);
+        CHECK(index.n == n && 4 * n <= 3 * index.room);
     }
     CHECK(n > KEYS / 2);
     for (uint64_t key = 0; key < KEYS; key++)
