@@ -312,8 +312,8 @@ def _told(holder: Holder) -> dict[str, Any]:
 
 
 def new_census() -> Any:
-    """What a worker looks at its heap with. It names all that gains: its parent, which knows how many
-    batches make a step, leaves out what gains too little, and so this process needs no judge."""
+    """What a worker looks at its heap with. It names all that gains: its parent knows how many
+    batches make a step, and leaves out what gains too little."""
     from memtools._census.growth import GrowthCensus
 
     return GrowthCensus((Worker, Page), least_rate=1.0)
