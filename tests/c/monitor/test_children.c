@@ -180,7 +180,8 @@ what_a_family_shares_counts_once(void)
     mt_children_name(ch, 2, name);
     CHECK(strcmp(name, "") == 0);
     plant(&t, "proc/10/statm", "1105 1011 1 0 0 0 0\n"); /* 10 pages more are its own */
-    CHECK(mt_children_scan(ch) && reads(ch, 4, 20 + 2000 + 30) && mt_children_priv(ch, 0) == 80 << 10);
+    CHECK(mt_children_scan(ch) && reads(ch, 4, 20 + 2000 + 30) &&
+          mt_children_priv(ch, 0) == 80 << 10);
     plant_fork(&t, "10", 5000, 400); /* a page that it wrote to is its own: seen when it is due */
     CHECK(mt_children_scan(ch) && mt_children_priv(ch, 0) == 80 << 10);
     plant(&t, "proc/self/task/1/children", "10 11 12 21 ");
