@@ -169,6 +169,11 @@ class Part:
     since_step: int | None = None
     begun_bytes: float = 0.0
 
+    @property
+    def all_bytes(self) -> float:
+        """Bytes a step, with those that have just begun to come."""
+        return self.rate_bytes + self.begun_bytes
+
 
 @dataclass(frozen=True)
 class Children:
@@ -298,15 +303,13 @@ def of_part(
         kind: as of a LeakFinding; None, the default: that of the signal.
         what: what is added, in words; "" by default.
     """
-    rate = part.rate_bytes + part.begun_bytes
     kind = _KINDS.get(part.signal, "") if kind is None else kind
-    return LeakFinding(part.grade, part.signal, per, rate, since_step=part.since_step, kind=kind,
-                       what=what)  # fmt: skip
+    return LeakFinding(part.grade, part.signal, per, part.all_bytes, since_step=part.since_step,
+                       kind=kind, what=what)  # fmt: skip
 
 
 def _is_suspect(seen: Evidence, part: Part) -> bool:
-    rate = part.rate_bytes + part.begun_bytes
-    return RANK[part.grade] >= RANK["suspect"] and rate >= seen.least_rate
+    return RANK[part.grade] >= RANK["suspect"] and part.all_bytes >= seen.least_rate
 
 
 def _of_use(seen: Evidence) -> list[LeakFinding]:

@@ -18,7 +18,7 @@ from itertools import pairwise
 
 from memtools.leak.finding import RANK, Key, LeakFinding
 from memtools.leak.judge import C_HEAP, CYCLES, OF_CENSUS, THRESHOLDS
-from memtools.leak.series import Points
+from memtools.leak.series import Points, since_of
 
 
 @dataclass
@@ -273,7 +273,7 @@ class Ledger:
 
 def _is_lost_in_noise(one: LeakFinding, points: Points, step: int) -> bool:
     """Whether its part of memory varies so much that it may go on at its rate unseen."""
-    pace = points.pace(one.part, max(points.steps[0], step // 4))
+    pace = points.pace(one.part, since_of(points.steps, step))
     if not math.isfinite(pace.error) or pace.error <= THRESHOLDS.exact * one.rate_bytes:
         return False
     return abs(pace.rate - one.rate_bytes) <= THRESHOLDS.certain_errors * pace.error

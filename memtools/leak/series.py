@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 
 from memtools.leak.growth import Pace, pace_of, slope_of
 
 MOST_POINTS = 256
 MOST_OF_PACE = 64  # of them, the newest, that tell how fast something grows now
+
+
+def since_of(looks: Sequence[int], step: int) -> int:
+    """The step from which on slopes are taken: that of the first look, but of the newer three
+    quarters of a run that is at `step`."""
+    return max(looks[0], step // 4)
 
 
 class Points:

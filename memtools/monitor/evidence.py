@@ -28,15 +28,9 @@ from memtools.leak.judge import (
     Part,
     keeps_graphs,
 )
-from memtools.leak.series import Points
+from memtools.leak.series import Points, since_of
 
 FEWEST_POINTS = 3  # of a slope
-
-
-def since_of(looks: Sequence[int], step: int) -> int:
-    """The step from which on slopes are taken: that of the first look, but of the newer three
-    quarters of a run that is at `step`."""
-    return max(looks[0], step // 4)
 
 
 @dataclass(frozen=True)

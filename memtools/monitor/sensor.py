@@ -19,8 +19,8 @@ from typing import Any
 from memtools.leak.detector import LeakDetector, part_of
 from memtools.leak.finding import RANK
 from memtools.leak.judge import THRESHOLDS
-from memtools.leak.series import Points
-from memtools.monitor.evidence import Looks, since_of
+from memtools.leak.series import Points, since_of
+from memtools.monitor.evidence import Looks
 from memtools.monitor.signals import COUNTED, Limits, Signal
 
 LARGE_SHARE, LARGE = 0.01, 1 << 20  # of the limit, and bytes: growth that is looked at at once
@@ -164,8 +164,8 @@ class Sensor:
 
     def known(self, step: int) -> Looks:
         """What is known after the look at this step."""
-        grades = {name: detector.kind for name, detector in self.parts.items()}
         verdicts = {name: detector.verdict() for name, detector in self.parts.items()}
+        grades = {name: verdict.kind for name, verdict in verdicts.items()}
         tested = {
             name: (verdict.since_step, verdict.rate_bytes_per_step)
             for name, verdict in verdicts.items()
