@@ -46,6 +46,10 @@ class Block:
     file: str
     text: str
 
+    @property
+    def is_program(self) -> bool:
+        return self.language == "python" and not self.file
+
 
 def blocks_of(page: str) -> list[Block]:
     """The blocks of a page, in order."""
@@ -57,16 +61,15 @@ def with_outputs(page: str) -> list[tuple[Block, list[Block]]]:
     found: list[tuple[Block, list[Block]]] = []
     program: list[Block] | None = None
     for heading, *block in _PART.findall(page):
-        one = Block(*block)
-        if heading or (one.language == "python" and not one.file):
-            program = None
         if heading:
+            program = None
             continue
+        one = Block(*block)
         if program is not None and one.language in ("text", "console"):
             program.append(one)
             continue
         found.append((one, []))
-        if one.language == "python" and not one.file:
+        if one.is_program:
             program = found[-1][1]
     return found
 
@@ -233,7 +236,7 @@ def walk(page: str, folder: Path, ways: Programs | None = None) -> list[tuple[st
     outputs, patched = list[tuple[str, str]](), set[str]()
     for number, (block, below) in enumerate(with_outputs(page)):
         path = folder / block.file
-        if block.language == "python" and not block.file:
+        if block.is_program:
             assert ways is not None
             (folder / f"{number}").mkdir()
             run_program(block, below, folder / f"{number}", ways)

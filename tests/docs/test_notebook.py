@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.docs.pages import blocks_of
 from tests.kit.ownprocess import ENV, PROJECT
 
 NOTEBOOK = PROJECT / "examples" / "notebook" / "memory.ipynb"
@@ -124,7 +125,7 @@ memtools.read_record("failed.mem")
 
 
 PAGE = (PROJECT / "docs" / "guides" / "notebooks.md").read_text()
-BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.S | re.M)
+BLOCKS = [block.text for block in blocks_of(PAGE) if block.is_program]
 
 
 def masked(text: str) -> list[str]:

@@ -23,7 +23,7 @@ def ways() -> Iterator[Programs]:
 
 def has_programs(page: Path) -> bool:
     return any(
-        block.language == "console" or (block.language == "python" and not block.file)
+        block.language == "console" or block.is_program
         for block, _ in with_outputs(page.read_text())
     )
 

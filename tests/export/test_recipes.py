@@ -12,15 +12,18 @@ from urllib.request import urlopen
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.docs.markdown import anchor, sections
+from tests.docs.pages import blocks_of
+
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "exporters.md"
 
 
 def recipe(heading: str) -> dict[str, Any]:
     """Run the first program under a heading; return its names."""
-    section = PAGE.read_text().partition(f"\n## {heading}\n")[2]
-    program = section.partition("```python\n")[2].partition("```")[0]
+    section = sections(PAGE.read_text())[anchor(heading)]
+    program = next(block for block in blocks_of(section) if block.is_program)
     names: dict[str, Any] = {}
-    exec(program.replace("9400", "0"), names)
+    exec(program.text.replace("9400", "0"), names)
     return names
 
 
