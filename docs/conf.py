@@ -2,7 +2,7 @@
 
     docs/**.md ──────────────────────────► MyST ────┐
     memtools, its docstrings ──► autodoc, napoleon ─┼──► furo ──► build/docs/html
-    the parsers of memtools.cli ──► command_line ───┘
+    the parsers of memtools._cli ──► command_line ───┘
 
 The pages are Markdown that reads as plain files too: directives stand in lists of pages and in
 reference/ only.

@@ -2,7 +2,7 @@
 
 import sys
 
-from memtools.cli import main
+from memtools._cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -21,9 +21,9 @@ import torch
 from benchmarks.kit.harness import Json, arguments, environment, repeated, table, write_json
 from benchmarks.kit.limits import Limit, finish, number_limit
 from memtools import _core
-from memtools.blocks.recorder import Recording
-from memtools.blocks.tensors import Tensors
-from memtools.monitor.run import spot_of
+from memtools._blocks.recorder import Recording
+from memtools._blocks.tensors import Tensors
+from memtools._monitor.run import spot_of
 from tests.blocks.peaktruth import LOOPS, Loop, libraries, one_step
 
 MOST = 2.5  # times a plain step may a recorded one take

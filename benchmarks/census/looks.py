@@ -19,7 +19,7 @@ import torch
 from benchmarks.kit.harness import Json, arguments, environment, repeated, write_json
 from benchmarks.kit.limits import Limit, finish, number_limit
 from memtools import MemoryMonitor
-from memtools.monitor.leakwatch import LeakWatch
+from memtools._monitor.leakwatch import LeakWatch
 
 OBJECTS = 166_000
 GRACE_STEPS, GRACE = 512, 1.5  # all looks of the first steps may take so many seconds of CPU

@@ -32,7 +32,7 @@ RUNS, DEPTH = 5, 200
 SCRIPT = """
 import json, sys, time
 import torch
-from memtools.monitor import inprocess
+from memtools._monitor import inprocess
 torch.set_num_threads(1)
 model = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(24)))
 batch = torch.randn(64, 256)

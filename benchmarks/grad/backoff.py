@@ -35,7 +35,7 @@ from benchmarks.kit.harness import (
     timing_table,
 )
 from benchmarks.kit.limits import finish
-from memtools.grad.undo import Redo, Scratch, Undo
+from memtools._grad.undo import Redo, Scratch, Undo
 
 WAYS = {"scratch": Scratch, "redo": Redo}
 MICRO = 4

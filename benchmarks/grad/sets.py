@@ -15,7 +15,7 @@ import torch
 
 import memtools
 from benchmarks.kit.harness import Json, Runner, compiled, interleave, statement
-from memtools.grad.gradients import Gradients
+from memtools._grad.gradients import Gradients
 
 SETS = ("gpt2-148", "small-2000", "one-64M")
 NEAR = 0.9999  # a factor and a coefficient that change every element, and hardly its size

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from benchmarks.kit.harness import Json
 from memtools import LeakDetector
-from memtools.leak.finding import RANK
+from memtools._leak.finding import RANK
 from tests.traces import synthetic
 
 STEPS = 8000

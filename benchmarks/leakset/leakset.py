@@ -51,7 +51,7 @@ import memtools
 from benchmarks.kit.harness import RESULTS, Json, environment, table, write_json
 from benchmarks.leakset import peers, running
 from memtools._base.size import format_bytes
-from memtools.leak.finding import RANK, is_call
+from memtools._leak.finding import RANK, is_call
 
 HERE = Path(__file__).resolve().parent
 THREADS: Json = json.loads((HERE / "index.json").read_text())

@@ -26,7 +26,7 @@ from typing import Any
 from benchmarks.kit.harness import RESULTS, Json, environment, table, write_json
 from benchmarks.leak.loops import CLEAN, LEAKS
 from memtools import LeakFinding, MemoryMonitor, _core
-from memtools.leak.finding import is_call
+from memtools._leak.finding import is_call
 
 STEPS = 3600
 WARM, TRUTH = 600, 1200  # steps before, and of, the measurement of the true rate

@@ -29,8 +29,8 @@ from benchmarks.kit.harness import (
 )
 from benchmarks.kit.limits import finish, number_limit
 from memtools import _core
-from memtools.record.reader import UNKNOWN
-from memtools.record.series import _reduce, cuts
+from memtools._record.reader import UNKNOWN
+from memtools._record.series import _reduce, cuts
 from memtools.report import render
 
 TEN_MILLION = 10_000_000

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from benchmarks.kit.harness import Json, environment, table
 from benchmarks.kit.limits import Limit, finish
 from memtools import _core
-from memtools.testing.growth import GrowthTest
-from memtools.testing.trend import growth_of
+from memtools.testing._growth import GrowthTest
+from memtools.testing._trend import growth_of
 from tests.traces import record
 
 STEPS, WARMUP, ALLOWED = 200, 25, 1024

@@ -15,7 +15,7 @@ from typing import Any
 from docutils import nodes
 from docutils.parsers.rst import Directive
 
-from memtools.cli import build_parser
+from memtools._cli import build_parser
 
 
 def inline(text: str) -> list[nodes.Node]:

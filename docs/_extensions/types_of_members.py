@@ -3,7 +3,7 @@
     _core.pyi ──ast──► properties in C ──► annotations of the Python class that extends the C type
                  └───► methods in C ─────► the signature, as autodoc asks for it
     `if TYPE_CHECKING:` of a module ─────► imported, so that each name in a signature has a meaning
-    memtools.gate.stats.GateStats ───────► memtools.GateStats, as people import it
+    memtools._gate.stats.GateStats ───────► memtools.GateStats, as people import it
 
 An object that only memtools makes takes private objects in its constructor: that is not shown.
 """

@@ -26,7 +26,7 @@ COLOURS = {
 def series_of(path: str) -> dict[str, Any]:
     """Read the memory of the control group by step, and what was found, from a record."""
     import memtools
-    from memtools.record.figures import figures_of
+    from memtools._record.figures import figures_of
 
     record = memtools.read_record(path)
     buckets = record.buckets

@@ -33,7 +33,7 @@ GENERATED = "torchinductor"
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 #: rooms of memtools that allocate for themselves, and not for the program; and who does it for them
 _OWN = (
-    *(f"{PACKAGE}{room}/" for room in ("monitor", "_base", "_census", "leak", "record")),
+    *(f"{PACKAGE}{room}/" for room in ("_monitor", "_base", "_census", "_leak", "_record")),
     f"{_PATHS['stdlib']}/tracemalloc.py",
 )
 

@@ -20,7 +20,7 @@ def event(kind: str, body: object, **details: Any) -> None:
 
     Args:
         kind: the kind of event.
-        body: a text, or the fields of that kind (memtools/record/kinds.py).
+        body: a text, or the fields of that kind (memtools/_record/kinds.py).
         details: as of the monitor's Log.event: the time and the duration in nanoseconds.
     """
     for monitor in list(monitors):

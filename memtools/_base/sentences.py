@@ -11,9 +11,9 @@ from memtools._base.text import duration
 
 if TYPE_CHECKING:
     from memtools._census.holders import Holder
-    from memtools.leak.detector import LeakVerdict
-    from memtools.monitor.guards import Pressure
-    from memtools.record import kinds
+    from memtools._leak.detector import LeakVerdict
+    from memtools._monitor.guards import Pressure
+    from memtools._record import kinds
 
 
 #: Steps that have to be made before a leak test may say that something grows, and before it may say

@@ -31,6 +31,7 @@ from memtools._census.holders import (
     type_name,
 )
 
+_OWN = ("memtools._base.", "memtools._census.", "memtools._core.")  # types of our own records
 _FRESH = 20_000  # new objects of one type that are looked at for those of one shape
 _ROWS = 12
 
@@ -192,8 +193,8 @@ class Growth:
         self.groups = tuple(sorted(groups, key=_most_first))
         types = list[TypeGrowth]()
         for name, more in (later.types - earlier.types - Counter({"tuple": own})).items():
-            # Tensors are in the groups, and what a census is made of is no news.
-            if name not in tensors and not name.startswith("memtools._"):
+            # Tensors are in the groups, and what a census is made of does not count.
+            if name not in tensors and not name.startswith(_OWN):
                 types.append(TypeGrowth(name, more))
         self.types = tuple(sorted(types, key=lambda one: (-one.count, one.type)))
         self.bytes = later.bytes - earlier.bytes

@@ -66,7 +66,7 @@ class GrowthCensus:
     newest entries of what is named, and single tensors and graphs are not known.
 
     Whether that explains the growth of the process is for those to say who know that growth
-    (memtools.leak.judge).
+    (memtools._leak.judge).
 
     Args:
         own: classes whose instances are not entered, beside those of memtools; by default none.

@@ -9,35 +9,35 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from memtools.data.cache import ByteCache as ByteCache
-    from memtools.data.cache import CachedFunction as CachedFunction
-    from memtools.data.cache import CacheInfo as CacheInfo
-    from memtools.data.episodes import ChunkLayout as ChunkLayout
-    from memtools.data.episodes import H5Episodes as H5Episodes
-    from memtools.data.loader import BoundedLoader as BoundedLoader
-    from memtools.data.loader import bounded as bounded
-    from memtools.data.report import LoaderCost as LoaderCost
-    from memtools.data.report import LoaderReport as LoaderReport
-    from memtools.data.report import LoaderSettings as LoaderSettings
-    from memtools.data.report import loader_report as loader_report
-    from memtools.data.sampler import BudgetSampler as BudgetSampler
-    from memtools.data.sizes import size_of as size_of
+    from memtools.data._cache import ByteCache as ByteCache
+    from memtools.data._cache import CachedFunction as CachedFunction
+    from memtools.data._cache import CacheInfo as CacheInfo
+    from memtools.data._episodes import ChunkLayout as ChunkLayout
+    from memtools.data._episodes import H5Episodes as H5Episodes
+    from memtools.data._loader import BoundedLoader as BoundedLoader
+    from memtools.data._loader import bounded as bounded
+    from memtools.data._report import LoaderCost as LoaderCost
+    from memtools.data._report import LoaderReport as LoaderReport
+    from memtools.data._report import LoaderSettings as LoaderSettings
+    from memtools.data._report import loader_report as loader_report
+    from memtools.data._sampler import BudgetSampler as BudgetSampler
+    from memtools.data._sizes import size_of as size_of
 
 #: where each public name lives
 _HOMES = {
-    "BoundedLoader": "loader",
-    "BudgetSampler": "sampler",
-    "ByteCache": "cache",
-    "CacheInfo": "cache",
-    "CachedFunction": "cache",
-    "ChunkLayout": "episodes",
-    "H5Episodes": "episodes",
-    "LoaderCost": "report",
-    "LoaderReport": "report",
-    "LoaderSettings": "report",
-    "bounded": "loader",
-    "loader_report": "report",
-    "size_of": "sizes",
+    "BoundedLoader": "_loader",
+    "BudgetSampler": "_sampler",
+    "ByteCache": "_cache",
+    "CacheInfo": "_cache",
+    "CachedFunction": "_cache",
+    "ChunkLayout": "_episodes",
+    "H5Episodes": "_episodes",
+    "LoaderCost": "_report",
+    "LoaderReport": "_report",
+    "LoaderSettings": "_report",
+    "bounded": "_loader",
+    "loader_report": "_report",
+    "size_of": "_sizes",
 }
 
 __all__ = [

@@ -18,7 +18,7 @@ from memtools._base.size import format_bytes
 from memtools._base.text import shown
 
 if TYPE_CHECKING:
-    from memtools.record.record import Record
+    from memtools._record.record import Record
 
 __all__ = ["Page", "render", "write_report"]
 
@@ -52,7 +52,7 @@ class Page(str):
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the pictures of the first records."""
-        from memtools.record import drawing
+        from memtools._record import drawing
 
         left = len(self.records) - PICTURES
         note = f"{left:,} more records are on the page" if left > 0 else ""
@@ -74,8 +74,8 @@ def render(records: Record | Sequence[Record], *, title: str | None = None) -> P
         TypeError: `records` is something else, or `title` is not a str.
         ValueError: there is no record.
     """
-    from memtools.record.record import Record
-    from memtools.report.page import page
+    from memtools._record.record import Record
+    from memtools.report._page import page
 
     several = [records] if isinstance(records, Record) else list(records)
     wrong = [type(one).__name__ for one in several if not isinstance(one, Record)]
@@ -125,7 +125,7 @@ def write_report(
 
 
 def _refuse_other_files(target: Path) -> None:
-    from memtools.report.page import GENERATOR
+    from memtools.report._page import GENERATOR
 
     if not target.exists():
         return

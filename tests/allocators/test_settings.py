@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from memtools import allocator_settings
+from memtools._allocators.conf import VARIABLES, chosen, parse
+from memtools._allocators.settings import CudaDevice, Setting
 from memtools._base import malloc
 from memtools._base import torch as bridge
 from memtools._base.malloc import Heap
-from memtools.allocators.conf import VARIABLES, chosen, parse
-from memtools.allocators.settings import CudaDevice, Setting
 from memtools.types import AllocatorSettings
 from tests.allocators.allocatorcases import MIB, FakeTorch, program
 

@@ -64,9 +64,9 @@ def test_a_package_that_was_installed_out_of_a_folder_is_the_users(
         f"{site}/torn/__init__.py": LIBRARY,
         f"{site}/odd/__init__.py": LIBRARY,
         f"{SITE}/torch/nn/functional.py": LIBRARY,
-        f"{PACKAGE}grad/window.py": LIBRARY,
-        f"{PACKAGE}monitor/run.py": MEMTOOLS,
-        f"{PACKAGE.rstrip('/')}_fork/monitor/run.py": owner_of(f"{Path(PACKAGE).parent}/x.py"),
+        f"{PACKAGE}_grad/window.py": LIBRARY,
+        f"{PACKAGE}_monitor/run.py": MEMTOOLS,
+        f"{PACKAGE.rstrip('/')}_fork/_monitor/run.py": owner_of(f"{Path(PACKAGE).parent}/x.py"),
         "/home/me/train.py": USER,
         "/home/me/memtools/monitor/run.py": USER,
     }.items():
@@ -90,5 +90,5 @@ def test_the_script_that_runs_is_the_users(
     before = set(libraries.users_paths())
     monkeypatch.setattr(sys.modules["__main__"], "__file__", script)
     assert sorted(set(libraries.users_paths()) - before) == users
-    assert not libraries.is_users(f"{PACKAGE}monitor/run.py")
-    assert libraries.is_own(f"{PACKAGE}monitor/run.py")
+    assert not libraries.is_users(f"{PACKAGE}_monitor/run.py")
+    assert libraries.is_own(f"{PACKAGE}_monitor/run.py")

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from memtools import cli
+from memtools import _cli as cli
 from memtools._base import notebook
 from memtools._base.libraries import USER, owner_of
-from memtools.monitor.places import Place, function_at, name_of, place_of
+from memtools._monitor.places import Place, function_at, name_of, place_of
 
 CELL = "/tmp/ipykernel_4711/1234.py"
 SOURCE = "x = []\ndef train():\n    x.append(1)\n"

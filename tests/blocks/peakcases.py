@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from memtools.blocks.peak import Block, OfKind, Rest, Stretch
+from memtools._blocks.peak import Block, OfKind, Rest, Stretch
 
 MIB = 1 << 20
 BEFORE, FORWARD, BACKWARD, OPTIMIZER = range(4)

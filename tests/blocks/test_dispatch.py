@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
-from memtools.blocks.dispatch import DispatchedBlocks
-from memtools.monitor.tracing import DISPATCH, TraceWindow
+from memtools._blocks.dispatch import DispatchedBlocks
+from memtools._monitor.tracing import DISPATCH, TraceWindow
 from tests.kit.children import in_child
 from tests.kit.ownprocess import in_own_process
 
@@ -158,7 +158,7 @@ def test_tensors_without_a_storage_are_passed_by(blocks: DispatchedBlocks) -> No
 @pytest.mark.slow
 def test_it_imports_next_to_nothing() -> None:
     code = (
-        "import sys, torch\nfrom memtools.blocks.dispatch import DispatchedBlocks\n"
+        "import sys, torch\nfrom memtools._blocks.dispatch import DispatchedBlocks\n"
         "before = len(sys.modules)\nblocks = DispatchedBlocks()\nblocks.trace(True)\n"
         "torch.ones(3) + 1\nblocks.trace(False)\n"
         "assert len(sys.modules) - before < 10, len(sys.modules) - before\n"

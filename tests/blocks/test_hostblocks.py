@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from memtools import MemoryMonitor
-from memtools.blocks.reports import HostBlocks
+from memtools._blocks.reports import HostBlocks
 
 MIB = 1 << 20
 
@@ -39,7 +39,7 @@ def test_without_the_shim_it_is_not_known_and_says_why(
 @pytest.mark.slow
 def test_torch_is_not_imported_for_it() -> None:
     code = (
-        "import sys\nfrom memtools.blocks.reports import HostBlocks\n"
+        "import sys\nfrom memtools._blocks.reports import HostBlocks\n"
         "blocks = HostBlocks()\n"
         "assert blocks.in_use() is None and 'torch' not in sys.modules and not blocks.reason\n"
         "import torch\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memtools._base.peak import Large, Layer, Part, PeakContents, Saver, Span
-from memtools.blocks.peak import Marked, Spot, contents_of
+from memtools._blocks.peak import Marked, Spot, contents_of
 from tests.blocks.peakcases import (
     BACKWARD,
     BEFORE,

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from memtools import read_record
-from memtools.record.kinds import Peak
-from memtools.record.peaks import advice, peak_of, stack_of
+from memtools._record.kinds import Peak
+from memtools._record.peaks import advice, peak_of, stack_of
 from tests.blocks.peakmodels import MODELS
 
 HERE = Path(__file__).parent

@@ -11,10 +11,10 @@ import torch
 
 from memtools import _core
 from memtools._base.peak import PeakContents
-from memtools.blocks import recorder as recorders
-from memtools.blocks.peak import INPUT, OF_STATE, PARAMETER, Spot
-from memtools.blocks.recorder import PeakRecorder
-from memtools.blocks.tensors import Tensors
+from memtools._blocks import recorder as recorders
+from memtools._blocks.peak import INPUT, OF_STATE, PARAMETER, Spot
+from memtools._blocks.recorder import PeakRecorder
+from memtools._blocks.tensors import Tensors
 from tests.blocks.peakcases import MIB, Blocks, Contents, Reports, block
 from tests.kit.children import in_child
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from memtools import _core
-from memtools.blocks import tensors as tensors_module
-from memtools.blocks.peak import BUFFER, GRADIENT, INPUT, OF_STATE, PARAMETER
-from memtools.blocks.tensors import Tensors, inputs_of, storage_of
+from memtools._blocks import tensors as tensors_module
+from memtools._blocks.peak import BUFFER, GRADIENT, INPUT, OF_STATE, PARAMETER
+from memtools._blocks.tensors import Tensors, inputs_of, storage_of
 
 
 @pytest.fixture(autouse=True)

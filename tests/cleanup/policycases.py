@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from memtools import CleanupPolicy
-from memtools.cleanup.actions import IDLE_HEAP, TRIGGERS, TRIM
-from memtools.cleanup.collector import _IMMORTAL
+from memtools._cleanup.actions import IDLE_HEAP, TRIGGERS, TRIM
+from memtools._cleanup.collector import _IMMORTAL
 from tests.monitor.root import Root
 
 

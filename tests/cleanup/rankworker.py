@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 
 from memtools import CleanupPolicy
-from memtools.cleanup import actions, engine
-from memtools.cleanup.actions import FIRST_CALLBACK
-from memtools.cleanup.ranks import Agreement
+from memtools._cleanup import actions, engine
+from memtools._cleanup.actions import FIRST_CALLBACK
+from memtools._cleanup.ranks import Agreement
 from tests.kit.ranks import fork_ranks, meet
 
 

@@ -12,7 +12,7 @@ import torch
 import memtools
 from memtools._base import reclaim
 from memtools._census.cycles import Collected
-from memtools.cleanup.actions import (
+from memtools._cleanup.actions import (
     DEVICE,
     EMPTY_CACHE,
     FIRST_CALLBACK,
@@ -35,7 +35,7 @@ from memtools.cleanup.actions import (
     trigger_words,
     work_of,
 )
-from memtools.cleanup.engine import Done
+from memtools._cleanup.engine import Done
 from tests.cleanup.policycases import no_gc  # noqa: F401 - a fixture
 from tests.kit.fakedevice import FakeCuda, cuda  # noqa: F401 - a fixture
 from tests.kit.ownprocess import in_own_process
@@ -181,7 +181,7 @@ def test_trim_gives_the_heap_back():
     """In a process in which nobody has set glibc's thresholds, as step() does under a limit."""
     in_own_process("""
         import torch
-        from memtools.cleanup.actions import TRIM
+        from memtools._cleanup.actions import TRIM
         from tests.cleanup.test_actions import MIB, run
         blocks = [torch.ones(4096) for _ in range(3000)]
         top = torch.ones(2048)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memtools.cleanup.cadence import BUILT_IN, MOST_CLOCKS, MOST_EVERY, Clocks
+from memtools._cleanup.cadence import BUILT_IN, MOST_CLOCKS, MOST_EVERY, Clocks
 from tests.cleanup.policycases import quiet
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from memtools.cleanup import collector
-from memtools.cleanup.collector import ManagedGc
+from memtools._cleanup import collector
+from memtools._cleanup.collector import ManagedGc
 from tests.kit.interrupts import interrupted
 
 

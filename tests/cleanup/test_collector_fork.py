@@ -17,7 +17,7 @@ _FORKS = "ignore:This process:DeprecationWarning"  # from 3.12 on, with threads:
 CHILD = """
 import gc, os, sys
 from memtools import CleanupPolicy
-from memtools.cleanup.collector import ManagedGc
+from memtools._cleanup.collector import ManagedGc
 from tests.kit import children
 def in_child(check):
     assert children.in_child(check) == 0
@@ -72,7 +72,7 @@ def test_a_forked_child_stays_without_gc_where_others_had_disabled_it():
 def test_a_fork_while_another_thread_holds_the_lock_does_not_hang():
     child("""
     import threading
-    from memtools.cleanup import collector as _gcstate
+    from memtools._cleanup import collector as _gcstate
     held, done = threading.Event(), threading.Event()
     def hold():
         with _gcstate._shared.lock:

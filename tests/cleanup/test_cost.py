@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from memtools import CleanupPolicy
-from memtools.cleanup import actions, engine
+from memtools._cleanup import actions, engine
 from tests.cleanup.policycases import gc_as_found, no_gc, quiet  # noqa: F401 - fixtures
 
 COST = SimpleNamespace(ns=0)

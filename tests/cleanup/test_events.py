@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from memtools import MemoryMonitor, read_record
-from memtools.cleanup import engine
-from memtools.cleanup.actions import Change, Outcome
-from memtools.cleanup.engine import Events
-from memtools.record.figures import figures_of
+from memtools._cleanup import engine
+from memtools._cleanup.actions import Change, Outcome
+from memtools._cleanup.engine import Events
+from memtools._record.figures import figures_of
 from tests.cleanup.policycases import gc_as_found, quiet  # noqa: F401 - a fixture
 
 MIB = 2**20

@@ -296,6 +296,6 @@ def test_it_loads_no_monitor_and_no_torch():
     code = (
         "import sys, memtools\n"
         "memtools.generation()(lambda: None)()\n"
-        "assert 'torch' not in sys.modules and 'memtools.monitor.run' not in sys.modules"
+        "assert 'torch' not in sys.modules and 'memtools._monitor.run' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -23,7 +23,7 @@ import pytest
 from torch.utils.data import DataLoader, Dataset
 
 from memtools import CleanupPolicy
-from memtools.cleanup import actions, engine
+from memtools._cleanup import actions, engine
 from memtools.types import ActionReport
 from tests.cleanup.policycases import gc_as_found, quiet, times  # noqa: F401 - a fixture
 from tests.kit.ownprocess import PROJECT, in_own_process
@@ -228,7 +228,7 @@ def test_a_policy_loads_what_cleanup_needs_and_nothing_else():
         "print(*sorted({name.split('.')[1] for name in sys.modules if name[:9] == 'memtools.'}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "_base _census _core _version cleanup errors\n"
+    assert done.stdout == "_base _census _cleanup _core _version errors\n"
 
 
 def test_neither_the_package_nor_a_policy_imports_torch():

@@ -18,7 +18,7 @@ import torch
 
 import memtools
 from memtools import CleanupPolicy
-from memtools.cleanup import engine
+from memtools._cleanup import engine
 from memtools.types import CleanupCall
 from tests.cleanup.policycases import (  # noqa: F401 - fixtures
     aged,

@@ -137,7 +137,7 @@ def test_ranks_that_decide_alone_are_told_once(ranks):
 
 @pytest.mark.slow
 def test_without_torch_imported_it_refuses_and_imports_nothing():
-    code = "import sys; from memtools.cleanup.ranks import Agreement\ntry: Agreement()\n"
+    code = "import sys; from memtools._cleanup.ranks import Agreement\ntry: Agreement()\n"
     code += "except RuntimeError as error: print(error, 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == (

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from memtools import PolicyReport
-from memtools.cleanup.report import verdict
+from memtools._cleanup.report import verdict
 from memtools.types import ActionReport, CycleReport
 
 MIB = 2**20

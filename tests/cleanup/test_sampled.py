@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import memtools
-from memtools.cleanup.generation import LOOKS
-from memtools.cleanup.sampled import MOST_ITEMS, graph_of_result
+from memtools._cleanup.generation import LOOKS
+from memtools._cleanup.sampled import MOST_ITEMS, graph_of_result
 
 WIDTH = 256  # a step saves 256 x 256 floats for exp: 256 KiB
 
@@ -84,7 +84,7 @@ def test_a_small_graph_is_no_matter_and_not_looked_at_for_ever(recwarn, monkeypa
     rollout = generates(lambda: walk(3, width=2))
     for _ in range(LOOKS):
         rollout()
-    monkeypatch.setattr("memtools.cleanup.generation.graph_of_result", lambda *_: 1 / 0)
+    monkeypatch.setattr("memtools._cleanup.generation.graph_of_result", lambda *_: 1 / 0)
     rollout()
     assert not recwarn.list
 

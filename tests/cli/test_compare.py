@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 
 import memtools
-from memtools import cli
-from memtools.leak.finding import LeakFinding
-from memtools.record.compare import Comparison, Row, compare, difference_in_words, host_growth
-from memtools.record.figures import figures_of
-from memtools.record.growth import slope
-from memtools.record.kinds import End
-from memtools.record.overview import tiles
+from memtools import _cli as cli
+from memtools._leak.finding import LeakFinding
+from memtools._record.compare import Comparison, Row, compare, difference_in_words, host_growth
+from memtools._record.figures import figures_of
+from memtools._record.growth import slope
+from memtools._record.kinds import End
+from memtools._record.overview import tiles
 from tests.cli.runs import run, write
 from tests.record.comparecases import GIB, KEPT, KIB, MIB, made
 from tests.report.test_words import LEAK_FREE, LEAKS

@@ -18,12 +18,13 @@ from typing import Any, TypeAlias
 import pytest
 
 import memtools
-from memtools import DeviceError, MemtoolsError, cli
+from memtools import DeviceError, MemtoolsError
+from memtools import _cli as cli
 from memtools._base import environment
 from memtools._base.size import format_bytes
-from memtools.cli import doctor
-from memtools.cli.facts import Fact
-from memtools.cli.system import _shared_memory, host_memory, kernel
+from memtools._cli import doctor
+from memtools._cli.facts import Fact
+from memtools._cli.system import _shared_memory, host_memory, kernel
 
 Patch: TypeAlias = pytest.MonkeyPatch
 Capture: TypeAlias = pytest.CaptureFixture[str]
@@ -397,8 +398,8 @@ def test_a_machine_without_a_gpu_cannot_do_what_needs_one(
 def test_torch_is_found_and_read_without_importing_it(tmp_path: Path) -> None:
     plant(tmp_path, {"a/version.py": "__version__ = '2.11.0'\ncuda: Optional[str] = None\n"})
     assert doctor.read_torch(tmp_path / "a") == doctor.Torch("2.11.0", None, None)
-    code = "from memtools import cli; from memtools.cli import doctor; cli.main(['--version']); "
-    code += "doctor.find_package('torch'); import sys; sys.exit('torch' in sys.modules)"
+    code = "from memtools import _cli; from memtools._cli import doctor; _cli.main(['--version'])"
+    code += "; doctor.find_package('torch'); import sys; sys.exit('torch' in sys.modules)"
     assert command("-c", code).returncode == 0
 
 

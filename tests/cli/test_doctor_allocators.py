@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from memtools._base import malloc
-from memtools.cli import allocators
+from memtools._cli import allocators
 from tests.allocators.allocatorcases import OURS
 from tests.kit.ownprocess import PROJECT
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from memtools import _core, cli
-from memtools.cli import export
+from memtools import _cli as cli
+from memtools import _core
+from memtools._cli import export
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import memtools
-from memtools.cli.run import BOOT
+from memtools._cli.run import BOOT
 from tests.cli.runs import RUN, execute, run, without_addresses, write
 from tests.kit.long import LONG
 

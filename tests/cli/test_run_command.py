@@ -18,11 +18,11 @@ import pytest
 
 import memtools
 from memtools import _core
-from memtools.cli.tree import COLUMNS, Ended, Guard, Process, Tree, pass_on
-from memtools.record import kills
-from memtools.record.events import ending
-from memtools.record.kinds import Counters
-from memtools.record.reader import UNKNOWN
+from memtools._cli.tree import COLUMNS, Ended, Guard, Process, Tree, pass_on
+from memtools._record import kills
+from memtools._record.events import ending
+from memtools._record.kinds import Counters
+from memtools._record.reader import UNKNOWN
 from tests.cli.runs import RUN, run
 
 MIB = 2**20

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import memtools
-from memtools.leak.finding import LeakFinding
-from memtools.monitor import inprocess
+from memtools._leak.finding import LeakFinding
+from memtools._monitor import inprocess
 from tests.cli.runs import RUN, Done, write
 
 

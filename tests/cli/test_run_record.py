@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import memtools
-from memtools.cli.run import own_flags
-from memtools.monitor.log import ranked
+from memtools._cli.run import own_flags
+from memtools._monitor.log import ranked
 from tests.cli.runs import RUN, execute, run, write
 
 
@@ -162,9 +162,8 @@ def test_what_cannot_be_run_is_refused_in_one_line_before_it_starts(
 def test_flags_that_keep_the_monitor_out_are_refused(flag: str, tmp_path: Path) -> None:
     write(tmp_path, "print('started')")
     root = str(Path(memtools.__file__).parent.parent)
-    code = (
-        f"import sys; sys.path.insert(0, {root!r}); from memtools.cli import main; sys.exit(main())"
-    )
+    code = f"import sys; sys.path.insert(0, {root!r}); from memtools import _cli; "
+    code += "sys.exit(_cli.main())"
     found = execute([sys.executable, flag, "-c", code, "run", "train.py"], tmp_path)
     assert (found.returncode, found.stdout) == (1, b"")
     assert b"watch from outside: memtools run -- python -I" in found.stderr

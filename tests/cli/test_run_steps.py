@@ -15,8 +15,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import memtools
 from memtools import _core
-from memtools.monitor import inprocess
-from memtools.monitor.inprocess import KEPT_BACK, StepCounter
+from memtools._monitor import inprocess
+from memtools._monitor.inprocess import KEPT_BACK, StepCounter
 from tests.cli.runs import run, write
 from tests.kit.ownprocess import in_own_process
 
@@ -213,7 +213,7 @@ def test_many_calls_count_though_there_is_an_optimizer(
 def test_an_optimizer_is_known_from_when_it_is_made() -> None:
     code = """
 import torch
-from memtools.monitor.inprocess import has_optimizer
+from memtools._monitor.inprocess import has_optimizer
 assert not has_optimizer()
 class Mine(torch.optim.SGD):
     pass
@@ -621,7 +621,7 @@ TRAINING = """
         optimizer.step()
     assert type(module.__loader__) is type(module.__spec__.loader) is type(torch.__loader__)
     kinds = {type(finder).__module__ for finder in sys.meta_path}
-    assert "memtools.monitor.inprocess" not in kinds
+    assert "memtools._monitor.inprocess" not in kinds
     print(step, bool(model.weight.isfinite().all()))
 """
 

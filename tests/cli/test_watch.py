@@ -21,14 +21,15 @@ import pytest
 from rich.console import Console
 
 import memtools
-from memtools import _core, cli
-from memtools.cli import frame as cli_frame
-from memtools.cli import watch_live
-from memtools.cli.frame import Frame, frame_of
-from memtools.cli.tree import COLUMNS as TREE_COLUMNS
-from memtools.leak.finding import LeakFinding
-from memtools.monitor.run import columns
-from memtools.record.kinds import Pressure, Start
+from memtools import _cli as cli
+from memtools import _core
+from memtools._cli import frame as cli_frame
+from memtools._cli import watch_live
+from memtools._cli.frame import Frame, frame_of
+from memtools._cli.tree import COLUMNS as TREE_COLUMNS
+from memtools._leak.finding import LeakFinding
+from memtools._monitor.run import columns
+from memtools._record.kinds import Pressure, Start
 from tests.report.reportcases import FINISHED, event
 
 WATCH = [sys.executable, "-m", "memtools", "watch"]

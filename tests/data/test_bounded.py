@@ -13,7 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, datalo
 
 from memtools import Budget, MemoryMonitor
 from memtools.data import BoundedLoader, bounded
-from memtools.data import loader as loader_module
+from memtools.data import _loader as loader_module
 from tests.data.loadercases import (
     KIB,
     Failing,

@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from memtools import Budget, BudgetError, GateHistory, KVPool
-from memtools.data import ByteCache, CacheInfo, share
+from memtools.data import ByteCache, CacheInfo
+from memtools.data import _share as share
 from tests.kit.children import in_child
 from tests.kit.long import LONG
 

@@ -44,7 +44,7 @@ def open_files(path: Path) -> int:
 def test_an_item_is_a_frame_and_the_next_actions_padded(image, cache, tmp_path):
     folder = write_episodes(tmp_path, **image)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("memtools.data.episodes.notice", lambda text: None)
+        patch.setattr("memtools.data._episodes.notice", lambda text: None)
         episodes = H5Episodes(folder, chunk=5, cache=cache)
     assert (episodes.lengths, len(episodes), episodes.num_episodes) == ((10, 7, 12), 29, 3)
     assert episodes.observations == KEYS

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from memtools._base import running
-from memtools.data.inflight import GROWS_EVERY, READ_AGAIN_NS, InFlight, Room, shm_room
+from memtools.data._inflight import GROWS_EVERY, READ_AGAIN_NS, InFlight, Room, shm_room
 from memtools.errors import BudgetError
 
 
@@ -185,7 +185,7 @@ def test_the_room_of_the_job_is_the_lowest_of_those_that_are_known(tmp_path):
 def test_the_room_is_read_again_after_a_while(tmp_path, monkeypatch):
     (tmp_path / "proc").mkdir()
     times, room = [0], Room(str(tmp_path))
-    monkeypatch.setattr("memtools.data.inflight.time.monotonic_ns", lambda: times[0])
+    monkeypatch.setattr("memtools.data._inflight.time.monotonic_ns", lambda: times[0])
     for now, kib, left in ((1, 7, 7), (READ_AGAIN_NS, 9, 7), (READ_AGAIN_NS + 1, 9, 9)):
         times[0] = now
         (tmp_path / "proc" / "meminfo").write_text(f"MemTotal: 90 kB\nMemAvailable: {kib} kB\n")

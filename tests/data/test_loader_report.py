@@ -16,10 +16,10 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, get_wo
 
 from memtools import _core
 from memtools.data import LoaderSettings, bounded, loader_report
-from memtools.data import report as report_module
-from memtools.data.measure import Measured
-from memtools.data.report import _Wanted
-from memtools.data.share import job_of
+from memtools.data import _report as report_module
+from memtools.data._measure import Measured
+from memtools.data._report import _Wanted
+from memtools.data._share import job_of
 from tests.data.loadercases import KIB, Failing, Killed, Rows, Stream, alive, drawn, loader_of, same
 
 MIB = 1 << 20
@@ -132,7 +132,7 @@ def test_an_error_that_cannot_be_told_does_not_return_into_the_program(monkeypat
     def refuse(*_: object) -> None:
         raise BaseExceptionGroup("no", [KeyboardInterrupt()])
 
-    monkeypatch.setattr("memtools.data.measure.json.dumps", refuse)
+    monkeypatch.setattr("memtools.data._measure.json.dumps", refuse)
     before = os.getpid()
     report = loader_report(loader_of())
     assert os.getpid() == before  # and not the child
@@ -143,7 +143,7 @@ def test_an_exception_while_it_waits_ends_the_child(monkeypatch):
     def interrupt(fd: int, timeout: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("memtools.data.measure._read_line", interrupt)
+    monkeypatch.setattr("memtools.data._measure._read_line", interrupt)
     before = alive()
     with pytest.raises(KeyboardInterrupt):
         loader_report(loader_of(Hanging()))

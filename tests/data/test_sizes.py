@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from memtools.data import ByteCache, size_of, sizes
-from memtools.data.sizes import ENTRY_BYTES, MOST_VISITED
+from memtools.data import ByteCache, size_of
+from memtools.data import _sizes as sizes
+from memtools.data._sizes import ENTRY_BYTES, MOST_VISITED
 
 KIB = 1024
 

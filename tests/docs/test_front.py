@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import memtools
-from memtools.leak.finding import GRADES, RANK
+from memtools._leak.finding import GRADES, RANK
 from tests.docs.pages import blocks_of, compare, run, sides_of, typed
 
 PROJECT = Path(__file__).resolve().parents[2]

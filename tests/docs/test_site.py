@@ -20,8 +20,8 @@ import pytest
 
 import memtools
 from memtools._base.environment import KEYS
-from memtools.cli import COMMANDS
-from memtools.testing.limits import KEYWORDS
+from memtools._cli import COMMANDS
+from memtools.testing._limits import KEYWORDS
 from tests.docs.markdown import dead_links, figures_without_source, sections, source_of, sources
 from tests.meta.test_public import PARTS
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from memtools import GateHistory
 from memtools._base import file as base_file
-from memtools.gate import file as gate_file
+from memtools._gate import file as gate_file
 from tests.kit.interrupts import interrupted
 from tests.kit.long import LONG
 

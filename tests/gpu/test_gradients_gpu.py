@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import memtools
-from memtools.grad.gradients import Gradients
+from memtools._grad.gradients import Gradients
 
 CUDA = torch.device("cuda")
 FLOATS = [torch.float32, torch.bfloat16, torch.float16, torch.float64]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import memtools
-from memtools.monitor import oom
+from memtools._monitor import oom
 
 MIB = 2**20
 

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 import memtools
-from memtools.grad.accumulator import GradAccumulator
-from memtools.grad.report import Retry
-from memtools.grad.undo import Redo, Scratch, Undo
+from memtools._grad.accumulator import GradAccumulator
+from memtools._grad.report import Retry
+from memtools._grad.undo import Redo, Scratch, Undo
 from tests.kit.oominject import Inject
 
 ROWS = 16

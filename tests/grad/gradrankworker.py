@@ -14,10 +14,10 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from memtools.grad.gradients import Gradients
-from memtools.grad.ranks import Ranks, find_ranks
-from memtools.grad.ranks_wire import BUCKET_BYTES, Wire
-from memtools.grad.window import Window
+from memtools._grad.gradients import Gradients
+from memtools._grad.ranks import Ranks, find_ranks
+from memtools._grad.ranks_wire import BUCKET_BYTES, Wire
+from memtools._grad.window import Window
 from tests.grad.gradrankcases import STEPS, Net, counts, data, flat
 from tests.kit.ranks import fork_ranks
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from memtools import GradAccumulator
-from memtools.grad.precision import LossScale
+from memtools._grad.precision import LossScale
 from tests.grad.accumulatecases import Recorder, batches, error, loss_sum, net, reference, same
 
 FUSED = [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad]
@@ -167,7 +167,7 @@ def test_an_update_that_is_not_finite_is_left_out(value, fused):
 
 
 def test_too_many_in_a_row_raise(monkeypatch):
-    monkeypatch.setattr("memtools.grad.window.MOST_SKIPS", 3)
+    monkeypatch.setattr("memtools._grad.window.MOST_SKIPS", 3)
     model = net()
     acc = GradAccumulator(model, torch.optim.SGD(model.parameters(), lr=0.1))
 

@@ -8,21 +8,21 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import memtools.grad.accumulator
-import memtools.grad.gradients
-import memtools.grad.optimizer
-import memtools.grad.precision
-import memtools.grad.window
+import memtools._grad.accumulator
+import memtools._grad.gradients
+import memtools._grad.optimizer
+import memtools._grad.precision
+import memtools._grad.window
 from memtools import GradAccumulator
 from tests.grad.accumulatecases import batches, loss_sum, net, summed_in_fp32
 from tests.kit.interrupts import interrupted
 
 MODULES = (
-    memtools.grad.accumulator,
-    memtools.grad.window,
-    memtools.grad.precision,
-    memtools.grad.gradients,
-    memtools.grad.optimizer,
+    memtools._grad.accumulator,
+    memtools._grad.window,
+    memtools._grad.precision,
+    memtools._grad.gradients,
+    memtools._grad.optimizer,
 )
 SETTINGS = {
     "fp32": {},

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from memtools import GradAccumulator
-from memtools.grad.backoff import BackOff
+from memtools._grad.backoff import BackOff
 from tests.grad.accumulatecases import (
     Recorder,
     batches,

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import memtools
-from memtools.grad import backoff
+from memtools._grad import backoff
 from tests.grad.backoffcases import batch, loss_of, made
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import memtools
-from memtools.grad import backoff
-from memtools.grad.backoff import FIRST_WAIT, THRASHING
+from memtools._grad import backoff
+from memtools._grad.backoff import FIRST_WAIT, THRASHING
 from tests.grad.backoffcases import batch, loss_of, made, undoing
 from tests.kit.oominject import Inject
 

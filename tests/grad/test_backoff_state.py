@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import memtools
-from memtools.grad import undo
+from memtools._grad import undo
 from tests.grad.backoffcases import undoing
 from tests.kit.oominject import out_of_memory
 

@@ -1,4 +1,4 @@
-"""memtools.grad.gradients: what is read from gradients, and how they are multiplied."""
+"""memtools._grad.gradients: what is read from gradients, and how they are multiplied."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from memtools.grad import gradients as grad_gradients
-from memtools.grad.gradients import Gradients
+from memtools._grad import gradients as grad_gradients
+from memtools._grad.gradients import Gradients
 
 FLOATS = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 

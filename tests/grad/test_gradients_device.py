@@ -1,4 +1,4 @@
-"""memtools.grad.gradients for gradients on a device, without one: meta tensors raise when anything
+"""memtools._grad.gradients for gradients on a device, without one: meta tensors raise when anything
 waits for their values, and the same functions give the right values for tensors on the CPU."""
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ import math
 import pytest
 import torch
 
-from memtools.grad import gradients as grad_gradients
-from memtools.grad.gradients import Gradients, Measure
+from memtools._grad import gradients as grad_gradients
+from memtools._grad.gradients import Gradients, Measure
 from tests.grad.test_gradients import FLOATS, mixed, parameters_of, squares_of
 
 

@@ -11,7 +11,7 @@ import torch
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 import memtools
-from memtools.grad.gradients import Gradients, Measure
+from memtools._grad.gradients import Gradients, Measure
 from tests.grad.test_gradients import mixed, parameters_of, squares_of
 
 Grads = list[torch.Tensor | None]

@@ -10,7 +10,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import memtools
-from memtools.grad.optimizer import make_state
+from memtools._grad.optimizer import make_state
 from tests.grad.accumulatecases import summed_in_fp32
 
 pytestmark = pytest.mark.usefixtures("frozen")
@@ -191,7 +191,7 @@ def test_state_for_sums_in_fp32_is_all_made_or_none_before_a_parameter_moves(
     window(model, acc, batches()[0])  # torch has made what it makes once
     model.load_state_dict(values)
     optimizer.state.clear()
-    failing, real = Failing(monkeypatch), memtools.grad.optimizer._make
+    failing, real = Failing(monkeypatch), memtools._grad.optimizer._make
 
     def fail_in_it(*args):
         failing.calls, failing.fails = 0, set(range(2, 10**6))
@@ -200,7 +200,7 @@ def test_state_for_sums_in_fp32_is_all_made_or_none_before_a_parameter_moves(
         finally:
             failing.fails = set()
 
-    monkeypatch.setattr("memtools.grad.optimizer._make", fail_in_it)
+    monkeypatch.setattr("memtools._grad.optimizer._make", fail_in_it)
     with pytest.raises(RuntimeError, match="can't allocate memory") as caught:
         window(model, acc, batches()[0])
     assert "no parameter moved and no state was made" in caught.value.__notes__[0]

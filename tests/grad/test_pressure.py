@@ -12,8 +12,8 @@ import torch
 
 import memtools
 from memtools._base import environment, malloc, reclaim, running
-from memtools.grad import pressure
-from memtools.grad.pressure import FORGETS, Rises
+from memtools._grad import pressure
+from memtools._grad.pressure import FORGETS, Rises
 from tests.grad.pressurecases import Killed, Machine, Passage, batch, loss_of, made, whole, windows
 
 pytestmark = pytest.mark.usefixtures("frozen", "every_look")

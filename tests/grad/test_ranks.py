@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from memtools.grad.ranks import Ranks, find_ranks
+from memtools._grad.ranks import Ranks, find_ranks
 from tests.grad.gradrankcases import Net, counts, data, reference, windows_of
 from tests.kit.ranks import run_ranks
 

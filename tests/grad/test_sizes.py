@@ -8,7 +8,7 @@ import math
 
 import pytest
 
-from memtools.grad.backoff import FIRST_WAIT, LONGEST_WAIT, PROVEN, SizeControl
+from memtools._grad.backoff import FIRST_WAIT, LONGEST_WAIT, PROVEN, SizeControl
 
 BATCH = 64
 

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memtools
-from memtools.grad import split
+from memtools._grad import split
 
 
 class Pair(NamedTuple):

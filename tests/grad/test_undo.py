@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from memtools.grad import undo as grad_undo
-from memtools.grad.undo import Buffers, RandomState, Redo, Scratch, Undo, choose
+from memtools._grad import undo as grad_undo
+from memtools._grad.undo import Buffers, RandomState, Redo, Scratch, Undo, choose
 
 
 def draw() -> tuple:

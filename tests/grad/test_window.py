@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from memtools.grad.window import Window
+from memtools._grad.window import Window
 
 
 @pytest.mark.parametrize("steps", [1, 3, 4, 1000])

@@ -10,7 +10,7 @@ import torch
 
 import memtools
 from memtools.integrations.transformers import PooledCache, generate_group, pool_for
-from memtools.integrations.transformers.prefill import needs_padding
+from memtools.integrations.transformers._prefill import needs_padding
 from tests.integrations.tinyhf import CACHE, prompt, ragged, tiny
 from tests.kv.poolback import everything_is_back
 

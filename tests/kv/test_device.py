@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from memtools import BudgetError, DeviceError, KVLease, KVPool
-from memtools.kv import tensors
+from memtools._kv import tensors
 from tests.kit.fakecuda import FakeRuntime, as_cuda, as_host
 from tests.kv.model import Plain, same, small_pool, some, step
 

@@ -7,7 +7,7 @@ import torch
 
 import memtools
 from memtools import KVLease, KVPool
-from memtools.kv import tensors
+from memtools._kv import tensors
 from tests.kv.model import (
     BLOCK,
     HEADS,

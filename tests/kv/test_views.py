@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from memtools import KVLease, KVPool
-from memtools.kv import tensors
+from memtools._kv import tensors
 from tests.kv.model import Plain, fill, same, small_pool, some, step
 
 pytestmark = pytest.mark.usefixtures("either_way")

@@ -1,6 +1,6 @@
 """The leak test once more, in numpy and from its description: the model that it is compared with.
 
-Slow, keeps the whole series, and shares nothing with memtools/leak.
+Slow, keeps the whole series, and shares nothing with memtools/_leak.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import pytest
 
 import memtools
 from memtools import LeakFinding
-from memtools.leak.finding import (
+from memtools._leak.finding import (
     COLLECTOR_IS_OFF,
     GRADES,
     RANK,
@@ -18,8 +18,8 @@ from memtools.leak.finding import (
     is_call,
     steps_left,
 )
-from memtools.leak.judge import graded, measured
-from memtools.record import kinds
+from memtools._leak.judge import graded, measured
+from memtools._record import kinds
 
 LOSSES = LeakFinding(
     "growing",

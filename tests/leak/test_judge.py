@@ -11,11 +11,11 @@ import pytest
 import memtools
 from memtools import LeakFinding, _core
 from memtools._census.holders import Holder
-from memtools.leak.judge import THRESHOLDS, Evidence, Part, findings_of
-from memtools.monitor.signals import Signal
-from memtools.record import kinds
-from memtools.record.figures import figures_of
-from memtools.testing import growth
+from memtools._leak.judge import THRESHOLDS, Evidence, Part, findings_of
+from memtools._monitor.signals import Signal
+from memtools._record import kinds
+from memtools._record.figures import figures_of
+from memtools.testing import _growth as growth
 from tests.monitor.program import KIB, MIB, Clock, Program, clock, holder
 
 __all__ = ["clock"]
@@ -119,5 +119,5 @@ def test_only_the_judge_makes_findings() -> None:
     package = Path(memtools.__file__).parent
     files = [path for path in package.rglob("*.py") if made.search(path.read_text())]
     assert sorted(str(path.relative_to(package)) for path in files) == [
-        "leak/judge.py", "record/findings.py",
+        "_leak/judge.py", "_record/findings.py",
     ]  # fmt: skip

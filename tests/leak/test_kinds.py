@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from memtools import LeakDetector
-from memtools.leak.detector import SIGNALS
-from memtools.leak.finding import RANK
-from memtools.leak.floor import Floor
+from memtools._leak.detector import SIGNALS
+from memtools._leak.finding import RANK
+from memtools._leak.floor import Floor
 from tests.leak import reference
 
 KIB, MIB, BASE = 2**10, 2**20, 10**9

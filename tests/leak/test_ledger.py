@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from memtools import LeakFinding
-from memtools.leak.ledger import Ledger
-from memtools.leak.series import Points
+from memtools._leak.ledger import Ledger
+from memtools._leak.series import Points
 
 KIB = 2**10
 C_HEAP = LeakFinding("growing", "heap", rate_bytes=36.0 * KIB, kind="C heap", made_at="x.py:4")

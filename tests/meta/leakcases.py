@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from memtools import BudgetError, KVLease, KVPool, _core
-from memtools.kv import tensors
+from memtools._kv import tensors
 from tests.kit.refusals import refused
 
 Case = Callable[[], object]

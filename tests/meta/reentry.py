@@ -37,9 +37,9 @@ import torch
 import memtools
 import memtools.types
 from memtools import _core, data, distributed
-from memtools.kv import tensors
-from memtools.monitor.guards import Watermarks
-from memtools.monitor.reporter import Listeners
+from memtools._kv import tensors
+from memtools._monitor.guards import Watermarks
+from memtools._monitor.reporter import Listeners
 from tests.data.episodecases import write_episode
 
 STUB = Path(_core.__file__).parent / "_core.pyi"

@@ -19,7 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memtools
-from memtools import _core, cli, data, read_record
+from memtools import _cli as cli
+from memtools import _core, data, read_record
 from memtools._base.notice import logger, notice
 from tests.kit.long import LONG
 

@@ -28,7 +28,7 @@ IMPORTED_IN = {"torch": "memtools/_base/torch.py", "matplotlib": "nowhere",
                "transformers": "memtools/integrations/",
                "lightning": "memtools/integrations/",
                "prometheus_client": "nowhere",
-               "tensordict": "memtools/trajectory/exchange.py"}  # fmt: skip
+               "tensordict": "memtools/_trajectory/exchange.py"}  # fmt: skip
 
 # Our own headers: which layer may include which.
 MAY_REACH = {
@@ -93,30 +93,30 @@ USES_ALL = {"csrc/py/module.c"}
 EVERYBODYS = {"_core", "_version", "_build_info", "_torch", "errors"}
 ARROWS: dict[str, set[str]] = {
     "__init__": {"*"},
-    "__main__": {"cli"},
+    "__main__": {"_cli"},
     "_base": set(),
     "_census": {"_base"},
     "_build_info": set(),
     "_version": set(),
-    "allocators": {"_base"},
-    "blocks": {"_base"},
-    "budget": {"_base"},
-    "cleanup": {"_base", "_census"},
-    "cli": {"*"},
-    "data": {"_base", "budget"},
+    "_allocators": {"_base"},
+    "_blocks": {"_base"},
+    "_budget": {"_base"},
+    "_cleanup": {"_base", "_census"},
+    "_cli": {"*"},
+    "data": {"_base", "_budget"},
     "distributed": {"_base"},
     "errors": set(),
     "export": {"_base"},
-    "gate": {"_base", "budget"},
-    "grad": {"_base", "_census"},  # who holds the graphs of passes before one that failed
+    "_gate": {"_base", "_budget"},
+    "_grad": {"_base", "_census"},  # who holds the graphs of passes before one that failed
     "integrations": {"_base", "__init__"},  # of the rooms, public names only
-    "kv": {"_base", "budget"},
-    "leak": {"_base"},
-    "monitor": {"_base", "record", "leak", "_census", "blocks"},
-    "record": {"_base", "leak"},  # the growth of a record is judged by the leak test
-    "report": {"_base", "record", "leak"},
-    "trajectory": {"_base", "_census", "budget"},  # what a graph that came along holds
-    "testing": {"_base", "monitor", "leak", "_census", "record", "blocks"},
+    "_kv": {"_base", "_budget"},
+    "_leak": {"_base"},
+    "_monitor": {"_base", "_record", "_leak", "_census", "_blocks"},
+    "_record": {"_base", "_leak"},  # the growth of a record is judged by the leak test
+    "report": {"_base", "_record", "_leak"},
+    "_trajectory": {"_base", "_census", "_budget"},  # what a graph that came along holds
+    "testing": {"_base", "_monitor", "_leak", "_census", "_record", "_blocks"},
     "types": {"*"},  # for annotations in programs: no room imports it
 }
 
@@ -379,7 +379,7 @@ def arrow_breaches(
             continue
         if target not in may and "*" not in may:
             breaches.add((path, module))
-        if re.match(r"_(?!_)", name) and room not in ("__init__", "cli"):
+        if re.match(r"_(?!_)", name) and room not in ("__init__", "_cli"):
             breaches.add((path, f"{module}.{name}"))
     return sorted(breaches)
 
@@ -534,16 +534,16 @@ def test_a_macro_with_arguments_beside_defined_is_a_breach() -> None:
 
 
 WRONG_IMPORTS = [
-    ("memtools/cli/x.py", "import torch"),
+    ("memtools/_cli/x.py", "import torch"),
     ("memtools/integrations/x.py", "import os, torch.nn as nn"),
     ("memtools/x.py", "def f():\n    from torch.utils import data"),
     ("memtools/x.py", "import importlib\nimportlib.import_module('torch')"),
     ("memtools/x.py", "t = __import__('torch.cuda')"),
     ("memtools/x.py", "if TYPE_CHECKING:\n    pass\nelse:\n    import torch"),
     ("memtools/_base/torch.py", "import numpy as np"),
-    ("memtools/gate/stats.py", "def f():\n    import numpy"),
+    ("memtools/_gate/stats.py", "def f():\n    import numpy"),
     ("memtools/_base/torch.py", "import matplotlib.pyplot"),
-    ("memtools/kv/pool.py", "from transformers import Cache"),
+    ("memtools/_kv/pool.py", "from transformers import Cache"),
 ]
 RIGHT_IMPORTS = [
     ("memtools/_base/torch.py", "def f():\n    import torch"),
@@ -588,33 +588,33 @@ def test_an_include_against_the_arrows_is_a_breach() -> None:
         assert room_breaches(path, f'#include "{header}"', OWN_ROOMS) == [], (path, header)
 
 
-MODULES = {"memtools", "memtools._core", "memtools.kv", "memtools.kv.pool", "memtools.cli.run",
-           "memtools._base.size", "memtools.gate.history", "memtools.errors"}  # fmt: skip
+MODULES = {"memtools", "memtools._core", "memtools._kv", "memtools._kv.pool", "memtools._cli.run",
+           "memtools._base.size", "memtools._gate.history", "memtools.errors"}  # fmt: skip
 ARROW_REFUSED = [
-    ("memtools/gate/x.py", "from memtools.kv.pool import KVPool"),
-    ("memtools/gate/x.py", "from memtools.kv import pool"),
-    ("memtools/gate/x.py", "from memtools import KVPool"),
-    ("memtools/gate/x.py", "def f():\n    import memtools.kv.pool"),
-    ("memtools/gate/x.py", "import importlib\nimportlib.import_module('memtools.kv.pool')"),
-    ("memtools/gate/x.py", "if TYPE_CHECKING:\n    pass\nelse:\n    import memtools.kv.pool"),
-    ("memtools/gate/x.py", "from memtools._base.size import _private"),
-    ("memtools/_base/x.py", "from memtools.gate.history import GateHistory"),
-    ("memtools/report/x.py", "from memtools.cli.run import Run"),
-    ("memtools/integrations/x.py", "from memtools.kv.pool import Rows"),
+    ("memtools/_gate/x.py", "from memtools._kv.pool import KVPool"),
+    ("memtools/_gate/x.py", "from memtools._kv import pool"),
+    ("memtools/_gate/x.py", "from memtools import KVPool"),
+    ("memtools/_gate/x.py", "def f():\n    import memtools._kv.pool"),
+    ("memtools/_gate/x.py", "import importlib\nimportlib.import_module('memtools._kv.pool')"),
+    ("memtools/_gate/x.py", "if TYPE_CHECKING:\n    pass\nelse:\n    import memtools._kv.pool"),
+    ("memtools/_gate/x.py", "from memtools._base.size import _private"),
+    ("memtools/_base/x.py", "from memtools._gate.history import GateHistory"),
+    ("memtools/report/x.py", "from memtools._cli.run import Run"),
+    ("memtools/integrations/x.py", "from memtools._kv.pool import Rows"),
     ("memtools/rest/x.py", ""),
 ]
 ARROW_ALLOWED = [
-    ("memtools/gate/x.py", "from memtools._base.size import format_bytes"),
-    ("memtools/gate/x.py", "from memtools import BudgetError, _core, errors"),
-    ("memtools/gate/x.py", "from memtools.gate.history import _own"),
-    ("memtools/gate/x.py", "if TYPE_CHECKING:\n    from memtools.kv.pool import KVPool"),
-    ("memtools/cli/x.py", "from memtools.kv.pool import KVPool"),
+    ("memtools/_gate/x.py", "from memtools._base.size import format_bytes"),
+    ("memtools/_gate/x.py", "from memtools import BudgetError, _core, errors"),
+    ("memtools/_gate/x.py", "from memtools._gate.history import _own"),
+    ("memtools/_gate/x.py", "if TYPE_CHECKING:\n    from memtools._kv.pool import KVPool"),
+    ("memtools/_cli/x.py", "from memtools._kv.pool import KVPool"),
     ("memtools/integrations/x.py", "import memtools\nfrom memtools import KVPool"),
 ]
 
 
 def test_an_import_against_the_arrows_is_a_breach() -> None:
-    later = {"KVPool": "kv.pool"}
+    later = {"KVPool": "_kv.pool"}
     for path, text in ARROW_REFUSED:
         assert len(arrow_breaches(path, text, MODULES, later)) == 1, (path, text)
     for path, text in ARROW_ALLOWED:
@@ -623,7 +623,7 @@ def test_an_import_against_the_arrows_is_a_breach() -> None:
 
 def test_a_handler_that_another_file_registers_is_a_breach() -> None:
     text = "atexit.register(f)\nos.register_at_fork()\n_thread.start_new_thread(f, ())"
-    assert len(handler_breaches("memtools/kv/x.py", text)) == 3
+    assert len(handler_breaches("memtools/_kv/x.py", text)) == 3
     assert handler_breaches("memtools/_base/process.py", text) == []
 
 
@@ -654,7 +654,7 @@ def breaches_of_rooms() -> Iterator[tuple[str, str]]:
     for path, text in C.items():
         yield from room_breaches(path, text, set(ALL_C))
     for path, text in PACKAGE.items():
-        if path != "memtools/cli/boot/sitecustomize.py":  # is no module of the package
+        if path != "memtools/_cli/boot/sitecustomize.py":  # is no module of the package
             yield from arrow_breaches(path, text, MODULES_OF_PACKAGE, HOMES)
             yield from handler_breaches(path, text)
 
@@ -681,6 +681,7 @@ def test_core_has_every_room_and_memtools_has_no_module_beside_them() -> None:
     assert {*flat} - {"memtools/_build_info.py"} == {
         "memtools/__init__.py",
         "memtools/__main__.py",
+        "memtools/_budget.py",
         "memtools/_version.py",
     }
 

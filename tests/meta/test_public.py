@@ -114,11 +114,11 @@ def test_what_public_calls_give_can_be_imported() -> None:
 
 def test_a_type_that_is_not_offered_is_found() -> None:
     told = missing(["GateHistory", "Budget", "census", "LeakVerdict"])
-    assert "GateHistory.stats: memtools.gate.stats.GateStats" in told
-    assert "GateHistory.windows: memtools.gate.stats.GateStats" in told  # in a list
-    assert "LeakVerdict.steps_left: memtools.leak.detector.StepsLeft" in told  # a field, or None
+    assert "GateHistory.stats: memtools._gate.stats.GateStats" in told
+    assert "GateHistory.windows: memtools._gate.stats.GateStats" in told  # in a list
+    assert "LeakVerdict.steps_left: memtools._leak.detector.StepsLeft" in told  # a field, or None
     assert "census.(): memtools._census.census.Census" in told
-    assert "Budget.report: memtools.budget.BudgetReport" in told
+    assert "Budget.report: memtools._budget.BudgetReport" in told
 
 
 def test_the_parts_of_results_are_of_the_public_types(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_a_users_program_is_understood(tmp_path):
     program = tmp_path / "user.py"
     program.write_text(USER)
     told = check("mypy", "--strict", str(program))
-    assert "list[memtools.gate.stats.GateStats]" in told
+    assert "list[memtools._gate.stats.GateStats]" in told
     assert "def (buffer: list[int], lr: float =) -> str" in told
     assert "def (n: int) -> typing.Coroutine[Any, Any, bytes]" in told
 

@@ -22,8 +22,8 @@ import time
 from pathlib import Path
 
 from memtools import MemoryMonitor, read_record
-from memtools.record.reader import UNKNOWN
-from memtools.record.record import Record
+from memtools._record.reader import UNKNOWN
+from memtools._record.record import Record
 
 STEPS = 300  # of which one is chosen
 

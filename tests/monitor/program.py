@@ -9,12 +9,12 @@ import pytest
 
 from memtools import LeakFinding
 from memtools._census.holders import Holder
-from memtools.monitor.children import ChildProcesses
-from memtools.monitor.leakwatch import LeakWatch
-from memtools.monitor.log import Log
-from memtools.monitor.reporter import Listeners, Reporter, Says
-from memtools.monitor.signals import Signal
-from memtools.record import kinds
+from memtools._monitor.children import ChildProcesses
+from memtools._monitor.leakwatch import LeakWatch
+from memtools._monitor.log import Log
+from memtools._monitor.reporter import Listeners, Reporter, Says
+from memtools._monitor.signals import Signal
+from memtools._record import kinds
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 LOOKS = [16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512]
@@ -25,8 +25,8 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ns = 10**9
-        monkeypatch.setattr("memtools.monitor.leakwatch.time.monotonic_ns", lambda: self.ns)
-        monkeypatch.setattr("memtools.monitor.leakwatch.time.thread_time_ns", lambda: self.ns)
+        monkeypatch.setattr("memtools._monitor.leakwatch.time.monotonic_ns", lambda: self.ns)
+        monkeypatch.setattr("memtools._monitor.leakwatch.time.thread_time_ns", lambda: self.ns)
 
 
 @pytest.fixture

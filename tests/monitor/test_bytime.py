@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from memtools.monitor import bytime
-from memtools.monitor.bytime import SPOKEN, START, START_OF_TORCH, TICK, ByTime
-from memtools.record import kinds
+from memtools._monitor import bytime
+from memtools._monitor.bytime import SPOKEN, START, START_OF_TORCH, TICK, ByTime
+from memtools._record import kinds
 from tests.cli.runs import run, write
 from tests.monitor.program import GIB, KIB, MIB, Clock, Program, clock, holder
 

@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import pytest
 
-from memtools import cli, read_record
-from memtools.monitor import tracing
+from memtools import _cli as cli
+from memtools import read_record
+from memtools._monitor import tracing
 from tests.cli.runs import run, write
 
 pytestmark = pytest.mark.slow
@@ -62,7 +63,7 @@ SERVER = """
 """
 TENSORS = """
     import torch
-    from memtools.monitor import bytime
+    from memtools._monitor import bytime
     from paced import paced
     bytime.START_OF_TORCH = 1.0  # or this would take 26 s more
     torch.set_num_threads(1)

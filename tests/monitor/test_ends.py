@@ -15,10 +15,10 @@ import pytest
 
 import memtools
 from memtools._base.oom import shortage
-from memtools.monitor.ending import end_by, limits_met
-from memtools.record.events import ending
-from memtools.record.figures import figures_of
-from memtools.record.kinds import Counters, End, Limit
+from memtools._monitor.ending import end_by, limits_met
+from memtools._record.events import ending
+from memtools._record.figures import figures_of
+from memtools._record.kinds import Counters, End, Limit
 from tests.cli.runs import RUN, execute, run, write
 from tests.monitor.root import LIMIT, Root, root
 

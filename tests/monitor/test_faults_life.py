@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from memtools import HostMemoryPressure, MemoryMonitor, read_record
-from memtools.monitor import ending, guards, log, run
-from memtools.monitor import monitor as monitor_monitor
+from memtools._monitor import ending, guards, log, run
+from memtools._monitor import monitor as monitor_monitor
 from tests.kit.interrupts import interrupted
 from tests.monitor.root import Root, root, settle
 from tests.monitor.test_faults import use_all_of

@@ -11,7 +11,7 @@ import torch
 
 from memtools import HostMemoryPressure, KVLease, KVPool, MemoryMonitor, MemtoolsError, read_record
 from memtools._core import Probe
-from memtools.monitor.guards import Pressure
+from memtools._monitor.guards import Pressure
 from tests.monitor.root import LIMIT, MIB, Root, root, settle
 
 __all__ = ["root"]

@@ -13,7 +13,7 @@ import pytest
 
 from memtools import Headroom, MemoryMonitor, _core
 from memtools._base import reclaim
-from memtools.monitor.readings import Readings
+from memtools._monitor.readings import Readings
 from tests.kit.fakedevice import cuda
 from tests.kit.madeupdevice import Program, device_program
 from tests.monitor.root import LIMIT, MIB, Root, root, settle

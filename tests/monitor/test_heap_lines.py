@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from memtools import LeakFinding, read_record
-from memtools.monitor import heaplines, tracing
-from memtools.monitor.heaplines import HeapLines, staying
-from memtools.monitor.places import Place, Site
-from memtools.monitor.tracing import TraceWindow, Tracing
+from memtools._monitor import heaplines, tracing
+from memtools._monitor.heaplines import HeapLines, staying
+from memtools._monitor.places import Place, Site
+from memtools._monitor.tracing import TraceWindow, Tracing
 from tests.kit.ownprocess import in_own_process
 
 KIB, MIB = 2**10, 2**20
@@ -768,7 +768,7 @@ def test_a_program_whose_c_code_keeps_memory_is_told_the_line(
 INSIDE = f"""{STEADY}
 import ctypes, logging, sys, time
 from memtools import MemoryMonitor
-from memtools.monitor import heaplines, tracing
+from memtools._monitor import heaplines, tracing
 logging.getLogger("memtools").addHandler(logging.NullHandler())
 malloc = ctypes.CDLL(None).malloc
 
@@ -819,8 +819,8 @@ print(is_clean())
 MODEL = """
 import ctypes, sys, torch
 from memtools import _core
-from memtools.monitor.heaplines import HeapLines
-from memtools.monitor.tracing import TraceWindow
+from memtools._monitor.heaplines import HeapLines
+from memtools._monitor.tracing import TraceWindow
 torch.manual_seed(0)
 torch.set_num_threads(1)
 malloc, F = ctypes.CDLL(None).malloc, torch.nn.functional

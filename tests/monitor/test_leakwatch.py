@@ -17,20 +17,20 @@ import pytest
 
 from memtools import LeakFinding, MemoryMonitor, read_record
 from memtools._census.holders import Holder
-from memtools.leak.detector import LeakDetector
-from memtools.leak.finding import RANK, is_call
-from memtools.leak.growth import slope_of
-from memtools.leak.judge import findings_of
-from memtools.leak.ledger import Ledger
-from memtools.leak.series import Points
-from memtools.monitor import children as child_processes
-from memtools.monitor import leakwatch
-from memtools.monitor.evidence import Looks
-from memtools.monitor.leakwatch import LeakWatch
-from memtools.monitor.schedule import Schedule
-from memtools.monitor.signals import Signal, python_bytes
-from memtools.record.figures import figures_of
-from memtools.record.verdict import verdict_of
+from memtools._leak.detector import LeakDetector
+from memtools._leak.finding import RANK, is_call
+from memtools._leak.growth import slope_of
+from memtools._leak.judge import findings_of
+from memtools._leak.ledger import Ledger
+from memtools._leak.series import Points
+from memtools._monitor import children as child_processes
+from memtools._monitor import leakwatch
+from memtools._monitor.evidence import Looks
+from memtools._monitor.leakwatch import LeakWatch
+from memtools._monitor.schedule import Schedule
+from memtools._monitor.signals import Signal, python_bytes
+from memtools._record.figures import figures_of
+from memtools._record.verdict import verdict_of
 from tests.kit.fakedevice import TOTAL, FakeCuda, cuda
 from tests.monitor.program import GIB, KIB, LOOKS, MIB, Clock, Program, clock, holder
 
@@ -1105,7 +1105,7 @@ def test_summaries_are_printed(
 
 def test_summaries_are_printed_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
     from memtools._base.every import parse_every
-    from memtools.monitor import reporter
+    from memtools._monitor import reporter
 
     now = [10**9]
     monkeypatch.setattr(reporter.time, "monotonic_ns", lambda: now[0])

@@ -19,9 +19,10 @@ from typing import Any
 
 import pytest
 
-from memtools import MemoryMonitor, _core, cli, read_record
-from memtools.monitor.log import Log
-from memtools.record.figures import figures_of
+from memtools import MemoryMonitor, _core, read_record
+from memtools import _cli as cli
+from memtools._monitor.log import Log
+from memtools._record.figures import figures_of
 from tests.kit.children import in_child, wait_for
 from tests.kit.threadnames import thread_names
 from tests.monitor.root import told

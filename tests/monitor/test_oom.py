@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import memtools
-from memtools.monitor import oom
+from memtools._monitor import oom
 
 GIB = 2**30
 

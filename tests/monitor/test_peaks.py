@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from memtools import HostMemoryPressure, MemoryMonitor, read_record
-from memtools.blocks import recorder
-from memtools.record.kinds import Peak
+from memtools._blocks import recorder
+from memtools._record.kinds import Peak
 from tests.kit.children import in_child
 from tests.kit.ownprocess import in_own_process
 

@@ -17,7 +17,7 @@ import pytest
 from memtools import DeviceError, MemoryMonitor, read_record
 from memtools._base import torch as bridge
 from memtools._base.devices import find_devices, tiers
-from memtools.monitor.phases import PhaseTotals
+from memtools._monitor.phases import PhaseTotals
 from tests.kit.fakedevice import FakeCuda, cuda
 
 __all__ = ["cuda"]
@@ -269,7 +269,7 @@ def test_a_phase_may_outlast_its_run() -> None:
 
 def test_phases_in_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.monotonic_ns() + 10**9
-    monkeypatch.setattr("memtools.monitor.phases.time.monotonic_ns", lambda: now)
+    monkeypatch.setattr("memtools._monitor.phases.time.monotonic_ns", lambda: now)
     path = tmp_path / "run.mem"
     with monitor(log=path) as m:
         for _ in range(3):
@@ -285,7 +285,7 @@ def test_phases_in_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_events_come_again_after_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = 0
-    monkeypatch.setattr("memtools.monitor.phases.time.monotonic_ns", lambda: clock)
+    monkeypatch.setattr("memtools._monitor.phases.time.monotonic_ns", lambda: clock)
     path = tmp_path / "run.mem"
     with monitor(log=path) as m:
         for clock in (10**9, 10**9 + 5, 2 * 10**9 - 1, 2 * 10**9, 2 * 10**9 + 1, 5 * 10**9):  # noqa: B007

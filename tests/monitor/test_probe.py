@@ -17,8 +17,8 @@ import pytest
 
 import memtools
 from memtools import _core
-from memtools.cli import monitor
-from memtools.cli.system import host_memory
+from memtools._cli import monitor
+from memtools._cli.system import host_memory
 from tests.kit.ownprocess import in_own_process
 
 MIB = 2**20

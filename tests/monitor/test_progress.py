@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from memtools import LeakFinding
-from memtools.monitor import progress as pace
-from memtools.monitor import tracing
-from memtools.monitor.progress import Progress
-from memtools.monitor.tracing import Tracing
+from memtools._monitor import progress as pace
+from memtools._monitor import tracing
+from memtools._monitor.progress import Progress
+from memtools._monitor.tracing import Tracing
 from tests.monitor.test_tracing import HERE as _OTHER
 from tests.monitor.test_tracing import FakeBlocks, finding
 

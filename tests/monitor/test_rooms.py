@@ -7,8 +7,8 @@ from tests.kit.ownprocess import in_own_process
 LEFT = """
 import resource
 from memtools import _core
-from memtools.monitor.host import rooms_of_process
-from memtools.monitor.signals import Limits
+from memtools._monitor.host import rooms_of_process
+from memtools._monitor.signals import Limits
 
 limits = Limits(_core.Sampler(10**7), _core.Probe(), ())
 assert rooms_of_process() == []

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from memtools import LeakFinding, read_record
-from memtools.monitor.log import EVENTS, LONG_BYTES, Log
-from memtools.monitor.reporter import Listeners, Reporter
-from memtools.record import kinds
-from memtools.record.events import start_of
-from memtools.record.figures import figures_of
+from memtools._monitor.log import EVENTS, LONG_BYTES, Log
+from memtools._monitor.reporter import Listeners, Reporter
+from memtools._record import kinds
+from memtools._record.events import start_of
+from memtools._record.figures import figures_of
 from tests.kit.ownprocess import ENV
 
 KILLED = """

@@ -14,7 +14,7 @@ import pytest
 import memtools
 from memtools import MemoryMonitor, read_record
 from memtools._base.devices import DeviceMemory
-from memtools.monitor.readings import (
+from memtools._monitor.readings import (
     HostTiers,
     format_stats,
     host_lines,
@@ -367,7 +367,7 @@ def test_a_device_that_is_not_there(cuda: FakeCuda) -> None:
 
 def test_a_forecast_is_in_the_summary(monkeypatch: pytest.MonkeyPatch) -> None:
     from memtools import LeakFinding
-    from memtools.monitor.leakwatch import LeakWatch
+    from memtools._monitor.leakwatch import LeakWatch
 
     found = LeakFinding("leak", "heap", rate_bytes=4 * GIB, since_step=10, holder="list a.b",
                         steps_left=(100.0, 200.0))  # fmt: skip

@@ -21,14 +21,14 @@ import numpy as np
 import pytest
 
 from memtools import LeakFinding, read_record
-from memtools.leak.finding import Key
-from memtools.leak.ledger import Ledger
-from memtools.leak.series import Points
-from memtools.monitor import heaplines, places, tracing
-from memtools.monitor.log import Log
-from memtools.monitor.places import Place, Site
-from memtools.monitor.reporter import Listeners, Reporter
-from memtools.monitor.tracing import TraceWindow, Tracing
+from memtools._leak.finding import Key
+from memtools._leak.ledger import Ledger
+from memtools._leak.series import Points
+from memtools._monitor import heaplines, places, tracing
+from memtools._monitor.log import Log
+from memtools._monitor.places import Place, Site
+from memtools._monitor.reporter import Listeners, Reporter
+from memtools._monitor.tracing import TraceWindow, Tracing
 from tests.kit.ownprocess import in_own_process
 from tests.monitor.program import LOOKS, Clock, Program, clock, holder
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from memtools import LeakFinding, read_record
-from memtools.leak.finding import is_call
-from memtools.record.record import Record
+from memtools._leak.finding import is_call
+from memtools._record.record import Record
 
 pytest.importorskip("torch")  # the loops train
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from memtools import _core
-from memtools.monitor.unheard import unheard
+from memtools._monitor.unheard import unheard
 
 KIB = 2**10
 

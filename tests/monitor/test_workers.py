@@ -23,10 +23,10 @@ from memtools._base import sentences
 from memtools._base import torch as bridge
 from memtools._census import growth as growth_of_census
 from memtools._census.holders import Holder
-from memtools.leak.finding import LeakFinding
-from memtools.monitor import children, worker, workers
-from memtools.monitor.worker import SLOT_BYTES, SLOTS, TRIES, Page
-from memtools.monitor.workers import WorkerReports
+from memtools._leak.finding import LeakFinding
+from memtools._monitor import children, worker, workers
+from memtools._monitor.worker import SLOT_BYTES, SLOTS, TRIES, Page
+from memtools._monitor.workers import WorkerReports
 from tests.kit.long import LONG
 from tests.kit.ownprocess import ENV, PROJECT
 from tests.monitor.workerruns import BATCH, KEPT, SIZE, loop

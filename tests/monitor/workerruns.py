@@ -120,7 +120,7 @@ def private_bytes(pid: int) -> int:
 def main() -> None:
     from memtools._base import torch as bridge
     from memtools._census import growth  # noqa: F401 -- as a monitor's parent has it
-    from memtools.monitor.workers import WorkerReports
+    from memtools._monitor.workers import WorkerReports
 
     kind, start, workers, asks = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4] == "ask"
     bridge.connect()

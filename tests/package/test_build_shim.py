@@ -9,10 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from memtools import _build_info, cli
+from memtools import _build_info
+from memtools import _cli as cli
 from memtools._base import shim
 from memtools._base import torch as bridge
-from memtools.cli import build_shim
+from memtools._cli import build_shim
 
 Patch = pytest.MonkeyPatch
 Capture = pytest.CaptureFixture[str]

@@ -12,7 +12,7 @@ import memtools
 from memtools import _core
 from memtools._base.peak import Layer, Span
 from memtools._base.size import format_bytes
-from memtools.record.kinds import Cleanup, Start
+from memtools._record.kinds import Cleanup, Start
 from memtools.report import write_report
 from tests.pages.chromium import Browser, browser
 from tests.report.reportcases import FINISHED, HOSTILE, LEAK, MIB, recorded, write

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import memtools
 from memtools import _core
-from memtools.leak.finding import LeakFinding
-from memtools.monitor.run import columns
-from memtools.record.kinds import End, Start, payload
+from memtools._leak.finding import LeakFinding
+from memtools._monitor.run import columns
+from memtools._record.kinds import End, Start, payload
 from tests.report.reportcases import abandon
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30

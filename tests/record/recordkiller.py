@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import memtools
-from memtools.record.record import Record
+from memtools._record.record import Record
 from tests.record.recordmodel import write, writer_at, wrong
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from memtools._base.size import format_bytes
 from memtools._base.text import shown
-from memtools.record.bounds import EXAMPLES, Bound, parse_bounds
+from memtools._record.bounds import EXAMPLES, Bound, parse_bounds
 
 SIZES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "MB": 10**6, "kb": 10**3}
 NAMES = ("peak", "process", "device", "phase:forward", "phase:a = b, c: %")

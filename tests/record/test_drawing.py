@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from memtools.record import drawing
-from memtools.record.drawing import Curve, Span
+from memtools._record import drawing
+from memtools._record.drawing import Curve, Span
 from tests.report.reportcases import HOSTILE
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 import memtools
-from memtools import _core, cli
+from memtools import _cli as cli
+from memtools import _core
 from memtools._base.size import format_bytes
-from memtools.cli.frame import frame_of
-from memtools.monitor.host import process_limits
-from memtools.record.figures import Figures, figures_of
-from memtools.record.kinds import End, Limit, Start
-from memtools.record.summary import summary_json, summary_lines
+from memtools._cli.frame import frame_of
+from memtools._monitor.host import process_limits
+from memtools._record.figures import Figures, figures_of
+from memtools._record.kinds import End, Limit, Start
+from memtools._record.summary import summary_json, summary_lines
 from memtools.report import render
 from tests.report.reportcases import COLUMNS, FINISHED, MIB, Page, event
 

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 import memtools
-from memtools import LeakFinding, _core, cli
-from memtools.leak.finding import advice_for
-from memtools.record import kinds
-from memtools.record.figures import Figures, figures_of
-from memtools.record.kinds import Start
-from memtools.record.summary import summary_lines
-from memtools.record.verdict import pace_of
+from memtools import LeakFinding, _core
+from memtools import _cli as cli
+from memtools._leak.finding import advice_for
+from memtools._record import kinds
+from memtools._record.figures import Figures, figures_of
+from memtools._record.kinds import Start
+from memtools._record.summary import summary_lines
+from memtools._record.verdict import pace_of
 
 MIB = 2**20
 GIB = 2**30

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 import memtools
 from memtools import _core
-from memtools.record.growth import ENOUGH, Growth, even, judge
-from memtools.record.reader import UNKNOWN
-from memtools.record.series import timeline
+from memtools._record.growth import ENOUGH, Growth, even, judge
+from memtools._record.reader import UNKNOWN
+from memtools._record.series import timeline
 from tests.report.reportcases import MIB
 from tests.traces import record
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from memtools.record.reader import parse
-from memtools.record.record import record_of
+from memtools._record.reader import parse
+from memtools._record.record import record_of
 from tests.record.recordmodel import wrong
 
 BEFORE, DURING = 59, 8  # rounds: the ring of 50 rows has wrapped, 8 buckets fold at 64 samples

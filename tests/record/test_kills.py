@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 import memtools
 from memtools import _core
-from memtools.record import kills
-from memtools.record.events import Ending
-from memtools.record.figures import Figures, figures_of
-from memtools.record.kinds import Counters, End, SharedRoom, Start, payload
+from memtools._record import kills
+from memtools._record.events import Ending
+from memtools._record.figures import Figures, figures_of
+from memtools._record.kinds import Counters, End, SharedRoom, Start, payload
 from memtools.report import render
-from memtools.report.advice import advise
+from memtools.report._advice import advise
 from tests.report import reportcases
 
 GIB, MIB = 2**30, 2**20

@@ -26,8 +26,8 @@ from memtools._base.peak import (
     Span,
 )
 from memtools._census.holders import Holder as CensusHolder
-from memtools.record import kinds
-from memtools.record.kinds import (
+from memtools._record import kinds
+from memtools._record.kinds import (
     Cleanup,
     Counters,
     End,
@@ -46,7 +46,7 @@ from memtools.record.kinds import (
     Start,
     Trace,
 )
-from memtools.record.redact import redacted_record
+from memtools._record.redact import redacted_record
 
 numbers = st.integers(0, 2**62)
 changes = st.integers(-(2**62), 2**62)

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from memtools import read_record
 from memtools._base.peak import PARTS, Large, Layer, Part, PeakContents, Saver, Span
-from memtools.leak.finding import LeakFinding
-from memtools.record import peaks
-from memtools.record.figures import Figures, figures_of
-from memtools.record.kinds import Peak, payload
-from memtools.record.summary import summary_json, summary_lines
-from memtools.report.advice import advise
-from memtools.report.explain import explain
+from memtools._leak.finding import LeakFinding
+from memtools._record import peaks
+from memtools._record.figures import Figures, figures_of
+from memtools._record.kinds import Peak, payload
+from memtools._record.summary import summary_json, summary_lines
+from memtools.report._advice import advise
+from memtools.report._explain import explain
 from tests.report.reportcases import MIB, write
 
 

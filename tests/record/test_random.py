@@ -22,9 +22,10 @@ import pytest
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
-from memtools import _core, cli, read_record
+from memtools import _cli as cli
+from memtools import _core, read_record
 from memtools._base.text import shown, shown_lines
-from memtools.record.kinds import KINDS, End, Event, payload
+from memtools._record.kinds import KINDS, End, Event, payload
 from tests.kit.long import LONG
 from tests.record.test_kinds import SENTENCES
 from tests.record.test_kinds import events as typed

@@ -1,4 +1,4 @@
-"""memtools.record.reader: what was written is read back, and every way in which bytes can be wrong.
+"""What was written is read back, and every way in which the bytes of a record can be wrong.
 Random damage is in test_random.py, a writer that is killed in test_kill.py."""
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from memtools import _core, read_record
-from memtools.record import reader
-from memtools.record.reader import UNKNOWN, Contents, parse
-from memtools.record.record import Record, record_of
+from memtools._record import reader
+from memtools._record.reader import UNKNOWN, Contents, parse
+from memtools._record.record import Record, record_of
 from tests.record.recordmodel import append, write, writer_at, wrong, wrong_buckets, wrong_samples
 
 SIZES = {"rows": 5, "buckets": 4, "events": 3, "phases": 4, "payloads": 1024}

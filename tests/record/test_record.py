@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 import memtools
 from memtools import _core
-from memtools.record.kinds import KINDS
-from memtools.record.reader import UNKNOWN
+from memtools._record.kinds import KINDS
+from memtools._record.reader import UNKNOWN
 
 PROJECT = Path(__file__).resolve().parents[2]
 SMALL = {"rows": 8, "buckets": 4, "events": 4, "phases": 3, "payloads": 4096}
@@ -313,7 +313,7 @@ def kinds_of_python() -> Iterator[tuple[str, bool]]:
             if isinstance(kind, ast.Constant):
                 yield kind.value, any(k.arg == "duration_ns" for k in call.keywords)
             else:
-                hands_on = path.match("monitor/log.py") or path.match("monitor/monitor.py")
+                hands_on = path.match("_monitor/log.py") or path.match("_monitor/monitor.py")
                 assert hands_on, f"{path}:{call.lineno}: which kind?"
 
 

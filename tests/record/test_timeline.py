@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import memtools
 from memtools import _core
-from memtools.record.reader import UNKNOWN
-from memtools.record.series import _reduce, cuts, median_step_seconds, timeline
+from memtools._record.reader import UNKNOWN
+from memtools._record.series import _reduce, cuts, median_step_seconds, timeline
 
 TEN_MILLION = 10_000_000
 

@@ -11,8 +11,8 @@ from typing import Any
 import memtools
 from memtools import _core
 from memtools._base.peak import Large, Layer, Part, PeakContents, Saver, Span
-from memtools.leak.finding import LeakFinding, advice_for
-from memtools.record.kinds import End, Event, payload
+from memtools._leak.finding import LeakFinding, advice_for
+from memtools._record.kinds import End, Event, payload
 
 MIB = 2**20
 COLUMNS = [("step", ""), *((name, "B") for name in (

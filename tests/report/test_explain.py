@@ -17,11 +17,12 @@ from pathlib import Path
 import pytest
 
 import memtools
-from memtools import _core, cli
-from memtools.record.events import ending
-from memtools.record.figures import figures_of
-from memtools.record.kinds import Cleanup, End, Event, GuardAct, OutOfMemory, Start
-from memtools.report.advice import advise
+from memtools import _cli as cli
+from memtools import _core
+from memtools._record.events import ending
+from memtools._record.figures import figures_of
+from memtools._record.kinds import Cleanup, End, Event, GuardAct, OutOfMemory, Start
+from memtools.report._advice import advise
 from tests.report.reportcases import LEAK, MIB, SIGKILLED, event, write
 
 

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 import memtools
-from memtools import _core, cli
+from memtools import _cli as cli
+from memtools import _core
 from memtools._base.size import format_bytes
 from memtools._base.text import duration, percent, shown
-from memtools.leak.finding import LeakFinding
-from memtools.record.figures import Cleanups, figures_of, plain
-from memtools.record.kinds import Cleanup, Event
-from memtools.report.advice import advise
+from memtools._leak.finding import LeakFinding
+from memtools._record.figures import Cleanups, figures_of, plain
+from memtools._record.kinds import Cleanup, Event
+from memtools.report._advice import advise
 from tests.report.reportcases import HOSTILE, LEAK, MIB, START, event, write
 
 
@@ -58,7 +59,7 @@ def test_explain_needs_neither_torch_nor_numpy_nor_jinja2(path):
     write(path, grows=65536, steps=600)
     script = (
         "import sys; sys.modules.update(torch=None, numpy=None, jinja2=None)\n"
-        "from memtools import cli; sys.exit(cli.main(['explain', sys.argv[1]]))"
+        "from memtools import _cli as cli; sys.exit(cli.main(['explain', sys.argv[1]]))"
     )
     done = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

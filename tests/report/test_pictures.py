@@ -14,8 +14,8 @@ import pytest
 
 import memtools
 from memtools import _core
-from memtools.record.figures import figures_of
-from memtools.record.overview import headline, tiles
+from memtools._record.figures import figures_of
+from memtools._record.overview import headline, tiles
 from memtools.report import render
 from tests.kit.growth import least_growth, python_blocks
 from tests.record.test_drawing import paths

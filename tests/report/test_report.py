@@ -16,14 +16,14 @@ from pathlib import Path
 import pytest
 
 import memtools
-from memtools import cli
+from memtools import _cli as cli
 from memtools._base.peak import PARTS, Layer, Span
-from memtools.leak.finding import LeakFinding, advice_for
-from memtools.record.figures import figures_of
-from memtools.record.kinds import Cleanup, End, Event, Fork, GuardAct, SharedRoom, Start
-from memtools.record.reader import UNKNOWN
+from memtools._leak.finding import LeakFinding, advice_for
+from memtools._record.figures import figures_of
+from memtools._record.kinds import Cleanup, End, Event, Fork, GuardAct, SharedRoom, Start
+from memtools._record.reader import UNKNOWN
 from memtools.report import render, write_report
-from memtools.report.payload import CELLS, LETTERS, OTHER, part_colour
+from memtools.report._payload import CELLS, LETTERS, OTHER, part_colour
 from tests.report.reportcases import (
     COLUMNS,
     FINISHED,
@@ -336,7 +336,7 @@ def test_without_jinja2_it_says_what_to_install(path, tmp_path):
     write(path, steps=5)
     script = (
         "import sys; sys.modules.update(jinja2=None)\n"
-        "from memtools import cli; sys.exit(cli.main(['report', sys.argv[1]]))"
+        "from memtools import _cli as cli; sys.exit(cli.main(['report', sys.argv[1]]))"
     )
     done = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True)
     assert done.returncode == 1

@@ -16,11 +16,11 @@ import pytest
 
 import memtools
 from memtools import _core
-from memtools.leak.finding import RANK, LeakFinding, advice_for
-from memtools.record.figures import Figures, figures_of
-from memtools.record.kinds import End, Event, GuardAct, GuardSet, Heap, Limit, Start
-from memtools.record.summary import summary_lines
-from memtools.report.explain import explain
+from memtools._leak.finding import RANK, LeakFinding, advice_for
+from memtools._record.figures import Figures, figures_of
+from memtools._record.kinds import End, Event, GuardAct, GuardSet, Heap, Limit, Start
+from memtools._record.summary import summary_lines
+from memtools.report._explain import explain
 from tests.report.reportcases import COLUMNS, FINISHED, MIB, SIGKILLED, abandon, event
 from tests.traces import runs
 

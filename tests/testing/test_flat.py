@@ -18,11 +18,11 @@ from typing import Any, cast
 import pytest
 import torch
 
+from memtools._blocks.reports import HostBlocks
 from memtools._census.growth import GrowthCensus
-from memtools.blocks.reports import HostBlocks
 from memtools.errors import DeviceError
 from memtools.testing import assert_flat
-from memtools.testing.growth import GrowthTest, Series
+from memtools.testing._growth import GrowthTest, Series
 
 pytestmark = pytest.mark.usefixtures("frozen")
 
@@ -292,7 +292,7 @@ def test_tensors_are_no_longer_counted_afterwards(monkeypatch: pytest.MonkeyPatc
         if len(counted) == 2:
             raise RuntimeError("of the step")
 
-    monkeypatch.setattr("memtools.testing.growth.HostBlocks", made)
+    monkeypatch.setattr("memtools.testing._growth.HostBlocks", made)
     assert_flat(step, steps=20)
     with pytest.raises(RuntimeError, match="of the step"):
         assert_flat(step, steps=20)
@@ -300,7 +300,7 @@ def test_tensors_are_no_longer_counted_afterwards(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_leak_that_nobody_could_look_at_has_no_holder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memtools.testing.growth._LOOKS_NS", 0)
+    monkeypatch.setattr("memtools.testing._growth._LOOKS_NS", 0)
     said = failure(Trainer().leaks)
     assert "(allowed: 1 KiB): who holds it is not known\n  to learn who holds what grows:" in said
 

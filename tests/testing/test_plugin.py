@@ -9,7 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
-from memtools.testing import limits, measured, peak
+from memtools.testing import _limits as limits
+from memtools.testing import _measured as measured
+from memtools.testing import _peak as peak
 
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.usefixtures("frozen")
@@ -255,7 +257,7 @@ def test_who_held_memory_at_the_peak_is_named(run: Run, monkeypatch: pytest.Monk
     result = run(
         """
 import torch
-from memtools.testing import peak
+from memtools.testing import _peak as peak
 
 class Net:
     def forward(self):
@@ -433,7 +435,7 @@ def test_a_project_that_does_not_use_it_loads_nothing() -> None:
         "import sys, pytest\n"
         "status = pytest.main(['-q', '--co', '-p', 'no:cacheprovider', '/nowhere'])\n"
         "ours = sorted(name for name in sys.modules if name.startswith('memtools'))\n"
-        "assert ours == ['memtools', 'memtools.testing', 'memtools.testing.plugin'], ours\n"
+        "assert ours == ['memtools', 'memtools.testing', 'memtools.testing._plugin'], ours\n"
         "assert 'torch' not in sys.modules and 'numpy' not in sys.modules\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd="/")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from memtools.testing.trend import growth_of, growth_of_levels
+from memtools.testing._trend import growth_of, growth_of_levels
 from tests.traces import record, synthetic
 
 STEPS, WARMUP = 200, 25

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 import memtools
 from memtools import _core
-from memtools.record.kinds import End, Fork, Start, payload
+from memtools._record.kinds import End, Fork, Start, payload
 
 FILE = Path(__file__).resolve().parent / "recorded" / "runs.npz"
 UNKNOWN = 2**64 - 1

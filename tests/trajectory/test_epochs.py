@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import memtools
 from memtools import Budget, BudgetError, TrajectoryStore, _core
-from memtools.trajectory.plan import balanced
+from memtools._trajectory.plan import balanced
 from tests.trajectory.stores import SAMPLES, T, filled, log_probs, walked
 
 WAYS = [

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from memtools import TrajectoryStore
-from memtools.trajectory import mapped
+from memtools._trajectory import mapped
 from tests.kit.children import in_child
 from tests.trajectory.stores import SAMPLES, T, contents, filled, latents, log_probs, walked
 

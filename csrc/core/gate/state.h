@@ -5,7 +5,7 @@
  *   index      of each entry, oldest first:  u32 rows  u32 dtype
  *   records    the entries' bytes, oldest first, one after another
  *
- * memtools/gate/file.py makes a file of them. What comes from there is not trusted: each length is
+ * memtools/_gate/file.py makes a file of them. What comes from there is not trusted: each length is
  * checked before memory is taken for it, and each expert's index before it is kept. */
 #ifndef MT_GATE_STATE_H
 #define MT_GATE_STATE_H

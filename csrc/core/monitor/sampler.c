@@ -201,7 +201,7 @@ publish(mt_sampler *s, const mt_sample *x, const mt_limit *limit, mt_watermarks 
     return passed;
 }
 
-/* Writes an event of the kind "pressure", with its fields as memtools/record/kinds.py reads them.
+/* Writes an event of the kind "pressure", with its fields as memtools/_record/kinds.py reads them.
  * The thread does it, not step(): a program that is killed before its next step tells nobody. */
 static void
 write_event(mt_sampler *s, uint64_t time_ns, const char *fields, int bytes)

@@ -30,7 +30,7 @@
 #include "port/thread.h"
 
 /* The columns of a row. Those of the devices come behind the host's: allocated, reserved, free and
- * total of each. memtools/monitor/run.py gives them their names in a record. */
+ * total of each. memtools/_monitor/run.py gives them their names in a record. */
 enum {
     MT_ROW_STEPS,
     MT_ROW_RSS,

@@ -4,7 +4,7 @@
  *   any thread     ──► event  ─┼─ one lock ──► [ header | columns | series | events | phases |
  *   any thread     ──► phase  ─┘                 payloads ]   a file's mapping: stored is kept
  *
- * A writer killed at any instruction leaves a record that memtools/record/reader.py reads, without
+ * A writer killed at any instruction leaves a record that memtools/_record/reader.py reads, without
  * the one row, event or phase that was in flight. How: series.h for samples; layout.h for events, whose
  * slot has no stamp while it is written; a phase has two halves, of which the older is written.
  *

@@ -4,7 +4,7 @@
  *                                                     ──► default action, and the signal once more
  *
  * The mark is a number in the header: a handler cannot write an event. Who reads the record makes
- * the typed end of it (memtools/record/record.py).
+ * the typed end of it (memtools/_record/record.py).
  *
  * The handler is installed only where a signal would end the process by default, so that what the
  * program installed, before or later, and what it ignores stay as they are. A record whose page has

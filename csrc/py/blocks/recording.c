@@ -29,7 +29,7 @@ enum {
 
 _Static_assert(NAME_MASK / MT_JOURNAL_NAMES_MOST >= 1, "a name fits into its bits");
 
-/* Categories of Blocks.mark() that a read knows of; memtools/blocks/peak.py has all of them. */
+/* Categories of Blocks.mark() that a read knows of; memtools/_blocks/peak.py has all of them. */
 enum { PARAMETER = 1, GRADIENT = 2 };
 
 static const char NODE_PREFIX[] = "autograd::engine::evaluate_function: ";

@@ -3,7 +3,7 @@
  * memtools._core.Budget is an object around one ledger; parts ask it for that ledger, or have one
  * made of a limit (mt_py_ledger). Reports are taken with the GIL released, because members are
  * asked for what they hold idle, and turned into tuples afterwards. A refusal becomes a BudgetError
- * whose sentence memtools.budget words: it has the format of sizes. */
+ * whose sentence memtools._budget words: it has the format of sizes. */
 #include "py/budget/budget.h"
 
 #include <stddef.h>
@@ -144,7 +144,7 @@ refuser(mt_ledger *ledger, const mt_error *err)
     return found != NULL ? found : ledger;
 }
 
-/* What memtools.budget makes of the refusal and of who holds what in `by`. */
+/* What memtools._budget makes of the refusal and of who holds what in `by`. */
 static PyObject *
 sentence(mt_ledger *by, bool nested, const mt_error *err, const char *doing, const char *remedy)
 {
@@ -153,7 +153,7 @@ sentence(mt_ledger *by, bool nested, const mt_error *err, const char *doing, con
     size_t n;
 
     if ((lines = take_report(by, &n)) == NULL) return NULL;
-    if ((module = PyImport_ImportModule("memtools.budget")) == NULL) {
+    if ((module = PyImport_ImportModule("memtools._budget")) == NULL) {
         PyMem_Free(lines);
         return NULL;
     }

@@ -538,7 +538,7 @@ static PyType_Slot slots[] = {
 };
 
 /* No Py_TPFLAGS_HAVE_GC: it holds no PyObject but weak references, so it cannot be in a cycle.
- * Python subclasses it once, in memtools/gate/history.py. */
+ * Python subclasses it once, in memtools/_gate/history.py. */
 static PyType_Spec spec = {
     .name = "memtools._core.GateHistory",
     .basicsize = sizeof(GateHistory),

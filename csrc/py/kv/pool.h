@@ -23,7 +23,7 @@ typedef struct KVPool {
     mt_kvpool *core; /* NULL once closed */
     mt_kvguests *guests;
     mt_ledger *ledger; /* one reference */
-    PyObject *helpers; /* memtools.kv.tensors */
+    PyObject *helpers; /* memtools._kv.tensors */
     PyObject *dtype, *device, *name;
     PyObject *budget; /* the Budget that was given as limit, or None */
     mt_kvconfig config;

@@ -567,7 +567,7 @@ static PyMethodDef methods[] = {
     {"_close_at_exit", recordwriter_close_at_exit, METH_VARARGS,
      "_close_at_exit($self, failed, time_ns, /)\n--\n\n"
      "When the process ends, as the last of all, write the exit code as an end event of the time "
-     "time_ns and close; where the code is 1, the payload `failed` (see memtools/record/kinds.py) "
+     "time_ns and close; where the code is 1, the payload `failed` (see memtools/_record/kinds.py) "
      "in its place, unless that is empty. May be called again with another payload and time. Not "
      "where a signal or os._exit ends it."},
     {"_mark_signals", recordwriter_mark_signals, METH_NOARGS,

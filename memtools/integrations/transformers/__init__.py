@@ -12,12 +12,12 @@ Needs transformers 5.21 or newer.
 
 from typing import TYPE_CHECKING
 
-from memtools.integrations.transformers.cache import PooledCache
-from memtools.integrations.transformers.group import generate_group
-from memtools.integrations.transformers.model import pool_for
+from memtools.integrations.transformers._cache import PooledCache
+from memtools.integrations.transformers._group import generate_group
+from memtools.integrations.transformers._model import pool_for
 
 if TYPE_CHECKING:
-    from memtools.integrations.transformers.callback import MemoryCallback
+    from memtools.integrations.transformers._callback import MemoryCallback
 
 __all__ = ["MemoryCallback", "PooledCache", "generate_group", "pool_for"]
 
@@ -26,6 +26,6 @@ def __getattr__(name: str) -> object:
     """MemoryCallback when it is asked for: transformers takes a second to import what it is of."""
     if name != "MemoryCallback":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from memtools.integrations.transformers import callback
+    from memtools.integrations.transformers import _callback as callback
 
     return callback.MemoryCallback

@@ -1,5 +1,5 @@
 /* recordview.h -- what a region holds that an mt_record has written, for tests of those who write
- * one. The reader that trusts nothing is memtools/record/reader.py. */
+ * one. The reader that trusts nothing is memtools/_record/reader.py. */
 #ifndef MT_TESTS_KIT_RECORDVIEW_H
 #define MT_TESTS_KIT_RECORDVIEW_H
 

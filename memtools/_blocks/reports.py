@@ -1,0 +1,69 @@
+"""HostBlocks: a run's part in the reports of torch's host allocator.
+
+    torch's allocator ──► memtools._torch ──► memtools._core.Blocks: one table for the process
+                                                   ▲          │ bytes in use, sites
+                              HostBlocks.in_use() ─┘          ▼
+                              starts it as soon as         the leak test's signal `tensors`,
+                              torch is there               and the lines of a trace window
+
+Blocks that torch gave out before it was started are not counted: what is told is how much more, or
+less, is in use since then, which is all that a leak test asks. torch is never imported for it.
+"""
+
+from __future__ import annotations
+
+from memtools import _core
+from memtools._base import torch as bridge
+from memtools._base.libraries import PACKAGE, library_paths, users_paths
+from memtools._blocks.dispatch import DispatchedBlocks
+
+
+class HostBlocks:
+    """The blocks that torch's host allocator gives out, from the moment at which torch is loaded.
+
+    Attributes:
+        blocks: the table, which `is_on` once it was started.
+        reason: why it cannot be started, in one sentence; "" as long as nothing is against it.
+    """
+
+    __slots__ = ("_dispatched", "_is_left", "blocks", "reason")
+
+    def __init__(self) -> None:
+        self.blocks = _core.Blocks()
+        self.reason = ""
+        self._is_left = False
+        self._dispatched: DispatchedBlocks | None = None
+
+    def join(self) -> bool:
+        """Start it where the program has imported torch. Returns whether it is on; takes 0.1 us
+        where it is."""
+        if self.blocks.is_on:
+            return True
+        if self.reason or self._is_left or bridge.loaded() is None:
+            return False
+        try:
+            self.blocks.start((*library_paths(), PACKAGE), users_paths())
+        except ImportError as error:  # a torch that memtools cannot work with
+            self.reason = str(error)
+        except RuntimeError as error:
+            self.reason = bridge.shim_status()[1] or str(error)
+        return self.blocks.is_on
+
+    def in_use(self) -> int | None:
+        """Bytes that torch's tensors on the host take now, of those made since it was started; None
+        where that is not known."""
+        return self.blocks.in_use if self.join() and not self.blocks.missed else None
+
+    def dispatched(self) -> DispatchedBlocks | None:
+        """What tells the lines of blocks where the table cannot be started; None where it can, and
+        where torch is not there."""
+        if not self.reason or self._is_left or bridge.loaded() is None:
+            return None
+        if self._dispatched is None:
+            self._dispatched = DispatchedBlocks((PACKAGE,))
+        return self._dispatched
+
+    def leave(self) -> None:
+        """End this part in it, for good."""
+        self._is_left = True
+        self.blocks.stop()

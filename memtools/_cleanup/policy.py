@@ -1,0 +1,281 @@
+"""CleanupPolicy: gc, empty_cache and trim when they pay, and what they cost."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from memtools._base.environment import is_off
+from memtools._base.handle import Handle
+from memtools._cleanup.actions import EMPTY_CACHE, GC, NAMES, POOL_TRIM, TRIM
+from memtools._cleanup.cadence import (
+    EPOCH,
+    MICRO_BATCH,
+    UPDATE,
+    VALIDATION,
+    Cadence,
+    Settings,
+    Span,
+)
+from memtools._cleanup.engine import Cleaned, Engine
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from memtools._cleanup.report import PolicyReport
+    from memtools._kv.pool import KVPool
+
+
+class CleanupPolicy:
+    """Runs gc, empty_cache and malloc_trim on a schedule or under memory pressure, and backs off
+    where they free nothing.
+
+        policy = memtools.CleanupPolicy(gc_every=100)
+        with policy:
+            for epoch in range(epochs):
+                with policy.epoch():
+                    for batch in loader:
+                        update(batch)
+                        policy.step()
+        print(policy.report())
+
+    `with policy:` takes over Python's garbage collector: after two updates it puts aside
+    everything alive by gc.freeze() and turns automatic collection off; from there on the policy
+    collects what is younger, at steps of its own choice. At the end gc is as it was found. Used
+    without the `with`, the policy leaves gc as it is and does the rest.
+
+    Actions run in `step()`, at epochs and at the ends of phases, on the thread that calls them: one
+    at a time, and never during a CUDA graph capture. An action that frees less than 1 % of what the
+    process holds twice in a row waits twice as long as before, up to 64 times; actions that do not
+    pay may take 0.3 % of the time. An exception of an action or a callback is reported once,
+    as a RuntimeWarning, and training goes on; only MemoryPressure and BaseExceptions such as
+    KeyboardInterrupt propagate.
+
+    A cadence is an int, in updates, or a dict of what to count: "update", "micro_batch",
+    "validation" (its micro-batches), "epoch" (its begin and its end count one each), and names of
+    phases, at their ends: `{"update": 500, "generation": 1}`. None: never by cadence.
+
+    With the environment key MEMTOOLS=0 a policy counts, and leaves gc and memory alone.
+
+    Args:
+        gc_every: the cadence of full collections of Python's garbage; 100 by default, which is
+            every 100 updates.
+        empty_cache_every: the cadence at which torch's cached device blocks go back to the driver.
+            None, the default: never by cadence.
+        trim_every: the cadence at which malloc's idle pages go back to the system. None, the
+            default: never by cadence.
+        pool_trim_every: the cadence at which the KVPools that the policy watches give their idle
+            pages back. None, the default: never by cadence.
+        at_epoch: whether gc, empty_cache and trim also run where an epoch begins and ends; True by
+            default. The devices are synchronised there.
+        pressure: the part of the limit, of the container or of a device, from which on memory
+            counts as short; above 0 and at most 1, 0.85 by default.
+        strict: whether the cadences are kept whatever that costs and frees; False by default.
+        limit: the memory that this process may use in bytes, as an int or like "12 GiB"; the limits
+            of the container and the machine count if they are lower. None, the default: these alone
+            count.
+        ranks: True (all ranks) or a process group: the ranks agree on cleanups, so that all do the
+            same at the same step. False: each rank decides alone. None, the default: the same as
+            False, with a RuntimeWarning if there are several ranks.
+
+    Raises:
+        TypeError, ValueError: an argument that makes no sense; it is named.
+    """
+
+    __slots__ = ("__weakref__", "_base", "_core", "_engine")
+
+    _root = "/"  # under which proc and sys are read; tests have their own
+
+    def __init__(
+        self,
+        gc_every: Cadence = 100,
+        empty_cache_every: Cadence = None,
+        *,
+        trim_every: Cadence = None,
+        pool_trim_every: Cadence = None,
+        at_epoch: bool = True,
+        pressure: float = 0.85,
+        strict: bool = False,
+        limit: int | str | None = None,
+        ranks: bool | ProcessGroup | None = None,
+    ) -> None:
+        settings = Settings(
+            gc_every,
+            empty_cache_every,
+            trim_every,
+            pool_trim_every,
+            at_epoch,
+            pressure,
+            strict,
+            limit,
+        )
+        if isinstance(ranks, (str, int)) and not isinstance(ranks, bool):
+            raise TypeError(
+                f"ranks must be a bool, a process group or None, got {type(ranks).__name__}"
+            )
+        self._engine = Engine(settings, ranks, self._root)
+        self._core = self._engine.core
+        self._base = self._engine.counts()._replace(seconds=0.0)
+        weakref.finalize(self, self._engine.close)  # the native half may live on in functions
+
+    # --- in the loop ---
+
+    def step(self, n: int = 1) -> None:
+        """Count an update, or several, and do what is due, on this thread. Takes about 50 ns where
+        nothing is due.
+
+        Args:
+            n: how many updates have ended, 0 to 2**48; 1 by default.
+
+        Raises TypeError if `n` is not an int, ValueError if it is out of its range.
+        """
+        self._core.tick(UPDATE, n)
+
+    def micro_batch(self, validation: bool = False) -> None:
+        """Count a micro-batch that has ended.
+
+        Args:
+            validation: whether it was one of validation; False, the default: one of training.
+        """
+        self._core.tick(VALIDATION if validation else MICRO_BATCH)
+
+    def epoch(self) -> Span:
+        """Mark an epoch, as a context manager or a decorator.
+
+        It counts when the epoch begins and when it ends, but not when an exception ends it. A call
+        that is used as neither counts nothing, and is reported once.
+        """
+        return Span(self._core, EPOCH, "epoch()", self._engine.complain)
+
+    def phase(self, name: str) -> Span:
+        """Name a part of the program, as a context manager or a decorator; it counts when it ends.
+
+        Cadences use the name: `gc_every={"generation": 1}`.
+
+        Args:
+            name: the name of the phase, of which a policy takes at most 12.
+
+        Raises TypeError if `name` is not a str; ValueError if it is empty, is a clock of the
+        policy's own such as "update", or is a thirteenth name.
+        """
+        clock = self._engine.clocks.phase(name)
+        return Span(self._core, clock, f"phase({name!r})", self._engine.complain)
+
+    # --- what else is cleaned up ---
+
+    def add(
+        self, name: str, callback: Any, every: Cadence = None, *, pressure: bool = False
+    ) -> Handle:
+        """Call `callback` on a schedule, or under memory pressure.
+
+        What it frees and costs is in the report, and it backs off like every action that frees
+        nothing.
+
+        Args:
+            name: for the report and for cleanup(); 1 to 40 printable characters.
+            callback: called with a CleanupCall, or with nothing if it takes no argument.
+            every: its cadence; None: never by cadence.
+            pressure: whether to call it also when memory is short.
+
+        Returns a `Handle`, whose `remove()` removes the callback.
+
+        Raises TypeError if an argument is of another type, ValueError if the name is in use, is
+        that of a built-in action, or is one more than 10 different names.
+        """
+        return self._engine.add(name, callback, every, pressure)
+
+    def watch(self, pool: KVPool) -> None:
+        """Trim another pool as well, for as long as it lives; the policy does not keep it alive.
+
+        Args:
+            pool: the pool. It may be given twice.
+
+        Raises TypeError if `pool` is not a KVPool, ValueError if it is closed.
+        """
+        self._engine.pools.add(pool)
+
+    def cleanup(self, *actions: str) -> tuple[Cleaned, ...]:
+        """Run these actions now, by name; without names gc, pool_trim, empty_cache and trim. One
+        that has nothing to work on, such as empty_cache without CUDA, is left out.
+
+        Returns what each of them did. Raises ValueError for an unknown name, RuntimeError in a
+        callback of this policy and during a CUDA graph capture.
+        """
+        engine = self._engine
+        known = {name: a for a, name in NAMES.items() if a in engine.rules}
+        known |= {added.name: a for a, added in engine.callbacks.items()}
+        for name in actions:
+            if name not in known:
+                raise ValueError(
+                    f"cleanup(): an action must be one of {', '.join(known)}; got {name!r}"
+                )
+        usual = [GC, EMPTY_CACHE, TRIM, POOL_TRIM]
+        return engine.clean([known[name] for name in actions] if actions else usual)
+
+    # --- life ---
+
+    def start(self) -> None:
+        """Begin to work: time and back-off start anew, and Python's gc is taken over. Each
+        `start()` needs a `stop()`.
+
+        Raises RuntimeError if `ranks` asks for an agreement and there is no process group.
+        """
+        self._engine.start()
+
+    def stop(self) -> None:
+        """Restore gc to its state before `start()`. Does nothing if the policy was not started."""
+        self._engine.stop()
+
+    def __enter__(self) -> CleanupPolicy:
+        self.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    @property
+    def running(self) -> bool:
+        """True between start and stop."""
+        return self._engine.running
+
+    def worker_init(self, worker_id: int) -> None:
+        """Set up gc in a data-loading worker: `DataLoader(worker_init_fn=policy.worker_init)`.
+
+        Puts aside what the worker was born with: a collection writes to each object that it looks
+        at, and in a forked worker each page that is written to is copied. No collection comes
+        before, for the same reason. In a spawned worker nothing is shared; there it saves the time
+        of looking at the imported modules again and again. gc is on in the worker if it was before
+        the policy took it over. Takes a millisecond.
+
+        Args:
+            worker_id: the worker's number, which DataLoader passes; not used.
+        """
+        if not is_off:
+            gc.freeze()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A policy of the same settings: for workers. Callbacks, pools and ranks stay behind."""
+        settings = self._engine.settings
+        return _remade, ({key: getattr(settings, key) for key in Settings.__slots__},)
+
+    def __repr__(self) -> str:
+        state = "running" if self.running else "not running"
+        return f"CleanupPolicy({state}, {self._core.ticks(UPDATE):,} updates)"
+
+    # --- what it did ---
+
+    def report(self) -> PolicyReport:
+        """Return what each action did, cost and freed, and whether it pays. Takes some 0.1 ms."""
+        from memtools._cleanup.report import report_of
+
+        return report_of(self._engine, self._base)
+
+    def reset_report(self) -> None:
+        """Begin a new report. What was learnt, such as back-off, stays."""
+        self._base = self._engine.counts()
+        self._engine.forget_cycles()
+
+
+def _remade(settings: dict[str, Any]) -> CleanupPolicy:
+    return CleanupPolicy(**settings, ranks=False)

@@ -1,0 +1,101 @@
+"""The command line: `memtools COMMAND`, also `python -m memtools COMMAND`.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage. An error is one line on stderr. A new command is one
+class in a module of its own and one entry in COMMANDS.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn, Protocol
+
+from memtools import MemtoolsError, __version__
+from memtools._base.text import shown
+from memtools._cli.build_shim import BuildShim
+from memtools._cli.compare import Compare
+from memtools._cli.doctor import Doctor
+from memtools._cli.explain import Explain
+from memtools._cli.export import Export
+from memtools._cli.report import Report
+from memtools._cli.run import Run
+from memtools._cli.watch import Watch
+
+EXIT_OK, EXIT_FAILURE, EXIT_USAGE = 0, 1, 2
+
+
+class Command(Protocol):
+    """One sub-command. The class docstring is its help text: the first line in the list of
+    commands, all of it in the command's own --help."""
+
+    name: str
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None: ...
+
+    def run(self, args: argparse.Namespace) -> int: ...
+
+
+COMMANDS: tuple[type[Command], ...] = (
+    Doctor,
+    Run,
+    Watch,
+    Report,
+    Explain,
+    Compare,
+    Export,
+    BuildShim,
+)
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse's own error() prints the usage above the error: here an error is one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_USAGE, shown(f"{self.prog}: {message} (see {self.prog} --help)") + "\n")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="memtools", description="Keep a PyTorch training loop inside its memory.")
+    parser.add_argument("--version", action="version", version=f"memtools {__version__}")
+    choices = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for kind in COMMANDS:
+        command, text = kind(), inspect.getdoc(kind) or ""
+        sub = choices.add_parser(
+            command.name,
+            help=text.partition("\n")[0],
+            description=text,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.prepare_parser(sub)
+        sub.set_defaults(run=command.run, prog=sub.prog)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = build_parser()
+    try:
+        if not (sys.argv[1:] if argv is None else argv):
+            parser.error(f"give a command: {', '.join(kind.name for kind in COMMANDS)}")
+        args, unknown = parser.parse_known_args(argv)
+        if unknown:
+            parser.prog = args.prog  # its own --help is the one that helps
+            parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    except SystemExit as stop:  # --help, --version and usage errors have printed what they say
+        return stop.code if isinstance(stop.code, int) else EXIT_OK
+    try:
+        code: int = args.run(args)
+        sys.stdout.flush()  # a reader that has gone shows here, not in the interpreter's shutdown
+        return code
+    except BrokenPipeError:
+        # Whatever is still buffered has no reader; the interpreter must not try to write it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILURE
+    except KeyboardInterrupt:
+        reason = "interrupted"
+    except (MemtoolsError, OSError) as error:  # anything else is a defect: its traceback says more
+        reason = " ".join(str(error).split())
+    print(shown(f"{args.prog}: {reason}"), file=sys.stderr)
+    return EXIT_FAILURE

@@ -1,0 +1,178 @@
+"""`memtools compare`: two records side by side, and whether bounds are kept."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from memtools._cli.records import UnreadableError, complain, printed, read
+
+if TYPE_CHECKING:
+    from memtools._record.bounds import Bound, Judgement
+    from memtools._record.compare import Comparison
+
+EXIT_BROKEN, EXIT_UNKNOWN = 1, 2
+HEAD = ("", "base", "new", "difference", "bound")
+
+
+def bounds(text: str) -> list[Bound]:
+    from memtools._record.bounds import parse_bounds
+
+    try:
+        return parse_bounds(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+class Compare:
+    """Compare two runs by their records, and fail where memory got worse.
+
+    memtools compare base.mem new.mem                               a table
+    memtools compare base.mem new.mem --fail peak=+5%,growth=+1KiB/step,leak
+
+    What differs by no more than two runs of one script do is told as "same", or as "within noise"
+    with the difference. A bound is a rise
+    above base (peak=+5%, peak=+20MiB, growth=+1KiB/step, seconds=+10%) or the most that new may
+    have (peak=2GiB, growth=4KiB/step, seconds=0.5s), of peak (what counts against the limit),
+    process, device, growth, seconds (of a step) or phase:NAME; leak fails on a leak that base does
+    not have. The exit code is 1 where a bound is broken, and 2 where one cannot be judged or a file
+    is not a record.
+    """
+
+    name = "compare"
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        add = parser.add_argument
+        add("base", help="the record to compare with")
+        add("new", help="the record to judge")
+        add(
+            "--fail",
+            type=bounds,
+            action="append",
+            default=[],
+            metavar="BOUNDS",
+            help="bounds, with commas between them; may be given several times",
+        )
+        add(
+            "--same-script",
+            action="store_true",
+            help="refuse runs of different programs, which are otherwise told by a note",
+        )
+        add("--json", action="store_true", help="all figures as JSON: bytes, seconds, stable keys")
+
+    def run(self, args: argparse.Namespace) -> int:
+        from memtools._record.bounds import judge
+        from memtools._record.compare import compare
+        from memtools._record.figures import figures_of
+
+        try:
+            compared = compare(figures_of(read(args.base)), figures_of(read(args.new)))
+            if args.same_script and not compared.same_script:
+                raise UnreadableError(_different(compared))
+        except UnreadableError as error:
+            return complain(args.prog, error)
+        judged = judge(compared, [bound for several in args.fail for bound in several])
+        broken = any(one.result == "broken" for one in judged)
+        unknown = [one.text for one in judged if one.result == "unknown"]
+        code = EXIT_BROKEN if broken else EXIT_UNKNOWN if unknown else 0
+        if args.json:
+            found = {**compared.as_json(), "bounds": [one.as_json() for one in judged]}
+            printed(json.dumps({**found, "exit_code": code}, indent=2))
+        else:
+            show(compared, judged)
+        for text in unknown:
+            complain(args.prog, text)
+        return code
+
+
+def _different(compared: Comparison) -> str:
+    commands = [
+        f"{one.path}: {one.command or 'no command'}" for one in (compared.base, compared.new)
+    ]
+    return (
+        f"these are not known to be runs of one program ({'; '.join(commands)}); compare runs of "
+        "one script, or leave out --same-script"
+    )
+
+
+# --- for people -----------------------------------------------------------------------------------
+
+
+def show(compared: Comparison, judged: Sequence[Judgement]) -> None:
+    """Print the table, by rich where it is installed and stdout is a terminal."""
+    from memtools._base.text import aligned
+
+    rows = list(_rows(compared, judged))
+    printed("\n".join(_runs(compared)))
+    if sys.stdout.isatty() and importlib.util.find_spec("rich") is not None:
+        _draw(rows)
+    else:
+        printed("\n".join(["", *aligned([HEAD[: len(rows[0])], *rows], right=(1, 2), indent="")]))
+    lines = [*_leaks(compared), *_verdict(judged)]
+    if lines:
+        printed("\n".join(["", *lines]))
+
+
+def _runs(compared: Comparison) -> Iterator[str]:
+    from memtools._base.text import count, duration
+
+    for side, one in (("base", compared.base), ("new", compared.new)):
+        length = duration(one.seconds) + (f", {count(one.steps, 'step')}" if one.steps else "")
+        yield f"{side + ':':5} {one.path}: {one.command or 'no command recorded'}, {length}"
+    yield from (f"note: {note}" for note in compared.notes)
+
+
+def _rows(compared: Comparison, judged: Sequence[Judgement]) -> Iterator[tuple[str, ...]]:
+    from memtools._record.compare import difference_in_words, in_words
+
+    for row in compared.rows:
+        cells = [row.label, in_words(row.base, row.unit), in_words(row.new, row.unit)]
+        cells.append(difference_in_words(row))
+        if judged:
+            of = [one for one in judged if (one.bound.name, one.label) == (row.name, row.label)]
+            cells.append(", ".join(f"{one.bound.text} {_result(one)}" for one in of))
+        yield tuple(cells)
+
+
+def _result(one: Judgement) -> str:
+    return "cannot be judged" if one.result == "unknown" else one.result
+
+
+def _leaks(compared: Comparison) -> Iterator[str]:
+    for change in compared.leaks:
+        found = change.new or change.base
+        if found is None:
+            continue
+        line = f"{change.change}: {found.without_forecast()}"
+        both = change.base is not None and change.new is not None
+        if both and change.change != "same" and change.base is not None:
+            line += f"; in base {change.base.without_forecast()}"
+        yield line
+
+
+def _verdict(judged: Sequence[Judgement]) -> Iterator[str]:
+    for one in judged:
+        if one.result == "broken":
+            yield f"broken: {one.text}"
+        elif one.doubtful:
+            yield f"held, but not known well enough, more steps tell: {one.text}"
+    if judged and all(one.result == "held" for one in judged):
+        yield "all bounds are kept"
+
+
+def _draw(rows: Sequence[tuple[str, ...]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table()
+    for i, name in enumerate(HEAD[: len(rows[0])]):
+        table.add_column(name, justify="right" if i in (1, 2) else "left", overflow="fold")
+    for row in rows:
+        style = "red" if row[-1].endswith(" broken") and len(row) == len(HEAD) else ""
+        table.add_row(*(Text(cell) for cell in row), style=style)
+    Console().print(table)

@@ -1,0 +1,491 @@
+"""`memtools doctor`: what is installed, what the host allows, what works here and why not."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import json
+import os
+import platform
+import re
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+
+from memtools import MemtoolsError, __version__
+from memtools._base import environment, shim
+from memtools._base.install import rebuild_command
+from memtools._base.text import aligned
+from memtools._cli.allocators import allocator_facts
+from memtools._cli.facts import SHIM, Fact, Section, guarded, known, no, unknown, yes
+from memtools._cli.monitor import monitor_facts
+from memtools._cli.records import printed
+from memtools._cli.system import ROOT, host_memory, kernel
+
+TITLES = {
+    "versions": "Versions",
+    "extensions": "Extension modules",
+    "cuda": "CUDA",
+    "host_memory": "Host memory",
+    "kernel": "Kernel settings and limits",
+    "threads": "Threads",
+    "allocators": "Allocators",
+    "exporters": "Where a monitor's figures can go",
+    "environment": "Environment keys",
+}
+# Where a monitor's figures can go, and the packages that are asked for.
+EXPORTERS = {
+    "prometheus_client": ("prometheus-client",),
+    "tensorboard": ("tensorboard",),
+    "wandb": ("wandb",),
+    "transformers": ("transformers",),
+    "lightning": ("lightning", "pytorch-lightning"),
+}
+INSTALL_TORCH = "install torch 2.11 or later: run python -m pip install 'torch>=2.11'"
+PYTEST_REMEDY = "pytest is not installed; run python -m pip install pytest"
+PAGE_REMEDY = "jinja2 is not installed; run python -m pip install jinja2"
+LIVE_REMEDY = "for the live view run python -m pip install rich"
+
+
+#: labels of facts whose keys are words of memtools' own
+LABELS = {
+    "core": "memtools' C part",
+    "core_path": "its path",
+    "shim": "part compiled against torch",
+    "shim_torch_version": "its torch version",
+    "shim_torch_git_version": "its torch git version",
+    "shim_rebuild": "to compile it again",
+    "peak_reset": "exact peaks of phases",
+    "sampler": "sampling thread",
+    "record": "writing a record",
+    "census": "census of who holds what",
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One line of "what works here": for a no, the remark says why and what to do. `package`: what
+    is not installed and nothing else is missing; "" for all else. `can`: whether it could work on
+    this machine, which a part for GPUs cannot where there is none."""
+
+    title: str
+    works: bool
+    remark: str
+    package: str = ""
+    can: bool = True
+
+
+@dataclass
+class Findings:
+    """What was found: facts by section, what works here, and what is broken."""
+
+    sections: dict[str, Section] = field(default_factory=dict)
+    parts: dict[str, Part] = field(default_factory=dict)
+    # What should work on this machine and does not: the reason for exit code 1. A machine without
+    # a GPU or without torch lacks something, but nothing is broken there.
+    broken: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Torch:
+    """What torch's version.py says, read without importing torch."""
+
+    version: str
+    git: str | None = None
+    cuda: str | None = None
+
+
+@dataclass(frozen=True)
+class Connection:
+    """Why torch cannot be reached and why the shim is not used; "" where it can and is."""
+
+    torch_error: str
+    shim_error: str
+
+
+def one_line(error: BaseException | str) -> str:
+    """The first line: errors out of torch carry a C++ backtrace behind it."""
+    lines = str(error).strip().splitlines()
+    return lines[0].strip() if lines else type(error).__name__
+
+
+def find_package(name: str) -> Path | None:
+    """Where `import name` would find it, without importing it."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):  # ValueError: a half-imported module has no spec
+        return None
+    # A directory that an uninstalled package left behind is found as a namespace, with no origin.
+    return Path(spec.origin).parent if spec and spec.origin else None
+
+
+def installed_version(*packages: str) -> Fact:
+    """Of the first that is installed, without importing it: Lightning alone takes seconds."""
+    from importlib import metadata  # takes 20 ms, a third of what any command takes to begin
+
+    for package in packages:
+        try:
+            return known(metadata.version(package))
+        except metadata.PackageNotFoundError:
+            continue
+    return Fact(None, "not installed")
+
+
+def read_torch(package: Path | None) -> Torch | None:
+    if package is None:
+        return None
+    try:
+        text = (package / "version.py").read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        text = ""
+
+    def constant(name: str) -> str | None:
+        match = re.search(rf"^{name}\s*(?::[^=]*)?=\s*['\"](.+?)['\"]", text, re.M)
+        return match[1] if match else None
+
+    version = constant("__version__") or installed_version("torch").value
+    return Torch(str(version or "unknown"), constant("git_version"), constant("cuda"))
+
+
+def version_facts(torch: Torch | None) -> Section:
+    absent = Fact(None, "not installed")
+    cpu_only = Fact(None, "none (a build for the CPU)") if torch else absent
+    no_git = unknown("torch's version.py names none")
+    git = known(torch.git) if torch and torch.git else no_git
+    return {
+        "memtools": known(__version__),
+        "python": known(platform.python_version()),
+        "platform": known(f"{platform.system()} {platform.machine()}"),
+        "kernel": known(platform.release()),
+        # Another C library does not know the name, and Python then raises ValueError.
+        "libc": guarded(lambda: known(os.confstr("CS_GNU_LIBC_VERSION") or "unknown")),
+        "torch": known(torch.version) if torch else absent,
+        "torch_git_version": git if torch else absent,
+        "torch_cuda": known(torch.cuda) if torch and torch.cuda else cpu_only,
+        "numpy": installed_version("numpy"),
+    }
+
+
+def load(name: str) -> ModuleType | str:
+    """The module, or one line that says why it does not import."""
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # a broken module may raise anything, and that is the finding
+        return one_line(error)
+
+
+def connect(torch: Torch | None, core: ModuleType | str) -> Connection:
+    """Imports torch and loads the shim, as the first use of a tensor would."""
+    if torch is None or isinstance(core, str):
+        reason = "memtools._core does not load" if torch else "torch is not installed"
+        return Connection(reason, reason)
+    try:
+        bridge = importlib.import_module("memtools._base.torch")
+        # What the bridge or torch would warn of is what this report says by itself.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            bridge.connect()
+        loaded, reason = bridge.shim_status()
+    except Exception as error:  # importing torch can fail in any way
+        return Connection(one_line(error), "torch is not connected")
+    return Connection("", "" if loaded else one_line(reason or "it gives no reason"))
+
+
+def all_shims(info: ModuleType | str) -> list[shim.Shim]:
+    return [] if isinstance(info, str) else list(shim.built(info))
+
+
+def built(info: ModuleType | str, name: str, absent: str) -> Fact:
+    """One constant of _build_info; `absent` is the text for None."""
+    if isinstance(info, str):
+        return unknown(info)
+    value = getattr(info, name)
+    return known(value) if value else Fact(None, absent)
+
+
+def extension_facts(
+    core: ModuleType | str, info: ModuleType | str, connection: Connection
+) -> Section:
+    torch, why = connection.torch_error, connection.shim_error
+    built_shims = [one for one in all_shims(info) if not one.refused]
+    versions = dict.fromkeys(built.torch_version for built in built_shims)
+    commits = dict.fromkeys(built.torch_commit for built in built_shims)
+    absent = Fact(None, "not built")
+    return {
+        "core": no(core) if isinstance(core, str) else yes(),
+        "core_path": unknown(core) if isinstance(core, str) else known(str(core.__file__)),
+        "compiler": built(info, "COMPILER", "not recorded"),
+        "build": _build_mode(info),
+        "torch_connected": no(torch) if torch else yes(),
+        "shim": no(why) if why else yes(),
+        "shim_torch_version": known(", ".join(versions)) if versions else absent,
+        "shim_torch_git_version": known(", ".join(commits)) if commits else absent,
+        "shim_rebuild": known(shim.BUILD_COMMAND) if why else Fact(None, "not needed"),
+    }
+
+
+def _build_mode(info: ModuleType | str) -> Fact:
+    if isinstance(info, str):
+        return unknown(info)
+    mode = "debug" if info.DEBUG else "release"
+    return known(f"{mode}, sanitizers {info.SANITIZE}" if info.SANITIZE else mode)
+
+
+def cuda_facts(
+    core: ModuleType | str, info: ModuleType | str, root: Path, broken: list[str]
+) -> Section:
+    """Call it after connect(): the CUDA runtime of a process is the one that torch loaded."""
+    facts = {
+        "headers_version": built(info, "CUDA_HEADERS", "none (the CUDA backend is left out)"),
+        "kernel_driver": guarded(lambda: _kernel_driver(root / "proc/driver/nvidia/version")),
+    }
+    keys = ("runtime_version", "driver_version", "devices")
+    if isinstance(core, str):
+        return facts | dict.fromkeys(keys, unknown(core))
+    try:
+        found = core.cuda_info()
+    except Exception as error:
+        # Our own error states a fact of this machine; anything else is a defect of ours.
+        if not isinstance(error, MemtoolsError):
+            broken.append(f"memtools._core.cuda_info() fails: {one_line(error)}")
+        return facts | dict.fromkeys(keys, Fact(None, f"none ({one_line(error)})"))
+    devices = "0 (no CUDA device answers)" if found["devices"] == 0 else str(found["devices"])
+    return facts | {
+        "runtime_version": _cuda_version(found["runtime_version"]),
+        "driver_version": _cuda_version(found["driver_version"]),
+        "devices": Fact(found["devices"], devices),
+    }
+
+
+def _kernel_driver(path: Path) -> Fact:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return Fact(None, "none (the NVIDIA kernel driver is not loaded)")
+    match = re.search(r"^NVRM version:.*?\s(\d+(?:\.\d+)+)\s", text, re.M)
+    if match is None:
+        raise ValueError(f"{path} names no version")
+    return known(match[1])
+
+
+def _cuda_version(number: int) -> Fact:
+    """CUDA writes 13.0 as 13000, and no driver at all as 0."""
+    return Fact(number, f"{number // 1000}.{number % 1000 // 10}" if number else "0 (no driver)")
+
+
+def thread_facts(environ: Mapping[str, str]) -> Section:
+    facts = {"cpus_usable": known(len(os.sched_getaffinity(0)))}
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        setting = environ.get(name)
+        facts[name.lower()] = Fact(None, "not set") if setting is None else known(setting)
+    return facts
+
+
+def environment_facts(environ: Mapping[str, str], broken: list[str]) -> Section:
+    """The keys of memtools that are set, and what the others would do."""
+    try:
+        environment.read(environ)
+    except ValueError as error:
+        broken.append(str(error))
+    given = environment.set_keys(environ)
+    return {
+        key: known(given[key]) if key in given else Fact(None, f"not set ({what})")
+        for key, what in environment.KEYS.items()
+    }
+
+
+def works_here(findings: Findings, connection: Connection) -> dict[str, Part]:
+    """One line per part. For every no: why, and what to do."""
+    extensions, cuda = findings.sections["extensions"], findings.sections["cuda"]
+    rebuild = rebuild_command()
+    no_core, blocked = "", ""
+    if not extensions["core"].value:
+        no_core = blocked = f"memtools._core does not load; run {rebuild}"
+    elif findings.sections["versions"]["torch"].value is None:
+        blocked = f"torch is not installed; {INSTALL_TORCH}"
+    elif connection.torch_error:
+        blocked = f"torch does not connect: {connection.torch_error}; {INSTALL_TORCH}"
+    no_cuda = blocked or _why_no_cuda(cuda, findings.sections["versions"]["torch_cuda"], rebuild)
+    page = installed_version("jinja2")
+    no_page = no_core or (PAGE_REMEDY if page.value is None else "")
+    pytest = installed_version("pytest")
+    no_pytest = no_core or (PYTEST_REMEDY if pytest.value is None else "")
+    live = (
+        "live, by rich" if installed_version("rich").value else f"a line each time; {LIVE_REMEDY}"
+    )
+    pool = "on the host" if no_cuda else "on the host and on CUDA"
+    cleanup = "gc, malloc_trim" if no_cuda else "gc, malloc_trim, empty_cache"
+    off = findings.sections["environment"]["MEMTOOLS"].value == "0"
+    no_act = no_core or ("MEMTOOLS=0 turns it off; unset it" if off else "")
+    check, accumulation = f"by the {SHIM}", "native passes, on torch's threads"
+    if connection.shim_error:
+        build = shim.BUILD_COMMAND
+        accumulation = f"native passes, on one thread; for torch's threads run {build}"
+        check = f"by a torch call; for the faster {SHIM} ({connection.shim_error}) run {build}"
+    return {
+        "gate_history_cpu": Part("gate history, CPU", not blocked, blocked),
+        "gate_history_cuda": Part("gate history, CUDA", not no_cuda, no_cuda, can=_has_gpu(cuda)),
+        "kv_pool": Part("KV-cache pool", not blocked, blocked or pool),
+        "cleanup_policy": Part("cleanup policy", not no_act, no_act or cleanup),
+        "amp": Part("accumulation, AMP", not blocked, blocked or accumulation),
+        "run": Part("memtools run", not no_act, no_act or "records a program as it is"),
+        "watch": Part("memtools watch", not no_core, no_core or live),
+        "report": _by("memtools report", "jinja2", page, no_page),
+        "pytest_plugin": _by("pytest's plugin", "pytest", pytest, no_pytest),
+        "neg_bit_check": Part("tensor checks", not blocked, blocked or check),
+    }
+
+
+def _by(title: str, package: str, version: Fact, reason: str) -> Part:
+    """What takes a package; `reason`: why it does not work, "" where it does."""
+    missing = package if reason and version.value is None else ""
+    return Part(title, not reason, reason or f"by {package} {version.value}", missing)
+
+
+def _has_gpu(cuda: Section) -> bool:
+    return bool(cuda["devices"].value) or cuda["kernel_driver"].value is not None
+
+
+def _why_no_cuda(cuda: Section, torch_cuda: Fact, rebuild: str) -> str:
+    """Everything that is missing at once: one reason at a time would cost one attempt each."""
+    devices, missing = cuda["devices"].value, []
+    if not devices and (devices == 0 or cuda["kernel_driver"].value is None):
+        missing.append("no CUDA device answers: it takes an NVIDIA GPU and its driver")
+    elif devices is None:
+        missing.append(f"no CUDA runtime, {cuda['devices'].text}: install torch's build for CUDA")
+    if torch_cuda.value is None:
+        missing.append("torch is a build for the CPU: install its build for CUDA")
+    if cuda["headers_version"].value is None:
+        missing.append(
+            "memtools was built without the CUDA Toolkit headers: set MEMTOOLS_CUDA_HOME "
+            f"to a toolkit and run {rebuild}"
+        )
+    return "; ".join(missing)
+
+
+def examine(root: Path = ROOT, environ: Mapping[str, str] = os.environ) -> Findings:
+    findings = Findings()
+    torch = read_torch(find_package("torch"))
+    core, info = load("memtools._core"), load("memtools._build_info")
+    connection = connect(torch, core)
+    rebuild = rebuild_command()
+    if isinstance(core, str):
+        findings.broken.append(f"memtools._core does not load: {core}; run {rebuild}")
+    elif torch and connection.torch_error:
+        findings.broken.append(f"torch {torch.version} does not connect: {connection.torch_error}")
+    elif (
+        torch
+        and connection.shim_error
+        and shim.may_be_loaded(all_shims(info), torch.version, torch.git)
+    ):
+        why = f"the {SHIM} is not loaded: {connection.shim_error}"
+        findings.broken.append(f"{why}; run {shim.BUILD_COMMAND}")
+    findings.sections = {
+        "versions": version_facts(torch),
+        "extensions": extension_facts(core, info, connection),
+        "cuda": cuda_facts(core, info, root, findings.broken),
+        "host_memory": _of_core(core, lambda: {**host_memory(root), **monitor_facts(root)}),
+        "kernel": kernel(root),
+        "threads": thread_facts(environ),
+        "allocators": _of_core(core, allocator_facts),
+        "exporters": {name: installed_version(*of) for name, of in EXPORTERS.items()},
+        "environment": environment_facts(environ, findings.broken),
+    }
+    findings.parts = works_here(findings, connection)
+    return findings
+
+
+def _of_core(core: ModuleType | str, facts: Callable[[], Section]) -> Section:
+    """Facts that are read by means of _core; none where it does not load."""
+    return {} if isinstance(core, str) else facts()
+
+
+def as_text(findings: Findings) -> str:
+    facts = [pair for section in findings.sections.values() for pair in section.items()]
+    body = aligned([(label(key), fact.text) for key, fact in facts])
+    parts = [(p.title, "yes" if p.works else "no", p.remark) for p in findings.parts.values()]
+    lines = [verdict(findings), "", "What works here", *aligned(parts)]
+    for name, section in findings.sections.items():
+        lines += ["", TITLES[name], *(next(body) for _ in section)] if section else []
+    return "\n".join(lines)
+
+
+def verdict(findings: Findings) -> str:
+    """One line: whether all works that can, what is broken, and which packages would add to it."""
+    broken = list(findings.broken)
+    missing = {part.title: part.package for part in findings.parts.values() if part.package}
+    no = [p.title for p in findings.parts.values() if not (p.works or p.package) and p.can]
+    sentences = []
+    if broken:
+        sentences.append(f"{things(len(broken), 'is', 'are')} broken: {'; '.join(broken)}.")
+    elif no:
+        sentences.append(f"{things(len(no), 'does', 'do')} not work: {', '.join(no)}.")
+    if not sentences:
+        gpu = next((p for p in findings.parts.values() if not p.can), None)
+        of = "" if gpu is None else " It has no NVIDIA GPU that answers."
+        sentences.append(f"Everything that this machine can do works.{of}")
+    if missing:
+        named = ", ".join(f"{package} (for {title})" for title, package in missing.items())
+        sentences.append(f"Not installed: {named}.")
+    return " ".join(sentences)
+
+
+def things(number: int, one: str, several: str) -> str:
+    """`1 thing does`, `2 things do`."""
+    return f"1 thing {one}" if number == 1 else f"{number} things {several}"
+
+
+def label(key: str) -> str:
+    if key in LABELS:
+        return LABELS[key]
+    return key if key.isupper() else key.removesuffix("_bytes").replace("_", " ")
+
+
+def as_json(findings: Findings) -> str:
+    """The facts as raw values; "notes" says why a value is null or false."""
+    notes = {
+        f"{name}.{key}": fact.text
+        for name, section in findings.sections.items()
+        for key, fact in section.items()
+        if fact.value is None or fact.value is False
+    }
+    document: dict[str, object] = {
+        name: {key: fact.value for key, fact in section.items()}
+        for name, section in findings.sections.items()
+    }
+    document["works"] = {
+        key: {"works": part.works, "remark": part.remark} for key, part in findings.parts.items()
+    }
+    document["broken"] = findings.broken
+    document["notes"] = notes
+    return json.dumps(document, indent=2)
+
+
+class Doctor:
+    """Say what works here, what does not and what to do about it.
+
+    Prints one line on whether all works, one line per part of memtools, and then the details:
+    versions, the state of the extension modules, CUDA, the memory that this process may use (the
+    lowest limit over its control group and all ancestors) and kernel settings. It imports torch to
+    see whether it connects. The exit code is 1 when something that should work on this machine is
+    broken, such as a part that was compiled against another torch; a machine without a GPU or
+    without torch is not a failure.
+    """
+
+    name = "doctor"
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(
+            "--json", action="store_true", help="the same facts as JSON: raw numbers, stable keys"
+        )
+
+    def run(self, args: argparse.Namespace) -> int:
+        findings = examine()
+        printed(as_json(findings) if args.json else as_text(findings))
+        if findings.broken:
+            print(f"memtools doctor: {'; '.join(findings.broken)}", file=sys.stderr)
+        return 1 if findings.broken else 0

@@ -1,0 +1,89 @@
+"""Finding and reading the record that a command is given, and printing what is made of it."""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from memtools import MemtoolsError
+
+if TYPE_CHECKING:
+    from memtools._record.record import Record
+
+EXIT_UNREADABLE = 2
+MAGIC = b"MTRECORD"
+# The magic, and the start in ns since 1970: see docs/internals/record.md.
+HEAD = struct.Struct("<8s56xQ")
+
+
+class UnreadableError(MemtoolsError):
+    """One clear sentence about a file that is not a record, or that cannot be read."""
+
+
+def read(path: str) -> Record:
+    """Raises UnreadableError for every file that cannot be read as a record."""
+    from memtools._base.text import shown
+    from memtools._record.record import read_record
+
+    try:
+        if Path(path).is_dir():
+            raise UnreadableError(f"{shown(path)} is a directory; give the run.mem file in it")
+        return read_record(path)
+    except FileNotFoundError:
+        raise UnreadableError(
+            f"there is no record {shown(path)}; memtools run writes one"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise UnreadableError(shown(" ".join(str(error).split()))) from None
+
+
+def newest_record(folder: str | os.PathLike[str] = ".") -> str:
+    """The record that was begun last, of those in the folder whose name ends in .mem.
+
+    Returns the file's name, with the folder's before it unless that is ".".
+    Raises UnreadableError if there is none.
+    """
+    found = [(start, path) for path in _candidates(folder) if (start := _started(path)) is not None]
+    if not found:
+        raise UnreadableError("there is no record here; give its path, or make one: memtools run")
+    return max(found)[1]
+
+
+def _candidates(folder: str | os.PathLike[str]) -> list[str]:
+    try:
+        names = [name for name in os.listdir(folder) if name.endswith(".mem")]
+    except OSError as error:
+        raise UnreadableError(f"{os.fspath(folder)}: {error.strerror}") from None
+    return [os.path.normpath(os.path.join(folder, name)) for name in names]
+
+
+def _started(path: str) -> int | None:
+    """When the record was begun; None for a file that is not a record."""
+    try:
+        if not os.path.isfile(path):  # a pipe would be waited for
+            return None
+        with open(path, "rb") as file:
+            magic, start = HEAD.unpack(file.read(HEAD.size))
+    except (OSError, struct.error):
+        return None
+    return int(start) if magic == MAGIC else None
+
+
+def printed(text: str) -> None:
+    """Print to stdout. Characters that the terminal's encoding does not have are escaped: a record
+    may hold any name."""
+    from memtools._base.text import shown_lines
+
+    encoding = sys.stdout.encoding or "ascii"
+    print(shown_lines(text).encode(encoding, "backslashreplace").decode(encoding), flush=True)
+
+
+def complain(prog: str, reason: object) -> int:
+    from memtools._base.text import shown
+
+    sys.stdout.flush()
+    print(shown(f"{prog}: {reason}"), file=sys.stderr)
+    return EXIT_UNREADABLE

@@ -1,0 +1,64 @@
+"""`memtools report`: one self-contained HTML page out of one or several records."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from memtools._cli.records import UnreadableError, complain, newest_record, printed, read
+
+
+class Report:
+    """Make one HTML page of a run.mem, or of several side by side.
+
+    The page needs no network: a time line by tier with phases and events, the phases, leaks with
+    their holders, what the cleanups brought, and a table that compares the records. It is written
+    beside the first record as run.html unless -o names another file. The exit code is 2 for a file
+    that is no record; nothing is written then. Needs jinja2: pip install jinja2.
+    """
+
+    name = "report"
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(
+            "records",
+            nargs="*",
+            metavar="record",
+            help="a run.mem; by default the newest record of this folder",
+        )
+        parser.add_argument(
+            "--redact",
+            action="store_true",
+            help="mask what looks like a secret in command lines and texts",
+        )
+        parser.add_argument("-o", "--output", help="the page; by default run.html beside run.mem")
+        parser.add_argument("--title", help="the head line of the page")
+        parser.add_argument(
+            "--json", action="store_true", help="print the facts and the page's path as JSON"
+        )
+
+    def run(self, args: argparse.Namespace) -> int:
+        from memtools import report
+        from memtools._base.size import format_bytes
+        from memtools._base.text import shown
+        from memtools._record.figures import figures_of
+        from memtools._record.redact import redacted_record
+        from memtools.report._advice import advise
+
+        try:
+            paths = args.records or [newest_record()]
+            records = [read(path) for path in paths]
+        except UnreadableError as error:
+            return complain(args.prog, error)
+        if args.redact:
+            records = [redacted_record(record) for record in records]
+        output = args.output or str(Path(paths[0]).with_suffix(".html"))
+        written = report.write_report(records, output, title=args.title)
+        if args.json:
+            figures = [figures_of(record) for record in records]
+            found = [{**f.as_json(), "advice": advise(f)} for f in figures]
+            printed(json.dumps({"path": output, "bytes": written, "records": found}, indent=2))
+        else:
+            printed(f"Wrote {shown(output)} ({format_bytes(written)})")
+        return 0

@@ -1,0 +1,140 @@
+"""The host's memory, its limits and the kernel's settings, for `memtools doctor`.
+
+Memory, its limit and pressure are asked of `_core.Probe`, by which the monitor reads them: what
+doctor says is what a run will see. `root` is the directory that stands for "/", so that tests can
+drive each reader with a made-up tree. Nothing here raises because a file is missing, unreadable or
+odd: the fact's value is then None and its text says why.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+from pathlib import Path
+
+from memtools._base.size import format_bytes
+from memtools._cli.facts import (
+    Fact,
+    Section,
+    guarded,
+    known,
+    no,
+    read_number,
+    read_text,
+    size,
+    unknown,
+    yes,
+)
+
+ROOT = Path("/")
+POPULATE_READ_SINCE = (5, 14)
+OVERCOMMIT_MODES = {0: "heuristic", 1: "always", 2: "never past the commit limit"}
+SHM_NARROW = 64 * 2**20  # what a container has of it by default
+
+
+def host_memory(root: Path = ROOT) -> Section:
+    """The machine's memory, and what this process may use of it. Raises ImportError without _core,
+    as the two below."""
+    from memtools import _core
+
+    nobody_counts = "no control group accounts for memory"
+    probe = _core.Probe(str(root), True)
+    now = probe.read(_core.READ_ROOM | _core.READ_PRESSURE | _core.READ_SHM)
+    version, limit, directory, above, reason, pressure_path, of_machine = probe.source()
+
+    def machine(count: int | None, name: str) -> Fact:
+        return unknown(f"no {name} in {root / 'proc/meminfo'}") if count is None else size(count)
+
+    if limit is None:
+        limit_fact = stated_by = unknown(reason or "the control group cannot be read")
+    elif limit < 0:
+        counts = "unlimited" if version else f"unlimited ({nobody_counts})"
+        if now.total is not None:
+            counts += f", so the machine's {format_bytes(now.total)} counts"
+        limit_fact = Fact(None, counts)
+        stated_by = Fact(None, "none (unlimited)")
+    else:
+        limit_fact = size(limit)
+        stated_by = unknown(f"above {directory}") if above else known(directory or "")
+    usage = unknown(reason or nobody_counts)
+    if now.cgroup_used is not None:
+        usage = size(now.cgroup_used)
+    if now.pressure is None:
+        pressure = no(f"no {pressure_path}" if pressure_path else "no v2 control group is mounted")
+    else:
+        group = "of the whole machine: this is the root group" if of_machine else f"{pressure_path}"
+        pressure = yes(group)
+    return {
+        "total_bytes": machine(now.total, "MemTotal"),
+        "available_bytes": machine(now.available, "MemAvailable"),
+        "swap_free_bytes": machine(now.swap_free, "SwapFree"),
+        **_shared_memory(now.shm_total, now.shm_free, root / "dev/shm"),
+        "cgroup_version": known(f"v{version}") if version else unknown(reason or nobody_counts),
+        "memory_limit_bytes": limit_fact,
+        "memory_limit_directory": stated_by,
+        "memory_usage_bytes": usage,
+        "pressure_readings": pressure,
+    }
+
+
+def _shared_memory(room: int | None, free: int | None, folder: Path) -> Section:
+    """The room in /dev/shm, and what a program meets that needs more. `room` and `free` are bytes,
+    None where they are not known."""
+    keys = ("shared_memory_size_bytes", "shared_memory_free_bytes")
+    if room is None or free is None:
+        return dict.fromkeys(keys, unknown(f"no {folder}"))
+    facts = {keys[0]: size(room), keys[1]: size(free)}
+    ends = 'a DataLoader with workers ends with "Bus error" where its batches do not fit'
+    if room <= SHM_NARROW:
+        remedy = "give the container more by docker run --shm-size=8g, or --ipc=host"
+        facts[keys[0]] = Fact(room, f"{format_bytes(room)} ({ends}; {remedy})")
+    elif free <= SHM_NARROW:
+        remedy = f"look what is left there by ls -l {folder}"
+        facts[keys[1]] = Fact(free, f"{format_bytes(free)} ({ends}; {remedy})")
+    return facts
+
+
+def _chosen(path: Path) -> Fact:
+    """The bracketed one of "always [madvise] never"."""
+    text = read_text(path)
+    match = re.search(r"\[(\w+)\]", text)
+    if match is None:
+        raise ValueError(f"{path} says {text[:40]!r}")
+    return Fact(match[1], text)
+
+
+def _overcommit(path: Path) -> Fact:
+    mode = read_number(path)
+    return Fact(mode, f"{mode} ({OVERCOMMIT_MODES.get(mode, 'not a known mode')})")
+
+
+def _populate_read(path: Path) -> Fact:
+    release = read_text(path)
+    match = re.match(r"(\d+)\.(\d+)", release)
+    if match is None:
+        raise ValueError(f"{path} says {release[:40]!r}")
+    if (int(match[1]), int(match[2])) >= POPULATE_READ_SINCE:
+        return yes()
+    return no(f"kernel {release} is older than 5.14")
+
+
+def _rlimit(which: int) -> Fact:
+    soft, _ = resource.getrlimit(which)
+    return Fact(None, "unlimited") if soft == resource.RLIM_INFINITY else size(soft)
+
+
+def kernel(root: Path = ROOT) -> Section:
+    vm, thp = root / "proc/sys/vm", root / "sys/kernel/mm/transparent_hugepage"
+    return {
+        "page_size_bytes": size(os.sysconf("SC_PAGE_SIZE")),
+        "huge_page_size_bytes": guarded(lambda: size(read_number(thp / "hpage_pmd_size"))),
+        "transparent_huge_pages": guarded(lambda: _chosen(thp / "enabled")),
+        "transparent_huge_pages_shmem": guarded(lambda: _chosen(thp / "shmem_enabled")),
+        "max_map_count": guarded(lambda: known(read_number(vm / "max_map_count"))),
+        "overcommit_mode": guarded(lambda: _overcommit(vm / "overcommit_memory")),
+        "madv_populate_read": guarded(lambda: _populate_read(root / "proc/sys/kernel/osrelease")),
+        "rlimit_as_bytes": _rlimit(resource.RLIMIT_AS),
+        "rlimit_data_bytes": _rlimit(resource.RLIMIT_DATA),
+        "rlimit_memlock_bytes": _rlimit(resource.RLIMIT_MEMLOCK),
+    }

@@ -1,0 +1,172 @@
+"""`memtools watch`: a live view of a record that is being written."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from memtools import MemtoolsError
+from memtools._base.notebook import is_in_cell
+from memtools._cli.records import MAGIC, newest_record, printed, read
+
+if TYPE_CHECKING:
+    from memtools._cli.frame import Frame
+
+_MADE = re.compile(r"(.*/)\.(.+)\.\d+\.\d+\.new(?: \(deleted\))?", re.S)
+NO_RICH = "for the live view run python -m pip install rich"
+
+
+def seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if 0.05 <= value <= 3600:
+        return value
+    raise argparse.ArgumentTypeError(f"an interval is 0.05 to 3600 seconds, got {text}")
+
+
+class Watch:
+    """Follow a run that writes a record: use against the limit, phases, leaks, events.
+
+    memtools watch              the newest record of this folder
+    memtools watch PATH         another record; of a run that has ended, the last state
+    memtools watch PID          the record that this process writes
+
+    On a terminal it draws, where rich is installed; otherwise, into a file or pipe, and in the cell
+    of a notebook, it writes a line each time, and one per event. It ends with the run, and says how
+    that ended. Ctrl-C leaves the run alone.
+    """
+
+    name = "watch"
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        add = parser.add_argument
+        add(
+            "target",
+            nargs="?",
+            metavar="PATH|PID",
+            help="default: the newest record of this folder",
+        )
+        add("--once", action="store_true", help="one look, and end")
+        add("--json", action="store_true", help="an object each time, on a line of its own")
+        add("--interval", type=seconds, default=1.0, metavar="S", help="default: 1 second")
+
+    def run(self, args: argparse.Namespace) -> int:
+        path = find_record(args.target) if args.target else newest_record()
+        frames = follow(path, args.interval, args.once)
+        try:
+            with view_for(args) as view:
+                for frame in frames:
+                    view.show(frame)
+        except KeyboardInterrupt:  # the usual way to leave
+            pass
+        return 0
+
+
+def find_record(target: str) -> str:
+    """A path that is there, or the record that a process has mapped."""
+    if os.path.exists(target):
+        return target
+    if not target.isdecimal():
+        raise MemtoolsError(f"there is no record {target}; memtools run writes one")
+    try:
+        lines = Path("/proc", target, "maps").read_text(errors="surrogateescape").splitlines()
+    except ProcessLookupError:
+        lines = []
+    except PermissionError:
+        raise MemtoolsError(
+            f"process {target} is not yours to look into; give the path of its record"
+        ) from None
+    except FileNotFoundError:
+        raise MemtoolsError(f"there is no process {target}") from None
+    for line in lines:
+        path = record_in(line)
+        if path is not None:
+            return path
+    raise MemtoolsError(f"process {target} writes no record; start it by memtools run")
+
+
+def record_in(line: str) -> str | None:
+    """The record that a line of /proc/<pid>/maps is of. It was made under a name beside its own,
+    which the kernel goes on to show."""
+    parts = line.split(maxsplit=5)
+    if len(parts) < 6:
+        return None
+    made = _MADE.fullmatch(parts[5])
+    path = f"{made[1]}{made[2]}" if made else parts[5]
+    try:
+        with open(path, "rb") as file:
+            same = os.fstat(file.fileno()).st_ino == int(parts[4])
+            return path if same and file.read(len(MAGIC)) == MAGIC else None
+    except OSError:
+        return None
+
+
+def follow(path: str, interval: float, once: bool) -> Iterator[Frame]:
+    """A frame now and after each interval, to the end of the run."""
+    from memtools._cli.frame import GrowthLines, frame_of
+
+    growth = GrowthLines()
+    while True:
+        frame = frame_of(read(path), growth)
+        yield frame
+        if once or frame.state != "running":
+            return
+        time.sleep(interval)
+
+
+# --- views ----------------------------------------------------------------------------------------
+
+
+class View(Protocol):
+    def show(self, frame: Frame) -> None: ...
+
+
+class JsonLines:
+    def show(self, frame: Frame) -> None:
+        print(json.dumps(frame.as_json()), flush=True)
+
+
+class Block:
+    def show(self, frame: Frame) -> None:
+        printed(frame.block())
+
+
+class Lines:
+    """A line each time, and one for each event when it comes."""
+
+    def __init__(self) -> None:
+        self._seen = 0
+
+    def show(self, frame: Frame) -> None:
+        new = frame.events_total - self._seen
+        self._seen = frame.events_total
+        printed(frame.line())
+        for event in frame.events[-new:] if new > 0 else []:
+            printed(event.line())
+        if frame.state != "running":
+            printed(f"{frame.figures.path}: {frame.state_words()}")
+
+
+def view_for(args: argparse.Namespace) -> AbstractContextManager[View]:
+    if args.json:
+        return nullcontext(JsonLines())
+    draws = sys.stdout.isatty() and (args.once or not is_in_cell())
+    if draws and importlib.util.find_spec("rich") is None:
+        print(f"{args.prog}: {NO_RICH}", file=sys.stderr)
+        draws = False
+    if not draws:
+        return nullcontext(Block() if args.once else Lines())
+    from memtools._cli import watch_live
+
+    return watch_live.once() if args.once else watch_live.live()

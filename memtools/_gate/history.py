@@ -1,0 +1,197 @@
+"""GateHistory: a bounded list of gate tensors with statistics over all of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Literal
+
+from memtools import _core
+from memtools._base.size import format_bytes, parse_bytes
+from memtools._budget import Budget, check_device
+from memtools._gate import file
+from memtools._gate.stats import GateStats
+
+if TYPE_CHECKING:
+    import torch
+
+
+class GateHistory(_core.GateHistory):
+    """A list of gate tensors `[n, n_experts]` that stays within its limits.
+
+    A drop-in for the Python list that a model appends its router's gates to: it has `append`,
+    `extend`, `len`, truth, indexing, slicing, iteration and `clear`, and it can be passed to
+    `torch.cat(history, dim=0)` and `torch.stack(history)`. A slice is a GateHistory with the same
+    limits, and with statistics of its own entries only.
+
+    Both limits hold at every moment. An entry is a copy of the values at append time, and a tensor
+    that is read back owns its bytes. The memory for records grows with what is held, and is not
+    given back before `close()`.
+
+    Args:
+        max_entries: the most entries, at least 1; 1000 by default.
+        max_bytes: the most bytes of records, at least 1, as an int or like `"64 MiB"`, the default.
+            Besides them a history takes 24 bytes for each entry, and `2,064 * n_experts` bytes for
+            its statistics. A `Budget` with a limit may be given instead, which other parts count in
+            as well: memory for records is reserved in it before it is used, 64 KiB or an eighth at
+            a time, and where it refuses, the history drops old entries and stays within what it
+            holds. `clear()`, `close()` and the end of the object release it. Slices and copies
+            count in it as well; histories that were loaded or unpickled do not.
+        trim: what makes room for an entry that does not fit. `"half"`, the default, leaves half of
+            the limit that was hit occupied, as `if len(h) > limit: h = h[-limit // 2:]` does;
+            `"oldest"` drops as many of the oldest entries as it takes. Both are O(1) amortised.
+        dtype: the dtype of records: `"float64"`, `"float32"`, `"float16"` or `"bfloat16"`, or the
+            torch.dtype; values are rounded to nearest even, as torch does. None, the default, keeps
+            the dtype that comes.
+        keep: `"all"`, the default, records all gates; `"topk"` only the `top_k` largest of each row
+            and their experts, and the others are read back as zeros.
+        top_k: experts of a token that count as its load, 1 to 64; 1 by default. Of equal gates the
+            one of the lower expert counts.
+        statistics: keep `stats()` and `windows()` up to date, which is the default; False only
+            records.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of range or unknown, or the Budget has no limit or counts the
+            memory of a device.
+        MemoryError: there is not enough address space for the limits.
+    """
+
+    __slots__ = ()
+
+    def __new__(
+        cls,
+        max_entries: int = 1000,
+        max_bytes: int | str | Budget = "64 MiB",
+        *,
+        trim: Literal["half", "oldest"] = "half",
+        dtype: str | torch.dtype | None = None,
+        keep: Literal["all", "topk"] = "all",
+        top_k: int = 1,
+        statistics: bool = True,
+    ) -> GateHistory:
+        name = None if dtype is None else str(dtype).removeprefix("torch.")
+        budget, size = _limits(max_bytes)
+        return super().__new__(cls, max_entries, size, trim, keep, name, top_k, statistics, budget)
+
+    def extend(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Append several tensors, one after the other. If one is refused, those before it stay.
+
+        Args:
+            tensors: gate tensors, each of them as `append` takes it.
+
+        Raises what `append` raises.
+        """
+        for gates in tensors:
+            self.append(gates)
+
+    def stats(self, window: int | None = None) -> GateStats:
+        """Return the statistics of everything that was ever appended, or of the newest entries.
+
+        Entries that were dropped since are included. The call waits for gates that are still on
+        their way from a device.
+
+        Args:
+            window: how many of the newest entries to look at, 0 to `len(self)`, with the values as
+                they are recorded: rounded if `dtype` or `keep` rounds. That takes a pass over these
+                entries. None, the default: everything, for which nothing is read.
+
+        Raises ValueError if the history was made with `statistics=False`, or if it has fewer
+        entries than `window`.
+        """
+        return GateStats._from_sums(self._sums(window), self.top_k)
+
+    def windows(self) -> list[GateStats]:
+        """Statistics of the whole run in up to 129 consecutive windows, oldest first.
+
+        All windows have the same number of entries, except for the last, which is still filling.
+        When 128 are full, neighbours are merged, so that a longer run has longer windows and takes
+        no more memory.
+
+        Raises ValueError if the history was made with `statistics=False`.
+        """
+        return [GateStats._from_sums(sums, self.top_k) for sums in self._windows()]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write limits, records and statistics to a file, in one step: if the program dies
+        meanwhile, the file is as it was before.
+
+        Args:
+            path: the file; one that is there is replaced.
+
+        Raises OSError if the file cannot be written.
+        """
+        file.write(path, file.dump(self))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> GateHistory:
+        """Read a file that `save` wrote. It is not a pickle: nothing in it is executed.
+
+        Args:
+            path: the file.
+
+        Raises ValueError if the file is damaged or not a saved history, OSError if it cannot be
+        read, MemoryError if there is not enough address space for the limits in it.
+        """
+        return file.parse(cls, file.read(path))
+
+    def __copy__(self) -> GateHistory:
+        return self._copy()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> GateHistory:
+        return self._copy()
+
+    def __reduce__(self) -> tuple[Callable[..., GateHistory], tuple[type[GateHistory], bytes]]:
+        # torch.save(model) and DataLoader workers come this way.
+        return file.parse, (type(self), file.dump(self))
+
+    def __repr__(self) -> str:
+        if self.closed:
+            return "GateHistory(closed)"
+        return (
+            f"GateHistory({len(self)} of {self.max_entries} entries, "
+            f"{format_bytes(self.nbytes)} of {format_bytes(self.max_bytes)}, "
+            f"{self.n_experts} experts, {self.appended} appended)"
+        )
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Let torch functions of a list of tensors (`cat`, `stack`, ...) take a history as one."""
+        kwargs = dict(kwargs or {})
+        tensors = args[0] if args else kwargs.pop("tensors", None)
+        if not isinstance(tensors, GateHistory):
+            return NotImplemented
+        if _concatenates_rows(func, args, kwargs):
+            whole = tensors._cat()
+            if whole is not None:
+                return whole
+        return func(list(tensors), *args[1:], **kwargs)
+
+
+def _limits(max_bytes: int | str | Budget) -> tuple[Budget | None, int]:
+    if not isinstance(max_bytes, Budget):
+        return None, parse_bytes(max_bytes, "max_bytes")
+    check_device(max_bytes, "cpu", "GateHistory")
+    if max_bytes.limit is None:
+        raise ValueError(
+            "max_bytes is a Budget without a limit, and a history needs one for its addresses; "
+            'pass budget.suballocate("gates", "64 MiB"), or make the Budget with a limit'
+        )
+    return max_bytes, max_bytes.limit
+
+
+def _concatenates_rows(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> bool:
+    """Whether this is `cat` along dim 0 and nothing else, which one copy of the records can do."""
+    if getattr(func, "__name__", "") not in ("cat", "concat", "concatenate", "vstack", "row_stack"):
+        return False
+    named = {key: value for key, value in kwargs.items() if key not in ("dim", "axis")}
+    dim = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis", 0))
+    return not named and len(args) <= 2 and dim in (0, -2)

@@ -1,0 +1,436 @@
+"""Smaller micro-batches before memory runs out: by what a monitor reads, and not by an error.
+
+An out-of-memory error comes where an allocator meets a limit. A control group and a machine that is
+full raise none: the kernel kills. So step() with a monitor keeps what is in use below a watermark:
+
+    window begins   base: what this process holds without gradients, less what malloc keeps idle
+    micro-batch     its peak, exact, less the base: the rise of so many rows
+    before each     use of others + base + rise of the rows to come  <  watermark?
+                      no: ask what can give back, look again; then half the rows, until it is
+    inside of one   a size not proven yet, or one close to the mark: looked at before each module's
+                    forward pass, and left as if memory had run out where the watermark is passed
+
+It begins with few rows and doubles as long as the next size fits by these measures:
+
+    rows  2 2 4 8 16 ...    | largest that stays below, kept from window to window
+                            | up again only where the forecast is 5 % of the limit below the mark
+
+The rise of rows not tried yet is a line through the last two sizes. Until there are two, all of a
+rise counts as caused by its rows, which is the most that it can be.
+
+Any object that has what `Monitor` lists will do; memtools.MemoryMonitor has.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from memtools import _core
+from memtools._base import environment, reclaim, running
+from memtools._base import torch as bridge
+from memtools._base.oom import Shortage
+from memtools._base.size import format_bytes
+
+if TYPE_CHECKING:
+    from memtools._grad.window import WindowRunner
+
+LEVEL: Final = 0.9  # the watermark, as a part of each limit
+FIRST_ROWS: Final = 2  # one row is refused by BatchNorm
+RISE: Final = 0.05  # of the limit: so far below the watermark a larger size has to stay
+FLATTEST: Final = 0.25  # of the mean bytes a row: a line through two sizes is no flatter than this
+FORGETS: Final = 8  # times that a measured rise refuses a larger size before it is measured anew
+SLOWLY: Final = 8  # a rise that is not seen again falls by this part of the difference
+MOST_SKIPS: Final = 63
+LOOK_EVERY = 0.002  # seconds between two looks within a forward pass, at least
+PHASE: Final = "micro-batch"  # as the monitor's summary calls it
+
+
+class Room(Protocol):
+    """One memory of a monitor: what is in use, its limit, and the part that this process holds."""
+
+    @property
+    def memory(self) -> str: ...
+    @property
+    def used_bytes(self) -> int: ...
+    @property
+    def limit_bytes(self) -> int: ...
+    @property
+    def own_bytes(self) -> int: ...
+
+
+class Passage(AbstractContextManager[Any], Protocol):
+    """A measured part of the program, with its peaks once it has ended."""
+
+    @property
+    def peak_bytes(self) -> int | None: ...
+    @property
+    def device_peak_bytes(self) -> dict[int, int]: ...
+
+
+class Monitor(Protocol):
+    """What step() asks a monitor."""
+
+    @property
+    def running(self) -> bool: ...
+    def headroom(self) -> Sequence[Room]: ...
+    def phase(self, name: str) -> Passage: ...
+    def cleanup_memory(self, aggressive: bool = False) -> dict[str, float]: ...
+
+
+class WatermarkError(MemoryError):
+    """Memory in use has passed the watermark in a micro-batch, which is to be tried with fewer
+    rows. It does not leave step().
+
+    Attributes:
+        shortage: what it says, as the back-off counts it.
+    """
+
+    def __init__(self, text: str, of_host: bool) -> None:
+        super().__init__(text)
+        self.shortage = Shortage(text, None, of_host)
+
+
+class Rises:
+    """By how much micro-batches of each size raise one memory above its base, in bytes."""
+
+    __slots__ = ("_of",)
+
+    def __init__(self) -> None:
+        self._of: dict[float, float] = {}
+
+    def see(self, rows: float, rise: int, *, anew: bool) -> None:
+        """Count a micro-batch. A higher rise counts at once, a lower one little by little, since
+        batches differ; `anew`: what was measured before is not typical."""
+        before = None if anew else self._of.get(rows)
+        low = float(rise) if before is None else before - (before - rise) / SLOWLY
+        self._of[rows] = max(float(rise), low)
+
+    def forget_from(self, rows: float) -> None:
+        """Forget what so many rows took, and more."""
+        self._of = {size: rise for size, rise in self._of.items() if size < rows}
+
+    def of(self, rows: float) -> float | None:
+        """The rise of so many rows, measured or estimated; None before the first measure."""
+        if rows in self._of or not self._of:
+            return self._of.get(rows)
+        below = sorted(size for size in self._of if size < rows)
+        near = below[-1] if below else min(self._of)
+        others = [size for size in self._of if size != near]
+        rise = self._of[near]
+        mean = rise / near
+        slope = mean
+        if others:
+            other = max((size for size in others if size < near), default=min(others))
+            slope = (rise - self._of[other]) / (near - other)
+        slope = min(max(slope, FLATTEST * mean), mean) if mean > 0 else max(slope, 0.0)
+        return max(0.0, rise + slope * (rows - near))
+
+    @property
+    def sizes(self) -> int:
+        """How many sizes were measured."""
+        return len(self._of)
+
+
+class Watermark:
+    """The watermark of one accumulator's step().
+
+    Attributes:
+        note: why sizes are not kept below the watermark, or "".
+    """
+
+    def __init__(self, monitor: Monitor, runner: WindowRunner) -> None:
+        self._monitor, self._runner = monitor, runner
+        self.note = ""
+        self._rises: dict[str, Rises] = {}
+        self._base: dict[str, int] = {}  # bytes that this process held when the window began
+        self._highest: dict[str, int] = {}  # bytes of this process seen within a micro-batch
+        self._proven: float = 0.0  # rows of the largest micro-batch that was measured
+        self._windows = self._refused = self._seen = 0
+        self._wait = self._skips = 0  # occasions to ask for memory that are left out
+        self._answers = True  # False: the monitor was stopped, or its last reading failed
+        # How often malloc has given its idle pages back, and, since the last time, the least and
+        # the most that this process held; the least without the gradients of a window.
+        self._trims, self._bare, self._top = 0, 0, math.inf
+        self._is_off = environment.is_off  # MEMTOOLS=0: the monitor does nothing either
+        self._probe = _core.Probe()
+
+    # --- a window ---
+
+    def begin_window(self) -> None:
+        """Read the base, before the window's first micro-batch.
+
+        Raises RuntimeError if the monitor was not started, ValueError if it does not watch a device
+        of the model; both in the first window alone. A monitor that stops later is noted.
+        """
+        self._windows += 1
+        if self._is_off:
+            return
+        first = self._windows == 1
+        self._answers = self._monitor.running
+        if not self._answers:
+            if first:
+                self._windows = 0
+                raise RuntimeError(
+                    "step(): the monitor of this GradAccumulator is not running, so it cannot say "
+                    "how much memory is left: call monitor.start(), or train in `with monitor:`"
+                )
+            self.note = (
+                "the monitor does not run any more, so that micro-batches get smaller where memory "
+                "runs out, and not before"
+            )
+            self._base = {}
+            return
+        self.note = ""
+        rooms = self._read()
+        if first and rooms:
+            try:
+                self._check_devices(rooms)
+            except ValueError:
+                self._windows = 0
+                raise
+        if not rooms and not self.note:
+            self.note = (
+                "no limit of memory is known here, so that micro-batches get smaller where memory "
+                "runs out, and not before: give the monitor one by limit="
+            )
+        self._set_base(rooms)
+
+    def _set_base(self, rooms: Sequence[Room]) -> None:
+        """Take what is held now as the base. What malloc keeps idle is used again by the passes to
+        come, so that it is no part of it."""
+        idle = self._idle() if rooms else 0
+        self._base = {room.memory: room.own_bytes - idle * _is_host(room) for room in rooms}
+
+    def _idle(self) -> int:
+        """Freed bytes that malloc keeps and that are resident; 0 where it does not tell. It counts
+        pages that it gave back as well: of those, only what was used since is resident again."""
+        free = self._probe.read(_core.READ_HEAP).heap_free or 0
+        return int(max(0, min(free, self._top - self._bare)))
+
+    def _check_devices(self, rooms: Sequence[Room]) -> None:
+        """Raise ValueError for a CUDA device that has parameters and is not watched."""
+        watched = {room.memory for room in rooms}
+        for parameter in self._runner.gradients.parameters:
+            name = str(parameter.device)
+            if parameter.device.type == "cuda" and name not in watched:
+                seen = ", ".join(sorted(name for name in watched if name.startswith("cuda")))
+                raise ValueError(
+                    f"step(): the model has parameters on {name}, and the monitor watches "
+                    f"{seen or 'no CUDA device'}: make it with device='auto', or leave monitor out"
+                )
+
+    @property
+    def has_limits(self) -> bool:
+        """Whether memory has a limit here, as far as the monitor answers."""
+        return bool(self._base) or not self._answers
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there is a base to compare with."""
+        return bool(self._base)
+
+    def _read(self) -> Sequence[Room]:
+        """What the monitor says; nothing, and a note, where it fails: training goes on."""
+        try:
+            rooms = self._monitor.headroom()
+        except Exception as error:
+            self._base, self._answers = {}, False
+            self.note = (
+                f"the monitor failed with {type(error).__name__}: {error}; micro-batches get "
+                "smaller where memory runs out, and not before"
+            )
+            return ()
+        is_trimmed, self._trims = self._trims != reclaim.times_trimmed, reclaim.times_trimmed
+        for room in filter(_is_host, rooms):
+            own = room.own_bytes
+            if is_trimmed:
+                self._bare = min(own, self._base.get(room.memory, own))
+            self._top = own if is_trimmed else max(self._top, own)
+        return rooms
+
+    # --- before a micro-batch ---
+
+    def is_measured(self, rows: float) -> bool:
+        """Whether enough is known of this size to double it. What the first micro-batch of all
+        takes is not typical: libraries are opened and kernels are made in it."""
+        return self._seen > 1 and rows <= self._proven
+
+    def over(self, rows: float, below: float = 0.0) -> str:
+        """Say which memory a micro-batch of so many rows would take to the watermark, and how far;
+        "" where all stay below it.
+
+        Args:
+            rows: of the micro-batch.
+            below: the part of the limit by which it has to stay below the watermark.
+        """
+        for room in self._read() if self._base else ():
+            base, rises = self._base.get(room.memory), self._rises.get(room.memory)
+            rise = None if rises is None else rises.of(rows)
+            if base is None or rise is None:
+                continue
+            high = room.used_bytes - room.own_bytes + base + rise
+            if high >= (LEVEL - below) * room.limit_bytes:
+                return (
+                    f"{room.memory}: {rows:,.0f} rows would take it to {format_bytes(high)} of "
+                    f"{format_bytes(room.limit_bytes)}; watermark {LEVEL:.0%}"
+                )
+        return ""
+
+    def larger(self, rows: float, most: float) -> float:
+        """Return a size above `rows` that is safe to try where `most`, its double, is not known to
+        be: as long as one size alone was measured, its rise may be one that any size has. What lies
+        between watermark and limit is used for that. Returns `rows` where there is none.
+        """
+        found = most
+        for room in self._read() if self._base else ():
+            base, rises = self._base.get(room.memory), self._rises.get(room.memory)
+            if base is None or rises is None or (rise := rises.of(rows)) is None or rise <= 0:
+                continue
+            if rises.sizes > 1:
+                return rows
+            left = room.limit_bytes - (room.used_bytes - room.own_bytes + base)
+            found = min(found, int(rows * left / rise))
+        return max(found, rows)
+
+    def may_rise(self, rows: float) -> bool:
+        """Whether a window may begin with more rows than the last one: not while the monitor does
+        not answer. A measure that forbids it again and again is dropped: it may have been of an
+        unusual batch."""
+        if self._base:  # the gradients are gone, and the optimizer may have made its state
+            self._set_base(self._read())
+        why = self.over(rows, RISE)
+        if not self._answers:
+            return False
+        if not why:
+            self._refused = 0
+            return True
+        self._refused += 1
+        if self._refused >= FORGETS:
+            self._refused = 0
+            for rises in self._rises.values():
+                rises.forget_from(rows)
+        return False
+
+    def give_back(self) -> None:
+        """Ask what can give back: pools, Python's cycles, torch's cache and malloc's idle pages.
+        Where that lowered the base by less than 5 % of a limit, more and more occasions are left
+        out: it takes some 100 ms, and the next pass faults malloc's pages in again."""
+        if self._skips:
+            self._skips -= 1
+            return
+        self._wait = self._skips = min(2 * self._wait + 1, MOST_SKIPS)
+        before, idle = {room.memory: room.own_bytes for room in self._read()}, self._idle()
+        reclaim.ask()
+        self._monitor.cleanup_memory()
+        for room in self._read():
+            freed = before.get(room.memory, 0) - room.own_bytes
+            freed -= idle * _is_host(room)  # which is no part of the base
+            if freed >= RISE * room.limit_bytes:
+                self._wait = self._skips = 0
+            if room.memory in self._base and freed > 0:
+                self._base[room.memory] -= freed
+
+    # --- a micro-batch ---
+
+    @contextmanager
+    def measured(self, rows: float, watched: bool) -> Iterator[None]:
+        """Measure the peak of a micro-batch. Where its size is not proven, or close to the
+        watermark, raise WatermarkError in its forward pass as soon as the watermark is passed.
+
+        Args:
+            rows: of the micro-batch; 0 for a whole batch of which only the user's function knows.
+            watched: whether it can be tried with fewer rows.
+        """
+        if not self._base:
+            yield
+            return
+        self._highest = {}
+        rows = rows or math.inf
+        passage = self._monitor.phase(PHASE)
+        armed = watched and (rows > self._proven or bool(self.over(rows, RISE)))
+        with passage, self._looks(armed):
+            yield
+        rooms = self._read()
+        if not self._base:  # the monitor failed, so that nothing was measured
+            return
+        self._seen += 1
+        measured = False
+        for room in rooms:
+            base = self._base.get(room.memory)
+            peak = passage.peak_bytes
+            if not _is_host(room):
+                peak = passage.device_peak_bytes.get(int(room.memory[5:]))
+            peak = max(peak or 0, self._highest.get(room.memory, 0))
+            if _is_host(room):
+                self._top = max(self._top, peak)
+            # One whole batch, of which the rows are not known, says nothing of another one.
+            if base is not None and peak and rows < math.inf:
+                rises = self._rises.setdefault(room.memory, Rises())
+                rises.see(rows, max(0, peak - base), anew=self._seen == 2)
+                measured = True
+        if measured:
+            self._proven = max(self._proven, rows)
+
+    @contextmanager
+    def _looks(self, armed: bool) -> Iterator[None]:
+        """Look at memory before each module's forward pass."""
+        torch = bridge.connect().torch
+        if not armed or self._is_compiled():
+            yield
+            return
+        thread, asked, due = threading.get_ident(), False, 0.0
+
+        def look(module: Any, args: Any) -> None:
+            nonlocal asked, due
+            if threading.get_ident() != thread or time.perf_counter() < due:
+                return
+            due = time.perf_counter() + LOOK_EVERY
+            room = self._passed()
+            if room is not None and not asked:
+                asked = True
+                self.give_back()
+                room = self._passed()
+            if room is not None:
+                raise WatermarkError(
+                    f"{room.memory}: {format_bytes(room.used_bytes)} of "
+                    f"{format_bytes(room.limit_bytes)} used in a forward pass; watermark "
+                    f"{LEVEL:.0%}",
+                    _is_host(room),
+                )
+
+        handle = torch.nn.modules.module.register_module_forward_pre_hook(look)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def _passed(self) -> Room | None:
+        """A memory whose use is at the watermark or above; notes how much this process has."""
+        found = None
+        for room in self._read():
+            self._highest[room.memory] = max(self._highest.get(room.memory, 0), room.own_bytes)
+            if room.used_bytes >= LEVEL * room.limit_bytes:
+                found = found or room
+        return found
+
+    def _is_compiled(self) -> bool:
+        """Whether a part of the model is compiled: a hook of all modules would compile it anew."""
+        return any(
+            type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
+            for module in self._runner.model.modules()
+        )
+
+
+def _is_host(room: Room) -> bool:
+    """Whether it is memory of the host, by whatever limit."""
+    return not room.memory.startswith("cuda:")
+
+
+def tell(text: str) -> None:
+    """Write a line into the record of every monitor that runs."""
+    running.event("mark", text)

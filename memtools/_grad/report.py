@@ -1,0 +1,272 @@
+"""What an accumulator did: each window, and all of them together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+from memtools._base.size import format_bytes
+
+if TYPE_CHECKING:
+    from memtools._grad.window import Sum
+
+
+WATERMARK = "watermark"  # the phase of a Retry by which nothing ran out
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """One micro-batch that did not fit, and how the step went on. `str()` is a line."""
+
+    #: windows before the one that it belongs to
+    window: int
+    #: the number of the micro-batch in its window
+    micro_batch: int
+    #: rows of the micro-batch, or the size that the split function cut it for; None for a whole
+    #: batch of which only that function knows
+    rows: int | None
+    #: where memory ran out. "forward" and "backward"; "another rank"; "optimizer" where its state
+    #: did not fit before its first step; "allocator" where all fitted, but the device's allocator
+    #: had to empty its cache again and again; "watermark" where a monitor has said that it would
+    #: not fit, or, in its forward pass, that it does not
+    phase: str
+    #: the type of the error and the first line of its text
+    error: str
+    #: bytes that could not be had, where the error says so
+    asked: int | None
+    #: what was as before when it was tried again
+    restored: str
+    #: rows of the next try, those that failed where all idle memory was given back first; None if
+    #: no try was left
+    next_rows: int | None
+    #: whether this was a step up, on trial
+    probing: bool
+    #: milliseconds that were lost, from the begin of the micro-batch until the next try
+    ms: float
+    #: what was set for the rest of the process, so that freed memory goes back to the system or
+    #: kernels can be made again, or ""
+    changed: str = ""
+
+    def __str__(self) -> str:
+        rows = "the whole batch" if self.rows is None else _rows(self.rows)
+        where = f"micro-batch {self.micro_batch} of {rows}"
+        if self.phase == "optimizer":
+            where = f"after {self.micro_batch} micro-batches"
+        asked = "" if self.asked is None else f" (asked {format_bytes(self.asked)})"
+        trial = ", a step up on trial" if self.probing else ""
+        changed = f"; {self.changed}" if self.changed else ""
+        restored = f"restored {self.restored}; " if self.restored else ""
+        return (
+            f"window {self.window}, {where}{trial}, {self.phase}: "
+            f"{self.error}{asked}; {restored}{self._way_on()}{changed}; {self.ms:.1f} ms lost"
+        )
+
+    def _way_on(self) -> str:
+        if self.next_rows is None:
+            return "gave up"
+        if self.next_rows == (self.rows or 0):
+            return "tried once more after all idle memory was given back"
+        return f"went on with {_rows(self.next_rows)}"
+
+
+def _rows(count: int) -> str:
+    return f"{count:,} row{'s' * (count != 1)}"
+
+
+#: WindowReport.applied, in words
+_APPLIED = {
+    "nothing": "gradients not scaled",
+    "folded": "gradients scaled by the optimizer",
+    "multiplied": "gradients scaled",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class WindowReport:
+    """One window: what came in, how large its gradient was, and what was done about it.
+
+    With several ranks `micro_batches`, `weight` and `norm` are those of all ranks together, and
+    `own_weight`, `loss` and `extras` are this rank's alone.
+    """
+
+    #: windows before this one
+    index: int
+    #: micro-batches of this window
+    micro_batches: int
+    #: units (tokens, samples, nodes) of all micro-batches and ranks; without weights, micro-batches
+    weight: float
+    #: 2-norm of the averaged gradient before clipping; of a callback, what it returned; nan or inf
+    #: where the update was skipped; nan where it was made in backward
+    norm: float
+    #: what clipping by norm multiplied with, at most 1; 0 where the update was skipped
+    coefficient: float
+    #: the loss scale; 1 without fp16
+    scale: float
+    #: whether the update was left out, as the gradients were not finite
+    skipped: bool
+    #: infinite elements of the gradients, before averaging
+    infs: int
+    #: elements of the gradients that are nan, before averaging
+    nans: int
+    #: the first parameter with such an element, by `model.named_parameters()`
+    first_bad: str | None
+    #: how the factor came into the gradients, "nothing" (it was 1), "folded" into the optimizer,
+    #: "multiplied" or "skipped"
+    applied: str
+    #: milliseconds from the end of the last micro-batch to the end of the window, the optimizer's
+    #: step included
+    ms: float
+    #: rows that step() gives to a micro-batch; None where it was not called
+    micro_batch_size: int | None = None
+    #: what ran out of memory and was done again, in order
+    retries: tuple[Retry, ...] = ()
+    #: units of this rank alone; with one rank the same as `weight`
+    own_weight: float = 0.0
+    _loss: Sum = field(repr=False, compare=False, kw_only=True)
+    _extras: Mapping[str, Sum] = field(repr=False, compare=False, kw_only=True)
+
+    @property
+    def loss(self) -> float:
+        """The mean loss, which is the sum of the losses over `own_weight`; without weights, the
+        mean over the micro-batches. nan where this rank had none. Losses on a device are read here,
+        and not before: this is what waits for them."""
+        return self._loss.read() / self.own_weight if self.own_weight else math.nan
+
+    @property
+    def extras(self) -> dict[str, float]:
+        """The sums, by name, of what the loss function returned as its third value. Divide by
+        `own_weight` for a mean. Waits for a device as `loss` does."""
+        return {name: found.read() for name, found in self._extras.items()}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain numbers, texts, lists and dicts. Waits for a device as `loss` does."""
+        found = _plain(self)
+        found["retries"] = [str(retry) for retry in self.retries]
+        return found | {"loss": self.loss, "extras": self.extras}
+
+    def __str__(self) -> str:
+        start = (
+            f"Window {self.index}: {_micro_batches(self.micro_batches)}, weight {self.weight:,.6g}"
+        )
+        if self.own_weight:
+            start += f", loss {self.loss:.6g}"
+        if self.skipped:
+            what = f"skipped: {self.infs:,} inf and {self.nans:,} nan, first in {self.first_bad}"
+        else:
+            applied = _APPLIED.get(self.applied, self.applied)
+            what = f"norm {self.norm:.6g}, coefficient {self.coefficient:.6g}, {applied}"
+        scale = f", scale {self.scale:,.6g}" if self.scale != 1.0 else ""
+        lines = [f"{start}: {what}{scale}, {self.ms:.2f} ms"]
+        return "\n".join(lines + [f"  {retry}" for retry in self.retries])
+
+
+@dataclass(frozen=True, slots=True)
+class AccumulatorReport:
+    """All windows of a GradAccumulator so far. `str()` is a short text."""
+
+    #: micro-batches in a window
+    steps: int
+    #: "fp32", "bf16" or "fp16"
+    precision: str
+    #: windows that have ended
+    windows: int
+    #: windows whose update was made
+    updates: int
+    #: windows whose update was left out
+    skipped: int
+    #: how many of the last windows in a row were left out
+    skipped_in_a_row: int
+    #: skipped windows with an inf and no nan
+    inf_windows: int
+    #: skipped windows with a nan
+    nan_windows: int
+    #: the first parameter with an inf or a nan, in the last window that was skipped
+    first_bad: str | None
+    #: windows dropped by reset()
+    dropped: int
+    #: micro-batches of all windows
+    micro_batches: int
+    #: units (tokens, samples, nodes) of all windows; without weights, micro-batches
+    weight: float
+    #: the loss scale of the next window; 1 without fp16
+    scale: float
+    #: the lowest loss scale so far
+    least_scale: float
+    #: rows that step() gives to a micro-batch; None where it was not called
+    micro_batch_size: int | None
+    #: the newest 100 of what ran out of memory in step()
+    retries: tuple[Retry, ...]
+    #: how often memory ran out in step()
+    ran_out: int
+    #: the last window, or None before the first
+    last: WindowReport | None
+    #: what could be better here, a sentence each
+    notes: tuple[str, ...] = ()
+    #: how often step() has taken fewer rows at the watermark of its monitor, before memory ran out
+    lowered: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain numbers, texts, lists and dicts."""
+        found = _plain(self)
+        found["retries"] = [str(retry) for retry in self.retries]
+        found["last"] = None if self.last is None else self.last.as_dict()
+        found["notes"] = list(self.notes)
+        return found
+
+    def _sizes(self) -> str:
+        """`2 windows of 4 micro-batches`; where they had more or fewer, as `step()` cuts a batch
+        into as many as it takes, `2 windows, 6 micro-batches in all`."""
+        windows = _counted(self.windows, "window")
+        if self.micro_batches == self.windows * self.steps:
+            return f"{windows} of {_micro_batches(self.steps)}"
+        return f"{windows}, {_micro_batches(self.micro_batches)} in all"
+
+    def __str__(self) -> str:
+        lines = [
+            f"Accumulation: {self._sizes()}, {_counted(self.updates, 'update')}, "
+            f"precision {self.precision}"
+        ]
+        if self.skipped:
+            lines.append(
+                f"Skipped: {self.skipped:,} windows, {self.inf_windows:,} with inf, "
+                f"{self.nan_windows:,} with nan, first in {self.first_bad}; "
+                f"{self.skipped_in_a_row:,} in a row now"
+            )
+        if self.scale != 1.0 or self.least_scale != 1.0:
+            lines.append(f"Loss scale: {self.scale:,.6g}, least {self.least_scale:,.6g}")
+        if self.dropped:
+            lines.append(f"Dropped: {self.dropped:,} windows, by reset()")
+        if self.micro_batch_size is not None:
+            lines.append(f"Micro-batch: {self.micro_batch_size:,} rows")
+        lowered = [retry for retry in self.retries if retry.phase == WATERMARK]
+        lines += _listed("At the watermark", self.lowered, lowered)
+        ran_out = [retry for retry in self.retries if retry.phase != WATERMARK]
+        lines += _listed("Out of memory", self.ran_out, ran_out)
+        if self.last is not None:
+            lines.append(str(self.last))
+        return "\n".join(lines + [f"Note: {note}" for note in self.notes])
+
+
+def _plain(report: Any) -> dict[str, Any]:
+    """The public fields of a dataclass, as they are."""
+    names = [one.name for one in fields(report) if not one.name.startswith("_")]
+    return {name: getattr(report, name) for name in names}
+
+
+def _listed(what: str, count: int, retries: list[Retry]) -> list[str]:
+    """How often it happened, and a line for each that is still known."""
+    if not retries:
+        return []
+    newest = f", the newest {len(retries)}" if len(retries) < count else ""
+    times = "once" if count == 1 else f"{count:,} times"
+    return [f"{what}: {times}{newest}", *(f"  {retry}" for retry in retries)]
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
+def _micro_batches(count: int) -> str:
+    return "1 micro-batch" if count == 1 else f"{count:,} micro-batches"

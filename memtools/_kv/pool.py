@@ -1,0 +1,241 @@
+"""KVPool and KVLease: KV caches in pages that are taken as tokens come, shared, and used again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
+
+from memtools import _core
+from memtools._base import reclaim
+from memtools._base.size import format_bytes, parse_bytes
+from memtools._base.text import as_name
+from memtools._budget import Budget, check_device
+from memtools._kv import tensors
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class KVStats:
+    """What a pool holds now, in bytes, and what it has done since it was made, in counts.
+
+    A page that several rows share counts once. The pool occupies `live_bytes + idle_bytes`. A block
+    is the pages of the same few tokens in all layers.
+    """
+
+    live_bytes: int  #: pages that hold tokens of leases
+    shared_bytes: int  #: the part of live_bytes that more than one row uses
+    idle_bytes: int  #: pages kept for the next lease; trim() gives them back
+    promised_bytes: int  #: reserved for the num_tokens of leases, and not taken yet
+    reserved_bytes: int  #: live_bytes + max(idle_bytes, promised_bytes), which the budget counts
+    physical_bytes: int  #: what the system itself counts for the pool
+    peak_bytes: int  #: the largest live_bytes + idle_bytes so far
+    payload_bytes: int  #: the tokens of all rows as if nothing were shared, as copies would take
+    address_bytes: int  #: address space, which is not memory
+    maps: int  #: mapped stretches of address space, an upper bound
+    mapped_again_bytes: int  #: pages mapped at a further address, where resident bytes repeat them
+    leases: int  #: leases that are alive, including those in `lingering`
+    rows: int  #: rows of these leases
+    lingering: int  #: leases that were released while views of them were alive
+    lingering_bytes: int  #: pages that such views keep
+    acquired: int  #: leases made by acquire()
+    forked: int  #: leases made by fork()
+    released: int  #: leases that ended
+    taken: int  #: blocks taken from the system
+    recycled: int  #: blocks that a later lease used again
+    dropped: int  #: blocks given back to the system
+    copied: int  #: blocks copied because a row wrote to one that was shared
+    map_calls: int  #: stretches of address space mapped
+    limit_bytes: int | None  #: limit of the budget that the pool counts in; None is unlimited
+    #: such leases in words, like "lease 3 (16 rows x 1,088 tokens), 2 views"
+    lingering_names: tuple[str, ...]
+
+    def __str__(self) -> str:
+        limit = "" if self.limit_bytes is None else f" of {format_bytes(self.limit_bytes)}"
+        lingering = f", {self.lingering} kept by views" if self.lingering else ""
+        return (
+            f"{format_bytes(self.live_bytes)} live ({format_bytes(self.shared_bytes)} shared), "
+            f"{format_bytes(self.idle_bytes)} idle, {format_bytes(self.reserved_bytes)}{limit} "
+            f"reserved; {self.leases} leases of {self.rows} rows{lingering}"
+        )
+
+
+class KVLease(_core.KVLease):
+    """Rows of a KV cache, lent by `KVPool.acquire` until the `with` block ends.
+
+    It is the cache of one generation: `update(layer, k, v)` appends tokens and returns everything
+    that the layer holds, as views that any attention kernel takes. Nothing is moved or copied as it
+    grows. `fork` continues it in several rows that share the tokens so far; `crop` serves
+    speculative decoding, `reorder` beam search, and `select` drops rows that are finished.
+
+    Leaving the block, `release()` and garbage collection give every page back at once. Views that
+    live longer keep their pages until the last of them dies.
+
+    Raises RuntimeError if two threads use a lease at the same time, or a forked child uses it;
+    ValueError if it was released.
+    """
+
+    __slots__ = ()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a KVLease is memory of this process; send tensors, or fork() it")
+
+    def __repr__(self) -> str:
+        if self.released:
+            return f"KVLease({self.name}, released)"
+        try:
+            rows = f"{self.batch_size} rows x {self.num_tokens:,} tokens"
+        except RuntimeError:  # another thread is inside, a forked child, or views that torch moved
+            rows = "in use elsewhere"
+        return f"KVLease({self.name}, {rows})"
+
+
+class KVPool(_core.KVPool):
+    """A pool of KV caches for generation, which grow without copies and share their pages.
+
+    Every row of a lease has its own range of addresses for `max_tokens` tokens; pages are mapped
+    into it as tokens come. A whole batch is one strided tensor `[B, H_kv, T, D]` whose address does
+    not change. The pages of a lease that ended stay for the next one, until `trim()`.
+
+    Args:
+        num_layers: layers of the model, at least 1.
+        num_kv_heads: heads of K, and of V, in each layer, at least 1.
+        head_dim: elements of one head, at least 1.
+        max_tokens: tokens that a row can hold, at least 1. It costs addresses, not memory.
+        max_sequences: rows that one lease can have, at least 1. There may be any number of leases.
+        dtype: the dtype of K and V, a torch.dtype or its name.
+        device: `"cpu"`, `"cuda"` (torch's current device) or like `"cuda:1"`.
+        limit: the most bytes of pages, where shared ones count once: an int, a text like `"2 GiB"`,
+            or a `Budget` that other parts count in as well. None, the default, is no limit.
+        layout: `"head"` keeps the tokens of a head together, which attention on the host reads
+            fastest; `"token"` keeps the heads of a token together, which suits the large pages of
+            CUDA. None, the default, is `"head"` on the host and `"token"` on CUDA.
+        layer_group: how many layers share a page, for `layout="token"`; 1 is the default. More of
+            them waste less memory where pages are large.
+        page_bytes: the size of a page, a power of two, as an int or like `"2 MiB"`. None, the
+            default, is the system's: 4 KiB on the host, 2 MiB on CUDA.
+        name: what budgets and errors call the pool; characters that can be shown.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of range, or the Budget counts another device's memory.
+        MemoryError: the system refuses what the pool needs from the start.
+        DeviceError: CUDA is asked for and there is no device.
+    """
+
+    __slots__ = ()
+
+    def __new__(
+        cls,
+        num_layers: int,
+        num_kv_heads: int,
+        head_dim: int,
+        *,
+        max_tokens: int,
+        max_sequences: int,
+        dtype: torch.dtype | str = "bfloat16",
+        device: torch.device | str = "cpu",
+        limit: int | str | Budget | None = None,
+        layout: Literal["head", "token"] | None = None,
+        layer_group: int = 1,
+        page_bytes: int | str | None = None,
+        name: str = "KVPool",
+    ) -> KVPool:
+        kind = tensors.dtype_of(dtype)
+        place, cuda = tensors.device_of(device)
+        check_device(limit, str(place), as_name("name", name))
+        sizes = (num_layers, num_kv_heads, head_dim, max_tokens, max_sequences)
+        pool = super().__new__(
+            cls,
+            *sizes,
+            kind,
+            kind.itemsize,
+            place,
+            cuda,
+            limit,
+            layout or ("head" if cuda < 0 else "token"),
+            layer_group,
+            0 if page_bytes is None else parse_bytes(page_bytes, "page_bytes"),
+            name,
+            tensors,
+        )
+        reclaim.offer(pool)
+        return pool
+
+    def acquire(
+        self,
+        batch_size: int = 1,
+        num_tokens: int = 0,
+        *,
+        wait: bool = False,
+        timeout: float | None = None,
+    ) -> KVLease:
+        """Lend rows that are empty. Takes a few us, and no page.
+
+        Args:
+            batch_size: the number of rows, 1 to max_sequences; 1 by default.
+            num_tokens: the tokens that are expected in each row, 0 or more; room for them is
+                reserved now. It is a hint, capped at max_tokens: rows may grow beyond it as long as
+                the limit allows. 0 by default.
+            wait: wait for room instead of raising BudgetError; False by default. Callers are served
+                in the order in which they came. Other threads run meanwhile, and Ctrl-C works.
+            timeout: how many seconds to wait at most, 0 or more. None, the default: for ever.
+
+        Returns the lease, which is used as a context manager. If it raises, nothing has changed.
+
+        Raises:
+            BudgetError: the rows do not fit; with `wait`, they could never fit.
+            TimeoutError: they did not fit within `timeout` seconds.
+            ValueError: `batch_size` is more than max_sequences, or an argument is out of its range.
+        """
+        return self._acquire(KVLease, batch_size, num_tokens, wait, timeout)
+
+    def would_fit(self, batch_size: int, num_tokens: int, *, shared_tokens: int = 0) -> bool:
+        """Return whether more rows would fit now. Another thread may take the room before you do.
+
+        What the parts that share the budget hold idle counts as free.
+
+        Args:
+            batch_size: how many rows to add.
+            num_tokens: the tokens of each row.
+            shared_tokens: how many of these tokens all rows share, as after `fork`; 0 by default.
+        """
+        return self._would_fit(batch_size, num_tokens, shared_tokens)
+
+    def stats(self) -> KVStats:
+        """Return what the pool holds now, and what it has done so far. Takes 4 to 9 us."""
+        numbers, limit, lingering = self._stats()
+        names = tuple(_lingering_name(*line) for line in lingering)
+        values: tuple[Any, ...] = (*numbers, limit, names)
+        return KVStats(*values)
+
+    def trim(self, target: int | str = 0) -> int:
+        """Give idle pages back to the system, those first that have not been used for longest.
+
+        What leases hold stays, and so do all addresses.
+
+        Args:
+            target: the bytes that the pool may keep, as an int or like `"1 GiB"`; 0 by default.
+
+        Returns how many bytes were given back.
+        """
+        return self._trim(0 if target == 0 else parse_bytes(target, "target"))
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a KVPool is memory of this process; make one where you need it")
+
+    def __repr__(self) -> str:
+        shape = f"{self.num_layers} layers x {self.num_kv_heads} heads x {self.head_dim}"
+        kind = f"{str(self.dtype).removeprefix('torch.')}, {self.device}"
+        if self.closed:
+            return f"{self.name}({shape}, {kind}, closed)"
+        try:
+            return f"{self.name}({shape}, {kind}: {self.stats()})"
+        except RuntimeError:  # a forked child
+            return f"{self.name}({shape}, {kind}, of another process)"
+
+
+def _lingering_name(number: int, rows: int, tokens: int, views: int) -> str:
+    kept = f"{views} view{'s' if views != 1 else ''}" if views else "views"
+    return f"lease {number} ({rows} row{'s' if rows != 1 else ''} x {tokens:,} tokens), {kept}"

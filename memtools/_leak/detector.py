@@ -1,0 +1,557 @@
+"""LeakDetector: does a program leak, how fast, and how long is left? From memory readings alone.
+
+                                            ┌─► floor.py ──► by the floor: noise of any size, slowly
+    bytes of a signal ─► less declared growth
+                                            └─► drift.py ──► by the newest readings of an exact
+                                                             signal: in 16 to 32 steps
+    heap ──┐ bytes in use: exact        early, quiet     nothing grows, or it is too early to say
+    python │                            fragmentation    only rss grows, what is in use does not
+    tensors   ─► the highest grade      suspect          it grew at the same point of 16 to 32 steps
+    children     decides                growing          and goes on; a warm-up may do so, too
+    device │                            likely           and has not clearly slowed down
+    shm ───┘                            leak             and does not slow down, 3 times in a row
+    rss ───────► resident: noisy, may grow without a leak and faster than one
+
+Of each signal the blocks of its floor and the 64 newest readings are kept, 6 KiB with the lines
+through them. A floor is judged 40 times in 8,000 readings, the newest readings each 8 steps and
+later each 16. Only steps count, never time.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, SupportsIndex
+
+from memtools._base import sentences
+from memtools._base.number import any_whole_number, positive, shown, whole_number
+from memtools._base.size import parse_bytes
+from memtools._base.text import as_name
+from memtools._leak.declared import Declared
+from memtools._leak.finding import GRADES
+from memtools._leak.forecast import Trend, steps_left
+from memtools._leak.readings import EARLY, FRAGMENTATION, LEAK, LIKELY, QUIET, SUSPECT, Readings
+
+#: The signals, and the bytes from which on a rise counts. All but rss are exact.
+_BARS = {
+    "heap": 2.0**18,
+    "python": 2.0**19,
+    "tensors": 2.0**18,
+    "children": 2.0**20,
+    "device": 2.0**20,
+    "shm": 2.0**20,
+    "rss": 2.0**20,
+}
+SIGNALS = tuple(_BARS)
+_OUTSIDE = ("children", "shm")  # what fills a limit beside the process
+#: The readings have to cover so many steps before growth can be said, and before it can be said
+#: that nothing grows.
+STEPS_TO_SUSPECT, STEPS_NEEDED = sentences.STEPS_TO_SUSPECT, sentences.STEPS_NEEDED
+#: Growth that no container explains matters from so many bytes a step on, which a buffer or a cache
+#: of a warm-up seldom takes, or from so many a second, which fill 16 GiB within a day.
+LEAST_PER_STEP, LEAST_PER_SECOND = 1024, 256 * 1024
+
+_FARTHEST = 2**53  # steps, which a float counts exactly
+_UNKNOWN = 2**64 - 1  # bytes that are not known
+_STRAIGHTEST = 0.95  # late over early
+
+
+class StepsLeft(NamedTuple):
+    """Steps until a limit is reached, as an interval; `math.inf` where the series does not grow."""
+
+    #: the fewest steps that are likely, if nothing else is loaded
+    lo: float
+    #: the steps that are left at the present rate
+    mid: float
+    #: the most steps that are likely
+    hi: float
+
+    def __str__(self) -> str:
+        return sentences.of_steps_left(self.lo, self.hi)
+
+
+@dataclass(frozen=True)
+class LeakVerdict:
+    """What a LeakDetector says at one moment; `str()` is one plain line."""
+
+    #: how certain it is, from "early", "quiet", "fills", "fragmentation", "suspect", "growing" and
+    #: "likely" to "leak"
+    kind: str
+    #: growth of the signal that decided, in bytes a step; 0 when early or quiet
+    rate_bytes_per_step: float
+    #: how sure it is that what grows is a leak, "high" or "good" (leak), "fair" (likely), "low"
+    #: (suspect, growing), "none"
+    confidence: str
+    #: how many steps are left until the limit that the detector was given; None without one, and
+    #: when quiet
+    steps_left: StepsLeft | None = None
+    #: "heap", "python", "tensors", "children", "device", "shm" or "rss"; None when early or quiet
+    signal: str | None = None
+    #: the step at which the growth began, as far as the readings show it
+    since_step: int | None = None
+    #: the rate is within so much of the truth, 19 times out of 20 if the program stays as it is
+    rate_error: float = 0.0
+    #: what it costs in resident memory, in bytes a step; None where rss is not read
+    rss_bytes_per_step: float | None = None
+    #: growth late in the run over growth early in it; 1 is a straight line
+    shape: float = 0.0
+    #: the limit may be reached within a tenth of the steps done, or a hundred steps
+    pressure: bool = False
+    #: what grows may be a buffer that the caller can declare by `expect_growth`
+    declarable: bool = False
+    #: steps that the readings cover; below 32 it is "early" unless growth was found
+    steps_known: int = 0
+
+    def __str__(self) -> str:
+        return sentences.of_verdict(self)
+
+
+def matters(bytes_per_step: float, steps_per_second: float) -> bool:
+    """Whether growth is worth a word also where nobody is known to hold it."""
+    per_second = bytes_per_step * steps_per_second
+    return bytes_per_step >= LEAST_PER_STEP or per_second >= LEAST_PER_SECOND
+
+
+def _together(a: StepsLeft | None, b: StepsLeft | None) -> StepsLeft | None:
+    """Steps until two series that grow side by side have filled what each alone would fill after
+    `a` and after `b` steps."""
+    if a is None or b is None:
+        return a or b
+    steps = []
+    for x, y in zip(a, b, strict=True):
+        steps.append(1 / (1 / x + 1 / y) if x and y else 0.0)
+    return StepsLeft(*steps)
+
+
+def _bars(bar: int | str | Mapping[str, int | str] | None) -> dict[str, float]:
+    """The bytes from which on a rise of each signal counts."""
+    if bar is None:
+        return _BARS
+    if not isinstance(bar, Mapping):
+        return dict.fromkeys(SIGNALS, float(parse_bytes(bar, "bar_bytes")))
+    for name in bar:
+        if name not in SIGNALS:
+            names = f"{', '.join(SIGNALS[:-1])} and {SIGNALS[-1]}"
+            raise ValueError(f"bar_bytes: there is no signal {name!r}; there are {names}")
+    given = {name: float(parse_bytes(size, f"bar_bytes[{name!r}]")) for name, size in bar.items()}
+    return _BARS | given
+
+
+class LeakDetector:
+    """A leak test for a training loop, or for any series of memory readings.
+
+        detector = memtools.LeakDetector(limit_bytes="16 GiB")
+        for step in range(steps):
+            ...
+            detector.update(step, heap=bytes_in_use, rss=bytes_resident)
+        print(detector.verdict())
+
+    It reads signals. Six of them are exact, and they decide: `heap` (malloc's bytes in use),
+    `python` (the interpreter's own blocks), `tensors`, `children` (private bytes of child
+    processes), `device` (bytes allocated there) and `shm` (shared memory of the job). `rss` is
+    noisy and may grow without a leak; it decides only if `heap` is not read. Pass the signals that
+    you have, always at the same point of a step. docs/guides/leaks.md says what can be told apart.
+
+    A detector takes 6 KiB for each signal, however long the run is. Use it from one thread at a
+    time.
+
+    Args:
+        limit_bytes: the bytes that the process may use, with its children and shared memory, at
+            least 1, as an int or like `"16 GiB"`. None, the default: no limit is known, and there
+            is no forecast.
+        device_limit_bytes: the same for the device. None, the default: no limit is known.
+        span_steps: how many steps a window has to cover before its shape counts, at least 1; 1,500
+            by default. If memory has a period, for example an epoch, pass 2.5 times its length if
+            that is more.
+        bar_bytes: the bytes below which growth does not count: one size, or a dict of sizes by
+            signal. None, the default: 1 MiB for rss, children, device and shm, 512 KiB for python,
+            256 KiB for heap and tensors.
+
+    Attributes:
+        limit_bytes: the limit in bytes as an int, or None. It may be set at any time: verdicts and
+            forecasts use the limit of their moment.
+        device_limit_bytes: the same for the device.
+
+    Raises ValueError if a size or `span_steps` is below 1, or for an unknown signal.
+    """
+
+    __slots__ = (
+        *("_bars", "_declared", "_series", "_signals", "_span"),
+        *("device_limit_bytes", "limit_bytes"),
+    )
+
+    def __init__(
+        self,
+        limit_bytes: int | str | None = None,
+        *,
+        device_limit_bytes: int | str | None = None,
+        span_steps: int = 1500,
+        bar_bytes: int | str | Mapping[str, int | str] | None = None,
+    ) -> None:
+        self._span = whole_number("span_steps", span_steps)
+        self._bars = _bars(bar_bytes)
+        self.limit_bytes = None if limit_bytes is None else parse_bytes(limit_bytes, "limit_bytes")
+        self.device_limit_bytes = (
+            None
+            if device_limit_bytes is None
+            else parse_bytes(device_limit_bytes, "device_limit_bytes")
+        )
+        self._signals = SIGNALS  # that it judges
+        self._series: dict[str, Readings] = {}  # of the signals that were read
+        self._declared = Declared()
+
+    def update(self, step: SupportsIndex, **bytes_by_signal: SupportsIndex | None) -> None:
+        """Add the readings of one step. Takes 1 to 3 us for each signal, 5 us if it always rises.
+
+        Args:
+            step: the number of the step, greater than that of the call before.
+            bytes_by_signal: for each signal its reading in bytes, an int of 0 or more by the name
+                of the signal, such as `heap=`; None for a reading that is not known.
+
+        Raises ValueError for an unknown signal, a step that does not come after the one before, or
+        a negative reading; then nothing was added.
+        """
+        at = _step_of("update(): step", step)
+        sizes = {name: _bytes_of(name, value) for name, value in bytes_by_signal.items()}
+        self._check_order(sizes, at, "update()")
+        for name, size in sizes.items():
+            if size is not None:
+                self._add(name, at, size)
+
+    def update_many(self, step: SupportsIndex, **arrays_by_signal: Any) -> list[tuple[int, str]]:
+        """Add the readings of many steps.
+
+        Args:
+            step: the number of the first step; the others follow one by one.
+            arrays_by_signal: for each signal an array of readings in bytes by its name, of dtype
+                int64, uint64 or float64 and all of one length; NaN for a reading that is not
+                known.
+
+        Returns the steps at which the kind changed, as a list of (step, kind).
+
+        Raises as update does; then nothing was added.
+        """
+        first = _step_of("update_many(): step", step)
+        columns = {
+            _signal(name, "update_many()"): _column(name, array)
+            for name, array in arrays_by_signal.items()
+        }
+        lengths = {len(column): name for name, column in columns.items()}
+        if len(lengths) > 1:
+            (a, one), (b, other), *_ = lengths.items()
+            raise ValueError(
+                f"update_many(): {one} has {a} readings, {other} has {b}; pass arrays of the same "
+                "length"
+            )
+        self._check_order(columns, first, "update_many()")
+        before, changes = self.kind, []
+        for at, row in enumerate(zip(*columns.values(), strict=True), first):
+            changed = False
+            for name, size in zip(columns, row, strict=True):
+                changed = (size is not None and self._add(name, at, size)) or changed
+            if changed and (kind := self.kind) != before:
+                changes.append((at, kind))
+                before = kind
+        return changes
+
+    def _check_order(self, signals: Iterable[str], step: int, call: str) -> None:
+        for name in signals:
+            series = self._series.get(name)
+            if series is not None and step <= series.last:
+                raise ValueError(
+                    f"{call}: step {step} of {name} comes after step {series.last}; pass steps "
+                    "that grow, or call reset() where their count begins again"
+                )
+
+    def _add(self, name: str, step: int, size: int) -> bool:
+        """Add a known reading; True if the kind may be another."""
+        series = self._series.get(name)
+        if series is None:
+            series = Readings(self._bars[name], self._span, step, exact=name != "rss")
+            self._series[name] = series
+        return series.add(step, size, self._declared.taken_out(name, step, float(size)))
+
+    def reset(self) -> None:
+        """Forget all readings, because another phase of the program begins.
+
+        Growth that was declared by `expect_growth` stays declared.
+        """
+        self._series.clear()
+
+    @property
+    def kind(self) -> str:
+        """The verdict's kind alone."""
+        return GRADES[self._judged()[0]]
+
+    @property
+    def steps_known(self) -> int:
+        """Steps from the first to the newest reading, of the signal that was read longest. Below
+        `STEPS_NEEDED`, 32, it is too early to say that nothing grows."""
+        return max((series.steps for _, series in self._read()), default=0)
+
+    def _read(self) -> list[tuple[str, Readings]]:
+        """The series of the signals that were read and that it judges, rss last."""
+        return [(name, self._series[name]) for name in self._signals if name in self._series]
+
+    def _exact(self) -> list[tuple[str, Readings]]:
+        return [(name, series) for name, series in self._read() if name != "rss"]
+
+    def _judged(self) -> tuple[int, str | None]:
+        """The grade, and the signal that decided; None where it is early or quiet.
+
+        Exact signals decide. Where they are quiet and the heap is among them, what rss grows by
+        lies between the blocks in use. Where nobody reads the heap, rss is all there is.
+        """
+        grade, signal = QUIET, None
+        for name, series in self._exact():
+            if series.grade > grade:
+                grade, signal = series.grade, name
+        read = dict(self._read())
+        heap, rss = read.get("heap"), read.get("rss")
+        of_rss = QUIET if rss is None else rss.grade
+        knows_heap = heap is not None and heap.steps >= STEPS_TO_SUSPECT
+        if grade < LIKELY and of_rss > grade and not (knows_heap and grade > QUIET):
+            grade, signal = FRAGMENTATION if knows_heap else of_rss, "rss"
+        if grade == QUIET and self.steps_known < STEPS_NEEDED:
+            return EARLY, None
+        return grade, signal
+
+    def _fastest(self, grade: int, signal: str) -> str:
+        """Of the exact signals that have a grade, the one that grows fastest."""
+        most, found = -math.inf, signal
+        for name, series in self._exact():
+            trend = series.trend() if series.grade == grade else None
+            if trend is not None and trend.slope > most:
+                most, found = trend.slope, name
+        return found
+
+    def _confidence(self, grade: int, series: Readings) -> str:
+        if grade < LEAK:
+            return "none" if grade < SUSPECT else "fair" if grade == LIKELY else "low"
+        agree = sum(one.grade >= LIKELY for _, one in self._exact())
+        straightest = min(window.shape for window in series.windows()) >= _STRAIGHTEST
+        return "high" if agree > 1 or straightest else "good"
+
+    def verdict(self) -> LeakVerdict:
+        """Return what the readings so far say. Takes up to 0.4 ms, for any number of readings;
+        `kind` alone takes 2 us."""
+        grade, signal = self._judged()
+        rss = dict(self._read()).get("rss")
+        of_rss = None if rss is None else rss.trend()
+        cost, done = None if of_rss is None else of_rss.slope, self.steps_known
+        if signal is None:
+            return LeakVerdict(
+                GRADES[grade], 0.0, "none", rss_bytes_per_step=cost, steps_known=done
+            )
+        if signal != "rss":
+            signal = self._fastest(grade, signal)
+        series = self._series[signal]
+        trend = series.trend()
+        assert trend is not None  # what grows has one
+        since, shape = series.begun()
+        limit = self.device_limit_bytes if signal == "device" else self.limit_bytes
+        left = None if limit is None else self._left(signal, limit)
+        return LeakVerdict(
+            GRADES[grade],
+            trend.slope,
+            self._confidence(grade, series),
+            left,
+            signal,
+            since,
+            trend.error,
+            cost,
+            shape,
+            pressure=left is not None and left.lo < max(100, done / 10),
+            declarable=True,
+            steps_known=done,
+        )
+
+    def forecast(
+        self, limit_bytes: int | str | None = None, *, signal: str | None = None
+    ) -> StepsLeft | None:
+        """Return how many steps are left until the limit is reached, as an interval.
+
+        If the program goes on as it is, the truth lies between `lo` and `hi` about nine times out
+        of ten. Declared growth that is still to come is counted. Takes up to 0.4 ms.
+
+        Args:
+            limit_bytes: the limit in bytes, at least 1, as an int or like `"16 GiB"`. None, the
+                default: the limit that the detector was given.
+            signal: the signal that is to reach the limit. None, the default: `rss`, or the signal
+                that grows if `rss` is not read.
+
+        Returns None before 16 steps.
+
+        Raises ValueError if there is no limit, or if `signal` is not one of the signals.
+        """
+        limit = self.device_limit_bytes if signal == "device" else self.limit_bytes
+        if limit_bytes is not None:
+            limit = parse_bytes(limit_bytes, "limit_bytes")
+        if limit is None:
+            raise ValueError("forecast() knows no limit; pass limit_bytes, here or to LeakDetector")
+        if signal is not None:
+            return self._until(_signal(signal, "forecast()"), limit)
+        grade, grows = self._judged()
+        if grows not in (None, "rss"):
+            grows = self._fastest(grade, grows)
+        return self._left(None if grows == "device" else grows, limit)
+
+    def _until(self, signal: str, limit: float) -> StepsLeft | None:
+        """Steps until a signal reaches its limit, with what is declared and still to come; None
+        before its readings cover 16 steps."""
+        series = self._series.get(signal)
+        if series is None or series.steps < STEPS_TO_SUSPECT:
+            return None
+        size, step = float(series.newest), series.last
+        trend = series.trend() or Trend(0.0, 0.0, size, highest=size)
+        return StepsLeft(*steps_left(trend, self._declared.outlook(signal, step, limit)))
+
+    def _left(self, signal: str | None, limit: int) -> StepsLeft | None:
+        """Steps until the limit of the device, or of the process with its children, is reached.
+
+        What is resident runs into the limit, and children and shared memory beside it. But rss may
+        sleep for a long time while malloc fills its holes: an exact signal that grows makes the
+        forecast sooner, where it is, never later. Series that grow side by side reach the limit
+        together.
+        """
+        if signal == "device":
+            return self._until(signal, limit)
+        last = {name: float(series.newest) for name, series in self._series.items()}
+        rss = last.get("rss", 0.0)
+        outside = sum(last.get(name, 0.0) for name in _OUTSIDE)
+        resident = self._until("rss", limit - outside)
+        inside = "tensors" if signal == "tensors" or "heap" not in last else "heap"
+        left: StepsLeft | None = None
+        for name in (inside, "python"):  # the interpreter's own blocks are not in malloc's figure
+            beside = max(0.0, rss - last.get(name, 0.0)) + outside
+            left = _together(left, self._growing(name, signal, limit - beside))
+        if left is None or resident is None:
+            left = left or resident
+        else:
+            left = StepsLeft(*map(min, left, resident))
+        for name in _OUTSIDE:
+            more = self._growing(name, signal, limit - rss - outside + last.get(name, 0.0))
+            if more is not None:
+                left = more if left is None or left.hi == math.inf else _together(left, more)
+        return left
+
+    def _growing(self, name: str, signal: str | None, limit: float) -> StepsLeft | None:
+        """The same as `_until`, of a series that decided or that grows for certain; else None."""
+        left = self._until(name, limit)
+        return left if left is not None and (name == signal or left.hi < math.inf) else None
+
+    def expect_growth(
+        self,
+        name: str,
+        *,
+        bytes: int | str | None = None,
+        rate: int | float | None = None,
+        until: int | None = None,
+        signal: str | None = None,
+    ) -> None:
+        """Declare a buffer that is meant to fill, so that its growth does not count.
+
+        From now on the buffer is taken out of the readings: only growth beside it counts. Forecasts
+        go on counting it.
+
+        Args:
+            name: the name of the buffer; to declare it again changes its figures.
+            bytes: how much the buffer takes in all, at least 1, as an int or like `"2 GiB"`. None,
+                the default: no bound.
+            rate: bytes a step, above 0; together with `bytes`, until that much has come. None, the
+                default: as fast as it comes.
+            until: the last step at which the buffer grows. None, the default: no last step.
+            signal: the only signal in which the buffer grows. None, the default: each of them.
+
+        Raises ValueError if neither `bytes` nor `rate` is given, if `rate` is not above 0 or not
+        finite, if the signal is unknown, or if eight other names are declared already.
+        """
+        as_name("expect_growth(): name", name)
+        if bytes is None and rate is None:
+            raise ValueError(f"expect_growth({name!r}) declares nothing; pass bytes or rate")
+        a_step = math.inf if rate is None else positive(f"expect_growth({name!r}): rate", rate)
+        size = math.inf if bytes is None else float(parse_bytes(bytes, "bytes"))
+        last = None if until is None else _step_of("expect_growth(): until", until)
+        only = None if signal is None else _signal(signal, "expect_growth()")
+        self._declared.declare(name, size, a_step, last, only)
+
+    def __repr__(self) -> str:
+        readings = max((series.count for series in self._series.values()), default=0)
+        return f"LeakDetector({self.kind}, {readings:,} readings of {len(self._series)} signals)"
+
+
+def part_of(detector: LeakDetector, signals: Sequence[str]) -> LeakDetector:
+    """A detector that judges some signals alone, by the readings of another one."""
+    part = LeakDetector()
+    part._series, part._declared = detector._series, detector._declared
+    part._signals = tuple(name for name in SIGNALS if name in signals)
+    return part
+
+
+# --- arguments ------------------------------------------------------------------------------------
+
+
+def _signal(name: str, call: str) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"{call}: a signal must be a str, not {type(name).__name__}")
+    if name not in _BARS:
+        raise ValueError(
+            f"{call}: there is no signal {name!r}; the signals are {', '.join(SIGNALS[:-2])} and "
+            f"{SIGNALS[-2]}, which are exact, and {SIGNALS[-1]}"
+        )
+    return name
+
+
+def _step_of(what: str, value: SupportsIndex) -> int:
+    step = value if type(value) is int else any_whole_number(what, value)
+    if not -_FARTHEST <= step <= _FARTHEST:
+        raise ValueError(f"{what} {shown(step)} is beyond 2**53; count steps from 0")
+    return step
+
+
+def _bytes_of(signal: str, value: SupportsIndex | None) -> int | None:
+    """A reading of `update`; None where it is not known."""
+    if signal not in _BARS:
+        _signal(signal, "update()")
+    if value is None:
+        return None
+    if type(value) is not int and not hasattr(value, "__index__"):
+        raise TypeError(
+            f"update(): {signal} must be an int of bytes, or None, not {type(value).__name__}"
+        )
+    size = operator.index(value)
+    if not 0 <= size <= _UNKNOWN:
+        raise ValueError(
+            f"update(): {signal} must be from 0 to 2**64 - 1 bytes, not {shown(size)}; pass None "
+            "for a reading that is not known"
+        )
+    return None if size == _UNKNOWN else size
+
+
+def _column(signal: str, readings: Any) -> list[int | None]:
+    """The readings of `update_many`."""
+    try:
+        view = memoryview(readings)
+    except TypeError:
+        view = memoryview(b"")
+    code = (view.format or "").lstrip("@=<")
+    if view.ndim != 1 or not view.c_contiguous or view.itemsize != 8 or code not in tuple("lqLQd"):
+        raise TypeError(
+            f"update_many(): {signal} is not an array of int64, uint64 or float64 with one "
+            "dimension in one piece; numpy.ascontiguousarray(x, numpy.int64) makes one"
+        )
+    column: list[int | None] = []
+    for i, value in enumerate(array(code, view.tobytes())):
+        if value == _UNKNOWN or math.isnan(value):
+            column.append(None)
+        elif 0 <= value < 2**63 or (code in "LQ"):
+            column.append(int(value))
+        else:
+            raise ValueError(
+                f"update_many(): {signal}[{i}] is not a number of bytes from 0 on; put NaN into a "
+                "float64 array for a reading that is not known"
+            )
+    return column

@@ -1,0 +1,491 @@
+"""The judge: from how parts of memory grow, and who gains in them, to LeakFindings.
+
+    monitor: points of its looks ─► _monitor/evidence.py ─┐
+    assert_flat: readings of a test ─► testing/_growth.py ┼─► Part, Evidence ──► LeakFinding ...
+    a record: its series ─► _record/growth.py ────────────┘
+
+This is the only place where growth becomes a finding, and THRESHOLDS are the only numbers that
+decide it. Everything here is arithmetic on numbers that the caller has read. The order is that of
+certainty: containers with a bound, containers without one, growth that nobody holds, children,
+shared memory and devices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from memtools._base import sentences
+from memtools._base.size import format_bytes
+from memtools._leak.finding import COLLECTOR_IS_OFF, RANK, Key, LeakFinding
+
+if TYPE_CHECKING:
+    from memtools._census.holders import Holder
+
+GRAPH = "autograd graph"
+C_HEAP = "C heap"
+CYCLES = "cycles"
+#: parts of memory in which a census names holders: what is in use, and what lies beside it
+OF_CENSUS = ("use", "shm", "device")
+#: what grows in a part of memory where nobody is known to hold it
+_KINDS = {"shm": "shared memory", "children": "children"}
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """The numbers that decide what is growth, who explains it, and when it has ended. A "share" is
+    a part of the growth of a part of memory, in bytes a step, unless it says otherwise."""
+
+    least_rate: float = 1024.0
+    """Growth of fewer bytes a step is not reported, and holders that gain less are not named."""
+
+    explained: float = 0.5
+    """Holders that gain at least this share of a part's growth explain it."""
+
+    most_explained: float = 1.2
+    """Holders that seem to gain more than this share keep their own figures. Below it they get the
+    growth of the part, which includes what malloc adds."""
+
+    most_explained_exactly: float = 1.5
+    """The same where the growth is exact: it tells more than what objects are taken to weigh."""
+
+    exact: float = 0.02
+    """Growth is exact if its standard error is at most this share of it."""
+
+    noisy: float = 0.2
+    """If the standard error is more than this share, holders' own figures are better."""
+
+    certain_errors: float = 3.0
+    """Growth of more than this many standard errors is not noise."""
+
+    least_share: float = 0.1
+    """A container that gains less than this share is a hint at who takes the rest, not a holder."""
+
+    near: float = 0.15
+    """A slope that differs from what holders gain by at most this share of it is theirs."""
+
+    unexplained: float = 0.3
+    """Below this share, held by anybody, even growth may be that of the C heap."""
+
+    named_looks: int = 3
+    """A census names holders from this look on."""
+
+    one_process: float = 0.8
+    """A child process that takes at least this share of what all children take is named."""
+
+    steady_rises: int = 4
+    """A container that gained at this many looks is named, however small its share is."""
+
+    even_intervals: int = 4
+    """The C heap has to grow in this many intervals between looks, and by about the same."""
+
+    even: float = 0.6
+    """Intervals are about the same if the smallest is at least this share of the largest."""
+
+    slows: float = 0.85
+    """If the later intervals show less than this share of the earlier ones, something fills."""
+
+    least_c_heap: float = 4.0
+    """The C heap is reported from this many least rates on: the caches of C code grow by less."""
+
+    rss_from: float = 1.5
+    """If resident memory grows at least this many times as fast as what C code has in use, the
+    growth of resident memory is what it costs: small blocks pin what is freed around them."""
+
+    rss_to: float = 8.0
+    """Above this many times, resident memory grows by something else, such as fragmentation."""
+
+    garbage: float = 0.5
+    """If a collection frees at least this share of what has grown, it was garbage."""
+
+    confirmed_looks: int = 3
+    """A suspect that was seen at this many looks is growing ..."""
+
+    confirmed_steps: int = 32
+    """... if they lie at least this many steps apart."""
+
+    certain_steps: int = 16
+    """A container of a worker that only gained for this many steps is suspect by itself."""
+
+    alike: float = 1.25
+    """Two rates of one part of memory that differ by at most this factor are one growth."""
+
+    faster: float = 2.5
+    """A part of memory that has become faster by more than this factor since the newest walk has
+    got another holder, which the next walk finds."""
+
+    goes_on: float = 0.5
+    """Growth goes on if the newest readings show at least this share of its rate."""
+
+    ended: float = 0.25
+    """Growth has ended if the newest readings show less than this share of its rate ..."""
+
+    ended_steps: int = 64
+    """... over at least this many steps ..."""
+
+    ended_share_of_run: float = 0.1
+    """... and at least this share of the steps of the run."""
+
+    ended_c_heap: float = 0.5
+    """The C heap's growth has ended below this share of what it was when it was first reported."""
+
+    filled: float = 0.7
+    """Containers with a bound that take at least this share of a part's growth explain it: it ends
+    by itself."""
+
+    least_rate_by_time: float = 10 * 1024
+    """Growth of fewer bytes a second, in the record of a program without steps, does not matter."""
+
+    cleared: float = 0.5
+    """A fall by at most this share of all that was gained is a collection of garbage."""
+
+
+THRESHOLDS = Thresholds()
+
+
+# --- what is judged -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Part:
+    """How one part of memory grows.
+
+    Attributes:
+        signal: the signal by which that was seen.
+        rate_bytes: bytes a step, as it goes on now.
+        error: the standard error of the rate; infinite, the default, where it is not known.
+        grade: what the leak test says; one of GRADES, by default "quiet".
+        since_step: the step at which the growth began; None, the default, where it is not known.
+        begun_bytes: bytes a step beyond the rate, of growth that began after the newest look but
+            one, 0 by default.
+    """
+
+    signal: str
+    rate_bytes: float
+    error: float = math.inf
+    grade: str = "quiet"
+    since_step: int | None = None
+    begun_bytes: float = 0.0
+
+    @property
+    def all_bytes(self) -> float:
+        """Bytes a step, with those that have just begun to come."""
+        return self.rate_bytes + self.begun_bytes
+
+
+@dataclass(frozen=True)
+class Children:
+    """How the child processes grow.
+
+    Attributes:
+        part: their memory together.
+        count: how many there are.
+        steps_each: if they become more, after how many steps there is one more; None otherwise.
+        growing: the names of those that grow, with their bytes a step, the fastest first.
+        found: what workers have found themselves.
+    """
+
+    part: Part
+    count: int = 0
+    steps_each: float | None = None
+    growing: Sequence[tuple[str, float]] = ()
+    found: Sequence[LeakFinding] = ()
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of a program's growth.
+
+    Attributes:
+        use: how the memory that holders explain grows: what the process itself has in use.
+        beside: "shm" and "device" where they are read. Objects may hold what grows there as well.
+        children: the child processes; None, the default, where they are not read.
+        holders: who gains, as a census names them.
+        walked: whether the census has looked at this step, or there is none; true by default.
+        looks: how many looks there were.
+        unheld: whose the growth of use is that no Python object holds: C_HEAP, CYCLES, or "", the
+            default, where that is not known.
+        c_heap_bytes: bytes a step that C code and holders take together, if `unheld` is C_HEAP.
+        is_collected: whether somebody collects garbage: Python's collector, or the program.
+        profiles: whether a torch profiler runs.
+        declared: bytes a step that the program has declared to fill something, `math.inf` for as
+            fast as it comes; and by which name.
+        seconds: how long a step is, where steps are nothing but time; None, the default, for the
+            program's own.
+        least_rate: the bytes a step below which nothing is reported.
+    """
+
+    use: Part
+    beside: Mapping[str, Part] = field(default_factory=dict)
+    children: Children | None = None
+    holders: Sequence[Holder] = ()
+    walked: bool = True
+    looks: int = 0
+    unheld: str = ""
+    c_heap_bytes: float = 0.0
+    is_collected: bool = True
+    profiles: bool = False
+    declared: tuple[float, str] = (0.0, "")
+    seconds: float | None = None
+    least_rate: float = THRESHOLDS.least_rate
+
+
+def measured(share: float, rate: float, error: float = math.inf) -> bool:
+    """Whether the growth of a part of memory tells what its holders gain better than their own
+    figures.
+
+    Args:
+        share: the share of that growth that the holders seem to gain; 0 or more.
+        rate: of the part, in bytes a step.
+        error: its standard error, in bytes a step; infinite, the default: not known.
+    """
+    is_exact = error <= THRESHOLDS.exact * rate
+    most = THRESHOLDS.most_explained_exactly if is_exact else THRESHOLDS.most_explained
+    return THRESHOLDS.explained <= share <= most
+
+
+_RAISED = {"suspect": "growing", "growing": "likely", "likely": "likely", "leak": "leak"}
+
+
+def graded(kind: str, explained: float, *, only_gained: bool, bounded: bool = False) -> str:
+    """The grade of growth whose holder a census has named.
+
+    A container that only ever gained, and explains the growth, is evidence: it raises the grade by
+    one, and what the leak test does not see yet is `suspect`. It never makes a `leak`, which takes
+    a run that is long enough to tell one from what fills.
+
+    Args:
+        kind: what the leak test says of the signal; one of GRADES.
+        explained: the share of the signal's growth that the census explains, 0 or more.
+        only_gained: the holder never got shorter between the looks.
+        bounded: the holder has a capacity: then it `fills`.
+    """
+    if bounded:
+        return "fills"
+    if explained < THRESHOLDS.explained:
+        return "suspect"
+    return _RAISED.get(kind, "suspect") if only_gained else _at_least_suspect(kind)
+
+
+def _at_least_suspect(grade: str) -> str:
+    return max(grade, "suspect", key=RANK.__getitem__)
+
+
+def keeps_graphs(holders: Sequence[Holder]) -> bool:
+    """Whether one of them keeps what its size does not tell."""
+    return any(holder.kind == GRAPH for holder in holders)
+
+
+# --- the findings ---------------------------------------------------------------------------------
+
+
+def findings_of(seen: Evidence) -> list[LeakFinding]:
+    """What grows, without forecasts: what the process has in use, then its children, then shared
+    memory and devices; holders with the largest rate first."""
+    found = _of_use(seen) if seen.walked else []
+    found += [] if seen.children is None else _of_children(seen, seen.children)
+    for part in seen.beside.values():
+        if not any(one.signal == part.signal for one in found) and _is_suspect(seen, part):
+            found.append(of_part(part))
+    return found
+
+
+def of_part(
+    part: Part, *, per: str = "step", kind: str | None = None, what: str = ""
+) -> LeakFinding:
+    """That a part of memory grows, where nobody is known to hold it.
+
+    Args:
+        part: how it grows.
+        per: "step", the default, or "s": what its rate refers to.
+        kind: as of a LeakFinding; None, the default: that of the signal.
+        what: what is added, in words; "" by default.
+    """
+    kind = _KINDS.get(part.signal, "") if kind is None else kind
+    return LeakFinding(part.grade, part.signal, per, part.all_bytes, since_step=part.since_step,
+                       kind=kind, what=what)  # fmt: skip
+
+
+def _is_suspect(seen: Evidence, part: Part) -> bool:
+    return RANK[part.grade] >= RANK["suspect"] and part.all_bytes >= seen.least_rate
+
+
+def _of_use(seen: Evidence) -> list[LeakFinding]:
+    """What grows in use, by who holds it."""
+    use = max(0.0, seen.use.rate_bytes)
+    bounded = [holder for holder in seen.holders if holder.capacity is not None]
+    free = [holder for holder in seen.holders if holder.capacity is None]
+    rest = use - sum(holder.rate_bytes for holder in bounded)
+    free = _with_residue(free, rest)
+    free = [holder for holder in free if holder.rate_bytes >= THRESHOLDS.least_share * use]
+    total = sum(holder.rate_bytes for holder in free)
+    found = [
+        of_holder("fills", seen.use.signal, holder, holder.rate_bytes, filling_of(holder))
+        for holder in bounded
+    ]
+    found += _of_holders(seen, free, rest, total)
+    if total < THRESHOLDS.explained * rest:
+        found += [
+            of_holder("suspect", seen.use.signal, one, one.rate_bytes, _what_of(seen, one))
+            for one in _small(seen, use)
+            if one.rises >= THRESHOLDS.steady_rises
+        ]
+    return found + _of_nobody(seen, use, rest - total)
+
+
+def _with_residue(holders: Sequence[Holder], use: float) -> list[Holder]:
+    """What the nodes of a graph saved for backward is not walked: graphs take what nothing else
+    explains, each of them by its nodes."""
+    graphs = sum(one.rate_bytes for one in holders if one.kind == GRAPH)
+    residue = use - sum(one.rate_bytes for one in holders if one.kind != GRAPH)
+    if graphs <= 0 or residue <= graphs:
+        return list(holders)
+    return [
+        replace(one, new_bytes=int(one.new_bytes * residue / graphs)) if one.kind == GRAPH else one
+        for one in holders
+    ]
+
+
+def of_holder(grade: str, signal: str, holder: Holder, rate: float, what: str) -> LeakFinding:
+    """That a holder gains `rate` bytes a step, `what` in words."""
+    return LeakFinding(grade, signal, rate_bytes=rate, since_step=holder.since_step,
+                       holder=holder.path, kind=holder.kind, what=what)  # fmt: skip
+
+
+def filling_of(holder: Holder) -> str:
+    """`40 of at most 100, 97.7 KiB when full`."""
+    now = "" if holder.length is None else f"{holder.length:,} of "
+    final = holder.final_bytes
+    when_full = f", {format_bytes(final)} when full" if final else ""
+    return f"{now}at most {holder.capacity:,}{when_full}"
+
+
+def _what_of(seen: Evidence, holder: Holder) -> str:
+    """What comes, as everywhere, and in how many containers of this name."""
+    what = sentences.of_new_objects(holder, seen.seconds)
+    return f"{what}, in {holder.containers:,} of them" if what and holder.containers > 1 else what
+
+
+def _of_holders(
+    seen: Evidence, holders: Sequence[Holder], use: float, total: float
+) -> list[LeakFinding]:
+    """The containers without a bound, which gain `total` bytes a step together. Where they explain
+    the growth, each gets its share of that: what they weigh themselves leaves out what malloc adds.
+
+    What they hold lies on a device or in shared memory if that grows faster than what is in use,
+    and by about as much as they gain.
+    """
+    part, slope = seen.use, use
+    for name in ("device", "shm"):
+        beside = seen.beside.get(name)
+        if beside is not None and beside.rate_bytes > max(use, THRESHOLDS.explained * total):
+            part, slope = beside, beside.rate_bytes
+            break
+    share = total / slope if slope > 0 else math.inf
+    is_noisy = math.isfinite(part.error) and part.error > THRESHOLDS.noisy * part.rate_bytes
+    is_measured = measured(share, part.rate_bytes, part.error) and not is_noisy
+    if seen.seconds is not None and RANK[part.grade] < RANK["suspect"]:
+        # At any point of a program some container is longer than it was.
+        certain = THRESHOLDS.certain_errors * seen.use.error
+        if seen.use.rate_bytes <= certain or not measured(share, seen.use.rate_bytes):
+            return []
+    limit, name = seen.declared
+    found: list[LeakFinding] = []
+    for holder in sorted(holders, key=lambda one: -one.rate_bytes):
+        grade = graded(part.grade, share, only_gained=holder.only_gained)
+        what = [_what_of(seen, holder), "in shared memory" if part.signal == "shm" else ""]
+        if total <= limit:
+            grade = "fills"
+            what.append(f"declared as {name}")
+        rate = holder.rate_bytes / share if is_measured else holder.rate_bytes
+        found.append(of_holder(grade, part.signal, holder, rate, ", ".join(filter(None, what))))
+    return _joined(found)
+
+
+def _joined(found: Sequence[LeakFinding]) -> list[LeakFinding]:
+    """Those of one name as one, such as the entries of a dict that are replaced by larger ones."""
+    same: dict[Key, list[LeakFinding]] = {}
+    for one in found:
+        same.setdefault(one.key, []).append(one)
+    return [
+        several[0] if len(several) == 1 else _together(name, several)
+        for (_, name), several in same.items()
+    ]
+
+
+def _together(name: str, several: Sequence[LeakFinding]) -> LeakFinding:
+    since = [one.since_step for one in several if one.since_step is not None]
+    return replace(
+        several[0],  # the fastest
+        holder=f"{name} ({len(several):,} that grow in it)",
+        rate_bytes=sum(one.rate_bytes for one in several),
+        since_step=min(since, default=None),
+        what="",
+    )
+
+
+def _of_nobody(seen: Evidence, use: float, residue: float) -> list[LeakFinding]:
+    """Growth of use that no container explains."""
+    limit, _ = seen.declared
+    part, grade = replace(seen.use, rate_bytes=residue, begun_bytes=0.0), seen.use.grade
+    if residue < max(seen.least_rate, (1 - THRESHOLDS.explained) * use) or use <= limit:
+        return []
+    if seen.unheld == CYCLES:
+        if seen.is_collected:
+            return [of_part(replace(part, grade="fills"), kind=CYCLES)]
+        part = replace(part, grade=_at_least_suspect(grade))
+        return [of_part(part, kind=CYCLES, what=COLLECTOR_IS_OFF)]
+    if seen.unheld == C_HEAP and residue >= THRESHOLDS.least_c_heap * seen.least_rate:
+        rate = max(0.0, seen.c_heap_bytes - (use - residue))
+        part = replace(part, grade=_at_least_suspect(grade), rate_bytes=rate)
+        what = "a torch profiler is running" if seen.profiles else ""
+        return [of_part(part, kind=C_HEAP, what=what)]
+    if RANK[grade] < RANK["suspect"]:
+        return []
+    if grade == "suspect" and seen.looks < THRESHOLDS.named_looks:
+        return []  # who holds it is known a few steps later
+    # A census has looked and found nobody: as long as that is so, it may be work that grows.
+    if seen.looks >= THRESHOLDS.even_intervals and grade == "growing":
+        grade = "suspect"
+    part = replace(part, grade=grade, begun_bytes=seen.use.begun_bytes)
+    # The one that gains the most of those that are too small to be what leaks.
+    small = _small(seen, use)[:1]
+    among = [f"among it {one.path}: +{format_bytes(one.rate_bytes)}/step" for one in small]
+    return [of_part(part, what="".join(among))]
+
+
+def _small(seen: Evidence, use: float) -> list[Holder]:
+    """Containers that have gained at each look, and are a small share of the growth; the fastest
+    first."""
+    if seen.seconds is not None:
+        return []  # at any point of a program some container is longer than it was
+    small = [
+        holder
+        for holder in seen.holders
+        if seen.least_rate <= holder.rate_bytes < THRESHOLDS.least_share * use
+        and holder.capacity is None
+        and holder.only_gained
+    ]
+    return sorted(small, key=lambda one: -one.rate_bytes)
+
+
+def _of_children(seen: Evidence, children: Children) -> list[LeakFinding]:
+    """What workers have found themselves, else the processes by name and number."""
+    if children.found:
+        return list(children.found)
+    part, many, growing = children.part, "", children.growing
+    if children.steps_each is not None:
+        unit = "steps" if seen.seconds is None else "seconds"
+        apart = children.steps_each * (seen.seconds or 1.0)
+        many = f"{children.count:,} processes, one more every {apart:,.0f} {unit}"
+        part = replace(part, grade=_at_least_suspect(part.grade))
+    elif not _is_suspect(seen, part):
+        return []
+    part = replace(part, rate_bytes=max(0.0, part.rate_bytes))
+    if many:
+        return [of_part(part, kind="processes", what=many)]
+    if growing and growing[0][1] >= THRESHOLDS.one_process * part.rate_bytes:
+        return [replace(of_part(part), process=growing[0][0])]
+    return [of_part(part, what=", ".join(name for name, _ in growing[:4]))]

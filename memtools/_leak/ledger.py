@@ -1,0 +1,294 @@
+"""The ledger: which findings stand, from one look to the next, and which have ended.
+
+    findings_of(Evidence) ──► Ledger.look ───► what is new or more certain, what is taken back
+    growth of each part ────► Ledger.follow ─► rates between two walks of the heap
+    points of the looks ────► Ledger.end ────► what no longer grows
+
+A finding has one rate. A walk of the heap measures it, and the ledger keeps which share of the
+growth of its part of memory that was. Until the next walk the rate is this share of what the part
+grows by.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from memtools._leak.finding import RANK, Key, LeakFinding
+from memtools._leak.judge import C_HEAP, CYCLES, OF_CENSUS, THRESHOLDS
+from memtools._leak.series import Points, since_of
+
+
+@dataclass
+class Entry:
+    """A finding that stands.
+
+    Attributes:
+        finding: as of now.
+        looks: how many looks have shown it.
+        missed: how many looks since then have not.
+        share: of the growth of its part of memory, at the newest walk; None before the first.
+        first_pace: bytes a step by which the part grew when the finding was first measured.
+    """
+
+    finding: LeakFinding
+    looks: int = 1
+    missed: int = 0
+    share: float | None = None
+    first_pace: float | None = None
+
+    def confirmed(self, grade: str, step: int) -> str:
+        """A suspect that was seen again and again for long enough is growing."""
+        is_suspect = grade == "suspect" and bool(self.finding.kind)
+        if not is_suspect or self.looks < THRESHOLDS.confirmed_looks:
+            return grade
+        steps = step - (step if self.finding.first_step is None else self.finding.first_step)
+        return "growing" if steps >= THRESHOLDS.confirmed_steps else grade
+
+
+class Ledger:
+    """The findings that stand. Grades rise and stay, until growth has ended."""
+
+    def __init__(self) -> None:
+        self._entries: dict[Key, Entry] = {}
+        self._paces: dict[str, float] = {}  # of each part of memory, at the newest walk
+
+    def __bool__(self) -> bool:
+        return bool(self._entries)
+
+    def findings(self) -> tuple[LeakFinding, ...]:
+        """The worst first: by the grade, then by the rate."""
+        found = [entry.finding for entry in self._entries.values()]
+        return tuple(sorted(found, key=lambda f: (-RANK[f.grade], -f.rate_bytes)))
+
+    def present(self) -> tuple[LeakFinding, ...]:
+        """Those that the newest look has shown, without those that may be about to end."""
+        return tuple(entry.finding for entry in self._entries.values() if entry.missed == 0)
+
+    def has_holders(self) -> bool:
+        """Whether a holder of this process's memory is among them, as a census names it."""
+        return any(one.holder and one.part in OF_CENSUS for one in self.findings())
+
+    def update(self, findings: Sequence[LeakFinding]) -> None:
+        """Replace findings that stand by those of the same key."""
+        for one in findings:
+            if one.key in self._entries:
+                self._entries[one.key].finding = one
+
+    # --- a look ---
+
+    def look(
+        self,
+        step: int,
+        found: Sequence[LeakFinding],
+        paces: Mapping[str, float],
+        points: Points,
+        *,
+        walked: bool = True,
+    ) -> tuple[list[LeakFinding], list[LeakFinding]]:
+        """Enter what a look has shown.
+
+        Args:
+            step: of the look.
+            found: its findings.
+            paces: bytes a step by which each part of memory grows now.
+            points: the parts of memory at all looks.
+            walked: whether the heap was walked. Otherwise who was named goes on where memory does.
+
+        Returns those to report, which are new or have a higher grade, and those that are taken
+        back: what nobody was known to hold, now that somebody is, and what was the C heap's as long
+        as it grew evenly.
+        """
+        named = {one.key: one for one in found if walked or not self._is_held(one)}
+        news = [one for one in map(lambda one: self._enter(step, one), named.values()) if one]
+        taken_back = self._miss(found, named, walked=walked)
+        if walked:
+            self._measure(paces)
+        else:
+            news += self._go_on(points, step)
+            self.follow({part: pace for part, pace in paces.items() if part in OF_CENSUS})
+            self._measure({part: pace for part, pace in paces.items() if part not in OF_CENSUS})
+        return news, taken_back
+
+    def _enter(self, step: int, one: LeakFinding) -> LeakFinding | None:
+        """The finding as it stands from now on; None where nothing about it is to be reported."""
+        entry = self._entries.get(one.key)
+        if entry is None:
+            made_at = one.made_at or self._made_at(one)
+            entry = Entry(replace(one, first_step=step, made_at=made_at))
+            self._entries[one.key] = entry
+            return entry.finding
+        before, entry.looks, entry.missed = entry.finding, entry.looks + 1, 0
+        grade = one.grade
+        if "fills" not in (one.grade, before.grade):
+            grade = max(before.grade, one.grade, key=RANK.__getitem__)
+        since = one.since_step if before.since_step is None else before.since_step
+        entry.finding = replace(
+            one,
+            grade=entry.confirmed(grade, step),
+            first_step=step if before.first_step is None else before.first_step,
+            since_step=since,
+            made_at=one.made_at or before.made_at,
+        )
+        return entry.finding if entry.finding.grade != before.grade else None
+
+    def _miss(
+        self, found: Sequence[LeakFinding], named: Mapping[Key, LeakFinding], *, walked: bool
+    ) -> list[LeakFinding]:
+        """Note which findings the look has not shown. Returns those that another one replaces."""
+        explained = {one.part for one in found if one.holder or one.kind in (C_HEAP, CYCLES)}
+        nameless = {one.part for one in found if _is_nameless(one)}
+        replaced = []
+        for key, entry in list(self._entries.items()):
+            one = entry.finding
+            if key in named or (not walked and one.part in OF_CENSUS):
+                continue  # the look has shown it, or nobody has looked
+            entry.missed += 1
+            others = nameless if one.kind == C_HEAP else explained
+            if _is_nobodys(one) and one.part in others:
+                replaced.append(self._end(key))
+        return replaced
+
+    def _is_held(self, one: LeakFinding) -> bool:
+        """Whether it says that a part grows which somebody is known to hold: where nobody has
+        looked, that still holds."""
+        if one.key in self._entries or not _is_nameless(one) or one.part not in OF_CENSUS:
+            return False
+        standing = (entry.finding for entry in self._entries.values())
+        return any(other.holder and other.part == one.part for other in standing)
+
+    def _made_at(self, one: LeakFinding) -> str:
+        """Where growth was made that nobody was known to hold, and that is as fast as what has got
+        a name now: it is the same."""
+        for entry in self._entries.values():
+            other = entry.finding
+            if _is_nobodys(other) and other.part == one.part and not one.process:
+                slower, faster = sorted((other.rate_bytes, one.rate_bytes))
+                if faster <= THRESHOLDS.alike * slower:
+                    return other.made_at
+        return ""
+
+    def _go_on(self, points: Points, step: int) -> list[LeakFinding]:
+        """Count a look for those who were named, if their part of memory still grows. Returns those
+        of a higher grade."""
+        news = []
+        for entry in self._entries.values():
+            one = entry.finding
+            if not one.holder or one.part not in OF_CENSUS or entry.missed:
+                continue
+            recent = points.recent(one.part, THRESHOLDS.confirmed_steps)
+            if recent is None or recent < THRESHOLDS.explained * self._rate_in_part(one):
+                continue
+            entry.looks += 1
+            grade = entry.confirmed(one.grade, step)
+            if grade != one.grade:
+                entry.finding = replace(one, grade=grade)
+                news.append(entry.finding)
+        return news
+
+    # --- rates ---
+
+    def _measure(self, paces: Mapping[str, float]) -> None:
+        """Rates were measured while the parts of memory grew by so many bytes a step."""
+        self._paces.update(paces)
+        for entry in self._entries.values():
+            pace = paces.get(entry.finding.part)
+            if pace is not None:
+                entry.first_pace = entry.first_pace or pace
+                entry.share = entry.finding.rate_bytes / pace if pace > 0 else None
+
+    def follow(self, paces: Mapping[str, float]) -> bool:
+        """Between two walks, a finding grows as much faster or slower as its part of memory does.
+
+        What a worker holds keeps the rate that the worker has measured: in the memory of children
+        is what they take for their own looks, and give back.
+
+        Args:
+            paces: bytes a step by which each part of memory grows now.
+
+        Returns whether something has become so much faster that somebody else may hold it.
+        """
+        is_another = False
+        for part, now in paces.items():
+            before = self._paces.get(part, 0.0)
+            if before < THRESHOLDS.least_rate:
+                continue
+            is_another |= now > before / THRESHOLDS.explained**0.5
+            if now > THRESHOLDS.faster * before:
+                continue  # somebody else: the next walk tells
+            pace = now if now >= before / THRESHOLDS.faster else before  # end() judges what ends
+            for entry in self._entries.values():
+                one = entry.finding
+                if one.part != part or not entry.share or entry.missed or one.grade == "fills":
+                    continue
+                if _is_of_worker(one) or (one.holder and entry.share < THRESHOLDS.explained):
+                    continue  # the rest of its part tells nothing of it
+                entry.finding = replace(one, rate_bytes=entry.share * pace)
+        return is_another
+
+    def _rate_in_part(self, one: LeakFinding) -> float:
+        """Bytes a step of it that its part of memory shows: what C code costs may be more."""
+        if one.kind != C_HEAP:
+            return one.rate_bytes
+        return min(one.rate_bytes, self._paces.get(one.part, math.inf))
+
+    # --- the end ---
+
+    def end(self, points: Points, step: int) -> list[LeakFinding]:
+        """Take out the findings that no longer grow, and return them."""
+        over = [key for key, entry in self._entries.items() if self._has_ended(entry, points, step)]
+        return [self._end(key) for key in over]
+
+    def _end(self, key: Key) -> LeakFinding:
+        return replace(self._entries.pop(key).finding, over=True)
+
+    def _has_ended(self, entry: Entry, points: Points, step: int) -> bool:
+        one = entry.finding
+        if _is_of_worker(one):
+            return entry.missed >= 2
+        known = points.steps[-1] - points.steps[0]
+        if known < THRESHOLDS.confirmed_steps:
+            return False
+        apart = [b - a for a, b in pairwise(points.rises(one.part))]
+        window = max(
+            THRESHOLDS.ended_steps,
+            THRESHOLDS.ended_share_of_run * step,
+            2 * max(apart[-4:], default=0),
+        )
+        is_held = bool(one.holder) and not entry.missed  # as the newest walk has seen
+        since = points.steps[0] if one.since_step is None else one.since_step
+        garbage = THRESHOLDS.cleared * one.rate_bytes * (step - since) if is_held else 0
+        recent = points.recent(one.part, min(int(window), known), but_a_fall=garbage)
+        if recent is None or (is_held and _is_lost_in_noise(one, points, step)):
+            return False  # the next walk tells
+        if one.kind == C_HEAP and recent < THRESHOLDS.ended_c_heap * (entry.first_pace or 0.0):
+            return True
+        least = max(THRESHOLDS.least_rate / 4, THRESHOLDS.ended * self._rate_in_part(one))
+        if recent < least or entry.missed >= 2:
+            return True
+        return entry.missed == 1 and recent < 2 * least
+
+
+def _is_lost_in_noise(one: LeakFinding, points: Points, step: int) -> bool:
+    """Whether its part of memory varies so much that it may go on at its rate unseen."""
+    pace = points.pace(one.part, since_of(points.steps, step))
+    if not math.isfinite(pace.error) or pace.error <= THRESHOLDS.exact * one.rate_bytes:
+        return False
+    return abs(pace.rate - one.rate_bytes) <= THRESHOLDS.certain_errors * pace.error
+
+
+def _is_nameless(one: LeakFinding) -> bool:
+    """Whether it says that something grows, and not what."""
+    return not one.holder and one.kind in ("", "children", "shared memory")
+
+
+def _is_nobodys(one: LeakFinding) -> bool:
+    """Whether nobody is known to hold it."""
+    return _is_nameless(one) or one.kind == C_HEAP
+
+
+def _is_of_worker(one: LeakFinding) -> bool:
+    """Whether a worker has looked for itself, and found it; else it is seen from outside."""
+    return bool(one.process and one.holder)

@@ -1,0 +1,131 @@
+"""The leak test of a program that makes no steps: by time.
+
+    memtools run ──► ByTime: a thread that wakes five times a second
+                        │  no step so far          a LeakWatch over all; a step is 0.2 s
+                        │  fewer than 16 steps     a LeakWatch over the child processes alone
+                        │  16 steps                nothing more: the LeakWatch of steps looks now
+                        └──► findings with bytes a second, and seconds until the limit
+
+A script that collects data, or serves requests, has no point that comes again and again. Its memory
+is read at any moment, so that more of what is read is noise; the leak test and the census tell that
+apart as they do for steps. Where a program's start ends nobody knows either: nothing is said before
+it has grown for 13 s, or 40 s where torch is there, as such a program is about to make steps; what
+grew until the first of them is taken back.
+
+No callback of the program runs on this thread, no finalizer, and nothing of the logger.
+"""
+
+from __future__ import annotations
+
+import _thread
+import sys
+import time
+from collections.abc import Callable
+
+from memtools._base import process
+from memtools._base import torch as bridge
+from memtools._leak.finding import LeakFinding
+from memtools._monitor.leakwatch import LeakWatch
+from memtools._monitor.schedule import FIRST_LOOK
+
+TICK = 0.2  # seconds, that are a step
+START, START_OF_TORCH = 1.0, 27.0  # seconds of a program in which nothing is looked at
+SPOKEN = 64  # ticks after which something is said
+
+
+class ByTime:
+    """Looks until the program makes steps, or `close`.
+
+    Args:
+        steps: how many steps were made so far.
+        make: makes a LeakWatch, given the seconds of its steps and whether it is to look at child
+            processes alone. Called on the thread, as all of it but `close` and `findings`.
+        complain: what gives notice of a failure, by a key and a text.
+    """
+
+    def __init__(
+        self,
+        steps: Callable[[], int],
+        make: Callable[[float, bool], LeakWatch],
+        complain: Callable[[str, str], None],
+    ) -> None:
+        self._steps, self._make, self._complain = steps, make, complain
+        self._watch: LeakWatch | None = None
+        self._is_of_children = False
+        self._begun_ns = time.monotonic_ns()
+        self._looks_since_ns = 0
+        self._is_over = False
+        self._busy, self._sleeps = _thread.allocate_lock(), _thread.allocate_lock()
+
+    def start(self) -> None:
+        """Begin. Raises RuntimeError if the system gives no thread."""
+        self._sleeps.acquire()
+        process.start_thread(self._run)
+
+    def findings(self) -> tuple[LeakFinding, ...]:
+        """What was said, and stands."""
+        watch = self._watch
+        return () if watch is None or watch.is_quiet else watch.findings()
+
+    def close(self) -> None:
+        """The run ends: the record gets what stands. May be called twice."""
+        if self._is_over:
+            return
+        self._is_over = True
+        self._sleeps.release()
+        # A look that goes on is waited for, but for one that waits for whoever calls this.
+        if self._watch is not None and self._busy.acquire(timeout=2.0):
+            self._watch.close()
+
+    def _run(self) -> None:
+        while not self._sleeps.acquire(timeout=TICK):
+            with self._busy:
+                if self._is_over:
+                    return
+                try:
+                    if not self.tick(time.monotonic_ns()):
+                        return
+                    if self._is_over and self._watch is not None:
+                        self._watch.leave()  # the end has not waited for this look
+                except Exception as error:
+                    why = f"{type(error).__name__}: {error}"
+                    self._complain("leaks", f"the leak test by time is off from here on: {why}")
+                    return
+
+    def tick(self, now_ns: int) -> bool:
+        """Look if it is time to. Returns False where there is nothing more to do."""
+        steps = self._steps()
+        if steps >= FIRST_LOOK:
+            self._withdraw()
+            return False
+        if steps > 0 and not self._is_of_children:
+            self._withdraw()
+            self._is_of_children = True
+        start = START_OF_TORCH if "torch" in sys.modules else START
+        if now_ns - self._begun_ns < 1e9 * start or _imports_torch():
+            if self._watch is not None:
+                self._watch.interrupt()  # torch has come, and steps may do so soon
+            return True
+        if self._watch is None:
+            self._looks_since_ns = now_ns
+            self._watch = self._make(TICK, self._is_of_children)
+            self._watch.is_quiet = True
+        ticks = int((now_ns - self._looks_since_ns) / (1e9 * TICK))
+        if ticks >= self._watch.due_step or now_ns >= self._watch.due_ns > 0:
+            self._watch.look(ticks)
+        if ticks >= SPOKEN:
+            self._watch.speak()
+        return True
+
+    def _withdraw(self) -> None:
+        if self._watch is not None:
+            self._watch.withdraw()
+            self._watch = None
+
+
+def _imports_torch() -> bool:
+    """Whether the program is importing torch now: nobody can ask it for a tensor yet."""
+    spec = getattr(sys.modules.get("torch"), "__spec__", None)
+    return "torch" in sys.modules and (
+        bool(getattr(spec, "_initializing", False)) or bridge.loaded() is None
+    )

@@ -1,0 +1,118 @@
+"""The child processes of a run: how many there are, which of them grow, and what workers say.
+
+processes() ──► read(), at each look ──► grown(): count, who grows
+the memory of children grows ──► WorkerReports: workers look for themselves (workers.py)
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+from memtools._leak.finding import LeakFinding
+from memtools._leak.growth import slope_of
+from memtools._leak.judge import THRESHOLDS
+from memtools._monitor.workers import WorkerReports
+
+Processes = Callable[[], Sequence[tuple[int, int | None, str]]]  # pid, private bytes, name
+MOST_CHILDREN = 256  # that are followed each by itself
+_POINTS = 16  # of each, the newest
+
+
+class ChildProcesses:
+    """The child processes of a run.
+
+    Args:
+        processes: reads what each of them has for itself; None, the default: nothing is known.
+        workers: asks those that were given a queue or a connection; None, the default: nobody.
+    """
+
+    def __init__(
+        self, processes: Processes | None = None, workers: WorkerReports | None = None
+    ) -> None:
+        self._processes, self._workers = processes, workers
+        #: by pid and name: (step, bytes) at looks
+        self._known: dict[tuple[int, str], list[tuple[int, int]]] = {}
+        self.count = 0
+
+    def read(self, step: int) -> int | None:
+        """Read what each process has at this step. Returns how many there are; None where that is
+        not known."""
+        if self._processes is None:
+            return None
+        helpers = _helpers()
+        each = [one for one in self._processes() if one[0] not in helpers]
+        self._known = {
+            (pid, name): [*self._known.get((pid, name), ())[1 - _POINTS :], (step, size)]
+            for pid, size, name in each[:MOST_CHILDREN]
+            if size is not None
+        }
+        self.count = len(each)
+        return self.count
+
+    def growing(self) -> Sequence[tuple[str, float]]:
+        """Who grows, and by how many bytes a step, the fastest first. The first point of each does
+        not count: what a process loads when it starts is no growth of steps."""
+        rates = [(slope_of(points[1:]), who) for who, points in self._known.items()]
+        names = _names()
+        return [
+            (f"child process {pid} ({names.get(pid, name)})", rate)
+            for rate, (pid, name) in sorted(rates, reverse=True)
+            if rate >= THRESHOLDS.least_rate
+        ]
+
+    def are_looking(self) -> bool:
+        """Whether a worker looks at its heap now, which takes memory of its own."""
+        return self._workers is not None and self._workers.looking()
+
+    def ask(self, rate: float, step: int, grade: str, *, stands: bool) -> Sequence[LeakFinding]:
+        """What workers have found out. They look as long as the memory of children grows.
+
+        Args:
+            rate: bytes a step by which it does.
+            step: of the program; 0 where it makes none.
+            grade: what the leak test says of it.
+            stands: whether a finding about children stands.
+        """
+        if self._workers is None:
+            return ()
+        if rate >= THRESHOLDS.least_rate:
+            self._workers.ask()
+        elif not stands:
+            self._workers.rest()
+        return self._workers.findings(step, grade)
+
+    def close(self) -> None:
+        """Ask no more. May be called twice."""
+        if self._workers is not None:
+            self._workers.close()
+
+
+def worker_reports() -> WorkerReports | None:
+    """What workers answer by; None where the kernel has no such memory."""
+    try:
+        return WorkerReports()
+    except OSError:
+        return None
+
+
+def _helpers() -> set[object]:
+    """The ids of multiprocessing's own processes, of which there is one each: they are no part of
+    a number of processes that grows."""
+    tracker = getattr(
+        sys.modules.get("multiprocessing.resource_tracker"), "_resource_tracker", None
+    )
+    server = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
+    return {getattr(tracker, "_pid", None), getattr(server, "_forkserver_pid", None)}
+
+
+def _names() -> dict[int, str]:
+    """The names of the processes that multiprocessing has started here, by their id."""
+    module = sys.modules.get("multiprocessing.process")
+    names: dict[int, str] = {}
+    for child in list(getattr(module, "_children", ())):
+        popen = getattr(child, "_popen", None)
+        pid, name = getattr(popen, "pid", None), getattr(child, "_name", None)
+        if isinstance(pid, int) and isinstance(name, str):
+            names[pid] = name
+    return names

@@ -1,0 +1,392 @@
+"""The inside of `memtools run train.py`: starts the monitor before the program, ends it after.
+
+    cli/boot/sitecustomize.py ──► begin(options) ──► the program ──► atexit ──► exit(code) ─┐
+                                                                       │    or a signal    │
+                                              the monitor's run ends ◄─┘                   ▼
+                                    how it ended into run.mem, then cli/summary.py reads it
+
+Nothing here may change what the program does. Steps are those of torch's optimizers, counted by a
+hook that torch offers for it, and until an optimizer acts the calls of outermost modules, which are
+heard without a hook (csrc/py/monitor/forwards.h). Both begin when the program imports torch. An
+unchanged program gets its leak test and guard there, at the end of a step on its own thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import sys
+import threading
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from types import FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+from memtools import _core
+from memtools._base import environment, process
+from memtools._base.every import Every
+from memtools._base.file import folder_now, seen_from
+from memtools._base.size import format_bytes
+from memtools._base.steps import OPTIMIZERS, Steps, is_of_another_step
+from memtools._base.text import shown, shown_lines
+from memtools._leak.finding import LeakFinding
+from memtools._monitor import sharing, worker
+from memtools._monitor.ending import ending, interrupt, keep_interrupt, watch
+from memtools._monitor.log import ranked, refusal
+from memtools.errors import MemtoolsError
+
+if TYPE_CHECKING:
+    from memtools import MemoryMonitor
+
+MODULES = "torch.nn.modules.module"
+PROCESSES = "multiprocessing.process"
+RESERVE = 16 << 20  # bytes
+KEPT_BACK = 16  # calls of modules: the first look of the leak test is at the sixteenth step
+KEPT_BACK_TO_TRAIN = 1024  # of them, where the program has made an optimizer that has not acted yet
+
+_Made = TypeVar("_Made")
+
+
+def has_optimizer() -> bool:
+    """Whether the program has made an optimizer of torch's kind, even one that is gone: the first
+    optimizer of each class marks the class's step()."""
+    base = getattr(sys.modules.get(OPTIMIZERS), "Optimizer", None)
+    todo = [] if base is None else [base]
+    while todo:
+        kind = todo.pop()
+        if getattr(vars(kind).get("step"), "hooked", False):
+            return True
+        todo += type.__subclasses__(kind)
+    return False
+
+
+class StepCounter:
+    """Count the steps of an unchanged program, and let the monitor act at the end of each.
+
+        optimizer.step() ──► __call__ ──────┐   the same one again,
+        model(x) ──────────► module_ended ──┴─► not another of one step ──► monitor.step()
+
+    A step is counted when one that has acted since the last step acts again. So a generator and a
+    discriminator, the optimizers of any number of layers, or a model and its loss make one step.
+
+    Until an optimizer acts, calls of outermost modules count: inference, evaluation, the extraction
+    of features. What a backward pass computes again, for checkpointing, is not one. The first 16
+    are kept back, because most programs that begin so are about to train: they count if there is a
+    sixteenth before an optimizer acts, or at the end of the program. Where there is an optimizer by
+    then, which has not acted, the program is sampling for its first step: 1,024 are kept back.
+    """
+
+    # torch.compile leaves calls of it to Python.
+    _torchdynamo_disable = True
+
+    def __init__(self, monitor: MemoryMonitor) -> None:
+        self._monitor = monitor
+        self._steps = Steps()
+        self._trains = False
+        self._forwards, self._kept_back = 0, KEPT_BACK
+        #: -1 outside of a backward pass, once torch is there
+        self._graph_task: Callable[[], int] = lambda: -1
+
+    def __call__(self, optimizer: object, args: object, kwargs: object) -> None:
+        """Called when an optimizer's step has ended. Raises HostMemoryPressure if a guard asks for
+        it."""
+        if is_of_another_step(sys._getframe(1)):
+            return
+        if not self._trains:
+            self._begin_training()
+        if self._steps.begins(optimizer):
+            self._monitor.step()
+
+    def module_ended(self, module: object) -> None:
+        """Called when a call of an outermost module has ended. Raises as for an optimizer."""
+        if self._trains or self._graph_task() != -1 or not self._steps.begins(module):
+            return
+        self._forwards += 1
+        if self._forwards == KEPT_BACK and has_optimizer():
+            self._kept_back = KEPT_BACK_TO_TRAIN
+        if self._forwards < self._kept_back:
+            self._monitor.step(0)
+        else:
+            self._monitor.step(self._kept_back if self._forwards == self._kept_back else 1)
+
+    def end(self) -> None:
+        """Count the calls that were kept back: the program has ended, and no optimizer has acted.
+        Their count is below 16, at which the leak test looks first."""
+        if not self._trains and self._forwards < KEPT_BACK:
+            self._trains = True
+            self._monitor._count(self._forwards)
+
+    def _begin_training(self) -> None:
+        """From here on the optimizers' steps count, and calls of modules no longer do."""
+        self._trains = True
+        _core._hear_calls(None, None, 0)
+        self._steps.clear()
+        if self._forwards >= self._kept_back:
+            self._monitor._begin_anew()
+
+    # --- called when the program has imported the module ---
+
+    def hear_optimizers(self, module: ModuleType) -> None:
+        # An older torch has no such hook: there the calls of modules go on counting.
+        register = getattr(module, "register_optimizer_step_post_hook", None)
+        if register is not None:
+            register(self)
+        sharing.hear(load=True)  # torch loads the tracker as well
+
+    def hear_modules(self, module: ModuleType) -> None:
+        torch = sys.modules["torch"]
+        self._graph_task = getattr(torch._C, "_current_graph_task_id", self._graph_task)
+        call = vars(module.Module).get("__call__")
+        if isinstance(call, FunctionType) and not self._trains:
+            main = threading.main_thread().ident or 0
+            _core._hear_calls(call, self.module_ended, main)
+
+
+class _Imported:
+    """Finder on sys.meta_path that calls a function when a module has been imported, once each.
+    After the last one it removes itself.
+
+    Args:
+        then: by the name of the module, the function that is called with it.
+    """
+
+    def __init__(self, then: dict[str, Callable[[ModuleType], None]]) -> None:
+        self._then = then
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        then = self._then.pop(name, None)
+        if then is None:
+            return None
+        if not self._then and self in sys.meta_path:
+            sys.meta_path.remove(self)
+        for finder in sys.meta_path:
+            spec = None if finder is self else finder.find_spec(name, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    loader: Any = _Loader(spec.loader, then)
+                    spec.loader = loader
+                return spec
+        return None
+
+
+class _Loader:
+    def __init__(self, inner: Any, then: Callable[[ModuleType], None]) -> None:
+        self._inner = inner
+        self._then = then
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        module: ModuleType | None = self._inner.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self._inner
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._inner
+        self._inner.exec_module(module)
+        self._then(module)
+
+
+def count_steps(monitor: MemoryMonitor) -> StepCounter:
+    """Have the steps of the program counted, which has not imported torch yet."""
+    counter = StepCounter(monitor)
+    then = {
+        OPTIMIZERS: counter.hear_optimizers,
+        MODULES: counter.hear_modules,
+        PROCESSES: lambda _: worker.invite(),
+    }
+    sys.meta_path.insert(0, _Imported(then))
+    process.at_fork(_in_child)
+    return counter
+
+
+def _in_child() -> None:
+    """The monitor is the parent's: a child has no steps."""
+    _core._hear_calls(None, None, 0)
+
+
+def _stop(reason: str) -> NoReturn:
+    """End the process before the program has begun. SystemExit would be reported as a fault of the
+    module site."""
+    os.write(2, f"memtools run: {reason}\n".encode(errors="backslashreplace"))
+    os._exit(1)
+
+
+def log_name(log: str | None) -> str:
+    """The path that was asked for, else run.mem; with the rank in it on ranks of one job."""
+    return ranked(log or "run.mem")
+
+
+def announce(text: str) -> None:
+    """A line of memtools on the standard error."""
+    _write(f"memtools: {shown_lines(text)}\n".encode(errors="backslashreplace"))
+
+
+def discard(*what: object) -> None:
+    """Print nothing, as `--quiet` asks."""
+
+
+def say(finding: LeakFinding, text: str) -> None:
+    """Print a finding by this text, with the step at which it was made, to file descriptor 2: the
+    program may have replaced sys.stderr."""
+    step = _running[0].step_count if _running and finding.per == "step" else 0
+    announce(f"step {step:,}: {text}" if step else text)
+
+
+def print_summary(text: str) -> None:
+    """A summary of `--print-every`."""
+    for line in text.splitlines():
+        announce(line)
+
+
+def json_line(name: str) -> Callable[[Any], None]:
+    """Return the function by which `--json` prints something: as a line of JSON, under this name. A
+    finding is printed with all its fields, in place of its text."""
+
+    def write(what: Any, *text: str) -> None:
+        what = what.as_json() if isinstance(what, LeakFinding) else what
+        _write(f"{json.dumps({name: what})}\n".encode(errors="backslashreplace"))
+
+    return write
+
+
+_Voice = Callable[..., None]
+
+
+def _voices(options: dict[str, Any]) -> tuple[_Voice, _Voice, _Voice]:
+    """Return the functions that print a notice, a finding and a summary while the program runs."""
+    if options["quiet"]:
+        return discard, discard, discard
+    if options["json"]:
+        return json_line("notice"), json_line("finding"), json_line("summary")
+    return announce, say, print_summary
+
+
+def opened(make: Callable[[], _Made]) -> _Made:
+    """Return what `make` returns. Raises MemtoolsError if its record cannot be made."""
+    try:
+        return make()
+    except OSError as error:
+        if not isinstance(error.__cause__, OSError):
+            raise
+        path = seen_from(folder_now(), str(error.filename))
+        why = refusal(error.__cause__, path)
+        raise MemtoolsError(f"the record {shown(path)} cannot be made: {why}") from error
+
+
+def check_limit(limit: int | None) -> None:
+    """Raise MemtoolsError for a limit that the interpreter alone has passed already."""
+    used = _core.Probe().read().rss
+    if limit is not None and used is not None and limit < used:
+        raise MemtoolsError(
+            f"the limit of {format_bytes(limit)} is below the {format_bytes(used)} that Python "
+            "takes before the program begins; give a larger one"
+        )
+
+
+def _started(options: dict[str, Any]) -> MemoryMonitor:
+    from memtools import MemoryMonitor
+
+    environment.is_taken = True  # by this monitor, which has them as options
+
+    def start() -> MemoryMonitor:
+        monitor = MemoryMonitor(
+            log_name(options["log"]),
+            options["interval_ms"],
+            limit=options["limit"],
+            name="memtools run",
+            trace=options["trace"],
+        )
+        every = options["print_every"]
+        notices, findings, summaries = _voices(options)
+        monitor._configure(
+            print_every=None if every is None else Every(*every),
+            sums_up=not options["quiet"],
+            declares=False,
+            by_time=True,
+            announce=notices,
+            says=findings,
+            prints=summaries,
+        )
+        monitor.start()
+        return monitor
+
+    check_limit(options["limit"])
+    return opened(start)
+
+
+# --- the end --------------------------------------------------------------------------------------
+
+
+def _prepare_summary(options: dict[str, Any], path: str) -> None:
+    """Have another process print the summary of the record at `path` when this one ends.
+
+    This process cannot: no Python runs any more when the exit code is known, or while a signal is
+    handled, and a program that has used up a limit of its memory leaves none for a summary.
+    """
+    name = seen_from(folder_now(), path)
+    words = [*options["summary"], path, name, *(["--json"] if options["json"] else [])]
+    wrote = f"memtools: Wrote {shown(name)}\n"  # all that is printed if that process fails
+    _core._set_last_command(
+        tuple(os.fsencode(word) for word in words), wrote.encode(errors="backslashreplace")
+    )
+
+
+def _end(monitor: MemoryMonitor, counter: StepCounter, pid: int) -> None:
+    """End the run as the last of all atexit functions, and have its summary printed."""
+    if os.getpid() != pid:  # a forked child that ends as Python programs do
+        return
+    _reserve.clear()
+    how = interrupt()
+    counter.end()
+    if how is None:
+        _core._run_last_command(True)
+        monitor._end(None)  # registers the end of the record, so that it comes before the summary
+    else:
+        monitor._end(how)
+        with contextlib.suppress(KeyboardInterrupt):  # pressed again while the summary is printed
+            _core._run_last_command(False)
+        keep_interrupt()
+
+
+def _write(text: bytes) -> None:
+    """Write to file descriptor 2: the program may have replaced sys.stderr. It is not an error that
+    the descriptor is closed or that its reader has gone."""
+    with contextlib.suppress(OSError):
+        os.write(2, text)
+
+
+_running: list[MemoryMonitor] = []
+
+
+def record_path() -> str | None:
+    """The path of the record that `memtools run` has written for this process since it began."""
+    path = _running[0].record_path if _running else None
+    return None if path is None else os.fspath(path)
+
+
+#: memory for the end of the run, where the program has used up its own
+_reserve: list[mmap.mmap] = []
+
+
+def begin(options: dict[str, Any]) -> None:
+    """Start the monitor with the options of `memtools run`; sitecustomize.py calls it."""
+    try:
+        monitor = _started(options)
+        if options["guard"] is not None:
+            monitor.guard(options["guard"], action="raise")
+            if monitor._live is not None:  # a record tells of a guard that got no step to act in
+                monitor._live.log.event("guard_set", {"fraction": options["guard"]})
+    except Exception as error:
+        _stop(" ".join(str(error).split()) or type(error).__name__)
+    _running.append(monitor)
+    counter = count_steps(monitor)
+    watch(whole_program=True)
+    with contextlib.suppress(OSError):  # not touched, it takes addresses and no memory
+        _reserve.append(mmap.mmap(-1, RESERVE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    ending.on_uncaught.append(_reserve.clear)
+    if not options["quiet"]:
+        _prepare_summary(options, str(monitor.record_path))
+    # Registered first, so called last: after the program's own, and after its threads have ended.
+    process.at_exit(_end, monitor, counter, os.getpid())

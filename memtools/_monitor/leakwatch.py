@@ -1,0 +1,422 @@
+"""The leak test of a monitor: it looks, judges, and remembers what stands.
+
+    step() ──► LeakWatch.look
+                 │  Schedule: a look is due, at step 16, 24, 32, 48 ... or as growth is large
+                 ├──────► Sensor: each signal at the same point of a step
+                 ├──────► HeapWalks: who gains, as long as something grows
+                 │              ▼
+                 │        judge.findings_of(Evidence) ──► Ledger ──► what is new ──► Reporter
+                 │  between looks, as often as a reading is cheap
+                 ├──────► Sensor: even readings for the test that tells a leak from a warm-up
+                 │  a finding stands, and where it was made is not known
+                 └──────► TracedSteps, for some steps: the line that makes what stays
+
+A look is taken inside step(), so that the loss, the batch and the graph of a step are alive in
+each of them, and cancel.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from memtools._base import sentences
+from memtools._base.size import format_bytes
+from memtools._base.torch import profiler_runs
+from memtools._census.growth import GrowthCensus
+from memtools._leak.detector import STEPS_NEEDED, LeakVerdict
+from memtools._leak.finding import RANK, LeakFinding, advice_for, is_call, steps_left
+from memtools._leak.judge import THRESHOLDS, findings_of
+from memtools._leak.ledger import Entry, Ledger
+from memtools._leak.series import Points
+from memtools._monitor.children import ChildProcesses
+from memtools._monitor.evidence import Looks
+from memtools._monitor.made_at import TracedSteps
+from memtools._monitor.reporter import Reporter
+from memtools._monitor.schedule import EARLIEST_LOOK, START_BY_TIME, Budget, Schedule
+from memtools._monitor.sensor import Sensor
+from memtools._monitor.signals import Limits, Signal
+from memtools._monitor.tracing import Tracing
+from memtools._monitor.walks import CensusLike, HeapWalks
+
+GOES_ON = 12  # steps of time over which growth goes on, or has stopped
+
+
+class LeakWatch:
+    """Looks, judges and remembers what stands.
+
+    `look` is for the main thread, at the end of a step. All else may be asked at any time.
+
+    Args:
+        signals: what is read.
+        limits: where the signals end.
+        reporter: reports what is found.
+        census: makes the census of the heap; None: the heap is not walked.
+        children: the child processes; None, the default: nothing is known of them.
+        origin: the step after which the run begins, 0 by default.
+        seconds: how long a step is, where steps are nothing but time. Then looks are taken on
+            another thread than the program's, at any point of it, and what they find is reported
+            by the second. None, the default: steps are the program's own.
+        tracing: finds the line that makes what grows; None, the default: that is not asked.
+    """
+
+    def __init__(
+        self,
+        signals: Sequence[Signal],
+        limits: Limits,
+        reporter: Reporter,
+        census: Callable[[], CensusLike] | None,
+        *,
+        children: ChildProcesses | None = None,
+        origin: int = 0,
+        seconds: float | None = None,
+        tracing: Tracing | None = None,
+    ) -> None:
+        #: when to look again, in steps: reads nothing before, but as `due_ns` says
+        self.due_step = origin + 1
+        #: whether nothing is reported yet, and nothing recorded
+        self.is_quiet = False
+        self._limits, self._reporter, self._seconds = limits, reporter, seconds
+        self._schedule, self._budget = Schedule(origin), Budget()
+        self._sensor = Sensor(signals, limits, noisy=seconds is not None)
+        self._walks = HeapWalks(
+            census, self._sensor, self._budget, reporter.complain, collects=seconds is None
+        )
+        self._children = children or ChildProcesses()
+        self._traced = TracedSteps(tracing, self._sensor)
+        self._ledger = Ledger()
+        self._step = origin
+        self._is_over = False
+
+    @property
+    def due_ns(self) -> int:
+        """When to read what is cheap, on the monotonic clock; 0 before the first step."""
+        return self._sensor.due_ns
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether the step that begins is one that is traced."""
+        return self._traced.is_open
+
+    @property
+    def _steps(self) -> int:
+        """How many steps the run has made."""
+        return self._step - self._schedule.origin
+
+    # --- at the end of a step ---
+
+    def look(self, step: int) -> None:
+        """Do what is due at this step. Raises what a census or a reading raises."""
+        if step <= self._step:
+            return
+        now = time.monotonic_ns()
+        if self._schedule.begin(step):
+            self._sensor.note_seen()
+        self._step = step
+        try:
+            self._end_traced(step, now)
+            if not self._traced.slows:  # else looks and readings wait
+                self._act(step, now)
+            if not self._is_over:
+                self._traced.plan(step, self._ledger.findings())
+        except BaseException:
+            self._traced.close()  # nothing of it may stay on
+            raise
+        every, stands = self._sensor.every, bool(self._ledger)
+        self.due_step = self._schedule.due_step(step, stands=stands, every=every)
+        if self._traced.is_wanted:
+            self.due_step = step + 1
+        self._traced.leave()
+
+    def _end_traced(self, step: int, now: int) -> None:
+        """The end of a step that may be traced. At the last one, report what is known by then."""
+        standing, collect = self._ledger.findings() if self.is_traced else (), None
+        if standing and all(one.holder for one in standing):
+            collect = self._walks.collect(self._steps)
+        known = self._traced.step_ended(step, now, standing, collect)
+        if known:
+            self._ledger.update(known)
+            self._report(known)
+
+    def _act(self, step: int, now: int) -> None:
+        """Do the look, the check or the readings that are due."""
+        if step >= self._schedule.next or self._is_large(step):
+            self._full(step)
+        elif self._ledger and step >= self._schedule.next_check:
+            self._check(step)
+        else:
+            if self._schedule.is_dense(step):
+                self._sensor.read_counted(step)
+            if now >= self._sensor.due_ns:
+                self._sensor.read_cheap(step, now)
+
+    def _is_large(self, step: int) -> bool:
+        return self._schedule.may_look_early(step) and self._sensor.is_large()
+
+    def _full(self, step: int) -> None:
+        """Read everything, walk the heap if something grows, and report what is new."""
+        is_first = not self._sensor.looks
+        with self._budget.spending():
+            if is_first:
+                self._walks.begin()
+            self._read(step)
+            self._sensor.looks.append(step)
+            self._schedule.passed(step)
+            self._sensor.note_seen()
+            is_walked = self._walk(step)
+            if is_first:
+                self._walks.begun()
+            self._judge(step, is_walked=is_walked)
+            if not self._schedule.is_dense(step) and self._sensor.has_jumped():
+                self._schedule.again(step)  # where large growth has begun, look again soon
+        if not self._schedule.is_dense(step):
+            self._sensor.begin_units(step, self._schedule.step_ns(step))
+        self._sensor.rest()
+
+    def _check(self, step: int) -> None:
+        """Read everything, for the findings that stand, and see whether one has ended."""
+        self._read(step)
+        if self._ledger.follow(self._sensor.paces(step)):
+            self._schedule.soon(step)
+        self._forecast(step)
+        self._report(self._ledger.end(self._sensor.points, step))
+
+    def _look_last(self, last: int) -> None:
+        """The run ends between two looks, and by its readings something has grown that nobody has
+        spoken of: look once more. The bytes are those of the newest step that was read, as what the
+        program does after its loop is no growth of its steps; who holds them, a walk tells now."""
+        if self._is_over or self._seconds is not None or not self._sensor.looks:
+            return
+        known = {one.part for one in self._ledger.findings()}
+        is_early = self._sensor.newest_step() < self._schedule.newest + EARLIEST_LOOK
+        if is_early or known.issuperset(self._sensor.suspects()):
+            return
+        with self._budget.spending():
+            step = self._schedule.newest = self._sensor.read_newest()
+            self._sensor.looks.append(step)
+            self._judge(step, is_walked=self._walk(last))
+
+    def _read(self, step: int) -> None:
+        """One reading of each signal, and of each child process."""
+        known = self._sensor.read(step, skips="children" if self._children.are_looking() else "")
+        count = self._children.read(step)
+        self._sensor.points.add(step, known if count is None else {**known, "count": count})
+        self._schedule.newest = step
+
+    def _walk(self, step: int) -> bool:
+        return self._walks.walk(step, self._steps, has_holders=self._ledger.has_holders())
+
+    # --- judgement ---
+
+    def _judge(self, step: int, *, is_walked: bool) -> None:
+        # Where a census has failed, for want of memory for example, those whom it named stay named.
+        if not self._walks.are_on and not self._ledger.has_holders():
+            is_walked = True  # nobody looks, and nobody is known
+        seen = self._sensor.known(step)
+        workers = self._ask_workers(seen)
+        found = findings_of(
+            seen.evidence(
+                self._walks.holders,
+                children=seen.children(self._children.count, self._children.growing(), workers),
+                unheld=self._walks.unheld(seen, self._steps) if is_walked else "",
+                walked=is_walked,
+                is_collected=self._walks.is_collected,
+                profiles=profiler_runs(),
+                declared=self._sensor.declared(step),
+                seconds=self._seconds,
+            )
+        )
+        points, paces = self._sensor.points, self._sensor.paces(step)
+        news, taken_back = self._ledger.look(step, found, paces, points, walked=is_walked)
+        if any(one.first_step == step and not one.holder and not one.kind for one in news):
+            self._schedule.soon(step)
+        self._forecast(step)
+        current = {one.key: one for one in self._ledger.findings()}
+        news = [current.get(one.key, one) for one in news]
+        named = {one.part for one in found if one.holder and RANK[one.grade] >= RANK["suspect"]}
+        withdrawn, replaced = [], []
+        for one in taken_back:
+            if not is_call(one.grade):
+                self._record(one)
+            elif one.part in named:
+                replaced.append(one)
+            else:
+                withdrawn.append(one)
+        self._report([*withdrawn, *news, *self._ledger.end(points, step)], replaced=replaced)
+
+    def _ask_workers(self, seen: Looks) -> Sequence[LeakFinding]:
+        """What workers have found out."""
+        return self._children.ask(
+            self._sensor.points.slope("children", seen.since),
+            seen.step if self._seconds is None else 0,
+            seen.grades["children"],
+            stands=any(one.signal == "children" for one in self._ledger.findings()),
+        )
+
+    def expect_growth(self, name: str, **growth: Any) -> None:
+        """As LeakDetector.expect_growth."""
+        self._sensor.expect_growth(name, **growth)
+
+    # --- forecasts ---
+
+    def _forecast(self, step: int) -> None:
+        """Write into each finding how long is left: until the host's limit at the rate of all that
+        grows there, until the device's at its own."""
+        standing = self._ledger.findings()
+        calls = [one for one in standing if RANK[one.grade] >= RANK["suspect"]]
+        present = [one for one in self._ledger.present() if one in calls]
+        host = sum(self._each(one) for one in present if one.signal != "device")
+        room, device = self._limits.room(), None
+        changed: list[LeakFinding] = []
+        for one in calls:
+            steps = step - (one.since_step if one.since_step is not None else self._sensor.looks[0])
+            left = None
+            if one.signal == "device":
+                if device is None:
+                    full, points = self._limits.device(), self._sensor.points.series("device")
+                    device = None if full is None or not points else full - points[-1][1]
+                left = steps_left(one.rate_bytes, device, steps)
+                if one.holder and host > 0:  # tensors of the host that feed it
+                    other = steps_left(host, room, steps)
+                    left = min((x for x in (left, other) if x is not None), default=None)
+            elif self._each(one) > 0:
+                left = steps_left(host, room, steps)
+            if left is None:
+                continue
+            pace = self._schedule.step_ns(self._step) / 1e9
+            seconds = left[0] * pace, left[1] * pace
+            changed.append(replace(one, steps_left=left, seconds_left=seconds))
+        self._ledger.update(changed)
+
+    def _each(self, finding: LeakFinding) -> float:
+        """Bytes a step of a finding; 0 where only those of a second are known."""
+        if finding.per == "step":
+            return finding.rate_bytes
+        return finding.rate_bytes * (self._seconds or 0.0)
+
+    # --- what is reported ---
+
+    def _report(self, news: Sequence[LeakFinding], replaced: Sequence[LeakFinding] = ()) -> None:
+        """Report what is new. Those that are `replaced`, because their holder is known now, are not
+        printed: people read the holder."""
+        for finding in (*replaced, *news):
+            if self._is_over or self.is_quiet:  # a callback has stopped the monitor
+                return
+            self._reporter.report(self._as_read(finding), printed=finding not in replaced)
+        if not self._is_over and not self.is_quiet:
+            self._reporter.renew(self.findings())
+
+    def _record(self, finding: LeakFinding) -> None:
+        if not self.is_quiet:
+            self._reporter.record(self._as_read(finding))
+
+    def _as_read(self, finding: LeakFinding) -> LeakFinding:
+        """As users read it: with what to do, and by the second where steps are nothing but time."""
+        if self._seconds is not None:
+            finding = replace(finding, first_step=None, since_step=None, steps_left=None)
+            if finding.per == "step":
+                finding = replace(finding, per="s", rate_bytes=finding.rate_bytes / self._seconds)
+        return replace(finding, advice=advice_for(finding))
+
+    def speak(self) -> None:
+        """Report what stands and goes on, and from then on what is new."""
+        if self.is_quiet and any(map(self._goes_on, self._ledger.findings())):
+            self.is_quiet = False
+            self._report([one for one in self._ledger.findings() if self._goes_on(one)])
+
+    def _goes_on(self, finding: LeakFinding) -> bool:
+        """Whether its part of memory has gone on growing over the last looks."""
+        recent = self._sensor.points.recent(finding.part, GOES_ON)
+        return recent is not None and recent >= THRESHOLDS.goes_on * self._each(finding)
+
+    # --- the end ---
+
+    def interrupt(self) -> None:
+        """Do not look for a while: nothing that slows the program is to be on."""
+        self._traced.interrupt()
+
+    def withdraw(self) -> None:
+        """Look no more: what was found has been a part of something else."""
+        self.leave()
+        for finding in self._ledger.findings() if not self.is_quiet else ():
+            self._reporter.report(self._as_read(replace(finding, over=True)))
+
+    def leave(self) -> None:
+        """Look no more."""
+        self._is_over = True
+        self._traced.close()
+        self._children.close()
+
+    def close(self, step: int = 0) -> None:
+        """The run ends, after so many steps: a last look where something has grown since the newest
+        one, and the record gets what stands, with the newest figures."""
+        try:
+            self._look_last(max(step, self._step))
+        finally:
+            self.leave()
+        if self.is_quiet and self._step >= START_BY_TIME:
+            self.speak()
+        if self._sensor.looks and not self.is_quiet:
+            self._forecast(self._step)
+            for finding in self.findings():
+                self._reporter.record(finding)
+
+    # --- what is asked ---
+
+    def findings(self) -> tuple[LeakFinding, ...]:
+        """What stands, the worst first."""
+        return tuple(map(self._as_read, self._ledger.findings()))
+
+    def verdicts(self) -> list[LeakVerdict]:
+        """What the leak test says of each part of memory, by its signals alone: `fills` where
+        containers with a bound take what grows."""
+        filled = dict.fromkeys(self._sensor.parts, 0.0)
+        for one in self._ledger.findings():
+            if one.grade == "fills":
+                filled[one.part] += one.rate_bytes
+        verdicts = {name: detector.verdict() for name, detector in self._sensor.parts.items()}
+        return [
+            replace(verdict, kind="fills", confidence="none")
+            if filled[name] >= THRESHOLDS.filled * verdict.rate_bytes_per_step > 0
+            else verdict
+            for name, verdict in verdicts.items()
+        ]
+
+    def lines(self, step: int) -> list[str]:
+        """Lines of a summary at this step: how much grows, and what stands."""
+        lines, standing, made = [], self.findings(), step - self._schedule.origin
+        if made <= 0:
+            return []
+        if len(self._sensor.points.steps) > 1:
+            since, points = self._sensor.since(self._step), self._sensor.points
+            rates = [
+                f"{_signed(1000 * points.slope(name, since))} {words}"
+                for name, words in _GROWTHS
+                if points.series(name) and (name == "use" or points.slope(name, since))
+            ]
+            lines += [f"Growth per 1,000 steps: {', '.join(rates)}"] if rates else []
+        if not standing:
+            if made < STEPS_NEEDED:
+                return [*lines, f"Leak test: {sentences.of_early(made)}"]
+            return [*lines, "Leak test: quiet"] if lines else []
+        return [*lines, f"Leak test: {standing[0]}", *(f"  {one}" for one in standing[1:])]
+
+
+_GROWTHS = (
+    ("use", "in use in this process"),
+    ("children", "in child processes"),
+    ("shm", "in shared memory"),
+    ("device", "on the device"),
+)
+
+
+def _signed(size: float) -> str:
+    return ("-" if size < 0 else "+") + format_bytes(abs(size))
+
+
+def growth_census() -> CensusLike:
+    """The census of a run; memtools' own objects are never holders."""
+    own = (LeakWatch, Sensor, Points, Signal, HeapWalks, ChildProcesses, Ledger, Entry, LeakFinding)
+    return GrowthCensus(own, least_rate=THRESHOLDS.least_rate)

@@ -1,0 +1,748 @@
+"""MemoryMonitor: what memory does, what leaks, who holds it, and when it ends.
+
+A monitor has, from start to stop, a Run: the sampling thread, the record, Readings of what memory
+is in use, the LeakWatch and the PhaseBook. Its Watermarks (guards and callbacks) outlast a run.
+
+    step() ──► sampler.step: counts, and tells which watermarks were passed
+      │ something is due, on the main thread
+      └──────► _safe_point ──► LeakWatch.look: the leak test
+                          └──► watermarks: callbacks, then guards
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+from memtools._base import environment
+from memtools._base.decorate import as_callback
+from memtools._base.devices import DeviceMemory, parse_device
+from memtools._base.every import parse_every
+from memtools._base.file import as_path
+from memtools._base.handle import Handle
+from memtools._base.libraries import is_own
+from memtools._base.notice import logger
+from memtools._base.number import number, whole_number
+from memtools._base.size import parse_bytes
+from memtools._base.text import shown
+from memtools._leak.detector import LeakDetector
+from memtools._leak.finding import LeakFinding, is_call
+from memtools._monitor import ending, handmade, host, oom, readings
+from memtools._monitor import run as monitor_run
+from memtools._monitor.guards import Callback, Watermark, Watermarks
+from memtools._monitor.leakwatch import LeakWatch
+from memtools._monitor.log import ranked
+from memtools._monitor.phases import Phase, PhaseBook, PhaseTotals, phase_lines
+from memtools._monitor.readings import Headroom, HostTiers
+from memtools._monitor.reporter import LeakCallback, Listeners, Printer
+from memtools._monitor.run import MonitorSettings, Run
+from memtools._monitor.schedule import FIRST_LOOK
+from memtools._record import kinds
+from memtools._record.kinds import End
+
+IDLE_NS = 1_000_000_000  # between safe points where nothing is due
+STALL_NS = 100_000_000  # and while a guard waits for stalls
+LOST_NS = 10_000_000_000  # or two steps: so long without a safe point is nothing unusual
+ACTS = "; it acts in a step() of the main thread"  # a guard or a callback
+LOOKS = "; it looks in a step() of the main thread"  # the leak test
+
+
+def _is_raised_here(error: BaseException) -> bool:
+    """Whether the function that was running is one of memtools', and not a callback's."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    return frame is not None and is_own(frame.tb_frame.f_code.co_filename)
+
+
+class MemoryMonitor:
+    """Watches the memory of a training loop, on the host and on CUDA devices.
+
+        monitor = memtools.MemoryMonitor(log="run.mem")
+        with monitor, monitor.phase("train"):
+            for batch in loader:
+                ...
+                monitor.step()
+        print(monitor.summary())
+
+    A native thread takes samples and never holds Python's lock. Call `step()` at the end of each
+    step: the leak test reads memory there, callbacks and guards act there, and if something grows,
+    a census finds who holds it. All of this happens on the main thread; on other threads `step()`
+    only counts.
+
+    After `start()` the monitor raises no exception in training, except MemoryPressure if a guard
+    or a callback asks for it. In a forked child it is not running, and the record stays the
+    parent's.
+
+    The figures are those of the run that is going on, or of the last one. Before the first run,
+    memory in use and its peak are read at the moment of the call, and all else is unknown.
+
+    Args:
+        log: the path of the record, such as `run.mem`, which survives SIGKILL. If `RANK` is set,
+            as in a job of several ranks, it becomes `run.rank3.mem`; while another process writes
+            that file, `run-2.mem`. A complete record that is there is replaced; one of a killed run
+            is kept as `run.1.mem`. None, the default: no record.
+        interval_ms: the milliseconds between two samples, 0.1 to 3,600,000; 10 by default. Near
+            the limit the thread takes samples more often by itself.
+        device: "auto", the default (CUDA devices that torch sees), "cpu" (none), "cuda" (all), or
+            one of "cuda:0" to "cuda:7". No CUDA context is made: a device's figures begin when the
+            program makes one.
+        limit: bytes that this process and its children may use, as an int or like `"12 GiB"`, at
+            least 1. The container's and the machine's limits count where they are lower. None, the
+            default: these alone count.
+        leaks: whether to test for leaks; True by default.
+        census: whether to look for the holders of what grows; True by default.
+        name: the name of the run in the record and in texts. None, the default: no name.
+        log_interval: the number of steps from one line of `log_memory()` to the next, at least 1.
+            None, the default: a line every 10 s.
+        print_every: how often the summary is printed, at the end of a step: a number of steps, at
+            least 1, or a time of at least 0.1 s like `"30 s"`. None, the default: never.
+        trace: whether a few steps are traced if a leak is suspected, to find the line that makes
+            it, and whether step 3 and each 1,000th are recorded for what lives at their peak; True
+            by default.
+
+    The environment variables MEMTOOLS_LOG, MEMTOOLS_LIMIT, MEMTOOLS_GUARD and MEMTOOLS_PRINT_EVERY
+    set what no argument sets (docs/guides/run.md), and MEMTOOLS_TRACE=0 has the effect of
+    `trace=False`. With MEMTOOLS=0 a monitor does not start, and does nothing.
+
+    Raises ValueError if a number is out of its range, if `device` is not one of these, if `limit`
+    is not a size, or if a variable has a value that makes no sense; TypeError if an argument is of
+    another type.
+    """
+
+    _root = "/"  # under which proc and sys are read; tests have their own
+
+    def __init__(
+        self,
+        log: str | os.PathLike[str] | None = None,
+        interval_ms: float = 10,
+        *,
+        device: object = "auto",
+        limit: int | str | None = None,
+        leaks: bool = True,
+        census: bool = True,
+        name: str | None = None,
+        log_interval: int | None = None,
+        print_every: int | str | None = None,
+        trace: bool = True,
+    ) -> None:
+        interval_ms = number("interval_ms", interval_ms)
+        if not 0.1 <= interval_ms <= 3_600_000:
+            raise ValueError(f"interval_ms is 0.1 to 3,600,000 (1 hour), got {interval_ms}")
+        if log_interval is not None:
+            log_interval = whole_number("log_interval", log_interval)
+        parse_device(device)
+        keys = environment.for_monitor()
+        log = keys.log if log is None else as_path("log", log)
+        path = None if log is None else os.path.abspath(ranked(log))
+        bound = keys.limit if limit is None else parse_bytes(limit, "limit")
+        every = keys.print_every if print_every is None else parse_every(print_every)
+        interval_ns = round(interval_ms * 1e6)
+        self._settings = MonitorSettings(
+            path, interval_ns, device, bound, leaks, census, name, print_every=every,
+            traces=trace and keys.trace is not False,
+        )  # fmt: skip
+        self.log_interval = log_interval
+        self._watermarks = Watermarks()
+        self._listeners = Listeners()
+        self._growths: dict[str, dict[str, Any]] = {}  # what expect_growth() has declared
+        self._live: Run | None = None  # while it runs
+        self._book: PhaseBook | None = None  # of _live
+        self._last: Run | None = None  # stays readable after the end
+        self._starts = threading.RLock()  # a signal handler may start it within start()
+        self._pid = os.getpid()  # whose _starts it is: another thread may have it during a fork
+        self._is_starting = False
+        self._has_warned = False  # that it was not started
+        self._next_line = 0.0  # of log_memory, on the monotonic clock
+        self._line_step: int | None = None  # of the newest line of log_memory
+        self._key_guard: Watermark | None = (
+            None  # of MEMTOOLS_GUARD, until the program asks for one
+        )
+        if keys.guard is not None:
+            self._key_guard = self._watermarks.add(keys.guard, "raise", safe=True)
+
+    def _configure(self, **changes: Any) -> None:
+        """Change settings that are not arguments of the class, before start(): fields of
+        MonitorSettings. Raises TypeError for other names."""
+        self._settings = replace(self._settings, **changes)
+
+    # --- life ---
+
+    def start(self) -> None:
+        """Start watching.
+
+        After `stop()` it may be started again. That is a new run, whose record replaces the record
+        of the run before if that one is complete.
+
+        Raises RuntimeError if the monitor is running already, or if the system gives no thread;
+        OSError if the record cannot be made, with the reason and what to do; DeviceError if the
+        device that was asked for is not there.
+        """
+        if environment.is_off:
+            self._has_warned = True  # that it was not started
+            return
+        run: Run | None = None
+        if self._pid != os.getpid():
+            self._starts, self._pid, self._is_starting = threading.RLock(), os.getpid(), False
+        try:
+            with self._starts:  # of several threads that start it, one does
+                if self._live is not None:
+                    raise RuntimeError("this MemoryMonitor is running already; stop() it first")
+                if self._is_starting:
+                    raise RuntimeError("this MemoryMonitor is being started already")
+                try:
+                    self._is_starting = True
+                    run = Run(self._settings, self._root, self._listeners)
+                    run.begin_anew(self._growths)
+                    self._watermarks.begin(run.sampler, run.devices)
+                    self._say_who_cannot(run)
+                    self._last, self._book, self._live = run, run.book, run
+                    monitor_run.follow(self)
+                    if run.devices:
+                        oom.observer.follow(self)
+                finally:
+                    self._is_starting = False
+        except BaseException:
+            # Who gets an exception out of start(), an interrupt too, has no monitor that runs.
+            if run is not None:
+                self._live = self._book = None
+                self._watermarks.end()
+                monitor_run.leave(self)
+                run.close(End("start() was interrupted"))
+            raise
+
+    def stop(self) -> None:
+        """Stop watching, and complete the record. May be called twice, and in a signal handler."""
+        try:
+            self._end(End("stop()"))
+        finally:
+            if self._live is not None:  # an interrupt came before all was done
+                self._end(End("stop()"))
+
+    def _end(self, how: End | None) -> None:
+        run = self._live
+        if run is None:
+            return
+        try:
+            self._say_who_waits(run)
+            run.end(how)
+        except BaseException:
+            run.close(how)
+            raise
+        finally:
+            if run.over:  # else another thread is at it
+                self._watermarks.end()
+                monitor_run.leave(self)
+                self._live = self._book = None  # last: an interrupt before it is known by that
+
+    def __enter__(self) -> MemoryMonitor:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if error is None:
+                self._end(End("normal"))
+            else:
+                ending.ending.note_limits(error)
+                self._end(ending.end_by(error))
+        finally:
+            if self._live is not None:  # as in stop()
+                by = "" if error is None else type(error).__name__
+                self._end(End(exception=by) if by else End("normal"))
+
+    @property
+    def running(self) -> bool:
+        """Whether the monitor was started and not stopped, in the process that started it."""
+        return self._live is not None
+
+    def __reduce__(self) -> str:
+        raise TypeError(
+            "a MemoryMonitor watches its own process and cannot be pickled; make one there"
+        )
+
+    def __repr__(self) -> str:
+        name = "" if self._settings.name is None else f"{shown(self._settings.name)}, "
+        state = "running" if self.running else "stopped" if self._last else "not started"
+        steps = 0 if self._last is None else self._last.sampler.step_count
+        return f"MemoryMonitor({name}{state}, {steps:,} steps)"
+
+    # --- in the loop ---
+
+    def phase(self, name: str) -> Phase:
+        """Measure a part of the program: its time and its exact peaks on the host and on devices.
+
+        Use it as a context manager or as a decorator. Phases may be nested, and phases of several
+        threads may overlap. docs/guides/monitor.md says what a phase costs.
+
+        Args:
+            name: the name under which the figures are kept; phases of one name add up.
+
+        Returns the `Phase`. Raises TypeError if `name` is not a str, ValueError if it is empty or
+        contains NUL.
+        """
+        if type(name) is not str:
+            raise TypeError(f"a phase's name is a str, got {type(name).__name__}")
+        if not name or "\0" in name:
+            raise ValueError(f"a phase's name has characters, none of them zero, got {name!r}")
+        if not name.isascii():  # a file's name, for one, may not be text
+            name = name.encode("utf-8", "replace").decode()
+        return Phase(self, name)
+
+    def _event(self, kind: str, body: object, **details: Any) -> None:
+        """What another part of memtools did, for the record: see memtools/_base/running.py."""
+        run = self._live
+        if run is not None:
+            run.log.event(kind, body, **details)
+
+    def step(self, n: int = 1) -> None:
+        """Tell the monitor that a step has ended, or several.
+
+        On the main thread this is the safe point: callbacks and guards act here, and the leak test
+        reads memory. On other threads the steps are counted, and nothing else. `step(0)` is a safe
+        point that counts no step. A call takes some 0.3 us if nothing is due, and does nothing
+        while the monitor is not running.
+
+        Args:
+            n: how many steps have ended, 0 to 2**48; 1 by default.
+
+        Raises HostMemoryPressure or DeviceMemoryPressure if a guard or a callback asks for it,
+        ValueError if `n` is out of its range.
+        """
+        run = self._live
+        if run is None:
+            if self._last is None and not self._has_warned:
+                self._has_warned = True
+                logger.warning(
+                    "step() of a MemoryMonitor that was not started does nothing; start() it"
+                )
+            return
+        sampler = run.sampler
+        fired = sampler.step(n)
+        if fired or sampler.step_count >= run.due_step or time.monotonic_ns() >= run.due:
+            try:
+                self._safe_point(run, fired)
+            except KeyboardInterrupt as interrupt:
+                if not _is_raised_here(interrupt):
+                    raise
+                # Who presses Ctrl-C while a look is taken is shown where the program was, and not
+                # how memtools walks through the heap.
+                raise interrupt.with_traceback(None)  # noqa: B904
+
+    def _count(self, steps: int) -> None:
+        """Count steps without a safe point."""
+        if self._live is not None:
+            self._live.waiting |= self._live.sampler.step(steps)
+
+    def _begin_anew(self) -> None:
+        """Test for leaks as if the run began now: steps are something else from here on."""
+        if self._live is not None:
+            self._live.begin_anew(self._growths)
+            if self._live.peaks is not None:
+                self._live.peaks.begin_anew(self._live.sampler.step_count)
+            self._live.due_step = self._live.others_due_step = 0
+
+    def _safe_point(self, run: Run, fired: int) -> None:
+        """Do what is due. Not entered anew by a callback that calls step()."""
+        run.waiting |= fired
+        if run.busy or threading.get_ident() != run.main:
+            if fired:
+                run.due = 0
+            if run.safe_ns == 0:
+                self._say_thread(run, fired)
+            return
+        run.busy = True
+        try:
+            step = run.sampler.step_count
+            if run.peaks is not None:
+                run.peaks.step_ended(step)
+            if run.waiting or step >= run.others_due_step or time.monotonic_ns() >= run.due:
+                self._do_what_is_due(run)
+            if run.peaks is not None:
+                is_free = run.watch is None or not run.watch.is_traced
+                run.peaks.step_begins(step, is_free=is_free)
+        finally:
+            run.due_step = run.others_due_step
+            if run.peaks is not None:
+                run.due_step = min(run.due_step, run.peaks.due_step)
+            run.busy = False
+
+    def _say_thread(self, run: Run, fired: int) -> None:
+        """Steps end on another thread than the main one: who waits for that cannot act, and leaks
+        are not tested."""
+        thread = threading.current_thread().name
+        why = f"so far steps end on the thread {thread!r}, none on the main one"
+        if fired:
+            waiting = [passed.watermark for passed in self._watermarks.waiting(fired)]
+            self._cannot_act(run, waiting, f"{why}{ACTS}")
+        if run.tests_leaks and run.sampler.step_count >= FIRST_LOOK and not run.untested:
+            run.note_untested(f"the leak test does not run: {why}{LOOKS}")
+
+    def _do_what_is_due(self, run: Run) -> None:
+        """All that waits for a safe point, but for what is recorded of a step."""
+        fired, run.waiting = run.waiting, 0
+        if run.safe_ns == 0:
+            run.note_untested("")
+        run.safe_ns = time.monotonic_ns()
+        run.due = run.safe_ns + (STALL_NS if self._watermarks.near else IDLE_NS)
+        run.others_due_step = 1 << 62
+        if run.watch is not None and run.tests_leaks:
+            try:
+                run.watch.look(run.sampler.step_count)
+                run.due = min(run.due, run.watch.due_ns or run.due)
+                run.others_due_step = run.watch.due_step
+            except Exception as error:
+                run.tests_leaks, why = False, f"{type(error).__name__}: {error}"
+                run.log.complain("leaks", f"the leak test is off from here on: {why}")
+                run.note_untested(
+                    f"the leak test is off since step {run.sampler.step_count:,}: {why}"
+                )
+        run.note_counters()
+        if run.devices:
+            oom.observer.attach()  # once the program has a context
+        if fired or self._watermarks.near:
+            self._act(run, fired)
+        if run.printer is not None and self._live is run:
+            self._print(run, run.printer)
+
+    def _print(self, run: Run, printer: Printer) -> None:
+        """Print the summary if its time has come, and say when it comes next."""
+        if printer.is_due(run.sampler.step_count):
+            try:
+                run.settings.prints(self.summary())
+            except Exception as error:
+                run.log.complain("print", f"a summary could not be printed: {error}")
+        run.due = min(run.due, printer.due_ns)
+        run.others_due_step = min(run.others_due_step, printer.due_step)
+
+    def _act(self, run: Run, fired: int) -> None:
+        """Run all callbacks and guards whose turn it is, then raise what they ask for."""
+        wanted, marks, host = None, self._watermarks, run.readings.host
+        for passed in marks.due(fired, host):
+            pressure = marks.pressure(passed, host, run.limit_source, run.sampler.step_count)
+            wanted = marks.act(passed.watermark, pressure, run.log) or wanted
+        if wanted is not None:
+            raise wanted
+
+    def _say_who_waits(self, run: Run) -> None:
+        """At the end: warn of a watermark that was passed when no safe point came any more, or that
+        nobody could have seen."""
+        run.waiting |= run.sampler.step(0)
+        waiting = [passed.watermark for passed in self._watermarks.waiting(run.waiting)]
+        for watermark, why in self._watermarks.unread():
+            self._cannot_act(run, [watermark], why)
+        if run.safe_ns == 0:
+            self._cannot_act(run, waiting, f"the main thread called no step(){ACTS}")
+            if run.untested and not self._settings.sums_up:  # else the summary says it
+                logger.warning("%s", run.untested)
+            return
+        # How long a step takes, with the time before the first one.
+        step_ns = (run.safe_ns - run.clock_ns) // max(1, run.sampler.step_count)
+        if time.monotonic_ns() - run.safe_ns >= max(LOST_NS, 2 * step_ns):
+            self._cannot_act(run, waiting, f"the main thread had stopped calling step(){ACTS}")
+
+    def _say_who_cannot(self, run: Run) -> None:
+        for watermark, why in self._watermarks.hopeless():
+            self._cannot_act(run, [watermark], why)
+
+    def _cannot_act(self, run: Run, waiting: Sequence[Watermark], why: str) -> None:
+        for watermark in waiting:
+            event = kinds.Pressure("cannot act", handle=repr(watermark), why=why)
+            aloud = not self._settings.sums_up  # which says it
+            run.log.warn(f"{watermark!r} {id(watermark)}", event, aloud=aloud)
+
+    def on_pressure(self, fraction: float, callback: Callback, *, device: object = None) -> Handle:
+        """Call a function when memory in use has risen above a part of the limit.
+
+        The call comes at the next safe point, a `step()` on the main thread. It comes again only
+        after memory in use has fallen by 5 % of the limit and has risen anew.
+
+        Args:
+            fraction: the part of the limit, above 0 and at most 1.
+            callback: the function. It gets a `Pressure`, or nothing if it takes no argument. An
+                exception that it raises is reported once and does not reach the program, except
+                MemoryPressure, which comes out of `step()`.
+            device: whose memory is watched. None, the default, and `"cpu"` are the host. `"cuda"`
+                is each device that the monitor watches; `"cuda:0"` to `"cuda:7"`, a number or a
+                torch.device is one device. Of a device, what is allocated and what others hold is
+                in use, and the limit is its size; memory that comes and goes within a step counts,
+                too.
+
+        Returns a `Handle`, whose `remove()` removes the callback.
+
+        Raises ValueError if `fraction` is out of its range, if `device` is not one of these, or if
+        there are 32 callbacks and guards already (a guard of the host above 0.5 counts twice, one
+        of "cuda" once for each device); TypeError if `fraction` is not a number, or if `callback`
+        cannot be called with one argument or none.
+        """
+        called = as_callback(callback, "on_pressure()", "a Pressure")
+        return self._wait(fraction, called, False, device)
+
+    def guard(
+        self, fraction: float, action: str | Callback = "raise", *, device: object = None
+    ) -> Handle:
+        """Stop the program, or act otherwise, before memory runs out.
+
+        The guard acts at the next safe point, a `step()` on the main thread, once for each time
+        that memory in use has risen above a part of the limit. A guard of the host above 0.5 acts
+        earlier, from `2 * fraction - 1` on, if tasks of the control group wait for memory 40 % of
+        the time: a guard at 0.95 then acts from 0.9 on.
+
+        Args:
+            fraction: the part of the limit, above 0 and at most 1.
+            action: `"raise"`, the default, raises HostMemoryPressure or DeviceMemoryPressure out of
+                `step()`; `"record"` writes an event into the record; a function is called as by
+                `on_pressure`.
+            device: whose memory is watched, as for `on_pressure`. None, the default: the host's.
+
+        Returns a `Handle`, whose `remove()` removes the guard.
+
+        Raises what `on_pressure` raises, and ValueError if `action` is another text.
+        """
+        if not isinstance(action, str):
+            action = as_callback(action, "guard()", "a Pressure")
+        elif action not in ("raise", "record"):
+            raise ValueError(f'guard(): action is "raise", "record" or a function, {action!r}')
+        return self._wait(fraction, action, True, device)
+
+    def _wait(self, fraction: float, action: Callback | str, safe: bool, device: object) -> Handle:
+        watermark, run = self._watermarks.add(fraction, action, safe, device), self._live
+        if run is not None:
+            self._say_who_cannot(run)
+        if safe and watermark.device is None and self._key_guard is not None:
+            self._watermarks.drop(self._key_guard)
+            self._key_guard = None
+        return Handle(partial(self._watermarks.drop, watermark), repr(watermark))
+
+    def expect_growth(
+        self,
+        name: str,
+        *,
+        bytes: int | str | None = None,
+        rate: float | None = None,
+        until: int | None = None,
+        signal: str | None = None,
+    ) -> None:
+        """Declare a buffer that is meant to fill, so that the leak test does not count its growth.
+
+        From now on the test takes the buffer out of its readings: only growth beside it counts.
+        Forecasts go on counting it. It stays declared in later runs of this monitor.
+
+        Args:
+            name: the name of the buffer; to declare it again changes its figures.
+            bytes: how much the buffer takes in all, at least 1, as an int or like `"2 GiB"`. None,
+                the default: no bound.
+            rate: bytes a step, above 0; together with `bytes`, until that much has come. None, the
+                default: as fast as it comes.
+            until: the last step at which the buffer grows. None, the default: no last step.
+            signal: the only signal in which the buffer grows: `"heap"`, `"python"`, `"tensors"`,
+                `"children"`, `"device"` or `"rss"`. None, the default: each of them.
+
+        Raises ValueError if neither `bytes` nor `rate` is given, if a figure is out of its range,
+        if the signal is not one of these, or if eight other names are declared already.
+        """
+        growth = {"bytes": bytes, "rate": rate, "until": until, "signal": signal}
+        run = self._live
+        declares = LeakDetector() if run is None or run.watch is None else run.watch
+        declares.expect_growth(name, **growth)  # type: ignore[arg-type]
+        self._growths[name] = growth
+
+    def mark(self, text: str) -> None:
+        """Write a line of your own into the record, as an event of this moment.
+
+        Args:
+            text: the line.
+
+        Raises TypeError if `text` is not a str.
+        """
+        if not isinstance(text, str):
+            raise TypeError(f"mark() takes a str, got {type(text).__name__}")
+        if self._live is not None:
+            self._live.log.event("mark", text)
+
+    # --- leaks ---
+
+    def findings(self) -> tuple[LeakFinding, ...]:
+        """Return what grows now: what, how fast, who holds it, how long is left and what to do.
+
+        The worst comes first. The tuple is empty if nothing grows, and in the first steps. Takes 20
+        us. Raises RuntimeError if the monitor was made with `leaks=False`.
+        """
+        watch = self._watch()
+        return () if watch is None else watch.findings()
+
+    def on_leak(self, callback: LeakCallback | Callable[[], object]) -> Handle:
+        """Call a function in `step()`, on the main thread, as soon as something grows.
+
+        It is called for findings of the grade `suspect` and above: once for each holder, once more
+        for each higher grade, once more when the line that makes it is known (`made_at`), and once
+        with `over` set when the growth has ended.
+
+        Args:
+            callback: the function. It gets the `LeakFinding`, or nothing if it takes no argument.
+                An exception that it raises is reported once and does not reach the program. It may
+                call any method of the monitor, `step()` and `stop()` included.
+
+        Returns a `Handle`, whose `remove()` removes the callback.
+
+        Raises TypeError if `callback` cannot be called with one argument or none, RuntimeError if
+        the monitor was made with `leaks=False`.
+        """
+        called = as_callback(callback, "on_leak()", "a LeakFinding")
+        self._watch()
+        return self._listeners.add(called)
+
+    def _watch(self) -> LeakWatch | None:
+        if not self._settings.leaks:
+            raise RuntimeError("this MemoryMonitor was made with leaks=False; leave that out")
+        return None if self._last is None else self._last.watch
+
+    # --- figures ---
+
+    def phases(self) -> list[PhaseTotals]:
+        """Return the totals of each phase that was left, in the order in which their names came."""
+        return [] if self._last is None else self._last.book.totals()
+
+    @property
+    def record_path(self) -> str | None:
+        """The absolute path of the record that is written, or will be; None without one. A relative
+        path is one of the folder in which the monitor is made."""
+        run, path = self._last, self._settings.log
+        written = None if run is None else run.log.path
+        return written if path is None or written is not None else str(path)
+
+    @property
+    def step_count(self) -> int:
+        """The number of steps that `step()` has counted in this run."""
+        return 0 if self._last is None else self._last.sampler.step_count
+
+    @property
+    def samples_taken(self) -> int:
+        """The number of samples that the thread has taken in this run; if it stays 0, the thread
+        does not run.
+        """
+        return 0 if self._last is None else self._last.sampler.samples
+
+    @property
+    def overhead(self) -> tuple[float, float]:
+        """Seconds of processor time that the sampling thread has used, and their share of one core,
+        0 to 1.
+        """
+        run = self._last
+        if run is None:
+            return 0.0, 0.0
+        used = run.sampler.cpu_ns / 1e9
+        return used, used / run.seconds if run.seconds > 0 else 0.0
+
+    def headroom(self) -> tuple[Headroom, ...]:
+        """Return how much of each memory is in use, and its limit: the host's first, then what the
+        limits of this process count (`ulimit -d`, `ulimit -v`), then each device that is watched.
+
+        A memory whose use or limit is not known is left out, as a device is until the program has
+        made a context. Takes some 10 us for each.
+        """
+        return self._readings().headroom()
+
+    def metrics(self, expert: bool = False) -> dict[str, float]:
+        """Return figures for a logger, by names such as `memory/host_rss_bytes` that have the unit
+        in them.
+
+        What is not known is left out.
+
+        Args:
+            expert: False, the default: at most 12 figures, of the host and of the first device.
+                True: all figures, also those of other devices and of phases.
+        """
+        run = self._last
+        if run is None:
+            return {}
+        host, devices = run.readings.host(), run.readings.devices()
+        values = readings.host_metrics(host, run.peak()[0])
+        if run.watch is not None:
+            found = run.watch.findings()
+            calls = [one for one in found if is_call(one.grade) and one.per == "step"]
+            left = found[0].steps_left if found else None
+            values["memory/leak_bytes_per_step"] = calls[0].rate_bytes if calls else 0.0
+            values["memory/steps_left"] = None if left is None else left[0]
+        for device in devices[: None if expert else 1]:
+            values |= readings.device_metrics(device)
+        if expert:
+            values |= self._all_metrics(run, host, devices)
+        return readings.known(values)
+
+    def _all_metrics(
+        self, run: Run, host: HostTiers, devices: Sequence[DeviceMemory]
+    ) -> dict[str, float | None]:
+        sample = run.sampler.latest()
+        values: dict[str, float | None] = {"memory/steps": run.sampler.step_count}
+        if sample is not None:
+            names = ("private", "swap", "heap_used", "heap_free", "cgroup_used", "total")
+            values |= {f"memory/host_{name}_bytes": getattr(sample, name) for name in names}
+            values["memory/host_process_bytes"] = host.process
+            values["memory/host_used_bytes"] = host.used
+            values["memory/host_used_peak_bytes"] = run.sampler.peak()
+            values["memory/children"] = sample.children
+        values |= readings.job_metrics(host)
+        for device in devices:
+            values[f"memory/cuda{device.index}_total_bytes"] = device.total
+            values[f"memory/cuda{device.index}_inactive_bytes"] = device.inactive
+        for index, peak in run.device_peaks().items():
+            values[f"memory/cuda{index}_peak_bytes"] = peak
+        for phase in self.phases():
+            values[f"memory/phase/{shown(phase.name)}/peak_bytes"] = phase.peak_bytes
+            values[f"memory/phase/{shown(phase.name)}/seconds"] = phase.seconds
+        values["memory/samples"] = run.sampler.samples
+        values["memory/sampler_cpu_seconds"], values["memory/sampler_share"] = self.overhead
+        return values
+
+    # --- texts, and what monitors have that people write themselves: see handmade.py ---
+
+    log_memory = handmade.log_memory
+    format_memory_stats = handmade.format_memory_stats
+    get_peak_memory = handmade.get_peak_memory
+    check_memory_leak = handmade.check_memory_leak
+    cleanup_memory = handmade.cleanup_memory
+
+    def summary(self) -> str:
+        """Return a text: memory in use, phases, growth in 1,000 steps, and what leaks.
+
+        The percent behind `System:` is of the limit, which is the container's if there is one. Then
+        come, each on a line of its own: the process, its workers, its shared memory, what it has
+        swapped out and how fast that rises, the job, which is all of these together, and what
+        limits them.
+        """
+        run, (host, devices) = self._last, self._in_use()
+        lines = [readings.format_stats(readings.memory_stats(host, devices))]
+        highest = None if run is None else run.sampler.peak()
+        lines += readings.host_lines(host, self._peak(), highest)
+        lines += phase_lines(self.phases())
+        if run is not None and run.watch is not None:
+            lines += run.watch.lines(run.sampler.step_count)
+        if run is not None and run.untested:
+            lines.append(run.untested[:1].upper() + run.untested[1:])
+        return "\n".join(lines)
+
+    def _in_use(self) -> tuple[HostTiers, list[DeviceMemory]]:
+        now = self._readings()
+        return now.host(), now.devices()
+
+    def _readings(self) -> readings.Readings:
+        """Those of the run that goes on, or of the last one; before the first, of this moment."""
+        run = self._last
+        return monitor_run.readings_now(self._settings, self._root) if run is None else run.readings
+
+    def _peak(self) -> tuple[int | None, bool]:
+        if self._last is None:
+            return host.high_water(self._root), False
+        return self._last.peak()

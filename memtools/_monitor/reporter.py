@@ -1,0 +1,151 @@
+"""How a monitor reports what it has found: into the record, through the logger, to callbacks.
+
+    LeakWatch ──► Reporter.report ──► event "finding" of the record      every time
+                                 ├──► logger "memtools", or terminal     from `suspect` on, once for
+                                 └──► Listeners: on_leak(callback)       each holder and grade, and
+                                                                         where its line gets known
+
+Who reads the terminal has read the finding some steps before its line gets known, and is told the
+line alone then.
+
+Nothing here gets an exception into training: what a callback raises is said once and ends here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from memtools._base.decorate import name_of_callback
+from memtools._base.every import Every
+from memtools._base.handle import Handle
+from memtools._base.redact import harmless
+from memtools._leak.finding import RANK, Key, LeakFinding
+from memtools._monitor.log import Log
+
+LeakCallback = Callable[[LeakFinding], object]
+Says = Callable[[LeakFinding, str], None]  # a finding, and what people are told of it
+RENEWED = 0.1  # a rate that differs by more from that in the record is written again
+MOST_REPORTS = 256  # of a run, through the logger: a program with ever new names is not a flood
+
+
+class Listeners:
+    """The callbacks of a monitor, each as often as it was added; they outlast a run."""
+
+    __slots__ = ("_added",)
+
+    def __init__(self) -> None:
+        self._added: dict[object, LeakCallback] = {}
+
+    def add(self, action: LeakCallback) -> Handle:
+        key = object()
+        self._added[key] = action
+        text = f"<on_leak {harmless(name_of_callback(action))}>"
+        return Handle(lambda: self._added.pop(key, None), text)
+
+    def tell(self, finding: LeakFinding, log: Log) -> None:
+        """Call each of them that is still there when its turn comes."""
+        for key, action in tuple(self._added.items()):
+            if key not in self._added:
+                continue
+            try:
+                action(finding)
+            except Exception as error:
+                name = harmless(name_of_callback(action))
+                log.complain(
+                    f"on_leak {id(key)}",
+                    f"{name}(), which waits for leaks, failed with "
+                    f"{type(error).__name__}: {error}; training goes on, and this is said once",
+                )
+
+
+class Reporter:
+    """Reports what a run has found.
+
+    Args:
+        log: the run's record and its complaints.
+        listeners: the monitor's callbacks.
+        says: what shows a finding to people: the logger, or the terminal of `memtools run`.
+    """
+
+    def __init__(self, log: Log, listeners: Listeners, says: Says) -> None:
+        self._log, self._listeners, self._says = log, listeners, says
+        self._reported: set[tuple[str, str, str, bool, str]] = set()
+        self._rates: dict[Key, float] = {}  # of each finding, as the record has it
+
+    def report(self, finding: LeakFinding, *, printed: bool = True) -> None:
+        """Report a finding that is new, has a higher grade or a line, or is over.
+
+        Args:
+            finding: as users read it.
+            printed: whether it is shown to people; True by default. Where the next finding names
+                who holds the same, `no longer` would read as if nothing grew: such a finding goes
+                into the record and to the callbacks alone.
+        """
+        self.record(finding)
+        who = _kind_of_process(finding), finding.holder or finding.kind
+        word = (*who, finding.grade, finding.over, finding.made_at)
+        if RANK[finding.grade] < RANK["suspect"] or word in self._reported:
+            return
+        if finding.over and all(who != reported[:2] for reported in self._reported):
+            return
+        is_known = (*who, finding.grade, False, "") in self._reported and not finding.over
+        if len(self._reported) < MOST_REPORTS:
+            self._reported.add(word)
+            try:
+                if printed:
+                    self._says(finding, _line_alone(finding) if is_known else str(finding))
+            except Exception as error:  # a handler of the logger's, for one
+                self._log.complain("says", f"a finding could not be said: {error}")
+        self._listeners.tell(finding, self._log)
+
+    def complain(self, key: str, text: str) -> None:
+        """Give notice of a failure in here, once for each key."""
+        self._log.complain(key, text)
+
+    def record(self, finding: LeakFinding) -> None:
+        """Write a finding into the record alone."""
+        self._rates[finding.key] = finding.rate_bytes
+        self._log.event("finding", finding)
+
+    def renew(self, findings: Iterable[LeakFinding]) -> None:
+        """Record the findings whose rate has changed: whoever reads the record of a run that was
+        killed finds the newest."""
+        for finding in findings:
+            known = self._rates.get(finding.key, 0.0)
+            if abs(finding.rate_bytes - known) > RENEWED * known:
+                self.record(finding)
+
+
+def _line_alone(finding: LeakFinding) -> str:
+    """Where that was made which has been said already, without the line."""
+    return f"{finding.grade}: {finding.subject}: made at {finding.made_at}"
+
+
+def _kind_of_process(finding: LeakFinding) -> str:
+    """The process, but the same in several workers is said once, for the first of them."""
+    is_of_workers = finding.holder and finding.process.startswith("worker ")
+    return "worker" if is_of_workers else finding.process
+
+
+class Printer:
+    """When the next summary is to be printed: so many steps or seconds after the last one."""
+
+    def __init__(self, every: Every) -> None:
+        self._every = every
+        #: the step and the time on the monotonic clock; one of the two never comes
+        self.due_step, self.due_ns = 1 << 62, 1 << 62
+        self._next(0)
+
+    def _next(self, step: int) -> None:
+        if self._every.steps is not None:
+            self.due_step = (step // self._every.steps + 1) * self._every.steps
+        else:
+            self.due_ns = time.monotonic_ns() + int(1e9 * (self._every.seconds or 0))
+
+    def is_due(self, step: int) -> bool:
+        """Whether it is time; then the next time is set."""
+        if step < self.due_step and time.monotonic_ns() < self.due_ns:
+            return False
+        self._next(step)
+        return True

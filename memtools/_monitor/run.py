@@ -1,0 +1,505 @@
+"""One run of a monitor, from start to stop: its parts, how it ends, and what a fork does to it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from memtools import _core
+from memtools._base import devices as cuda_devices
+from memtools._base import notebook, process, running
+from memtools._base.devices import DevicePeaks
+from memtools._base.every import Every
+from memtools._base.notice import logger, notice
+from memtools._blocks.peak import Spot
+from memtools._blocks.recorder import PeakRecorder
+from memtools._blocks.reports import HostBlocks
+from memtools._leak.finding import LeakFinding
+from memtools._monitor import ending, sharing
+from memtools._monitor.bytime import ByTime
+from memtools._monitor.children import ChildProcesses, worker_reports
+from memtools._monitor.host import process_limits
+from memtools._monitor.leakwatch import LeakWatch, growth_census
+from memtools._monitor.log import Log, open_record
+from memtools._monitor.phases import PhaseBook
+from memtools._monitor.places import Place, name_of, place_of
+from memtools._monitor.progress import Progress
+from memtools._monitor.readings import Readings
+from memtools._monitor.reporter import Listeners, Printer, Reporter, Says
+from memtools._monitor.signals import Limits, signals_of
+from memtools._monitor.tracing import Tracing
+from memtools._record import kills
+from memtools._record.kinds import Counters, End, Start
+
+if TYPE_CHECKING:
+    from memtools._monitor.monitor import MemoryMonitor
+
+FORK_EVENT_NS = 1_000_000_000
+
+
+def log_finding(finding: LeakFinding, text: str) -> None:
+    """Say a finding through the logger "memtools", by this text."""
+    logger.log(logging.INFO if finding.over else logging.WARNING, "%s", text)
+
+
+def log_summary(text: str) -> None:
+    """Print a summary: to the logger "memtools" where somebody listens to such lines, else to the
+    standard error, as the program has asked for it."""
+    if logger.isEnabledFor(logging.INFO) and logger.hasHandlers():
+        logger.info("%s", text)
+    elif sys.stderr is not None:
+        print(text, file=sys.stderr)
+
+
+def spot_of(frames: Iterable[tuple[str, int, str]]) -> Spot:
+    """Where the frames of a block are, in the words of the program: the innermost one first."""
+    place = place_of(Place(*frame) for frame in frames)
+    return Spot("", "") if place is None else Spot(name_of(place), place.function or "")
+
+
+_HOST_COLUMNS = (
+    ("step", ""),
+    *((name, "B") for name in ("rss", "private", "swap", "cgroup_used", "cgroup_limit")),
+    ("available", "B"),
+    ("pressure", "0.01%"),
+    ("heap_used", "B"),
+    ("children", ""),
+    ("children_private", "B"),
+    ("process", "B"),  # rss, each page counted once
+    ("job", "B"),  # that of the process, its descendants and their shared memory
+    ("shm", "B"),  # the job's shared memory
+)
+
+
+def columns(devices: int) -> list[tuple[str, str]]:
+    """Column names and units of a record with so many CUDA devices."""
+    tiers = ("allocated", "reserved", "free", "total")
+    return [*_HOST_COLUMNS, *((f"cuda{i}_{tier}", "B") for i in range(devices) for tier in tiers)]
+
+
+@dataclass(frozen=True)
+class MonitorSettings:
+    """What a MemoryMonitor was asked for."""
+
+    log: str | os.PathLike[str] | None
+    interval_ns: int
+    device: object
+    limit: int | None
+    leaks: bool
+    census: bool
+    name: str | None
+    #: how often summary() is printed; None: never
+    print_every: Every | None = None
+    #: what is called with a text about the record's name
+    announce: Callable[[str], None] = notice
+    #: what is called with each finding, once for each grade and holder, as soon as it is made
+    says: Says = log_finding
+    #: what is called with each summary of `print_every`
+    prints: Callable[[str], None] = log_summary
+    #: whether a summary of the record is printed at the end
+    sums_up: bool = False
+    #: whether the program has the monitor in its hands, and so may call its expect_growth()
+    declares: bool = True
+    #: whether growth is judged by time as long as no steps are made, on a thread
+    by_time: bool = False
+    #: whether torch's host allocator is followed, and some steps are traced where a leak is
+    #: suspected, for the line that makes it
+    traces: bool = True
+
+
+class Run:
+    """What lives from start to stop; figures can be read from it afterwards.
+
+    `end` is for everybody, at any time, and twice: the first call ends the run. It may be left by
+    what a signal handler raises; then `close` does what matters, in any state.
+    """
+
+    def __init__(
+        self, settings: MonitorSettings, root: str, listeners: Listeners | None = None
+    ) -> None:
+        """Make the parts and the record, and start the thread. What fails leaves a record that was
+        closed. Raises OSError if the record cannot be made, and DeviceError."""
+        self.devices = cuda_devices.find_devices(settings.device, root)
+        self.probe = _core.Probe(root)
+        count = max(self.devices, default=-1) + 1
+        writer = None
+        if settings.log is not None:
+            writer = open_record(settings.log, columns(count), announce=settings.announce)
+            writer._mark_signals()
+        try:
+            self.sampler = _core.Sampler(
+                settings.interval_ns, writer, root, devices=count, limit=settings.limit
+            )
+        except BaseException:
+            if writer is not None:
+                writer.close()
+            raise
+        sampler = self.sampler
+        self.readings = Readings(sampler, self.probe, self.devices)
+        #: the reports of torch's host allocator; None where nothing asks for them
+        self.blocks = HostBlocks() if settings.leaks and settings.traces else None
+        self.log = log = Log(writer, lambda: sampler.step_count)
+        #: what records some steps, to tell what lived at their peak; None where nothing does
+        self.peaks = (
+            None
+            if self.blocks is None or writer is None
+            else PeakRecorder(
+                self.blocks,
+                lambda found: log.event("peak", found),
+                spot_of,
+                lambda why: log.complain("peak", why),
+            )
+        )
+        self.book = PhaseBook(
+            self.probe, self.log, DevicePeaks(self.devices) if self.devices else None
+        )
+        limit = sampler.limit()
+        now = self.probe.read()
+        self._given = limit[0] if limit is not None and limit[1] == "given" else None
+        #: the machine's memory, where nothing else is the limit
+        self._machine = now.total if self._given is None and now.cgroup_limit == -1 else None
+        #: where the limit comes from, in words
+        self.limit_source = self.readings.limit_source()
+        self.settings = settings
+        every = settings.print_every
+        self.printer = None if every is None else Printer(every)
+        #: what reports what was found
+        self.reporter = Reporter(self.log, listeners or Listeners(), settings.says)
+        self.watch: LeakWatch | None = None
+        #: whether the leak test goes on; it ends at its first failure
+        self.tests_leaks = settings.leaks
+        #: of the process, once the run has ended
+        self._peak_at_end: tuple[int | None, bool] = None, False
+        self.clock_ns = time.monotonic_ns()
+        self.ended_ns: int | None = None
+        self.main = threading.main_thread().ident
+        #: when step() is to do more than to count, on the monotonic clock
+        self.due = 0
+        #: and at which step
+        self.due_step = 1 if settings.leaks else 1 << 62
+        #: the same, without the steps at which nothing but `peaks` is due
+        self.others_due_step = self.due_step
+        #: watermarks that were passed, until the main thread comes
+        self.waiting = 0
+        #: a safe point is being served: step() of a callback does no more than count
+        self.busy = False
+        #: of the last safe point, on the monotonic clock; 0 before the first
+        self.safe_ns = 0
+        #: its thread and its record have ended
+        self.over = False
+        self._forks = self._next_fork = 0
+        self._noted: dict[str, int | None] = {}  # limits of the process, as the record has them
+        self._ends = threading.Lock()  # taken for good by the one who ends the run
+        self._writes_end = threading.Lock()  # taken for good by the one who writes the end event
+        self.probe.reset_peak()
+        try:
+            sampler.start()
+        except BaseException:
+            self.log.close()
+            raise
+        self._start = Start(
+            name=settings.name or "",
+            devices=tuple(self.devices),
+            interval_ms=settings.interval_ns / 1e6,
+            limit=self.limit_source,
+            given_bytes=self._given,
+            machine_bytes=self._machine,
+            tests_leaks=settings.leaks,
+            notebook=notebook.file_name(),
+        )
+        self.log.event("start", self._start)
+        this = weakref.ref(self)  # or the log would keep the run, which keeps the log
+        self.log.lasting = lambda: () if (run := this()) is None else run._lasting()
+        self._note_limits()
+        #: what the kernel had counted in the control groups when the run began
+        self._counters = kills.read_counters(self.probe, root) if writer is not None else []
+        self._root = root
+        for counters in self._counters:
+            self.log.event("counters", counters)
+        self._counted = self._counters
+        self._note_room()
+        self.by_time: ByTime | None = None
+        if settings.by_time and settings.leaks:
+            self.by_time = ByTime(
+                lambda: sampler.step_count, self._watch_by_time, self.reporter.complain
+            )
+            self.by_time.start()
+
+    def _watch_by_time(self, seconds: float, only_children: bool) -> LeakWatch:
+        """A LeakWatch for a thread of its own, which no callback of the program hears of."""
+        log, probe = self.log, _core.Probe(self._root)
+        signals = signals_of(probe, self.devices)
+        if only_children:
+            signals = [signal for signal in signals if signal.name == "children"]
+        return LeakWatch(
+            signals,
+            Limits(self.sampler, probe, self.devices),
+            Reporter(self.log, Listeners(), self.settings.says),
+            growth_census if self.settings.census and not only_children else None,
+            children=ChildProcesses(probe.children, worker_reports()),
+            seconds=seconds,
+            tracing=None
+            if only_children
+            else Tracing(
+                self.blocks,
+                why_not="" if self.settings.traces else "it is turned off",
+                progress=Progress(seconds),
+                write=lambda fields: log.event("trace", fields),
+            ),
+        )
+
+    def begin_anew(self, expected: Mapping[str, Mapping[str, Any]]) -> None:
+        """Test for leaks from here on; what an earlier test has seen does not count any more.
+
+        Args:
+            expected: what expect_growth() was told, by name.
+        """
+        if not self.settings.leaks:
+            return
+        log, origin = self.log, self.sampler.step_count
+        if self.watch is not None:
+            self.watch.withdraw()
+            self._start = replace(self._start, origin=origin)
+            log.event("start", self._start)
+        self.watch = LeakWatch(
+            signals_of(self.probe, self.devices, self.blocks),
+            Limits(self.sampler, self.probe, self.devices),
+            self.reporter,
+            growth_census if self.settings.census else None,
+            children=ChildProcesses(self.probe.children, worker_reports()),
+            origin=origin,
+            tracing=Tracing(
+                self.blocks,
+                why_not="" if self.settings.traces else "it is turned off",
+                write=lambda fields: log.event("trace", fields),
+            ),
+        )
+        for name, growth in expected.items():
+            self.watch.expect_growth(name, **growth)
+
+    def note_untested(self, why: str) -> None:
+        """Note that leaks are not tested, and why, or by "" that they are: also in the record,
+        whose reader judges its series then."""
+        if self._start.untested != why:
+            self._start = replace(
+                self._start, tests_leaks=self.settings.leaks and not why, untested=why
+            )
+            self.log.event("start", self._start)
+
+    @property
+    def untested(self) -> str:
+        """Why leaks are not tested although that was asked for; "": they are, or it was not."""
+        return self._start.untested
+
+    def _lasting(self) -> Iterator[tuple[str, object]]:
+        """What a record has to tell wherever it is cut off: who writes it, and what stands."""
+        yield Start.KIND, self._start
+        for counters in self._counters:
+            yield Counters.KIND, counters
+        for watch in (self.watch, self.by_time):
+            for finding in () if watch is None else watch.findings():
+                yield "finding", finding
+        if self.peaks is not None and self.peaks.highest is not None:
+            yield "peak", self.peaks.highest
+
+    def _note_limits(self) -> None:
+        """The limits of the process, at the start and where they have changed since: what refuses
+        an allocation is not the limit of memory alone."""
+        for name, limit in process_limits().items():
+            if limit != self._noted.get(name):
+                self._noted[name] = limit
+                self.log.event("limit", {"name": name, "limit_bytes": limit})
+
+    def note_counters(self) -> None:
+        """Note where the kernel has killed a process of the control group, or was about to, or
+        where a limit is another one than it was. Takes 30 us for each group."""
+        if not self._counters:
+            return
+        now = kills.read_counters(self.probe, self._root)
+        for counters in kills.changed(self._counted, now):
+            self.log.event("counters", counters)
+        self._counted = now
+
+    def _note_room(self) -> None:
+        room = kills.room_of_shm(self._root)
+        if room is not None:
+            self.log.event("shm_room", room)
+
+    def _note_counters(self, how: End | None) -> None:
+        """At the end: what the kernel has counted since the start, and, where it did not end well,
+        what had acted."""
+        if self._counters:
+            now = kills.read_counters(self.probe, self._root)
+            for counters in kills.counters_to_write(self._counters, now):
+                self.log.event("counters", counters)
+        if how.exception if how is not None else ending.ending.uncaught:
+            for limit in ending.ending.acted:
+                self.log.event("limit", limit)
+            self._note_room()
+
+    def end(self, how: End | None) -> bool:
+        """Stop the thread and close the record; False if another call does so or has done so.
+
+        Raises nothing: the program goes on or ends as it would. Without `how`, the process is about
+        to end, and its exit code, which nobody knows yet, is to be recorded.
+        """
+        if not self._ends.acquire(blocking=False):
+            return False
+        try:
+            if self.by_time is not None:
+                self.by_time.close()
+            if self.watch is not None:
+                self.watch.close(self.sampler.step_count)
+            self._leave_blocks()
+        except Exception as error:
+            self.log.complain("leaks", f"the last word about leaks failed: {error}")
+        try:
+            self.sampler.stop()  # first: its last sample must not lie above the peak
+            self._peak_at_end = self.peak()
+            if self.book.devices is not None:
+                self.book.devices.look()
+            self.ended_ns = time.monotonic_ns()
+            self._note_limits()
+            self._note_counters(how)
+            if ending.ending.idle_heap is not None:
+                self.log.event("heap", {"kept_bytes": ending.ending.idle_heap})
+        except Exception as error:
+            self.log.complain("stop", f"stop() failed: {error}")
+        self._finish(how)
+        self.over = True
+        return True
+
+    def close(self, how: End | None) -> None:
+        """After an interrupt within start() or end(): stop the thread and close the record."""
+        self.over = True
+        if self.by_time is not None:
+            self.by_time.close()
+        if self.watch is not None:
+            self.watch.leave()
+        self._leave_blocks()
+        self.sampler.stop()
+        self._finish(how)
+
+    def _leave_blocks(self) -> None:
+        if self.peaks is not None:
+            self.peaks.close()
+        if self.blocks is not None:
+            self.blocks.leave()
+
+    def _finish(self, how: End | None) -> None:
+        self.ended_ns = self.ended_ns or time.monotonic_ns()
+        if how is None:
+            self.log.close_at_exit(ending.ending.uncaught, self.ended_ns)
+        else:
+            if self._writes_end.acquire(blocking=False):
+                self.log.event("end", how, time_ns=self.ended_ns)
+            self.log.close()
+
+    # --- figures ---
+
+    @property
+    def seconds(self) -> float:
+        return ((self.ended_ns or time.monotonic_ns()) - self.clock_ns) / 1e9
+
+    def peak(self) -> tuple[int | None, bool]:
+        """The most that the process itself filled since the start, and whether that is exact."""
+        if self.ended_ns is not None:
+            return self._peak_at_end
+        # The kernel's mark and the resident size are two counters, some pages apart.
+        peak, exact = self.probe.peak()
+        now = self.readings.host().process
+        return max((n for n in (peak, now) if n is not None), default=None), exact
+
+    def device_peaks(self) -> dict[int, int]:
+        """Bytes in tensors at most on each device, as far as they are known."""
+        if self.book.devices is None:
+            return {}
+        if self.ended_ns is None:
+            self.book.devices.look()
+        return self.book.devices.run
+
+    # --- forks ---
+
+    def forked(self) -> None:
+        """Write an event of a fork, in the parent, at most once a second."""
+        self._forks += 1
+        now = time.monotonic_ns()
+        if now >= self._next_fork:
+            self.log.event("fork", {"count": self._forks})
+            self._forks, self._next_fork = 0, now + FORK_EVENT_NS
+
+
+_owners: set[MemoryMonitor] = running.monitors  # those that run
+_workers: list[int] = []  # the process that _hook_worker has served
+
+
+def follow(monitor: MemoryMonitor) -> None:
+    """End the monitor's run when the interpreter ends, and keep it out of forked children."""
+    process.at_exit(_at_exit)
+    process.at_fork(_in_child, _in_parent)
+    _hook_worker()
+    ending.watch()
+    sharing.hear(load="torch" in sys.modules)
+    _owners.add(monitor)
+
+
+def _hook_worker() -> None:
+    """Workers of multiprocessing end by os._exit, past all of atexit."""
+    workers = sys.modules.get("multiprocessing.process")
+    if workers is None or workers.parent_process() is None or os.getpid() in _workers:
+        return
+    from multiprocessing import util
+
+    _workers[:] = [os.getpid()]
+    util.Finalize(None, _at_end_of_worker, exitpriority=100)
+
+
+def leave(monitor: MemoryMonitor) -> None:
+    """Forget a monitor whose run has ended."""
+    _owners.discard(monitor)
+    if not _owners:
+        ending.unwatch()
+        sharing.rest()
+
+
+def _at_exit() -> None:
+    """End the runs. The record learns the exit code from exit() itself; after Ctrl-C Python ends by
+    SIGINT instead."""
+    how = ending.interrupt()
+    for monitor in list(_owners):
+        monitor._end(how)
+    ending.keep_interrupt()
+
+
+def _at_end_of_worker() -> None:
+    for monitor in list(_owners):
+        monitor._end(End("the worker ended without stop()"))
+
+
+def _in_parent() -> None:
+    for monitor in list(_owners):
+        if monitor._live is not None:
+            monitor._live.forked()
+
+
+def _in_child() -> None:
+    for monitor in list(_owners):
+        run, monitor._live, monitor._book = monitor._live, None, None
+        monitor._watermarks.end()
+        if run is not None:
+            run.log.abandon()
+    _owners.clear()
+
+
+def readings_now(settings: MonitorSettings, root: str) -> Readings:
+    """Memory in use now, where nothing runs. Imports no torch and makes no file."""
+    devices = () if str(settings.device) == "cpu" else cuda_devices.seen_devices(root)
+    sampler = _core.Sampler(settings.interval_ns, None, root, limit=settings.limit)  # not started
+    return Readings(sampler, _core.Probe(root), devices)

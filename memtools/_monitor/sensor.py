@@ -1,0 +1,246 @@
+"""The readings of a leak test: at looks, and between them as often as they are cheap.
+
+    at a look ──────► Points: each signal at the same point of a step ──► Looks, for the judge
+    between looks ──► LeakDetector: even readings for the test that tells a leak from a warm-up
+
+What memtools itself does to memory (walks, collections of garbage, traced steps) is left out of the
+books: `with sensor.left_out():`.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from memtools._leak.detector import LeakDetector, part_of
+from memtools._leak.finding import RANK
+from memtools._leak.judge import THRESHOLDS
+from memtools._leak.series import Points, since_of
+from memtools._monitor.evidence import Looks
+from memtools._monitor.signals import COUNTED, Limits, Signal
+
+LARGE_SHARE, LARGE = 0.01, 1 << 20  # of the limit, and bytes: growth that is looked at at once
+IN_USE = ("heap", "python")
+
+
+class Sensor:
+    """Reads the signals of a run, and keeps what they were.
+
+    Args:
+        signals: what is read.
+        limits: where they end.
+        noisy: whether readings are not of the same point of a step, and are taken on a thread of
+            their own; by default False.
+    """
+
+    def __init__(self, signals: Sequence[Signal], limits: Limits, *, noisy: bool = False) -> None:
+        self.signals, self._limits = list(signals), limits
+        self._detector = LeakDetector()
+        #: the same readings for each part of memory that may grow by itself
+        self.parts = {
+            name: part_of(self._detector, (name,)) for name in ("children", "shm", "device")
+        }
+        self.parts["use"] = part_of(self._detector, ("heap", "python", "tensors", "rss"))
+        self.points, self._is_noisy = Points(noisy=noisy), noisy
+        #: steps of the looks, without those that only watch what stands
+        self.looks: list[int] = []
+        #: when to read what is cheap, on the monotonic clock
+        self.due_ns = 0
+        self._counted = [signal for signal in self.signals if signal.name in COUNTED]
+        self._is_even = False  # readings are even in steps by now
+        self._seen: dict[str, int] = {}  # what is watched between looks, at the last look
+        self._declared: dict[str, dict[str, Any]] = {}
+
+    # --- readings ---
+
+    def read(self, step: int, *, skips: str = "") -> dict[str, int]:
+        """One reading of each signal, for the test and for the caller, who adds it to the points.
+
+        Args:
+            step: that ends now.
+            skips: the name of a signal that tells nothing now.
+        """
+        known: dict[str, int] = {}
+        now = time.monotonic_ns()
+        for signal in self.signals:
+            size = signal.read()
+            then = time.monotonic_ns()
+            signal.cost_ns, now = min(signal.cost_ns, then - now), then
+            if signal.name == skips:
+                size = None
+            self._feed(signal, step, size)
+            if size is not None:
+                known[signal.name] = size
+        return known
+
+    def read_newest(self) -> int:
+        """Enter the newest readings as those of a look. Returns their step."""
+        step = self.newest_step()
+        newest = [signal for signal in self.signals if signal.newest[0] >= step]
+        known = {one.name: one.newest[1] for one in newest}
+        self.points.add(step, {name: size for name, size in known.items() if size is not None})
+        return step
+
+    def newest_step(self) -> int:
+        """The step to which what is in use is known."""
+        return min(signal.newest[0] for signal in self.in_use() or self.signals)
+
+    def read_counted(self, step: int) -> None:
+        """Read what torch counts anyhow, which costs next to nothing."""
+        for signal in self._counted:
+            self._feed(signal, step, signal.read())
+
+    def read_cheap(self, step: int, now: int) -> None:
+        """Read the signals that have rested long enough. In the first steps more often."""
+        for signal in self.signals:
+            if signal in self._counted and not self._is_even:
+                continue
+            if now >= signal.due and signal.cost_ns < 1 << 62:
+                self._feed(signal, step, signal.read())
+                then = time.monotonic_ns()
+                signal.rest(then, then - now, self._pause)
+                now = then
+        self.due_ns = min(signal.due for signal in self.signals)
+
+    def rest(self) -> None:
+        """A look was taken: signals rest after it, not beside it."""
+        now = time.monotonic_ns()
+        for signal in self.signals:
+            signal.due = now + self._pause * signal.cost_ns
+
+    def begin_units(self, step: int, step_ns: float) -> None:
+        """From this step on readings are even in steps, whatever one costs."""
+        if not self._is_even:
+            self._is_even = True
+            for signal in self.signals:
+                signal.begin(step, step_ns)
+
+    @property
+    def _pause(self) -> int:
+        """Readings of the first steps are denser, as there are few."""
+        return Signal.PAUSE if self._is_even else Signal.PAUSE // 8
+
+    @property
+    def every(self) -> int:
+        """In how many of the first steps something is read."""
+        return 1 if any(signal.name == "device" for signal in self._counted) else 4
+
+    def _feed(self, signal: Signal, step: int, size: int | None) -> None:
+        for at, value in signal.feed(step, size):
+            self._detector.update(at, **{signal.name: value})
+
+    @contextmanager
+    def left_out(self) -> Iterator[None]:
+        """Do not count what the block adds to memory, or gives back. In it Python does not collect
+        the garbage of the program by itself: nobody would see that go."""
+        is_on = gc.isenabled() and not self._is_noisy
+        before = [signal.read() for signal in self.signals]
+        if is_on:
+            gc.disable()
+        try:
+            yield
+        finally:
+            try:
+                for signal, size in zip(self.signals, before, strict=True):
+                    signal.leave_out(size, signal.read())
+            finally:
+                if is_on:
+                    gc.enable()
+
+    # --- growth ---
+
+    def in_use(self) -> list[Signal]:
+        """The signals of what the process has in use."""
+        return [signal for signal in self.signals if signal.name in IN_USE]
+
+    def use(self) -> int:
+        """Bytes in use at the newest look."""
+        points = self.points.series("use")
+        return points[-1][1] if points else 0
+
+    def known(self, step: int) -> Looks:
+        """What is known after the look at this step."""
+        verdicts = {name: detector.verdict() for name, detector in self.parts.items()}
+        grades = {name: verdict.kind for name, verdict in verdicts.items()}
+        tested = {
+            name: (verdict.since_step, verdict.rate_bytes_per_step)
+            for name, verdict in verdicts.items()
+            if verdict.since_step is not None and RANK[verdict.kind] >= RANK["suspect"]
+        }
+        return Looks(step, self.looks, self.points, grades, tested)
+
+    def paces(self, step: int) -> dict[str, float]:
+        """How fast each part of memory grows now, in bytes a step."""
+        since = self.since(step)
+        return {part: self.points.pace(part, since).rate for part in self.parts}
+
+    def since(self, step: int) -> int:
+        """The step from which on slopes are taken at this step."""
+        return since_of(self.looks, step)
+
+    def grows(self) -> bool:
+        """Whether anything that counts grows: since the first look, or lately."""
+        rates = [self.points.slope("all")]
+        rates += [self.points.slope("all", since) for since in self.looks[-3:-1]]
+        return max(rates) >= THRESHOLDS.least_rate
+
+    def suspects(self) -> list[str]:
+        """The parts of memory that the leak test sees grow."""
+        return [name for name, one in self.parts.items() if RANK[one.kind] >= RANK["suspect"]]
+
+    # --- growth that does not wait ---
+
+    def note_seen(self) -> None:
+        """Growth until the next look counts from here on."""
+        self._seen = self._glance()
+
+    def _glance(self) -> dict[str, int]:
+        """What the sampler and torch count anyhow: it costs some 0.3 us to read."""
+        found = {"used": self._limits.used()}
+        found |= {one.name: one.read() for one in self._counted if one.name == "device"}
+        return {name: size for name, size in found.items() if size is not None}
+
+    def is_large(self) -> bool:
+        """Whether memory has grown by 1 % of the limit since the last look, and by 1 MiB."""
+        now, part = self._glance(), self._limits.share(LARGE_SHARE)
+        for name, size in now.items():
+            least = max(LARGE, part or 0) if name == "used" else LARGE
+            if size - self._seen.setdefault(name, size) >= least:
+                return True
+        return False
+
+    def has_jumped(self) -> bool:
+        """Whether large growth has begun since the look before."""
+        points = self.points.series("all")
+        if len(points) < 4:
+            return False
+        (a, first), (b, before), (c, last) = points[-3:]
+        lately, earlier = (last - before) / (c - b), (before - first) / (b - a)
+        part = self._limits.share(LARGE_SHARE) or LARGE
+        is_large = last - before >= max(LARGE, min(part, 64 * LARGE))
+        return is_large and lately > 4 * max(THRESHOLDS.least_rate, earlier)
+
+    # --- what is declared ---
+
+    def expect_growth(self, name: str, **growth: Any) -> None:
+        """As LeakDetector.expect_growth."""
+        self._detector.expect_growth(name, **growth)
+        self._declared[name] = {**growth, "use": self.use() if self.points.steps else None}
+
+    def declared(self, step: int) -> tuple[float, str]:
+        """(bytes a step that are declared now, the names)."""
+        rate, names = 0.0, []
+        for name, growth in self._declared.items():
+            until, size, given = growth.get("until"), growth.get("bytes"), growth.get("rate")
+            if growth["use"] is None:
+                growth["use"] = self.use()
+            grown = self.use() - growth["use"]
+            if (until is not None and step > until) or (isinstance(size, int) and grown > size):
+                continue
+            rate += math.inf if given is None else float(given)
+            names.append(name)
+        return rate, " and ".join(names)

@@ -1,0 +1,181 @@
+"""The signals of a leak test: what is read at the end of a step, and where each of them ends.
+
+    Signal.read() ──► bytes now, less what the looks of memtools itself have added
+          │
+          ├─ at a look ─────────────► Points: one row for each look, at the same point of a step
+          └─ between, where cheap ──► LeakDetector, at even units of steps
+
+What a reading costs changes by a factor of ten thousand from program to program (mallinfo2 counts
+every free chunk), and so does the time of a step. A look reads each signal whatever that costs, as
+there are few of them. Between the looks a signal is read as often as it is cheap. The leak test
+wants readings that are even in steps: so each signal gets a unit of steps, set once, and the units
+in between lie on the line from one reading to the next. Lows are kept by that, and no stairs are
+made.
+
+    steps     | | | | | | | | | | | | |
+    read      0       4           10
+    unit 2    0   2   4   6   8   10          what the test sees
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+
+from memtools import _core
+from memtools._base import devices as cuda_devices
+from memtools._blocks.reports import HostBlocks
+from memtools._monitor.host import rooms_of_process
+
+EACH_READING = 16  # units from one reading to the next, as long as costs stay what they were
+FEED_NS = 2_500  # that the test takes for a value
+
+#: signals that torch counts anyhow, to the byte: a reading of them takes less than 1 us
+COUNTED = ("device", "tensors")
+
+
+class Signal:
+    """One series of readings."""
+
+    __slots__ = (
+        *("_fed", "_newest", "_origin", "_own", "_read"),
+        *("cost_ns", "due", "name", "recent_ns", "unit"),
+    )
+
+    #: after a reading between looks it rests for so many times what the reading took
+    PAUSE = 800
+
+    def __init__(self, name: str, read: Callable[[], int | None]) -> None:
+        self.name, self._read = name, read
+        #: the least that a reading has taken
+        self.cost_ns = 1 << 62
+        #: what one takes now, between looks; 0: none was taken yet
+        self.recent_ns = 0
+        #: when to read next, on the monotonic clock; 0 while it is fed as it is read
+        self.due = 0
+        #: steps from one value that the test sees to the next; 0 while it is fed as it is read
+        self.unit = 0
+        self._origin = self._fed = 0
+        self._newest: tuple[int, int | None] = 0, None
+        self._own = 0  # bytes that looks have added
+
+    def read(self) -> int | None:
+        """Bytes now, less what looks have added; None where it is not known."""
+        size = self._read()
+        return None if size is None else max(0, size - self._own)
+
+    @property
+    def newest(self) -> tuple[int, int | None]:
+        """The step of the newest reading that the test was given, and its bytes."""
+        return self._newest
+
+    def rest(self, now: int, took_ns: int, pause: int) -> None:
+        """A reading has taken so long: read again after so many times that. What takes more than
+        twice as long as the one before was interrupted by another program, most likely, and is no
+        measure; if it stays so slow, the next ones tell."""
+        most = 2 * self.recent_ns or took_ns
+        self.recent_ns = max(1, min(took_ns, most))
+        self.due = now + pause * self.recent_ns
+
+    def leave_out(self, before: int | None, after: int | None) -> None:
+        """Do not count what memtools has added, or given back, between these two readings."""
+        if before is not None and after is not None:
+            self._own += after - before
+
+    def begin(self, step: int, step_ns: float) -> None:
+        """From this step on values are given for each unit of steps: a sixteenth of the steps that
+        will lie between two readings, where a step takes so many nanoseconds. In fast steps more,
+        so that a value for each unit takes less time than readings may."""
+        apart = max(self.cost_ns / EACH_READING, 2 * FEED_NS)
+        self.unit = 1
+        while self.unit * max(1.0, step_ns) < self.PAUSE * apart:
+            self.unit *= 2
+        self._origin, self._fed = step, 0
+
+    def feed(self, step: int, size: int | None) -> Iterator[tuple[int, int | None]]:
+        """(step, bytes) of each unit since the reading before, of which `size` is the newest."""
+        last_step, last_size = self._newest
+        self._newest = step, size
+        if self.unit == 0:
+            yield step, size
+            return
+        last = (step - self._origin) // self.unit
+        for n in range(self._fed + 1, last + 1):
+            at = self._origin + n * self.unit
+            if size is None or last_size is None:
+                yield at, size
+            else:
+                yield at, last_size + (size - last_size) * (at - last_step) // (step - last_step)
+        self._fed = max(self._fed, last)
+
+
+def python_bytes() -> int:
+    """Bytes of the interpreter's own blocks; where it tells their number only, about."""
+    size = _core._python_bytes()
+    return 64 * sys.getallocatedblocks() if size is None else size
+
+
+def signals_of(
+    probe: _core.Probe, devices: Sequence[int], blocks: HostBlocks | None = None
+) -> list[Signal]:
+    """The signals of a run, the resident bytes first.
+
+    Args:
+        probe: what reads the memory of the process.
+        devices: CUDA devices, by number.
+        blocks: the reports of torch's host allocator; None, the default: no signal `tensors`.
+    """
+
+    def figure(fields: int, name: str) -> Callable[[], int | None]:
+        return lambda: getattr(probe.read(fields), name)
+
+    def shared() -> int | None:
+        size = probe.read(_core.READ_SHM).shm
+        _core._hear_files()
+        return size
+
+    signals = [
+        # Resident bytes, less what pools map more than once: forks of a cache are no growth.
+        Signal("rss", figure(_core.READ_RSS, "process")),
+        Signal("heap", figure(_core.READ_HEAP, "heap_used")),
+        Signal("python", python_bytes),
+        Signal("children", figure(_core.READ_CHILDREN, "children_private")),
+        Signal("shm", shared),
+    ]
+    if blocks is not None:
+        signals.append(Signal("tensors", blocks.in_use))
+    if devices:
+        signals.append(Signal("device", lambda: cuda_devices.allocated(devices)))
+    return signals
+
+
+class Limits:
+    """Where the signals end: how much memory there is to grow into."""
+
+    def __init__(self, sampler: _core.Sampler, probe: _core.Probe, devices: Sequence[int]) -> None:
+        self._sampler, self._probe, self._devices = sampler, probe, devices
+
+    def room(self) -> int | None:
+        """Bytes from what is used now to the limit that is met first: the host's, or one of this
+        process (`ulimit -d`, `ulimit -v`). None when no limit is known."""
+        used, limit = self._sampler.used(), self._sampler.limit()
+        rooms = [] if used is None or limit is None else [limit[0] - used]
+        return min([*rooms, *rooms_of_process()], default=None)
+
+    def share(self, part: float) -> int | None:
+        """So much of the host's limit, in bytes; None when unknown."""
+        limit = self._sampler.limit()
+        return None if limit is None else int(part * limit[0])
+
+    def used(self) -> int | None:
+        """What counts against the host's limit, by the newest sample."""
+        return self._sampler.used()
+
+    def device(self) -> int | None:
+        """Bytes at which all watched devices are full; None when unknown."""
+        total = 0
+        for tiers in map(cuda_devices.tiers, self._devices):
+            if tiers.reserved is None or tiers.free is None:
+                return None
+            total += tiers.reserved + tiers.free
+        return total if self._devices else None

@@ -1,0 +1,182 @@
+"""Walks of the heap, as long as something grows, and what they show of growth that nobody holds.
+
+GrowthCensus.look ──► holders, and how much all that the program reaches takes
+                                 │ that does not grow, and what is in use does, evenly
+                                 ▼
+                      collect garbage: cycles, or the C heap
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from memtools._census.holders import Holder
+from memtools._leak.growth import slope_of
+from memtools._leak.judge import C_HEAP, CYCLES, THRESHOLDS, keeps_graphs
+from memtools._monitor.evidence import Looks
+from memtools._monitor.schedule import Budget
+from memtools._monitor.sensor import Sensor
+
+
+class CensusLike(Protocol):
+    """What is needed of a GrowthCensus."""
+
+    looks: int
+    cut: bool
+    reached_bytes: int
+
+    def look(self, step: int) -> None: ...
+    def holders(self) -> tuple[Holder, ...]: ...
+
+
+class HeapWalks:
+    """The census of a run, and the collections of garbage that it needs.
+
+    Args:
+        make: makes the census, for the first walk; None: the heap is not walked.
+        sensor: whose books leave out what is done here.
+        budget: of time, for walks.
+        complain: gives notice of a failure, by a key and a text.
+        collects: whether garbage may be collected here. On another thread than the program's its
+            finalizers are not for us to run.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], CensusLike] | None,
+        sensor: Sensor,
+        budget: Budget,
+        complain: Callable[[str, str], None],
+        *,
+        collects: bool = True,
+    ) -> None:
+        self._make, self._sensor, self._budget, self._complain = make, sensor, budget, complain
+        self._collects = collects
+        self._census: CensusLike | None = None
+        #: who holds what grows, as of the newest walk
+        self.holders: tuple[Holder, ...] = ()
+        self._cost_ns = 0  # of the newest walk
+        self._reached: list[tuple[int, int]] = []  # (step, bytes) of all that walks have reached
+        self._in_use = 0  # at the newest collection
+        self._collections = 0  # at the first look, and those made here since
+        self._unheld = ""  # what the newest search for it has found
+
+    @property
+    def are_on(self) -> bool:
+        """Whether the heap is walked; it ends with the first walk that fails."""
+        return self._make is not None
+
+    @property
+    def is_collected(self) -> bool:
+        """Whether garbage goes without us: Python's collector is on, or the program has collected
+        since the first look."""
+        return gc.isenabled() or _collections() > self._collections
+
+    def begin(self) -> None:
+        """Collect garbage before the first look: that of a program's start goes at some time, and
+        may hide the growth of a hundred steps. What it frees is given back to the books."""
+        if self._collects:
+            with self._sensor.left_out():
+                gc.collect()
+        self._collections = _collections()
+
+    def begun(self) -> None:
+        """The first look was taken."""
+        self._in_use = self._sensor.use()
+
+    def _can_afford(self, steps: int) -> bool:
+        return self._budget.can_afford(self._cost_ns, steps)
+
+    def walk(self, step: int, steps: int, *, has_holders: bool) -> bool:
+        """Walk the heap, the first time in any case, then while something grows. What the census
+        keeps itself is no growth.
+
+        Args:
+            step: of the walk.
+            steps: of the run so far.
+            has_holders: whether a finding stands that names a holder.
+
+        Returns whether there was a walk.
+        """
+        if self._make is None:
+            return False
+        if self._census is not None:
+            grows = has_holders or self._sensor.grows()
+            if not grows or not self._can_afford(steps):
+                return False
+        begun = time.thread_time_ns()
+        try:
+            with self._sensor.left_out():
+                self._look(step, self._make)
+        except Exception as error:
+            self._make, self._census, self.holders = None, None, ()
+            if not isinstance(error, MemoryError) or not has_holders:
+                why = f"{type(error).__name__}: {error}".removesuffix(": ")
+                self._complain("census", f"holders are not looked for from here on: {why}")
+            return False  # else memory is nearly out, and who takes it is known
+        finally:
+            self._cost_ns = time.thread_time_ns() - begun
+        return True
+
+    def _look(self, step: int, make: Callable[[], CensusLike]) -> None:
+        if self._census is None:
+            self._census = make()
+        self._census.look(step)
+        self.holders = self._census.holders()
+        if self._census.cut:
+            self._complain("cut", "the heap is too large for a whole look: parts of it were left "
+                           "out, and who is in them is not known")  # fmt: skip
+        else:
+            self._reached = [*self._reached[-63:], (step, self._census.reached_bytes)]
+
+    def collect(self, steps: int) -> Callable[[], None] | None:
+        """What collects garbage before the lines of traced steps are read, as garbage is not what
+        stays; None where that is not to be done. The books keep it, as the program goes on to."""
+        if not self._collects or self._cost_ns == 0 or not self._can_afford(steps):
+            return None
+        return self._collect_now
+
+    def _collect_now(self) -> None:
+        with self._budget.spending(), self._sensor.left_out():
+            gc.collect()
+        self._collections += 1
+        self._in_use = self._sensor.use()
+
+    def unheld(self, seen: Looks, steps: int) -> str:
+        """Whose the growth is that no container explains: C_HEAP, CYCLES, or "" where that is not
+        known. Before a word of the C heap the garbage is collected: if half of the growth goes with
+        it, it was the garbage's."""
+        if self._census is None or self._census.cut:
+            return ""  # nobody has looked for a holder, or not everywhere
+        if self._census.looks < THRESHOLDS.named_looks:
+            return ""
+        use, held = seen.pace("use"), sum(holder.rate_bytes for holder in self.holders)
+        if use < THRESHOLDS.least_rate or held >= THRESHOLDS.unexplained * use:
+            return ""
+        if keeps_graphs(self.holders):
+            return ""  # which keep what nobody can measure
+        whole = [point for point in self._reached if point[0] >= seen.since]
+        if len(whole) < 2 or slope_of(whole) >= THRESHOLDS.explained * use:
+            return ""  # objects hold it, and no container is longer for it; or nobody knows
+        if not seen.is_even():
+            return CYCLES if self._unheld == CYCLES else ""
+        if self._unheld == C_HEAP:
+            return C_HEAP  # found before, and it goes on
+        if not self._collects or not self._can_afford(steps):
+            return ""
+        before, grown = self._sensor.use(), self._sensor.use() - self._in_use
+        with self._sensor.left_out():  # the program would have it still, and goes on to make more
+            gc.collect()
+            after = sum(signal.read() or 0 for signal in self._sensor.in_use())
+        self._collections += 1
+        self._in_use = before
+        self._unheld = CYCLES if before - after >= THRESHOLDS.garbage * grown else C_HEAP
+        return self._unheld
+
+
+def _collections() -> int:
+    """How many times garbage has been collected in this process, of any age."""
+    return sum(generation["collections"] for generation in gc.get_stats())

@@ -1,0 +1,502 @@
+"""What runs in a worker: a DataLoader's, or any other process of multiprocessing.
+
+    parent                                     worker
+    WorkerReports ──► Page: it asks            at each get() or put() of its queue: Worker.before()
+                                                 not asked: a look at one number, 0.5 us
+                      Page: slots  ◄──────       asked: a look of the census at every so many
+    findings() ◄── what grows in whom            batches, and what it names into its own slot
+
+The page is shared memory that the parent makes. A forked worker has it by the fork; a spawned one
+is told where it is by an entry of multiprocessing's own settings, which each process hands on to
+those that it starts. So nothing of the program is replaced, but for the methods of the queues that
+a worker is given: on those objects, in that process, they are followed by a count. A batch is the
+step of a worker: workers run ahead of the program, so its own steps would say little of them.
+
+A look in a worker must not write into the memory that it shares with its parent: the kernel copies
+each page that is written to. So the census takes no references, does not collect, and its tables
+are pages of their own, freed after the look but for 1 MiB. Nothing happens where nobody asks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import json
+import os
+import struct
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from memtools._base import process
+from memtools._base.mapping import Descriptor, map_file
+
+if TYPE_CHECKING:
+    from memtools._census.holders import Holder
+
+MAGIC = b"memtool1"
+SLOTS = 1020  # workers that can report, whose pids fit the first page; those beyond are not heard
+SLOT_BYTES = 4096  # a page of the kernel's, so that a slot nobody uses takes no memory
+_HEAD = struct.Struct("<8sI")  # of the page: what it is, whether the parent asks
+_OWNERS_AT = 16  # behind it: whose each slot is, so that slots of nobody are never touched
+_OWNERS = struct.Struct(f"<{SLOTS}I")
+#: of a slot: pid, bytes of text, their checksum, since when it looks, batches
+_SLOT = struct.Struct("<IIIIQ")
+_ASKS = struct.Struct("<I")
+_PASSED = struct.Struct("<Q")
+_LOOKS_AT, _PASSED_AT = 12, 16
+TRIES = 64  # slots that a worker looks at to find a free one
+CLOCKS = ("get", "put", "recv", "send")  # methods whose calls are batches
+LONGEST = 60  # seconds of a look, after which it is none
+HOLDERS = 6  # that a worker reports at most
+LOOKS_AT_ONCE = 3  # looks that come as soon as there are batches between them
+GAP = 2  # batches between the first looks
+SHARE = 50  # so many times as long as a look took a worker works before the next one
+ENTRY = "memtools"  # of multiprocessing's settings of a process
+
+
+class Page:
+    """Shared memory between a process and its workers.
+
+    |magic, asks, pid of each slot | slot 0: pid, batches, text | slot 1 | ... |
+
+    A slot is written by the one worker whose pid it has. A text is read only if its checksum is
+    right, so that half of one is never taken for a whole, whatever order the processor writes in.
+    Reading a page of a file in memory makes it: slots of nobody are left alone, or they would be
+    4 MiB of the job's shared memory.
+    """
+
+    __slots__ = ("_descriptor", "_memory")
+
+    def __init__(self, fd: int) -> None:
+        """Map the page that a file descriptor leads to; the descriptor is the caller's. Raises
+        OSError, and ValueError if that is no such page."""
+        self._descriptor: Descriptor | None = None
+        size = SLOT_BYTES * (1 + SLOTS)
+        if os.fstat(fd).st_size < size or os.pread(fd, len(MAGIC), 0) != MAGIC:
+            raise ValueError("this is not a page of memtools")
+        self._memory = memoryview(map_file(fd, size)).cast("B")
+
+    @classmethod
+    def new(cls) -> Page:
+        """Make a page. Takes 4 KiB until workers write into it. Raises OSError."""
+        fd = os.memfd_create("memtools-workers", os.MFD_CLOEXEC)
+        descriptor = Descriptor(fd)
+        os.truncate(fd, SLOT_BYTES * (1 + SLOTS))
+        os.pwrite(fd, _HEAD.pack(MAGIC, 0), 0)
+        page = cls(fd)
+        page._descriptor = descriptor
+        return page
+
+    @property
+    def fd(self) -> int:
+        """By which spawned processes find the page, in the process that made it; else -1."""
+        found = None if self._descriptor is None else self._descriptor.get()
+        return -1 if found is None else found
+
+    def close(self) -> None:
+        """Let go of the memory: nothing can be read or asked any more. Other processes keep it."""
+        self.leave()
+        self._memory.release()
+
+    def leave(self) -> None:
+        """Let go of the descriptor: processes that are spawned from now on cannot find the page."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            descriptor.close()
+
+    # --- what the parent asks ---
+
+    def asks(self) -> bool:
+        """Whether the parent wants to know what grows."""
+        return self._memory[len(MAGIC)] != 0
+
+    def ask(self, wanted: bool) -> None:
+        _ASKS.pack_into(self._memory, len(MAGIC), wanted)
+
+    # --- what workers say ---
+
+    def take(self, pid: int) -> int | None:
+        """A slot for a process: its own, one that nobody has, or one of a process that has ended.
+        None where there is none."""
+        for i in range(TRIES):
+            slot = (pid + i) % SLOTS
+            owner = self.owner(slot)
+            if owner == pid:
+                return slot
+            if owner == 0 or not _lives(owner):
+                _SLOT.pack_into(self._memory, _place(slot), pid, 0, 0, 0, 0)
+                _ASKS.pack_into(self._memory, _owner_at(slot), pid)
+                return slot
+        return None
+
+    def owner(self, slot: int) -> int:
+        """The pid of the process that a slot is of, 0 for none."""
+        pid: int = _ASKS.unpack_from(self._memory, _owner_at(slot))[0]
+        return pid
+
+    def _owners(self) -> list[tuple[int, int]]:
+        """(slot, pid) of each slot that somebody has or had."""
+        pids = _OWNERS.unpack_from(self._memory, _OWNERS_AT)
+        return [(slot, pid) for slot, pid in enumerate(pids) if pid]
+
+    def write(self, slot: int, passed: int, text: bytes) -> None:
+        """Report. pre: the text is shorter than a slot."""
+        at = _place(slot) + _SLOT.size
+        self._memory[at : at + len(text)] = text
+        _SLOT.pack_into(
+            self._memory, _place(slot), os.getpid(), len(text), zlib.crc32(text), 0, passed
+        )
+
+    def count(self, slot: int, passed: int) -> None:
+        """Say how many batches there were so far."""
+        _PASSED.pack_into(self._memory, _place(slot) + _PASSED_AT, passed)
+
+    def look(self, slot: int, looks: bool) -> None:
+        """Say that a look begins, or that it has ended."""
+        since = int(time.monotonic()) & 0xFFFFFFFF or 1 if looks else 0
+        _ASKS.pack_into(self._memory, _place(slot) + _LOOKS_AT, since)
+
+    def looking(self) -> bool:
+        """Whether a process looks at its heap now: one that was killed meanwhile does not."""
+        now = int(time.monotonic()) & 0xFFFFFFFF
+        for slot, owner in self._owners():
+            since = _ASKS.unpack_from(self._memory, _place(slot) + _LOOKS_AT)[0]
+            if since and 0 <= now - since <= LONGEST and _lives(owner):
+                return True
+        return False
+
+    def read(self) -> Iterator[tuple[int, int, dict[str, Any]]]:
+        """(pid, batches so far, report) of each process that lives and has reported."""
+        for slot, owner in self._owners():
+            pid, size, checksum, _, passed = _SLOT.unpack_from(self._memory, _place(slot))
+            if pid != owner or not 0 < size <= SLOT_BYTES - _SLOT.size:
+                continue
+            at = _place(slot) + _SLOT.size
+            text = bytes(self._memory[at : at + size])
+            if zlib.crc32(text) != checksum or not _lives(pid):
+                continue
+            with contextlib.suppress(ValueError):
+                yield pid, passed, json.loads(text)
+
+
+def _place(slot: int) -> int:
+    return SLOT_BYTES * (1 + slot)
+
+
+def _owner_at(slot: int) -> int:
+    return _OWNERS_AT + _ASKS.size * slot
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # somebody else's: not a worker of ours
+        return False
+    return True
+
+
+# --- in a worker ----------------------------------------------------------------------------------
+
+
+class Worker:
+    """Counts the batches of this process, and looks at its heap when it is asked to."""
+
+    def __init__(self, page: Page) -> None:
+        self._page = page
+        self._passed: dict[int, int] = {}  # calls, by the clock that they were of
+        self._clock: int | None = None  # the one that counts, once it was asked
+        self._census: Any = None
+        self._slot: int | None = None
+        self._due = self._looks = 0
+        self._rests_until = 0.0
+        self._failed = False
+        self._busy = threading.Lock()  # a queue may be used by several threads
+
+    def passed(self, clock: int) -> None:
+        """A call of a queue's method has come back."""
+        self._passed[clock] = self._passed.get(clock, 0) + 1
+        if clock == self._clock and self._slot is not None:
+            self._page.count(self._slot, self._passed[clock])
+
+    def before(self, clock: int) -> None:
+        """A method of a queue is about to be called: the batch before is done with. Raises
+        nothing."""
+        if not self._page.asks():
+            if self._census is not None:
+                self._rest()
+            return
+        if self._failed or not self._busy.acquire(blocking=False):
+            return
+        try:
+            self._look(clock)
+        except Exception:
+            self._failed = True  # a worker whose census fails says nothing any more
+            self._rest()
+        finally:
+            self._busy.release()
+
+    def _rest(self) -> None:
+        """Nobody asks any more: let go of what looks have kept."""
+        self._census = self._clock = None
+        self._due = self._looks = 0
+
+    def _look(self, clock: int) -> None:
+        if self._clock is None:
+            # Of several queues the busiest counts. get() and put() of a loop are even: the first.
+            self._clock = max(self._passed, key=self._passed.__getitem__, default=clock)
+        if clock != self._clock:
+            return
+        passed = self._passed.get(clock, 0)
+        rests = self._looks >= LOOKS_AT_ONCE and time.monotonic() < self._rests_until
+        if passed < self._due or rests:
+            return
+        if self._slot is None or self._page.owner(self._slot) != os.getpid():
+            self._slot = self._page.take(os.getpid())
+            if self._slot is None:  # more workers than slots
+                self._failed = True
+                return
+        begun = time.monotonic()
+        self._page.look(self._slot, True)
+        try:
+            if self._census is None:
+                self._census = new_census()
+            self._census.look(passed)
+        finally:
+            self._page.look(self._slot, False)
+        self._looks += 1
+        self._page.write(self._slot, passed, self._report(passed))
+        self._due = passed + max(GAP, self._looks * GAP // 2)
+        now = time.monotonic()
+        self._rests_until = now + SHARE * (now - begun)
+
+    def _report(self, passed: int) -> bytes:
+        """What is known, as text that fits into a slot."""
+        name, number, of = who()
+        report: dict[str, Any] = {
+            "name": name,
+            "worker": number,
+            "workers": of,
+            "looks": self._looks,
+            "batch": passed,
+            "cut": bool(self._census.cut),
+            "holders": [_told(holder) for holder in self._census.holders()[:HOLDERS]],
+        }
+        while True:
+            text = json.dumps(report).encode()
+            if len(text) <= SLOT_BYTES - _SLOT.size:
+                return text
+            report["holders"].pop()
+
+
+def _told(holder: Holder) -> dict[str, Any]:
+    """A holder as a report has it."""
+    return {
+        "path": holder.path[:300],
+        "kind": holder.kind[:40],
+        "what": holder.what[:100],
+        "length": holder.length,
+        "capacity": holder.capacity,
+        "containers": holder.containers,
+        "new_objects": holder.new_objects,
+        "new_bytes": holder.new_bytes,
+        "batches": holder.steps,
+        "only_gained": holder.only_gained,
+    }
+
+
+def new_census() -> Any:
+    """What a worker looks at its heap with. It names all that gains: its parent knows how many
+    batches make a step, and leaves out what gains too little."""
+    from memtools._census.growth import GrowthCensus
+
+    return GrowthCensus((Worker, Page), least_rate=1.0)
+
+
+def who() -> tuple[str, int | None, int | None]:
+    """(name of the process, number of the DataLoader's worker, how many it has): None for other
+    processes."""
+    current = sys.modules["multiprocessing.process"].current_process()
+    loader = sys.modules.get("torch.utils.data")
+    info = None if loader is None else loader.get_worker_info()
+    if info is None:
+        return str(current.name)[:100], None, None
+    return str(current.name)[:100], info.id, info.num_workers
+
+
+# --- how a process becomes a worker that can be asked ---------------------------------------------
+
+_page: list[Page] = []  # the one that the children of this process look at, if it asks
+_parents: list[Page] = []  # the one that this process looks at, if it is a worker
+_worker: list[Worker] = []  # this process as a worker
+_waits = False  # whether multiprocessing will call _begin in its children
+
+
+def publish(page: Page) -> None:
+    """Let the children of this process, from now on, look at a page."""
+    _page[:] = [page]
+    process.at_fork(_in_child)
+    invite()
+
+
+def withdraw() -> None:
+    """Children that start from now on look at nothing."""
+    _page.clear()
+    multiprocessing = sys.modules.get("multiprocessing.process")
+    if multiprocessing is not None:
+        multiprocessing.current_process()._config.pop(ENTRY, None)
+
+
+def invite() -> None:
+    """Let processes that multiprocessing spawns know of the page too. To be called again where the
+    program may have imported multiprocessing since: nothing here imports it."""
+    multiprocessing = sys.modules.get("multiprocessing.process")
+    page = next(iter(_page), None)
+    current = getattr(multiprocessing, "current_process", None)  # None while it is being imported
+    if current is not None and page is not None:
+        current()._config.setdefault(ENTRY, Invitation(os.getpid(), page.fd))
+
+
+class Invitation:
+    """An entry of the settings that multiprocessing copies to each process that it starts. A
+    spawned process reads it, and looks for the page by that; a forked one never does.
+
+    What is read is a text, so that a process which has no memtools goes on as if there were none.
+    """
+
+    __slots__ = ("_fd", "_pid")
+
+    def __init__(self, pid: int, fd: int) -> None:
+        self._pid, self._fd = pid, fd
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[str]]:
+        return exec, (
+            "try:\n"
+            "    from memtools._monitor.worker import arrive\n"
+            f"    arrive({self._pid}, {self._fd})\n"
+            "except Exception:\n"
+            "    pass\n",
+        )
+
+
+def arrive(parent: int, fd: int) -> None:
+    """In a spawned process, before it has begun: map its parent's page. Raises OSError and
+    ValueError."""
+    own = os.open(f"/proc/{parent}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        _parents[:] = [Page(own)]
+    finally:
+        os.close(own)
+    importlib.import_module("multiprocessing.util")  # as the process does next
+    _wait()
+    _wait_for_spawned()
+    process.at_fork(_in_child)  # a worker that forks again
+
+
+def _in_child() -> None:
+    """In a child, at once after the fork: the page is there, what this process did as a parent or
+    as a worker is over."""
+    if _page:
+        _page[0].leave()
+        _parents[:] = _page
+    _page.clear()
+    _worker.clear()
+    if _parents:
+        _wait()
+
+
+def _wait() -> None:
+    """Ask multiprocessing to call _begin when a process has begun as one of its own: it knows then
+    what it is to run. A child of os.fork() alone is no worker."""
+    global _waits
+    util = sys.modules.get("multiprocessing.util")
+    if util is not None and not _waits:
+        util.register_after_fork(_here, _begin)
+        _waits = True
+
+
+def _wait_for_spawned() -> None:
+    """Processes that are not forked from their parent skip what _wait() asks for. The classes of
+    such processes begin with us, once."""
+    for name in ("SpawnProcess", "ForkServerProcess"):
+        kind: Any = getattr(sys.modules.get("multiprocessing.context"), name, None)
+        skip = None if kind is None else vars(kind).get("_after_fork")
+        if skip is not None:
+            kind._after_fork = staticmethod(functools.partial(_begin_spawned, kind, skip))
+
+
+def _begin_spawned(kind: Any, skip: Any) -> None:
+    kind._after_fork = skip
+    kind._after_fork()
+    _begin(None)
+
+
+def _here() -> None:
+    """What multiprocessing is given to remember _begin by; it lives as long as this module."""
+
+
+def _begin(_: object) -> None:
+    """In a process of multiprocessing, before its target is called."""
+    current = sys.modules["multiprocessing.process"].current_process()
+    current._config.pop(ENTRY, None)  # of the parent: what this one starts is not its own
+    if not _parents or _worker:
+        return
+    _worker[:] = [Worker(_parents[0])]
+    for queue in _queues(current):
+        for name in CLOCKS:
+            _count_calls(queue, name)
+
+
+def _queues(current: Any) -> Iterator[Any]:
+    """The queues and connections that a process was given: arguments, parts of arguments that are
+    lists or tuples, and attributes of its own class."""
+    given: list[Any] = [list(getattr(current, "_args", ())), list(vars(current).values())]
+    given.append(list(getattr(current, "_kwargs", {}).values()))
+    kinds = tuple(_kinds())
+    for _ in range(3):
+        inner: list[Any] = []
+        for value in (value for some in given for value in some):
+            kind = type(value)
+            if issubclass(kind, kinds):
+                yield value
+            elif issubclass(kind, (list, tuple)):
+                inner.append(value)
+        given = inner
+
+
+def _kinds() -> Iterator[type]:
+    """The classes of multiprocessing's queues and connections, as far as they are imported."""
+    for module, names in (
+        ("multiprocessing.queues", ("Queue", "SimpleQueue")),
+        ("multiprocessing.connection", ("_ConnectionBase",)),
+    ):
+        for name in names:
+            kind = getattr(sys.modules.get(module), name, None)
+            if isinstance(kind, type):
+                yield kind
+
+
+def _count_calls(queue: Any, name: str) -> None:
+    """Let the calls of one method of one queue be counted, in this process."""
+    call = getattr(queue, name, None)
+    if call is None or name in vars(queue):  # a fork of a worker has it counted already
+        return
+    clock = id(queue) ^ CLOCKS.index(name)
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        worker = _worker[0] if _worker else None
+        if worker is None:
+            return call(*args, **kwargs)
+        worker.before(clock)
+        result = call(*args, **kwargs)
+        worker.passed(clock)
+        return result
+
+    with contextlib.suppress(AttributeError, TypeError):
+        setattr(queue, name, counted)

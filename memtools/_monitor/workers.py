@@ -1,0 +1,222 @@
+"""What grows in the workers of this process, as they found out themselves: see worker.py.
+
+    LeakWatch ──► WorkerReports.ask() ──► page ──► workers look at their heaps
+              ◄── findings(step) ◄─────── page ◄── holders with bytes a batch of each worker
+
+A worker's rate is for its own batches. What a batch is in steps of the program is seen here: how
+many batches there were in how many steps. Workers of a DataLoader take turns, so each of N has a
+batch at every N-th step, or oftener where several batches make a step; that is exact, whereas
+counts of workers that run ahead are some batches off.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from memtools._base import sentences
+from memtools._census.holders import Holder
+from memtools._leak.finding import RANK, LeakFinding
+from memtools._leak.judge import THRESHOLDS, graded, of_holder
+from memtools._monitor import worker
+from memtools._monitor.worker import Page
+
+AHEAD = 3  # batches by which a worker's count may be off: two are ready, one is being made
+BETWEEN = 1.5  # batches a turn, above which it may be one or two of them
+NEAR = 0.1  # of the batches: a count that is so near to a whole number of turns is that number
+IDLE = 8  # turns without a batch, after which a worker is one of a loader that rests
+LISTED = 8  # workers with the same holder that are named one by one
+
+
+@dataclass
+class _Known:
+    """What was seen of a worker when it first reported: batches, step and time; and its pace, as
+    far as that is known since."""
+
+    pid: int
+    batches: int
+    step: int
+    ns: int
+    pace: tuple[float, str] | None = None
+
+
+@dataclass
+class _Shared:
+    """The page of this process."""
+
+    pid: int
+    page: Page
+    users: set[int]  # ids of the WorkerReports
+
+
+_shared: list[_Shared] = []
+
+
+class WorkerReports:
+    """Asks the workers of this process, and reads what they say. Several monitors share a page.
+
+    The page is shared memory that takes 4 KiB, and 4 KiB for each worker that has reported.
+    """
+
+    def __init__(self) -> None:
+        """Make the page, and let all processes that start from now on know of it. Raises OSError
+        where the kernel has no memfd, or the process no more descriptors."""
+        if not _shared or _shared[0].pid != os.getpid():  # a fork's are its parent's
+            _shared[:] = [_Shared(os.getpid(), Page.new(), set())]
+        self._page = _shared[0].page
+        self._asked = False
+        self._known: dict[int, _Known] = {}
+        _shared[0].users.add(id(self))
+        worker.publish(self._page)
+
+    def close(self) -> None:
+        """Ask no more. Workers that live go on as if nobody had ever asked. May be called twice."""
+        if not _shared or _shared[0].page is not self._page or _shared[0].pid != os.getpid():
+            return
+        self._asked = False
+        users = _shared[0].users
+        users.discard(id(self))
+        if users:
+            return
+        self._page.ask(False)
+        _shared.clear()
+        worker.withdraw()
+        self._page.close()
+
+    def ask(self) -> None:
+        """Let workers find out what grows in them: the memory of children grows. They answer from
+        the third of their looks on, some six batches of each later. Costs next to nothing where
+        they are asked already."""
+        if not self._asked:
+            self._asked = True
+            self._page.ask(True)
+
+    def rest(self) -> None:
+        """The memory of children grows no more: workers stop looking, and let go of what looks
+        have kept."""
+        if self._asked:
+            self._asked = False
+            self._known.clear()
+            self._page.ask(False)
+
+    def looking(self) -> bool:
+        """Whether a worker looks at its heap now. For that time it takes 10 MiB and more, which are
+        no growth: what is read of the memory of children says nothing then."""
+        return self._asked and self._page.looking()
+
+    def findings(self, step: int, grade: str = "suspect") -> tuple[LeakFinding, ...]:
+        """What grows in workers, the most first. Each rate is that of its own worker; where the
+        same grows in more than eight, the others are one finding with their rates together.
+
+        Args:
+            step: of the program now. Where it makes none, 0: rates are then per second.
+            grade: what the leak test says of the memory of children, at least `suspect` where a
+                worker has seen it grow in 16 steps of the program. A container that only ever
+                gained is evidence, and raises it by one.
+        """
+        worker.invite()
+        if not self._asked:
+            return ()
+        now, same = time.monotonic_ns(), dict[tuple[str, str], list[LeakFinding]]()
+        for pid, batches, report in self._page.read():
+            known = self._known.get(pid)
+            if known is None or known.batches > batches:  # or another process with its pid
+                known = self._known[pid] = _Known(pid, batches, step, now)
+            for finding in _findings_of(report, known, batches, step, now, grade):
+                same.setdefault((finding.holder, finding.kind), []).append(finding)
+        found = (one for several in same.values() for one in _listed(several))
+        return tuple(sorted(found, key=lambda one: (-RANK[one.grade], -one.rate_bytes)))
+
+
+def _findings_of(
+    report: dict[str, Any], known: _Known, batches: int, step: int, now: int, grade: str
+) -> list[LeakFinding]:
+    """What one worker names. Nothing where its report is not one of this version's."""
+    try:
+        if report["looks"] < THRESHOLDS.named_looks:
+            return []
+        pace = _pace(report, known, batches, step, now)
+        if pace is None:
+            return []
+        found = [_finding_of(report, one, known, *pace, grade) for one in report["holders"]]
+        return [one for one in found if one is not None]
+    except (KeyError, TypeError, ValueError):
+        return []
+
+
+def _pace(
+    report: dict[str, Any], known: _Known, batches: int, step: int, now: int
+) -> tuple[float, str] | None:
+    """Batches of this worker in a step, or in a second; None where it is not known yet."""
+    steps, passed = step - known.step, batches - known.batches
+    if steps <= 0:
+        seconds = (now - known.ns) / 1e9
+        return (passed / seconds, "s") if step == 0 and passed > 0 and seconds > 0 else None
+    each, workers = passed / steps, report["workers"]
+    if workers and (passed or steps <= IDLE * workers):
+        turns = steps / workers
+        if abs(passed - turns) <= AHEAD:
+            each = 1 / workers
+            if (
+                passed > BETWEEN * turns
+            ):  # so many of so few turns: it ran ahead, or has two in each
+                return known.pace
+        else:
+            batches_a_turn = round(passed / turns)
+            if abs(passed - batches_a_turn * turns) <= max(AHEAD, NEAR * passed):
+                each = batches_a_turn / workers
+    known.pace = (each, "step") if each > 0 else None
+    return known.pace
+
+
+def _finding_of(
+    report: dict[str, Any], given: dict[str, Any], known: _Known, each: float, per: str, grade: str
+) -> LeakFinding | None:
+    """One of the holders that a worker names, of which `each` batches are a step, or a second. None
+    where it does not matter, or nothing shows yet that it grows."""
+    names = ("path", "kind", "length", "capacity", "new_objects", "new_bytes", "what")
+    since = known.step if per == "step" else None
+    holder = Holder(
+        **{name: given[name] for name in names},
+        steps=max(1, given["batches"]),
+        since_step=since,
+        only_gained=given["only_gained"],
+    )
+    steps = holder.steps / each if per == "step" else holder.steps
+    if steps >= THRESHOLDS.certain_steps and RANK[grade] < RANK["suspect"]:
+        grade = "suspect"
+    rate, is_bounded = holder.rate_bytes * each, holder.capacity is not None
+    shows = is_bounded or holder.only_gained or RANK[grade] >= RANK["suspect"]
+    if rate < THRESHOLDS.least_rate or not shows:
+        return None
+    grade = graded(grade, 1.0, only_gained=holder.only_gained, bounded=is_bounded)
+    process = f"worker {report['name'] if report['worker'] is None else report['worker']}"
+    what = _what(holder, each / holder.steps, "step" if per == "step" else "second")
+    return replace(of_holder(grade, "children", holder, rate, what), per=per, process=process)
+
+
+def _what(holder: Holder, pace: float, unit: str) -> str:
+    """`2 new [64] float32 tensors a step`, or how full a container with a bound is. `pace`: a part
+    of what the worker has seen come, which comes in a step of the program, or in a second."""
+    if holder.capacity is not None:
+        now = "" if holder.length is None else f"{holder.length:,} of "
+        return f"{now}at most {holder.capacity:,}"
+    if not holder.new_objects:
+        return ""
+    return sentences.of_new(holder.new_objects * pace, holder.what, unit)
+
+
+def _listed(findings: list[LeakFinding]) -> Iterator[LeakFinding]:
+    """The same in several workers: one finding for each of the first, one for all others."""
+    findings.sort(key=lambda one: (-RANK[one.grade], -one.rate_bytes))
+    if len(findings) > 1:
+        each = f"in each of {len(findings):,} workers"
+        findings = [replace(one, what=f"{one.what}, {each}".lstrip(", ")) for one in findings]
+    yield from findings[:LISTED]
+    others = findings[LISTED:]
+    if others:
+        rate = sum(one.rate_bytes for one in others)
+        yield replace(others[0], process=f"{len(others):,} other workers", rate_bytes=rate)

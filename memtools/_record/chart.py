@@ -1,0 +1,163 @@
+"""What is drawn of a record: its charts and their lines, the passages of its phases, and its marks.
+The page draws it with a script (report/payload.py), a notebook without one (record/picture.py).
+
+    Record, Figures ──► charts   host memory, the memory of each device, pressure
+                    ├─► lanes    when each phase was passed
+                    └─► marks    what happened
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from memtools._base.text import shown
+from memtools._record.figures import Figures, is_bytes, seconds_of
+
+if TYPE_CHECKING:
+    from memtools._record.record import Record
+
+#: a limit is drawn from the start where memory comes near it; else it would press all the rest flat
+NEAR_ENOUGH = 0.4
+#: phases that are drawn
+LANES = 8
+#: lines without a column of their own: what counts against the limit, and the limit, a level
+USED, LIMIT = "= used", "= limit"
+
+HOST = {
+    "rss": ("Resident", "s0", True),
+    "process": ("Process, each page once", "s4", True),
+    "private": ("Private", "s1", True),
+    "children_private": ("Workers", "s2", True),
+    "shm": ("Shared memory", "s7", True),
+    "cgroup_used": ("Control group", "s3", True),
+    "heap_used": ("Heap in use", "s5", False),
+    "swap": ("Swap", "s6", True),
+    "available": ("Available on the machine", "s7", False),
+}
+DEVICE = {
+    "allocated": ("Allocated", "s0", True),
+    "reserved": ("Reserved", "s3", True),
+    "free": ("Free", "s7", False),
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a chart.
+
+    Attributes:
+        key: the record's column, or LIMIT.
+        label: its name in the legend.
+        colour: its class: "s0" to "s7", or "limit".
+        on: whether it is drawn before anybody asks for it.
+    """
+
+    key: str
+    label: str
+    colour: str
+    on: bool
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart: `place` is "host", "pressure" or "cuda0"; `unit` is "bytes" or "percent"."""
+
+    place: str
+    unit: str
+    title: str
+    lines: list[Line]
+
+
+@dataclass(frozen=True)
+class Lane:
+    """The passages of a phase: when each began, and how long it took, in milliseconds."""
+
+    name: str
+    spans: list[tuple[int, int]]
+
+
+def drawn_columns(record: Record, figures: Figures) -> list[str]:
+    """The columns that have a reading and are drawn: sizes, and memory pressure."""
+    known = [column for column in record.columns if figures.line.known(column.name)]
+    return [c.name for c in known if is_bytes(c.unit) or c.name == "pressure"]
+
+
+def charts(record: Record, figures: Figures) -> list[Chart]:
+    """The charts of a record; without those that have no line."""
+    columns = drawn_columns(record, figures)
+    found = [Chart("host", "bytes", "Host memory", _host_lines(record, figures, columns))]
+    found += [_device_chart(n, figures, columns) for n in figures.devices]
+    if "pressure" in columns and _top(figures, "pressure"):
+        stalled = [Line("pressure", "Time stalled for memory", "s3", True)]
+        title = "Memory pressure (stalls, average of 10 s)"
+        found.append(Chart("pressure", "percent", title, stalled))
+    return [chart for chart in found if chart.lines]
+
+
+def _host_lines(record: Record, figures: Figures, columns: list[str]) -> list[Line]:
+    keys = [key for key in HOST if key in columns and _top(figures, key)]
+    if figures.shared is None and "shm" in keys:  # but for a page of memtools' own
+        keys.remove("shm")
+    most = figures.line.most
+    if "rss" in columns and "process" in keys and most["process"] == most["rss"]:
+        keys.remove("process")  # no page is mapped twice: one line for both
+    lines = [Line(key, *HOST[key]) for key in keys]
+    # Of the job a sample knows what was read with it: its parts are drawn.
+    ours = {*HOST, "job", "pressure", "cgroup_limit", USED, LIMIT}
+    devices = tuple(f"cuda{n}_" for n in figures.devices)
+    for name in columns:
+        if name not in ours and not name.startswith(devices):
+            lines.append(Line(name, shown(name), f"s{(len(lines) + 4) % 8}", len(lines) < 6))
+    return lines + _limits(figures)
+
+
+def _limits(figures: Figures) -> list[Line]:
+    """The limit that counts, drawn where memory comes near it."""
+    used = figures.used
+    if used is None or used.limit_bytes is None:
+        return []
+    if used.source == "machine":
+        return []  # which other programs use as well: it would press the process's lines flat
+    near = used.peak_bytes >= NEAR_ENOUGH * used.limit_bytes
+    key = "cgroup_limit" if used.source == "cgroup" else LIMIT
+    return [Line(key, f"Limit ({used.source})", "limit", near)]
+
+
+def _device_chart(device: int, figures: Figures, columns: list[str]) -> Chart:
+    prefix = f"cuda{device}_"
+    lines = [Line(prefix + key, *DEVICE[key]) for key in DEVICE if prefix + key in columns]
+    if f"{prefix}total" in columns:
+        reserved = _top(figures, f"{prefix}reserved")
+        near = reserved > 0 and reserved >= NEAR_ENOUGH * _top(figures, f"{prefix}total")
+        lines.append(Line(f"{prefix}total", "Total", "limit", near))
+    return Chart(f"cuda{device}", "bytes", f"Device memory, cuda:{device}", lines)
+
+
+def _top(figures: Figures, name: str) -> int:
+    """The largest reading of a column; 0 where there is none."""
+    peak = figures.line.peak(name)
+    return 0 if peak is None else peak[0]
+
+
+def lanes(record: Record, room: int) -> tuple[list[Lane], int]:
+    """The passages of the phases that took longest, the newest `room` of each, and how many phases
+    are left out."""
+    spans: dict[str, list[tuple[int, int]]] = {}
+    for event in record.events:
+        if event.kind == "phase" and event.duration_ns > 0:
+            start = round(seconds_of(record, event.time_ns) * 1000)
+            spans.setdefault(event.text, []).append((start, max(1, event.duration_ns // 10**6)))
+    longest = sorted(spans, key=lambda name: -sum(took for _, took in spans[name]))
+    found = [Lane(shown(name), spans[name][-room:]) for name in longest[:LANES]]
+    return found, max(0, len(longest) - LANES)
+
+
+def marks(record: Record, figures: Figures, room: int) -> list[tuple[int, str, str]]:
+    """Milliseconds, kind and text of what happened; the newest `room` where there are too many."""
+    found = [
+        (round(seconds_of(record, event.time_ns) * 1000), event.kind, shown(event.text))
+        for event in record.events
+        if figures.ending.shows(event.kind)
+    ]
+    return sorted(found, key=lambda mark: mark[0])[-room:]

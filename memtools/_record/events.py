@@ -1,0 +1,176 @@
+"""What a record's events tell of the whole run: how it began and ended, its limits, its guard.
+
+They read the fields of typed events (memtools/_record/kinds.py) alone, never a sentence.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from memtools._base.oom import says_out_of_memory
+from memtools._base.text import shown
+from memtools._record.kinds import End, Event, GuardAct, GuardSet, Heap, Limit, Start
+
+if TYPE_CHECKING:
+    from memtools._record.kills import Cause
+    from memtools._record.record import Record
+
+#: the limits of a process by which an allocation is refused
+BYTES = ("RLIMIT_AS", "RLIMIT_DATA")
+#: events that are read at the start and the end of each run, to tell who ended it
+_EVIDENCE = ("counters", "shm_room")
+_Kind = TypeVar("_Kind", bound=Event)
+#: what the end events say that have neither a code nor a signal nor an exception
+_HOW = {
+    "": ("clean", "finished"),
+    "normal": ("clean", "finished"),
+    "stop()": ("clean", "finished"),
+    "the program ended without stop()": (
+        "clean",
+        "finished: the program ended without stop()",
+    ),
+    "start() was interrupted": ("failed", "the monitor's start() was interrupted"),
+}
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How the run ended. `kind`: "clean", "failed" (an exception or another exit code), "killed"
+    (by a signal), "gone" (no end mark), "ended" (an end mark that nobody here understands) or
+    "running". `text`: one clause about it. `signal`: its name where one ended the run, "" where
+    that is not known. `code`: the exit code by which a shell or a launcher tells of that signal.
+    `out_of_memory`: "host", "device" or "budget" where an exception says that it ran out. `cause`:
+    who killed it or a child of it, as far as the kernel's counters tell.
+    """
+
+    kind: str
+    text: str
+    signal: str | None = None
+    out_of_memory: str | None = None
+    code: int | None = None
+    cause: Cause | None = None
+
+    def shows(self, event: str) -> bool:
+        """Whether an event of this kind is told in a list of them. Phases have a table; evidence
+        for who ended a run is news where somebody has."""
+        ended_well = self.kind in ("clean", "running")
+        return event != "phase" and not (ended_well and event in _EVIDENCE)
+
+    def by_memory(self, *, near: bool) -> bool:
+        """Whether memory ended it: an exception or the kernel's counters say so, or what may have
+        been a SIGKILL came near the limit and nobody counted."""
+        if self.cause is not None and self.cause.by != "unclear":
+            return self.cause.is_memory
+        return self.out_of_memory is not None or (self.signal in ("", "SIGKILL") and near)
+
+
+def events_of(record: Record, kind: type[_Kind]) -> Iterator[_Kind]:
+    """The typed events of one kind, the newest first."""
+    return (event.data for event in reversed(record.events) if isinstance(event.data, kind))
+
+
+def ending(record: Record) -> Ending:
+    """By the newest end event, and by whether the record was closed."""
+    end = next((event for event in reversed(record.events) if event.kind == "end"), None)
+    if end is None and record.complete:
+        return Ending("clean", "finished")
+    if end is None and record.written:
+        return Ending("running", "the process is alive and still writes this record")
+    if end is None and any(start.command for start in events_of(record, Start)):
+        why = "no end mark: memtools, which watched the command, is gone; the command may go on"
+        return Ending("gone", why, "")
+    if end is None:
+        return Ending(
+            "gone", "no end mark: the process is gone (SIGKILL and os._exit() leave no mark)", ""
+        )
+    if not isinstance(end.data, End):
+        return Ending("ended", f"it ended: {shown(end.text)}")
+    return _ending_of(end.data)
+
+
+def _ending_of(end: End) -> Ending:
+    text = shown(end.text)
+    if end.code is not None:
+        return _by_code(end.code, text)
+    if end.signal:
+        return Ending("killed", f"it was killed by {shown(end.signal)}", shown(end.signal))
+    if end.signal is not None:
+        return Ending("killed", f"it was {text}", "")
+    if end.exception:
+        return _by_exception(shown(end.exception), text)
+    if end.how == "not started":
+        return Ending("failed", f"it was {shown(end.clause())}")
+    if end.how in _HOW and not end.text:
+        return Ending(*_HOW[end.how])
+    return Ending("ended", f"it ended: {shown(end.clause())}")
+
+
+def _by_code(code: int, text: str) -> Ending:
+    if code == 0:
+        return Ending("clean", "finished (exit code 0)")
+    number = -code if code < 0 else code - 128
+    if 0 < number <= 64:
+        name = signal_name(number)
+        return Ending("killed", f"it ended with exit code {code}", name, code=code)
+    return Ending("failed", f"it ended with exit code {code}{f': {text}' if text else ''}")
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _by_exception(name: str, text: str) -> Ending:
+    if name == "KeyboardInterrupt":
+        return Ending("failed", "it was interrupted (KeyboardInterrupt, Ctrl-C)", "SIGINT")
+    how = End(exception=name, text=text).clause()
+    if not says_out_of_memory(name, text):
+        return Ending("failed", f"it ended by {how}")
+    # What torch says of a device; the texts are torch's own.
+    device = "OutOfMemoryError" in name or re.search(r"\b(CUDA|HIP|cu[A-Z]\w+|XPU)\b", text)
+    where = "device" if device else "budget" if name == "BudgetError" else "host"
+    return Ending("failed", f"it ran out of memory: {how}", None, where)
+
+
+def start_of(record: Record) -> Start:
+    """The start event; one that says nothing where the record has none that can be read."""
+    return next(events_of(record, Start), Start())
+
+
+def last_guard_act(record: Record) -> str:
+    """What a guard did last, as a clause; "" where none did anything."""
+    return next((shown(act.clause()) for act in events_of(record, GuardAct)), "")
+
+
+def process_limits(record: Record) -> dict[str, int]:
+    """The limits of the process's memory by name; one that was lifted later does not count."""
+    found: dict[str, int] = {}
+    for limit in reversed(list(events_of(record, Limit))):
+        if limit.name not in BYTES:
+            continue
+        found.pop(limit.name, None)
+        if limit.limit_bytes is not None:
+            found[limit.name] = limit.limit_bytes
+    return found
+
+
+def limits_that_acted(record: Record) -> dict[str, Limit]:
+    """The limits of the process that refused what it asked for at the end, by name."""
+    acted = (limit for limit in events_of(record, Limit) if limit.used_bytes is not None)
+    return {limit.name: limit for limit in acted}
+
+
+def idle_heap(record: Record) -> int | None:
+    """Bytes of freed memory that malloc kept when the host's memory ran out."""
+    return next((heap.kept_bytes for heap in events_of(record, Heap)), None)
+
+
+def guard_set(record: Record) -> float | None:
+    """The share of the limit at which a guard waits for the end of a step."""
+    return next((guard.fraction for guard in events_of(record, GuardSet)), None)

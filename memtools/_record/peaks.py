@@ -1,0 +1,288 @@
+"""What a record tells of the peak of a step: who filled it, over the step and then, the largest
+blocks, and what to do.
+
+The advice follows the moment: what filled memory there is what has to become less. Only some steps
+of a run are recorded, so the highest peak of these is told as what it is, and in a run that leaks
+the advice is about the leak.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from memtools._base.peak import (
+    BACKWARD,
+    BACKWARDS,
+    BUFFERS,
+    FORWARD,
+    GRADIENTS,
+    OLDER,
+    OPTIMIZER,
+    OPTIMIZERS,
+    OTHERS,
+    PARAMETERS,
+    SAVED,
+    STATE,
+    STRETCHES,
+    UNSEEN,
+    Large,
+    Span,
+)
+from memtools._base.size import format_bytes
+from memtools._base.text import count, percent, shown
+from memtools._leak.finding import is_call
+from memtools._record.events import events_of
+from memtools._record.kinds import Peak
+
+if TYPE_CHECKING:
+    from memtools._record.figures import Figures
+    from memtools._record.record import Record
+
+#: shares of the peak from which on something is worth a word
+OF_OPTIMIZER, OF_LOGITS, OF_SAVED, OF_GRAPH, OF_OTHERS = 0.1, 0.25, 0.25, 0.25, 0.25
+OF_OLD_GRADIENTS, OF_OLDER = 0.1, 0.5
+LOOP = 8  # times that a line is run for each layer: then it is run in a loop
+SAVERS = 3  # that are listed
+WORTH = 16 << 20  # bytes: a lower peak is nothing to do anything about
+#: what is kept from before the step is nothing to do anything about below this share of the
+#: process's peak, in a run that ended well
+OF_PROCESS = 0.1
+#: the share of the peak from which on blocks that are too small for the list get a line
+OF_SMALL = 0.1
+#: what words of PARTS mean that no user of PyTorch knows
+MEANINGS = {
+    OLDER: "there before the step began, and no part of the model, its gradients or the optimizer",
+    UNSEEN: "used inside an operator, no tensor shows it",
+}
+
+
+def peak_of(record: Record) -> Peak | None:
+    """The recorded step with the highest peak; None where no step was recorded."""
+    return max(recorded_steps(record), key=lambda peak: peak.peak_bytes, default=None)
+
+
+def recorded_steps(record: Record) -> list[Peak]:
+    """The peaks of all steps that were recorded, in the order of the steps."""
+    found = {peak.step: peak for peak in events_of(record, Peak) if peak.peak_bytes > 0}
+    return [found[step] for step in sorted(found)]
+
+
+class Stack(NamedTuple):
+    """The bytes of all PARTS in each stretch of a step, the phases of these, and the number of the
+    stretch that has the peak."""
+
+    rows: tuple[tuple[str, tuple[int, ...]], ...]
+    spans: tuple[Span, ...]
+    highest: int
+
+
+def stack_of(peak: Peak) -> Stack | None:
+    """The recorded step over time; None where the record does not have it, or has something that
+    cannot be."""
+    count = sum(span.stretches for span in peak.spans)
+    if not peak.layers or not 0 < count <= STRETCHES or min(peak.spans, key=_length).stretches < 1:
+        return None
+    rows = tuple((layer.what, tuple(itertools.accumulate(layer.changes))) for layer in peak.layers)
+    if any(len(row) != count or min(row) < 0 for _, row in rows):
+        return None
+    sums = [sum(each) for each in zip(*(row for _, row in rows), strict=True)]
+    return Stack(rows, peak.spans, sums.index(max(sums)))
+
+
+def _length(span: Span) -> int:
+    return span.stretches
+
+
+def why_not(record: Record) -> str:
+    """Why no step was recorded, in words; "" where one was, or nobody knows."""
+    if peak_of(record) is not None:
+        return ""
+    return next((shown(peak.why) for peak in events_of(record, Peak) if peak.why), "")
+
+
+def as_json(figures: Figures) -> dict[str, Any] | None:
+    """The highest peak as plain types with stable keys, in bytes; None where none is known."""
+    peak = peak_of(figures.record)
+    if peak is None:
+        return None
+    return {
+        "step": peak.step,
+        "steps_looked_at": [one.step for one in recorded_steps(figures.record)],
+        "peak_bytes": peak.peak_bytes,
+        "phase": shown(peak.phase),
+        "operator": shown(peak.operator),
+        "line": shown(peak.line),
+        "parts": {shown(part.what): part.bytes for part in peak.parts},
+        "saved_by": [{**one._asdict(), "where": shown(one.where)} for one in peak.saved],
+        "largest": [
+            {name: shown(value) if isinstance(value, str) else value
+             for name, value in one._asdict().items()}
+            for one in peak.largest
+        ],
+        "lost_blocks": peak.lost,
+        "advice": _advice_in(figures, peak),
+    }  # fmt: skip
+
+
+def headline(figures: Figures, peak: Peak) -> str:
+    """`Peak of step 129, the highest of the 9 steps that were looked at (3 to 129 of 450): 115.5
+    MiB of tensors, in the optimizer's step (...): ...`. Where a leak goes on after that step, that
+    what it keeps comes on top."""
+    steps = [one.step for one in recorded_steps(figures.record)]
+    of = "" if figures.steps is None else f" of {figures.steps:,}"
+    looked = f"the one step{of} that was looked at"
+    if len(steps) > 1:
+        looked = f"the highest of the {len(steps):,} steps that were looked at "
+        looked += f"({steps[0]:,} to {steps[-1]:,}{of})"
+    text = f"Peak of step {peak.step:,}, {looked}: {shown(peak.contents())}"
+    if _leaks(figures) and peak.step < (figures.steps or 0):
+        text += f"; what the leak keeps after step {peak.step:,} comes on top"
+    return text
+
+
+def lines(figures: Figures) -> list[str]:
+    """All that is known of the highest peak, for `memtools explain`; empty where none is."""
+    peak = peak_of(figures.record)
+    if peak is None:
+        return []
+    found = [headline(figures, peak)]
+    if peak.saved and _share(peak, SAVED) >= OF_SAVED / 2:
+        savers = (f"{shown(one.where)} {format_bytes(one.bytes)}" for one in peak.saved[:SAVERS])
+        found.append(f"saved for backward by: {', '.join(savers)}")
+    if peak.largest:
+        found.append("largest:")
+        for text, alike in Counter(map(_of_block, peak.largest)).items():
+            found.append(f"  {text}" if alike == 1 else f"  {alike} x {text}")
+        found += [f"  {text}" for text in smaller(peak)]
+    return found + meanings(peak)
+
+
+def smaller(peak: Peak) -> list[str]:
+    """`older than the step: 16.7 MiB in 3,482 blocks, none larger than these`: what makes much of
+    the peak, and none of the largest blocks."""
+    if not peak.largest:
+        return []
+    listed, least = {one.what for one in peak.largest}, peak.largest[-1].bytes
+    return [
+        f"{shown(part.what)}: {format_bytes(part.bytes)} in {count(part.blocks, 'block')}, none "
+        "larger than these"
+        for part in peak.parts
+        if part.what not in listed
+        and OF_SMALL * peak.peak_bytes <= part.bytes <= part.blocks * least
+    ]
+
+
+def meanings(peak: Peak) -> list[str]:
+    """`"older than the step" means: there before ...`: of the words that are not PyTorch's, those
+    that are said of this peak; none where there are none."""
+    said = {part.what for part in peak.parts if 100 * part.bytes >= peak.peak_bytes}
+    said |= {one.what for one in peak.largest}
+    return [f'"{what}" means: {meaning}' for what, meaning in MEANINGS.items() if what in said]
+
+
+def _of_block(one: Large) -> str:
+    """`15.6 MiB float32 [8, 2000]: saved for backward, aten::_log_softmax, train.py:31 in loss`."""
+    size = f"{format_bytes(one.bytes)} {one.dtype} {list(one.shape) if one.shape else ''}"
+    where = [one.what, one.name] if one.name else [one.what, one.operator, one.line]
+    return shown(f"{' '.join(size.split())}: {', '.join(part for part in where if part)}")
+
+
+def to_do(figures: Figures) -> list[str]:
+    """The advice about the highest peak, where that is worth a word."""
+    peak = peak_of(figures.record)
+    text = "" if peak is None or peak.peak_bytes < WORTH else _advice_in(figures, peak)
+    return [text] if text else []
+
+
+def _leaks(figures: Figures) -> bool:
+    """Whether a leak is called of what the process itself takes, of which tensors are a part."""
+    return any(is_call(one.grade) and one.part == "use" for one in figures.verdict.findings)
+
+
+def _advice_in(figures: Figures, peak: Peak) -> str:
+    """The advice where it holds for the run: a named leak has advice of its own, and comes first;
+    what is kept from before the step is told by the holder's name where one is known."""
+    named = [one for one in figures.verdict.findings if one.holder and one.part == "use"]
+    if any(is_call(one.grade) for one in named):
+        return ""
+    is_worth = peak.bytes_of(OLDER) >= OF_PROCESS * (figures.peak_bytes or 0)
+    is_clean = figures.ending.kind == "clean" and not _leaks(figures)
+    return advice(peak, older=not named and (is_worth or not is_clean))
+
+
+def advice(peak: Peak, *, older: bool = True) -> str:
+    """What makes this peak lower, in one sentence; "" where nothing is known that would. `older`:
+    what is kept from before the step may be it."""
+    most = format_bytes
+    if peak.phase == OPTIMIZER and _share(peak, OPTIMIZERS) >= OF_OPTIMIZER:
+        size = most(peak.bytes_of(OPTIMIZERS))
+        return (
+            f"the peak is in the optimizer's step, whose temporaries take {size}: pass fused=True "
+            "to it, which makes none (Adam, AdamW, SGD and Adagrad have it)"
+        )
+    old = peak.old_gradients_bytes
+    if peak.phase != OPTIMIZER and old >= max(1, OF_OLD_GRADIENTS * peak.peak_bytes):
+        return (
+            f"gradients of the step before still lived and took {most(old)}: call "
+            "optimizer.zero_grad() right after optimizer.step(), not between the forward pass and "
+            "backward()"
+        )
+    if older and _share(peak, OLDER) >= OF_OLDER:
+        return (
+            f"tensors from before the step that are no part of the model take "
+            f"{most(peak.bytes_of(OLDER))} (a data set, a cache, what a list keeps): where that is "
+            "more than you meant to keep, memtools.census() tells who holds them"
+        )
+    graph = peak.bytes_of(OTHERS)
+    if not peak.backward and graph >= OF_GRAPH * peak.peak_bytes and peak.repeats >= LOOP:
+        return (
+            f"{most(graph)} were kept and no backward pass came in this step: run it under "
+            "torch.no_grad(), or detach() what it keeps"
+        )
+    if peak.phase != OPTIMIZER and peak.logits_bytes >= OF_LOGITS * peak.peak_bytes:
+        return (
+            f"logits and what their loss makes of them take {most(peak.logits_bytes)}: compute the "
+            "loss in smaller chunks of rows, or take smaller micro-batches"
+        )
+    if peak.phase in (FORWARD, BACKWARD) and _share(peak, SAVED) >= OF_SAVED:
+        return _about_saved(peak)
+    own = BACKWARDS if peak.phase == BACKWARD else OTHERS
+    if peak.phase in (FORWARD, BACKWARD) and _share(peak, own) >= OF_OTHERS:
+        return (
+            f"the {peak.phase} pass's own temporaries take {most(peak.bytes_of(own))}: take "
+            "smaller micro-batches (memtools accumulates the gradient)"
+        )
+    return _about_the_model(peak)
+
+
+def _about_saved(peak: Peak) -> str:
+    size = format_bytes(peak.bytes_of(SAVED))
+    where = shown(peak.saved[0].where) if peak.saved else "the module"
+    if peak.repeats >= LOOP:
+        return (
+            f"{size} are saved for the backward pass by passes that repeat, most of it by {where}: "
+            "detach() what is kept or handed on from one to the next, or run those that need no "
+            "gradient under torch.no_grad()"
+        )
+    return (
+        f"{size} are saved for the backward pass, most of it by {where}: compute that again by "
+        "torch.utils.checkpoint, or take smaller micro-batches"
+    )
+
+
+def _about_the_model(peak: Peak) -> str:
+    each = {what: peak.bytes_of(what) for what in (PARAMETERS, BUFFERS, GRADIENTS, STATE)}
+    total = sum(each.values())
+    if not peak.peak_bytes or total < 0.5 * peak.peak_bytes:
+        return ""
+    return (
+        f"the model, its gradients and the optimizer's state take {percent(total, peak.peak_bytes)}"
+        " of the peak, and each step needs them: fewer parameters, less precision or an optimizer "
+        "with less state take less"
+    )
+
+
+def _share(peak: Peak, what: str) -> float:
+    return peak.bytes_of(what) / peak.peak_bytes if peak.peak_bytes else 0.0

@@ -1,0 +1,328 @@
+"""Record: what a run.mem holds, read while it is written, after its end, or after a SIGKILL."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import IO
+
+from memtools._base.file import as_path
+from memtools._base.number import whole_number
+from memtools._base.size import format_bytes
+from memtools._base.text import shown
+from memtools._record import kinds, reader
+from memtools._record.events import signal_name
+from memtools._record.reader import UNKNOWN, Contents
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a record."""
+
+    #: what is read, such as "rss"
+    name: str
+    #: the unit, "B" for bytes and "" for none
+    unit: str
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The newest samples, one by one, as memoryviews of format "Q" and of one length."""
+
+    #: the number of each sample, counted from 0 at the start of the run
+    numbers: memoryview
+    #: when each was taken, in nanoseconds of the run's monotonic clock
+    time_ns: memoryview
+    #: the readings by the name of the column; 2**64 - 1 means that there was no reading
+    values: dict[str, memoryview]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """The whole run in buckets of `width` samples, oldest first.
+
+    All but `width` are memoryviews of format "Q" and of one length. A bucket in which a column has
+    no reading has 2**64 - 1 there.
+    """
+
+    #: samples of a bucket; the last one may hold fewer
+    width: int
+    #: when the first sample of each bucket was taken, in nanoseconds of the run's monotonic clock
+    first_ns: memoryview
+    #: when the last one was taken
+    last_ns: memoryview
+    #: how many samples each bucket holds
+    counts: memoryview
+    #: the smallest reading in each bucket, by the name of the column
+    least: dict[str, memoryview]
+    #: the largest reading
+    most: dict[str, memoryview]
+    #: the last reading
+    last: dict[str, memoryview]
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+
+@dataclass(frozen=True)
+class RecordEvent:
+    """Something that happened; with a duration, a span that began at `time_ns`."""
+
+    #: the event's number, counted from 0 at the start of the run
+    number: int
+    #: when it happened or began, in nanoseconds of the run's monotonic clock
+    time_ns: int
+    #: how long it took, in nanoseconds; 0 for what has no duration
+    duration_ns: int
+    #: the step in which it happened; None where no steps are counted
+    step: int | None
+    #: what kind of event it is, such as "leak" or "end"
+    kind: str
+    #: a sentence or a name
+    text: str
+    #: the fields of which the sentence is made; None for a kind without fields
+    data: kinds.Event | None = None
+
+
+@dataclass(frozen=True)
+class RecordPhase:
+    """All passages of a phase."""
+
+    #: what the program calls it
+    name: str
+    #: how often it was passed
+    count: int
+    #: the time of all passages together
+    seconds: float
+    #: the largest peak of resident memory, in bytes; None where it is not known
+    peak_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a `run.mem` holds. Made by `memtools.read_record`.
+
+    A record that is not `complete` is still `written` by a living process, or that process was
+    killed. Where a signal that leaves a mark killed it, the last event is an "end" that names it.
+    """
+
+    #: the file
+    path: str
+    #: its size in bytes
+    nbytes: int
+    #: when the run began, in nanoseconds since 1970
+    start_ns: int
+    #: the same on the run's monotonic clock, which all other times are of
+    clock_ns: int
+    #: when the record was closed, on that clock; None if it was not
+    closed_ns: int | None
+    #: whether a living process is writing it
+    written: bool
+    #: the process that wrote it
+    pid: int
+    #: the size of a page of the system, in bytes
+    page_bytes: int
+    #: the command line
+    command: tuple[str, ...]
+    #: the columns of the samples
+    columns: tuple[Column, ...]
+    #: how many samples were taken
+    total: int
+    #: rows and events that were being written when the writer was killed or the copy was taken, or
+    #: that are damaged; 0 in a complete record
+    unreadable: int
+    #: the newest samples, one by one
+    samples: Samples = field(repr=False)
+    #: the whole run in buckets of samples
+    buckets: Buckets = field(repr=False)
+    #: the newest events, oldest first
+    events: tuple[RecordEvent, ...] = field(repr=False)
+    #: how many events there were
+    events_total: int
+    #: the phases of the run
+    phases: tuple[RecordPhase, ...]
+    #: how many of the newest events are not in `events`, because newer ones took the place of their
+    #: long fields
+    events_gone: int = 0
+
+    @property
+    def complete(self) -> bool:
+        """True when the writer closed it; False when it was cut off, or goes on."""
+        return self.closed_ns is not None
+
+    @property
+    def seconds(self) -> float:
+        """From the start to the program's end, or without an end mark, to the last thing recorded.
+
+        What the interpreter and the exit handlers of libraries do after the program's last line
+        and its own exit handlers is not counted: the summary of a run is printed before that.
+        """
+        ended = [event.time_ns for event in self.events if event.kind == "end"]
+        if ended:
+            return max(0, ended[-1] - self.clock_ns) / 1e9
+        ends = [self.clock_ns, self.closed_ns or 0]
+        ends += [self.buckets.last_ns[-1]] if len(self.buckets) else []
+        ends += [event.time_ns + event.duration_ns for event in self.events]
+        return (max(ends) - self.clock_ns) / 1e9
+
+    def wall_time(self, time_ns: int) -> float:
+        """Seconds since 1970 at `time_ns` of the run's clock."""
+        time_ns = whole_number("time_ns", time_ns, None)
+        return (self.start_ns + time_ns - self.clock_ns) / 1e9
+
+    def to_jsonl(self, file: IO[str]) -> None:
+        """Write JSON to a text file, a line for the header and each bucket, sample, event, phase.
+
+        Args:
+            file: where it is written.
+        """
+        from memtools._record import export
+
+        export.to_jsonl(self, file)
+
+    def to_chrome_trace(self, file: IO[str]) -> None:
+        """Write a trace that Perfetto and chrome://tracing load to a text file.
+
+        Args:
+            file: where it is written.
+        """
+        from memtools._record import export
+
+        export.to_chrome_trace(self, file)
+
+    def _repr_html_(self) -> str:
+        """The record's still picture, which a notebook shows. Takes some 50 ms."""
+        from memtools._record.picture import picture_of
+
+        return picture_of(self)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.path}: {format_bytes(self.nbytes)}, process {self.pid}, {_ending(self)}",
+            f"  command  {' '.join(self.command)}",
+            f"  {self.total:,} samples in {self.seconds:,.1f} s: the newest {len(self.samples):,} "
+            f"one by one, all in {len(self.buckets):,} buckets of {self.buckets.width:,}",
+        ]
+        lines += [f"  {_column_line(self, column)}" for column in self.columns]
+        lines += [f"  phase {_phase_line(phase)}" for phase in self.phases]
+        if self.events_total:
+            event = self.events[-1].text if self.events else "unreadable"
+            lines.append(f"  {self.events_total:,} events, the last: {event}")
+        return "\n".join(map(shown, lines))
+
+
+def read_record(path: str | os.PathLike[str]) -> Record:
+    """Read a `run.mem`: one that is complete, was cut off by a kill, or is being written now.
+
+    Takes some 50 ms for the default size, and memory of a few times the file meanwhile. Nothing in
+    the file is trusted.
+
+    Args:
+        path: the file.
+
+    Raises:
+        OSError: the file cannot be opened or read.
+        ValueError: it is no record, was truncated or changed, or is of a later version.
+    """
+    path = as_path("path", path)
+    return record_of(path, reader.read(path))
+
+
+def record_of(path: str, found: Contents) -> Record:
+    columns = tuple(Column(*column) for column in found.columns)
+    names = [column.name for column in columns]
+    numbers, time_ns, *values = found.samples
+    events = tuple(_event(*event) for event in found.events)
+    lost = found.total - found.first - len(numbers)
+    lost += found.events_total - found.events_first - len(events) - found.events_gone
+    events += _end_by_signal(found)
+    return Record(
+        path=path,
+        nbytes=found.nbytes,
+        start_ns=found.start_ns,
+        clock_ns=found.clock_ns,
+        closed_ns=found.closed_ns,
+        written=found.written,
+        pid=found.pid,
+        page_bytes=found.page_bytes,
+        command=_command(found.command),
+        columns=columns,
+        total=found.total,
+        unreadable=lost,
+        samples=Samples(numbers, time_ns, dict(zip(names, values, strict=True))),
+        buckets=_buckets(names, found.width, found.buckets),
+        events=events,
+        events_total=found.events_total + bool(found.signal),
+        phases=tuple(
+            RecordPhase(name, count, ns / 1e9, peak) for name, count, ns, peak in found.phases
+        ),
+        events_gone=found.events_gone,
+    )
+
+
+def _event(
+    number: int, time_ns: int, duration_ns: int, step: int | None, kind: str, body: str | bytes
+) -> RecordEvent:
+    data, text = kinds.read(kind, body) if isinstance(body, bytes) else (None, body)
+    return RecordEvent(number, time_ns, duration_ns, step, kind, text, data)
+
+
+def _end_by_signal(found: Contents) -> tuple[RecordEvent, ...]:
+    """The end event of a process that a signal has ended. It could only mark that."""
+    if not found.signal:
+        return ()
+    end = kinds.End(signal=signal_name(found.signal))
+    number, time_ns = found.events_total, found.signal_ns
+    return (RecordEvent(number, time_ns, 0, None, end.KIND, end.sentence(), end),)
+
+
+def _buckets(names: list[str], width: int, parts: list[memoryview]) -> Buckets:
+    def of(which: int) -> dict[str, memoryview]:
+        return dict(zip(names, parts[3 + which :: 3], strict=True))
+
+    first_ns, last_ns, counts = parts[:3]
+    return Buckets(width, first_ns, last_ns, counts, of(0), of(1), of(2))
+
+
+def _command(data: bytes) -> tuple[str, ...]:
+    """The arguments; what was no text in the run's encoding is shown escaped."""
+    arguments = data.decode("utf-8", "backslashreplace").split("\0")
+    return tuple(arguments[:-1] if data.endswith(b"\0") else arguments if data else ())
+
+
+def _ending(record: Record) -> str:
+    if record.complete:
+        return "complete"
+    last = record.events[-1].data if record.events else None
+    if isinstance(last, kinds.End):
+        return f"cut off: {last.clause()}"
+    return "being written" if record.written else "cut off: the process ended without closing it"
+
+
+def _shown(value: int | None, unit: str) -> str:
+    if value is None or value == UNKNOWN:
+        return "no reading"
+    if unit == "0.01%":
+        return f"{value / 100:g} %"
+    return format_bytes(value) if unit == "B" else f"{value:,} {unit}".rstrip()
+
+
+def _column_line(record: Record, column: Column) -> str:
+    most = [v for v in record.buckets.most[column.name] if v != UNKNOWN]
+    last = [v for v in record.buckets.last[column.name] if v != UNKNOWN]
+    if not most:
+        return f"{column.name}: no reading"
+    least = min(record.buckets.least[column.name])
+    return (
+        f"{column.name}: {_shown(least, column.unit)} to {_shown(max(most), column.unit)}, "
+        f"last {_shown(last[-1], column.unit)}"
+    )
+
+
+def _phase_line(phase: RecordPhase) -> str:
+    peak = f", peak {format_bytes(phase.peak_bytes)}" if phase.peak_bytes is not None else ""
+    times = "1 time" if phase.count == 1 else f"{phase.count:,} times"
+    return f"{phase.name}: {times}, {phase.seconds:,.3f} s{peak}"

@@ -1,0 +1,135 @@
+"""What `memtools run` says when the program has ended: lines of text or one of JSON, on stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from memtools._base.oom import remedy
+from memtools._base.size import format_bytes
+from memtools._base.text import count, duration, shown
+from memtools._record.figures import Figures, figures_of
+from memtools._record.kinds import GuardAct
+from memtools._record.peaks import WORTH, as_json, headline, peak_of, to_do
+from memtools._record.record import Record, read_record
+
+_DEVICE = re.compile(r"cuda\d+_reserved")
+ACTS = 3  # lines of them
+
+
+def summary_lines(figures: Figures) -> Iterator[str]:
+    """A record's figures as the last lines of a run."""
+    took = duration(figures.seconds)
+    took += f", {count(figures.steps, 'step')}" if figures.steps else ""
+    yield f"{took}; {figures.peaks()}"
+    if figures.children_most:
+        name = "other processes" if figures.outside else "workers"
+        yield f"{name}: {figures.children_most:,} at most"
+    for device, peak in _devices(figures).items():
+        yield f"{device}: peak {format_bytes(peak)} reserved"
+    yield from _growth(figures)
+    yield from _peak(figures)
+    yield from _acts(figures)
+    guard = figures.guard_words()
+    if guard is not None:
+        yield guard
+    # Of a program that is about to end by itself nobody knows the exit code yet.
+    if figures.ending.kind not in ("clean", "running"):
+        acted = None if figures.ending.cause else figures.limit_acted  # which names it already
+        text = figures.ending.text[:1].upper() + figures.ending.text[1:]
+        yield f"{text}{'' if acted is None else f'; {acted} was in force'}"
+        if figures.idle_heap is not None:
+            yield remedy(figures.idle_heap)
+    path = figures.path
+    wrote = f"Wrote {path} ({format_bytes(figures.record.nbytes)})"
+    yield f"{wrote}; for details: memtools explain {shlex.quote(path)}"
+
+
+def _growth(figures: Figures) -> list[str]:
+    """All that `memtools explain` says of growth: every finding with its rate, its holder and the
+    forecast, and what to do about it; or that nothing grows, or that it is too early to say."""
+    verdict = figures.verdict
+    advice = dict.fromkeys(one.advice for one in verdict.findings if one.advice)
+    return [*verdict.lines(quiet=True), *(f"to do: {line}" for line in advice)]
+
+
+def _peak(figures: Figures) -> list[str]:
+    """What lived at the peak of a step, and what to do, where it was worth a word."""
+    peak = peak_of(figures.record)
+    if peak is None or peak.peak_bytes < WORTH:
+        return []
+    return [headline(figures, peak), *(f"to do: {line}" for line in to_do(figures))]
+
+
+def _acts(figures: Figures) -> list[str]:
+    """What memtools did about memory; not what the end tells already."""
+    acts = []
+    for event in figures.record.events:
+        act = event.data
+        if event.kind == "oom":
+            acts.append(shown(event.text))
+        elif isinstance(act, GuardAct) and shown(act.pressure()) not in figures.ending.text:
+            acts.append(f"the guard acted: {shown(act.clause())}")
+    return acts[-ACTS:]
+
+
+def _devices(figures: Figures) -> dict[str, int]:
+    """The peak of what torch reserved on each device."""
+    return {
+        tier.name.partition("_")[0]: tier.peak
+        for tier in figures.tiers
+        if _DEVICE.fullmatch(tier.name)
+    }
+
+
+def summary_json(figures: Figures) -> dict[str, Any]:
+    """Sizes in bytes, None for what was not to be had."""
+    return {
+        "record": figures.record.path,
+        "record_bytes": figures.record.nbytes,
+        "seconds": figures.seconds,
+        "samples": figures.samples,
+        "steps": figures.steps,
+        "ended": figures.ending.text,
+        "peak_bytes": figures.peak_bytes,
+        "job_peak_bytes": figures.job_peak_bytes,
+        "used_peak_bytes": figures.used_peak_bytes,
+        "limit_bytes": figures.limit_bytes,
+        "limit_source": figures.limit_source,
+        "limit_acted": figures.limit_acted,
+        "machine_peak_bytes": None if figures.machine is None else figures.machine.peak_bytes,
+        "children_most": figures.children_most,
+        "children_peak_bytes": None if figures.workers is None else figures.workers.peak_bytes,
+        "devices_peak_bytes": _devices(figures),
+        **figures.verdict.as_json(),
+        "peak_of_step": as_json(figures),
+        "acts": _acts(figures),
+        "guard": figures.guard_words(),
+    }
+
+
+def summary_text(record: Record, as_json: bool) -> str:
+    figures = figures_of(record)
+    if as_json:
+        return json.dumps(summary_json(figures)) + "\n"
+    return "".join(f"memtools: {line}\n" for line in summary_lines(figures))
+
+
+def print_summary(path: str, name: str, *, as_json: bool) -> None:
+    """Print the summary of a record to the standard error. It is no error that this is closed, or
+    that its reader has gone.
+
+    Args:
+        path: of the record.
+        name: what the record is called in the summary.
+        as_json: as one line of JSON.
+    """
+    text = summary_text(replace(read_record(path), path=name), as_json)
+    with contextlib.suppress(OSError):
+        os.write(2, text.replace("\0", "\\0").encode(errors="backslashreplace"))

@@ -1,0 +1,281 @@
+"""One verdict about growth for a whole record: its findings, each with one rate, and one forecast.
+
+    findings.standing() or findings.made_of() ──► order, forecast ──► Verdict.findings
+                                                                          │
+              run, watch, explain, report, export: Verdict.lines(), as_json() ◄┘
+
+The room until the limit is that at the end of the record, and everything that grows there takes it
+together: so all findings of the host have one forecast, and those of the devices one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from memtools._base import sentences
+from memtools._base.size import format_bytes
+from memtools._base.text import duration, shown
+from memtools._leak.detector import STEPS_NEEDED, matters
+from memtools._leak.finding import RANK, LeakFinding, is_call, steps_left
+from memtools._leak.judge import THRESHOLDS
+from memtools._record.events import start_of
+from memtools._record.findings import made_of, standing
+from memtools._record.growth import Late, judge, late_of, step_seconds
+from memtools._record.kinds import Finding
+
+if TYPE_CHECKING:
+    from memtools._record.figures import Figures
+
+#: and for as many a forecast counts as one of so many steps
+READINGS_A_SECOND = 5
+#: without steps nobody knows where a program's start ends: a rise shorter than this is its start
+SHORTEST_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is known of growth at the end of a record, or now.
+
+    Attributes:
+        findings: what grows and matters, the worst first, then the fastest.
+        little: what grows too little to matter, and nobody is known to hold it.
+        short: why nothing can be said, or not of all; None where each signal was tested.
+        nothing: "the process does not grow" and so on, where each signal was tested and nothing was
+            found; or that memory rose at the very end.
+        late: memory that rose too suddenly for a line, at the very end.
+        tested: whether what the process takes was tested; of its workers that may not be known.
+        untested: that the run was to test leaks itself and did not, and why; "" where it did, or
+            was not to.
+        limit: which limit the forecasts of the host are about, like `the machine's 23.5 GiB`; ""
+            without one.
+    """
+
+    findings: tuple[LeakFinding, ...]
+    little: tuple[LeakFinding, ...]
+    short: str | None
+    nothing: str
+    late: Late | None
+    tested: bool
+    untested: str = ""
+    limit: str = ""
+
+    @property
+    def leaking(self) -> bool:
+        """Whether it says of something that it leaks."""
+        return any(is_call(one.grade) for one in self.findings)
+
+    def lines(self, *, quiet: bool = False) -> list[str]:
+        """One line for each finding, the forecast once. `quiet`: also what is too little to matter,
+        that nothing grows, or that it is too early to say, and why the run itself tested
+        nothing."""
+        found: list[str] = []
+        said: set[object] = set()
+        for one in self.findings:
+            forecast = one.per, one.steps_left or one.seconds_left
+            found.append(str(one.without_forecast() if forecast in said else one))
+            said.add(forecast)
+        if not quiet:
+            return found
+        found += self._forecast_lines()
+        found += [
+            f"{one.signal} grows by {format_bytes(one.rate_bytes)} a "
+            f"{'step' if one.per == 'step' else 'second'}, too little to matter; no container that "
+            "grows explains it"
+            for one in self.little[:1]
+        ]
+        found = found or [self.short or self.nothing]
+        return [*found, self.untested] if self.untested else found
+
+    def _forecast_lines(self) -> list[str]:
+        """What the steps of a forecast are in time, and which limit it is about: `at 45.2 ms a step
+        that is 57 min 18 s to 1 h 45 min; the limit is the machine's 23.5 GiB`."""
+        forecasts = [one for one in self.findings if one.steps_left or one.seconds_left]
+        parts = []
+        first = next((one for one in forecasts if one.per == "step"), None)
+        if first is not None and first.steps_left is not None and first.seconds_left is not None:
+            (low, high), steps = first.seconds_left, first.steps_left[1]
+            if 0 < high < math.inf and 0 < steps < math.inf:
+                pace = duration(high / steps)
+                parts.append(f"at {pace} a step that is {duration(low)} to {duration(high)}")
+        if self.limit and any(_is_of_host(one) for one in forecasts):
+            parts.append(f"the limit is {self.limit}")
+        return ["; ".join(parts)] if parts else []
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "leaks": [one.as_json() for one in self.findings],
+            "not_judged": self.short,
+            "growth_text": self.lines(quiet=True),
+        }
+
+
+def verdict_of(figures: Figures) -> Verdict:
+    """The verdict; takes some 40 ms for a record of the usual size."""
+    record = figures.record
+    tested = start_of(record).tests_leaks
+    tested = tested or any(isinstance(event.data, Finding) for event in record.events)
+    if tested and figures.steps:
+        found, little, short, tested, late = _said(figures)
+    else:  # a run without steps tests itself by time: what it knows comes before what series show
+        found, little, short, tested, late = _judged(figures)
+        said = standing(record)
+        parts = {one.part for one in said}
+        found = [*said, *(one for one in found if one.part not in parts)]
+    pace = pace_of(figures)
+    found = _with_forecasts(figures, found, pace)
+    found.sort(key=lambda one: (-RANK[one.grade], -_a_second(one, pace)))
+    nothing = _nothing(figures) if late is None else str(late)
+    untested = shown(start_of(record).untested)
+    limit = _limit_of(figures)
+    return Verdict(tuple(found), tuple(little), short, nothing, late, tested, untested, limit)
+
+
+def _is_of_host(finding: LeakFinding) -> bool:
+    """Whether it runs into the host's limit, and has not reached it."""
+    left = finding.steps_left or finding.seconds_left
+    return finding.signal != "device" and left is not None and 0 < left[1] < math.inf
+
+
+def _limit_of(figures: Figures) -> str:
+    """Which limit memory on the host runs into, with its size."""
+    if figures.limit_source == "machine" and figures.machine is not None:
+        return f"the machine's {format_bytes(figures.machine.total_bytes)}"
+    if figures.limit_bytes is None or figures.limit_source == "none":
+        return ""
+    size = format_bytes(figures.limit_bytes)
+    return f"the {size} given" if figures.limit_source == "given" else f"the control group's {size}"
+
+
+def pace_of(figures: Figures) -> float | None:
+    """Seconds a step: the median, or the mean of all where too few steps have a reading. None
+    without steps."""
+    pace = figures.step_seconds
+    if pace is None and figures.steps:
+        pace = figures.seconds / figures.steps
+    return pace
+
+
+_Found = tuple[list[LeakFinding], list[LeakFinding], str | None, bool, Late | None]
+
+
+def _said(figures: Figures) -> _Found:
+    """By the run itself, which needs some steps for it."""
+    steps, short, said = figures.steps or 0, None, standing(figures.record)
+    steps -= start_of(figures.record).origin
+    if steps < STEPS_NEEDED and not said:
+        short = sentences.of_early(steps)
+    ended = figures.ending.by_memory(near=figures.near_limit)
+    late = late_of(figures.line) if ended else None
+    return said, [], short, short is None, late
+
+
+def _judged(figures: Figures) -> _Found:
+    """By the record's series."""
+    judged = judge(figures.line, figures.devices)
+    enough = 0.0 if figures.ending.by_memory(near=figures.near_limit) else SHORTEST_SECONDS
+    growth = [one for one in judged.growth if one.per == "step" or not 0 < one.over < enough]
+    found = made_of(growth)
+    pace = step_seconds(figures.line)
+    kept = [one for one in found if _matters(one, pace)]
+    little = [one for one in found if one not in kept]
+    return kept, little, judged.short, judged.tested, judged.late
+
+
+def _matters(finding: LeakFinding, pace: float | None) -> bool:
+    if finding.per == "s":
+        return finding.rate_bytes >= THRESHOLDS.least_rate_by_time
+    return matters(finding.rate_bytes, 1 / pace if pace else 0.0)
+
+
+def _nothing(figures: Figures) -> str:
+    """Who does not grow: files in /dev/shm and other programs are no part of it."""
+    if figures.outside:
+        return "the process tree does not grow"
+    workers = figures.workers is not None
+    return "neither the process nor its workers grow" if workers else "the process does not grow"
+
+
+# --- one forecast ---------------------------------------------------------------------------------
+
+
+def _with_forecasts(
+    figures: Figures, found: Sequence[LeakFinding], pace: float | None
+) -> list[LeakFinding]:
+    """With what is left until the limit at the end of the record, of all that grows there."""
+    ended = figures.ending.by_memory(near=figures.near_limit)
+    host = [one for one in found if one.signal != "device"]
+    devices = [one for one in found if one.signal == "device"]
+    known: list[LeakFinding] = []
+    for several, room in ((host, figures.room_bytes), (devices, _room_of_devices(figures))):
+        left = seconds = None
+        readings = READINGS_A_SECOND * figures.seconds
+        if any(one.per == "step" for one in several):
+            readings = grown_for(figures, several)
+        if any(one.per == "step" for one in several) or pace is not None:
+            left = steps_left(total_rate(several, pace, "step"), room, readings)
+            seconds = None if left is None or pace is None else (left[0] * pace, left[1] * pace)
+        else:
+            seconds = steps_left(total_rate(several, None, "s"), room, readings)
+        if ended and several is host:
+            left = seconds = (0.0, 0.0)
+        known += [_with_forecast(one, left, seconds) for one in several]
+    return known
+
+
+def _with_forecast(
+    finding: LeakFinding,
+    left: tuple[float, float] | None,
+    seconds: tuple[float, float] | None,
+) -> LeakFinding:
+    """What fills up ends by itself."""
+    if RANK[finding.grade] <= RANK["fills"]:
+        left = seconds = None
+    return replace(finding, steps_left=left, seconds_left=seconds)
+
+
+def grown_for(figures: Figures, several: Sequence[LeakFinding]) -> float:
+    """For how many steps it has grown."""
+    first = [one.since_step for one in several if one.since_step is not None]
+    return (figures.steps or 0) - min(first, default=0)
+
+
+def total_rate(several: Sequence[LeakFinding], pace: float | None, per: str) -> float:
+    """Bytes a step, or a second (`per` is "step" or "s"), that all of it takes together. What has
+    no name stands beside those that have for the same growth, seen as a whole. What fills up and
+    ends by itself does not count."""
+    parts: dict[str, tuple[float, float]] = {}
+    for one in several:
+        if RANK[one.grade] <= RANK["fills"]:
+            continue
+        rate = one.rate_bytes if one.per == per else _a_second(one, pace) * (pace or 0.0)
+        named, whole = parts.get(one.part, (0.0, 0.0))
+        if one.holder or one.kind == "C heap":
+            named += rate
+        else:
+            whole = max(whole, rate)
+        parts[one.part] = named, whole
+    return sum(max(pair) for pair in parts.values())
+
+
+def _a_second(finding: LeakFinding, pace: float | None) -> float:
+    """Its rate in bytes a second, as if a step took one where nobody knows that."""
+    return finding.rate_bytes / (pace or 1.0) if finding.per == "step" else finding.rate_bytes
+
+
+def _room_of_devices(figures: Figures) -> int | None:
+    """What all watched devices can still take; None where one does not say."""
+    room = 0
+    for device in figures.devices:
+        last = figures.line.last
+        free, total = last(f"cuda{device}_free"), last(f"cuda{device}_total")
+        reserved, allocated = last(f"cuda{device}_reserved"), last(f"cuda{device}_allocated")
+        if allocated is None or (free is None and total is None):
+            return None
+        if free is None or reserved is None:
+            room += max(0, (total or 0) - allocated)
+        else:
+            room += free + max(0, reserved - allocated)
+    return room if figures.devices else None

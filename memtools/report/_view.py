@@ -1,0 +1,352 @@
+"""The page's texts: what the template shows of one record, and of several side by side."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from memtools._base.peak import PARTS
+from memtools._base.size import format_bytes
+from memtools._base.text import count, duration, percent, sentence, shown, tight
+from memtools._leak.finding import is_call
+from memtools._record.figures import is_bytes, script_of, seconds_of
+from memtools._record.kinds import Peak
+from memtools._record.overview import Tile, badge, growth_tile, headline, tiles
+from memtools._record.peaks import headline as headline_of_peak
+from memtools._record.peaks import meanings, peak_of, recorded_steps, smaller
+from memtools.report._advice import advise
+from memtools.report._payload import LETTERS, OTHER, part_colour, slug
+
+if TYPE_CHECKING:
+    from memtools._record.figures import Figures, Tier
+    from memtools._record.record import Record, RecordEvent
+    from memtools._record.verdict import Verdict
+
+EVENTS = 400  # rows of a page's tables of events
+BARS = 12  # recorded steps that are drawn
+#: kinds of events whose names do not say what they are
+MEANINGS = {
+    "finding": "something grows",
+    "holder": "who holds what the device is full of",
+    "pressure": "memory is short",
+    "guard": "a guard acted",
+    "guard_set": "a guard was set",
+    "oom": "out of memory",
+    "mark": "set by the program",
+    "fork": "a process was started",
+    "peak": "a step whose peak was looked at",
+    "trace": "lines of code were noted",
+    "limit": "a limit of the process",
+    "counters": "counters of the kernel",
+    "shm_room": "room in /dev/shm",
+}
+
+
+@dataclass(frozen=True)
+class Kind:
+    name: str
+    slug: str
+    letter: str
+
+
+@dataclass(frozen=True)
+class Stripe:
+    """A part of a bar: from where, and how wide, in percent; `colour` is a class of the page."""
+
+    colour: str
+    start: float
+    width: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Bar:
+    """What lived at the peak of one recorded step."""
+
+    step: str
+    size: str
+    moment: str
+    stripes: list[Stripe]
+
+
+@dataclass(frozen=True)
+class PeakView:
+    """The recorded steps of a run, and the highest peak of them in tables."""
+
+    headline: str
+    bars: list[Bar]
+    #: where the highest is drawn over time, and its title; None where the record does not have it
+    stack: tuple[str, str] | None
+    #: class of the colour, what, bytes, share, blocks
+    parts: list[list[str]]
+    #: bytes, shape, what and where
+    largest: list[list[str]]
+    #: who saved for the backward pass, bytes, blocks
+    saved: list[list[str]]
+    #: what the parts mean whose names are not PyTorch's, and what is too small to be listed
+    meanings: list[str]
+    smaller: list[str]
+
+
+@dataclass(frozen=True)
+class View:
+    """One record as the template shows it."""
+
+    number: int
+    name: str
+    figures: Figures
+    charts: list[tuple[str, str]]
+    ending: str = ""
+    headline: str = ""
+    started: str = ""
+    samples: str = ""
+    lanes_note: str = ""
+    marks: list[tuple[Kind, str]] = field(default_factory=list)
+    no_leaks: str = ""
+    more_events: str = ""
+    advice: list[str] = field(default_factory=list)
+    tiles: list[Tile] = field(default_factory=list)
+    leaks: list[dict[str, Any]] = field(default_factory=list)
+    phases: list[list[str]] = field(default_factory=list)
+    cleanups: list[list[str]] = field(default_factory=list)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    columns: list[list[str]] = field(default_factory=list)
+    peak: PeakView | None = None
+
+
+def view(number: int, name: str, record: Record, figures: Figures, data: dict[str, Any]) -> View:
+    rows = max(20, EVENTS // len(data["records"]))
+    events = [event for event in record.events if figures.ending.shows(event.kind)]
+    events.sort(key=lambda event: event.time_ns)
+    first, last = events[: rows // 4], events[rows // 4 :][-(rows - rows // 4) :]
+    hidden = len(events) - len(first) - len(last)
+    places = [(c["place"], c["title"]) for c in data["charts"]]
+    return View(
+        number=number,
+        name=name,
+        figures=figures,
+        charts=[pair for pair in places if pair[0].startswith(f"r{number}-")],
+        ending=badge(figures.ending),
+        headline=headline(figures),
+        started=_started(figures.start),
+        samples=count(figures.samples, "sample"),
+        lanes_note=_lanes_note(data["records"][number]),
+        marks=_marks(data["records"][number]),
+        no_leaks=" ".join(sentence(line) for line in _no_leaks(figures.verdict)),
+        more_events=f"{hidden:,} more events between these are not shown." if hidden > 0 else "",
+        advice=[tight(line) for line in advise(figures)],
+        tiles=tiles(figures),
+        leaks=_leaks(figures),
+        phases=_phases(figures),
+        cleanups=_cleanups(figures),
+        events=[_event(record, event) for event in first + last],
+        columns=[_column(tier) for tier in figures.tiers],
+        peak=_peak(figures, next((s for s in data["stacks"] if s["place"] == f"p{number}"), None)),
+    )
+
+
+def _started(seconds: float) -> str:
+    try:
+        when = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+    except (ValueError, OverflowError, OSError):
+        return "at no known time"
+    return when.strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _lanes_note(data: dict[str, Any]) -> str:
+    if not data["lanes"]:
+        return ""
+    left = data["lanes_left_out"]
+    note = "Bars below the time line are phases: the record keeps at most one passage per name and "
+    note += "second for drawing, the table below counts all."
+    return note + (f" {left:,} shorter phases are not drawn." if left else "")
+
+
+def kind_of(name: str) -> Kind:
+    return Kind(shown(name), slug(name), LETTERS.get(name, OTHER))
+
+
+def _marks(data: dict[str, Any]) -> list[tuple[Kind, str]]:
+    """The kinds of events on the time line, each with what it means: a legend of their letters."""
+    there = {kind for _, kind, _ in data["marks"]}
+    found = [(kind_of(kind), MEANINGS.get(kind, "")) for kind in LETTERS if kind in there]
+    return found + ([(kind_of("other"), "")] if "other" in there else [])
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+def _leaks(figures: Figures) -> list[dict[str, Any]]:
+    """What grows, one row for each finding: when it was first said, and what to do."""
+    verdict, found = figures.verdict, []
+    for one, text in zip(verdict.findings, verdict.lines(), strict=True):
+        found.append(
+            {
+                "grade": one.grade,
+                "call": is_call(one.grade),
+                "when": "" if one.first_step is None else f"step {one.first_step:,}",
+                "text": tight(text.partition(": ")[2]),
+                "advice": tight(one.advice),
+            }
+        )
+    return found
+
+
+def _peak(figures: Figures, stack: dict[str, Any] | None) -> PeakView | None:
+    """What lived at the peaks of the steps that were recorded; None where none was. `stack` is what
+    is drawn of the highest."""
+    highest = peak_of(figures.record)
+    if highest is None:
+        return None
+    recorded = {one.step: one for one in recorded_steps(figures.record)}
+    steps = sorted(recorded)
+    if len(steps) > BARS:  # the highest is one of them
+        newest = [step for step in steps if step != highest.step][-(BARS - 1) :]
+        steps = sorted([highest.step, *newest])
+    parts = [
+        [part_colour(one.what), one.what, format_bytes(one.bytes),
+         percent(one.bytes, highest.peak_bytes), f"{one.blocks:,}" if one.blocks else ""]
+        for one in highest.parts
+    ]  # fmt: skip
+    largest = [
+        [format_bytes(one.bytes), f"{one.dtype} {list(one.shape) if one.shape else ''}".strip(),
+         one.what, one.name or ", ".join(part for part in (one.operator, one.line) if part)]
+        for one in highest.largest
+    ]  # fmt: skip
+    saved = [[one.where, format_bytes(one.bytes), f"{one.blocks:,}"] for one in highest.saved]
+    return PeakView(
+        tight(sentence(headline_of_peak(figures, highest))),
+        [_bar(recorded[step], highest.peak_bytes) for step in steps],
+        None if stack is None else (stack["place"], f"Step {highest.step:,} from beginning to end"),
+        [[shown(cell) for cell in row] for row in parts],
+        [[shown(cell) for cell in row] for row in largest],
+        [[shown(cell) for cell in row] for row in saved],
+        [sentence(text) for text in meanings(highest)],
+        [tight(sentence(text)) for text in smaller(highest)],
+    )
+
+
+def _bar(peak: Peak, most: int) -> Bar:
+    """Stripes in the order of PARTS, so that bars can be compared."""
+    order = {what: number for number, what in enumerate(PARTS)}
+    stripes, start = [], 0.0
+    for part in sorted(peak.parts, key=lambda part: order.get(part.what, len(order))):
+        width = min(100.0 - start, 100 * max(0, part.bytes) / most)
+        text = f"{shown(part.what)} {format_bytes(part.bytes)}"
+        stripes.append(Stripe(part_colour(part.what), start, width, text))
+        start += width
+    return Bar(f"{peak.step:,}", format_bytes(peak.peak_bytes), shown(peak.moment()), stripes)
+
+
+def _phases(figures: Figures) -> list[list[str]]:
+    return [
+        [
+            shown(phase.name),
+            "" if phase.peak_bytes is None else format_bytes(phase.peak_bytes),
+            f"{phase.count:,}",
+            duration(phase.seconds),
+            duration(phase.seconds / phase.count) if phase.count else "",
+            percent(phase.seconds, figures.seconds),
+        ]
+        for phase in figures.phases
+    ]
+
+
+def _cleanups(figures: Figures) -> list[list[str]]:
+    rows = []
+    for cleanup in figures.cleanups:
+        freed = cleanup.freed_bytes
+        rows.append(
+            [
+                cleanup.what,
+                f"{cleanup.count:,}",
+                duration(cleanup.seconds),
+                percent(cleanup.seconds, figures.seconds),
+                "unknown" if freed is None else format_bytes(freed),
+                ""
+                if freed is None or not cleanup.seconds
+                else format_bytes(freed / cleanup.seconds / 1e3),
+            ]
+        )
+    return rows
+
+
+def _event(record: Record, event: RecordEvent) -> dict[str, Any]:
+    seconds = seconds_of(record, event.time_ns)
+    took = event.duration_ns / 1e9
+    return {
+        "at": round(seconds * 1000),
+        "when": duration(seconds),
+        "step": "" if event.step is None else f"{event.step:,}",
+        "kind": kind_of(event.kind),
+        "text": shown(event.text),
+        "took": duration(took) if took else "",
+    }
+
+
+def _column(tier: Tier) -> list[str]:
+    sizes = (tier.first, tier.least, tier.peak, tier.last)
+    if is_bytes(tier.unit):
+        return [tier.name, *map(format_bytes, sizes)]
+    if tier.unit in ("0.01%", "1/100 percent"):
+        return [tier.name, *(f"{value / 100:,.2f} %" for value in sizes)]
+    unit = "" if tier.unit == "count" else f" {tier.unit}".rstrip()
+    return [tier.name, *(f"{value:,}{unit}" for value in sizes)]
+
+
+# --- side by side ---------------------------------------------------------------------------------
+
+
+def compare(views: list[View], data: dict[str, Any]) -> dict[str, Any]:
+    """The table and the charts that hold all records at once."""
+    devices = sorted({device for view in views for device in view.figures.devices})
+    names = ["Peak", "Of the limit", "Growth", "Steps", "Each step (median)", "Duration"]
+    names += [f"Peak of cuda:{device}" for device in devices]
+    return {
+        "names": names,
+        "rows": [{"view": view, "cells": _cells(view.figures, devices)} for view in views],
+        "charts": [
+            (chart["place"], chart["title"])
+            for chart in data["charts"]
+            if chart["place"].startswith("all-")
+        ],
+    }
+
+
+def _no_leaks(verdict: Verdict) -> list[str]:
+    """What is said where nothing was found, and why the run itself has tested nothing."""
+    return [line for line in (verdict.short or verdict.nothing, verdict.untested) if line]
+
+
+def _cells(figures: Figures, devices: list[int]) -> list[str]:
+    used, growth = figures.used, growth_tile(figures).value
+    limit = used.limit_bytes if used and used.source != "machine" else None
+    peak = figures.job or used
+    peaks = {tier.name: format_bytes(tier.peak) for tier in figures.tiers}
+    return [
+        "" if peak is None else format_bytes(peak.peak_bytes),
+        percent(used.peak_bytes, limit) if used and limit else "no limit",
+        growth,
+        f"{figures.steps:,}" if figures.steps else "",
+        "" if figures.step_seconds is None else duration(figures.step_seconds),
+        duration(figures.seconds),
+        *(peaks.get(f"cuda{device}_allocated", "") for device in devices),
+    ]
+
+
+def names(records: list[Record]) -> list[str]:
+    """A short name of each record: the file's, or its path where two are alike."""
+    short = [os.path.basename(record.path) for record in records]
+    alike = len(set(short)) < len(short)
+    return [
+        shown(record.path if alike else name) for record, name in zip(records, short, strict=True)
+    ]
+
+
+def title(records: list[Record]) -> str:
+    """Named after the script, which is what people look for."""
+    if len(records) > 1:
+        return f"Memory of {len(records)} runs"
+    return shown(f"Memory of {script_of(records[0]) or 'a run'}")
