@@ -87,14 +87,14 @@ nitpick_ignore_regex = [
     # torch and the libraries of the integrations: their inventories are on the network.
     ("py:class", r"(torch|transformers|lightning)\..*"),
     # Context managers and decorators: a program uses them and does not name their classes.
-    ("py:class", r"memtools\.(grad\.window\.Block|cleanup\.cadence\.Span|_core\.Policy)"),
-    ("py:class", r"memtools\.cleanup\.(managed\.Managing|generation\.Generating)"),
+    ("py:class", r"memtools\.(_grad\.window\.Block|_cleanup\.cadence\.Span|_core\.Policy)"),
+    ("py:class", r"memtools\._cleanup\.(managed\.Managing|generation\.Generating)"),
     # What public objects work with themselves; tests/meta/test_public.py lists these as PARTS.
-    ("py:class", r"memtools\.grad\.(gradients\.Gradients|window\.Window|ranks\.Ranks)"),
-    ("py:class", r"memtools\.(allocators\.advice\.Seen|record\.kinds\.Event)"),
+    ("py:class", r"memtools\._grad\.(gradients\.Gradients|window\.Window|ranks\.Ranks)"),
+    ("py:class", r"memtools\.(_allocators\.advice\.Seen|_record\.kinds\.Event)"),
     # Type variables, and aliases that an annotation names in quotes.
-    ("py:class", r"memtools\.(grad\.accumulator\._Function|allocators\.settings\.T)"),
-    ("py:class", r"memtools\.data\.cache\.[PR]"),
+    ("py:class", r"memtools\.(_grad\.accumulator\._Function|_allocators\.settings\.T)"),
+    ("py:class", r"memtools\.data\._cache\.[PR]"),
     ("py:class", r"Metric|Parameters|ProcessGroup"),
-    ("py:class", r"(memtools\.trajectory\.plan\.)?Plan"),
+    ("py:class", r"(memtools\._trajectory\.plan\.)?Plan"),
 ]
