@@ -23,6 +23,7 @@ from memtools._allocators.conf import NO_CACHING, chosen, parse
 from memtools._base import malloc
 from memtools._base import torch as bridge
 from memtools._base.devices import initialised
+from memtools._base.limits import lowest_limit_of_process
 from memtools._base.malloc import (
     ARENA_TEST,
     ARENAS_A_CORE,
@@ -286,7 +287,7 @@ def _see() -> allocator_advice.Seen:
         rss=_core.Probe().rss(),
         at_start=_of_allocators(malloc.environment_at_start()),
         now=_of_allocators(os.environ),
-        limit=malloc.lowest_limit(),
+        limit=lowest_limit_of_process(),
     )
 
 

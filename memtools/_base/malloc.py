@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-import resource
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -213,17 +212,6 @@ def map_large_blocks() -> bool:
         return False
     done = mallopt("mmap_threshold", LARGE_BLOCK)
     return done and mallopt("trim_threshold", KEPT_AT_THE_END)
-
-
-def lowest_limit() -> tuple[int, str] | None:
-    """The lower of RLIMIT_DATA and RLIMIT_AS, against which freed memory in the heap counts, and
-    its name. None where both are unlimited."""
-    lowest: tuple[int, str] | None = None
-    for name in ("RLIMIT_DATA", "RLIMIT_AS"):
-        limit, _ = resource.getrlimit(getattr(resource, name))
-        if limit != resource.RLIM_INFINITY and (lowest is None or limit < lowest[0]):
-            lowest = limit, name
-    return lowest
 
 
 # --- arenas ---------------------------------------------------------------------------------------

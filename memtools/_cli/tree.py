@@ -28,6 +28,7 @@ from dataclasses import dataclass
 
 from memtools import _core
 from memtools._base.file import folder_now, seen_from
+from memtools._base.limits import lowest_limit
 from memtools._base.mapping import Descriptor
 from memtools._base.size import format_bytes
 from memtools._base.text import shown
@@ -101,7 +102,7 @@ class Tree:
         self._probe = _core.Probe()
         self._given = limit
         self._process: Process | None = None
-        self.limit, self.source = self._limit(self._probe.read(FIELDS))
+        self.limit, self.source = self._lowest(self._probe.read(FIELDS))
         self.used = 0
         self._counters = kills.read_counters(self._probe)
         self._groups = kills.membership_of("self")  # in which the command is
@@ -132,11 +133,9 @@ class Tree:
         if self._room is not None and ended.end() != End(code=0):
             write(self.writer, self._room)
 
-    def _limit(self, now: _core.Sample) -> tuple[int | None, str]:
-        """The lowest of the limit that was asked for, the control group's and the machine's."""
-        known = [(self._given, "given"), (now.cgroup_limit, "cgroup"), (now.total, "machine")]
-        limits = [(size, name) for size, name in known if size is not None and size >= 0]
-        return min(limits, default=(None, "unknown"))
+    def _lowest(self, now: _core.Sample) -> tuple[int | None, str]:
+        limit = lowest_limit(given=self._given, cgroup=now.cgroup_limit, machine=now.total)
+        return limit or (None, "unknown")
 
     def begin(self, pid: int) -> None:
         self._process = Process(pid)
@@ -154,7 +153,7 @@ class Tree:
         limit = now.cgroup_limit if now.cgroup_limit is not None and now.cgroup_limit >= 0 else None
         row = [None, total, private + others, None, now.cgroup_used, limit, now.available]
         self.writer.append(None, [*row, now.pressure, None, count, None, total, None, None])
-        self.limit, self.source = self._limit(now)
+        self.limit, self.source = self._lowest(now)
         self.used = self._used(now, total)
         if self._process is not None:
             self._follow(self._process)

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from memtools._base import malloc, reclaim
 from memtools._base import torch as bridge
+from memtools._base.limits import lowest_limit_of_process
 from memtools._base.oom import Shortage, remedy, shortage
 from memtools._base.size import format_bytes
 from memtools._grad.pressure import FIRST_ROWS, Watermark, WatermarkError, tell
@@ -76,7 +77,7 @@ class BackOff:
         # Let malloc keep no freed memory where a limit counts it, before anything runs out: what
         # oneDNN needs for a kernel fails first otherwise, and not all of it checks that. A monitor
         # keeps away from the limit, and pages that are kept are not faulted in again.
-        self._set, limit = "", None if self.watermark is not None else malloc.lowest_limit()
+        self._set, limit = "", None if self.watermark is not None else lowest_limit_of_process()
         if limit is not None and malloc.map_large_blocks():
             self._set = f"{limit[1]} is {format_bytes(limit[0])}: {_CHANGED}"
 

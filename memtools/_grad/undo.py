@@ -24,9 +24,8 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from memtools import _core
-from memtools._base import malloc
 from memtools._base import torch as bridge
+from memtools._base.limits import job_limit, lowest_limit_of_process
 from memtools._base.oom import shortage
 
 if TYPE_CHECKING:
@@ -539,12 +538,9 @@ def memory_of(device: torch.device) -> float:
         return float(bridge.connect().torch.cuda.get_device_properties(device).total_memory)
     if device.type != "cpu":
         return float("inf")
-    host, limit = _core.Probe().read(), malloc.lowest_limit()
-    least = float("inf") if limit is None else limit[0]
-    for most in (host.cgroup_limit, host.total):
-        if most not in (None, -1):  # unknown, or unlimited
-            least = min(least, most)
-    return least
+    job, own = job_limit(), lowest_limit_of_process()
+    known = [] if job is None else [job]
+    return min([*known, *([] if own is None else own[:1])], default=float("inf"))
 
 
 # --- all of it ---

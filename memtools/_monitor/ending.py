@@ -18,9 +18,9 @@ from typing import Any
 
 from memtools import _core
 from memtools._base import malloc
+from memtools._base.limits import limits_of_process
 from memtools._base.oom import MUCH_IDLE, Shortage, shortage
 from memtools._base.redact import redacted
-from memtools._monitor.host import COUNTED_AGAINST, sizes_of_process
 from memtools._record.kinds import End, Limit
 
 ROOM = 192 - len("exit: ")  # bytes of what an end event says of an exception, in one line
@@ -84,20 +84,12 @@ def _met(name: str, used: int) -> list[Limit]:
 
 
 def _memory_limits_met(found: Shortage, root: str) -> list[Limit]:
-    sizes = sizes_of_process(root)
-    limits = [
-        limit
-        for name, line in COUNTED_AGAINST.items()
-        if line in sizes
-        for limit in _met(name, sizes[line])
-    ]
-    rooms = [(limit.limit_bytes or 0) - (limit.used_bytes or 0) for limit in limits]
-    least = min(rooms, default=0)
-    asked = found.asked
+    limits = limits_of_process(root)
+    least = min((limit - counted for counted, limit in limits.values()), default=0)
     return [
-        limit
-        for limit, room in zip(limits, rooms, strict=True)
-        if (room == least if asked is None else room < asked)
+        Limit(name, limit, counted)
+        for name, (counted, limit) in limits.items()
+        if (limit - counted == least if found.asked is None else limit - counted < found.asked)
     ]
 
 

@@ -7,16 +7,12 @@ machine   everybody
 
 from __future__ import annotations
 
-import re
-import resource
 from dataclasses import dataclass
 
 from memtools import _core
-from memtools._base import devices
+from memtools._base import devices, limits
 from memtools._base.size import format_bytes
 
-#: by limit of the process: the line of /proc/self/status whose bytes the kernel counts against it
-COUNTED_AGAINST = {"RLIMIT_AS": "VmSize", "RLIMIT_DATA": "VmData"}
 LEAST_SAID = 64 * 2**10  # bytes of a job beside its process: a page or two are memtools' own
 SOURCE_NS = 1_000_000_000  # for so long the words about the limit's source are kept
 
@@ -62,9 +58,10 @@ class HostMemory:
 
     @property
     def percent(self) -> float | None:
-        """What is used of the container's limit, 0 to 100 or above, or where there is none, of the
-        machine's memory; None where it is unknown."""
-        if self.cgroup_limit is not None:
+        """What is used of the container's limit, 0 to 100 or above, or where there is none below
+        the machine's memory, of that; None where it is unknown."""
+        lowest = limits.lowest_limit(cgroup=self.cgroup_limit, machine=self.total)
+        if lowest is not None and lowest[1] == "cgroup":
             return percent(self.cgroup_used, self.cgroup_limit)
         if self.available is None or self.total is None:
             return None
@@ -112,20 +109,10 @@ def limit_source(probe: _core.Probe, total: int | None) -> str:
     return f"cgroup v{version} limit {format_bytes(limit)} ({where})"
 
 
-def sizes_of_process(root: str = "/") -> dict[str, int]:
-    """The sizes in /proc/self/status by their names, in bytes; empty where it cannot be read."""
-    try:
-        with open(f"{root.rstrip('/')}/proc/self/status", "rb") as file:
-            found = re.findall(rb"^(\w+):\s*(\d+) kB$", file.read(), re.MULTILINE)
-    except OSError:
-        return {}
-    return {name.decode(): 1024 * int(kib) for name, kib in found}
-
-
 def high_water(root: str = "/") -> int | None:
     """The most that was ever resident of this process, as far as the kernel's mark goes back, which
     a monitor's phases set back."""
-    return sizes_of_process(root).get("VmHWM")
+    return limits.sizes_of_process(root).get("VmHWM")
 
 
 class _Reader:
@@ -182,25 +169,3 @@ def host_memory(root: str = "/") -> HostMemory:
         job_swap=s.job_swap,
         pinned=devices.pinned(),
     )
-
-
-def process_limits() -> dict[str, int | None]:
-    """What RLIMIT_AS and RLIMIT_DATA allow this process now, in bytes; None for no limit."""
-    found = {name: resource.getrlimit(getattr(resource, name))[0] for name in COUNTED_AGAINST}
-    return {n: None if limit == resource.RLIM_INFINITY else limit for n, limit in found.items()}
-
-
-def counted_of_process() -> dict[str, tuple[int, int]]:
-    """What the kernel counts now against RLIMIT_AS and RLIMIT_DATA, and the limit, in bytes, by the
-    name of each that is set."""
-    limits = {name: limit for name, limit in process_limits().items() if limit is not None}
-    if not limits:
-        return {}
-    sizes = sizes_of_process()
-    lines = {name: COUNTED_AGAINST[name] for name in limits}
-    return {n: (sizes[line], limits[n]) for n, line in lines.items() if line in sizes}
-
-
-def rooms_of_process() -> list[int]:
-    """Bytes from what the kernel counts now to RLIMIT_AS and RLIMIT_DATA, for each that is set."""
-    return [limit - counted for counted, limit in counted_of_process().values()]

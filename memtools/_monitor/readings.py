@@ -10,8 +10,9 @@ from typing import NamedTuple
 from memtools import _core
 from memtools._base import devices as cuda_devices
 from memtools._base.devices import DeviceMemory
+from memtools._base.limits import limits_of_process
 from memtools._base.size import format_bytes
-from memtools._monitor.host import LEAST_SAID, counted_of_process, job_lines, limit_source, percent
+from memtools._monitor.host import LEAST_SAID, job_lines, limit_source, percent
 
 GB = 2**30  # as people print it: a card of 24 GiB shows 23.63 GB
 
@@ -136,7 +137,7 @@ class Readings:
             if host.used is not None and host.limit is not None and host.rss is not None:
                 used = max(0, host.used - host.rss + resident)
                 found.append(Headroom("host", used, host.limit, resident, self.limit_source()))
-            for name, (counted, limit) in counted_of_process().items():
+            for name, (counted, limit) in limits_of_process().items():
                 found.append(Headroom(name, counted, limit, resident, f"{name} of this process"))
         for tiers in self.devices():
             if tiers.used is not None and tiers.allocated is not None and tiers.total:

@@ -17,6 +17,7 @@ from memtools._base import devices as cuda_devices
 from memtools._base import notebook, process, running
 from memtools._base.devices import DevicePeaks
 from memtools._base.every import Every
+from memtools._base.limits import process_limits
 from memtools._base.notice import logger, notice
 from memtools._blocks.peak import Spot
 from memtools._blocks.recorder import PeakRecorder
@@ -25,7 +26,6 @@ from memtools._leak.finding import LeakFinding
 from memtools._monitor import ending, sharing
 from memtools._monitor.bytime import ByTime
 from memtools._monitor.children import ChildProcesses, worker_reports
-from memtools._monitor.host import process_limits
 from memtools._monitor.leakwatch import LeakWatch, growth_census
 from memtools._monitor.log import Log, open_record
 from memtools._monitor.phases import PhaseBook

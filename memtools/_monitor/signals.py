@@ -24,8 +24,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from memtools import _core
 from memtools._base import devices as cuda_devices
+from memtools._base.limits import limits_of_process
 from memtools._blocks.reports import HostBlocks
-from memtools._monitor.host import rooms_of_process
 
 EACH_READING = 16  # units from one reading to the next, as long as costs stay what they were
 FEED_NS = 2_500  # that the test takes for a value
@@ -159,8 +159,9 @@ class Limits:
         """Bytes from what is used now to the limit that is met first: the host's, or one of this
         process (`ulimit -d`, `ulimit -v`). None when no limit is known."""
         used, limit = self._sampler.used(), self._sampler.limit()
-        rooms = [] if used is None or limit is None else [limit[0] - used]
-        return min([*rooms, *rooms_of_process()], default=None)
+        rooms = [most - counted for counted, most in limits_of_process().values()]
+        rooms += [] if used is None or limit is None else [limit[0] - used]
+        return min(rooms, default=None)
 
     def share(self, part: float) -> int | None:
         """So much of the host's limit, in bytes; None when unknown."""

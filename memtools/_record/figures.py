@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from memtools._base.limits import lowest_limit
 from memtools._base.size import format_bytes
 from memtools._base.text import duration, percent, shown
 from memtools._record import peaks
@@ -562,11 +563,8 @@ def _limit(line: Timeline, start: Start) -> tuple[int | None, str]:
     """The control group's limit has a column; the start event tells of one that was given, and of
     the machine's, which counts where there is no other."""
     group = line.last("cgroup_limit")
-    known = [(group, "cgroup")] if group else []
-    given, machine = start.given_bytes or 0, start.machine_bytes or 0
-    known += [(given, "given")] if given > 0 else []
-    known += [(machine, "machine")] if machine > 0 and not known else []
-    return min(known, default=(None, "none"))
+    found = lowest_limit(given=start.given_bytes, cgroup=group, machine=start.machine_bytes)
+    return found or (None, "none")
 
 
 def _near(line: Timeline, most: list[int], limit: int) -> float | None:

@@ -30,6 +30,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from memtools import _core
+from memtools._base.limits import shm_room
 from memtools._base.size import format_bytes
 from memtools._base.text import shown
 from memtools._record.events import Ending, events_of, signal_name, start_of
@@ -136,12 +137,8 @@ def boot_id(root: str = "/") -> str:
 
 def room_of_shm(root: str = "/") -> SharedRoom | None:
     """Size and use of /dev/shm; None where there is none."""
-    try:
-        found = os.statvfs(os.path.join(root, "dev/shm"))
-    except OSError:
-        return None
-    size = found.f_blocks * found.f_frsize
-    return SharedRoom(size, size - found.f_bfree * found.f_frsize) if size else None
+    free, size = shm_room(root) or (0, 0)
+    return SharedRoom(size, size - free) if size else None
 
 
 def _counters_in(folder: str, top: str, version: int, boot: str) -> Counters | None:

@@ -13,7 +13,6 @@ This is asked for every batch, so it is counted in one walk over a few tuples: s
 
 from __future__ import annotations
 
-import os
 import time
 import weakref
 from collections.abc import Callable
@@ -21,22 +20,12 @@ from typing import Any
 
 from memtools import _core
 from memtools._base import running
+from memtools._base.limits import SHM, left_of, nearest_limit, shm_room
 from memtools._base.size import format_bytes
-from memtools.data._share import job_of, room_of
 from memtools.errors import BudgetError
 
-SHM = "/dev/shm"
 READ_AGAIN_NS = 20_000_000  # what is left of the job's memory is read again after so long
 GROWS_EVERY = 16  # batches handed out, after which a limit that was halved grows by one batch
-
-
-def shm_room(folder: str = SHM) -> tuple[int, int] | None:
-    """Bytes of shared memory (free, total); None where there is no such folder."""
-    try:
-        found = os.statvfs(folder)
-    except OSError:
-        return None
-    return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
 
 
 class Room:
@@ -63,7 +52,7 @@ class Room:
         return self._left
 
     def _read(self) -> int | None:
-        job, shm = room_of(*job_of(self._probe.read(_core.READ_ROOM))), shm_room()
+        job, shm = left_of(*nearest_limit(self._probe.read(_core.READ_ROOM))), shm_room()
         known = [room for room in (job, None if shm is None else shm[0]) if room is not None]
         return min(known, default=None)
 

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from memtools import _core
 from memtools._base import torch as bridge
+from memtools._base.limits import SHM, left_of, nearest_limit, shm_room
 from memtools._base.number import positive, whole_number
 from memtools._base.size import format_bytes
 from memtools._base.text import aligned, count, duration, sentence
-from memtools.data._inflight import SHM, shm_room
 from memtools.data._loader import BoundedLoader
 from memtools.data._measure import Measured, measure
-from memtools.data._share import job_of, room_of
 
 if TYPE_CHECKING:
     import torch
@@ -136,7 +135,7 @@ class LoaderReport:
         rows = [["", "now", "advised", "of"]]
         for name in ("num_workers", "prefetch_factor", "pin_memory", "batch_size"):
             rows.append([name, str(getattr(now, name)), str(getattr(new, name)), ""])
-        job_free = room_of(self.job_limit, self.job_used)
+        job_free = left_of(self.job_limit, self.job_used)
         rooms = {"shm": self.shm_free, "total": job_free}
         titles = {
             "in_flight": "batches in flight",
@@ -206,10 +205,10 @@ def _report(
     )
     sample, shm = _core.Probe("/", True).read(), shm_room()
     shm_free, shm_total = (None, None) if shm is None else shm
-    limit, used = job_of(sample)
+    limit, used = nearest_limit(sample)
     pins = bool(torch.accelerator.is_available())
     is_stream = isinstance(loader.dataset, torch.utils.data.IterableDataset)
-    room = room_of(limit, used)
+    room = left_of(limit, used)
     wanted = _Wanted(settings, found, pins, shm_free, room, in_flight, is_stream)
     advised, reasons = wanted.advise(step_seconds)
     return LoaderReport(

@@ -367,25 +367,24 @@ def test_others_are_asked_for_what_its_own_cannot_make_room_for():
 
 
 def test_the_default_is_a_share_of_the_job(monkeypatch):
-    monkeypatch.setattr(share, "job_bytes", lambda: 32 << 30)
+    monkeypatch.setattr(share, "job_limit", lambda: 32 << 30)
     cache = ByteCache()
     assert cache.limit == 8 << 30
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     monkeypatch.setattr(share, "workers", lambda: 2)
     assert (ByteCache().limit, cache.limit) == (1 << 30, 8 << 30)
-    monkeypatch.setattr(share, "job_bytes", lambda: None)
+    monkeypatch.setattr(share, "job_limit", lambda: None)
     assert ByteCache().limit == share.SMALLEST
 
 
 def test_the_default_is_below_what_the_process_may_have(monkeypatch):
-    limits = {share.resource.RLIMIT_AS: 4 << 30, share.resource.RLIMIT_DATA: -1}
-    monkeypatch.setattr(share, "job_bytes", lambda: 32 << 30)
-    monkeypatch.setattr(share.resource, "getrlimit", lambda kind: (limits[kind], -1))
+    monkeypatch.setattr(share, "job_limit", lambda: 32 << 30)
+    monkeypatch.setattr(share, "lowest_limit_of_process", lambda: (4 << 30, "RLIMIT_AS"))
     assert ByteCache().limit == 1 << 30
 
 
 def test_the_real_limit_is_a_quarter_of_something_real():
-    job = share.job_bytes()
+    job = share.job_limit()
     assert job is not None
     assert share.default_limit() <= max(job // 4, share.SMALLEST)
 
@@ -396,7 +395,7 @@ def test_a_default_that_cannot_be_found_changes_nothing(monkeypatch):
     def fail() -> int:
         raise OSError("no /proc")
 
-    monkeypatch.setattr(share, "job_bytes", fail)
+    monkeypatch.setattr(share, "job_limit", fail)
     with pytest.raises(OSError, match="no /proc"):
         cache["a"] = 1
     monkeypatch.undo()
@@ -428,7 +427,7 @@ def test_copies_are_empty_and_set_up_alike():
 
 
 def test_a_child_of_fork_has_its_own(monkeypatch):
-    monkeypatch.setattr(share, "job_bytes", lambda: 4000)
+    monkeypatch.setattr(share, "job_limit", lambda: 4000)
     monkeypatch.setattr(share, "SMALLEST", 1)
     cache = by_number(None)
     for key in range(10):

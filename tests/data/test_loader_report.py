@@ -6,7 +6,6 @@ import json
 import os
 import random
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from memtools.data import LoaderSettings, bounded, loader_report
 from memtools.data import _report as report_module
 from memtools.data._measure import Measured
 from memtools.data._report import _Wanted
-from memtools.data._share import job_of
 from tests.data.loadercases import KIB, Failing, Killed, Rows, Stream, alive, drawn, loader_of, same
 
 MIB = 1 << 20
@@ -236,23 +234,6 @@ def test_more_workers_are_not_advised_for_a_stream(monkeypatch):
             "whether there may be more workers: a stream has to divide itself among them",
         )
     assert loader_report(loader_of(), step_seconds=0.1).advised.num_workers == 8
-
-
-@pytest.mark.parametrize(
-    ("group", "machine", "found"),
-    [
-        ((100, 30), (900, 500), (100, 30)),
-        ((800, 30), (900, 500), (900, 400)),
-        ((None, None), (900, 500), (900, 400)),
-        ((-1, 30), (900, 500), (900, 400)),
-        ((100, 30), (None, None), (100, 30)),
-        ((None, None), (None, None), (None, None)),
-    ],
-)
-def test_the_job_is_held_by_what_it_comes_to_first(group, machine, found):
-    names = ("cgroup_limit", "cgroup_used", "total", "available")
-    sample: Any = SimpleNamespace(**dict(zip(names, (*group, *machine), strict=True)))
-    assert job_of(sample) == found
 
 
 def test_spawned_workers_take_more_than_is_measured():

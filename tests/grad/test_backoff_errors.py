@@ -290,7 +290,9 @@ def test_the_hosts_malloc_is_set_once_and_only_where_nobody_has_set_it(monkeypat
 
 def test_under_a_limit_malloc_is_set_before_anything_runs_out(monkeypatch):
     """Else oneDNN may fail first, in a place where it does not look: SIGSEGV."""
-    monkeypatch.setattr(malloc, "lowest_limit", lambda: (900 << 20, "RLIMIT_DATA"))
+    monkeypatch.setattr(
+        "memtools._grad.backoff.lowest_limit_of_process", lambda: (900 << 20, "RLIMIT_DATA")
+    )
     calls = []
     monkeypatch.setattr(malloc, "map_large_blocks", lambda: calls.append(1) or len(calls) == 1)
     acc, model = made(size=8)

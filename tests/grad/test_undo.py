@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import random
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -304,19 +304,15 @@ def test_scratch_spends_less_than_a_tenth_of_the_memory(monkeypatch, memory, nam
 
 
 def test_the_hosts_memory_is_the_lowest_of_its_limits(monkeypatch):
-    class Host:
-        cgroup_limit, total = -1, 1 << 40
-
-    probe = SimpleNamespace(read=lambda: Host)
-    monkeypatch.setattr(grad_undo, "_core", SimpleNamespace(Probe=lambda: probe))
-    monkeypatch.setattr(grad_undo.malloc, "lowest_limit", lambda: None)
-    assert grad_undo.memory_of(torch.device("cpu")) == 1 << 40
-    Host.cgroup_limit = None
-    assert grad_undo.memory_of(torch.device("cpu")) == 1 << 40
-    Host.cgroup_limit = 1 << 32
-    assert grad_undo.memory_of(torch.device("cpu")) == 1 << 32
-    monkeypatch.setattr(grad_undo.malloc, "lowest_limit", lambda: (1 << 30, "RLIMIT_AS"))
-    assert grad_undo.memory_of(torch.device("cpu")) == 1 << 30
+    for job, own, least in (
+        (None, None, math.inf),
+        (1 << 32, None, 1 << 32),
+        (None, (1 << 30, "RLIMIT_AS"), 1 << 30),
+        (1 << 32, (1 << 30, "RLIMIT_AS"), 1 << 30),
+    ):
+        monkeypatch.setattr(grad_undo, "job_limit", lambda job=job: job)
+        monkeypatch.setattr(grad_undo, "lowest_limit_of_process", lambda own=own: own)
+        assert grad_undo.memory_of(torch.device("cpu")) == least
 
 
 def test_what_was_put_back_is_said():

@@ -295,15 +295,17 @@ def plant_limit(root: Path, limit: str) -> None:
 
 
 def test_host_memory_tells_the_containers_limit(tmp_path: Path) -> None:
-    plant_limit(tmp_path, str(8 * MIB))
+    plant_limit(tmp_path, str(4 * MIB))
     memory = memtools.host_memory(str(tmp_path))
-    assert (memory.cgroup_used, memory.cgroup_limit) == (2 * MIB, 8 * MIB)
-    assert memory.percent == 25.0
+    assert (memory.cgroup_used, memory.cgroup_limit) == (2 * MIB, 4 * MIB)
+    assert memory.percent == 50.0
     assert str(memory) == (
-        "CPU: 0.00 GB (System: 25.0%)\n  Process: 20.0 KiB\n"
-        "  Container: 2.0 MiB of 8.0 MiB used\n  Machine: 3.0 MiB of 4.0 MiB used"
+        "CPU: 0.00 GB (System: 50.0%)\n  Process: 20.0 KiB\n"
+        "  Container: 2.0 MiB of 4.0 MiB used\n  Machine: 3.0 MiB of 4.0 MiB used"
     )
-    assert memory.limit_source == f"cgroup v2 limit 8.0 MiB ({tmp_path}/cg/a)"
+    assert memory.limit_source == f"cgroup v2 limit 4.0 MiB ({tmp_path}/cg/a)"
+    plant_limit(tmp_path, str(5 * MIB))  # more than the machine has, whose memory counts then
+    assert memtools.host_memory(str(tmp_path)).percent == 75.0
     plant_limit(tmp_path, "max\n")
     memory = memtools.host_memory(str(tmp_path))
     assert (memory.cgroup_limit, memory.percent) == (None, 75.0)

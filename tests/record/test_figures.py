@@ -13,9 +13,9 @@ import pytest
 import memtools
 from memtools import _cli as cli
 from memtools import _core
+from memtools._base.limits import process_limits
 from memtools._base.size import format_bytes
 from memtools._cli.frame import frame_of
-from memtools._monitor.host import process_limits
 from memtools._record.figures import Figures, figures_of
 from memtools._record.kinds import End, Limit, Start
 from memtools._record.summary import summary_json, summary_lines

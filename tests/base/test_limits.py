@@ -1,0 +1,84 @@
+"""The limits of memory: which is the lowest, which is the nearest, and what is left of each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memtools import _core
+from memtools._base import limits
+from memtools._base.limits import lowest_limit, nearest_limit
+from tests.kit.ownprocess import in_own_process
+from tests.monitor.root import Root
+
+PROCESS = """
+import resource
+from memtools import _core
+from memtools._base.limits import limits_of_process, lowest_limit_of_process
+from memtools._monitor.signals import Limits
+
+limits = Limits(_core.Sampler(10**7), _core.Probe(), ())
+assert (limits_of_process(), lowest_limit_of_process()) == ({}, None)
+with open("/proc/self/status") as status:
+    now = 1024 * int(status.read().split("VmData:")[1].split()[0])
+limit = now + (100 << 20)
+resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
+[(name, (counted, most))] = limits_of_process().items()
+assert (name, most) == ("RLIMIT_DATA", limit) and 90 << 20 < limit - counted <= 100 << 20
+assert 90 << 20 < limits.room() <= 100 << 20, limits.room()
+kept = bytes(50 << 20)
+assert limits.room() <= 50 << 20, limits.room()
+resource.setrlimit(resource.RLIMIT_AS, (1 << 45, resource.RLIM_INFINITY))
+assert len(limits_of_process()) == 2
+assert lowest_limit_of_process() == (limit, "RLIMIT_DATA")
+"""
+
+
+def test_what_the_limits_of_the_process_leave() -> None:
+    in_own_process(PROCESS)
+
+
+KIB = st.integers(1, 2**20)
+
+
+@settings(max_examples=25, deadline=None)
+@given(own=st.none() | KIB, group=st.none() | KIB, machine=st.none() | KIB)
+def test_the_sampler_and_python_find_the_same_lowest_limit(
+    tmp_path_factory, own: int | None, group: int | None, machine: int | None
+) -> None:
+    root = Root(tmp_path_factory.mktemp("root"))
+    (root.group / "memory.max").write_text("max\n" if group is None else f"{group * 1024}\n")
+    meminfo = "" if machine is None else f"MemTotal: {machine} kB\n"
+    (root.path / "proc/meminfo").write_text(meminfo)
+    asked = None if own is None else own * 1024
+    now = _core.Probe(str(root.path), True).read()
+    found = lowest_limit(given=asked, cgroup=now.cgroup_limit, machine=now.total)
+    assert found == _core.Sampler(10**7, None, str(root.path), 0, asked).limit()
+
+
+@pytest.mark.parametrize(
+    ("group", "machine", "found"),
+    [
+        ((100, 30), (900, 500), (100, 30)),
+        ((800, 30), (900, 500), (900, 400)),
+        ((None, None), (900, 500), (900, 400)),
+        ((-1, 30), (900, 500), (900, 400)),
+        ((100, 30), (None, None), (100, 30)),
+        ((None, None), (None, None), (None, None)),
+    ],
+)
+def test_the_nearest_limit_is_the_one_with_the_least_left(group, machine, found) -> None:
+    names = ("cgroup_limit", "cgroup_used", "total", "available")
+    now: Any = SimpleNamespace(**dict(zip(names, (*group, *machine), strict=True)))
+    assert nearest_limit(now) == found
+
+
+def test_the_room_for_shared_memory(tmp_path: Path) -> None:
+    free, total = limits.shm_room() or (0, 0)
+    assert 0 <= free <= total > 0
+    assert limits.shm_room(str(tmp_path)) is None
