@@ -91,7 +91,7 @@ class PhaseBook:
     def leave(self, token: int, name: str) -> tuple[int | None, dict[int, int]]:
         """End a phase: keep its peaks, and write at most one event a second for each name. Returns
         the peaks of this passage, on the host and by device."""
-        log, (peak, _, _, ns, _) = self._log, self._probe.leave(token)
+        log, (peak, ns, _) = self._log, self._probe.leave(token)
         of_devices: dict[int, int] = {}
         if self.devices is not None:
             has_room = name in self._tops or len(self._tops) < MOST_NAMES
@@ -116,7 +116,7 @@ class PhaseBook:
             PhaseTotals(
                 name, count, ns / 1e9, most_ns / 1e9, peak, inexact == 0, self._tops.get(name, {})
             )
-            for name, count, _, ns, most_ns, peak, _, inexact, _ in self._probe.phases()
+            for name, count, ns, most_ns, peak, inexact in self._probe.phases()
             if count
         ]
 

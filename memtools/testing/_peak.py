@@ -82,7 +82,7 @@ class Peak:
         else:
             reclaim.trim()  # else the test would first fill what malloc keeps, unseen
             self._first = self._probe.rss() or 0
-            self._token = self._probe.enter("test", True)
+            self._token = self._probe.enter("test")
         self._witness = Witness(self, self._first + self._allowed.bytes, earlier, self._given)
         self._witness.start()
 
@@ -131,13 +131,15 @@ class Peak:
         finally:
             reclaim.trim()  # what the look has freed is not for the test to fill, unseen
             self._looked_bytes += max(0, (self._probe.rss() or 0) - before)
-            self._token = self._probe.enter("test", True)
+            self._token = self._probe.enter("test")
 
     def _close(self) -> None:
         """The end of an interval without looks in it."""
-        top, _, _, _, exact = self._probe.leave(self._token)
+        top, _, exact = self._probe.leave(self._token)
         self._is_exact = self._is_exact and exact and top is not None
-        self._top = max(self._top, (top or 0) - self._looked_bytes)
+        # The kernel's mark may lag behind what is resident by some pages of each processor.
+        top = max(top or 0, self._probe.rss() or 0)
+        self._top = max(self._top, top - self._looked_bytes)
         self._token = 0
 
 

@@ -17,7 +17,7 @@ read_numbers(mt_text text)
     uint64_t a = 0, b = 0;
 
     if (mt_statm_parse(text, &a, &b)) CHECK(b <= a && a < MT_UNLIMITED);
-    if (mt_pressure_parse(text, &a, &b)) CHECK(a <= 100000099 && b < MT_UNLIMITED);
+    if (mt_pressure_parse(text, &a)) CHECK(a <= 100000099);
     if (mt_limit_parse(text, &a)) CHECK(a < (uint64_t)1 << 62 || a == MT_UNLIMITED);
     if (mt_text_field(text, "MemTotal:", &a)) CHECK(a < MT_UNLIMITED);
     if (mt_stat_field(text, 22, &a)) CHECK(a < MT_UNLIMITED);

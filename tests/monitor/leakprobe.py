@@ -44,7 +44,7 @@ CASES: dict[str, list[Case]] = {
         lambda: refused(RuntimeError, lambda: _core.Probe().peak()),
     ],
     "Probe.enter": [
-        lambda: PROBE.leave(PROBE.enter("a", True)),
+        lambda: PROBE.leave(PROBE.enter("a")),
         lambda: refused(TypeError, lambda: PROBE.enter(1)),  # type: ignore[arg-type]
         lambda: refused(ValueError, lambda: PROBE.enter("\0")),
         lambda: refused(TypeError, lambda: PROBE.enter()),  # type: ignore[call-arg]

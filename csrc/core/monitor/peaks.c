@@ -3,13 +3,11 @@
 #include <assert.h>
 #include <stddef.h>
 
-#include "base/lock.h"
 #include "port/probe.h"
 
 struct mt_peaks {
     mt_alloc mem;
     mt_mark_ops mark;
-    mt_lock lock;
     size_t refs;
     mt_interval *open;
 };
@@ -26,7 +24,6 @@ mt_peaks_new(const mt_alloc *mem, const mt_mark_ops *mark, mt_peaks **out, mt_er
     p->mem = *mem;
     p->mark = *mark;
     p->refs = 1;
-    mt_lock_init(&p->lock);
     *out = p;
     return MT_OK;
 }
@@ -34,9 +31,7 @@ mt_peaks_new(const mt_alloc *mem, const mt_mark_ops *mark, mt_peaks **out, mt_er
 mt_peaks *
 mt_peaks_hold(mt_peaks *p)
 {
-    mt_lock_take(&p->lock);
     p->refs++;
-    mt_lock_give(&p->lock);
     return p;
 }
 
@@ -44,16 +39,10 @@ void
 mt_peaks_drop(mt_peaks *p)
 {
     mt_alloc mem;
-    size_t left;
 
-    if (p == NULL) return;
-    mt_lock_take(&p->lock);
-    left = --p->refs;
-    mt_lock_give(&p->lock);
-    if (left > 0) return;
+    if (p == NULL || --p->refs > 0) return;
     assert(p->open == NULL);
     p->mark.close(p->mark.ctx);
-    mt_lock_fini(&p->lock);
     mem = p->mem;
     mem.put(mem.ctx, p, sizeof *p);
 }
@@ -92,14 +81,6 @@ high_once(mt_peaks *p, uint64_t known, bool *exact)
     return now != MT_UNKNOWN && now > high ? now : high;
 }
 
-static bool
-reset(mt_peaks *p)
-{
-    if (!p->mark.reset(p->mark.ctx)) return false;
-    if (p->mark.mapped_again != NULL) mt_gauge_reset_most(p->mark.mapped_again);
-    return true;
-}
-
 /* --- intervals -------------------------------------------------------------------------------- */
 
 static void
@@ -111,26 +92,18 @@ peaks_raise_to(mt_interval *in, uint64_t bytes)
         in->peak = bytes;
 }
 
-/* What is known of two intervals at least; of one without a peak that is nothing. */
-static uint64_t
-least_known(uint64_t known, uint64_t peak)
+/* The mark counts for the intervals that began with its reset or later; the peak of an older one can
+ * only be raised to what is in use now. */
+void
+mt_peaks_look(mt_peaks *p)
 {
-    if (peak == MT_UNKNOWN) return 0;
-    return peak < known ? peak : known;
-}
-
-/* Brings the peaks of all open intervals up to date. The mark counts for those that began with its
- * reset or later; the peak of an older one can only be raised to what is in use now. pre: the lock
- * is held. */
-static void
-look_locked(mt_peaks *p)
-{
-    uint64_t high = MT_UNKNOWN, now = MT_UNKNOWN, known = MT_UNKNOWN;
+    uint64_t high = MT_UNKNOWN, now = MT_UNKNOWN;
+    uint64_t known = MT_UNKNOWN; /* of each interval that the mark counts for, at least */
     bool any_marked = false, any_not = false, exact = true;
 
     for (mt_interval *in = p->open; in != NULL; in = in->next) {
         *(in->marked ? &any_marked : &any_not) = true;
-        if (in->marked) known = least_known(known, in->peak);
+        if (in->marked) known = in->peak == MT_UNKNOWN ? 0 : mt_u64_min(known, in->peak);
     }
     if (any_marked) high = high_once(p, known, &exact);
     if (any_not) now = now_once(p);
@@ -141,56 +114,28 @@ look_locked(mt_peaks *p)
 }
 
 void
-mt_peaks_look(mt_peaks *p)
-{
-    mt_lock_take(&p->lock);
-    look_locked(p);
-    mt_lock_give(&p->lock);
-}
-
-void
 mt_peaks_begin(mt_peaks *p, mt_interval *in)
 {
-    mt_lock_take(&p->lock);
-    look_locked(p);
+    mt_peaks_look(p);
     *in = (mt_interval){.next = p->open, .peak = MT_UNKNOWN};
     if (p->open != NULL) p->open->prev = in;
     p->open = in;
-    if (reset(p)) {
+    if (p->mark.reset(p->mark.ctx)) {
+        if (p->mark.mapped_again != NULL) mt_gauge_reset_most(p->mark.mapped_again);
         in->exact = true;
         for (mt_interval *each = in; each != NULL; each = each->next)
             each->marked = true;
     } else {
         peaks_raise_to(in, now_once(p));
     }
-    mt_lock_give(&p->lock);
 }
 
 void
 mt_peaks_end(mt_peaks *p, mt_interval *in)
 {
-    mt_lock_take(&p->lock);
     assert(in->prev != NULL || p->open == in);
-    look_locked(p);
+    mt_peaks_look(p);
     if (in->next != NULL) in->next->prev = in->prev;
     *(in->prev != NULL ? &in->prev->next : &p->open) = in->next;
     in->prev = in->next = NULL;
-    mt_lock_give(&p->lock);
-}
-
-uint64_t
-mt_peaks_now(mt_peaks *p)
-{
-    uint64_t now;
-
-    mt_lock_take(&p->lock);
-    now = now_once(p);
-    mt_lock_give(&p->lock);
-    return now;
-}
-
-uint64_t
-mt_peaks_time_ns(mt_peaks *p)
-{
-    return p->mark.time_ns(p->mark.ctx);
 }

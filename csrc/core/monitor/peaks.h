@@ -17,7 +17,7 @@
  * the highest moment nobody knows, so all that they ever were is taken off, and the peak is at
  * least what is in use now.
  *
- * Locked inside. The intervals are the callers' memory, in a list. */
+ * One thread uses it at a time. The intervals are the callers' memory, in a list. */
 #ifndef MT_MONITOR_PEAKS_H
 #define MT_MONITOR_PEAKS_H
 
@@ -35,7 +35,6 @@ typedef struct mt_mark_ops {
     uint64_t (*high)(void *ctx, uint64_t known);
     uint64_t (*now)(void *ctx, uint64_t *shared); /* in use; `shared` of it is shared memory or of
                                                    * files, which is only written with a result */
-    uint64_t (*time_ns)(void *ctx);               /* monotonic */
     void (*close)(void *ctx);
     void *ctx;
     mt_gauge
@@ -65,9 +64,5 @@ void mt_peaks_begin(mt_peaks *peaks, mt_interval *in);
 void mt_peaks_look(mt_peaks *peaks);
 /* The same, and closes `in`; its peak and exact stay readable. */
 void mt_peaks_end(mt_peaks *peaks, mt_interval *in);
-
-/* What is in use now, and the time: the mark's own. */
-uint64_t mt_peaks_now(mt_peaks *peaks);
-uint64_t mt_peaks_time_ns(mt_peaks *peaks);
 
 #endif

@@ -10,7 +10,7 @@
  *
  * Everything is in one block of a fixed size. When there are more names than rows, those that come
  * too late are counted together in the last row, whose name is MT_PHASE_OTHERS. When all slots are
- * open, enter refuses. Locked inside. */
+ * open, enter refuses. One thread uses them at a time. */
 #ifndef MT_MONITOR_PHASE_H
 #define MT_MONITOR_PHASE_H
 
@@ -32,19 +32,16 @@ enum {
 /* Bytes are MT_UNKNOWN where nothing could be read. */
 typedef struct mt_phase_seen {
     uint64_t peak;
-    uint64_t entry, exit; /* in use at both ends; MT_UNKNOWN unless asked for */
     uint64_t ns;
     bool exact; /* false: the peak was at least that */
 } mt_phase_seen;
 
 typedef struct mt_phase_row {
     char name[MT_PHASE_NAME];
-    uint64_t count, open; /* left, and still open */
+    uint64_t count; /* of those that were left */
     uint64_t total_ns, most_ns;
-    mt_phase_seen last;
-    uint64_t peak;      /* the highest of all */
-    uint64_t most_rise; /* the highest peak - entry of those whose ends were read */
-    uint64_t inexact;   /* of count, those whose peak was "at least" */
+    uint64_t peak;    /* the highest of all */
+    uint64_t inexact; /* of count, those whose peak was "at least" */
 } mt_phase_row;
 
 typedef struct mt_phases mt_phases;
@@ -55,12 +52,10 @@ mt_status mt_phases_new(const mt_alloc *mem, mt_peaks *peaks, size_t rows, mt_ph
 /* Ends what is open without counting it. NULL is ignored. */
 void mt_phases_free(mt_phases *phases);
 
-/* `ends`: reads what is in use at both ends too, which costs two more calls. *token is never 0.
- * MT_ELIMIT when MT_PHASE_OPEN are open. */
-mt_status mt_phases_enter(mt_phases *phases, const char *name, size_t len, bool ends,
-                          uint64_t *token, mt_error *err);
-/* MT_ESHAPE for a token that is not open: it was left already, or never given out. */
-mt_status mt_phases_leave(mt_phases *phases, uint64_t token, mt_phase_seen *out, mt_error *err);
+/* A token, or 0 when MT_PHASE_OPEN are open. */
+uint64_t mt_phases_enter(mt_phases *phases, const char *name, size_t len);
+/* False for a token that is not open: it was left already, or never given out. */
+bool mt_phases_leave(mt_phases *phases, uint64_t token, mt_phase_seen *out);
 
 /* Copies at most n rows, in the order in which the names came; returns how many there are. */
 size_t mt_phases_rows(mt_phases *phases, mt_phase_row *out, size_t n);

@@ -70,10 +70,7 @@ static void
 take_over(mt_sample *to, const mt_sample *from, unsigned what)
 {
     if (what & MT_READ_SWAP) to->swap = from->swap;
-    if (what & MT_READ_PRESSURE) {
-        to->pressure = from->pressure;
-        to->pressure_us = from->pressure_us;
-    }
+    if (what & MT_READ_PRESSURE) to->pressure = from->pressure;
     if (what & MT_READ_HEAP) {
         to->heap_used = from->heap_used;
         to->heap_free = from->heap_free;

@@ -20,7 +20,7 @@
 typedef enum mt_read {
     MT_READ_RSS = 1,       /* rss, priv: one file of 30 bytes */
     MT_READ_CGROUP = 2,    /* cgroup_used, cgroup_limit */
-    MT_READ_PRESSURE = 4,  /* pressure, pressure_us */
+    MT_READ_PRESSURE = 4,  /* pressure */
     MT_READ_SYSTEM = 8,    /* available, total, swap_free */
     MT_READ_SWAP = 16,     /* swap: where the machine has any, a slower file of 1.5 kB */
     MT_READ_HEAP = 32,     /* heap_used, heap_free: up to milliseconds where the heap is full of
@@ -57,20 +57,19 @@ typedef struct mt_sample {
                                     * of the group that states the limit */
     uint64_t cgroup_limit; /* the lowest over the group and its ancestors, or MT_UNLIMITED */
     uint64_t pressure;     /* PSI "some", average of 10 s, in 1/100 percent */
-    uint64_t pressure_us;  /* PSI "some", time stalled since the group exists */
     uint64_t available, total, swap_free; /* of the machine */
     uint64_t children;                    /* living descendants */
     uint64_t children_priv;               /* their private bytes in sum: what is of no file, no
                                            * shared memory, and no longer their parent's as well */
-    uint64_t children_swap;               /* of all of them, swapped out */
-    uint64_t shm;        /* shared memory of the job, this process and its descendants: its files in
+    uint64_t shm; /* shared memory of the job, this process and its descendants: its files in
                    * /dev/shm, mapped or not, and what it shares without a name; each page once */
-    uint64_t shm_mapped; /* of it, what rss counts: a page once for each address that it is at */
     uint64_t shm_total, shm_free; /* of /dev/shm, whoever fills it */
-    uint64_t mapped_again; /* bytes that rss counts more than once, because this process maps the
+    uint64_t mapped_again;  /* bytes that rss counts more than once, because this process maps the
                             * same page at several addresses (see gauge.h). No file tells it: who
                             * reads the sample fills it in */
-    uint64_t devices;      /* columns filled in `device`; those beyond are undefined */
+    uint64_t children_swap; /* of all children, swapped out */
+    uint64_t shm_mapped; /* of shm, what rss counts: a page once for each address that it is at */
+    uint64_t devices;    /* columns filled in `device`; those beyond are undefined */
     mt_device_sample device[MT_SAMPLE_DEVICES];
 } mt_sample;
 

@@ -425,13 +425,15 @@ mt_cgroup_inactive(mt_cgroup *cg)
     return mt_text_field((mt_text){buf, (size_t)n}, key, &bytes) ? bytes : MT_UNKNOWN;
 }
 
-bool
-mt_cgroup_pressure(mt_cgroup *cg, uint64_t *avg10, uint64_t *total)
+uint64_t
+mt_cgroup_pressure(mt_cgroup *cg)
 {
+    uint64_t pressure;
     char buf[256];
     ssize_t n;
 
-    if (cg->pressure_path[0] == 0) return false;
+    if (cg->pressure_path[0] == 0) return MT_UNKNOWN;
     n = mt_proc_read(cg->sys, &cg->kept_pressure, cg->pressure_path, buf, sizeof buf);
-    return n >= 0 && mt_pressure_parse((mt_text){buf, (size_t)n}, avg10, total);
+    return n >= 0 && mt_pressure_parse((mt_text){buf, (size_t)n}, &pressure) ? pressure
+                                                                             : MT_UNKNOWN;
 }

@@ -58,7 +58,7 @@ size_t mt_cgroup_above(const mt_cgroup *cg, size_t len);
  * effort. MT_UNKNOWN where it cannot be read. */
 uint64_t mt_cgroup_usage(mt_cgroup *cg);
 uint64_t mt_cgroup_inactive(mt_cgroup *cg);
-/* False where there is none. */
-bool mt_cgroup_pressure(mt_cgroup *cg, uint64_t *avg10, uint64_t *total);
+/* MT_UNKNOWN where there is none. */
+uint64_t mt_cgroup_pressure(mt_cgroup *cg);
 
 #endif

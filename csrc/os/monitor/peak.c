@@ -6,7 +6,6 @@
 #include <stdatomic.h>
 #include <string.h>
 
-#include "core/base/clock.h"
 #include "core/base/size.h"
 #include "core/port/probe.h"
 #include "os/base/forks.h"
@@ -132,13 +131,6 @@ mark_reset(void *ctx)
     return true;
 }
 
-static uint64_t
-mark_time_ns(void *ctx)
-{
-    (void)ctx;
-    return mt_now_ns();
-}
-
 static void
 mark_close(void *ctx)
 {
@@ -173,11 +165,7 @@ mt_mark_linux_new(const mt_alloc *mem, const mt_proc_sys *sys, const char *root,
         mark_close(m);
         return st;
     }
-    *out = (mt_mark_ops){.reset = mark_reset,
-                         .high = mark_high,
-                         .now = mark_now,
-                         .time_ns = mark_time_ns,
-                         .close = mark_close,
-                         .ctx = m};
+    *out = (mt_mark_ops){
+        .reset = mark_reset, .high = mark_high, .now = mark_now, .close = mark_close, .ctx = m};
     return MT_OK;
 }

@@ -267,9 +267,7 @@ mt_probe_linux_read(mt_probe_linux *p, unsigned mask, mt_sample *out)
     if (mask & (MT_READ_CGROUP | MT_READ_PRESSURE)) refresh_limits(p, now);
     if (mask & MT_READ_RSS) read_rss(p, out);
     if (mask & MT_READ_CGROUP) read_cgroup(p, now, out);
-    if (mask & MT_READ_PRESSURE &&
-        !mt_cgroup_pressure(&p->cgroup, &out->pressure, &out->pressure_us))
-        out->pressure = out->pressure_us = MT_UNKNOWN;
+    if (mask & MT_READ_PRESSURE) out->pressure = mt_cgroup_pressure(&p->cgroup);
     if (mask & MT_READ_SYSTEM) {
         look_at_machine(p, now);
         out->available = p->machine.available;

@@ -168,38 +168,25 @@ mt_mapping_parse(mt_text line, mt_mapping *out)
     return out->start < out->end && out->offset <= MT_UNLIMITED - 1 - (out->end - out->start);
 }
 
-/* "0.25" is 25: the kernel always prints two decimals. */
-static bool
-hundredths(mt_text *text, uint64_t *out)
+/* The kernel always prints two decimals: "0.25" is 25. */
+bool
+mt_pressure_parse(mt_text text, uint64_t *avg10)
 {
     uint64_t whole, part;
-
-    if (!mt_text_number(text, &whole) || whole > 1000000) return false;
-    if (text->len < 3 || text->at[0] != '.' || text->at[1] == ' ') return false;
-    text->at++;
-    text->len--;
-    if (!mt_text_number(text, &part) || part > 99) return false;
-    *out = whole * 100 + part;
-    return true;
-}
-
-bool
-mt_pressure_parse(mt_text text, uint64_t *avg10, uint64_t *total)
-{
     mt_text line, word;
-    bool have_average = false, have_total = false;
 
     if (!mt_text_line(&text, &line) || !mt_text_starts(line, "some ")) return false;
     while (mt_text_word(&line, ' ', &word)) {
-        if (mt_text_starts(word, "avg10=")) {
-            word = (mt_text){word.at + 6, word.len - 6};
-            have_average = hundredths(&word, avg10);
-        } else if (mt_text_starts(word, "total=")) {
-            word = (mt_text){word.at + 6, word.len - 6};
-            have_total = mt_text_number(&word, total);
-        }
+        if (!mt_text_starts(word, "avg10=")) continue;
+        word = (mt_text){word.at + 6, word.len - 6};
+        if (!mt_text_number(&word, &whole) || whole > 1000000) return false;
+        if (word.len < 3 || word.at[0] != '.' || word.at[1] == ' ') return false;
+        word = (mt_text){word.at + 1, word.len - 1};
+        if (!mt_text_number(&word, &part) || part > 99) return false;
+        *avg10 = whole * 100 + part;
+        return true;
     }
-    return have_average && have_total;
+    return false;
 }
 
 /* v1 says "no limit" as the largest multiple of a page that a signed number holds. */

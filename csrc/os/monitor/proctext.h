@@ -44,8 +44,8 @@ typedef struct mt_mapping {
     bool deleted; /* the file has no name any more */
 } mt_mapping;
 bool mt_mapping_parse(mt_text line, mt_mapping *out);
-/* memory.pressure: the line "some avg10=0.25 ... total=123", in 1/100 percent and microseconds. */
-bool mt_pressure_parse(mt_text text, uint64_t *avg10, uint64_t *total);
+/* memory.pressure: avg10 of the line "some avg10=0.25 ... total=123", in 1/100 percent. */
+bool mt_pressure_parse(mt_text text, uint64_t *avg10);
 /* memory.max and memory.limit_in_bytes; MT_UNLIMITED for "max" and for v1's huge number. */
 bool mt_limit_parse(mt_text text, uint64_t *out);
 

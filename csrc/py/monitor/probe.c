@@ -20,7 +20,7 @@
 #include "py/base/errors.h"
 #include "py/base/objects.h"
 
-enum { ROWS = 64, READ = offsetof(mt_sample, devices) / sizeof(uint64_t), FIELDS = READ + 3 };
+enum { ROWS = 64, READ = offsetof(mt_sample, children_swap) / sizeof(uint64_t), FIELDS = READ + 3 };
 
 typedef struct Probe {
     PyObject_HEAD
@@ -376,39 +376,21 @@ probe_peak(PyObject *op, PyObject *Py_UNUSED(none))
                          PyBool_FromLong(self->since.exact));
 }
 
-/* enter(name, ends=False) */
 static PyObject *
-probe_enter(PyObject *op, PyObject *const *args, Py_ssize_t n)
+probe_enter(PyObject *op, PyObject *given)
 {
-    Probe *self = (Probe *)op;
-    mt_error err = {0};
-    const char *name;
     Py_ssize_t len;
+    const char *name = PyUnicode_AsUTF8AndSize(given, &len);
     uint64_t token;
-    int ends = 0;
 
-    if (n < 1 || n > 2)
-        return PyErr_Format(PyExc_TypeError,
-                            "enter() takes a name and whether to read both ends, "
-                            "got %zd arguments",
-                            n);
-    if ((name = PyUnicode_AsUTF8AndSize(args[0], &len)) == NULL) return NULL;
+    if (name == NULL) return NULL;
     if (memchr(name, 0, (size_t)len) != NULL)
         return PyErr_Format(PyExc_ValueError, "enter(): a phase's name has no zero character");
-    if (n == 2 && (ends = PyObject_IsTrue(args[1])) < 0) return NULL;
-    if (mt_phases_enter(self->phases, name, (size_t)len, ends != 0, &token, &err) != MT_OK)
+    if ((token = mt_phases_enter(((Probe *)op)->phases, name, (size_t)len)) == 0)
         return PyErr_Format(PyExc_RuntimeError,
                             "enter(): %d phases are open already; leave those that have ended",
                             MT_PHASE_OPEN);
     return PyLong_FromUnsignedLongLong(token);
-}
-
-static PyObject *
-seen_tuple(const mt_phase_seen *seen)
-{
-    return Py_BuildValue("(NNNNN)", mt_py_number(seen->peak), mt_py_number(seen->entry),
-                         mt_py_number(seen->exit), mt_py_number(seen->ns),
-                         PyBool_FromLong(seen->exact));
 }
 
 static PyObject *
@@ -418,10 +400,11 @@ probe_leave(PyObject *op, PyObject *arg)
     mt_phase_seen seen;
 
     if (token == UINT64_MAX && PyErr_Occurred()) return NULL;
-    if (mt_phases_leave(((Probe *)op)->phases, token, &seen, NULL) != MT_OK)
+    if (!mt_phases_leave(((Probe *)op)->phases, token, &seen))
         return PyErr_Format(PyExc_RuntimeError, "leave(): this phase is not open; it was left "
                                                 "already, or another probe entered it");
-    return seen_tuple(&seen);
+    return Py_BuildValue("(NKN)", mt_py_number(seen.peak), (unsigned long long)seen.ns,
+                         PyBool_FromLong(seen.exact));
 }
 
 static PyObject *
@@ -430,10 +413,9 @@ row_tuple(const void *rows, size_t i)
     const mt_phase_row *r = &((const mt_phase_row *)rows)[i];
 
     return Py_BuildValue(
-        "(NKKKKNNKN)", PyUnicode_DecodeUTF8(r->name, (Py_ssize_t)strlen(r->name), "replace"),
-        (unsigned long long)r->count, (unsigned long long)r->open, (unsigned long long)r->total_ns,
-        (unsigned long long)r->most_ns, mt_py_number(r->peak), mt_py_number(r->most_rise),
-        (unsigned long long)r->inexact, seen_tuple(&r->last));
+        "(NKKKNK)", PyUnicode_DecodeUTF8(r->name, (Py_ssize_t)strlen(r->name), "replace"),
+        (unsigned long long)r->count, (unsigned long long)r->total_ns,
+        (unsigned long long)r->most_ns, mt_py_number(r->peak), (unsigned long long)r->inexact);
 }
 
 static PyObject *
@@ -469,21 +451,19 @@ static PyMethodDef methods[] = {
                    "above it, the own one first)."),
     NOARGS(reset_peak, "Count peak() from now on; False where the kernel does not allow it."),
     NOARGS(peak, "(highest resident bytes since reset_peak(), whether that is exact)."),
-    NOARGS(phases, "Of each name: (name, passages, open, ns, longest ns, highest peak, largest "
-                   "rise, inexact ones, the last passage as leave() told it)."),
+    NOARGS(phases, "Of each name: (name, passages, ns, longest ns, highest peak, how many of the "
+                   "peaks are not exact)."),
     NOARGS(current, "The name of the phase that was entered last and is open, or None."),
     {"read", MT_PY_FUNCTION(probe_read), METH_FASTCALL,
      "read($self, fields=31, /)\n--\n\n"
      "A Sample with the fields asked for, by bits: 1 rss and private, 2 control group, 4 its "
      "pressure, 8 machine, 16 swap, 32 heap, 64 children, 256 shared memory; the others are None."},
-    {"enter", MT_PY_FUNCTION(probe_enter), METH_FASTCALL,
-     "enter($self, name, ends=False, /)\n--\n\n"
-     "Begin a phase; a token for leave(). With ends, read rss at both ends too. RuntimeError when "
-     "64 "
-     "are open."},
+    {"enter", probe_enter, METH_O,
+     "enter($self, name, /)\n--\n\n"
+     "Begin a phase; a token for leave(). RuntimeError when 64 are open."},
     {"leave", probe_leave, METH_O,
      "leave($self, token, /)\n--\n\n"
-     "End a phase: (peak, rss at its beginning, at its end, ns, whether the peak is exact). "
+     "End a phase: (peak, ns, whether the peak is exact). "
      "RuntimeError for one that is not open."},
     {NULL, NULL, 0, NULL},
 };
@@ -506,16 +486,21 @@ static PyType_Spec spec = {
 
 /* --- registration ----------------------------------------------------------------------------- */
 
-/* In the order of mt_sample, and last what follows from them. */
+/* In the order of mt_sample, but for its last two, and then what follows from them. */
 static PyTypeObject *
 new_sample_type(void)
 {
-    static const char *const names[FIELDS] = {
-        "time_ns",       "rss",         "private",      "swap",      "heap_used",
-        "heap_free",     "cgroup_used", "cgroup_limit", "pressure",  "pressure_us",
-        "available",     "total",       "swap_free",    "children",  "children_private",
-        "children_swap", "shm",         "shm_mapped",   "shm_total", "shm_free",
-        "mapped_again",  "process",     "job",          "job_swap"};
+    static const char *const names[FIELDS] = {"time_ns",     "rss",
+                                              "private",     "swap",
+                                              "heap_used",   "heap_free",
+                                              "cgroup_used", "cgroup_limit",
+                                              "pressure",    "available",
+                                              "total",       "swap_free",
+                                              "children",    "children_private",
+                                              "shm",         "shm_total",
+                                              "shm_free",    "mapped_again",
+                                              "process",     "job",
+                                              "job_swap"};
     PyStructSequence_Field fields[FIELDS + 1] = {{NULL, NULL}};
     PyStructSequence_Desc desc = {"memtools._core.Sample",
                                   "One reading: bytes, or None where it was not to be had.", fields,
