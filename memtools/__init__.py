@@ -45,7 +45,8 @@ _NAMES = {
     "_monitor.monitor": "MemoryMonitor",
     "_monitor.phases": "Phase",
     "_monitor.readings": "Headroom",
-    "_record.record": "Record read_record",
+    "_record.reader": "read_record",
+    "_record.record": "Record",
     "_trajectory.settings": "UpdateSettings",
     "_trajectory.store": "TrajectoryStore",
 }

@@ -32,8 +32,8 @@ from memtools._monitor.host import host_memory as host_memory
 from memtools._monitor.monitor import MemoryMonitor as MemoryMonitor
 from memtools._monitor.phases import Phase as Phase
 from memtools._monitor.readings import Headroom as Headroom
+from memtools._record.reader import read_record as read_record
 from memtools._record.record import Record as Record
-from memtools._record.record import read_record as read_record
 from memtools._trajectory.settings import UpdateSettings as UpdateSettings
 from memtools._trajectory.store import TrajectoryStore as TrajectoryStore
 from memtools._version import __version__ as __version__

@@ -29,7 +29,7 @@ from benchmarks.kit.harness import (
 )
 from benchmarks.kit.limits import finish, number_limit
 from memtools import _core
-from memtools._record.reader import UNKNOWN
+from memtools._record.record import UNKNOWN
 from memtools._record.series import _reduce, cuts
 from memtools.report import render
 

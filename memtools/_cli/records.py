@@ -26,7 +26,7 @@ class UnreadableError(MemtoolsError):
 def read(path: str) -> Record:
     """Raises UnreadableError for every file that cannot be read as a record."""
     from memtools._base.text import shown
-    from memtools._record.record import read_record
+    from memtools._record.reader import read_record
 
     try:
         if Path(path).is_dir():

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING, Any
 
 from memtools._record.figures import figures_of, plain
-from memtools._record.reader import UNKNOWN
+from memtools._record.record import UNKNOWN
 from memtools._record.series import whole_buckets
 
 if TYPE_CHECKING:

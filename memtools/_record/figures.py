@@ -36,7 +36,7 @@ from memtools._record.events import (
 )
 from memtools._record.kills import explained
 from memtools._record.kinds import Cleanup, Pressure, Start
-from memtools._record.reader import UNKNOWN
+from memtools._record.record import UNKNOWN
 from memtools._record.series import (
     Timeline,
     median_step_seconds,

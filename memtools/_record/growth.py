@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from memtools._base.size import format_bytes
 from memtools._base.text import count, duration
 from memtools._leak.growth import line_of, slope_of
-from memtools._record.reader import UNKNOWN
+from memtools._record.record import UNKNOWN
 from memtools._record.series import own_column
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from memtools._record import drawing
 from memtools._record.chart import LIMIT, Chart, Line, charts, lanes, marks
 from memtools._record.figures import A_NOTEBOOK, Figures, figures_of, script_of
 from memtools._record.overview import badge, headline, tiles
-from memtools._record.reader import UNKNOWN
+from memtools._record.record import UNKNOWN
 from memtools._record.series import Timeline, timeline
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Reads a run.mem: one that was closed, one whose writer was killed, or one that is being written.
 
-    file ──copy──► bytes ──► header and columns ──► rows, buckets, events, phases ──► Contents
+    file ──copy──► bytes ──► header and columns ──► rows, buckets, events, phases ──► Record
 
 csrc/core/record/layout.h and series.h show where what lies, and in which order it is written.
 Nothing in the file is trusted: each count is held against its limit, the length against the counts,
@@ -17,13 +17,22 @@ import zlib
 from array import array
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from operator import mul
 from struct import iter_unpack, unpack_from
 
-#: no reading, no step
-UNKNOWN = 2**64 - 1
+from memtools._base.file import as_path
+from memtools._record import kinds
+from memtools._record.events import signal_name
+from memtools._record.record import (
+    UNKNOWN,
+    Buckets,
+    Column,
+    Record,
+    RecordEvent,
+    RecordPhase,
+    Samples,
+)
 
 _MAGIC, _VERSION = b"MTRECORD", 2
 # Bytes: of the fields of the header up to its check, of the header, from where and up to where the
@@ -44,49 +53,21 @@ _COUNTS = (  # of the header: least, most, a multiple of, and what is wrong with
     (0, 1 << 24, 8, "bytes for payloads that are not a multiple of 8 up to 16 MiB"),
 )
 
-Event = tuple[int, int, int, int | None, str, str | bytes]
-Phase = tuple[str, int, int, int | None]
 
+def read_record(path: str | os.PathLike[str]) -> Record:
+    """Read a `run.mem`: one that is complete, was cut off by a kill, or is being written now.
 
-@dataclass(frozen=True)
-class Contents:
-    """What a record holds, as plain data.
+    Takes some 50 ms for the default size, and memory of a few times the file meanwhile. Nothing in
+    the file is trusted.
 
-    Attributes:
-        samples: number, time and each column's reading of the samples from `first` on that are
-            whole; `total` were taken.
-        buckets: first time, last time, number of samples, then least, most and last of each column.
-        events: number, time, duration, step, kind, and a text or a payload, of those from
-            `events_first` on that are whole. `events_gone` lack only their payloads.
-        phases: name, passages, nanoseconds and peak.
-        signal: that ended the process, at `signal_ns`; 0 where none is known.
+    Args:
+        path: the file.
+
+    Raises:
+        OSError: the file cannot be opened or read.
+        ValueError: it is not a record, was truncated or changed, or is of a later version.
     """
-
-    nbytes: int
-    written: bool
-    start_ns: int
-    clock_ns: int
-    pid: int
-    page_bytes: int
-    command: bytes
-    closed_ns: int | None
-    signal: int
-    signal_ns: int
-    columns: list[tuple[str, str]]
-    first: int
-    total: int
-    samples: list[memoryview]
-    width: int
-    buckets: list[memoryview]
-    events_first: int
-    events_total: int
-    events_gone: int
-    events: list[Event]
-    phases: list[Phase]
-
-
-def read(path: str) -> Contents:
-    """Read a file. Raises OSError, and ValueError for what is not a whole record."""
+    path = as_path("path", path)
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         try:
@@ -99,16 +80,15 @@ def read(path: str) -> Contents:
     return parse(data, path, written=written)
 
 
-def parse(data: bytes, path: str, *, written: bool = False) -> Contents:
-    """The contents of a copy of a record, for which `path` stands in messages."""
+def parse(data: bytes, path: str, *, written: bool = False) -> Record:
+    """The record that a copy of the file at `path` holds."""
     at = _layout(data, len(data), path)
     head = unpack_from("<20Q", data)
     if head[14] != _checksum(data, at):
         raise _unreadable(path, "the header or the columns were changed")
     columns = _columns(data, at, path)
-    closed, phases, signal, signal_ns = head[16:]
-    if closed or signal > _MOST_SIGNAL:
-        signal = signal_ns = 0
+    names = [column.name for column in columns]
+    closed, phases = head[16:18]
     if phases > at.phases:
         raise _unreadable(path, "more phases than possible")
     words = memoryview(data).cast("Q")
@@ -118,29 +98,45 @@ def parse(data: bytes, path: str, *, written: bool = False) -> Contents:
     first = max(0, total - at.rows)
     numbers = sorted(k for k in rows.places if k >= first)
     events = _Events(data, words, at)
-    return Contents(
+    lost = total - first - len(numbers)
+    lost += events.total - events.first - len(events.whole) - events.gone
+    end = [] if closed else _end_by_signal(events.total, *head[18:])
+    time_ns, *values = rows.columns(numbers)
+    return Record(
+        path=path,
         nbytes=len(data),
-        written=written,
         start_ns=head[8],
         clock_ns=head[9],
+        closed_ns=closed or None,
+        written=written,
         pid=head[10],
         page_bytes=head[11],
-        command=data[_COMMAND_AT : _COMMAND_AT + head[12]],
-        closed_ns=closed or None,
-        signal=signal,
-        signal_ns=signal_ns,
+        command=_command(data[_COMMAND_AT : _COMMAND_AT + head[12]]),
         columns=columns,
-        first=first,
         total=total,
-        samples=[*_views([numbers]), *rows.columns(numbers)],
-        width=1 << folds,
-        buckets=_bucket_columns(buckets, samples, folds, at),
-        events_first=events.first,
-        events_total=events.total,
+        unreadable=lost,
+        samples=Samples(_view(numbers), time_ns, dict(zip(names, values, strict=True))),
+        buckets=_bucket_columns(buckets, samples, folds, names),
+        events=(*events.whole, *end),
+        events_total=events.total + len(end),
+        phases=tuple(_phases(words, data, at, phases)),
         events_gone=events.gone,
-        events=events.whole,
-        phases=_phases(words, data, at, phases),
     )
+
+
+def _end_by_signal(number: int, signal: int, time_ns: int) -> list[RecordEvent]:
+    """The end event of a process that a signal has ended, which could only mark that; empty for a
+    number that is not a signal."""
+    if not 0 < signal <= _MOST_SIGNAL:
+        return []
+    end = kinds.End(signal=signal_name(signal))
+    return [RecordEvent(number, time_ns, 0, None, end.KIND, end.sentence(), end)]
+
+
+def _command(data: bytes) -> tuple[str, ...]:
+    """The arguments; bytes that are not text in the run's encoding are escaped."""
+    arguments = data.decode("utf-8", "backslashreplace").split("\0")
+    return tuple(arguments[:-1] if data.endswith(b"\0") else arguments if data else ())
 
 
 def _unreadable(path: str, why: str) -> ValueError:
@@ -245,7 +241,7 @@ def _checksum(data: bytes, at: _Layout) -> int:
     return zlib.crc32(fixed[_COMMAND_AT : _HEADER + at.columns * _COLUMN], crc)
 
 
-def _columns(data: bytes, at: _Layout, path: str) -> list[tuple[str, str]]:
+def _columns(data: bytes, at: _Layout, path: str) -> tuple[Column, ...]:
     found = []
     for begin in range(_HEADER, 8 * at.series, _COLUMN):
         name, unit = _field(data, begin, 32), _field(data, begin + 32, 16)
@@ -261,10 +257,10 @@ def _columns(data: bytes, at: _Layout, path: str) -> list[tuple[str, str]]:
                 raise _unreadable(path, fault)
         assert name is not None
         assert unit is not None
-        found.append((name, unit))
-    if len(dict(found)) < len(found):
+        found.append(Column(name, unit))
+    if len({column.name for column in found}) < len(found):
         raise _unreadable(path, "two columns of one name")
-    return found
+    return tuple(found)
 
 
 def _field(data: bytes, at: int, size: int) -> str | None:
@@ -347,8 +343,8 @@ class _Ring:
 # --- samples --------------------------------------------------------------------------------------
 
 
-def _views(columns: Iterable[Sequence[int]]) -> list[memoryview]:
-    return [memoryview(array("Q", column)) for column in columns]
+def _view(numbers: Sequence[int]) -> memoryview:
+    return memoryview(array("Q", numbers))
 
 
 def _buckets(
@@ -400,21 +396,22 @@ def _add(buckets: list[list[int]], row: list[int], *, is_first: bool) -> None:
 
 
 def _bucket_columns(
-    buckets: list[list[int]], samples: int, folds: int, at: _Layout
-) -> list[memoryview]:
-    if not buckets:
-        return _views([()] * (3 + 3 * at.columns))
+    buckets: list[list[int]], samples: int, folds: int, names: list[str]
+) -> Buckets:
     counts = [1 << folds] * len(buckets)
-    counts[-1] = samples - (len(buckets) - 1 << folds)
-    first, last, *columns = map(list, zip(*buckets, strict=True))
-    for i in range(0, len(columns), 3):
-        readings = columns[i : i + 3]
+    columns: list[Sequence[int]] = [()] * (2 + 3 * len(names))
+    if buckets:
+        counts[-1] = samples - (len(buckets) - 1 << folds)
+        columns = list(map(list, zip(*buckets, strict=True)))
+    for i in range(2, len(columns), 3):
         # Words that contradict each other, which no writer leaves, are no reading.
-        for k, (least, most, newest) in enumerate(zip(*readings, strict=True)):
+        for k, (least, most, newest) in enumerate(zip(*columns[i : i + 3], strict=True)):
             if not least <= newest <= most < UNKNOWN:
-                for column in readings:
-                    column[k] = UNKNOWN
-    return _views([first, last, counts, *columns])
+                for column in columns[i : i + 3]:
+                    column[k] = UNKNOWN  # type: ignore[index]
+    first_ns, last_ns, *readings = map(_view, columns)
+    least, most, last = (dict(zip(names, readings[i::3], strict=True)) for i in range(3))
+    return Buckets(1 << folds, first_ns, last_ns, _view(counts), least, most, last)
 
 
 # --- events and phases ----------------------------------------------------------------------------
@@ -434,7 +431,7 @@ class _Events:
         found = [self._event(k, ring[k]) for k in numbers]
         self.whole = [event for event in reversed(found) if event is not None]
 
-    def _event(self, number: int, slot: list[int]) -> Event | None:
+    def _event(self, number: int, slot: list[int]) -> RecordEvent | None:
         at = 8 * (self._at.events_at + number % self._at.events * _EVENT)
         form = slot[6]
         body: str | bytes | None = None
@@ -442,12 +439,14 @@ class _Events:
             size = form & ~_IS_PAYLOAD
             body = self._data[at + 56 : at + 56 + size] if size <= _TEXT else self._long(size, slot)
         elif form <= _TEXT:
-            text = self._data[at + 56 : at + 56 + form]
-            body = None if b"\0" in text else _decoded(text)
+            raw = self._data[at + 56 : at + 56 + form]
+            body = None if b"\0" in raw else _decoded(raw)
         kind = _field(self._data, at + 32, 16)
         if kind is None or body is None:
             return None
-        return number, slot[1], slot[2], None if slot[3] == UNKNOWN else slot[3], kind, body
+        data, text = kinds.read(kind, body) if isinstance(body, bytes) else (None, body)
+        step = None if slot[3] == UNKNOWN else slot[3]
+        return RecordEvent(number, slot[1], slot[2], step, kind, text, data)
 
     def _long(self, size: int, slot: list[int]) -> bytes | None:
         """A payload that does not fit into its slot, in which its place and its check stand."""
@@ -463,7 +462,7 @@ class _Events:
         return None
 
 
-def _phases(words: memoryview, data: bytes, at: _Layout, count: int) -> list[Phase]:
+def _phases(words: memoryview, data: bytes, at: _Layout, count: int) -> list[RecordPhase]:
     found = []
     for begin in range(at.phases_at, at.phases_at + count * _PHASE, _PHASE):
         halves = [words[begin + i : begin + i + 5].tolist() for i in (5, 10)]
@@ -471,5 +470,5 @@ def _phases(words: memoryview, data: bytes, at: _Layout, count: int) -> list[Pha
         name = _field(data, 8 * begin, 40)
         if whole and name:
             _, passages, ns, peak, _ = max(whole, key=lambda half: half[0])  # the newer one
-            found.append((name, passages, ns, None if peak == UNKNOWN else peak))
+            found.append(RecordPhase(name, passages, ns / 1e9, None if peak == UNKNOWN else peak))
     return found

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from typing import IO
 
-from memtools._base.file import as_path
-from memtools._base.number import whole_number
 from memtools._base.size import format_bytes
 from memtools._base.text import shown
-from memtools._record import kinds, reader
-from memtools._record.events import signal_name
-from memtools._record.reader import UNKNOWN, Contents
+from memtools._record import kinds
+
+#: no reading, no step
+UNKNOWN = 2**64 - 1
 
 
 @dataclass(frozen=True)
@@ -168,11 +166,6 @@ class Record:
         ends += [event.time_ns + event.duration_ns for event in self.events]
         return (max(ends) - self.clock_ns) / 1e9
 
-    def wall_time(self, time_ns: int) -> float:
-        """Seconds since 1970 at `time_ns` of the run's clock."""
-        time_ns = whole_number("time_ns", time_ns, None)
-        return (self.start_ns + time_ns - self.clock_ns) / 1e9
-
     def to_jsonl(self, file: IO[str]) -> None:
         """Write JSON to a text file, a line for the header and each bucket, sample, event, phase.
 
@@ -212,85 +205,6 @@ class Record:
             event = self.events[-1].text if self.events else "unreadable"
             lines.append(f"  {self.events_total:,} events, the last: {event}")
         return "\n".join(map(shown, lines))
-
-
-def read_record(path: str | os.PathLike[str]) -> Record:
-    """Read a `run.mem`: one that is complete, was cut off by a kill, or is being written now.
-
-    Takes some 50 ms for the default size, and memory of a few times the file meanwhile. Nothing in
-    the file is trusted.
-
-    Args:
-        path: the file.
-
-    Raises:
-        OSError: the file cannot be opened or read.
-        ValueError: it is no record, was truncated or changed, or is of a later version.
-    """
-    path = as_path("path", path)
-    return record_of(path, reader.read(path))
-
-
-def record_of(path: str, found: Contents) -> Record:
-    columns = tuple(Column(*column) for column in found.columns)
-    names = [column.name for column in columns]
-    numbers, time_ns, *values = found.samples
-    events = tuple(_event(*event) for event in found.events)
-    lost = found.total - found.first - len(numbers)
-    lost += found.events_total - found.events_first - len(events) - found.events_gone
-    events += _end_by_signal(found)
-    return Record(
-        path=path,
-        nbytes=found.nbytes,
-        start_ns=found.start_ns,
-        clock_ns=found.clock_ns,
-        closed_ns=found.closed_ns,
-        written=found.written,
-        pid=found.pid,
-        page_bytes=found.page_bytes,
-        command=_command(found.command),
-        columns=columns,
-        total=found.total,
-        unreadable=lost,
-        samples=Samples(numbers, time_ns, dict(zip(names, values, strict=True))),
-        buckets=_buckets(names, found.width, found.buckets),
-        events=events,
-        events_total=found.events_total + bool(found.signal),
-        phases=tuple(
-            RecordPhase(name, count, ns / 1e9, peak) for name, count, ns, peak in found.phases
-        ),
-        events_gone=found.events_gone,
-    )
-
-
-def _event(
-    number: int, time_ns: int, duration_ns: int, step: int | None, kind: str, body: str | bytes
-) -> RecordEvent:
-    data, text = kinds.read(kind, body) if isinstance(body, bytes) else (None, body)
-    return RecordEvent(number, time_ns, duration_ns, step, kind, text, data)
-
-
-def _end_by_signal(found: Contents) -> tuple[RecordEvent, ...]:
-    """The end event of a process that a signal has ended. It could only mark that."""
-    if not found.signal:
-        return ()
-    end = kinds.End(signal=signal_name(found.signal))
-    number, time_ns = found.events_total, found.signal_ns
-    return (RecordEvent(number, time_ns, 0, None, end.KIND, end.sentence(), end),)
-
-
-def _buckets(names: list[str], width: int, parts: list[memoryview]) -> Buckets:
-    def of(which: int) -> dict[str, memoryview]:
-        return dict(zip(names, parts[3 + which :: 3], strict=True))
-
-    first_ns, last_ns, counts = parts[:3]
-    return Buckets(width, first_ns, last_ns, counts, of(0), of(1), of(2))
-
-
-def _command(data: bytes) -> tuple[str, ...]:
-    """The arguments; what was no text in the run's encoding is shown escaped."""
-    arguments = data.decode("utf-8", "backslashreplace").split("\0")
-    return tuple(arguments[:-1] if data.endswith(b"\0") else arguments if data else ())
 
 
 def _ending(record: Record) -> str:

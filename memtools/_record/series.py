@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from memtools._record.reader import UNKNOWN
+from memtools._record.record import UNKNOWN
 
 if TYPE_CHECKING:
     from memtools._record.record import Record

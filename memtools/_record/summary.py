@@ -17,7 +17,7 @@ from memtools._base.text import count, duration, shown
 from memtools._record.figures import Figures, figures_of
 from memtools._record.kinds import GuardAct
 from memtools._record.peaks import WORTH, as_json, headline, peak_of, to_do
-from memtools._record.record import Record, read_record
+from memtools._record.reader import read_record
 
 _DEVICE = re.compile(r"cuda\d+_reserved")
 ACTS = 3  # lines of them
@@ -114,22 +114,18 @@ def summary_json(figures: Figures) -> dict[str, Any]:
     }
 
 
-def summary_text(record: Record, as_json: bool) -> str:
-    figures = figures_of(record)
-    if as_json:
-        return json.dumps(summary_json(figures)) + "\n"
-    return "".join(f"memtools: {line}\n" for line in summary_lines(figures))
-
-
 def print_summary(path: str, name: str, *, as_json: bool) -> None:
-    """Print the summary of a record to the standard error. It is no error that this is closed, or
-    that its reader has gone.
+    """Print the summary of a record to the standard error. It is not an error that this is closed,
+    or that its reader has gone.
 
     Args:
         path: of the record.
         name: what the record is called in the summary.
         as_json: as one line of JSON.
     """
-    text = summary_text(replace(read_record(path), path=name), as_json)
+    figures = figures_of(replace(read_record(path), path=name))
+    text = "".join(f"memtools: {line}\n" for line in summary_lines(figures))
+    if as_json:
+        text = json.dumps(summary_json(figures)) + "\n"
     with contextlib.suppress(OSError):
         os.write(2, text.replace("\0", "\\0").encode(errors="backslashreplace"))

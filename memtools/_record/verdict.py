@@ -1,8 +1,12 @@
 """One verdict about growth for a whole record: its findings, each with one rate, and one forecast.
 
-    findings.standing() or findings.made_of() ──► order, forecast ──► Verdict.findings
+    "finding" events ──────────► standing() ──┐   said by the run itself
+    series ──► growth.judge() ──► made_of() ──┴──► order, forecast ──► Verdict.findings
                                                                           │
-              run, watch, explain, report, export: Verdict.lines(), as_json() ◄┘
+           run, watch, explain, report, export: Verdict.lines(), as_json() ◄┘
+
+A monitor makes its findings while the program runs, and then nothing is judged again: the record
+has the newest state of each. A command that is watched from outside is judged here, by its series.
 
 The room until the limit is that at the end of the record, and everything that grows there takes it
 together: so all findings of the host have one forecast, and those of the devices one.
@@ -12,22 +16,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from memtools._base import sentences
 from memtools._base.size import format_bytes
 from memtools._base.text import duration, shown
 from memtools._leak.detector import STEPS_NEEDED, matters
-from memtools._leak.finding import RANK, LeakFinding, is_call, steps_left
-from memtools._leak.judge import THRESHOLDS
+from memtools._leak.finding import RANK, LeakFinding, advice_for, is_call, steps_left
+from memtools._leak.judge import THRESHOLDS, Part, of_part
 from memtools._record.events import start_of
-from memtools._record.findings import made_of, standing
-from memtools._record.growth import Late, judge, late_of, step_seconds
+from memtools._record.growth import Growth, Late, judge, late_of, step_seconds
 from memtools._record.kinds import Finding
 
 if TYPE_CHECKING:
     from memtools._record.figures import Figures
+    from memtools._record.record import Record
 
 #: and for as many a forecast counts as one of so many steps
 READINGS_A_SECOND = 5
@@ -196,6 +200,44 @@ def _nothing(figures: Figures) -> str:
         return "the process tree does not grow"
     workers = figures.workers is not None
     return "neither the process nor its workers grow" if workers else "the process does not grow"
+
+
+# --- findings ------------------------------------------------------------------------------------
+
+
+def standing(record: Record) -> list[LeakFinding]:
+    """As the run itself said them: the newest state of each, without those that are over."""
+    found: dict[tuple[str, str], LeakFinding] = {}
+    for event in record.events:
+        if not isinstance(event.data, Finding) or event.data.grade not in RANK:
+            continue
+        one = _harmless(event.data)
+        found.pop(one.key, None)
+        if not one.over and RANK[one.grade] > RANK["quiet"]:
+            found[one.key] = one
+    return list(found.values())
+
+
+def _harmless(event: Finding) -> LeakFinding:
+    """A record may come from anywhere."""
+    given: dict[str, Any] = {one.name: getattr(event, one.name) for one in fields(LeakFinding)}
+    texts = {name: shown(value) for name, value in given.items() if isinstance(value, str)}
+    return LeakFinding(**{**given, **texts})
+
+
+def made_of(growth: Sequence[Growth]) -> list[LeakFinding]:
+    """What the series say, in the form in which a run says it."""
+    return [replace(one, advice=advice_for(one)) for one in map(_of_growth, growth)]
+
+
+def _of_growth(growth: Growth) -> LeakFinding:
+    over = f"{growth.over:,.0f} steps" if growth.per == "step" else duration(growth.over)
+    what = [f"over the last {over}"] if growth.over and not growth.shared else []
+    what += [f"on {growth.device}"] if growth.device else []
+    grade = "fills" if growth.shared else growth.grade
+    part = Part(growth.signal, growth.rate_bytes, grade=grade, since_step=growth.since)
+    kind = "mapped files" if growth.shared else None
+    return of_part(part, per=growth.per, kind=kind, what=", ".join(what))
 
 
 # --- one forecast ---------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from memtools._record import chart as drawn
 from memtools._record.chart import Chart
 from memtools._record.figures import Figures, used_cells
 from memtools._record.peaks import peak_of, stack_of
-from memtools._record.reader import UNKNOWN
+from memtools._record.record import UNKNOWN
 from memtools._record.series import Timeline, timeline
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from memtools._cli.tree import COLUMNS, Ended, Guard, Process, Tree, pass_on
 from memtools._record import kills
 from memtools._record.events import ending
 from memtools._record.kinds import Counters
-from memtools._record.reader import UNKNOWN
+from memtools._record.record import UNKNOWN
 from tests.cli.runs import RUN, run
 
 MIB = 2**20

@@ -119,5 +119,5 @@ def test_only_the_judge_makes_findings() -> None:
     package = Path(memtools.__file__).parent
     files = [path for path in package.rglob("*.py") if made.search(path.read_text())]
     assert sorted(str(path.relative_to(package)) for path in files) == [
-        "_leak/judge.py", "_record/findings.py",
+        "_leak/judge.py", "_record/verdict.py",
     ]  # fmt: skip

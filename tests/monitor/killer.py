@@ -22,8 +22,7 @@ import time
 from pathlib import Path
 
 from memtools import MemoryMonitor, read_record
-from memtools._record.reader import UNKNOWN
-from memtools._record.record import Record
+from memtools._record.record import UNKNOWN, Record
 
 STEPS = 300  # of which one is chosen
 

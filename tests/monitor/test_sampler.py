@@ -11,7 +11,7 @@ import pytest
 
 import memtools
 from memtools import _core
-from memtools._record.reader import UNKNOWN
+from memtools._record.record import UNKNOWN
 from tests.kit.children import wait_for
 from tests.kit.threadnames import thread_names
 from tests.monitor.samplercases import columns

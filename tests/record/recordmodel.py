@@ -7,8 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from memtools import _core
-from memtools._record.reader import UNKNOWN
-from memtools._record.record import Record
+from memtools._record.record import UNKNOWN, Record
 
 COLUMNS = 3
 SIZES = {"rows": 50, "buckets": 8, "events": 7, "phases": 2, "payloads": 2048}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import memtools
 from memtools import _core
 from memtools._record.growth import ENOUGH, Growth, even, judge
-from memtools._record.reader import UNKNOWN
+from memtools._record.record import UNKNOWN
 from memtools._record.series import timeline
 from tests.report.reportcases import MIB
 from tests.traces import record

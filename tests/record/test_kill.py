@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from memtools._record.reader import parse
-from memtools._record.record import record_of
 from tests.record.recordmodel import wrong
 
 BEFORE, DURING = 59, 8  # rounds: the ring of 50 rows has wrapped, 8 buckets fold at 64 samples
@@ -52,7 +51,7 @@ def test_at_any_instruction_a_kill_leaves_a_readable_record(tmp_path: Path) -> N
                     break
                 rounds += os.WSTOPSIG(status) == signal.SIGUSR1
                 if (now := data[:]) != seen:
-                    record = record_of(path, parse(now, path))
+                    record = parse(now, path)
                     assert wrong(record) is None
                     assert record.total in (rounds, rounds + 1)
                     states, seen = states + 1, now

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import memtools
 from memtools import _core
-from memtools._record.reader import UNKNOWN
+from memtools._record.record import UNKNOWN
 from memtools._record.series import _reduce, cuts, median_step_seconds, timeline
 
 TEN_MILLION = 10_000_000

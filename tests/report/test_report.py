@@ -21,7 +21,7 @@ from memtools._base.peak import PARTS, Layer, Span
 from memtools._leak.finding import LeakFinding, advice_for
 from memtools._record.figures import figures_of
 from memtools._record.kinds import Cleanup, End, Event, Fork, GuardAct, SharedRoom, Start
-from memtools._record.reader import UNKNOWN
+from memtools._record.record import UNKNOWN
 from memtools.report import render, write_report
 from memtools.report._payload import CELLS, LETTERS, OTHER, part_colour
 from tests.report.reportcases import (
