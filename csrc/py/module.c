@@ -174,9 +174,10 @@ static PyMethodDef methods[] = {
      "What excepthook() of this module calls, None for nothing. Returns the excepthook of the call "
      "before."},
     {"_set_last_command", mt_py_set_last_command, METH_VARARGS,
-     "_set_last_command(words, instead, /)\n--\n\n"
-     "The command, a tuple of bytes, that SIGTERM and SIGHUP run where they end this process, and "
-     "_run_last_command() otherwise. Where it fails, `instead` is written to the standard error."},
+     "_set_last_command(words, instead, root='/', /)\n--\n\n"
+     "Set the command, a tuple of bytes, that SIGTERM and SIGHUP run if they end this process, and "
+     "_run_last_command() otherwise. If it fails, or the control group has less than 32 MiB left, "
+     "`instead` is written to the standard error."},
     {"_run_last_command", mt_py_run_last_command, METH_O,
      "_run_last_command(at_exit, /)\n--\n\n"
      "Run the last command and wait for it; at exit: when the process ends, after everything that "

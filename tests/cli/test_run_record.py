@@ -419,6 +419,39 @@ def test_a_summary_that_cannot_be_made_leaves_the_name_of_the_record(tmp_path: P
     assert memtools.read_record(tmp_path / "a\x1b.mem").complete
 
 
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize(
+    ("used", "cached", "is_run"), [(67, 0, True), (69, 0, False), (90, 23, True), (101, 0, False)]
+)
+def test_the_last_command_needs_room_in_the_control_group(
+    version: int, used: int, cached: int, is_run: bool, tmp_path: Path
+) -> None:
+    """A summary takes 26 MiB: it is not printed if less than 32 are left of these 100."""
+    group = tmp_path / "group"
+    mount = f"36 31 0:33 / {group} rw - " + ("cgroup2 x rw", "cgroup x rw,memory")[version == 1]
+    names = ("memory.max", "memory.current", "inactive_file")
+    if version == 1:
+        names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    files = {
+        "proc/self/cgroup": "0::/\n" if version == 2 else "4:memory:/\n",
+        "proc/self/mountinfo": mount.replace(str(tmp_path), ""),
+        f"group/{names[0]}": f"{100 << 20}\n",
+        f"group/{names[1]}": f"{used << 20}\n",
+        "group/memory.stat": f"{names[2]} {cached << 20}\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    code = f"""
+        from memtools import _core
+        command = (b"/bin/sh", b"-c", b"echo summary >&2")
+        _core._set_last_command(command, b"no room\\n", {str(tmp_path)!r})
+        _core._run_last_command(False)
+        """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True)
+    assert done.stderr == (b"summary\n" if is_run else b"no room\n")
+
+
 FREED = """
 import resource
 blocks = [bytearray(100_000) for _ in range(3000)]

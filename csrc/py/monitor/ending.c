@@ -7,7 +7,8 @@
  *   SIGTERM, SIGHUP ──► the mark in the record (os/record/endmark.h) ──┐
  *   exit(code) ──► the end of the record (record/writer.c) ────────────┴─► the last command
  *
- * It runs once. Its process is waited for, after a signal for IN_TIME_MS at most. */
+ * It runs once, and only if the control group has room for it: a process that is started in a full
+ * group makes the kernel kill one. It is waited for, after a signal for IN_TIME_MS at most. */
 #include "py/monitor/ending.h"
 
 #include <errno.h>
@@ -20,8 +21,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "os/record/endmark.h"
+#include "core/base/size.h"
 #include "os/base/forks.h"
+#include "os/monitor/cgroup.h"
+#include "os/record/endmark.h"
 
 PyObject *
 mt_py_watch_end(PyObject *module, PyObject *args)
@@ -80,13 +83,33 @@ mt_py_excepthook(PyObject *module, PyObject *args)
 
 typedef struct last_command {
     mt_birth birth;
-    char *instead; /* what is written where the command cannot be run or fails */
+    mt_cgroup group;
+    char *root;    /* under which the files of `group` are read: "/" but in tests */
+    char *instead; /* is written if the command is not run or fails */
     char *words[]; /* NULL is the end */
 } last_command;
 
 enum { IN_TIME_MS = 2000, PAUSE_MS = 5 };
 
+/* The command that prints a summary takes 26 MiB. */
+static const uint64_t ROOM = (uint64_t)32 << 20;
+
 static last_command *_Atomic last; /* the process's, as signal handlers are */
+
+/* True as well if the group has no limit, or one that cannot be read. Neither takes a lock nor memory
+ * of malloc. */
+static bool
+has_room(mt_cgroup *group)
+{
+    uint64_t usage, inactive;
+
+    mt_cgroup_refresh(group);
+    if (group->limit == MT_UNKNOWN || group->limit == MT_UNLIMITED) return true;
+    if ((usage = mt_cgroup_usage(group)) == MT_UNKNOWN) return true;
+    inactive = mt_cgroup_inactive(group);
+    if (inactive != MT_UNKNOWN) usage -= inactive < usage ? inactive : usage;
+    return usage <= group->limit && group->limit - usage >= ROOM;
+}
 
 /* Blocked: what another process, or Ctrl-C that is pressed again, sends to the whole group must not
  * end the command. Everything else is not, whatever this thread blocks. */
@@ -135,7 +158,7 @@ run_last_command(bool in_time)
     pid_t child;
 
     if (command == NULL || !mt_birth_is_here(&command->birth)) return;
-    if (spawn(command, &child) != 0 || wait_for(child, in_time) != 0)
+    if (!has_room(&command->group) || spawn(command, &child) != 0 || wait_for(child, in_time) != 0)
         (void)!write(STDERR_FILENO, command->instead, strlen(command->instead));
 }
 
@@ -155,6 +178,7 @@ static void
 free_last_command(last_command *command)
 {
     if (command == NULL) return;
+    free(command->root);
     free(command->instead);
     for (char **word = command->words; *word != NULL; word++)
         free(*word);
@@ -163,7 +187,7 @@ free_last_command(last_command *command)
 
 /* NULL with an exception. */
 static last_command *
-make_last_command(PyObject *words, const char *instead)
+make_last_command(PyObject *words, const char *instead, const char *root)
 {
     Py_ssize_t n = PyTuple_GET_SIZE(words);
     last_command *made = calloc(1, sizeof *made + ((size_t)n + 1) * sizeof made->words[0]);
@@ -175,6 +199,8 @@ make_last_command(PyObject *words, const char *instead)
         if ((made->words[i] = strdup(word)) == NULL) goto no_memory;
     }
     if ((made->instead = strdup(instead)) == NULL) goto no_memory;
+    if ((made->root = strdup(root)) == NULL) goto no_memory;
+    mt_cgroup_init(&made->group, &mt_proc_sys_libc, made->root);
     if (mt_birth_now(&made->birth, NULL) != MT_OK) goto no_memory;
     return made;
 
@@ -190,14 +216,14 @@ PyObject *
 mt_py_set_last_command(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *words;
-    const char *instead;
+    const char *instead, *root = "/";
     last_command *made;
 
-    if (!PyArg_ParseTuple(args, "O!y:_set_last_command", &PyTuple_Type, &words, &instead))
+    if (!PyArg_ParseTuple(args, "O!y|s:_set_last_command", &PyTuple_Type, &words, &instead, &root))
         return NULL;
     if (PyTuple_GET_SIZE(words) == 0)
         return PyErr_Format(PyExc_ValueError, "a command has at least one word");
-    if ((made = make_last_command(words, instead)) == NULL) return NULL;
+    if ((made = make_last_command(words, instead, root)) == NULL) return NULL;
     last = made;
     mt_endmark_before_end(run_at_signal);
     Py_RETURN_NONE;

@@ -13,9 +13,9 @@ PyObject *mt_py_watch_end(PyObject *module, PyObject *args);
  * it, for an exception that nobody caught, and then the excepthook before. */
 PyObject *mt_py_excepthook(PyObject *module, PyObject *args);
 
-/* _set_last_command(words, instead): what is run when this process ends, and the line that is written
- * to the standard error where that fails. From now on SIGTERM and SIGHUP run it where they end the
- * process. */
+/* _set_last_command(words, instead, root="/"): what is run when this process ends, and the line that
+ * is written to the standard error if that fails or the control group has less than 32 MiB left.
+ * From now on SIGTERM and SIGHUP run it if they end the process. */
 PyObject *mt_py_set_last_command(PyObject *module, PyObject *args);
 
 /* _run_last_command(at_exit): runs it now and waits for it, or as the last of all that exit() does.
