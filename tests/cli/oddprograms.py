@@ -225,6 +225,15 @@ except OSError as error: print(error.errno)
         print('x')
         """,
     "stdout closed": "import os\nos.close(1)",
+    "stderr closed": "import os; os.close(2); print('on')",
+    "exit in atexit": "import atexit, sys\natexit.register(lambda: sys.exit(9))",
+    "a thread that goes on": """
+        import threading
+        go = threading.Event()
+        threading.Thread(target=lambda: (go.wait(), print('late'))).start()
+        threading.Timer(0.05, go.set).start()
+        print('main is done')
+        """,
     "stderr is None": "import sys; sys.stderr = None; print('x')",
     "exec": """
         import os, sys
@@ -338,10 +347,14 @@ except OSError as error: print(error.errno)
 }  # fmt: skip
 
 OFTEN = (
-    "sigwait SIGTERM", "default of SIGSEGV", "handled SIGHUP", "multiprocessing by forkserver",
-    "RLIMIT_NOFILE", "asyncio with a handler", "an exception in a thread", "atexit that forks",
-    "faulthandler", "a daemon", "descriptors replaced", "a folder that is gone", "settrace",
-    "sub-interpreters", "an audit hook",
+    "sigwait SIGTERM", "default of SIGSEGV", "default of SIGTERM", "default of SIGKILL",
+    "handled SIGHUP", "multiprocessing by forkserver", "multiprocessing by spawn", "exit with None",
+    "exit with 256", "exit with 'text'", "exit in atexit", "RLIMIT_NOFILE", "asyncio with a handler",
+    "os._exit", "an exception in a thread", "a thread that goes on", "a busy daemon thread",
+    "atexit that raises", "atexit that forks", "faulthandler", "Ctrl-C",
+    "forked children that exit", "a daemon", "descriptors replaced", "stderr closed", "a subprocess",
+    "standard input", "an exception group", "a syntax error", "excepthook that raises",
+    "a folder that is gone", "settrace", "sub-interpreters", "an audit hook",
 )  # fmt: skip
 
 

@@ -1,4 +1,6 @@
-"""`memtools run` of odd programs: stdout, the exit code and stderr are those of `python`."""
+"""`memtools run` of odd programs: stdout, the exit code and stderr are those of `python`.
+
+tests/monitor/test_ends.py does the same of runs that print a summary."""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import memtools
 from tests.cli.oddprograms import ALL, OFTEN, program
 from tests.cli.runs import execute, run, without_addresses, write
 from tests.kit.long import LONG
@@ -17,6 +20,9 @@ from tests.kit.long import LONG
 _DIFFERS = re.compile(
     rb"thread \d+|pid[= ]\d+|[Tt]hread[- ]\w+|Fatal Python error[^\n]*|FIRST|SECOND"
     rb"|\nExtension modules: [^\n]*\n|USDT:[^\n]*"
+    # From Python 3.12 on: a monitor has a thread.
+    rb"|[^\n]*DeprecationWarning: This process \(pid=\d+\) is multi-threaded, use of fork\(\)"
+    rb"[^\n]*\n[^\n]*os\.fork\(\)[^\n]*\n"
 )
 
 
@@ -39,3 +45,4 @@ def test_a_program_does_the_same(name: str, tmp_path: Path) -> None:
     assert found.returncode == plain.returncode
     assert said(found.stdout) == said(plain.stdout)
     assert said(found.stderr) == said(plain.stderr)
+    assert memtools.read_record(tmp_path / "SECOND" / "run.mem").events[0].kind == "start"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import pytest
 
 import memtools
 from memtools._cli.run import BOOT
-from tests.cli.runs import RUN, execute, run, without_addresses, write
+from tests.cli.runs import RUN, execute, write
 from tests.kit.long import LONG
 
 # All that a program can ask about how it was started. Python 3.11 has no last_exc.
@@ -39,105 +38,6 @@ FACTS = """
     print(threading.current_thread().name, threading.active_count())
     warnings.warn("from the module", stacklevel=2)
 """
-ENDINGS = {
-    "falls off its end": "print('out')",
-    "exit without code": "import sys; sys.exit()",
-    "exit 0": "import sys; sys.exit(0)",
-    "exit 3": "import sys; sys.exit(3)",
-    "exit 256": "import sys; sys.exit(256)",
-    "exit -1": "import sys; sys.exit(-1)",
-    "exit with a message": "import sys; sys.exit('bad learning rate')",
-    "exit with an object": "raise SystemExit([1, 2])",
-    "a subclass of SystemExit": "class Stop(SystemExit): pass\nraise Stop(4)",
-    "an exception": "def f(): raise ValueError('x')\nf()",
-    "a chained exception": "try: 1 / 0\nexcept Exception as e: raise KeyError('k') from e",
-    "an exception group": "raise ExceptionGroup('several', [ValueError(1), TypeError(2)])",
-    "a syntax error": "def f(:",
-    "an interrupt": "raise KeyboardInterrupt",
-    "an excepthook": "import sys\nsys.excepthook = lambda t, v, b: print('mine', t, v)\n1 / 0",
-    "an excepthook that fails": """
-        import sys
-        def hook(*a): raise OSError(5)
-        sys.excepthook = hook
-        1 / 0
-        """,
-    "os._exit": "import os; print('lost'); os._exit(7)",
-    "abort": "import os; os.abort()",
-    "killed": "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
-    "terminated": "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
-    "blocked signals": """
-        import os, signal
-        for name in "INT", "TERM", "HUP", "USR1", "ALRM":
-            number = signal.Signals["SIG" + name]
-            signal.pthread_sigmask(signal.SIG_BLOCK, [number])
-            os.kill(os.getpid(), number)
-            print(signal.sigwait([number]))
-        """,
-    "atexit": "import atexit\natexit.register(print, 'first')\natexit.register(print, 'second')",
-    "atexit that fails": "import atexit\natexit.register(lambda: 1 / 0)\nprint(1)",
-    "exit in atexit": "import atexit, sys\natexit.register(lambda: sys.exit(9))",
-    "a thread that goes on": """
-        import threading
-        go = threading.Event()
-        threading.Thread(target=lambda: (go.wait(), print('late'))).start()
-        threading.Timer(0.05, go.set).start()
-        print('main is done')
-        """,
-    "a daemon thread": "from threading import *; Thread(target=Event().wait, daemon=True).start()",
-    "a forked child": """
-        import os, sys
-        if os.fork() == 0:
-            print('child'); sys.exit(5)
-        print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
-        sys.exit(6)
-        """,
-    "spawned workers": """
-        import multiprocessing
-        def double(x): return 2 * x
-        if __name__ == '__main__':
-            with multiprocessing.get_context('spawn').Pool(2) as pool:
-                print(pool.map(double, [1, 2]))
-        """,
-    "forked workers": """
-        import multiprocessing
-        def double(x): return 2 * x
-        with multiprocessing.get_context('fork').Pool(2) as pool: print(pool.map(double, [1, 2]))
-        """,
-    "a subprocess": """
-        import subprocess, sys
-        code = 'import os, sys; print(sys.path, "memtools" in sys.modules, sorted(os.environ))'
-        print(subprocess.run([sys.executable, '-c', code], capture_output=True).stdout)
-        """,
-    "stdin": "import sys; print(sys.stdin.read().upper())",
-    "unbuffered": "import os, sys; sys.stdout.write('a'); os.write(1, b'b'); sys.stderr.write('c')",
-    "a closed stderr": "import os; os.close(2); print('on')",
-    "a replaced stderr": "import io, sys; sys.stderr = io.StringIO(); print(1); 1 / 0",
-}  # fmt: skip
-
-
-#: From Python 3.12 on the interpreter warns of a fork in a process with threads, and a monitor has
-#: one.
-FORK_WARNING = re.compile(
-    rb"[^\n]*DeprecationWarning: This process \(pid=\d+\) is multi-threaded, "
-    rb"use of fork\(\)[^\n]*\n[^\n]*os\.fork\(\)[^\n]*\n"
-)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", ENDINGS)
-def test_a_script_ends_as_it_does_under_python(case: str, tmp_path: Path) -> None:
-    """tests/monitor/test_ends.py does the same of runs that print a summary."""
-    script = str(write(tmp_path, ENDINGS[case]))
-    expected = execute([sys.executable, script], tmp_path, b"typed")
-    found = run(tmp_path, "--quiet", script, stdin=b"typed")
-    assert (found.returncode, found.stdout) == (expected.returncode, expected.stdout)
-    said = FORK_WARNING.sub(b"", found.stderr)
-    assert without_addresses(said) == without_addresses(expected.stderr)
-    record = memtools.read_record(tmp_path / "run.mem")
-    assert record.events[0].kind == "start"
-    assert not record.written
-
-
 WAYS = {
     "a script": ["train.py", "--lr", "0.1", "--", "-m", "x"],
     "a script of another folder": ["sub/inner.py", "--log", "x"],

@@ -16,13 +16,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 import memtools
 from memtools import _core
 from memtools._monitor import inprocess
-from memtools._monitor.inprocess import KEPT_BACK, StepCounter
+from memtools._monitor.inprocess import StepCounter
 from tests.cli.runs import run, write
-from tests.kit.ownprocess import in_own_process
 
 
 class Actor:
-    """An optimizer, or a module; what is weakly referenced, as torch's are."""
+    """An optimizer, or a module: an object with weak references, as torch's are."""
 
 
 class Steps:
@@ -30,24 +29,24 @@ class Steps:
 
     def __init__(self) -> None:
         self.count = 0
-        self.calls: list[int] = []
-        self.anew: list[int] = []
+        self.began_again_at: list[int] = []
 
     def step(self, n: int = 1) -> None:
         self.count += n
-        self.calls.append(n)
 
     def _count(self, steps: int) -> None:
         self.count += steps
 
     def _begin_anew(self) -> None:
-        self.anew.append(self.count)
+        self.began_again_at.append(self.count)
 
 
 @pytest.fixture(autouse=True)
-def no_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_optimizer(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Other tests of this process may have made one."""
     monkeypatch.setattr(inprocess, "has_optimizer", lambda: False)
+    yield
+    _core._hear_calls(None, None, 0)
 
 
 def counting() -> tuple[Steps, StepCounter]:
@@ -55,119 +54,58 @@ def counting() -> tuple[Steps, StepCounter]:
     return steps, StepCounter(steps)  # type: ignore[arg-type,unused-ignore]
 
 
-# --- several in turn ------------------------------------------------------------------------------
+#: what acts in which order, and how many steps that are, at least and at most
+ORDERS = {
+    **{f"{n} optimizers in turn": (
+        f"layers = [Actor() for _ in range({n})]\n"
+        "for _ in range(40):\n    for one in layers: acts(one)", 40, 40) for n in (1, 2, 30, 200)},
+    "a critic that is trained five times for each update of a generator": (
+        "critic, generator = Actor(), Actor()\n"
+        "for _ in range(10):\n    for _ in range(5): acts(critic)\n    acts(generator)", 50, 50),
+    "an optimizer for each fold": (
+        "for _ in range(6):\n    one = Actor()\n    for _ in range(10): acts(one)\n    del one",
+        60, 60),
+    "an optimizer for each step, while the one before lives": (
+        "for _ in range(40):\n    one = Actor()\n    acts(one)", 39, 40),
+    "a discriminator for each epoch before one generator": (
+        "other = Actor()\nfor _ in range(5):\n    one = Actor()\n"
+        "    for _ in range(10): acts(one), acts(other)\n    del one", 46, 50),
+    "a discriminator for each epoch after one generator": (
+        "other = Actor()\nfor _ in range(5):\n    one = Actor()\n"
+        "    for _ in range(10): acts(other), acts(one)\n    del one", 46, 50),
+    "three stages whose optimizers are all kept": (
+        "stages = [[Actor() for _ in range(30)] for _ in range(3)]\n"
+        "for stage in stages:\n    for _ in range(40):\n        for one in stage: acts(one)",
+        118, 120),  # which one is new is known at its second step
+    "a model and its loss": (
+        "model, loss = Actor(), Actor()\nfor _ in range(40): called(model), called(loss)", 40, 40),
+    "15 calls of a model alone": ("model = Actor()\nfor _ in range(15): called(model)", 15, 15),
+    "15 calls before an optimizer acts": (
+        "model, one = Actor(), Actor()\nfor _ in range(15): called(model)\n"
+        "acts(one), called(model)", 1, 1),
+    "1,023 calls where there is an optimizer": (
+        "optimizer_is_there()\nmodel = Actor()\nfor _ in range(1023): called(model)", 0, 0),
+    "1,024 calls where there is an optimizer": (
+        "optimizer_is_there()\nmodel = Actor()\nfor _ in range(1024): called(model)", 1024, 1024),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("many", [1, 2, 3, 30, 200])
-def test_any_number_of_optimizers_in_turn_make_one_step(many: int) -> None:
-    """Two of a GAN, and one for each layer that step in the backward pass."""
+@pytest.mark.parametrize("name", ORDERS)
+def test_what_acts_in_turn_makes_one_step(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     steps, counter = counting()
-    layers = [Actor() for _ in range(many)]
-    for done in range(1, 41):
-        for optimizer in layers:
-            counter(optimizer, (), {})
-        assert steps.count == done
-    assert steps.calls == [1] * 40
-
-
-def test_an_optimizer_that_acts_more_often_than_the_other_makes_the_steps() -> None:
-    """As a critic that is trained five times for each update of a generator."""
-    steps, counter = counting()
-    critic, generator = Actor(), Actor()
-    for done in range(1, 11):
-        for _ in range(5):
-            counter(critic, (), {})
-        counter(generator, (), {})
-        assert steps.count == 5 * done
-
-
-def test_optimizers_made_anew_count_at_once() -> None:
-    """As in folds, one optimizer after another, whether or not Python uses an id again."""
-    steps, counter = counting()
-    between = []
-    for fold in range(6):
-        optimizer = Actor()
-        for _ in range(10):
-            counter(optimizer, (), {})
-        assert steps.count == (fold + 1) * 10
-        del optimizer
-        if fold % 2:
-            between.append(Actor())  # takes the place that became free
-    assert not counter._steps
-
-
-def test_an_optimizer_made_for_each_step_counts() -> None:
-    steps, counter = counting()
-    optimizer = Actor()
-    for _ in range(40):
-        optimizer = Actor()  # while the one before is alive
-        counter(optimizer, (), {})
-    del optimizer
-    assert 39 <= steps.count <= 40
-
-
-@pytest.mark.parametrize("follows", [0, 1])
-def test_one_that_is_made_anew_beside_another_is_not_counted_twice(follows: int) -> None:
-    """As a discriminator that is made anew each epoch beside one generator."""
-    steps, counter = counting()
-    other = Actor()
-    for epoch in range(5):
-        optimizer = Actor()
-        for _ in range(10):
-            for one in (optimizer, other) if follows else (other, optimizer):
-                counter(one, (), {})
-        assert (epoch + 1) * 10 - epoch <= steps.count <= (epoch + 1) * 10
-        del optimizer, one
-
-
-def test_optimizers_of_a_second_stage_count_although_those_of_the_first_are_kept() -> None:
-    steps, counter = counting()
-    stages = [[Actor() for _ in range(30)] for _ in range(3)]
-    for stage, layers in enumerate(stages):
-        for _ in range(40):
-            for optimizer in layers:
-                counter(optimizer, (), {})
-        assert steps.count == (stage + 1) * 40 - stage  # which is new is known at its second step
-    assert len(counter._steps) == 30
-
-
-# --- modules, until an optimizer acts -------------------------------------------------------------
-
-
-def test_modules_count_from_the_sixteenth_call_on() -> None:
-    steps, counter = counting()
-    model, loss = Actor(), Actor()
-    for done in range(1, 41):
-        counter.module_ended(model)
-        counter.module_ended(loss)
-        assert steps.count == (done if done >= KEPT_BACK else 0)
-    assert steps.calls == [0] * (KEPT_BACK - 1) + [KEPT_BACK] + [1] * (40 - KEPT_BACK)
+    names = {
+        "Actor": Actor,
+        "acts": lambda optimizer: counter(optimizer, (), {}),
+        "called": counter.module_ended,
+        "optimizer_is_there": lambda: monkeypatch.setattr(inprocess, "has_optimizer", lambda: True),
+    }
+    order, least, most = ORDERS[name]
+    exec(order, names)
     counter.end()
-    assert steps.count == 40
+    assert least <= steps.count <= most
 
 
-def test_a_few_calls_before_an_optimizer_acts_are_no_steps() -> None:
-    steps, counter = counting()
-    model, optimizer = Actor(), Actor()
-    for _ in range(KEPT_BACK - 1):
-        counter.module_ended(model)
-    counter(optimizer, (), {})
-    counter.module_ended(model)
-    counter.end()
-    assert (steps.count, steps.anew) == (1, [])
-
-
-def test_a_few_calls_are_the_steps_of_a_program_without_an_optimizer() -> None:
-    steps, counter = counting()
-    model = Actor()
-    for _ in range(KEPT_BACK - 1):
-        counter.module_ended(model)
-    counter.end()
-    counter.end()
-    assert steps.count == KEPT_BACK - 1
-
-
-def test_the_leak_test_begins_anew_where_training_follows_many_calls() -> None:
+def test_the_leak_test_begins_again_where_training_follows_many_calls() -> None:
     """Steps are something else from there on: a window of accumulated gradients, for one."""
     steps, counter = counting()
     model, optimizer = Actor(), Actor()
@@ -176,70 +114,11 @@ def test_the_leak_test_begins_anew_where_training_follows_many_calls() -> None:
     for _ in range(3):
         counter(optimizer, (), {})
         counter.module_ended(model)
-    assert (steps.count, steps.anew) == (23, [20])
-
-
-def test_calls_before_the_first_step_of_an_optimizer_that_is_there_are_no_steps(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As those of a policy that samples before each update."""
-    monkeypatch.setattr(inprocess, "has_optimizer", lambda: True)
-    steps, counter = counting()
-    model, optimizer = Actor(), Actor()
-    for _ in range(200):
-        counter.module_ended(model)
-    assert steps.count == 0
-    for _ in range(3):
-        counter(optimizer, (), {})
-        counter.module_ended(model)
-    counter.end()
-    assert (steps.count, steps.anew) == (3, [])
-
-
-@pytest.mark.parametrize(("calls", "count"), [(1023, 0), (1024, 1024), (1100, 1100)])
-def test_many_calls_count_though_there_is_an_optimizer(
-    calls: int, count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(inprocess, "has_optimizer", lambda: True)
-    steps, counter = counting()
-    model = Actor()
-    for _ in range(calls):
-        counter.module_ended(model)
-    counter.end()
-    assert steps.count == count
-
-
-@pytest.mark.slow
-def test_an_optimizer_is_known_from_when_it_is_made() -> None:
-    code = """
-import torch
-from memtools._monitor.inprocess import has_optimizer
-assert not has_optimizer()
-class Mine(torch.optim.SGD):
-    pass
-assert not has_optimizer()
-Mine([torch.nn.Parameter(torch.ones(1))], 0.1)
-assert has_optimizer()
-"""
-    in_own_process(code)
-
-
-def test_what_a_backward_pass_computes_again_is_no_step() -> None:
-    steps, counter = counting()
-    model = Actor()
-    counter._graph_task = lambda: 0
-    for _ in range(40):
-        counter.module_ended(model)
-    counter._graph_task = lambda: -1
-    counter.end()
-    assert steps.count == 0
-
-
-# --- calls that are heard -------------------------------------------------------------------------
+    assert (steps.count, steps.began_again_at) == (23, [20])
 
 
 class Module:
-    """What is called by one function of its class, as torch's modules are."""
+    """Its instances are called by one function of the class, as torch's modules are."""
 
     def __init__(self, forward: Callable[..., object]) -> None:
         self.forward = forward
@@ -248,103 +127,22 @@ class Module:
         return self.forward(*args, **kwargs)
 
 
-@pytest.fixture(autouse=True)
-def _heard_no_longer() -> Iterator[None]:
-    yield
-    _core._hear_calls(None, None, 0)
-
-
-def heard() -> list[object]:
-    told: list[object] = []
-    main = threading.main_thread().ident or 0
-    assert _core._hear_calls(Module.__call__, told.append, main) is True
-    return told
-
-
-def test_outermost_calls_are_told_when_they_have_ended() -> None:
-    told = heard()
-    inner = Module(lambda: len(told))
-    outer = Module(lambda x, y=0: (inner(), inner(), x, y))
-    assert outer(1, y=2) == (0, 0, 1, 2)
-    assert told == [outer]
-    assert inner() == 1
-    assert told == [outer, inner]
-    _core._hear_calls(None, None, 0)
-    outer(1)
-    assert len(told) == 2
-
-
-def test_one_function_is_heard_at_a_time() -> None:
-    heard()
-    assert _core._hear_calls(heard, print, 0) is False
-    with pytest.raises(TypeError, match="function is a Python function or None, got builtin"):
-        _core._hear_calls(print, print, 0)
-    with pytest.raises(TypeError, match="ended cannot be called: int"):
-        _core._hear_calls(heard, 3, 0)  # type: ignore[arg-type]
-
-
-def test_one_hears_arguments_beside_one_who_hears_modules() -> None:
-    """What a step is given is noted before whoever counts steps ends the step."""
-    told = heard()
-    main = threading.main_thread().ident or 0
-    assert _core._hear_calls(Module.__call__, lambda call: told.append(call[1]), main, True)
-    assert not _core._hear_calls(Module.__call__, print, main, True)
-    module = Module(lambda x: x)
-    module(5)
-    assert told == [5, module]
-    _core._hear_calls(None, None, 0)
-    module(6)
-    assert told == [5, module, 6]
-    _core._hear_calls(None, None, 0, True)
-    module(7)
-    assert len(told) == 3
-
-
-def test_a_call_that_raises_is_not_told_and_the_next_is() -> None:
-    told = heard()
-    inner = Module(sorted)
-    outer = Module(lambda x: inner(x))
-    with pytest.raises(TypeError):
-        outer(1)
-    assert told == []
-    assert outer([2, 1]) == [1, 2]
-    assert told == [outer]
-
-
-def test_what_the_told_raises_comes_out_of_the_call() -> None:
+def test_what_a_guard_raises_at_the_end_of_a_call_comes_out_of_it() -> None:
     inner = Module(lambda: 1)
 
-    def told(who: object) -> None:
-        assert inner() == 1  # a call of its own is a part of the one that is told
+    def ended(module: object) -> None:
+        assert inner() == 1  # a call within this one is a part of it
         raise memtools.HostMemoryPressure("full")
 
-    assert _core._hear_calls(Module.__call__, told, threading.main_thread().ident or 0)
+    assert _core._hear_calls(Module.__call__, ended, threading.main_thread().ident or 0)
     for _ in range(2):
         with pytest.raises(memtools.HostMemoryPressure, match="full"):
             Module(lambda: 2)()
 
 
-def test_a_module_may_call_itself_and_stop_the_hearing() -> None:
-    told = heard()
-
-    def forward(n: int) -> int:
-        if n == 0:
-            _core._hear_calls(None, None, 0)
-            return 0
-        return 1 + deep(n - 1)  # type: ignore[operator,no-any-return,unused-ignore]
-
-    deep = Module(forward)
-    assert deep(50) == 50
-    assert told == []
-    again = heard()
-    Module(lambda: deep(1))()
-    assert again == []
-    heard()
-    assert Module(lambda: 3)() == 3
-
-
-def test_threads_side_by_side_are_told_each() -> None:
-    told = heard()
+def test_calls_of_threads_side_by_side_count_each() -> None:
+    ended: list[object] = []
+    assert _core._hear_calls(Module.__call__, ended.append, threading.main_thread().ident or 0)
     meet = threading.Barrier(4)
     modules = [Module(meet.wait) for _ in range(4)]
     threads = [threading.Thread(target=module) for module in modules]
@@ -352,24 +150,7 @@ def test_threads_side_by_side_are_told_each() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(map(id, told)) == sorted(map(id, modules))
-
-
-def test_calls_on_threads_of_the_main_threads_call_belong_to_it() -> None:
-    """As of the replicas of a DataParallel module."""
-    told = heard()
-    part = Module(lambda: None)
-
-    def on_a_thread() -> None:
-        thread = threading.Thread(target=part)
-        thread.start()
-        thread.join()
-
-    whole = Module(on_a_thread)
-    whole()
-    assert told == [whole]
-    on_a_thread()
-    assert told == [whole, part]
+    assert sorted(map(id, ended)) == sorted(map(id, modules))
 
 
 # --- programs -------------------------------------------------------------------------------------
@@ -466,6 +247,16 @@ PROGRAMS = {
         "    thread.start()\n"
         "    thread.join()", 40
     ),
+    "replicas on threads of one call": (
+        "import threading\n"
+        "class Whole(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        thread = threading.Thread(target=model, args=(x,))\n"
+        "        thread.start()\n"
+        "        thread.join()\n"
+        "whole = Whole()\n"
+        "for _ in range(20): whole(batch)", 20
+    ),
     "a fork inside a forward": (
         "import os\n"
         "class Forks(torch.nn.Module):\n"
@@ -513,16 +304,26 @@ def test_the_steps_of_a_program(name: str, counter: StepCounter) -> None:
     exec(textwrap.dedent(SETUP) + program, {"__name__": "program"})
     counter.end()
     found = counter._monitor.count  # type: ignore[attr-defined,unused-ignore]
-    if expected is None:
+    if name == "scripted and traced modules":
         assert 40 <= found <= 50  # what is traced is computed, too
     else:
         assert found == expected
 
 
+#: In a process of its own it is known that the optimizer was made.
+SAMPLES = """
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(3):
+    for _ in range(200): model(batch)
+    model(batch).sum().backward()
+    optimizer.step()
+"""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["inference", "training", "a fork inside a forward", "neither"])
+@pytest.mark.parametrize("name", ["inference", "a fork inside a forward", "sampling"])
 def test_the_steps_of_an_unchanged_script(name: str, tmp_path: Path) -> None:
-    program, expected = PROGRAMS[name]
+    program, expected = PROGRAMS.get(name, (SAMPLES, 3))
     write(tmp_path, textwrap.dedent(SETUP) + program)
     found = run(tmp_path, "--json", "train.py")
     assert found.returncode == 0, found.stderr.decode()
