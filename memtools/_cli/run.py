@@ -22,6 +22,7 @@ from memtools._base.text import shown
 
 PACKAGE = Path(__file__).resolve().parent.parent
 BOOT = PACKAGE / "_cli" / "boot"
+SUMMARY = PACKAGE / "_cli" / "summary.py"
 NOT_EXECUTABLE, NOT_FOUND = 126, 127  # of a command, as shells have it
 
 
@@ -173,6 +174,7 @@ def variables(args: argparse.Namespace) -> dict[str, str]:
         "trace": args.trace is not False,
         "quiet": args.quiet,
         "json": args.json,
+        "summary": [sys.executable, "-IBS" if sys.dont_write_bytecode else "-IS", str(SUMMARY)],
         "pythonpath": before,
         "root": str(PACKAGE.parent),
     }

@@ -3,7 +3,7 @@
     cli/boot/sitecustomize.py ──► begin(options) ──► the program ──► atexit ──► exit(code) ─┐
                                                                        │    or a signal    │
                                               the monitor's run ends ◄─┘                   ▼
-                                    how it ended into run.mem, then PRINT_SUMMARY reads it
+                                    how it ended into run.mem, then cli/summary.py reads it
 
 Nothing here may change what the program does. Steps are those of torch's optimizers, counted by a
 hook that torch offers for it, and until an optimizer acts the calls of outermost modules, which are
@@ -319,31 +319,14 @@ def _started(options: dict[str, Any]) -> MemoryMonitor:
 # --- the end --------------------------------------------------------------------------------------
 
 
-#: What the process that prints the summary runs: the folder of this memtools, the path of the
-#: record, its name and the form are its arguments. It fails if there is no memory for it, for
-#: example, or if the record was removed.
-PRINT_SUMMARY = """
-import sys
-sys.path.insert(0, sys.argv[1])
-try:
-    from memtools._record.summary import print_summary
-    print_summary(*sys.argv[2:4], as_json=sys.argv[4] == "json")
-except Exception:
-    sys.exit(1)
-"""
-
-
 def _prepare_summary(options: dict[str, Any], path: str) -> None:
     """Have another process print the summary of the record at `path` when this one ends.
 
     This process cannot: no Python runs any more when the exit code is known, or while a signal is
-    handled, and a program that has used up a limit of its memory leaves none for a summary. The
-    other one sees no environment and no installed packages.
+    handled, and a program that has used up a limit of its memory leaves none for a summary.
     """
     name = seen_from(folder_now(), path)
-    flags = "-IBS" if sys.dont_write_bytecode else "-IS"
-    form = "json" if options["json"] else "text"
-    words = [sys.executable, flags, "-c", PRINT_SUMMARY, options["root"], path, name, form]
+    words = [*options["summary"], path, name, *(["--json"] if options["json"] else [])]
     wrote = f"memtools: Wrote {shown(name)}\n"  # all that is printed if that process fails
     _core._set_last_command(
         tuple(os.fsencode(word) for word in words), wrote.encode(errors="backslashreplace")
