@@ -32,18 +32,8 @@ TITLES = {
     "cuda": "CUDA",
     "host_memory": "Host memory",
     "kernel": "Kernel settings and limits",
-    "threads": "Threads",
     "allocators": "Allocators",
-    "exporters": "Where a monitor's figures can go",
     "environment": "Environment keys",
-}
-# Where a monitor's figures can go, and the packages that are asked for.
-EXPORTERS = {
-    "prometheus_client": ("prometheus-client",),
-    "tensorboard": ("tensorboard",),
-    "wandb": ("wandb",),
-    "transformers": ("transformers",),
-    "lightning": ("lightning", "pytorch-lightning"),
 }
 INSTALL_TORCH = "install torch 2.11 or later: run python -m pip install 'torch>=2.11'"
 PYTEST_REMEDY = "pytest is not installed; run python -m pip install pytest"
@@ -57,7 +47,6 @@ LABELS = {
     "core_path": "its path",
     "shim": "part compiled against torch",
     "shim_torch_version": "its torch version",
-    "shim_torch_git_version": "its torch git version",
     "shim_rebuild": "to compile it again",
     "peak_reset": "exact peaks of phases",
     "sampler": "sampling thread",
@@ -95,16 +84,8 @@ class Torch:
     """What torch's version.py says, read without importing torch."""
 
     version: str
-    git: str | None = None
+    git: str | None = None  #: the commit that it was built from
     cuda: str | None = None
-
-
-@dataclass(frozen=True)
-class Connection:
-    """Why torch cannot be reached and why the shim is not used; "" where it can and is."""
-
-    torch_error: str
-    shim_error: str
 
 
 def one_line(error: BaseException | str) -> str:
@@ -123,16 +104,14 @@ def find_package(name: str) -> Path | None:
     return Path(spec.origin).parent if spec and spec.origin else None
 
 
-def installed_version(*packages: str) -> Fact:
-    """Of the first that is installed, without importing it: Lightning alone takes seconds."""
+def installed_version(package: str) -> Fact:
+    """Its version, without importing it."""
     from importlib import metadata  # takes 20 ms, a third of what any command takes to begin
 
-    for package in packages:
-        try:
-            return known(metadata.version(package))
-        except metadata.PackageNotFoundError:
-            continue
-    return Fact(None, "not installed")
+    try:
+        return known(metadata.version(package))
+    except metadata.PackageNotFoundError:
+        return Fact(None, "not installed")
 
 
 def read_torch(package: Path | None) -> Torch | None:
@@ -154,8 +133,6 @@ def read_torch(package: Path | None) -> Torch | None:
 def version_facts(torch: Torch | None) -> Section:
     absent = Fact(None, "not installed")
     cpu_only = Fact(None, "none (a build for the CPU)") if torch else absent
-    no_git = unknown("torch's version.py names none")
-    git = known(torch.git) if torch and torch.git else no_git
     return {
         "memtools": known(__version__),
         "python": known(platform.python_version()),
@@ -164,7 +141,6 @@ def version_facts(torch: Torch | None) -> Section:
         # Another C library does not know the name, and Python then raises ValueError.
         "libc": guarded(lambda: known(os.confstr("CS_GNU_LIBC_VERSION") or "unknown")),
         "torch": known(torch.version) if torch else absent,
-        "torch_git_version": git if torch else absent,
         "torch_cuda": known(torch.cuda) if torch and torch.cuda else cpu_only,
         "numpy": installed_version("numpy"),
     }
@@ -178,11 +154,12 @@ def load(name: str) -> ModuleType | str:
         return one_line(error)
 
 
-def connect(torch: Torch | None, core: ModuleType | str) -> Connection:
-    """Imports torch and loads the shim, as the first use of a tensor would."""
+def connect(torch: Torch | None, core: ModuleType | str) -> tuple[str, str]:
+    """Import torch and load the shim, as the first use of a tensor would. Returns why torch cannot
+    be reached, and why the shim is not used; "" where it can and is."""
     if torch is None or isinstance(core, str):
         reason = "memtools._core does not load" if torch else "torch is not installed"
-        return Connection(reason, reason)
+        return reason, reason
     try:
         bridge = importlib.import_module("memtools._base.torch")
         # What the bridge or torch would warn of is what this report says by itself.
@@ -191,56 +168,35 @@ def connect(torch: Torch | None, core: ModuleType | str) -> Connection:
             bridge.connect()
         loaded, reason = bridge.shim_status()
     except Exception as error:  # importing torch can fail in any way
-        return Connection(one_line(error), "torch is not connected")
-    return Connection("", "" if loaded else one_line(reason or "it gives no reason"))
+        return one_line(error), "torch is not connected"
+    return "", "" if loaded else one_line(reason or "it gives no reason")
 
 
 def all_shims(info: ModuleType | str) -> list[shim.Shim]:
     return [] if isinstance(info, str) else list(shim.built(info))
 
 
-def built(info: ModuleType | str, name: str, absent: str) -> Fact:
-    """One constant of _build_info; `absent` is the text for None."""
-    if isinstance(info, str):
-        return unknown(info)
-    value = getattr(info, name)
-    return known(value) if value else Fact(None, absent)
-
-
 def extension_facts(
-    core: ModuleType | str, info: ModuleType | str, connection: Connection
+    core: ModuleType | str, info: ModuleType | str, no_torch: str, no_shim: str
 ) -> Section:
-    torch, why = connection.torch_error, connection.shim_error
-    built_shims = [one for one in all_shims(info) if not one.refused]
-    versions = dict.fromkeys(built.torch_version for built in built_shims)
-    commits = dict.fromkeys(built.torch_commit for built in built_shims)
-    absent = Fact(None, "not built")
+    versions = dict.fromkeys(one.torch_version for one in all_shims(info) if not one.refused)
     return {
         "core": no(core) if isinstance(core, str) else yes(),
         "core_path": unknown(core) if isinstance(core, str) else known(str(core.__file__)),
-        "compiler": built(info, "COMPILER", "not recorded"),
-        "build": _build_mode(info),
-        "torch_connected": no(torch) if torch else yes(),
-        "shim": no(why) if why else yes(),
-        "shim_torch_version": known(", ".join(versions)) if versions else absent,
-        "shim_torch_git_version": known(", ".join(commits)) if commits else absent,
-        "shim_rebuild": known(shim.BUILD_COMMAND) if why else Fact(None, "not needed"),
+        "torch_connected": no(no_torch) if no_torch else yes(),
+        "shim": no(no_shim) if no_shim else yes(),
+        "shim_torch_version": known(", ".join(versions)) if versions else Fact(None, "not built"),
+        "shim_rebuild": known(shim.BUILD_COMMAND) if no_shim else Fact(None, "not needed"),
     }
-
-
-def _build_mode(info: ModuleType | str) -> Fact:
-    if isinstance(info, str):
-        return unknown(info)
-    mode = "debug" if info.DEBUG else "release"
-    return known(f"{mode}, sanitizers {info.SANITIZE}" if info.SANITIZE else mode)
 
 
 def cuda_facts(
     core: ModuleType | str, info: ModuleType | str, root: Path, broken: list[str]
 ) -> Section:
     """Call it after connect(): the CUDA runtime of a process is the one that torch loaded."""
+    headers = None if isinstance(info, str) else info.CUDA_HEADERS
     facts = {
-        "headers_version": built(info, "CUDA_HEADERS", "none (the CUDA backend is left out)"),
+        "headers_version": Fact(headers, headers or "none (the CUDA backend is left out)"),
         "kernel_driver": guarded(lambda: _kernel_driver(root / "proc/driver/nvidia/version")),
     }
     keys = ("runtime_version", "driver_version", "devices")
@@ -277,14 +233,6 @@ def _cuda_version(number: int) -> Fact:
     return Fact(number, f"{number // 1000}.{number % 1000 // 10}" if number else "0 (no driver)")
 
 
-def thread_facts(environ: Mapping[str, str]) -> Section:
-    facts = {"cpus_usable": known(len(os.sched_getaffinity(0)))}
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        setting = environ.get(name)
-        facts[name.lower()] = Fact(None, "not set") if setting is None else known(setting)
-    return facts
-
-
 def environment_facts(environ: Mapping[str, str], broken: list[str]) -> Section:
     """The keys of memtools that are set, and what the others would do."""
     try:
@@ -298,7 +246,7 @@ def environment_facts(environ: Mapping[str, str], broken: list[str]) -> Section:
     }
 
 
-def works_here(findings: Findings, connection: Connection) -> dict[str, Part]:
+def works_here(findings: Findings, no_torch: str, no_shim: str) -> dict[str, Part]:
     """One line per part. For every no: why, and what to do."""
     extensions, cuda = findings.sections["extensions"], findings.sections["cuda"]
     rebuild = rebuild_command()
@@ -307,8 +255,8 @@ def works_here(findings: Findings, connection: Connection) -> dict[str, Part]:
         no_core = blocked = f"memtools._core does not load; run {rebuild}"
     elif findings.sections["versions"]["torch"].value is None:
         blocked = f"torch is not installed; {INSTALL_TORCH}"
-    elif connection.torch_error:
-        blocked = f"torch does not connect: {connection.torch_error}; {INSTALL_TORCH}"
+    elif no_torch:
+        blocked = f"torch does not connect: {no_torch}; {INSTALL_TORCH}"
     no_cuda = blocked or _why_no_cuda(cuda, findings.sections["versions"]["torch_cuda"], rebuild)
     page = installed_version("jinja2")
     no_page = no_core or (PAGE_REMEDY if page.value is None else "")
@@ -322,10 +270,10 @@ def works_here(findings: Findings, connection: Connection) -> dict[str, Part]:
     off = findings.sections["environment"]["MEMTOOLS"].value == "0"
     no_act = no_core or ("MEMTOOLS=0 turns it off; unset it" if off else "")
     check, accumulation = f"by the {SHIM}", "native passes, on torch's threads"
-    if connection.shim_error:
+    if no_shim:
         build = shim.BUILD_COMMAND
         accumulation = f"native passes, on one thread; for torch's threads run {build}"
-        check = f"by a torch call; for the faster {SHIM} ({connection.shim_error}) run {build}"
+        check = f"by a torch call; for the faster {SHIM} ({no_shim}) run {build}"
     return {
         "gate_history_cpu": Part("gate history, CPU", not blocked, blocked),
         "gate_history_cuda": Part("gate history, CUDA", not no_cuda, no_cuda, can=_has_gpu(cuda)),
@@ -371,31 +319,25 @@ def examine(root: Path = ROOT, environ: Mapping[str, str] = os.environ) -> Findi
     findings = Findings()
     torch = read_torch(find_package("torch"))
     core, info = load("memtools._core"), load("memtools._build_info")
-    connection = connect(torch, core)
+    no_torch, no_shim = connect(torch, core)
     rebuild = rebuild_command()
     if isinstance(core, str):
         findings.broken.append(f"memtools._core does not load: {core}; run {rebuild}")
-    elif torch and connection.torch_error:
-        findings.broken.append(f"torch {torch.version} does not connect: {connection.torch_error}")
-    elif (
-        torch
-        and connection.shim_error
-        and shim.may_be_loaded(all_shims(info), torch.version, torch.git)
-    ):
-        why = f"the {SHIM} is not loaded: {connection.shim_error}"
+    elif torch and no_torch:
+        findings.broken.append(f"torch {torch.version} does not connect: {no_torch}")
+    elif torch and no_shim and shim.may_be_loaded(all_shims(info), torch.version, torch.git):
+        why = f"the {SHIM} is not loaded: {no_shim}"
         findings.broken.append(f"{why}; run {shim.BUILD_COMMAND}")
     findings.sections = {
         "versions": version_facts(torch),
-        "extensions": extension_facts(core, info, connection),
+        "extensions": extension_facts(core, info, no_torch, no_shim),
         "cuda": cuda_facts(core, info, root, findings.broken),
         "host_memory": _of_core(core, lambda: {**host_memory(root), **monitor_facts(root)}),
         "kernel": kernel(root),
-        "threads": thread_facts(environ),
         "allocators": _of_core(core, allocator_facts),
-        "exporters": {name: installed_version(*of) for name, of in EXPORTERS.items()},
         "environment": environment_facts(environ, findings.broken),
     }
-    findings.parts = works_here(findings, connection)
+    findings.parts = works_here(findings, no_torch, no_shim)
     return findings
 
 

@@ -8,7 +8,6 @@ odd: the fact's value is then None and its text says why.
 
 from __future__ import annotations
 
-import os
 import re
 import resource
 from pathlib import Path
@@ -28,7 +27,6 @@ from memtools._cli.facts import (
 )
 
 ROOT = Path("/")
-POPULATE_READ_SINCE = (5, 14)
 OVERCOMMIT_MODES = {0: "heuristic", 1: "always", 2: "never past the commit limit"}
 SHM_NARROW = 64 * 2**20  # what a container has of it by default
 
@@ -109,16 +107,6 @@ def _overcommit(path: Path) -> Fact:
     return Fact(mode, f"{mode} ({OVERCOMMIT_MODES.get(mode, 'not a known mode')})")
 
 
-def _populate_read(path: Path) -> Fact:
-    release = read_text(path)
-    match = re.match(r"(\d+)\.(\d+)", release)
-    if match is None:
-        raise ValueError(f"{path} says {release[:40]!r}")
-    if (int(match[1]), int(match[2])) >= POPULATE_READ_SINCE:
-        return yes()
-    return no(f"kernel {release} is older than 5.14")
-
-
 def _rlimit(which: int) -> Fact:
     soft, _ = resource.getrlimit(which)
     return Fact(None, "unlimited") if soft == resource.RLIM_INFINITY else size(soft)
@@ -127,13 +115,10 @@ def _rlimit(which: int) -> Fact:
 def kernel(root: Path = ROOT) -> Section:
     vm, thp = root / "proc/sys/vm", root / "sys/kernel/mm/transparent_hugepage"
     return {
-        "page_size_bytes": size(os.sysconf("SC_PAGE_SIZE")),
-        "huge_page_size_bytes": guarded(lambda: size(read_number(thp / "hpage_pmd_size"))),
         "transparent_huge_pages": guarded(lambda: _chosen(thp / "enabled")),
         "transparent_huge_pages_shmem": guarded(lambda: _chosen(thp / "shmem_enabled")),
         "max_map_count": guarded(lambda: known(read_number(vm / "max_map_count"))),
         "overcommit_mode": guarded(lambda: _overcommit(vm / "overcommit_memory")),
-        "madv_populate_read": guarded(lambda: _populate_read(root / "proc/sys/kernel/osrelease")),
         "rlimit_as_bytes": _rlimit(resource.RLIMIT_AS),
         "rlimit_data_bytes": _rlimit(resource.RLIMIT_DATA),
         "rlimit_memlock_bytes": _rlimit(resource.RLIMIT_MEMLOCK),
