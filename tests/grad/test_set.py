@@ -50,8 +50,7 @@ def test_measures_every_dtype_and_layout_like_float64(dtype):
     gradients = mixed_layouts(dtype)
     found = _core.GradSet([with_gradient(g) for g in gradients]).measure()
     assert found.sum_squares == pytest.approx(squares(gradients), rel=1e-7)
-    assert found.elements == sum(g.numel() for g in gradients)
-    assert found[2:] == (len(gradients), 0, 0, -1, ())
+    assert found[1:] == (len(gradients), 0, 0, -1, ())
 
 
 @pytest.mark.slow
@@ -206,16 +205,16 @@ def test_gradients_are_looked_up_at_each_call():
     parameters = [with_gradient(torch.ones(70_000)), with_gradient(torch.ones(5))]
     gradient_set = _core.GradSet(parameters)
     assert gradient_set.tensors == 0
-    assert gradient_set.measure().elements == 70_005
+    assert gradient_set.measure().sum_squares == 70_005
     assert gradient_set.tensors == 2
     parameters[0].grad = None
-    assert gradient_set.measure().elements == 5
+    assert gradient_set.measure().sum_squares == 5
     assert gradient_set.tensors == 1
     assert gradient_set.parameters == tuple(parameters)
 
 
 def test_no_gradient_at_all_is_zero():
-    assert _core.GradSet([]).measure() == (0.0, 0, 0, 0, 0, -1, ())
+    assert _core.GradSet([]).measure() == (0.0, 0, 0, 0, -1, ())
     assert _core.GradSet([torch.nn.Parameter(torch.ones(3))]).measure()[:3] == (0.0, 0, 0)
     assert _core.GradSet(iter([torch.ones(3)])).multiply(2) == ()
 

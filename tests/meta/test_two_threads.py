@@ -248,7 +248,7 @@ def _writer() -> tuple[Callable[[], object], list[Callable[[], object]]]:
         it.event("a", "b")
         it.phase("c", 5)
 
-    return work, [lambda: it.append(None, row), lambda: it.event("a", "b"), it.flush, it.close]
+    return work, [lambda: it.append(None, row), lambda: it.event("a", "b"), it.close]
 
 
 def _aux_loss() -> tuple[Callable[[], object], list[Callable[[], object]]]:

@@ -210,7 +210,7 @@ def test_after_close_a_call_says_so(path):
     writer.close()
     writer.close()
     assert writer.closed
-    for call in (writer.flush, lambda: writer.append(0, [1, 1]), lambda: writer.event("a", "b")):
+    for call in (lambda: writer.append(0, [1, 1]), lambda: writer.event("a", "b")):
         with pytest.raises(ValueError, match="is closed"):
             call()
 
@@ -221,7 +221,7 @@ from memtools import _core, read_record
 writer = _core.RecordWriter(sys.argv[1], ["a"], rows=8, buckets=4)
 writer.append(1, [1])
 if os.fork() == 0:
-    writer.append(2, [2]); writer.event("a", "b"); writer.phase("p", 1); writer.flush()
+    writer.append(2, [2]); writer.event("a", "b"); writer.phase("p", 1)
     writer.close(); del writer; gc.collect()
     os._exit(0)
 assert os.wait()[1] == 0

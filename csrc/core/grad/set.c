@@ -24,35 +24,18 @@ typedef struct chunk {
     size_t span;
     size_t begin; /* in the span */
     size_t n;
+    mt_grad_sum part; /* what the last pass found in it */
 } chunk;
-
-/* The arrays of one list. */
-typedef struct list {
-    mt_grad_span *spans;
-    size_t span_count, span_room;
-    chunk *chunks;
-    mt_grad_sum *parts; /* one for each chunk */
-    size_t chunk_count, chunk_room;
-    size_t *shares; /* the chunk at which each begins, and chunk_count at the end */
-    size_t share_count, share_room;
-} list;
 
 struct mt_gradset {
     const mt_alloc *mem;
-    list list;
-    uint64_t rebuilt;
+    mt_grad_span *spans;
+    chunk *chunks;
+    size_t *shares; /* the chunk at which each begins, and chunk_count at the end */
+    size_t span_room, chunk_count, chunk_room, share_count, share_room;
 };
 
 /* --- the list -------------------------------------------------------------------------------- */
-
-static void
-list_free(const mt_alloc *mem, list *l)
-{
-    mem->put(mem->ctx, l->spans, l->span_room * sizeof *l->spans);
-    mem->put(mem->ctx, l->chunks, l->chunk_room * sizeof *l->chunks);
-    mem->put(mem->ctx, l->parts, l->chunk_room * sizeof *l->parts);
-    mem->put(mem->ctx, l->shares, l->share_room * sizeof *l->shares);
-}
 
 mt_status
 mt_gradset_new(const mt_alloc *mem, mt_gradset **out, mt_error *err)
@@ -68,165 +51,95 @@ mt_gradset_new(const mt_alloc *mem, mt_gradset **out, mt_error *err)
 void
 mt_gradset_free(mt_gradset *set)
 {
+    const mt_alloc *mem;
+
     if (set == NULL) return;
-    list_free(set->mem, &set->list);
-    set->mem->put(set->mem->ctx, set, sizeof *set);
+    mem = set->mem;
+    mem->put(mem->ctx, set->spans, set->span_room * sizeof *set->spans);
+    mem->put(mem->ctx, set->chunks, set->chunk_room * sizeof *set->chunks);
+    mem->put(mem->ctx, set->shares, set->share_room * sizeof *set->shares);
+    mem->put(mem->ctx, set, sizeof *set);
 }
 
+/* False without memory; the arrays are then as long as before, or longer. */
 static bool
-same_spans(const list *l, const mt_grad_span *spans, size_t n)
+gradset_make_room(mt_gradset *set, size_t spans, size_t chunks)
 {
-    if (l->span_count != n) return false;
-    for (size_t i = 0; i < n; i++) {
-        const mt_grad_span *a = &l->spans[i], *b = &spans[i];
-        if (a->data != b->data || a->n != b->n || a->dtype != b->dtype) return false;
-    }
+    const mt_alloc *mem = set->mem;
+    mt_grad_span *span = mt_alloc_grown(mem, set->spans, &set->span_room, spans, sizeof *span);
+    chunk *cut;
+    size_t *share;
+
+    if (span == NULL) return false;
+    set->spans = span;
+    if ((cut = mt_alloc_grown(mem, set->chunks, &set->chunk_room, chunks, sizeof *cut)) == NULL)
+        return false;
+    set->chunks = cut;
+    share = mt_alloc_grown(mem, set->shares, &set->share_room, chunks, sizeof *share);
+    if (share == NULL) return false;
+    set->shares = share;
     return true;
-}
-
-static size_t
-count_chunks(const mt_grad_span *spans, size_t n)
-{
-    size_t chunks = 0;
-
-    for (size_t i = 0; i < n; i++)
-        chunks += spans[i].n / CHUNK + (spans[i].n % CHUNK != 0);
-    return chunks;
-}
-
-static void *
-array(const mt_alloc *mem, size_t count, size_t size)
-{
-    size_t bytes;
-
-    if (!mt_size_mul(count, size, &bytes)) return NULL;
-    return mem->get(mem->ctx, bytes == 0 ? 1 : bytes);
-}
-
-/* Room for so many, and some more: the next list is often a little longer. False without memory;
- * what was taken is in *l then. pre: *l is zeros. */
-static bool
-gradset_make_room(const mt_alloc *mem, list *l, size_t spans, size_t chunks)
-{
-    l->span_room = spans + 1;
-    l->chunk_room = chunks + 1;
-    l->share_room = chunks + 2;
-    l->spans = array(mem, l->span_room, sizeof *l->spans);
-    l->chunks = array(mem, l->chunk_room, sizeof *l->chunks);
-    l->parts = array(mem, l->chunk_room, sizeof *l->parts);
-    l->shares = array(mem, l->share_room, sizeof *l->shares);
-    return l->spans != NULL && l->chunks != NULL && l->parts != NULL && l->shares != NULL;
-}
-
-static void
-cut_span(list *l, size_t span)
-{
-    size_t left = l->spans[span].n;
-
-    for (size_t begin = 0; left > 0; begin += CHUNK) {
-        size_t n = mt_size_min(left, CHUNK);
-        l->chunks[l->chunk_count++] = (chunk){span, begin, n};
-        left -= n;
-    }
-}
-
-static void
-cut_shares(list *l)
-{
-    size_t elements = SHARE;
-
-    l->share_count = 0;
-    for (size_t c = 0; c < l->chunk_count; c++) {
-        if (elements >= SHARE) {
-            l->shares[l->share_count++] = c;
-            elements = 0;
-        }
-        elements += l->chunks[c].n;
-    }
-    l->shares[l->share_count] = l->chunk_count;
-}
-
-static void
-gradset_fill(list *l, const mt_grad_span *spans, size_t n)
-{
-    if (n > 0) memcpy(l->spans, spans, n * sizeof *spans);
-    l->span_count = n;
-    l->chunk_count = 0;
-    for (size_t i = 0; i < n; i++)
-        cut_span(l, i);
-    cut_shares(l);
 }
 
 mt_status
 mt_gradset_set(mt_gradset *set, const mt_grad_span *spans, size_t n, mt_error *err)
 {
-    size_t chunks = count_chunks(spans, n);
-    list *old = &set->list;
+    size_t chunks = 0, elements = SHARE;
 
-    if (old->spans != NULL && same_spans(old, spans, n)) return MT_OK;
-    if (old->spans == NULL || n >= old->span_room || chunks >= old->chunk_room) {
-        list larger = {0};
-        if (!gradset_make_room(set->mem, &larger, n, chunks)) {
-            list_free(set->mem, &larger);
-            return mt_fail(err, MT_ENOMEM, "mt_gradset_set", 0);
+    for (size_t i = 0; i < n; i++)
+        chunks += spans[i].n / CHUNK + (spans[i].n % CHUNK != 0);
+    if (!gradset_make_room(set, n + 1, chunks + 1))
+        return mt_fail(err, MT_ENOMEM, "mt_gradset_set", 0);
+    if (n > 0) memcpy(set->spans, spans, n * sizeof *spans);
+    set->chunk_count = set->share_count = 0;
+    for (size_t i = 0; i < n; i++) {
+        for (size_t begin = 0; begin < spans[i].n; begin += CHUNK) {
+            size_t count = mt_size_min(spans[i].n - begin, CHUNK);
+            if (elements >= SHARE) {
+                set->shares[set->share_count++] = set->chunk_count;
+                elements = 0;
+            }
+            set->chunks[set->chunk_count++] = (chunk){.span = i, .begin = begin, .n = count};
+            elements += count;
         }
-        list_free(set->mem, old);
-        *old = larger;
     }
-    gradset_fill(old, spans, n);
-    set->rebuilt++;
+    set->shares[set->share_count] = set->chunk_count;
     return MT_OK;
-}
-
-size_t
-mt_gradset_chunks(const mt_gradset *set)
-{
-    return set->list.chunk_count;
-}
-
-uint64_t
-mt_gradset_rebuilt(const mt_gradset *set)
-{
-    return set->rebuilt;
 }
 
 /* --- passes ---------------------------------------------------------------------------------- */
 
 /* One pass, as all threads see it. */
 typedef struct pass {
-    list *list;
-    void (*visit)(const struct pass *p, const chunk *c, mt_grad_sum *part);
+    mt_gradset *set;
+    void (*visit)(const struct pass *p, chunk *c);
     atomic_size_t next; /* share */
     fenv_t caller;
     double factor;
 } pass;
 
-/* A line of each page where the next chunk begins: many small gradients lie here and there, and the
- * machine's own prefetcher knows nothing of the next before it is there. It gains a tenth; within a
- * chunk the machine does better alone. */
-static void
-fetch_next(const list *l, size_t c)
-{
-    const chunk *next = &l->chunks[c + 1];
-    const mt_grad_span *span = &l->spans[next->span];
-    size_t size = mt_dtype_size(span->dtype);
-    size_t bytes = mt_size_min(next->n * size, FETCHED);
-
-    for (size_t i = 0; i < bytes; i += PAGE)
-        __builtin_prefetch((const char *)span->data + next->begin * size + i);
-}
-
 static void
 work_through(pass *p)
 {
-    const list *l = p->list;
+    mt_gradset *set = p->set;
     size_t share;
 
-    while ((share = atomic_fetch_add_explicit(&p->next, 1, memory_order_relaxed)) < l->share_count)
-        for (size_t c = l->shares[share]; c < l->shares[share + 1]; c++) {
-            if (c + 1 < l->chunk_count) fetch_next(l, c);
-            p->visit(p, &l->chunks[c], &l->parts[c]);
+    while ((share = atomic_fetch_add_explicit(&p->next, 1, memory_order_relaxed)) <
+           set->share_count) {
+        for (size_t c = set->shares[share]; c < set->shares[share + 1]; c++) {
+            /* Small gradients lie here and there, and the machine's prefetcher does not know the
+             * next one: prefetching a line of each of its first pages gains a tenth. */
+            const chunk *next = &set->chunks[c + 1];
+            if (c + 1 < set->chunk_count) {
+                const mt_grad_span *span = &set->spans[next->span];
+                size_t size = mt_dtype_size(span->dtype);
+                size_t bytes = mt_size_min(next->n * size, FETCHED);
+                for (size_t i = 0; i < bytes; i += PAGE)
+                    __builtin_prefetch((const char *)span->data + next->begin * size + i);
+            }
+            p->visit(p, &set->chunks[c]);
         }
+    }
 }
 
 /* A program may have told its own thread to flush subnormal numbers, and not the others. */
@@ -247,7 +160,7 @@ worker(void *arg, int64_t begin, int64_t end)
 static void
 run(pass *p, const mt_parallel_ops *par, int threads)
 {
-    size_t workers = mt_size_min((size_t)threads, p->list->share_count);
+    size_t workers = mt_size_min((size_t)threads, p->set->share_count);
 
     assert(threads >= 1);
     atomic_init(&p->next, 0);
@@ -262,7 +175,7 @@ run(pass *p, const mt_parallel_ops *par, int threads)
 static void *
 data_of(const pass *p, const chunk *c)
 {
-    const mt_grad_span *span = &p->list->spans[c->span];
+    const mt_grad_span *span = &p->set->spans[c->span];
 
     return (char *)span->data + c->begin * mt_dtype_size(span->dtype);
 }
@@ -270,57 +183,42 @@ data_of(const pass *p, const chunk *c)
 static mt_dtype
 dtype_of(const pass *p, const chunk *c)
 {
-    return p->list->spans[c->span].dtype;
+    return p->set->spans[c->span].dtype;
 }
 
 static void
-add_sum(mt_grad_sum *sum, mt_grad_sum more)
+visit_measure(const pass *p, chunk *c)
 {
-    sum->squares += more.squares;
-    sum->infs += more.infs;
-    sum->nans += more.nans;
-}
-
-/* In the order of the chunks, whoever made the parts. */
-static void
-add_parts(const list *l, mt_grad_total *out)
-{
-    *out = (mt_grad_total){.first_bad = SIZE_MAX};
-    for (size_t c = 0; c < l->chunk_count; c++) {
-        const mt_grad_sum *part = &l->parts[c];
-        add_sum(&out->sum, *part);
-        out->elements += l->chunks[c].n;
-        if (out->first_bad == SIZE_MAX && part->infs + part->nans > 0)
-            out->first_bad = l->chunks[c].span;
-    }
-}
-
-static void
-visit_measure(const pass *p, const chunk *c, mt_grad_sum *part)
-{
-    *part = mt_grad_square(dtype_of(p, c), data_of(p, c), c->n);
+    c->part = mt_grad_square(dtype_of(p, c), data_of(p, c), c->n);
 }
 
 void
 mt_gradset_measure(mt_gradset *set, const mt_parallel_ops *par, int threads, mt_grad_total *out)
 {
-    pass p = {.list = &set->list, .visit = visit_measure};
+    pass p = {.set = set, .visit = visit_measure};
 
     run(&p, par, threads);
-    add_parts(&set->list, out);
+    *out = (mt_grad_total){.first_bad = SIZE_MAX};
+    for (size_t c = 0; c < set->chunk_count; c++) { /* in their order, whoever made the parts */
+        const mt_grad_sum *part = &set->chunks[c].part;
+        out->sum.squares += part->squares;
+        out->sum.infs += part->infs;
+        out->sum.nans += part->nans;
+        if (out->first_bad == SIZE_MAX && part->infs + part->nans > 0)
+            out->first_bad = set->chunks[c].span;
+    }
 }
 
 static void
-visit_scale(const pass *p, const chunk *c, mt_grad_sum *part)
+visit_scale(const pass *p, chunk *c)
 {
-    (void)part;
     mt_grad_scale(dtype_of(p, c), data_of(p, c), c->n, p->factor);
 }
 
 void
 mt_gradset_scale(mt_gradset *set, double factor, const mt_parallel_ops *par, int threads)
 {
-    pass p = {.list = &set->list, .visit = visit_scale, .factor = factor};
+    pass p = {.set = set, .visit = visit_scale, .factor = factor};
 
     run(&p, par, threads);
 }

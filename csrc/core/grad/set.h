@@ -7,7 +7,7 @@
  *
  * A thread takes the next share when it has done one, so a thread that the machine gives little
  * time holds up nobody. Parts are added in the order of the chunks: the same bits for any number of
- * threads. The list is made again only when a gradient has moved or changed.
+ * threads.
  *
  * No lock: the caller serialises the calls on one set. Nothing is allocated but in set(). */
 #ifndef MT_GRAD_SET_H
@@ -27,7 +27,6 @@ typedef struct mt_grad_span {
 
 typedef struct mt_grad_total {
     mt_grad_sum sum;
-    size_t elements;
     size_t first_bad; /* the first span with an infinity or a NaN; SIZE_MAX for none */
 } mt_grad_total;
 
@@ -40,11 +39,6 @@ void mt_gradset_free(mt_gradset *set);
 /* From here on these are the gradients; the memory stays the caller's. On failure the set is as it
  * was. MT_ENOMEM, MT_EOVERFLOW. */
 mt_status mt_gradset_set(mt_gradset *set, const mt_grad_span *spans, size_t n, mt_error *err);
-
-size_t mt_gradset_chunks(const mt_gradset *set);
-
-/* How often set() found other gradients than before. */
-uint64_t mt_gradset_rebuilt(const mt_gradset *set);
 
 /* The passes. At most `threads` threads of *par work at a time; the caller's own alone where it is
  * NULL or threads is 1. Workers compute in the floating-point environment of the caller. pre:

@@ -33,12 +33,6 @@ libc_getrlimit(struct rlimit *out)
     return getrlimit(RLIMIT_FSIZE, out);
 }
 
-static int
-libc_msync(void *at, size_t bytes)
-{
-    return msync(at, bytes, MS_SYNC);
-}
-
 static void *
 libc_mmap(size_t bytes, int fd)
 {
@@ -54,7 +48,6 @@ const mt_recordfile_sys mt_recordfile_sys_libc = {.open = libc_open,
                                                   .flock = flock,
                                                   .mmap = libc_mmap,
                                                   .madvise = madvise,
-                                                  .msync = libc_msync,
                                                   .munmap = munmap,
                                                   .rename = rename,
                                                   .link = link,
@@ -351,15 +344,6 @@ mt_recordfile_check(const mt_recordfile *file, mt_error *err)
     if (!mt_busguard_hit(file->at)) return MT_OK;
     return refuse(err, "mmap", EIO,
                   "the file was cut off, or its disk is full or gone; what is recorded is lost");
-}
-
-mt_status
-mt_recordfile_flush(const mt_recordfile *file, mt_error *err)
-{
-    if (!mt_birth_is_here(&file->birth)) return MT_OK;
-    if (mt_busguard_hit(file->at)) return mt_recordfile_check(file, err);
-    if (file->sys->msync(file->at, file->bytes) == 0) return MT_OK;
-    return refuse(err, "msync", errno, NULL);
 }
 
 void

@@ -40,7 +40,6 @@ typedef struct mt_recordfile_sys {
     int (*flock)(int fd, int how);
     void *(*mmap)(size_t bytes, int fd);
     int (*madvise)(void *at, size_t bytes, int advice);
-    int (*msync)(void *at, size_t bytes);
     int (*munmap)(void *at, size_t bytes);
     int (*rename)(const char *from, const char *to);
     int (*link)(const char *from, const char *to);
@@ -73,9 +72,6 @@ mt_status mt_recordfile_create(const mt_recordfile_sys *sys, const char *path, s
 
 /* MT_EFILE with EIO once a page of the file was gone when it was written. A look at memory. */
 mt_status mt_recordfile_check(const mt_recordfile *file, mt_error *err);
-
-/* Asks the system to write everything to the disk, and waits. MT_EFILE. pre: it is mapped. */
-mt_status mt_recordfile_flush(const mt_recordfile *file, mt_error *err);
 
 /* Unmaps, in the process that made it; in a forked child, which has no mapping, it only forgets.
  * It may be called twice. */

@@ -135,7 +135,7 @@ plan(const mt_torch_ops *shim, pass *out)
     out->par = &out->ops;
 }
 
-enum { FIELDS = 7 };
+enum { FIELDS = 6 };
 
 static PyObject *
 measure_tuple(const GradSet *self, const mt_grad_total *total)
@@ -146,12 +146,11 @@ measure_tuple(const GradSet *self, const mt_grad_total *total)
 
     if (tuple == NULL) return NULL;
     items[0] = PyFloat_FromDouble(total->sum.squares);
-    items[1] = PyLong_FromSize_t(total->elements);
-    items[2] = PyLong_FromSsize_t(self->spans);
-    items[3] = PyLong_FromUnsignedLongLong(total->sum.infs);
-    items[4] = PyLong_FromUnsignedLongLong(total->sum.nans);
-    items[5] = PyLong_FromSsize_t(bad);
-    items[6] = left_tuple(self);
+    items[1] = PyLong_FromSsize_t(self->spans);
+    items[2] = PyLong_FromUnsignedLongLong(total->sum.infs);
+    items[3] = PyLong_FromUnsignedLongLong(total->sum.nans);
+    items[4] = PyLong_FromSsize_t(bad);
+    items[5] = left_tuple(self);
     for (Py_ssize_t i = 0; i < FIELDS; i++)
         PyStructSequence_SetItem(tuple, i, items[i]);
     for (Py_ssize_t i = 0; i < FIELDS; i++)
@@ -425,7 +424,6 @@ measure_type(void)
 {
     PyStructSequence_Field fields[FIELDS + 1] = {
         {"sum_squares", "of all elements that were read; not finite where they are not"},
-        {"elements", "how many"},
         {"tensors", "gradients"},
         {"infs", "elements that are infinite"},
         {"nans", "elements that are not a number"},

@@ -388,24 +388,6 @@ recordwriter_is_open(const RecordWriter *self, const char *method)
     return 0;
 }
 
-static PyObject *
-recordwriter_flush(PyObject *op, PyObject *Py_UNUSED(none))
-{
-    RecordWriter *self = (RecordWriter *)op;
-    mt_recordfile file;
-    mt_status st;
-    mt_error err;
-
-    if (!recordwriter_is_open(self, "flush")) return NULL;
-    file = self->file;
-    Py_BEGIN_ALLOW_THREADS; /* a disk may take long */
-    st = mt_recordfile_flush(&file, &err);
-    Py_END_ALLOW_THREADS;
-    /* Where another thread has closed it meanwhile, the pages had gone. */
-    if (st != MT_OK && self->file.at != NULL) return raise_file(&err, self->path);
-    Py_RETURN_NONE;
-}
-
 /* --- what is recorded --- */
 
 /* None is no reading. */
@@ -560,10 +542,6 @@ static PyMethodDef methods[] = {
     MT_PY_METHOD(recordwriter, phase, METH_VARARGS | METH_KEYWORDS,
                  "phase($self, /, name, duration_ns, peak_bytes=None)\n--\n\n"
                  "Count one passage of a phase. The name is cut at 40 bytes."),
-    MT_PY_METHOD(
-        recordwriter, flush, METH_NOARGS,
-        "flush($self, /)\n--\n\n"
-        "Wait until it is on the disk; only a power failure makes that necessary. OSError."),
     {"_close_at_exit", recordwriter_close_at_exit, METH_VARARGS,
      "_close_at_exit($self, failed, time_ns, /)\n--\n\n"
      "When the process ends, as the last of all, write the exit code as an end event of the time "

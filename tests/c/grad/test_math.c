@@ -1,8 +1,6 @@
 /* gradmath: how right the sums of squares are, and what happens to every odd number. */
 #include "grad/model.h"
 
-#include "kit/rng.h"
-
 static const mt_dtype dtypes[] = {MT_F32, MT_F64, MT_F16, MT_BF16};
 
 static float *

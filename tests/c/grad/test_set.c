@@ -6,7 +6,6 @@
 #include <pthread.h>
 
 #include "kit/faulty.h"
-#include "kit/rng.h"
 
 enum { MOST_THREADS = 16 };
 
@@ -73,12 +72,6 @@ make_set(const mt_alloc *mem, const mt_grad_span *spans, size_t n)
     return set;
 }
 
-static size_t
-roll(void *ctx, size_t n)
-{
-    return rng_below(ctx, n);
-}
-
 static void *
 copy_of(const mt_grad_span *s)
 {
@@ -103,7 +96,7 @@ static void
 check_scale(gradrig *r, mt_gradset *set)
 {
     static const double factors[] = {0.5, 0.3, 1e-50, 1};
-    double factor = factors[r->roll(r->ctx, 4)];
+    double factor = factors[rng_below(r->random, 4)];
     void *old[GRAD_SPANS];
 
     for (size_t i = 0; i < r->n; i++)
@@ -124,7 +117,7 @@ random_sets_do_what_one_element_after_the_other_does(void)
 
     for (int round = 0; round < 150; round++) {
         gradrig r;
-        grad_make(&r, roll, &random);
+        grad_make(&r, &random);
         mt_gradset *set = make_set(&mt_alloc_libc, r.span, r.n);
         check_measure(&r, set);
         check_scale(&r, set);
@@ -216,36 +209,9 @@ little_work_stays_on_the_callers_thread(void)
 
 /* --- the list -------------------------------------------------------------------------------- */
 
+/* More gradients without more chunks, more chunks without more gradients, and fewer of both. */
 static void
-the_list_is_made_again_only_when_something_moved(void)
-{
-    float x[100] = {3}, y[100] = {4};
-    mt_grad_span spans[2] = {{x, 100, MT_F32}, {y, 0, MT_F32}};
-    mt_gradset *set;
-    mt_grad_total total;
-
-    CHECK(mt_gradset_new(&mt_alloc_libc, &set, NULL) == MT_OK);
-    mt_gradset_measure(set, NULL, 1, &total);
-    CHECK(total.sum.squares == 0 && total.elements == 0 && total.first_bad == SIZE_MAX);
-    for (uint64_t i = 1; i <= 4; i++) {
-        CHECK(mt_gradset_set(set, spans, 2, NULL) == MT_OK);
-        CHECK(mt_gradset_set(set, spans, 2, NULL) == MT_OK);
-        CHECK(mt_gradset_rebuilt(set) == i);
-        if (i == 1) spans[1].n = 100;
-        if (i == 2) spans[1].data = x;
-        if (i == 3) spans[1].dtype = MT_F16;
-    }
-    CHECK(mt_gradset_chunks(set) == 2);
-    CHECK(mt_gradset_set(set, spans, 1, NULL) == MT_OK && mt_gradset_rebuilt(set) == 5);
-    CHECK(mt_gradset_set(set, spans, 0, NULL) == MT_OK && mt_gradset_chunks(set) == 0);
-    CHECK(mt_gradset_rebuilt(set) == 6);
-    mt_gradset_free(set);
-    mt_gradset_free(NULL);
-}
-
-/* More gradients without more chunks, and more chunks without more gradients. */
-static void
-the_list_grows_with_either(void)
+the_list_follows_the_gradients(void)
 {
     float *x = long_gradient(4);
     mt_grad_span spans[40];
@@ -260,8 +226,15 @@ the_list_grows_with_either(void)
     spans[7].n = LONG;
     CHECK(mt_gradset_set(set, spans, 40, NULL) == MT_OK);
     mt_gradset_measure(set, NULL, 1, &total);
-    CHECK(total.elements == LONG + 1 && mt_gradset_rebuilt(set) == 3);
+    CHECK(total.sum.squares > 1e40);
+    CHECK(mt_gradset_set(set, spans, 1, NULL) == MT_OK);
+    mt_gradset_measure(set, NULL, 1, &total);
+    CHECK(total.sum.squares == (double)x[0] * (double)x[0]);
+    CHECK(mt_gradset_set(set, spans, 0, NULL) == MT_OK);
+    mt_gradset_measure(set, NULL, 1, &total);
+    CHECK(total.sum.squares == 0 && total.first_bad == SIZE_MAX);
     mt_gradset_free(set);
+    mt_gradset_free(NULL);
     free(x);
 }
 
@@ -283,14 +256,13 @@ a_failed_allocation_leaves_the_set_as_it_was(void)
             mt_gradset_set(set, &small, 1, &err) == MT_OK) {
             done = mt_gradset_set(set, large, 2, &err) == MT_OK;
             mt_gradset_measure(set, NULL, 1, &total);
-            CHECK(done ? total.elements == LONG + 1 : total.sum.squares == 9);
-            CHECK(mt_gradset_rebuilt(set) == (done ? 2 : 1));
+            CHECK(done ? total.sum.squares > 1e40 : total.sum.squares == 9);
         }
         CHECK(done || err.status == MT_ENOMEM);
         mt_gradset_free(set);
         CHECK(f.live == 0);
     }
-    CHECK(at == 10); /* one block for the set, and four for each of two lists */
+    CHECK(at > 5); /* one block for the set, four for its first list, and those that grow */
     free(x);
 }
 
@@ -301,8 +273,7 @@ main(void)
     RUN(every_number_of_threads_gives_the_same_bits);
     RUN(workers_compute_as_the_caller_does);
     RUN(little_work_stays_on_the_callers_thread);
-    RUN(the_list_is_made_again_only_when_something_moved);
-    RUN(the_list_grows_with_either);
+    RUN(the_list_follows_the_gradients);
     RUN(a_failed_allocation_leaves_the_set_as_it_was);
     CHECK_DONE();
 }

@@ -165,12 +165,6 @@ sys_madvise(void *at, size_t bytes, int advice)
 }
 
 static int
-sys_msync(void *at, size_t bytes)
-{
-    return fails() ? -1 : mt_recordfile_sys_libc.msync(at, bytes);
-}
-
-static int
 sys_munmap(void *at, size_t bytes)
 {
     faults.live--;
@@ -198,7 +192,6 @@ static const mt_recordfile_sys faulty_sys = {.open = sys_open,
                                              .flock = sys_flock,
                                              .mmap = sys_mmap,
                                              .madvise = sys_madvise,
-                                             .msync = sys_msync,
                                              .munmap = sys_munmap,
                                              .rename = sys_rename,
                                              .link = sys_link,
@@ -253,22 +246,6 @@ every_call_of_a_creation_can_fail(void)
     finish(&r, &file);
     each_call_fails(true, EIO);
     each_call_fails(true, ENOSPC);
-    CHECK(unlink(path) == 0);
-}
-
-static void
-a_flush_can_fail(void)
-{
-    mt_recordfile file;
-    mt_record r;
-
-    CHECK(create(&mt_recordfile_sys_libc, &r, &file, NULL) == MT_OK);
-    faults = (faulty){.fail_at = 0};
-    file.sys = &faulty_sys;
-    CHECK(mt_recordfile_flush(&file, NULL) == MT_EFILE &&
-          mt_recordfile_flush(&file, NULL) == MT_OK);
-    faults.fail_at = -1;
-    finish(&r, &file);
     CHECK(unlink(path) == 0);
 }
 
@@ -649,7 +626,6 @@ a_child_has_nothing_of_it(void)
         uint64_t values[RIG_COLUMNS] = {0};
         void *at = file.at, *other;
         CHECK(!mt_record_append(&r, 0, values) && !mt_record_close(&r, 1));
-        CHECK(mt_recordfile_flush(&file, NULL) == MT_OK);
         /* Its addresses are free for others, which letting the file go must not unmap. */
         other = mmap(at, 4096, PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
@@ -677,7 +653,6 @@ main(void)
     CHECK(mkdtemp(folder) != NULL);
     snprintf(path, sizeof path, "%s/run.mem", folder);
     RUN(every_call_of_a_creation_can_fail);
-    RUN(a_flush_can_fail);
     RUN(a_living_record_is_not_replaced_and_a_dead_one_is);
     RUN(what_was_not_closed_is_kept_under_the_next_free_number);
     RUN(no_failure_loses_what_was_not_closed);
