@@ -80,7 +80,7 @@ CORE_ARROWS = {
     "blocks": {"base"},
 }
 # Small rooms whose files use each other in a round, by a header of structures which they share.
-IN_ROUNDS = {"budget", "cleanup", "gate"}
+IN_ROUNDS = {"budget", "gate"}
 # csrc/py and csrc/os go along the arrows of csrc/core, by rooms of core and of their own, and use
 # besides what serves all: csrc/py may also use every room of csrc/os.
 SERVES_ALL = {"os": {"base", "port"}, "py": {"base", "port", "tensor"}}

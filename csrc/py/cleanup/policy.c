@@ -43,32 +43,17 @@ typedef struct Policy {
 
 enum { JOB_SHARE = 200 }; /* of the time, for that reading: one part in so many */
 
-/* --- arguments -------------------------------------------------------------------------------- */
-
-/* The number of a clock or an action, as `what` names it: 0 to count - 1. -1 with an error, which
- * begins with `who`. */
+/* The number of a clock or an action, 0 to count - 1; -1 with an error. */
 static int
-take_index(PyObject *arg, const char *who, const char *what, int count)
+take_index(PyObject *arg, int count)
 {
     int overflow;
     long index = PyLong_AsLongAndOverflow(arg, &overflow);
 
     if (index >= 0 && index < count) return (int)index;
     if (!PyErr_Occurred())
-        PyErr_Format(PyExc_ValueError, "%s(): %s is 0 to %d, got %R", who, what, count - 1, arg);
+        PyErr_Format(PyExc_ValueError, "clocks and actions are 0 to %d, got %R", count - 1, arg);
     return -1;
-}
-
-static int
-take_clock(PyObject *arg, const char *who)
-{
-    return take_index(arg, who, "a clock", MT_POLICY_CLOCKS);
-}
-
-static int
-take_action(PyObject *arg, const char *who)
-{
-    return take_index(arg, who, "an action", MT_POLICY_ACTIONS);
 }
 
 /* --- life ------------------------------------------------------------------------------------- */
@@ -281,7 +266,7 @@ policy_tick(PyObject *op, PyObject *const *args, Py_ssize_t n)
     mt_py_whole times = MT_PY_WHOLE("n", 0, (Py_ssize_t)MT_POLICY_EVERY, 1);
 
     if (n > 2) return PyErr_Format(PyExc_TypeError, "tick() takes two arguments, got %zd", n);
-    if (n > 0 && (clock = take_clock(args[0], "tick")) < 0) return NULL;
+    if (n > 0 && (clock = take_index(args[0], MT_POLICY_CLOCKS)) < 0) return NULL;
     if (n > 1 && !mt_py_whole_take(args[1], &times)) return NULL;
     if (times.value > 0 && mt_policy_tick(&self->policy, (unsigned)clock, (uint64_t)times.value) &&
         decide_and_act(self, (unsigned)clock) < 0)
@@ -301,7 +286,7 @@ policy_set_rule(PyObject *op, PyObject *args)
 
     if (!PyArg_ParseTuple(args, "OO!Ip:set_rule", &number, &PyTuple_Type, &every, &rule.triggers,
                           &later) ||
-        (action = take_action(number, "set_rule")) < 0)
+        (action = take_index(number, MT_POLICY_ACTIONS)) < 0)
         return NULL;
     rule.later = later != 0;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(every); i++) {
@@ -331,7 +316,7 @@ policy_done(PyObject *op, PyObject *args)
 
     if (!PyArg_ParseTuple(args, "OKKKKKKK:done", &number, &ns, &host[0], &host[1], &host[2],
                           &device[0], &device[1], &device[2]) ||
-        (action = take_action(number, "done")) < 0)
+        (action = take_index(number, MT_POLICY_ACTIONS)) < 0)
         return NULL;
     later = self->policy.action[action].rule.later;
     if (later) {
@@ -371,7 +356,7 @@ policy_forget(PyObject *op, PyObject *Py_UNUSED(none))
 static PyObject *
 policy_why(PyObject *op, PyObject *arg)
 {
-    int action = take_action(arg, "why");
+    int action = take_index(arg, MT_POLICY_ACTIONS);
 
     return action < 0 ? NULL : PyLong_FromUnsignedLong(((Policy *)op)->policy.action[action].why);
 }
@@ -379,7 +364,7 @@ policy_why(PyObject *op, PyObject *arg)
 static PyObject *
 policy_ticks(PyObject *op, PyObject *arg)
 {
-    int clock = take_clock(arg, "ticks");
+    int clock = take_index(arg, MT_POLICY_CLOCKS);
 
     return clock < 0 ? NULL : PyLong_FromUnsignedLongLong(((Policy *)op)->policy.ticks[clock]);
 }
@@ -387,7 +372,7 @@ policy_ticks(PyObject *op, PyObject *arg)
 static PyObject *
 policy_figures(PyObject *op, PyObject *arg)
 {
-    int action = take_action(arg, "figures");
+    int action = take_index(arg, MT_POLICY_ACTIONS);
     const mt_policy_action *a;
 
     if (action < 0) return NULL;
