@@ -182,3 +182,33 @@ def whole(count: int = 1, rows: int = 24) -> list[torch.Tensor]:
         ((model(x) - 0.5).square().sum() / len(x)).backward()
         optimizer.step()
     return [p.detach() for p in model.parameters()]
+
+
+# --- ranks, of which the last has little memory ---
+
+
+def machine_of(rank: int, world: int) -> Machine:
+    """16 rows take 840 of 1,000 bytes; on the last rank, beside what others have, 4 do."""
+    return Machine(1000, base=200, row=40, others=500 if rank == world - 1 else 0)
+
+
+def sizes_of_steps(acc: GradAccumulator, machine: Machine, rank: int) -> list[list[int]]:
+    """Rows of the micro-batches of two windows."""
+    sizes = []
+    for index in range(2):
+        machine.tried = []
+        acc.step(batch(24, 10 * index + rank), loss_of(acc.model, machine))
+        sizes.append(machine.tried)
+    return sizes
+
+
+def whole_of_ranks(model: nn.Module, world: int) -> list[float]:
+    """The parameters of one process that has all ranks' rows."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    for index in range(2):
+        optimizer.zero_grad()
+        x = torch.cat([batch(24, 10 * index + rank) for rank in range(world)])
+        loss_sum, rows = loss_of(model)(x)
+        (loss_sum / rows).backward()
+        optimizer.step()
+    return [v for p in model.parameters() for v in p.detach().flatten().tolist()]

@@ -1,17 +1,30 @@
-"""Jobs of several ranks, each a process of its own, over gloo."""
+"""Jobs of several ranks, each a process of its own, over gloo.
+
+    @ranks(3)                                          # or ranks(1, 3): once in each world
+    def test_a_sum(rank: int, world: int) -> None:     # runs in each of three processes
+        assert same(sum_of(rank)) == 3                 # what all ranks have alike
+        assert every(rank) == [0, 1, 2]                # what each of them has
+
+All tests of a module in one world run one after the other in one job, which imports torch once.
+"""
 
 from __future__ import annotations
 
 import datetime
+import functools
+import importlib
 import json
 import os
 import subprocess
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+
+import pytest
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -103,3 +116,102 @@ def _work(
     if case.__name__ != "dead" and dist.is_initialized():
         meet()
         dist.destroy_process_group()
+
+
+# --- tests that run in every rank -----------------------------------------------------------------
+
+_TESTS: dict[tuple[str, int], dict[str, Callable[[int, int], None]]] = {}
+
+
+class Ended(BaseException):
+    """Raised by a test at its end: this rank leaves the job, in which no other test follows."""
+
+
+def ranks(*worlds: int) -> Callable[[Callable[[int, int], None]], Callable[[int], None]]:
+    """Decorate a test that runs in every rank of a job, as `test(rank, world)`."""
+
+    def decorate(test: Callable[[int, int], None]) -> Callable[[int], None]:
+        for world in worlds:
+            _TESTS.setdefault((test.__module__, world), {})[test.__name__] = test
+
+        @pytest.mark.slow  # each job imports torch
+        @pytest.mark.parametrize("world", worlds)
+        def in_every_rank(world: int) -> None:
+            found = _results(test.__module__, world)
+            for rank, ends in enumerate(found):
+                end = ends.get(test.__name__, "not reached: an earlier test failed")
+                assert end == "", f"rank {rank} of {world}: {end}"
+
+        in_every_rank.__name__, in_every_rank.__doc__ = test.__name__, test.__doc__
+        return in_every_rank
+
+    return decorate
+
+
+@functools.cache
+def _results(module: str, world: int) -> list[dict[str, str]]:
+    """How each test ended, by rank: "" or a traceback."""
+    with tempfile.TemporaryDirectory() as folder:
+        outs = [Path(folder) / f"out.{rank}" for rank in range(world)]
+        command = [sys.executable, "-W", "error", "-m", __name__, module, f"{folder}/rendezvous"]
+        done = subprocess.run(
+            [*command, *map(str, outs)], cwd=PROJECT, capture_output=True, text=True, timeout=240
+        )
+        assert done.returncode == 0, done.stderr
+        lost = {"": done.stderr}
+        return [json.loads(out.read_text()) if out.exists() else lost for out in outs]
+
+
+def every(value: Any) -> list[Any]:
+    """What each rank calls this with. A collective."""
+    import torch.distributed as dist
+
+    found = [None] * dist.get_world_size()
+    dist.all_gather_object(found, value)
+    return found
+
+
+def same(value: Any) -> Any:
+    """The value, with which all ranks call this. A collective."""
+    found = every(value)
+    assert found == [value] * len(found)
+    return value
+
+
+def _run_tests() -> None:
+    """The program of `_results()`."""
+    module = sys.argv.pop(1)
+    _, *outs = sys.argv[1:]
+    importlib.import_module(module)
+
+    def tests(rank: int) -> Any:
+        import torch
+
+        ends: dict[str, str] = {}
+        for name, test in _TESTS[module, len(outs)].items():
+            torch.manual_seed(3)
+            ends[name] = ""
+            try:
+                test(rank, len(outs))
+            except BaseException as error:
+                if not isinstance(error, Ended):
+                    ends[name] = traceback.format_exc()
+                Path(outs[rank]).write_text(json.dumps(ends))
+                os._exit(0)  # the others find out at their next collective
+        return ends
+
+    def ready() -> None:
+        import gc
+
+        import torch
+
+        torch.set_num_threads(1)
+        gc.collect()
+        gc.freeze()  # a retry collects cycles: not among all that was imported
+
+    sys.argv[1:1] = ["tests"]
+    fork_ranks({"tests": tests}, ready=ready)
+
+
+if __name__ == "__main__":
+    importlib.import_module("tests.kit.ranks")._run_tests()

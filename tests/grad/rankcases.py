@@ -7,23 +7,29 @@ from typing import Any
 
 import torch
 
+from memtools import GradAccumulator
+
 STEPS = 4
+#: what the other ranks raise where one cannot end its window
+FAILED = (
+    "rank {} failed in this window, its own error says how; rank {} has not stepped: "
+    "reset() drops its window"
+)
 
 
 class Net(torch.nn.Module):
     """The same weights wherever it is made."""
 
-    def __init__(self, norm: bool = False, dropout: float = 0.0) -> None:
+    def __init__(self, norm: bool = False) -> None:
         super().__init__()
         with torch.random.fork_rng():
             torch.manual_seed(11)
             self.body = torch.nn.Linear(3, 5)
             self.out = torch.nn.Linear(5, 2)
         self.norm = torch.nn.BatchNorm1d(5) if norm else torch.nn.Identity()
-        self.drop = torch.nn.Dropout(dropout)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        made: torch.Tensor = self.out(self.drop(self.norm(torch.tanh(self.body(x)))))
+        made: torch.Tensor = self.out(self.norm(torch.tanh(self.body(x))))
         return made
 
 
@@ -39,9 +45,33 @@ def counts(world: int) -> list[int]:
     return [10, 7, 3][:world]
 
 
+def made(model: torch.nn.Module, lr: float = 0.5, **options: Any) -> GradAccumulator:
+    optimizer = torch.optim.SGD(model.parameters(), lr)
+    return GradAccumulator(model, optimizer, STEPS, **options)
+
+
+def micro(acc: GradAccumulator, batch: Any, factor: float = 1.0) -> None:
+    """One micro-batch of the squares of Net's errors."""
+    x, y = batch
+    with acc.micro_batch():
+        acc.backward((acc.model(x) - y).float().square().sum() * factor, weight=len(x))
+
+
+def train(acc: GradAccumulator, batches: list[Any]) -> Any:
+    for batch in batches:
+        micro(acc, batch)
+    return acc.flush()
+
+
 def flat(model: torch.nn.Module) -> list[float]:
-    """All parameters; json keeps every bit of them."""
-    return [value for p in model.parameters() for value in p.detach().flatten().tolist()]
+    """All parameters, whole ones where they are sharded."""
+    whole = (p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters())
+    return [value for p in whole for value in p.detach().flatten().tolist()]
+
+
+def close(found: list[float], wanted: list[float]) -> bool:
+    a, b = torch.tensor(found, dtype=torch.float64), torch.tensor(wanted, dtype=torch.float64)
+    return bool((a - b).norm() <= 1e-6 * b.norm())
 
 
 def windows_of(batches: list[Any], steps: int = STEPS) -> list[list[Any]]:
