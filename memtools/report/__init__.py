@@ -52,12 +52,12 @@ class Page(str):
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the pictures of the first records."""
-        from memtools._record import drawing
+        from memtools._record.picture import card, line
 
         left = len(self.records) - PICTURES
         note = f"{left:,} more records are on the page" if left > 0 else ""
         pictures = [record._repr_html_() for record in self.records[:PICTURES]]
-        return "".join([*pictures, drawing.card(drawing.line(note, soft=True)) if note else ""])
+        return "".join([*pictures, card(line(note, soft=True)) if note else ""])
 
 
 def render(records: Record | Sequence[Record], *, title: str | None = None) -> Page:

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import pickle
 import random
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 from xml.etree import ElementTree
 
 import pytest
 
 import memtools
 from memtools import _core
+from memtools._record import picture
 from memtools._record.figures import figures_of
 from memtools._record.overview import headline, tiles
 from memtools.report import render
 from tests.kit.growth import least_growth, python_blocks
-from tests.record.test_drawing import paths
 from tests.report.reportcases import HOSTILE, MIB, START, Page, recorded, write
 
 NASTY = "<script>alert(1)</script>&\"'<b>$x$\x1b[2J\u202e"
@@ -32,6 +34,19 @@ def parsed(html: str) -> ElementTree.Element:
 
 def text_of(html: str) -> str:
     return " ".join("".join(parsed(html).itertext()).split())
+
+
+def paths(html: str) -> list[str]:
+    """Of the drawings in images, which hold nothing else."""
+    found = []
+    for image in parsed(html).iter("img"):
+        url = image.get("src", "")
+        assert re.fullmatch(r"data:image/svg\+xml,[\w%=:/;,.()' -]+", url)
+        drawing = ElementTree.fromstring(unquote(url.partition(",")[2]))
+        assert {part.tag.partition("}")[2] for part in drawing.iter()} == {"svg", "path"}
+        assert "".join(drawing.itertext()) == ""
+        found += [path.get("d", "") for path in drawing.iter() if path.get("d")]
+    return found
 
 
 def record_of(path: Path, **more: Any) -> memtools.Record:
@@ -84,6 +99,8 @@ def test_an_object_draws_itself_without_script_and_no_text_gets_out_of_its_place
     assert all(source.startswith("data:image/svg+xml,") for source in sources)
     assert all("url(" not in element.get("style", "") for element in elements)
     assert html.replace("\u00a0", " ").isprintable()
+    assert 'class="tex2jax_ignore mathjax_ignore"' in html
+    paths(html)
     pictures = len(made.records) if isinstance(made, str) else 1
     assert len(html.encode()) <= MOST_BYTES * min(pictures, 4)
 
@@ -91,21 +108,14 @@ def test_an_object_draws_itself_without_script_and_no_text_gets_out_of_its_place
 @pytest.mark.slow
 def test_a_class_that_draws_itself_is_among_these(tmp_path: Path) -> None:
     drawn = {type(make(tmp_path)) for make in MAKERS}
-    found = {
-        kind
-        for module in [
-            sys.modules[name] for name in sorted(sys.modules) if name.startswith("memtools")
-        ]
-        for kind in vars(module).values()
-        if isinstance(kind, type) and hasattr(kind, "_repr_html_")
-    }
-    assert found == drawn
+    modules = [sys.modules[name] for name in sorted(sys.modules) if name.startswith("memtools")]
+    kinds = {kind for module in modules for kind in vars(module).values() if isinstance(kind, type)}
+    assert {kind for kind in kinds if hasattr(kind, "_repr_html_")} == drawn
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
-def test_drawing_leaks_nothing(make: Callable[[Path], Any], tmp_path: Path) -> None:
-    made = make(tmp_path)
+def test_drawing_leaks_nothing(tmp_path: Path) -> None:
+    made = record_of(tmp_path / "run.mem", close=False, device=True, steps=300)
 
     def draw(rounds: int) -> None:
         for _ in range(rounds):
@@ -113,6 +123,19 @@ def test_drawing_leaks_nothing(make: Callable[[Path], Any], tmp_path: Path) -> N
 
     draw(2)  # what is loaded once
     assert least_growth(draw, 24, python_blocks) < 24
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("colour", sorted(set(picture.COLOURS.values())))
+def test_colours_are_seen_on_white_and_on_the_black_of_dark_notebooks(colour: str) -> None:
+    own, dark = luminance(colour), luminance("#111111")
+    assert 1.05 / (own + 0.05) >= 3
+    assert (own + 0.05) / (dark + 0.05) >= 3
 
 
 # --- records --------------------------------------------------------------------------------------
@@ -171,6 +194,21 @@ def test_what_is_marked_says_so_under_the_pointer(tmp_path: Path) -> None:
     record = record_of(tmp_path / "run.mem", events=[("mark", "epoch 2 begins")])
     titles = [element.get("title") for element in parsed(record._repr_html_()).iter("div")]
     assert "epoch 2 begins" in titles
+
+
+def test_passages_of_a_phase_are_drawn_where_they_were(tmp_path: Path) -> None:
+    """Those that are one on the screen are drawn as one."""
+    path = str(tmp_path / "run.mem")
+    with _core.RecordWriter(path, [("step", ""), ("rss", "B")]) as writer:
+        start = memtools.read_record(path).clock_ns
+        for second in range(241):
+            writer.append(start + second * 10**9, [second, MIB])
+        for second in (*range(60), 120):
+            begun = start + second * 10**9
+            writer.event("phase", "train", time_ns=begun, duration_ns=9 * 10**8)
+    lane = next(one for one in paths(memtools.read_record(path)._repr_html_()) if "v10H" in one)
+    found = [(int(x), int(wide)) for x, wide in re.findall(r"M(\d+) 0h(\d+)v10H", lane)]
+    assert found == [(0, 180), (360, 3)]  # of 720 for the 240 seconds
 
 
 @pytest.mark.slow
