@@ -4,9 +4,10 @@ a made-up root. Never a wrong cause: what cannot be told is not said."""
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,7 +16,6 @@ from hypothesis import strategies as st
 import memtools
 from memtools import _core
 from memtools._record import kills
-from memtools._record.events import Ending
 from memtools._record.figures import Figures, figures_of
 from memtools._record.kinds import Counters, End, SharedRoom, Start, payload
 from memtools.report import render
@@ -125,118 +125,177 @@ def test_the_counters_of_all_groups_that_are_visible(machine: Machine) -> None:
         assert "limit 1.00 GiB): processes killed for memory: 1, limit met 7" in second.sentence()
 
 
-def watched(tmp_path: Path, start: list[Counters], now: list[Counters], base: int) -> Figures:
-    """The run of a command that was killed, whose counters `memtools run -- command` has read."""
-    return figures(tmp_path, [*start, *now, End(signal="SIGKILL")], base, close=True)
-
-
-def test_a_watched_run_at_its_limit(machine: Machine, tmp_path: Path) -> None:
-    start = machine.counters()
+def after(machine: Machine) -> list[Counters]:
+    """The counters after the kernel has killed a process of the own group."""
     killed(machine)
-    told = watched(tmp_path, start, machine.counters(), NEAR)
-    text = "it was killed by SIGKILL; it was killed by the out-of-memory killer of the control "
-    text += "group /job (limit 1.00 GiB): oom_kill rose from 0 to 1"
-    assert told.ending.text == text
-    assert told.headline().startswith(f"{text[:1].lower()}{text[1:]}; ")
-    assert told.limit_acted == "the cgroup limit of 1.00 GiB"
-    assert told.ending.by_memory(near=False)
-    assert not any("dmesg" in line for line in advise(told))
-    assert told.as_json()["ending"]["cause"]["by"] == "group"
-    assert ">Killed<" in render(memtools.read_record(str(tmp_path / "run.mem")))
+    return machine.counters()
 
 
-def test_a_run_at_its_limit_that_nobody_watched(machine: Machine, tmp_path: Path) -> None:
+def counted_alone(machine: Machine) -> list[Counters]:
+    """The kill is counted, and no group's limit was met."""
+    machine.group("/job/task", None, oom_kill=1)
+    return machine.counters()
+
+
+def moved(machine: Machine) -> list[Any]:
+    """To another group, which is full later."""
+    start = machine.counters()
+    machine.group("/scope", 2 * GIB)
+    machine.enter("/scope")
+    began = machine.counters()
+    machine.group("/scope", 2 * GIB, oom_kill=1, oom=1, max=1)
+    return [*start, *began, *machine.counters(), End(code=137)]
+
+
+def worker(words: str) -> End:
+    text = f"DataLoader worker (pid 5) is killed by signal: {words}."
+    return End(exception="RuntimeError", text=text)
+
+
+class Case(NamedTuple):
+    """What a record holds of a run that was killed, and what is said of it: the end of the text
+    about its end, who is the cause, and a piece of the advice."""
+
+    events: Callable[[Machine], list[Any]]
+    base: int
+    text: str
+    by: str | None
+    advice: str = ""
+    closed: bool = True
+
+
+OF_JOB = "killed by the out-of-memory killer of the control group /job (limit 1.00 GiB): "
+ROSE = "oom_kill rose from 0 to 1"
+NOBODY = (
+    "the counters say that no process of the control group /job/task, in which it began, was "
+    "killed for memory"
+)
+MEANWHILE = (
+    "; meanwhile the kernel killed a process of the control group /job/task for memory: "
+    "oom_kill rose from 0 to 1"
+)
+GONE = "no end mark: the process is gone (SIGKILL and os._exit() leave no mark)"
+SIGKILL, OWN = End(signal="SIGKILL"), Start(name="memtools run")
+REFUSED_SHM = "unable to allocate shared memory(shm) for file </torch_9_9_7>: No space left on ..."
+
+
+def in_shm(*used: int, end: End) -> Callable[[Machine], list[Any]]:
+    return lambda _: [*(SharedRoom(64 * MIB, size * MIB) for size in used), end]
+
+
+CASES = {
+    # Watched from outside: the counters were read at the end.
+    "at its limit": Case(
+        lambda m: [*m.counters(), *after(m), SIGKILL], NEAR,
+        f"it was killed by SIGKILL; it was {OF_JOB}{ROSE}", "group"),
+    "far from its limit": Case(
+        lambda m: [*m.counters(), *after(m), End(code=137)], FAR,
+        f"it ended with exit code 137; it was {OF_JOB}{ROSE}", "group"),
+    "by hand, at its limit": Case(
+        lambda m: [*m.counters(), *m.counters()[:1], SIGKILL], NEAR,
+        f"it was killed by SIGKILL; {NOBODY}", "nobody", "killed nobody there for memory"),
+    "by the machine's own killer": Case(
+        lambda m: [*m.counters(), *counted_alone(m), SIGKILL], NEAR,
+        "it was killed by SIGKILL; it was killed by the kernel's out-of-memory killer (oom_kill "
+        "rose from 0 to 1 in the control group /job/task), for the machine's memory or a limit "
+        "that is not visible here", "machine", "the memory of the whole machine"),
+    "in another group": Case(
+        moved, FAR, "it ended with exit code 137; it was killed by the out-of-memory killer of the "
+        "control group /scope (limit 2.00 GiB): oom_kill rose from 0 to 1", "group"),
+    "counters that fell": Case(
+        lambda m: [*(replace(c, oom_kill=None) for c in after(m)), *m.counters(), SIGKILL], NEAR,
+        "it was killed by SIGKILL", None),
+    "a limit that was given": Case(
+        lambda m: [Start(command="x", given_bytes=NEAR + 20 * MIB), *m.counters(), *m.counters(),
+                   SIGKILL], NEAR, f"it was killed by SIGKILL; {NOBODY}", "unclear"),
+    "terminated": Case(
+        lambda m: [*m.counters(), *after(m), End(signal="SIGTERM")], NEAR,
+        "it was killed by SIGTERM", None),
+    "exit code 0": Case(
+        lambda m: [*m.counters(), *after(m), End(code=0)], FAR, "finished (exit code 0)", None),
+    # Nobody watched: by the last sample, and never where that is far from the limit.
+    "nobody watched, at its limit": Case(
+        lambda m: m.counters(), NEAR, "it was most likely killed by the out-of-memory killer of "
+        "the control group /job (limit 1.00 GiB): 1000.0 MiB were in use at the last sample",
+        "group",
+        closed=False),
+    "nobody watched, far from it": Case(
+        lambda m: m.counters(), FAR, GONE, None, closed=False),
+    "nobody watched, counted meanwhile": Case(
+        lambda m: [*m.counters(), *after(m)], FAR, GONE, None, closed=False),
+    "nobody watched, no counters": Case(lambda m: [], FAR, GONE, None, closed=False),
+    # A run that ends by itself after another process was killed.
+    "a child's exit code": Case(
+        lambda m: [OWN, *m.counters(), *after(m), End(code=137)], FAR,
+        f"it ended with exit code 137{MEANWHILE}", "unclear"),
+    "exit code 1": Case(
+        lambda m: [*m.counters(), *after(m), End(code=1)], FAR,
+        f"it ended with exit code 1{MEANWHILE}", "unclear"),
+    "a worker": Case(
+        lambda m: [*m.counters(), *after(m), worker("Killed")], FAR,
+        f"; a child process was {OF_JOB}{ROSE}", "group"),
+    "a worker that nobody killed for memory": Case(
+        lambda m: [*m.counters(), *m.counters()[:1], worker("Killed")], FAR,
+        f"; {NOBODY}", "nobody"),
+    "a worker that aborted": Case(
+        lambda m: [*m.counters(), *after(m), worker("Aborted")], FAR,
+        "is killed by signal: Aborted.", None),
+    # /dev/shm
+    "full /dev/shm": Case(
+        in_shm(0, 63, end=worker("Bus error")), FAR,
+        "; /dev/shm ran full: 63.0 MiB of 64.0 MiB in use", "shm", "docker run --shm-size"),
+    "room in /dev/shm": Case(
+        in_shm(0, 1, end=worker("Bus error")), FAR,
+        "; /dev/shm had room: 1.0 MiB of 64.0 MiB in use", "unclear"),
+    "/dev/shm at the start alone": Case(
+        in_shm(0, end=worker("Bus error")), FAR, "is killed by signal: Bus error.", None),
+    "no room in /dev/shm": Case(
+        in_shm(0, 40, end=End(exception="RuntimeError", text=REFUSED_SHM)), FAR,
+        "; /dev/shm ran full: 40.0 MiB of 64.0 MiB in use", "shm"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_who_ended_a_run(machine: Machine, tmp_path: Path, name: str) -> None:
+    """And it is the same when the group is gone with the job."""
+    case = CASES[name]
+    told = figures(tmp_path, case.events(machine), case.base, close=case.closed)
+    cause, advice = told.ending.cause, advise(told)
+    assert told.ending.text.endswith(case.text)
+    assert (cause and cause.by) == case.by
+    assert case.advice in "\n".join(advice)
+    if cause is not None and cause.by != "unclear":
+        assert told.ending.by_memory(near=True) == (cause.by != "nobody")
+        limits = {"shm": "/dev/shm of 64.0 MiB", "group": "the cgroup limit of ", "nobody": ""}
+        assert (told.limit_acted or "").startswith(limits.get(cause.by, ""))
+        assert (told.limit_acted is None) == (cause.by == "nobody")
+        assert not any("dmesg" in line for line in advice)
+    for group in ("job/task", "job"):
+        (machine.top / group).rename(machine.top / group.replace("/", "-gone-"))
+    machine.enter("/")
+    again = figures_of(memtools.read_record(str(tmp_path / "run.mem")))
+    assert (again.ending, again.headline(), advise(again)) == (
+        told.ending, told.headline(), advice)  # fmt: skip
+
+
+def test_a_run_that_was_killed_for_memory_is_called_killed(
+    machine: Machine, tmp_path: Path
+) -> None:
     told = figures(tmp_path, machine.counters(), NEAR)
-    text = "it was most likely killed by the out-of-memory killer of the control group /job (limit "
-    assert told.ending.text == f"{text}1.00 GiB): 1000.0 MiB were in use at the last sample"
-    assert told.limit_acted == "the cgroup limit of 1.00 GiB"
-    assert told.ending.by_memory(near=False)
-    assert not any("the whole machine" in line for line in advise(told))
+    assert told.as_json()["ending"]["cause"]["by"] == "group"
     page = render(memtools.read_record(str(tmp_path / "run.mem")))
     assert ">Killed<" in page
     assert ">No end mark<" not in page
 
 
-def test_a_watched_kill_by_hand_at_the_limit_is_not_out_of_memory(
+def test_a_kill_below_a_group_above_may_be_another_process(
     machine: Machine, tmp_path: Path
 ) -> None:
     start = machine.counters()
-    told = watched(tmp_path, start, start[:1], NEAR)
-    assert told.ending.text.endswith(
-        "; the counters say that no process of the control group /job/task, in which it began, was "
-        "killed for memory"
-    )
-    assert not told.ending.by_memory(near=True)
-    assert told.limit_acted is None
-    assert any("killed nobody there for memory" in line for line in advise(told))
-
-
-def test_a_kill_of_the_machines_own_killer(machine: Machine, tmp_path: Path) -> None:
-    """Everybody's memory ran out: the kill is counted, and no group's limit was met."""
-    start = machine.counters()
-    machine.group("/job/task", None, oom_kill=1)
-    told = watched(tmp_path, start, machine.counters(), NEAR)
-    assert told.ending.text == (
-        "it was killed by SIGKILL; it was killed by the kernel's out-of-memory killer (oom_kill "
-        "rose from 0 to 1 in the control group /job/task), for the machine's memory or a limit "
-        "that is not visible here"
-    )
-    assert any("the memory of the whole machine" in line for line in advise(told))
-
-
-def test_a_run_far_from_its_limit_that_nobody_watched(machine: Machine, tmp_path: Path) -> None:
-    """Its group may have killed another process of it meanwhile."""
-    start = machine.counters()
-    killed(machine)
-    for events in (start, [*start, *machine.counters()], []):
-        told = figures(tmp_path, events, FAR)
-        assert told.ending.cause is None
-        assert told.ending.text == (
-            "no end mark: the process is gone (SIGKILL and os._exit() leave no mark)"
-        )
-        assert not told.ending.by_memory(near=False)
-
-
-def test_counters_that_fell_say_nothing(machine: Machine, tmp_path: Path) -> None:
-    """As where a group of the same name was made again."""
-    killed(machine)
-    start = machine.counters()
-    machine.group("/job/task", None, oom_kill=0)
-    told = watched(tmp_path, [replace(of, oom_kill=None) for of in start], start, NEAR)
-    assert told.ending.cause is None
-
-
-WAYS = {
-    "watched": lambda first, last: [*first, *last, End(signal="SIGKILL")],
-    "watched, exit code": lambda first, last: [*first, *last, End(code=137)],
-    "nobody watched": lambda first, last: list(first),
-    "read now and then": lambda first, last: [*first, *last],
-    "no counters": lambda first, last: [],
-    "a worker": lambda first, last: [*first, *last, worker("Killed")],
-    "a worker's memory": lambda first, last: [*first, *last, worker("Bus error")],
-    "terminated": lambda first, last: [*first, End(signal="SIGTERM")],
-    "an exception": lambda first, last: [*first, *last, End(exception="MemoryError")],
-    "exit code 1": lambda first, last: [*first, *last, End(code=1)],
-    "exit code 0": lambda first, last: [*first, *last, End(code=0)],
-    "os._exit": lambda first, last: [*first],
-}
-
-
-@pytest.mark.parametrize("base", [NEAR, FAR])
-@pytest.mark.parametrize("way", WAYS)
-def test_the_words_are_the_same_when_the_group_is_gone(
-    machine: Machine, tmp_path: Path, way: str, base: int
-) -> None:
-    first = machine.counters()
-    killed(machine)
-    events = WAYS[way](first, machine.counters())
-    told = figures(tmp_path, events, base, close=way not in ("nobody watched", "no counters"))
-    for name in ("job/task", "job"):
-        (machine.top / name).rename(machine.top / name.replace("/", "-gone-"))
-    machine.enter("/")
-    again = figures_of(memtools.read_record(str(tmp_path / "run.mem")))
-    assert again.ending == told.ending
-    assert (again.headline(), advise(again)) == (told.headline(), advise(told))
+    above = replace(start[-1], oom_kill=1, oom=1)
+    told = figures(tmp_path, [*start, start[0], above, SIGKILL], NEAR, close=True)
+    assert told.ending.cause is not None
+    assert told.ending.cause.by == ("unclear" if machine.version == 2 else "nobody")
 
 
 @pytest.mark.parametrize("folder", ["/fifo", "/\0", "/\udc80", "relative", "", "/" * 5000])
@@ -263,76 +322,6 @@ def test_files_that_say_nothing_sensible(machine: Machine) -> None:
     assert second is None or (second.group, second.oom_kill, second.oom) == ("/", 0, 0)
     (machine.path / "proc/self/cgroup").write_text("not a group\n")
     assert machine.counters() == []
-
-
-def test_a_record_that_was_ended_is_told_by_its_own_counters(
-    machine: Machine, tmp_path: Path
-) -> None:
-    """What the group counts later is no matter of this run."""
-    start = machine.counters()
-    end = End(code=137)
-    told = figures(tmp_path, [*start, start[0], end], NEAR, close=True)
-    killed(machine)
-    assert told.ending.cause is not None
-    assert told.ending.cause.by == "nobody"
-    last = machine.counters()
-    told = figures(tmp_path, [*start, *last, end], FAR, close=True)
-    assert told.ending.text == (
-        "it ended with exit code 137; it was killed by the out-of-memory killer of the control "
-        "group /job (limit 1.00 GiB): oom_kill rose from 0 to 1"
-    )
-    clean = figures(tmp_path, [*start, *last, End(code=0)], FAR, close=True)
-    assert (clean.ending.cause, clean.ending.text) == (None, "finished (exit code 0)")
-    term = figures(tmp_path, [*start, *last, End(signal="SIGTERM")], NEAR, close=True)
-    assert term.ending.text == "it was killed by SIGTERM"
-
-
-@pytest.mark.parametrize("has_log", [False, True])
-def test_a_run_that_ends_by_itself_with_the_code_of_a_child_that_was_killed(
-    machine: Machine, tmp_path: Path, has_log: bool
-) -> None:
-    """sys.exit(137), as a launcher does whose child was killed for memory: with and without the
-    kernel's log, which names the child."""
-    start = [Start(name="memtools run"), *machine.counters()]
-    killed(machine)
-    if has_log:
-        machine.log(f"{CGROUP} 1 (python) total-vm:1kB @{10**12}", at_us=0, init=True)
-    told = figures(tmp_path, [*start, *machine.counters(), End(code=137)], close=True)
-    assert told.ending.text == (
-        "it ended with exit code 137; meanwhile the kernel killed a process of the control group "
-        "/job/task for memory: oom_kill rose from 0 to 1"
-    )
-    quiet = figures(tmp_path, [*start, start[1], End(code=137)], close=True)
-    assert quiet.ending.text.endswith("was killed for memory")
-
-
-def test_a_run_that_fails_after_another_process_was_killed(
-    machine: Machine, tmp_path: Path
-) -> None:
-    """torchrun ends with code 1 after one of its workers was killed."""
-    start = machine.counters()
-    killed(machine)
-    told = figures(tmp_path, [*start, *machine.counters(), End(code=1)], close=True)
-    assert told.ending.text == (
-        "it ended with exit code 1; meanwhile the kernel killed a process of the control group "
-        "/job/task for memory: oom_kill rose from 0 to 1"
-    )
-
-
-def test_a_group_that_the_process_was_moved_to(machine: Machine, tmp_path: Path) -> None:
-    start = machine.counters()
-    machine.group("/scope", 2 * GIB)
-    machine.enter("/scope")
-    moved = machine.counters()
-    assert [c.group for c in moved] == ["/scope", "/"]
-    machine.group("/scope", 2 * GIB, oom_kill=1, oom=1, max=1)
-    told = figures(tmp_path, [*start, *moved, *machine.counters(), End(code=137)], close=True)
-    assert "control group /scope (limit 2.00 GiB): oom_kill rose from 0 to 1" in told.ending.text
-    if machine.version == 2:  # a group above them has counted it
-        above = replace(start[-1], oom_kill=1, oom=1)
-        unseen = watched(tmp_path, start, [start[0], above], NEAR)
-        assert unseen.ending.cause is not None
-        assert unseen.ending.cause.by == "unclear"
 
 
 def test_another_process_by_its_membership(machine: Machine) -> None:
@@ -413,60 +402,6 @@ def test_a_log_that_does_not_go_back_so_far_says_nothing(machine: Machine, tmp_p
 def test_children_by_what_exceptions_say(text: str, victim: tuple[str | None, int | None]) -> None:
     found = kills.victim_of(f"it ended by exception RuntimeError: {text}")
     assert (found and (found.signal, found.pid)) == victim
-
-
-WORKER = End(exception="RuntimeError", text="DataLoader worker (pid 5) is killed by signal: {}.")
-
-
-def worker(words: str) -> End:
-    return End(exception="RuntimeError", text=WORKER.text.format(words))
-
-
-def test_a_worker_that_was_killed(machine: Machine, tmp_path: Path) -> None:
-    start = machine.counters()
-    quiet = figures(tmp_path, [*start, start[0], worker("Killed")], close=True)
-    assert quiet.ending.text.endswith("in which it began, was killed for memory")
-    killed(machine)
-    told = figures(tmp_path, [*start, *machine.counters(), worker("Killed")], close=True)
-    assert told.ending.kind == "failed"
-    assert told.ending.text.endswith(
-        "; a child process was killed by the out-of-memory killer of the control group /job "
-        "(limit 1.00 GiB): oom_kill rose from 0 to 1"
-    )
-    other = figures(tmp_path, [*start, *machine.counters(), worker("Aborted")], close=True)
-    assert other.ending.cause is None
-
-
-def test_a_bus_error_of_a_worker(tmp_path: Path) -> None:
-    before, end = SharedRoom(64 * MIB, 0), worker("Bus error")
-    full = figures(tmp_path, [before, SharedRoom(64 * MIB, 63 * MIB), end], close=True)
-    assert full.ending.text.endswith("; /dev/shm ran full: 63.0 MiB of 64.0 MiB in use")
-    assert full.limit_acted == "/dev/shm of 64.0 MiB"
-    assert any("docker run --shm-size" in line for line in advise(full))
-    room = figures(tmp_path, [before, SharedRoom(64 * MIB, MIB), end], close=True)
-    assert room.ending.text.endswith("; /dev/shm had room: 1.0 MiB of 64.0 MiB in use")
-    assert room.limit_acted is None
-    unknown = figures(tmp_path, [before, end], close=True)
-    assert unknown.ending.cause is None
-    refused = "unable to allocate shared memory(shm) for file </torch_9_9_7>: No space left on ..."
-    said = End(exception="RuntimeError", text=refused)
-    told = figures(tmp_path, [before, SharedRoom(64 * MIB, 40 * MIB), said], close=True)
-    assert told.ending.text.endswith("; /dev/shm ran full: 40.0 MiB of 64.0 MiB in use")
-
-
-def test_a_limit_that_was_given_may_be_enforced_by_others(tmp_path: Path, machine: Machine) -> None:
-    start = machine.counters()
-    given = Start(command="x", given_bytes=NEAR + 20 * MIB)
-    told = figures(tmp_path, [given, *start, *start, End(signal="SIGKILL")], NEAR, close=True)
-    assert told.ending.cause is not None
-    assert told.ending.cause.by == "unclear"
-    assert told.ending.by_memory(near=True)
-
-
-def test_a_run_that_goes_on_is_not_asked_about(machine: Machine) -> None:
-    record: Any = None  # which is not read
-    running = Ending("running", "the process is alive")
-    assert kills.explained(running, record, None) is running
 
 
 def test_the_room_for_shared_memory_of_this_machine(tmp_path: Path) -> None:
