@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import pty
@@ -18,7 +17,7 @@ import pytest
 
 import memtools
 from memtools import _core
-from memtools._cli.tree import COLUMNS, Ended, Guard, Process, Tree, pass_on
+from memtools._cli.tree import COLUMNS, Ended, Guard, Tree, pass_on
 from memtools._record import kills
 from memtools._record.events import ending
 from memtools._record.kinds import Counters
@@ -30,30 +29,6 @@ MIB = 2**20
 
 def python(text: str) -> list[str]:
     return [sys.executable, "-c", textwrap.dedent(text)]
-
-
-def test_a_descriptor_that_was_closed_and_taken_again_is_left_alone(tmp_path: Path) -> None:
-    before = _that_lead_to_statm()
-    process = Process(os.getpid())
-    assert process.read()[0] > 0
-    (number,) = _that_lead_to_statm() - before
-    (tmp_path / "own").write_text("1 2 3\n")
-    own = os.open(tmp_path / "own", os.O_RDONLY)
-    os.dup2(own, number)
-    assert process.read() == (0, 0)
-    del process
-    assert os.read(number, 9) == b"1 2 3\n"
-    os.close(own)
-    os.close(number)
-
-
-def _that_lead_to_statm() -> set[int]:
-    found = set()
-    for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the descriptor of the list itself is closed
-            if os.readlink(f"/proc/self/fd/{fd}") == f"/proc/{os.getpid()}/statm":
-                found.add(int(fd))
-    return found
 
 
 ENDINGS = {

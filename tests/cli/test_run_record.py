@@ -97,7 +97,6 @@ def test_json_is_the_last_line_of_stderr(tmp_path: Path) -> None:
 
 SLOW_ENDS = {
     "code 0": "",
-    "an exception": "raise ValueError",
     "a text": "sys.exit('no such batch')",
     "Ctrl-C": "os.kill(os.getpid(), signal.SIGINT)",
     "SIGTERM": "os.kill(os.getpid(), signal.SIGTERM)",
@@ -118,7 +117,6 @@ def test_the_summary_and_the_record_have_one_duration(end: str, tmp_path: Path) 
 REFUSED = {
     "nothing to run": ([], 2, "nothing to run"),
     "a script that is not there": (["nosuch.py"], 2, "there is no script nosuch.py"),
-    "an unknown option": (["--nosuch", "train.py"], 2, "--nosuch"),
     "a command without --": (
         ["true", "--x", "a b"],
         2,

@@ -23,7 +23,6 @@ from rich.console import Console
 import memtools
 from memtools import _cli as cli
 from memtools import _core
-from memtools._cli import frame as cli_frame
 from memtools._cli import watch_live
 from memtools._cli.frame import Frame, frame_of
 from memtools._cli.tree import COLUMNS as TREE_COLUMNS
@@ -106,29 +105,6 @@ def test_a_record_without_a_sample_has_no_figures(tmp_path: Path) -> None:
         (None,) * 3 + ([],)
     )
     assert "memory unknown, peak unknown" in frame.block()
-
-
-def test_a_record_of_something_else_is_shown_as_far_as_it_goes(tmp_path: Path) -> None:
-    with _core.RecordWriter(tmp_path / "run.mem", ["loss"]) as writer:
-        writer.append(None, [5])
-        writer.event("mark", "begun")
-    frame = frame_of(memtools.read_record(tmp_path / "run.mem"), cli_frame.GrowthLines())
-    assert (frame.figures.process, frame.series, frame.figures.samples) == (None, [], 1)
-    assert "mark: begun" in frame.block()
-
-
-def test_growth_of_a_run_without_steps_is_judged_by_its_series(tmp_path: Path) -> None:
-    names = [name for name, _ in TREE_COLUMNS]
-    with _core.RecordWriter(tmp_path / "run.mem", TREE_COLUMNS) as writer:
-        writer.event(*event(TREE))
-        start = time.monotonic_ns()
-        for k in range(6000):
-            values: dict[str, Any] = {"rss": (100 + k) * MIB, "private": k * MIB}
-            writer.append(start + k * 10_000_000, [values.get(name) for name in names])
-        frame = frame_of(memtools.read_record(tmp_path / "run.mem"), cli_frame.GrowthLines())
-    (growth,) = frame.leak
-    assert growth.startswith("leak: memory (rss): +100.0 MiB/s; limit in ")
-    assert "; limit in " in growth
 
 
 def test_a_leak_is_shown_with_its_holder_until_it_is_taken_back(tmp_path: Path) -> None:

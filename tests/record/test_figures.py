@@ -212,13 +212,6 @@ def test_a_peak_counts_each_page_once_where_the_record_knows(tmp_path):
     assert (figures.process.last_bytes, figures.process.peak_bytes) == (150 * MIB, 210 * MIB)
 
 
-def test_sizes_are_never_1024_of_a_unit():
-    cases = {2**20 - 1: "1.0 MiB", 1023: "1023 B", 2**10 - 0.4: "1.0 KiB", 2**30 - 1: "1.00 GiB",
-             1536 * MIB: "1.50 GiB", 10 * GIB - 1: "10.0 GiB", 2**40 - 1: "1.00 TiB",
-             5000 * GIB: "4.88 TiB"}  # fmt: skip
-    assert {n: format_bytes(n) for n in cases} == cases
-
-
 def test_the_limits_of_a_process_are_in_its_record(tmp_path: Path):
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +10,10 @@ import pytest
 
 import memtools
 from memtools import LeakFinding, _core
-from memtools import _cli as cli
 from memtools._leak.finding import advice_for
 from memtools._record import kinds
 from memtools._record.figures import Figures, figures_of
 from memtools._record.kinds import Start
-from memtools._record.summary import summary_lines
 from memtools._record.verdict import pace_of
 
 MIB = 2**20
@@ -158,33 +155,3 @@ def test_a_run_without_steps_is_judged_from_its_series_beside_what_its_workers_s
     assert found[0].rate_bytes == pytest.approx(10 * MIB, rel=0.05)
     assert found[0].seconds_left is not None
     assert found[0].seconds_left[0] < (1024 - 400) / 12 < found[0].seconds_left[1]
-
-
-def test_all_tools_say_the_same(path, capsys):
-    figures = told(path, [LOSSES, SEEN])
-    leaks = [one.as_json() for one in figures.verdict.findings]
-    said = {}
-    for command in ("explain", "watch"):
-        once = ["--once"] if command == "watch" else []
-        assert cli.main([command, "--json", *once, str(path)]) == 0
-        said[command] = json.loads(capsys.readouterr().out)
-    assert said["explain"]["leaks"] == json.loads(json.dumps(leaks))
-    assert said["watch"]["leaks"] == said["explain"]["leaks"]
-    lines = figures.verdict.lines()
-    assert [line for line in summary_lines(figures) if line in lines] == lines
-    assert cli.main(["explain", str(path)]) == 0
-    out = capsys.readouterr().out
-    assert "\n".join(f"  {line}" for line in lines) in out
-    assert "- list Trainer.losses grows: clear it" in out
-
-
-def test_a_record_from_anywhere_can_say_what_it_likes_and_do_nothing(path, capsys):
-    odd = "list \x1b[2J\u202e.kept"
-    hostile = [replace(LOSSES, grade="\x1b[31m"), replace(LOSSES, holder=odd, advice=odd),
-               replace(LOSSES, rate_bytes=-1.0, since_step=2**40, holder="x"),
-               replace(LOSSES, per="minute", signal="?", holder="y")]  # fmt: skip
-    assert len(told(path, hostile).verdict.findings) == 3
-    assert cli.main(["explain", str(path)]) == 0
-    assert all(char == "\n" or char.isprintable() for char in capsys.readouterr().out)
-    assert cli.main(["explain", "--json", str(path)]) == 0
-    json.loads(capsys.readouterr().out)

@@ -242,17 +242,6 @@ def test_a_record_without_it_says_nothing_of_it(tmp_path):
     assert "Peak of a step" not in explain(figures)
 
 
-def test_names_of_a_hostile_record_are_made_harmless(tmp_path):
-    bad = Large(5, "a\x1b[2J", "b\n", (1,), "\u202ec", "", "")
-    one = dataclasses.replace(
-        PEAK, operator="\x1b[2J", largest=(bad,), saved=(Saver("\x07", 1, 1),)
-    )
-    figures = figures_of(read_record(recorded(tmp_path, one)))
-    text = "\n".join([*peaks.lines(figures), peaks.advice(one)])
-    assert "\x1b" not in text
-    assert "\u202e" not in text
-
-
 STEP = dataclasses.replace(
     PEAK,
     layers=(
@@ -304,10 +293,6 @@ def test_whatever_a_record_has_is_told_over_time_or_not(layers, spans):
         columns = sum(span.stretches for span in stack.spans)
         assert all(len(row) == columns and min(row) >= 0 for _, row in stack.rows)
         assert 0 <= stack.highest < columns
-
-
-def test_records_from_before_that_have_none():
-    assert peaks.stack_of(PEAK) is None
 
 
 def test_the_largest_payload_is_far_below_what_a_record_keeps_of_one():

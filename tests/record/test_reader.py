@@ -17,7 +17,7 @@ import pytest
 from memtools import _core, read_record
 from memtools._record import reader
 from memtools._record.reader import parse
-from memtools._record.record import UNKNOWN, Column, Record
+from memtools._record.record import Column, Record
 from tests.record.recordmodel import append, write, writer_at, wrong, wrong_buckets, wrong_samples
 
 SIZES = {"rows": 5, "buckets": 4, "events": 3, "phases": 4, "payloads": 1024}
@@ -354,10 +354,3 @@ def test_what_is_folded_meanwhile_is_read_again_or_refused(pauses, path, monkeyp
     else:
         with pytest.raises(ValueError, match="it changes faster than it can be read"):
             reading(path, monkeypatch, pread)
-
-
-def test_no_reading_is_the_largest_number(path):
-    with _core.RecordWriter(path, ["x"], **SIZES) as writer:
-        writer.append(1, [None])
-    found = read_record(path)
-    assert found.samples.values["x"].tolist() == found.buckets.least["x"].tolist() == [UNKNOWN]

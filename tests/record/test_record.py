@@ -286,14 +286,6 @@ def test_a_chrome_trace_has_counters_and_spans(path):
     assert len([event for event in events if event["ph"] == "i"]) == 1
 
 
-def test_an_empty_record_is_shown_and_exported(path):
-    with _core.RecordWriter(path, COLUMNS, **SMALL):
-        record = memtools.read_record(path)
-    assert "0 samples" in str(record)
-    for export in (record.to_jsonl, record.to_chrome_trace):
-        export(io.StringIO())
-
-
 # --- the events that docs/internals/record.md lists -----------------------------------------------
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import array
-import random
 
 import pytest
 from hypothesis import given, settings
@@ -13,8 +12,6 @@ import memtools
 from memtools import _core
 from memtools._record.record import UNKNOWN
 from memtools._record.series import _reduce, cuts, median_step_seconds, timeline
-
-TEN_MILLION = 10_000_000
 
 
 def view(numbers: list[int]) -> memoryview:
@@ -72,24 +69,6 @@ def test_whatever_the_ring_kept_the_peak_and_the_floor_are_those_of_all_samples(
     assert line.last("x") == values[-1]
 
 
-@given(st.lists(st.sampled_from([0, 1, 7, UNKNOWN]), max_size=30), st.integers(1, 9))
-def test_the_newest_reading_is_that_of_the_last_sample_that_has_one(values, cells):
-    mem, times = view(values), view(list(range(len(values))))
-    line = _reduce(times, times, None, {"x": mem}, {"x": mem}, cells)
-    known = [value for value in values if value != UNKNOWN]
-    assert line.last("x") == (known[-1] if known else None)
-
-
-def test_a_single_spike_is_kept_wherever_it_was(tmp_path):
-    """Also in the bucket that is half overwritten: only the older part of it is not a sample."""
-    for at in (0, 31, 32, 63, 64, 80, 94, 95, 96, 104):
-        path = str(tmp_path / f"{at}.mem")
-        with _core.RecordWriter(path, [("x", "B")], rows=10, buckets=4) as writer:
-            for i in range(105):
-                writer.append(1000 * i + 10**15, [2**30 if i == at else 2**20])
-        assert max(timeline(memtools.read_record(path)).most["x"]) == 2**30, at
-
-
 def test_the_newest_samples_keep_their_detail_after_a_long_run(tmp_path):
     path = str(tmp_path / "run.mem")
     with _core.RecordWriter(path, [("x", "B")], rows=100, buckets=16) as writer:
@@ -99,26 +78,6 @@ def test_the_newest_samples_keep_their_detail_after_a_long_run(tmp_path):
     assert line.most["x"][-100:] == list(range(4900, 5000))
     assert line.counts[-1] == 1
     assert line.counts[0] == 512
-
-
-@pytest.mark.slow
-def test_ten_million_samples_become_cells_and_no_single_spike_is_lost():
-    spikes = random.Random(3).sample(range(TEN_MILLION), 5)
-    values = array.array("Q", bytes(8 * TEN_MILLION))
-    values[:] = array.array("Q", [2**30]) * TEN_MILLION
-    for i, at in enumerate(spikes):
-        values[at] = 2**31 + i
-        values[(at + TEN_MILLION // 3) % TEN_MILLION] = i
-    times = memoryview(array.array("Q", range(0, 10 * TEN_MILLION, 10)))
-    mem = memoryview(values)
-    line = _reduce(times, times, None, {"x": mem}, {"x": mem}, 2400)
-    assert len(line) == 2400
-    assert sum(line.counts) == TEN_MILLION
-    for i, at in enumerate(spikes):
-        cell = next(k for k, last in enumerate(line.last_ns) if last >= 10 * at)
-        assert line.most["x"][cell] >= 2**31
-        assert 2**31 + i in line.most["x"]
-        assert i in line.least["x"]
 
 
 def test_a_column_without_readings_has_no_peak(tmp_path):

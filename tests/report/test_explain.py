@@ -3,14 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import random
 import re
-import signal
-import struct
-import subprocess
-import sys
-import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -77,14 +70,6 @@ def test_growth_is_judged_from_the_series_where_the_record_has_no_verdict(path, 
     assert growth.seconds_left[0] <= left <= growth.seconds_left[1]
 
 
-def test_what_does_not_grow_is_called_quiet_and_what_is_too_short_is_not_judged(path, capsys):
-    write(path, steps=6000)
-    assert "  neither the process nor its workers grow\n" in explain(capsys, path)
-    os.unlink(path)
-    write(path, steps=100)
-    assert "too early to say: 98 of 256 steps" in explain(capsys, path)
-
-
 ENDS: dict[End, tuple[str, str]] = {
     End("normal"): ("clean", "finished"),
     End("stop()"): ("clean", "finished"),
@@ -121,26 +106,6 @@ def test_without_an_end_mark_the_file_itself_says_it(path, tmp_path):
     assert "killed" not in lost.text  # it may have left by os._exit()
     with _core.RecordWriter(str(tmp_path / "now.mem"), ["x"]):
         assert ending(memtools.read_record(tmp_path / "now.mem")).kind == "running"
-
-
-def test_the_lower_of_two_limits_counts_and_what_is_counted_fits_it(path):
-    write(path, steps=3, limit=2048 * MIB, events=[Start(given_bytes=2**30)])
-    used = figures_of(memtools.read_record(path)).used
-    assert used is not None
-    assert (used.limit_bytes, used.source) == (2**30, "given")
-    assert used.of == "job"
-    assert used.last_bytes == 300 * MIB + (2 * 7919 % 64) * 4096 + 20 * MIB
-    os.unlink(path)
-    write(path, steps=3, limit=None, events=[Start(machine_bytes=10 * 2**30)])
-    used = figures_of(memtools.read_record(path)).used
-    assert used is not None
-    assert (used.limit_bytes, used.source, used.of) == (
-        10 * 2**30, "machine", "job"
-    )  # fmt: skip
-    assert used.last_bytes == 300 * MIB + (2 * 7919 % 64) * 4096 + 20 * MIB
-    machine = figures_of(memtools.read_record(path)).machine
-    assert machine is not None
-    assert machine.last_bytes == 10 * 2**30 - 9000 * MIB
 
 
 def falling(path: str, *events: Event) -> str:
@@ -202,24 +167,6 @@ def test_json_has_the_same_figures(path, capsys):
     assert any("gate_history" in line for line in found["advice"])
 
 
-def test_a_run_that_was_sigkilled_is_read_afterwards(tmp_path, capsys):
-    script = (
-        "import os, signal, sys; from memtools import _core\n"
-        "names = ['rss', 'cgroup_used', 'cgroup_limit']\n"
-        "w = _core.RecordWriter(sys.argv[1], [('step', ''), *((n, 'B') for n in names)])\n"
-        "for i in range(500): w.append(None, [i, *[2**20 * (1 + i)] * 2, 500 * 2**20])\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    path = str(tmp_path / "run.mem")
-    done = subprocess.run([sys.executable, "-c", script, path], check=False)
-    assert done.returncode == -signal.SIGKILL
-    assert explain(capsys, path).startswith(
-        "No end mark: the process is gone (SIGKILL and os._exit() leave no mark); at the last "
-        "sample: the process 500.0 MiB; the control group 500.0 MiB of 500.0 MiB (cgroup limit, "
-        "100 %)"
-    )
-
-
 # --- files that are no record ---------------------------------------------------------------------
 
 
@@ -230,36 +177,6 @@ def refused(capsys, command: str, *args: str) -> str:
     assert err.startswith(f"memtools {command}: ")
     assert err.count("\n") == 1
     return err
-
-
-def later_version(data: bytes) -> bytes:
-    head = bytearray(data)
-    struct.pack_into("<Q", head, 8, 3)
-    struct.pack_into("<I", head, 112, zlib.crc32(head[:112] + head[256:2048]))
-    return bytes(head)
-
-
-UNREADABLE = {
-    "empty": lambda data: b"",
-    "text": lambda data: b"step,rss\n1,2\n" * 400,
-    "cut in the header": lambda data: data[:100],
-    "cut": lambda data: data[: len(data) // 2],
-    "one byte short": lambda data: data[:-1],
-    "too long": lambda data: data + b"\0" * 8,
-    "a later version": later_version,
-    "other counts": lambda data: data[:32] + b"\xff" * 8 + data[40:],
-    "zeros": lambda data: bytes(len(data)),
-    "random": lambda data: random.Random(1).randbytes(len(data)),
-}
-
-
-@pytest.mark.parametrize("command", ["explain", "report"])
-@pytest.mark.parametrize("fault", UNREADABLE)
-def test_a_file_that_is_no_record_gets_one_sentence_and_code_2(fault, command, path, capsys):
-    data = Path(write(path, steps=5)).read_bytes()
-    Path(path).write_bytes(UNREADABLE[fault](data))
-    assert "run.mem" in refused(capsys, command, path)
-    assert not Path(path).with_suffix(".html").exists()
 
 
 @pytest.mark.parametrize("command", ["explain", "report"])
