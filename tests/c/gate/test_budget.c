@@ -78,37 +78,6 @@ value_of(const mt_gatehist *h, size_t i)
 /* ---- as long as there is room ---- */
 
 static void
-with_room_it_is_the_same_history(void)
-{
-    for (uint64_t seed = 0; seed < 100; seed++) {
-        mt_ledger *ledger = make_ledger(&mt_alloc_libc, SIZE_MAX, "x", NULL);
-        rng r = rng_seeded(seed);
-        size_t experts;
-        mt_gatehist_config config = rig_any_config(&r, &experts);
-        rig g;
-
-        config.ledger = ledger;
-        rig_begin(&g, &config, seed);
-        for (int step = 0; step < 60; step++) {
-            size_t pick = rng_below(&g.r, 20), len = g.m.len;
-            if (pick == 0) {
-                mt_gatehist_clear(g.h);
-                model_clear(&g.m);
-            } else if (pick < 3 && len > 0) {
-                rig_slice(&g, rng_below(&g.r, len), -1, 1);
-            } else {
-                rig_push_any(&g, 9, experts);
-            }
-            model_agrees(&g.m, g.h);
-            CHECK(reserved(ledger, "GateHistory slice") == 0);
-        }
-        rig_end(&g);
-        CHECK(mt_ledger_used(ledger) == 0);
-        mt_ledger_drop(ledger);
-    }
-}
-
-static void
 memory_is_reserved_in_steps_before_it_is_used(void)
 {
     mt_ledger *ledger = make_ledger(&mt_alloc_libc, 10 * STEP, "x", NULL);
@@ -172,20 +141,6 @@ what_the_ledger_refuses_is_trimmed(void)
         end_in(&g, ledger);
         mt_ledger_drop(ledger);
     }
-}
-
-static void
-the_last_bytes_are_taken_one_by_one(void)
-{
-    mt_ledger *ledger = make_ledger(&mt_alloc_libc, 10 * ROW, "x", NULL);
-    rig g;
-
-    begin_in(&g, ledger, 1000, 8 * STEP, MT_TRIM_OLDEST);
-    CHECK(push_rows(g.h, 3, 1, NULL) == MT_OK && mt_ledger_used(ledger) == 3 * ROW);
-    CHECK(push_rows(g.h, 7, 2, NULL) == MT_OK && mt_ledger_used(ledger) == 10 * ROW);
-    CHECK(push_rows(g.h, 1, 3, NULL) == MT_OK && mt_gatehist_len(g.h) == 2);
-    end_in(&g, ledger);
-    mt_ledger_drop(ledger);
 }
 
 /* What an owner does after MT_EAGAIN; so many rows must be what is lacking. */
@@ -336,62 +291,6 @@ it_keeps_the_newest_whatever_others_do(void)
 /* ---- slices and copies ---- */
 
 static void
-slices_count_as_well(void)
-{
-    mt_ledger *ledger = make_ledger(&mt_alloc_libc, 30 * ROW, "x", NULL);
-    mt_gatehist *slice = NULL;
-    mt_error err = {0};
-    rig g;
-
-    begin_in(&g, ledger, 1000, 30 * ROW, MT_TRIM_HALF);
-    CHECK(push_rows(g.h, 10, 1, NULL) == MT_OK && push_rows(g.h, 10, 2, NULL) == MT_OK);
-    CHECK(mt_ledger_used(ledger) == 30 * ROW); /* the step, as far as there is room */
-    CHECK(mt_gatehist_slice(g.h, 0, 1, 1, &slice, &err) == MT_ELIMIT && slice == NULL);
-    CHECK(err.asked == 10 * ROW && err.used == 30 * ROW && err.limit == 30 * ROW);
-    CHECK(mt_gatehist_slice(g.h, 0, 1, 0, &slice, &err) == MT_OK); /* of nothing */
-    mt_gatehist_free(slice);
-    end_in(&g, ledger);
-    mt_ledger_drop(ledger);
-
-    ledger = make_ledger(&mt_alloc_libc, 4 * STEP, "x", NULL);
-    begin_in(&g, ledger, 1000, 30 * ROW, MT_TRIM_HALF);
-    CHECK(push_rows(g.h, 10, 1, NULL) == MT_OK && push_rows(g.h, 10, 2, NULL) == MT_OK);
-    CHECK(mt_gatehist_slice(g.h, 1, -1, 2, &slice, &err) == MT_OK);
-    CHECK(value_of(slice, 0) == 2 && value_of(slice, 1) == 1);
-    CHECK(reserved(ledger, "GateHistory slice") == 30 * ROW);
-    mt_gatehist_free(slice);
-    CHECK(mt_ledger_used(ledger) == 30 * ROW);
-    end_in(&g, ledger);
-    mt_ledger_drop(ledger);
-}
-
-static void
-a_clone_counts_as_well(void)
-{
-    mt_ledger *ledger = make_ledger(&mt_alloc_libc, 25 * ROW, "x", NULL), *larger;
-    mt_gatehist *clone = NULL;
-    mt_error err = {0};
-    rig g;
-
-    begin_in(&g, ledger, 1000, 20 * ROW, MT_TRIM_HALF);
-    CHECK(push_rows(g.h, 9, 1, NULL) == MT_OK && push_rows(g.h, 9, 2, NULL) == MT_OK);
-    CHECK(mt_gatehist_clone(g.h, &clone, &err) == MT_ELIMIT);
-    CHECK(err.asked == 18 * ROW && clone == NULL && mt_ledger_used(ledger) == 20 * ROW);
-    end_in(&g, ledger);
-    mt_ledger_drop(ledger);
-    larger = make_ledger(&mt_alloc_libc, 40 * ROW, "x", NULL);
-    begin_in(&g, larger, 1000, 20 * ROW, MT_TRIM_HALF);
-    CHECK(push_rows(g.h, 9, 1, NULL) == MT_OK && push_rows(g.h, 9, 2, NULL) == MT_OK);
-    CHECK(mt_gatehist_clone(g.h, &clone, &err) == MT_OK);
-    CHECK(mt_gatehist_check(clone) && value_of(clone, 1) == 2);
-    CHECK(reserved(larger, "GateHistory") > 20 * ROW);
-    mt_gatehist_free(clone);
-    CHECK(mt_ledger_used(larger) == 20 * ROW);
-    end_in(&g, larger);
-    mt_ledger_drop(larger);
-}
-
-static void
 every_allocation_fails_in_turn(void)
 {
     long failures = 0;
@@ -425,17 +324,13 @@ every_allocation_fails_in_turn(void)
 int
 main(void)
 {
-    RUN(with_room_it_is_the_same_history);
     RUN(memory_is_reserved_in_steps_before_it_is_used);
     RUN(clearing_gives_back);
     RUN(what_the_ledger_refuses_is_trimmed);
-    RUN(the_last_bytes_are_taken_one_by_one);
     RUN(an_owner_may_ask_the_others_itself);
     RUN(a_record_that_finds_no_room_is_refused_after_asking);
     RUN(nobody_is_asked_again_before_something_changed);
     RUN(it_keeps_the_newest_whatever_others_do);
-    RUN(slices_count_as_well);
-    RUN(a_clone_counts_as_well);
     RUN(every_allocation_fails_in_turn);
     CHECK_DONE();
 }

@@ -151,20 +151,6 @@ any_claims_and_drops_match_the_model(void)
 }
 
 static void
-one_entry_at_a_time_stays_at_the_start(void)
-{
-    static pair p;
-
-    begin(&p, 1, 1, 100);
-    for (size_t n = 1; n <= 100; n++) {
-        claim(&p, n);
-        CHECK(mt_ring_slot(&p.ring, 0)->at == 0 && p.ring.extent == n);
-        drop(&p, 1);
-    }
-    end(&p);
-}
-
-static void
 an_emptied_ring_starts_over_where_its_pages_are_warm(void)
 {
     static pair p;
@@ -177,120 +163,6 @@ an_emptied_ring_starts_over_where_its_pages_are_warm(void)
         CHECK(mt_ring_slot(&p.ring, 0)->at == 0);
         drop(&p, 1);
     }
-    end(&p);
-}
-
-static void
-entries_without_bytes_take_no_bytes(void)
-{
-    static pair p;
-
-    begin(&p, 2, 5, 8);
-    for (int i = 0; i < 5; i++)
-        claim(&p, 0);
-    CHECK(p.ring.extent == 0);
-    drop(&p, 2);
-    claim(&p, 8); /* full in bytes */
-    claim(&p, 0); /* which takes none */
-    drop(&p, 3);
-    drop(&p, 1);
-    CHECK(p.len == 1 && p.bytes == 0);
-    claim(&p, 3);
-    end(&p);
-}
-
-static void
-the_capacity_can_be_filled_to_the_last_byte(void)
-{
-    static pair p;
-
-    begin(&p, 3, 8, 100);
-    claim(&p, 30);
-    claim(&p, 70);
-    CHECK(p.ring.extent == 100 && p.ring.bytes == 100);
-    drop(&p, 1);
-    claim(&p, 30); /* round the end, full again */
-    drop(&p, 1);
-    claim(&p, 50); /* over the end */
-    CHECK(mt_ring_direct(&p.ring, mt_ring_slot(&p.ring, 1)) != NULL);
-    claim(&p, 20);
-    CHECK(p.ring.bytes == 100);
-    drop(&p, 3);
-    end(&p);
-}
-
-static void
-an_entry_over_the_end_is_read_in_any_two_pieces(void)
-{
-    static pair p;
-
-    begin(&p, 4, 4, 10);
-    claim(&p, 6);
-    claim(&p, 4);
-    drop(&p, 1);
-    drop(&p, 0); /* none: nothing happens */
-    claim(&p, 2);
-    drop(&p, 1); /* live: 2 bytes at 0 */
-    claim(&p, 7);
-    drop(&p, 1); /* live: 7 bytes at 2 */
-    claim(&p, 3);
-    CHECK(mt_ring_direct(&p.ring, mt_ring_slot(&p.ring, 1)) == NULL);
-    for (size_t from = 0; from <= 3; from++)
-        for (size_t n = 0; from + n <= 3; n++) {
-            unsigned char got[3];
-            mt_ring_read(&p.ring, mt_ring_slot(&p.ring, 1), from, got, n);
-            CHECK(memcmp(got, p.model[1].bytes + from, n) == 0);
-        }
-    end(&p);
-}
-
-/* Extent 20, wrapped with `live` bytes; then an entry that needs `more`. */
-static void
-grows_while_wrapped(size_t live, size_t more, size_t extent)
-{
-    static pair p;
-
-    begin(&p, live * 100 + more, 16, 60);
-    claim(&p, 12);
-    claim(&p, 8);
-    drop(&p, 1);
-    claim(&p, live - 8); /* 8 at [12, 20), the rest from 0 on */
-    CHECK(p.ring.extent == 20 && p.ring.head + p.ring.bytes > 20);
-    claim(&p, more);
-    CHECK(p.ring.extent == extent);
-    drop(&p, 1);
-    claim(&p, 8);
-    drop(&p, p.len);
-    end(&p);
-}
-
-static void
-growing_while_wrapped_keeps_every_byte(void)
-{
-    grows_while_wrapped(10, 11, 30); /* by half */
-    grows_while_wrapped(20, 1, 30);
-    grows_while_wrapped(20, 15, 35); /* as much as it must */
-    grows_while_wrapped(20, 40, 60); /* all there is */
-}
-
-/* A record that itself lies over the end when the circle grows under it. */
-static void
-growing_moves_half_of_a_wrapped_entry(void)
-{
-    static pair p;
-
-    begin(&p, 6, 8, 100);
-    claim(&p, 12);
-    claim(&p, 8);
-    drop(&p, 1);
-    claim(&p, 6);
-    drop(&p, 1); /* live: 6 bytes at 0, extent 20 */
-    claim(&p, 10);
-    drop(&p, 1);
-    claim(&p, 7); /* [16, 20) and [0, 3) */
-    CHECK(mt_ring_direct(&p.ring, mt_ring_slot(&p.ring, 1)) == NULL);
-    claim(&p, 50);
-    CHECK(p.ring.extent == 67);
     end(&p);
 }
 
@@ -346,42 +218,6 @@ a_failed_reservation_leaves_nothing(void)
         CHECK(fail_at == 1); /* one reservation holds all */
         return;
     }
-}
-
-static void
-the_check_finds_what_is_wrong(void)
-{
-    static pair p;
-    mt_ring sound;
-
-    begin(&p, 7, 6, 64);
-    claim(&p, 20);
-    claim(&p, 30);
-    sound = p.ring;
-    p.ring.bytes++;
-    CHECK(!mt_ring_check(&p.ring));
-    p.ring.bytes -= 2;
-    CHECK(!mt_ring_check(&p.ring));
-    p.ring = sound;
-    p.ring.head++;
-    CHECK(!mt_ring_check(&p.ring));
-    p.ring = sound;
-    p.ring.len = 7;
-    CHECK(!mt_ring_check(&p.ring));
-    p.ring = sound;
-    p.ring.extent = 65;
-    CHECK(!mt_ring_check(&p.ring));
-    p.ring = sound;
-    p.ring.bound = p.ring.extent - 1;
-    CHECK(!mt_ring_check(&p.ring));
-    p.ring.bound = p.ring.capacity + 1;
-    CHECK(!mt_ring_check(&p.ring));
-    p.ring = sound;
-    p.ring.slots[1].at--;
-    CHECK(!mt_ring_check(&p.ring));
-    p.ring.slots[1].at++;
-    CHECK(mt_ring_check(&p.ring));
-    end(&p);
 }
 
 static void
@@ -442,17 +278,10 @@ int
 main(void)
 {
     RUN(any_claims_and_drops_match_the_model);
-    RUN(one_entry_at_a_time_stays_at_the_start);
     RUN(an_emptied_ring_starts_over_where_its_pages_are_warm);
-    RUN(entries_without_bytes_take_no_bytes);
-    RUN(the_capacity_can_be_filled_to_the_last_byte);
-    RUN(an_entry_over_the_end_is_read_in_any_two_pieces);
-    RUN(growing_while_wrapped_keeps_every_byte);
-    RUN(growing_moves_half_of_a_wrapped_entry);
     RUN(equal_entries_use_exactly_their_own_bytes);
     RUN(sizes_that_do_not_fit_are_refused);
     RUN(a_failed_reservation_leaves_nothing);
-    RUN(the_check_finds_what_is_wrong);
     RUN(real_address_space_is_zero_aligned_and_only_paid_for_where_touched);
     RUN(a_vacated_ring_gives_its_pages_back_and_goes_on);
     RUN(address_space_that_is_not_there_is_refused);

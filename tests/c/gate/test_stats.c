@@ -155,24 +155,6 @@ windows_add_up_to_the_total_after_any_number_of_entries(void)
 }
 
 static void
-the_span_doubles_when_the_marks_are_full(void)
-{
-    rig *g = begin(2);
-
-    while (g->entries < 128)
-        add_entry(g);
-    CHECK(g->stats.span == 1 && mt_gatestats_windows(&g->stats) == 128);
-    add_entry(g);
-    CHECK(g->stats.span == 2 && mt_gatestats_windows(&g->stats) == 65);
-    while (g->entries < 257)
-        add_entry(g);
-    CHECK(g->stats.span == 2 && mt_gatestats_windows(&g->stats) == 129);
-    add_entry(g);
-    CHECK(g->stats.span == 4 && mt_gatestats_windows(&g->stats) == 65);
-    end(g);
-}
-
-static void
 a_reset_forgets_everything_and_allocates_nothing(void)
 {
     rig *g = begin(3);
@@ -188,28 +170,6 @@ a_reset_forgets_everything_and_allocates_nothing(void)
         windows_are_right(g);
         CHECK(g->fault.calls == 2);
     }
-    end(g);
-}
-
-static void
-no_entry_allocates(void)
-{
-    rig *g = begin(4);
-
-    while (g->entries < 600)
-        add_entry(g);
-    CHECK(g->fault.calls == 2);
-    end(g);
-}
-
-static void
-reserving_the_same_again_is_free(void)
-{
-    rig *g = begin(5);
-
-    add_entry(g);
-    CHECK(mt_gatestats_reserve(&g->stats, EXPERTS, NULL) == MT_OK && g->fault.calls == 2);
-    totals_are_right(g);
     end(g);
 }
 
@@ -252,32 +212,12 @@ a_number_of_experts_that_cannot_be_is_refused(void)
     mt_gatestats_fini(&s);
 }
 
-static void
-top_k_of_them_are_counted(void)
-{
-    rig *g = begin(6);
-    float row[EXPERTS] = {0.25f, 0.5f, 0.75f};
-
-    mt_gatestats_fini(&g->stats);
-    mt_gatestats_init(&g->stats, &g->mem, 2);
-    CHECK(mt_gatestats_reserve(&g->stats, EXPERTS, NULL) == MT_OK);
-    mt_gatestats_add(&g->stats, row, MT_GATE_F32, 1);
-    mt_gatestats_end_entry(&g->stats);
-    CHECK(g->stats.total.load[0] == 0 && g->stats.total.load[1] == 1);
-    CHECK(g->stats.total.load[2] == 1 && g->stats.total.tokens == 1);
-    end(g);
-}
-
 int
 main(void)
 {
     RUN(windows_add_up_to_the_total_after_any_number_of_entries);
-    RUN(the_span_doubles_when_the_marks_are_full);
     RUN(a_reset_forgets_everything_and_allocates_nothing);
-    RUN(no_entry_allocates);
-    RUN(reserving_the_same_again_is_free);
     RUN(a_failed_reserve_leaves_nothing_and_can_be_tried_again);
     RUN(a_number_of_experts_that_cannot_be_is_refused);
-    RUN(top_k_of_them_are_counted);
     CHECK_DONE();
 }
