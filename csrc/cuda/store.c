@@ -493,7 +493,7 @@ choose_page(store *s, size_t page_bytes, mt_error *err)
     if (st != MT_OK) return st;
     s->page_bytes = page_bytes > 0 ? page_bytes : unit;
     if (s->page_bytes % unit != 0 || (s->page_bytes & (s->page_bytes - 1)) != 0)
-        return mt_fail_shape(err, "page_bytes", page_bytes, unit);
+        return mt_fail_shape(err, MT_SHAPE_PAGE_BYTES, page_bytes, unit);
     return MT_OK;
 }
 

@@ -33,7 +33,7 @@
 /* A store of no bytes on `device`, made where `birth` says; out->close gives everything back, but in
  * a child that was forked since. Borrows rt until then.
  * page_bytes is a power of two and a multiple of the driver's granularity (2 MiB on the devices of
- * today), else MT_ESHAPE "page_bytes" with the granularity as limit; 0: that granularity. *out is
+ * today), else MT_ESHAPE (page_bytes) with the granularity as limit; 0: that granularity. *out is
  * written on MT_OK only. MT_ENOMEM; MT_EDEVICE, also where memtools was built without CUDA. */
 mt_status mt_store_cuda_new(const mt_alloc *mem, mt_cudart *rt, int device, size_t page_bytes,
                             const mt_birth *birth, mt_store_ops *out, mt_error *err);

@@ -9,7 +9,8 @@
 
 #include <stdlib.h>
 
-#include "monitor/peaks.h"
+#include "core/monitor/peaks.h"
+#include "os/base/forks.h"
 #include "py/blocks/reports.h"
 #include "py/budget/budget.h"
 #include "py/census/census.h"
@@ -211,7 +212,7 @@ module_exec(PyObject *module)
 {
     mt_state *st = PyModule_GetState(module);
 
-    if ((st->natives = mt_natives_new()) == NULL) {
+    if (!mt_forks_count() || (st->natives = mt_natives_new()) == NULL) {
         PyErr_NoMemory();
         return -1;
     }

@@ -16,10 +16,10 @@ mt_fail_limit(mt_error *err, size_t asked, size_t used, size_t limit)
 }
 
 mt_status
-mt_fail_shape(mt_error *err, const char *detail, size_t asked, size_t limit)
+mt_fail_shape(mt_error *err, mt_shape shape, size_t asked, size_t limit)
 {
     if (err != NULL)
-        *err = (mt_error){.status = MT_ESHAPE, .detail = detail, .asked = asked, .limit = limit};
+        *err = (mt_error){.status = MT_ESHAPE, .shape = shape, .asked = asked, .limit = limit};
     return MT_ESHAPE;
 }
 

@@ -196,12 +196,12 @@ mt_gatehist_admit(mt_gatehist *h, const mt_rows *shape, mt_error *err)
     mt_status st;
 
     if (h->ring.seq > 0 && shape->cols != h->experts)
-        return mt_fail_shape(err, "experts", shape->cols, h->experts);
+        return mt_fail_shape(err, MT_SHAPE_EXPERTS, shape->cols, h->experts);
     if (shape->cols > MT_EXPERTS_MAX)
-        return mt_fail_shape(err, "columns", shape->cols, MT_EXPERTS_MAX);
+        return mt_fail_shape(err, MT_SHAPE_COLUMNS, shape->cols, MT_EXPERTS_MAX);
     if (shape->cols < h->config.top_k)
-        return mt_fail_shape(err, "top_k", shape->cols, h->config.top_k);
-    if (shape->rows > UINT32_MAX) return mt_fail_shape(err, "rows", shape->rows, UINT32_MAX);
+        return mt_fail_shape(err, MT_SHAPE_TOP_K, shape->cols, h->config.top_k);
+    if (shape->rows > UINT32_MAX) return mt_fail_shape(err, MT_SHAPE_ROWS, shape->rows, UINT32_MAX);
     if (!record_bytes(h, shape, &bytes)) return mt_fail(err, MT_EOVERFLOW, "mt_gatehist_admit", 0);
     if (bytes > h->config.max_bytes)
         return mt_fail_limit(err, bytes, h->ring.bytes, h->config.max_bytes);

@@ -95,7 +95,7 @@ mt_status mt_kvpool_use_stream(mt_kvpool *pool, void *stream, mt_error *err);
 /* --- leases: appending to rows, showing and cropping them, giving them back --- */
 
 /* A lease of `rows` empty sequences, with room promised for `tokens` tokens each (a hint, capped at
- * max_tokens). MT_ESHAPE ("rows") when rows is 0 or over max_rows; MT_ELIMIT; MT_ENOMEM.
+ * max_tokens). MT_ESHAPE (rows) when rows is 0 or over max_rows; MT_ELIMIT; MT_ENOMEM.
  * *out is written on MT_OK only. */
 mt_status mt_kvpool_acquire(mt_kvpool *pool, size_t rows, size_t tokens, mt_kvlease **out,
                             mt_error *err);
@@ -142,7 +142,7 @@ typedef struct mt_kvsource {
 } mt_kvsource;
 
 /* Makes the layer ready to append: blocks are taken (copied where shared), mapped and writable, and
- * everything up to the new longest row is readable, with zeros past lengths. MT_ESHAPE ("tokens",
+ * everything up to the new longest row is readable, with zeros past lengths. MT_ESHAPE (tokens,
  * with the length asked and max_tokens); MT_ELIMIT; MT_ENOMEM. */
 mt_status mt_kvlease_room(mt_kvlease *lease, size_t layer, const mt_kvstep *step, mt_error *err);
 
@@ -177,7 +177,7 @@ mt_status mt_kvlease_expose(mt_kvlease *lease, mt_error *err);
 
 /* For tokens that code wrote into the views itself: the rows are that much longer, in all layers.
  * Past what was reserved or exposed the new tokens are zeros, which take no page until they are
- * written to. MT_ESHAPE ("tokens"); MT_ELIMIT; MT_ENOMEM. */
+ * written to. MT_ESHAPE (tokens); MT_ELIMIT; MT_ENOMEM. */
 mt_status mt_kvlease_advance_all(mt_kvlease *lease, const mt_kvstep *step, mt_error *err);
 
 /* --- rows that become copies of other rows: beams reorder, finished samples leave --- */

@@ -145,7 +145,7 @@ lend(mt_kvpool *pool, size_t rows, size_t lo, size_t hi, size_t promise, mt_kvle
     mt_status st;
 
     if (rows == 0 || rows > pool->geom.config.max_rows)
-        return mt_fail_shape(err, "rows", rows, pool->geom.config.max_rows);
+        return mt_fail_shape(err, MT_SHAPE_ROWS, rows, pool->geom.config.max_rows);
     if ((lease = new_lease(pool, rows)) == NULL) return mt_fail(err, MT_ENOMEM, "kvpool", 0);
     if ((st = mt_kvblock_promise(lease, promise, err)) != MT_OK) goto no_promise;
     first = find_run(pool, rows, lo, hi);
@@ -341,7 +341,7 @@ mt_kvlease_fork(mt_kvlease *parent, size_t n, size_t tokens, mt_kvlease **out, m
     mt_status st;
 
     if (!mt_size_mul(parent->rows, n, &rows)) return mt_fail(err, MT_EOVERFLOW, "kvpool", 0);
-    if (rows == 0 || rows > most) return mt_fail_shape(err, "rows", rows, most);
+    if (rows == 0 || rows > most) return mt_fail_shape(err, MT_SHAPE_ROWS, rows, most);
     st = mt_kvwritten_save(parent, NULL, parent->rows, NULL, err);
     if (st != MT_OK) return st;
     return mt_kvpool_retry(parent->pool, fork_locked, &f, err);

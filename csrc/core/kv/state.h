@@ -221,14 +221,15 @@ typedef struct mt_kvspan { /* blocks, or tokens, [lo, hi) */
     size_t lo, hi;
 } mt_kvspan;
 
-/* MT_ESHAPE ("tokens") where a row that has so many tokens cannot have `count` more. */
+/* MT_ESHAPE (tokens) where a row that has so many tokens cannot have `count` more. */
 static inline mt_status
 mt_kvlease_check_tokens(const mt_kvlease *lease, size_t has, size_t count, mt_error *err)
 {
     size_t most = lease->pool->geom.config.max_tokens;
 
     if (count <= most - has) return MT_OK;
-    return mt_fail_shape(err, "tokens", count > SIZE_MAX - has ? SIZE_MAX : has + count, most);
+    return mt_fail_shape(err, MT_SHAPE_TOKENS, count > SIZE_MAX - has ? SIZE_MAX : has + count,
+                         most);
 }
 
 /* The row's longest layer, and the blocks that hold it. */

@@ -4,7 +4,7 @@
 
 static mt_forks forks;
 static pthread_once_t handler_was_asked_for = PTHREAD_ONCE_INIT;
-static int fault; /* of pthread_atfork; constant after that */
+static bool counts; /* constant after that */
 
 static void
 count_in_child(void)
@@ -15,14 +15,19 @@ count_in_child(void)
 static void
 forks_install_handler(void)
 {
-    fault = pthread_atfork(NULL, NULL, count_in_child);
+    counts = pthread_atfork(NULL, NULL, count_in_child) == 0;
 }
 
-mt_status
-mt_birth_now(mt_birth *out, mt_error *err)
+bool
+mt_forks_count(void)
 {
     pthread_once(&handler_was_asked_for, forks_install_handler);
-    if (fault != 0) return mt_fail(err, MT_ENOMEM, "pthread_atfork", fault);
-    *out = (mt_birth){&forks, atomic_load_explicit(&forks, memory_order_relaxed)};
-    return MT_OK;
+    return counts;
+}
+
+mt_birth
+mt_birth_now(void)
+{
+    (void)mt_forks_count();
+    return (mt_birth){&forks, atomic_load_explicit(&forks, memory_order_relaxed)};
 }

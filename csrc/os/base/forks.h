@@ -6,11 +6,12 @@
 #define MT_OS_BASE_FORKS_H
 
 #include "core/base/forks.h"
-#include "core/base/status.h"
 
-/* For an object that is made now, in this process. *out is written on MT_OK only. MT_ENOMEM where
- * the system has no memory for the handler, which then is true of every call. Not for signal
- * handlers. */
-mt_status mt_birth_now(mt_birth *out, mt_error *err);
+/* Installs the handler, once. False where the system has no memory for it. */
+bool mt_forks_count(void);
+
+/* For an object that is made now, in this process. Installs the handler if that is not done yet. Not
+ * for signal handlers. */
+mt_birth mt_birth_now(void);
 
 #endif

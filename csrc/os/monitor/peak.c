@@ -38,7 +38,7 @@ peak_notice_fork(mark *m)
     if (mt_birth_is_here(&m->birth)) return;
     peak_close_all(m);
     m->bound = 0;
-    (void)mt_birth_now(&m->birth, NULL); /* succeeds where it did before */
+    m->birth = mt_birth_now();
 }
 
 /* Opens what each phase writes to, unless it is open and still ours: then it has the signal that it
@@ -148,7 +148,6 @@ mt_mark_linux_new(const mt_alloc *mem, const mt_proc_sys *sys, const char *root,
                   mt_error *err)
 {
     mark *m = mt_alloc_zeroed(mem, 1, sizeof *m);
-    mt_status st;
 
     if (m == NULL) return mt_fail(err, MT_ENOMEM, "malloc", 0);
     m->mem = *mem;
@@ -156,14 +155,12 @@ mt_mark_linux_new(const mt_alloc *mem, const mt_proc_sys *sys, const char *root,
     m->kept_clear = m->kept_statm = m->kept_status = MT_NO_DESCRIPTOR;
     m->real = root[0] == 0;
     m->bound = MT_UNKNOWN;
-    st = mt_path_join(m->clear, root, "/proc/self/clear_refs") &&
-                 mt_path_join(m->statm, root, "/proc/self/statm") &&
-                 mt_path_join(m->status, root, "/proc/self/status")
-             ? mt_birth_now(&m->birth, err)
-             : mt_fail(err, MT_EOVERFLOW, "mt_mark_linux_new", 0);
-    if (st != MT_OK) {
+    m->birth = mt_birth_now();
+    if (!mt_path_join(m->clear, root, "/proc/self/clear_refs") ||
+        !mt_path_join(m->statm, root, "/proc/self/statm") ||
+        !mt_path_join(m->status, root, "/proc/self/status")) {
         mark_close(m);
-        return st;
+        return mt_fail(err, MT_EOVERFLOW, "mt_mark_linux_new", 0);
     }
     *out = (mt_mark_ops){
         .reset = mark_reset, .high = mark_high, .now = mark_now, .close = mark_close, .ctx = m};

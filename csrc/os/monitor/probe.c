@@ -69,7 +69,7 @@ probe_notice_fork(mt_probe_linux *p)
 {
     if (mt_birth_is_here(&p->birth)) return;
     probe_close_all(p);
-    (void)mt_birth_now(&p->birth, NULL); /* succeeds where it did before */
+    p->birth = mt_birth_now();
 }
 
 void
@@ -104,12 +104,12 @@ mt_probe_linux_new(const mt_alloc *mem, const mt_proc_sys *sys, const char *root
     p->mem = *mem;
     p->sys = sys;
     p->ages = *ages;
+    p->birth = mt_birth_now();
     p->kept_statm = p->kept_status = p->kept_meminfo = MT_NO_DESCRIPTOR;
     mt_cgroup_init(&p->cgroup, sys, p->root);
     st = set_paths(p, root) ? mt_children_new(mem, sys, p->root, &p->children, err)
                             : mt_fail(err, MT_EOVERFLOW, "mt_probe_linux_new", 0);
     if (st == MT_OK) st = mt_shm_new(mem, sys, p->root, &p->shm, err);
-    if (st == MT_OK) st = mt_birth_now(&p->birth, err);
     if (st != MT_OK) {
         mt_probe_linux_free(p);
         return st;

@@ -305,7 +305,7 @@ file_fill(mt_recordfile *f, int fd, const making *how, mt_error *err)
 
     if ((st = take_space(f->sys, fd, f->bytes, err)) != MT_OK) return st;
     if ((st = map(f->sys, fd, f->bytes, &f->at, err)) != MT_OK) return st;
-    if ((st = mt_birth_now(&f->birth, err)) != MT_OK) return st;
+    f->birth = mt_birth_now();
     how->format(f->at, &f->birth, how->ctx);
     /* Where there are no locks, nobody can be asked whether he still writes. */
     (void)f->sys->flock(fd, LOCK_EX | LOCK_NB);

@@ -53,9 +53,6 @@ mt_py_raise(mt_state *st, const mt_error *err, const char *doing)
                                 err->call);
         return PyErr_Format(PyExc_MemoryError, "%s: the system refused %zu bytes (%s, errno %d)",
                             doing, err->asked, err->call, err->native);
-    case MT_ESHAPE:
-        return PyErr_Format(PyExc_ValueError, "%s: got %zu %s, at most %zu are possible", doing,
-                            err->asked, err->detail, err->limit);
     case MT_EDEVICE:
         return raise_device(st, err, doing);
     case MT_ELIMIT:

@@ -66,17 +66,12 @@ static const mt_torch_listener listener = {.born = hear_birth, .died = hear_deat
 
 /* --- start and stop ------------------------------------------------------------------------------ */
 
-static int
-make_table(mt_state *st)
+static void
+make_table(void)
 {
-    mt_error err;
-
-    if (heard.is_made && mt_birth_is_here(&heard.birth)) return 0;
+    if (heard.is_made && mt_birth_is_here(&heard.birth)) return;
     /* In a forked child the parent's table is left as it lies: its lock may be held. */
-    if (mt_birth_now(&heard.birth, &err) != MT_OK) {
-        mt_py_raise(st, &err, "following torch's allocator");
-        return -1;
-    }
+    heard.birth = mt_birth_now();
     heard.users = 0;
     heard.recorder = NULL;
     atomic_store(&heard.tracers, 0);
@@ -84,7 +79,6 @@ make_table(mt_state *st)
     mt_py_recording_init(&heard.birth);
     mt_sites_init(&heard.sites);
     heard.is_made = true;
-    return 0;
 }
 
 /* False also for an object that was started in the process that this one was forked from. */
@@ -158,7 +152,7 @@ reports_start(Blocks *self, mt_state *st, PyObject *libraries, PyObject *users)
         return -1;
     }
     if (is_on(self)) return 0;
-    if (make_table(st) < 0) return PyErr_Occurred() ? -1 : 0;
+    make_table();
     if (heard.users == 0) {
         mt_live_clear(&heard.live);
         if (mt_sites_reset(&heard.sites, libraries, users) < 0) return -1;

@@ -28,11 +28,10 @@ static mt_ledger *
 new_ledger(mt_state *st, size_t limit, const char *name, mt_ledger *parent)
 {
     mt_ledger *ledger;
-    mt_birth birth;
+    mt_birth birth = mt_birth_now();
     mt_error err;
 
-    if (mt_birth_now(&birth, &err) == MT_OK &&
-        mt_ledger_new(&mt_alloc_libc, limit, name, parent, &ledger, &err) == MT_OK) {
+    if (mt_ledger_new(&mt_alloc_libc, limit, name, parent, &ledger, &err) == MT_OK) {
         if (parent == NULL) mt_ledger_notice_forks(ledger, &birth);
         return ledger;
     }

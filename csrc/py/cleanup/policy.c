@@ -58,20 +58,6 @@ take_index(PyObject *arg, int count)
 
 /* --- life ------------------------------------------------------------------------------------- */
 
-static int
-open_parts(Policy *self, const char *root)
-{
-    mt_error err = {0};
-    mt_status st = mt_birth_now(&self->birth, &err);
-
-    if (st == MT_OK)
-        st = mt_py_open_probe(self->state, root, &mt_probe_ages_usual, self->devices, &self->probe,
-                              &err);
-    if (st == MT_OK) return 0;
-    mt_py_raise(self->state, &err, "Policy()");
-    return -1;
-}
-
 /* (act, pressure, max_cost, strict, together, limit, devices, root); a limit of 0 is none.
  * CleanupPolicy has checked what its user gave; only what memory depends on is checked here. */
 static PyObject *
@@ -81,6 +67,7 @@ policy_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
     char place[MT_PATH_ROOM];
     mt_policy_setup with;
     unsigned long long together, limit;
+    mt_error err = {0};
     PyObject *act;
     const char *root;
     int strict, devices;
@@ -102,9 +89,11 @@ policy_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
     self->limit = limit == 0 ? MT_UNLIMITED : limit;
     self->devices = devices;
     mt_policy_init(&self->policy, &with, mt_now_ns());
-    if (open_parts(self, place) == 0) return (PyObject *)self;
+    self->birth = mt_birth_now();
+    if (mt_py_open_probe(st, place, &mt_probe_ages_usual, devices, &self->probe, &err) == MT_OK)
+        return (PyObject *)self;
     Py_DECREF(self);
-    return NULL;
+    return mt_py_raise(st, &err, "Policy()");
 }
 
 static int
@@ -189,7 +178,7 @@ static void
 forget_parents_thread(Policy *self)
 {
     if (mt_birth_is_here(&self->birth)) return;
-    (void)mt_birth_now(&self->birth, NULL); /* succeeds where it did before */
+    self->birth = mt_birth_now();
     self->devices = 0;
     self->job_due = 0;
     if (self->thread != PyThread_get_thread_ident()) self->acts = false;

@@ -35,7 +35,8 @@ static bool
 has_lock(GateHistory *self)
 {
     if (self->lock != NULL) return true;
-    if (mt_birth_now(&self->birth, NULL) == MT_OK) self->lock = PyThread_allocate_lock();
+    self->birth = mt_birth_now();
+    self->lock = PyThread_allocate_lock();
     if (self->lock == NULL) PyErr_NoMemory();
     return self->lock != NULL;
 }

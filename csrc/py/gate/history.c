@@ -42,17 +42,18 @@ mt_py_gatehist_wrap(PyTypeObject *type, mt_state *st, mt_gatehist *core)
 static PyObject *
 raise_shape(const mt_error *err, const char *doing)
 {
-    if (strcmp(err->detail, "experts") == 0)
+    if (err->shape == MT_SHAPE_EXPERTS)
         return PyErr_Format(
             PyExc_ValueError,
             "%s: got %zu experts, this history records %zu; use one history per gate", doing,
             err->asked, err->limit);
-    if (strcmp(err->detail, "top_k") == 0)
+    if (err->shape == MT_SHAPE_TOP_K)
         return PyErr_Format(PyExc_ValueError,
                             "%s: got %zu experts, fewer than top_k=%zu; pass a smaller top_k",
                             doing, err->asked, err->limit);
     return PyErr_Format(PyExc_ValueError, "%s: got %zu %s, at most %zu are possible; append parts",
-                        doing, err->asked, err->detail, err->limit);
+                        doing, err->asked, err->shape == MT_SHAPE_ROWS ? "rows" : "columns",
+                        err->limit);
 }
 
 static PyObject *

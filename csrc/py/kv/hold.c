@@ -6,13 +6,9 @@ mt_status
 mt_kvguests_new(mt_natives *natives, mt_kvguests **out, mt_error *err)
 {
     mt_kvguests *g = calloc(1, sizeof *g);
-    mt_status st;
 
     if (g == NULL) return mt_fail(err, MT_ENOMEM, "calloc", 0);
-    if ((st = mt_birth_now(&g->birth, err)) != MT_OK) {
-        free(g);
-        return st;
-    }
+    g->birth = mt_birth_now();
     mt_lock_init(&g->lock);
     g->natives = mt_natives_hold(natives);
     g->refs = 1;

@@ -112,7 +112,7 @@ open_store(KVPool *self, size_t page_bytes, mt_store_ops *store, mt_error *err)
     if (st != MT_OK || page_bytes == 0) return st;
     if (page_bytes < store->page_bytes || (page_bytes & (page_bytes - 1)) != 0) {
         store->close(store->ctx);
-        return mt_fail_shape(err, "page_bytes", page_bytes, store->page_bytes);
+        return mt_fail_shape(err, MT_SHAPE_PAGE_BYTES, page_bytes, store->page_bytes);
     }
     store->page_bytes = page_bytes;
     return MT_OK;
@@ -271,12 +271,12 @@ mt_py_kvpool_is_open(KVPool *self)
 static PyObject *
 kvpool_raise_shape(const KVPool *self, const mt_error *err, const char *doing)
 {
-    if (strcmp(err->detail, "tokens") == 0)
+    if (err->shape == MT_SHAPE_TOKENS)
         return PyErr_Format(PyExc_IndexError,
                             "%s: a row would hold %zu tokens, max_tokens of this pool is %zu; "
                             "crop() first, or make the pool with a larger max_tokens",
                             doing, err->asked, err->limit);
-    if (strcmp(err->detail, "page_bytes") == 0)
+    if (err->shape == MT_SHAPE_PAGE_BYTES)
         return PyErr_Format(PyExc_ValueError,
                             "%s: page_bytes is a power of two and a multiple of %zu here, got %zu",
                             doing, err->limit, err->asked);

@@ -201,7 +201,7 @@ make_last_command(PyObject *words, const char *instead, const char *root)
     if ((made->instead = strdup(instead)) == NULL) goto no_memory;
     if ((made->root = strdup(root)) == NULL) goto no_memory;
     mt_cgroup_init(&made->group, &mt_proc_sys_libc, made->root);
-    if (mt_birth_now(&made->birth, NULL) != MT_OK) goto no_memory;
+    made->birth = mt_birth_now();
     return made;
 
 no_memory:

@@ -44,31 +44,24 @@ typedef struct wish {
 /* The children are as old as the sampler lets them be: it asks rarely. */
 static const mt_probe_ages ages = {.slow_ns = 20000000, .limit_ns = 1000000000, .children_ns = 0};
 
-/* What was opened is closed again on failure. */
-static mt_status
-py_sampler_open_parts(mt_state *st, const wish *w, mt_sampler_setup *with, mt_error *err)
-{
-    mt_status status = mt_py_open_probe(st, w->root, &ages, w->devices, &with->probe, err);
-
-    if (status != MT_OK) return status;
-    status =
-        mt_ticker_new(&mt_alloc_libc, &mt_thread_sys_posix, mt_thread_name, &with->ticker, err);
-    if (status != MT_OK) with->probe.close(with->probe.ctx);
-    return status;
-}
-
 static mt_status
 open_sampler(Sampler *self, const wish *w, mt_record *record, mt_error *err)
 {
     mt_sampler_setup with = {.record = record,
                              .mapped_again = mt_store_linux_mapped_again(),
+                             .birth = mt_birth_now(),
                              .each_second = mt_endmark_renew,
                              .interval_ns = (uint64_t)w->interval_ns,
                              .limit = w->limit,
                              .devices = (size_t)w->devices};
-    mt_status st = mt_birth_now(&with.birth, err);
+    mt_status st = mt_py_open_probe(self->state, w->root, &ages, w->devices, &with.probe, err);
 
-    if (st != MT_OK || (st = py_sampler_open_parts(self->state, w, &with, err)) != MT_OK) return st;
+    if (st != MT_OK) return st;
+    st = mt_ticker_new(&mt_alloc_libc, &mt_thread_sys_posix, mt_thread_name, &with.ticker, err);
+    if (st != MT_OK) {
+        with.probe.close(with.probe.ctx);
+        return st;
+    }
     st = mt_sampler_new(&mt_alloc_libc, &with, &self->sampler, err);
     if (st != MT_OK) {
         with.ticker.close(with.ticker.ctx);

@@ -127,12 +127,13 @@ a_failure_fills_the_error_and_may_have_none_to_fill(void)
     CHECK(mt_fail_limit(&err, 3, 2, 4) == MT_ELIMIT);
     CHECK(err.status == MT_ELIMIT && err.asked == 3 && err.used == 2 && err.limit == 4);
     CHECK(err.native == 0 && err.call == NULL && err.detail == NULL); /* nothing of before */
-    CHECK(mt_fail_shape(&err, "rows", 9, 8) == MT_ESHAPE);
+    CHECK(mt_fail_shape(&err, MT_SHAPE_ROWS, 9, 8) == MT_ESHAPE);
     CHECK(err.status == MT_ESHAPE && err.asked == 9 && err.limit == 8 && err.used == 0);
     CHECK(mt_fail_format(&err, "short") == MT_EFORMAT);
     CHECK(err.status == MT_EFORMAT && strcmp(err.detail, "short") == 0 && err.asked == 0);
     CHECK(mt_fail(NULL, MT_EAGAIN, "x", 0) == MT_EAGAIN);
-    CHECK(mt_fail_limit(NULL, 1, 1, 1) == MT_ELIMIT && mt_fail_shape(NULL, "x", 1, 1) == MT_ESHAPE);
+    CHECK(mt_fail_limit(NULL, 1, 1, 1) == MT_ELIMIT &&
+          mt_fail_shape(NULL, MT_SHAPE_ROWS, 1, 1) == MT_ESHAPE);
     CHECK(mt_fail_format(NULL, "x") == MT_EFORMAT);
 }
 

@@ -414,10 +414,9 @@ a_child_of_fork_has_locks_and_sums_of_its_own(void)
     forker f = {.children = 0};
     mt_member_ops ops = {.give_back = fork_while_asked, .idle = part_idle, .ctx = &f};
     uint64_t waits;
-    mt_birth birth;
+    mt_birth birth = mt_birth_now();
 
     f.ledger = make_ledger(&mt_alloc_libc, 80, "root", NULL);
-    CHECK(mt_birth_now(&birth, NULL) == MT_OK);
     mt_ledger_notice_forks(f.ledger, &birth);
     f.sub = make_ledger(&mt_alloc_libc, 60, "sub", f.ledger);
     mt_lock_init(&f.p.lock);

@@ -452,14 +452,14 @@ errors_give_the_numbers(void)
 
     begin(&g, RIG_LINUX, 8);
     CHECK(mt_kvpool_acquire(g.pool, 5, 0, &lease, &err) == MT_ESHAPE);
-    CHECK(err.asked == 5 && err.limit == 4 && strcmp(err.detail, "rows") == 0);
+    CHECK(err.asked == 5 && err.limit == 4 && err.shape == MT_SHAPE_ROWS);
     m = lend(&g, 0, 2, 12);
     CHECK(mt_kvpool_acquire(g.pool, 2, 8, &lease, &err) == MT_ELIMIT && lease == NULL);
     CHECK(err.limit == 8 * BLOCK_BYTES && err.used == 6 * BLOCK_BYTES);
     CHECK(err.asked == 4 * BLOCK_BYTES);
     append(&g, m, 3 * BLOCK);
     CHECK(mt_kvlease_room(m->lease, 0, &(mt_kvstep){.count = 11}, &err) == MT_ESHAPE);
-    CHECK(err.asked == 23 && err.limit == 22 && strcmp(err.detail, "tokens") == 0);
+    CHECK(err.asked == 23 && err.limit == 22 && err.shape == MT_SHAPE_TOKENS);
     CHECK(mt_kvlease_room(m->lease, 0, &(mt_kvstep){.count = SIZE_MAX}, &err) == MT_ESHAPE);
     CHECK(mt_kvlease_advance_all(m->lease, &(mt_kvstep){.count = 11}, &err) == MT_ESHAPE);
     /* both rows' new blocks count, though the first alone would fit */

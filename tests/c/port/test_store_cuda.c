@@ -23,7 +23,7 @@ a_page_is_the_granularity_or_a_power_of_two_times_it(void)
     ops.close(ops.ctx);
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         CHECK(make(bad[i], &ops, &err) == MT_ESHAPE);
-        CHECK(err.asked == bad[i] && err.limit == PAGE && strcmp(err.detail, "page_bytes") == 0);
+        CHECK(err.asked == bad[i] && err.limit == PAGE && err.shape == MT_SHAPE_PAGE_BYTES);
     }
     check_manners();
     CHECK(fake.fake_cuda_live() == 0 && heap.live == 0);
