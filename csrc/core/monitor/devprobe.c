@@ -1,6 +1,7 @@
 #include "monitor/devprobe.h"
 
 #include <assert.h>
+#include <string.h>
 
 enum { DRIVER_AGE_NS = 20000000 };
 
@@ -14,37 +15,8 @@ typedef struct devprobe {
     uint64_t reserved[MT_SAMPLE_DEVICES]; /* when the driver was asked */
 } devprobe;
 
-static bool
-is_old(const devprobe *p, size_t i, uint64_t now, const mt_device_sample *d)
-{
-    return p->asked_at[i] == 0 || now - p->asked_at[i] >= DRIVER_AGE_NS ||
-           p->reserved[i] != d->reserved;
-}
-
-/* The driver's two, of now or of a moment ago. */
-static void
-add_driver(devprobe *p, size_t i, uint64_t now, mt_device_sample *out)
-{
-    const mt_devprobe_sources *from = &p->sources;
-
-    if (is_old(p, i, now, out)) {
-        p->asked_at[i] = now;
-        p->reserved[i] = out->reserved;
-        if (!from->driver(from->ctx, (int)i, &p->free[i], &p->total[i]))
-            p->free[i] = p->total[i] = MT_UNKNOWN;
-    }
-    out->free = p->free[i];
-    out->total = p->total[i];
-}
-
-static void
-read_device(devprobe *p, size_t i, uint64_t now, mt_device_sample *out)
-{
-    *out =
-        (mt_device_sample){MT_UNKNOWN, MT_UNKNOWN, MT_UNKNOWN, MT_UNKNOWN, MT_UNKNOWN, MT_UNKNOWN};
-    if (p->sources.allocator(p->sources.ctx, (int)i, out)) add_driver(p, i, now, out);
-}
-
+/* The driver is asked again when its last answer is old, or the allocator has taken or given back
+ * memory since. */
 static void
 devprobe_read_all(void *ctx, unsigned mask, mt_sample *out)
 {
@@ -52,9 +24,23 @@ devprobe_read_all(void *ctx, unsigned mask, mt_sample *out)
 
     p->inner.read(p->inner.ctx, mask, out);
     if (!(mask & MT_READ_DEVICES)) return;
-    for (size_t i = 0; i < p->devices; i++)
-        read_device(p, i, out->time_ns, &out->device[i]);
     out->devices = p->devices;
+    for (size_t i = 0; i < p->devices; i++) {
+        mt_device_sample *d = &out->device[i];
+        uint64_t now = out->time_ns;
+
+        memset(d, 0xff, sizeof *d); /* MT_UNKNOWN is all ones */
+        if (!p->sources.allocator(p->sources.ctx, (int)i, d)) continue;
+        if (p->asked_at[i] == 0 || now - p->asked_at[i] >= DRIVER_AGE_NS ||
+            p->reserved[i] != d->reserved) {
+            p->asked_at[i] = now;
+            p->reserved[i] = d->reserved;
+            if (!p->sources.driver(p->sources.ctx, (int)i, &p->free[i], &p->total[i]))
+                p->free[i] = p->total[i] = MT_UNKNOWN;
+        }
+        d->free = p->free[i];
+        d->total = p->total[i];
+    }
 }
 
 static void

@@ -56,48 +56,23 @@ mt_pace_rare(mt_pace *p, unsigned what, uint64_t now, uint64_t cost_ns, bool cha
             p->due[i] = now + mt_u64_max(rare[i].interval_ns, share * cost_ns);
 }
 
-/* From three quarters of the limit on, the part of the last quarter that is left. */
+/* The interval that the distance to the limit and the rise since the last sample ask for: from three
+ * quarters of the limit on, the part of the last quarter that is left; and LOOKS_BEFORE samples before
+ * the limit is reached. */
 static uint64_t
-pace_by_place(uint64_t interval, uint64_t used, uint64_t limit)
+interval_at(const mt_pace *p, uint64_t now, uint64_t used, uint64_t limit)
 {
-    double left = used < limit ? 4 * (1 - (double)used / (double)limit) : 0;
+    double interval = (double)p->interval_ns, wait = interval, left, rate;
 
-    return left < 1 ? (uint64_t)((double)interval * left) : interval;
-}
-
-static uint64_t
-by_rise(const mt_pace *p, uint64_t now, uint64_t used, uint64_t limit)
-{
-    double rate, left;
-
-    /* MT_UNKNOWN is more than anything. */
-    if (used <= p->used || now <= p->used_at) return p->interval_ns;
-    rate = (double)(used - p->used) / (double)(now - p->used_at);
-    left = used < limit ? (double)(limit - used) / rate / LOOKS_BEFORE : 0;
-    return left < (double)p->interval_ns ? (uint64_t)left : p->interval_ns;
-}
-
-static uint64_t
-interval_at(mt_pace *p, uint64_t now, uint64_t used, uint64_t limit)
-{
-    uint64_t wait = p->interval_ns;
-
-    if (used != MT_UNKNOWN && limit != MT_UNKNOWN) {
-        wait = mt_u64_min(pace_by_place(wait, used, limit), by_rise(p, now, used, limit));
-        wait = mt_u64_max(wait, mt_u64_min(MS, p->interval_ns));
+    if (used == MT_UNKNOWN || limit == MT_UNKNOWN) return p->interval_ns;
+    left = used < limit ? 4 * (1 - (double)used / (double)limit) : 0;
+    if (left < 1) wait = interval * left;
+    if (used > p->used && now > p->used_at) { /* MT_UNKNOWN is more than anything */
+        rate = (double)(used - p->used) / (double)(now - p->used_at);
+        left = used < limit ? (double)(limit - used) / rate / LOOKS_BEFORE : 0;
+        if (left < wait) wait = left;
     }
-    p->used = used;
-    p->used_at = now;
-    p->near = wait < p->interval_ns;
-    return wait;
-}
-
-static uint64_t
-share_of(const mt_pace *p)
-{
-    uint64_t usual = mt_u64_min(p->interval_ns, USUAL_NS);
-
-    return p->near ? SAMPLE_NEAR : mt_u64_max(SAMPLE_NEAR, SAMPLE_SHARE * usual / USUAL_NS);
+    return mt_u64_max((uint64_t)wait, mt_u64_min(MS, p->interval_ns));
 }
 
 /* The first cost counts in full, a later one by an eighth: one that was expensive does not stop the
@@ -105,9 +80,15 @@ share_of(const mt_pace *p)
 uint64_t
 mt_pace_next(mt_pace *p, uint64_t now, uint64_t cost_ns, uint64_t used, uint64_t limit)
 {
+    uint64_t share = SAMPLE_SHARE * mt_u64_min(p->interval_ns, USUAL_NS) / USUAL_NS;
+
     p->cost_ns = p->cost_ns == 0 ? cost_ns : (7 * p->cost_ns + cost_ns) / 8;
     p->wait_ns = interval_at(p, now, used, limit);
-    p->wait_ns = mt_u64_max(p->wait_ns, share_of(p) * p->cost_ns);
+    p->used = used;
+    p->used_at = now;
+    p->near = p->wait_ns < p->interval_ns;
+    if (p->near || share < SAMPLE_NEAR) share = SAMPLE_NEAR;
+    p->wait_ns = mt_u64_max(p->wait_ns, share * p->cost_ns);
     p->next_ns += p->wait_ns;
     if (p->next_ns <= now) p->next_ns = now + p->wait_ns;
     return p->next_ns;

@@ -109,16 +109,6 @@ read_rare(mt_sampler *s, mt_sample *x, uint64_t now, uint64_t *cost)
     return what;
 }
 
-static uint64_t *
-put_device(uint64_t *to, const mt_device_sample *d, bool known)
-{
-    const uint64_t values[MT_SAMPLER_DEVICE] = {d->allocated, d->reserved, d->free, d->total};
-
-    for (int i = 0; i < MT_SAMPLER_DEVICE; i++)
-        *to++ = known ? values[i] : MT_UNKNOWN;
-    return to;
-}
-
 /* Writes a row to the record. A rare value stands in it only where this very sample read it. */
 static void
 sampler_write_row(mt_sampler *s, const mt_sample *x, unsigned fresh)
@@ -143,8 +133,14 @@ sampler_write_row(mt_sampler *s, const mt_sample *x, unsigned fresh)
     row[MT_ROW_PROCESS] = mt_sample_process(x);
     row[MT_ROW_JOB] = mt_sample_job(x);
     row[MT_ROW_SHM] = sparse.shm;
-    for (size_t i = 0; i < s->with.devices; i++)
-        to = put_device(to, &x->device[i], i < x->devices);
+    for (size_t i = 0; i < s->with.devices; i++) {
+        const mt_device_sample *d = &x->device[i];
+        bool known = i < x->devices;
+        *to++ = known ? d->allocated : MT_UNKNOWN;
+        *to++ = known ? d->reserved : MT_UNKNOWN;
+        *to++ = known ? d->free : MT_UNKNOWN;
+        *to++ = known ? d->total : MT_UNKNOWN;
+    }
     mt_record_append(s->with.record, x->time_ns, row);
 }
 
@@ -165,18 +161,6 @@ sampler_look(mt_sampler *s, const mt_limit *limit, unsigned char of)
     return known ? mt_watermarks_look(&s->marks, of, limit->used, limit->bytes) : 0;
 }
 
-static uint32_t
-look_at_devices(mt_sampler *s, const mt_sample *x)
-{
-    uint32_t passed = 0;
-
-    for (size_t i = 0; i < x->devices && i < s->with.devices; i++) {
-        mt_limit limit = limit_of_mark(x, NULL, (unsigned char)(MT_MARK_DEVICE + i));
-        passed |= sampler_look(s, &limit, (unsigned char)(MT_MARK_DEVICE + i));
-    }
-    return passed;
-}
-
 /* Puts a sample and its limit where other threads read them; returns the watermarks that it passes,
  * and a copy of all of them. */
 static uint32_t
@@ -190,7 +174,12 @@ publish(mt_sampler *s, const mt_sample *x, const mt_limit *limit, mt_watermarks 
     if (mt_is_number(limit->used) && (!mt_is_number(s->peak) || s->peak < limit->used))
         s->peak = limit->used;
     mt_fill_add(&s->swap, (mt_fill_reading){x->time_ns, s->steps, mt_sample_job_swap(x)});
-    passed = sampler_look(s, limit, MT_MARK_HOST) | look_at_devices(s, x);
+    passed = sampler_look(s, limit, MT_MARK_HOST);
+    for (size_t i = 0; i < x->devices && i < s->with.devices; i++) {
+        unsigned char of = (unsigned char)(MT_MARK_DEVICE + i);
+        mt_limit its = limit_of_mark(x, NULL, of);
+        passed |= sampler_look(s, &its, of);
+    }
     atomic_fetch_or(&s->passed, passed);
     *marks = s->marks;
     mt_lock_give(&s->lock);
@@ -199,7 +188,7 @@ publish(mt_sampler *s, const mt_sample *x, const mt_limit *limit, mt_watermarks 
 }
 
 /* Writes an event of the kind "pressure", with its fields as memtools/_record/kinds.py reads them.
- * The thread does it, not step(): a program that is killed before its next step tells nobody. */
+ * The thread does it, not step(): a program may be killed before its next step. */
 static void
 write_event(mt_sampler *s, uint64_t time_ns, const char *fields, int bytes)
 {
@@ -214,35 +203,28 @@ write_event(mt_sampler *s, uint64_t time_ns, const char *fields, int bytes)
     if (s->with.record != NULL) mt_record_write_event(s->with.record, &e);
 }
 
-/* Says that a watermark is passed. Its fraction is written by whole numbers: a program may have set
- * a decimal comma. A device is named as torch does it, cuda:0. */
+/* Writes an event for each watermark that is passed. Its fraction is written by whole numbers: a
+ * program may have set a decimal comma. A device is named as torch names it, cuda:0. */
 static void
-write_passed(mt_sampler *s, uint64_t time_ns, const mt_watermarks *marks, int mark,
-             const mt_limit *limit)
-{
-    unsigned thousandths = (unsigned)(marks->at[mark] * 1000 + 0.5);
-    char fields[MT_RECORD_TEXT], device[8] = "";
-    int n;
-
-    if (marks->of[mark] != MT_MARK_HOST)
-        snprintf(device, sizeof device, ":%u", marks->of[mark] - MT_MARK_DEVICE + 0u);
-    n = snprintf(fields, sizeof fields,
-                 "{\"what\":\"passed\",\"fraction\":%u.%03u,\"used_bytes\":%" PRIu64
-                 ",\"limit_bytes\":%" PRIu64 ",\"source\":\"%s%s\"}",
-                 thousandths / 1000, thousandths % 1000, limit->used, limit->bytes, limit->from,
-                 device);
-
-    write_event(s, time_ns, fields, n);
-}
-
-static void
-sampler_tell(mt_sampler *s, uint32_t passed, const mt_watermarks *marks, const mt_sample *x,
+write_passed(mt_sampler *s, uint32_t passed, const mt_watermarks *marks, const mt_sample *x,
              const mt_limit *host)
 {
+    char fields[MT_RECORD_TEXT], device[8] = "";
+
     for (int i = 0; passed != 0; i++, passed >>= 1) {
+        unsigned thousandths = (unsigned)(marks->at[i] * 1000 + 0.5);
+        mt_limit limit;
+        int n;
         if (!(passed & 1)) continue;
-        mt_limit limit = limit_of_mark(x, host, marks->of[i]);
-        write_passed(s, x->time_ns, marks, i, &limit);
+        limit = limit_of_mark(x, host, marks->of[i]);
+        if (marks->of[i] != MT_MARK_HOST)
+            snprintf(device, sizeof device, ":%u", marks->of[i] - MT_MARK_DEVICE + 0u);
+        n = snprintf(fields, sizeof fields,
+                     "{\"what\":\"passed\",\"fraction\":%u.%03u,\"used_bytes\":%" PRIu64
+                     ",\"limit_bytes\":%" PRIu64 ",\"source\":\"%s%s\"}",
+                     thousandths / 1000, thousandths % 1000, limit.used, limit.bytes, limit.from,
+                     marks->of[i] == MT_MARK_HOST ? "" : device);
+        write_event(s, x->time_ns, fields, n);
     }
 }
 
@@ -266,7 +248,7 @@ usual_wait_ns(progress *p, uint64_t steps, uint64_t now)
 /* Callbacks and guards act in step(). Where a watermark was passed and the program does not call it
  * for a long time, the record says so, once: the program may be killed before anybody else can. */
 static void
-tell_waiting(mt_sampler *s, uint64_t now)
+write_waiting(mt_sampler *s, uint64_t now)
 {
     uint64_t steps = s->steps, most = usual_wait_ns(&s->progress, steps, now);
     char fields[64];
@@ -285,43 +267,9 @@ tell_waiting(mt_sampler *s, uint64_t now)
 }
 
 static void
-tell_second(mt_sampler *s, uint64_t now)
-{
-    if (s->with.each_second == NULL || now - s->second_at < SECOND_NS) return;
-    s->second_at = now;
-    s->with.each_second();
-}
-
-/* The bits of what every sample reads, with that of the pressure where its last reading is old. */
-static unsigned
-mask_now(mt_sampler *s, uint64_t now)
-{
-    unsigned mask = ALWAYS | (s->with.devices > 0 ? MT_READ_DEVICES : 0u);
-
-    if (now - s->pressure_at < PRESSURE_AGE_NS) return mask;
-    s->pressure_at = now;
-    return mask | MT_READ_PRESSURE;
-}
-
-static void
 count_once(const mt_sampler *s, mt_sample *x)
 {
     if (s->with.mapped_again != NULL) mt_sample_count_once(x, s->with.mapped_again);
-}
-
-/* The cost of a sample is all that the thread used since the last one, waking up included, but for
- * what is expensive. */
-static uint64_t
-next_time(mt_sampler *s, const mt_limit *limit, uint64_t rare_cost)
-{
-    const mt_ticker_ops *t = &s->with.ticker;
-    uint64_t cpu = t->cpu_ns(t->ctx), now = t->now_ns(t->ctx), next;
-
-    next = mt_pace_next(&s->pace, now, cpu - s->cpu_seen - rare_cost, limit->used, limit->bytes);
-    s->cpu_seen = cpu;
-    s->cpu_ns = s->cpu_before + cpu;
-    s->interval_ns = s->pace.wait_ns;
-    return next;
 }
 
 /* Samples and returns when to do it again. */
@@ -329,22 +277,37 @@ static uint64_t
 sample(mt_sampler *s)
 {
     const mt_ticker_ops *t = &s->with.ticker;
-    uint64_t now = t->now_ns(t->ctx), cost;
-    unsigned mask = mask_now(s, now), fresh;
+    uint64_t now = t->now_ns(t->ctx), rare_cost, cpu, next;
+    unsigned mask = ALWAYS | (s->with.devices > 0 ? MT_READ_DEVICES : 0u), fresh;
     mt_sample x;
     mt_limit limit;
     mt_watermarks marks;
 
+    if (now - s->pressure_at >= PRESSURE_AGE_NS) {
+        s->pressure_at = now;
+        mask |= MT_READ_PRESSURE;
+    }
     s->with.probe.read(s->with.probe.ctx, mask, &x);
     count_once(s, &x);
     take_over(&x, &s->latest, EXPENSIVE | (MT_READ_PRESSURE & ~mask)); /* as they were read last */
-    fresh = read_rare(s, &x, now, &cost);
+    fresh = read_rare(s, &x, now, &rare_cost);
     limit = mt_limit_of(&x, s->with.limit);
-    sampler_tell(s, publish(s, &x, &limit, &marks), &marks, &x, &limit);
-    tell_waiting(s, now);
-    tell_second(s, now);
+    write_passed(s, publish(s, &x, &limit, &marks), &marks, &x, &limit);
+    write_waiting(s, now);
+    if (s->with.each_second != NULL && now - s->second_at >= SECOND_NS) {
+        s->second_at = now;
+        s->with.each_second();
+    }
     sampler_write_row(s, &x, fresh);
-    return next_time(s, &limit, cost);
+    /* The cost of a sample is all that the thread used since the last one, waking up included, but
+     * for what is expensive. */
+    cpu = t->cpu_ns(t->ctx);
+    next = mt_pace_next(&s->pace, t->now_ns(t->ctx), cpu - s->cpu_seen - rare_cost, limit.used,
+                        limit.bytes);
+    s->cpu_seen = cpu;
+    s->cpu_ns = s->cpu_before + cpu;
+    s->interval_ns = s->pace.wait_ns;
+    return next;
 }
 
 static void

@@ -131,20 +131,6 @@ see_mount(places *ps, mt_text line)
     if (mount.memory && ps->in_v1) consider(&ps->v1, ps->root, &mount);
 }
 
-/* Takes the rest of a line off; all of the text, and false, where the line does not end in it. */
-static bool
-skip_line(mt_text *text)
-{
-    mt_text line;
-    bool ends = memchr(text->at, '\n', text->len) != NULL;
-
-    if (ends)
-        mt_text_line(text, &line);
-    else
-        text->len = 0;
-    return ends;
-}
-
 /* Line by line, however long the file is; a line that does not fit the buffer is skipped. */
 static bool
 see_mounts(const mt_cgroup *cg, places *ps)
@@ -159,7 +145,12 @@ see_mounts(const mt_cgroup *cg, places *ps)
     if ((fd = cg->sys->open(path, O_RDONLY | O_CLOEXEC)) < 0) return false;
     while ((n = cg->sys->pread(fd, buf, sizeof buf, at)) > 0) {
         mt_text text = {buf, (size_t)n}, line;
-        if (inside) inside = !skip_line(&text);
+        if (inside && memchr(buf, '\n', text.len) != NULL) {
+            mt_text_line(&text, &line); /* the rest of it */
+            inside = false;
+        } else if (inside) {
+            text.len = 0;
+        }
         while (memchr(text.at, '\n', text.len) != NULL && mt_text_line(&text, &line))
             see_mount(ps, line);
         if (text.len == (size_t)n) { /* no line ended in it */
@@ -194,44 +185,9 @@ read_in(const mt_cgroup *cg, size_t len, const char *name, char *to, size_t room
 }
 
 static const char *
-limit_name(const mt_cgroup *cg)
-{
-    return cg->version == 1 ? "memory.limit_in_bytes" : "memory.max";
-}
-
-static const char *
 usage_name(const mt_cgroup *cg)
 {
     return cg->version == 1 ? "memory.usage_in_bytes" : "memory.current";
-}
-
-/* What one level states. v2 has no such file in the root group and where the controller is off. */
-static bool
-limit_at(const mt_cgroup *cg, size_t len, uint64_t *out)
-{
-    char buf[NUMBER_ROOM];
-    ssize_t n = read_in(cg, len, limit_name(cg), buf, sizeof buf);
-
-    *out = MT_UNLIMITED;
-    if (n < 0) return errno == ENOENT && cg->version == 2;
-    return mt_limit_parse((mt_text){buf, (size_t)n}, out);
-}
-
-/* v1 states the minimum over all ancestors, those above the mount included. */
-static bool
-limit_above(const mt_cgroup *cg, uint64_t *out)
-{
-    char buf[STAT_ROOM];
-    ssize_t n;
-
-    *out = MT_UNLIMITED;
-    if (cg->version != 1) return true;
-    if ((n = read_in(cg, strlen(cg->dir), "memory.stat", buf, sizeof buf)) < 0)
-        return errno == ENOENT;
-    if (!mt_text_field((mt_text){buf, (size_t)n}, "hierarchical_memory_limit ", out) ||
-        *out >= (uint64_t)1 << 62)
-        *out = MT_UNLIMITED;
-    return true;
 }
 
 size_t
@@ -244,16 +200,25 @@ mt_cgroup_above(const mt_cgroup *cg, size_t len)
 }
 
 /* Sets limit, stated_by and above; false where a level cannot be read. Of equal limits the
- * outermost counts: more is counted against it. */
+ * outermost counts: more is counted against it. v2 has no file of a limit in the root group and where
+ * the controller is off. v1 states the minimum over all ancestors as well, those above the mount
+ * included. */
 static bool
 find_limit(mt_cgroup *cg)
 {
+    const char *name = cg->version == 1 ? "memory.limit_in_bytes" : "memory.max";
+    char buf[STAT_ROOM];
     uint64_t limit;
+    ssize_t n;
 
     cg->limit = MT_UNLIMITED;
     cg->stated_by = 0;
     for (size_t len = strlen(cg->dir);;) {
-        if (!limit_at(cg, len, &limit)) return false;
+        limit = MT_UNLIMITED;
+        n = read_in(cg, len, name, buf, NUMBER_ROOM);
+        if (n < 0 ? errno != ENOENT || cg->version != 2
+                  : !mt_limit_parse((mt_text){buf, (size_t)n}, &limit))
+            return false;
         if (limit != MT_UNLIMITED && limit <= cg->limit) {
             cg->limit = limit;
             cg->stated_by = len;
@@ -261,31 +226,24 @@ find_limit(mt_cgroup *cg)
         if (len == cg->top) break;
         len = mt_cgroup_above(cg, len);
     }
-    if (!limit_above(cg, &limit)) return false;
-    cg->above = limit < cg->limit;
-    if (cg->above) {
+    cg->above = false;
+    if (cg->version != 1) return true;
+    n = read_in(cg, strlen(cg->dir), "memory.stat", buf, sizeof buf);
+    if (n < 0) return errno == ENOENT;
+    if (mt_text_field((mt_text){buf, (size_t)n}, "hierarchical_memory_limit ", &limit) &&
+        limit < (uint64_t)1 << 62 && limit < cg->limit) {
+        cg->above = true;
         cg->limit = limit;
         cg->stated_by = cg->top;
     }
     return true;
 }
 
-/* Without a limit: the nearest group that counts at all, so that usage still says something. */
-static size_t
-nearest_counting(const mt_cgroup *cg)
-{
-    char byte[NUMBER_ROOM];
-
-    for (size_t len = strlen(cg->dir);; len = mt_cgroup_above(cg, len)) {
-        if (read_in(cg, len, usage_name(cg), byte, sizeof byte) >= 0) return len;
-        if (len == cg->top) return 0;
-    }
-}
-
 static void
 look_at_limits(mt_cgroup *cg)
 {
-    size_t before = cg->stated_by;
+    size_t before = cg->stated_by, len = strlen(cg->dir);
+    char byte[NUMBER_ROOM];
 
     if (cg->version == 0) return;
     cg->why = NULL;
@@ -293,7 +251,9 @@ look_at_limits(mt_cgroup *cg)
         cg->limit = MT_UNKNOWN;
         cg->why = "a control group states a limit that cannot be read";
     }
-    if (cg->stated_by == 0) cg->stated_by = nearest_counting(cg);
+    /* Without a limit: the nearest group that counts at all, so that usage still says something. */
+    for (; cg->stated_by == 0 && len != 0; len = mt_cgroup_above(cg, len))
+        if (read_in(cg, len, usage_name(cg), byte, sizeof byte) >= 0) cg->stated_by = len;
     if (cg->stated_by == before && cg->usage_path[0] != 0) return;
     mt_proc_close(cg->sys, &cg->kept_usage);
     mt_proc_close(cg->sys, &cg->kept_stat);
@@ -396,18 +356,22 @@ mt_cgroup_refresh(mt_cgroup *cg)
 
 /* --- readings --------------------------------------------------------------------------------- */
 
+/* Reads a file of the group by a kept descriptor. No text where there is none. */
+static mt_text
+read_kept(const mt_cgroup *cg, mt_descriptor *kept, const char *path, char buf[STAT_ROOM])
+{
+    ssize_t n = path[0] == 0 ? -1 : mt_proc_read(cg->sys, kept, path, buf, STAT_ROOM);
+
+    return (mt_text){buf, n < 0 ? 0 : (size_t)n};
+}
+
 uint64_t
 mt_cgroup_usage(mt_cgroup *cg)
 {
-    char buf[NUMBER_ROOM];
-    mt_text text = {buf, 0};
+    char buf[STAT_ROOM];
+    mt_text text = read_kept(cg, &cg->kept_usage, cg->usage_path, buf);
     uint64_t bytes;
-    ssize_t n;
 
-    if (cg->usage_path[0] == 0) return MT_UNKNOWN;
-    if ((n = mt_proc_read(cg->sys, &cg->kept_usage, cg->usage_path, buf, sizeof buf)) < 0)
-        return MT_UNKNOWN;
-    text.len = (size_t)n;
     return mt_text_number(&text, &bytes) ? bytes : MT_UNKNOWN;
 }
 
@@ -416,24 +380,18 @@ mt_cgroup_inactive(mt_cgroup *cg)
 {
     const char *key = cg->version == 1 ? "total_inactive_file " : "inactive_file ";
     char buf[STAT_ROOM];
+    mt_text text = read_kept(cg, &cg->kept_stat, cg->stat_path, buf);
     uint64_t bytes;
-    ssize_t n;
 
-    if (cg->stat_path[0] == 0) return MT_UNKNOWN;
-    if ((n = mt_proc_read(cg->sys, &cg->kept_stat, cg->stat_path, buf, sizeof buf)) < 0)
-        return MT_UNKNOWN;
-    return mt_text_field((mt_text){buf, (size_t)n}, key, &bytes) ? bytes : MT_UNKNOWN;
+    return mt_text_field(text, key, &bytes) ? bytes : MT_UNKNOWN;
 }
 
 uint64_t
 mt_cgroup_pressure(mt_cgroup *cg)
 {
+    char buf[STAT_ROOM];
+    mt_text text = read_kept(cg, &cg->kept_pressure, cg->pressure_path, buf);
     uint64_t pressure;
-    char buf[256];
-    ssize_t n;
 
-    if (cg->pressure_path[0] == 0) return MT_UNKNOWN;
-    n = mt_proc_read(cg->sys, &cg->kept_pressure, cg->pressure_path, buf, sizeof buf);
-    return n >= 0 && mt_pressure_parse((mt_text){buf, (size_t)n}, &pressure) ? pressure
-                                                                             : MT_UNKNOWN;
+    return mt_pressure_parse(text, &pressure) ? pressure : MT_UNKNOWN;
 }

@@ -57,28 +57,9 @@ mt_children_new(const mt_alloc *mem, const mt_proc_sys *sys, const char *root, m
     mt_children *ch = mem->get(mem->ctx, sizeof *ch);
 
     if (ch == NULL) return mt_fail(err, MT_ENOMEM, "malloc", 0);
-    ch->mem = *mem;
-    ch->sys = sys;
-    ch->root = root;
-    ch->len = ch->listed = 0;
-    ch->beyond = 0;
-    ch->known = false;
-    ch->credit_ns = CREDIT_NS;
-    ch->credit_at = 0;
-    ch->weighed = (child){.pid = 0};
-    ch->stack = 0;
-    ch->table = NULL;
-    ch->room = 0;
+    *ch = (mt_children){.mem = *mem, .sys = sys, .root = root, .credit_ns = CREDIT_NS};
     *out = ch;
     return MT_OK;
-}
-
-/* Drops child i; the order of the others stays. */
-static void
-drop_child(mt_children *ch, size_t i)
-{
-    ch->len--;
-    memmove(ch->table + i, ch->table + i + 1, (ch->len - i) * sizeof *ch->table);
 }
 
 void
@@ -100,27 +81,20 @@ mt_children_free(mt_children *ch)
     mem.put(mem.ctx, ch, sizeof *ch);
 }
 
-/* True where the last call failed because the process has ended meanwhile, which is no fault. */
-static bool
-children_has_gone(void)
-{
-    return errno == ENOENT || errno == ESRCH;
-}
-
 /* --- one child's memory ----------------------------------------------------------------------- */
 
 /* Reads the memory of a child. False where it has ended or is a zombie. */
 static bool
 children_look_at(mt_children *ch, child *c)
 {
-    char path[MT_PATH_ROOM], name[64], buf[TEXT_ROOM];
+    char path[MT_PATH_ROOM], pid[32], buf[TEXT_ROOM];
     uint64_t resident, shared;
     ssize_t n;
 
-    snprintf(name, sizeof name, "/proc/%" PRIu64 "/statm", c->pid);
+    snprintf(pid, sizeof pid, "%" PRIu64, c->pid);
     c->anon = MT_UNKNOWN;
-    if (!mt_path_join(path, ch->root, name)) return true;
-    if ((n = mt_proc_slurp(ch->sys, path, buf, sizeof buf)) < 0) return !children_has_gone();
+    if (!mt_proc_path(path, ch->root, pid, "statm")) return true;
+    if ((n = mt_proc_slurp(ch->sys, path, buf, sizeof buf)) < 0) return !mt_proc_has_gone();
     if (!mt_statm_parse((mt_text){buf, (size_t)n}, &resident, &shared)) return true;
     c->anon = resident - shared;
     return resident != 0;
@@ -128,62 +102,51 @@ children_look_at(mt_children *ch, child *c)
 
 /* --- what nobody else has --------------------------------------------------------------------- */
 
-/* Anonymous pages that are mapped here alone are dirty; so are pages of shared memory, which are of
- * no concern. Each of the three numbers is at least what is asked for. */
-static uint64_t
-least_of(mt_text rollup)
-{
-    uint64_t anon = mt_text_kib(rollup, "Anonymous:");
-    uint64_t dirty = mt_text_kib(rollup, "Private_Dirty:");
-
-    if (anon == MT_UNKNOWN || dirty == MT_UNKNOWN) return MT_UNKNOWN;
-    return mt_u64_min(mt_u64_min(anon, dirty), mt_text_kib(rollup, "Pss_Anon:"));
-}
-
 /* The text of a file of one process, which may be "self". */
 static mt_text
 children_text_of(const mt_children *ch, const char *pid, const char *file, char buf[TEXT_ROOM])
 {
-    char path[MT_PATH_ROOM], name[64];
+    char path[MT_PATH_ROOM];
     ssize_t n = -1;
 
-    snprintf(name, sizeof name, "/proc/%s/%s", pid, file);
-    if (mt_path_join(path, ch->root, name)) n = mt_proc_slurp(ch->sys, path, buf, TEXT_ROOM);
+    if (mt_proc_path(path, ch->root, pid, file)) n = mt_proc_slurp(ch->sys, path, buf, TEXT_ROOM);
     return (mt_text){buf, n < 0 ? 0 : (size_t)n};
 }
 
+/* A forked process has its parent's stack, and exec() draws it anew. 0: not known. */
 static uint64_t
 stack_of(const mt_children *ch, const char *pid)
 {
-    enum { START_STACK = 28 }; /* a forked process has its parent's, and exec() draws it anew */
+    enum { START_STACK = 28 };
     char buf[TEXT_ROOM];
     uint64_t stack;
 
     return mt_stat_field(children_text_of(ch, pid, "stat", buf), START_STACK, &stack) ? stack : 0;
 }
 
-static bool
-is_first_of_family(const mt_children *ch, const child *c)
-{
-    if (c->stack == 0 || c->stack == ch->stack) return c->stack == 0;
-    for (const child *other = ch->table; other != c; other++) {
-        if (other->stack == c->stack) return false;
-    }
-    return true;
-}
-
 /* One that may not be read, another user's for example, keeps what is known of it. */
 static void
 weigh(mt_children *ch, child *c, uint64_t now)
 {
+    uint64_t began = mt_thread_cpu_ns(), own = c->anon, took;
     char pid[32], buf[TEXT_ROOM];
-    uint64_t began = mt_thread_cpu_ns(), own, took;
+    bool is_first;
 
     snprintf(pid, sizeof pid, "%" PRIu64, c->pid);
     if (ch->stack == 0) ch->stack = stack_of(ch, "self");
     c->stack = stack_of(ch, pid);
-    own = is_first_of_family(ch, c) ? c->anon
-                                    : least_of(children_text_of(ch, pid, "smaps_rollup", buf));
+    is_first = c->stack == 0 || c->stack != ch->stack;
+    for (const child *other = ch->table; c->stack != 0 && other != c; other++)
+        is_first = is_first && other->stack != c->stack;
+    if (!is_first) {
+        /* Anonymous pages that are mapped here alone are dirty; so are pages of shared memory, which
+         * do not count here. What the process has alone is at most each of the three numbers. */
+        mt_text rollup = children_text_of(ch, pid, "smaps_rollup", buf);
+        uint64_t anon = mt_text_kib(rollup, "Anonymous:");
+        uint64_t dirty = mt_text_kib(rollup, "Private_Dirty:");
+        own = mt_u64_min(mt_u64_min(anon, dirty), mt_text_kib(rollup, "Pss_Anon:"));
+        if (anon == MT_UNKNOWN || dirty == MT_UNKNOWN) own = MT_UNKNOWN;
+    }
     if (own != MT_UNKNOWN) c->common = c->anon > own ? c->anon - own : 0;
     c->weighed_at = now;
     ch->weighed = *c;
@@ -207,19 +170,14 @@ weigh_some(mt_children *ch, uint64_t now)
     }
 }
 
-static bool
-is_about(uint64_t a, uint64_t b)
-{
-    return a / 4 * 3 <= b && b / 4 * 3 <= a;
-}
-
 static uint64_t
 private_of(const mt_children *ch, const child *c)
 {
-    uint64_t common = c->common;
+    uint64_t common = c->common, example = ch->weighed.anon;
 
     if (c->anon == MT_UNKNOWN) return MT_UNKNOWN;
-    if (c->weighed_at == 0 && is_about(c->anon, ch->weighed.anon)) common = ch->weighed.common;
+    if (c->weighed_at == 0 && c->anon / 4 * 3 <= example && example / 4 * 3 <= c->anon)
+        common = ch->weighed.common;
     return c->anon > common ? c->anon - common : 0;
 }
 
@@ -238,19 +196,6 @@ children_place_of(const mt_children *ch, uint64_t pid)
     return ch->len;
 }
 
-/* For one child more. False where there are too many, or no memory for more. */
-static bool
-children_make_room(mt_children *ch)
-{
-    child *table;
-
-    if (ch->len == MT_CHILDREN_MOST) return false;
-    table = mt_alloc_grown(&ch->mem, ch->table, &ch->room, ch->len + 1, sizeof *table);
-    if (table == NULL) return false;
-    ch->table = table;
-    return true;
-}
-
 static void
 list_child(mt_children *ch, uint64_t pid)
 {
@@ -258,9 +203,15 @@ list_child(mt_children *ch, uint64_t pid)
     child c = {.pid = pid, .anon = MT_UNKNOWN};
 
     if (i < ch->listed) return; /* twice: its parent's thread has ended meanwhile */
-    if (i == ch->room && !children_make_room(ch)) {
-        ch->beyond++;
-        return;
+    if (i == ch->room) {
+        child *table = NULL;
+        if (i < MT_CHILDREN_MOST)
+            table = mt_alloc_grown(&ch->mem, ch->table, &ch->room, i + 1, sizeof *table);
+        if (table == NULL) { /* too many, or no memory for more */
+            ch->beyond++;
+            return;
+        }
+        ch->table = table;
     }
     if (i < ch->len)
         c = ch->table[i];
@@ -310,35 +261,28 @@ take_list(mt_children *ch, const char *path)
     return n == 0;
 }
 
-static bool
-is_number(const char *name)
-{
-    return *name != 0 && strspn(name, "0123456789") == strlen(name) && strlen(name) < 11;
-}
-
 /* Lists the children of all threads of one process, and counts the threads that have a list. False
  * when something hid a part of them. */
 static bool
 list_children_of(mt_children *ch, const char *pid, size_t *lists)
 {
-    char name[64], folder[MT_PATH_ROOM], path[MT_PATH_ROOM + 64];
+    char folder[MT_PATH_ROOM], path[MT_PATH_ROOM + 64];
     const char *thread;
     bool ok = true;
     mt_folder dir;
 
     *lists = 0;
-    snprintf(name, sizeof name, "/proc/%s/task", pid);
-    if (!mt_path_join(folder, ch->root, name)) return false;
-    if (!ch->sys->opendir(folder, &dir)) return children_has_gone();
+    if (!mt_proc_path(folder, ch->root, pid, "task")) return false;
+    if (!ch->sys->opendir(folder, &dir)) return mt_proc_has_gone();
     while ((thread = ch->sys->readdir(&dir)) != NULL) {
-        if (!is_number(thread)) continue;
-        snprintf(path, sizeof path, "%s/%s/children", folder, thread);
+        if (*thread < '0' || *thread > '9') continue;
+        snprintf(path, sizeof path, "%s/%.10s/children", folder, thread);
         if (take_list(ch, path))
             ++*lists;
         else
-            ok = ok && children_has_gone();
+            ok = ok && mt_proc_has_gone();
     }
-    ok = ok && (errno == 0 || children_has_gone());
+    ok = ok && (errno == 0 || mt_proc_has_gone());
     ch->sys->closedir(&dir);
     return ok;
 }
@@ -369,8 +313,7 @@ mt_children_scan(mt_children *ch)
     ch->listed = 0;
     ch->beyond = 0;
     ch->known = scan_tree(ch);
-    while (ch->known && ch->len > ch->listed)
-        drop_child(ch, ch->len - 1);
+    if (ch->known) ch->len = ch->listed;
     for (size_t i = 0; i < ch->len; i++)
         if (children_look_at(ch, &ch->table[i])) ch->table[left++] = ch->table[i];
     ch->len = left;
@@ -395,29 +338,24 @@ mt_children_read(const mt_children *ch, uint64_t *count, uint64_t *priv)
     *priv = ch->known && ch->beyond == 0 ? sum : MT_UNKNOWN;
 }
 
-/* A process that ends has no such line any more, because it has no memory. */
-static uint64_t
-children_swap_of(const mt_children *ch, const child *c)
-{
-    char pid[32], buf[TEXT_ROOM];
-    uint64_t size;
-    mt_text text;
-
-    snprintf(pid, sizeof pid, "%" PRIu64, c->pid);
-    errno = 0;
-    text = children_text_of(ch, pid, "status", buf);
-    if (text.len == 0) return children_has_gone() ? 0 : MT_UNKNOWN;
-    return mt_text_field(text, "VmSize:", &size) ? mt_text_kib(text, "VmSwap:") : 0;
-}
-
 uint64_t
 mt_children_swap(const mt_children *ch)
 {
-    uint64_t sum = 0;
+    uint64_t sum = 0, swapped, size;
+    char pid[32], buf[TEXT_ROOM];
 
     if (!mt_children_known(ch)) return MT_UNKNOWN;
     for (size_t i = 0; i < ch->len; i++) {
-        uint64_t swapped = children_swap_of(ch, &ch->table[i]);
+        mt_text text;
+        snprintf(pid, sizeof pid, "%" PRIu64, ch->table[i].pid);
+        errno = 0;
+        text = children_text_of(ch, pid, "status", buf);
+        if (text.len == 0)
+            swapped = mt_proc_has_gone() ? 0 : MT_UNKNOWN;
+        else if (mt_text_field(text, "VmSize:", &size))
+            swapped = mt_text_kib(text, "VmSwap:");
+        else
+            swapped = 0; /* it ends, and has no memory any more */
         if (swapped >= MT_UNLIMITED || sum > MT_UNLIMITED - 1 - swapped) return MT_UNKNOWN;
         sum += swapped;
     }

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -71,19 +72,11 @@ in_ns(int64_t seconds, uint32_t ns)
     return seconds < 0 ? 0 : (uint64_t)seconds * 1000000000u + ns;
 }
 
-static uint64_t
-earlier(struct timespec a, struct timespec b)
-{
-    uint64_t one = in_ns(a.tv_sec, (uint32_t)a.tv_nsec),
-             other = in_ns(b.tv_sec, (uint32_t)b.tv_nsec);
-
-    return one < other ? one : other;
-}
-
 /* When it was born only statx() tells; headers older than that have stat() alone. */
 static bool
 linux_stat(const char *path, mt_file *out)
 {
+    uint64_t modified, changed;
     struct stat is;
 
 #ifdef STATX_BTIME
@@ -107,12 +100,14 @@ linux_stat(const char *path, mt_file *out)
     if (errno != ENOSYS && errno != EPERM) return false;
 #endif
     if (stat(path, &is) != 0) return false;
+    modified = in_ns(is.st_mtim.tv_sec, (uint32_t)is.st_mtim.tv_nsec);
+    changed = in_ns(is.st_ctim.tv_sec, (uint32_t)is.st_ctim.tv_nsec);
     *out = (mt_file){.device = is.st_dev,
                      .inode = is.st_ino,
                      .links = is.st_nlink,
                      .user = is.st_uid,
                      .bytes = (uint64_t)is.st_blocks * 512,
-                     .born_ns = earlier(is.st_mtim, is.st_ctim),
+                     .born_ns = modified < changed ? modified : changed,
                      .regular = S_ISREG(is.st_mode),
                      .folder = S_ISDIR(is.st_mode)};
     return true;
@@ -157,6 +152,20 @@ mt_path_join(char *out, const char *root, const char *path)
     memcpy(out + a, path, b);
     out[a + b] = 0;
     return true;
+}
+
+bool
+mt_proc_path(char *out, const char *root, const char *pid, const char *file)
+{
+    int len = snprintf(out, MT_PATH_ROOM, "%s/proc/%s/%s", root, pid, file);
+
+    return len > 0 && len < MT_PATH_ROOM;
+}
+
+bool
+mt_proc_has_gone(void)
+{
+    return errno == ENOENT || errno == ESRCH;
 }
 
 void

@@ -61,6 +61,11 @@ extern const mt_proc_sys mt_proc_sys_libc;
 
 /* root + path into out[MT_PATH_ROOM]; false when it does not fit. */
 bool mt_path_join(char *out, const char *root, const char *path);
+/* The same for a file in the folder of a process, "self" for this one. */
+bool mt_proc_path(char *out, const char *root, const char *pid, const char *file);
+
+/* True where errno says that the process, or its file, has gone meanwhile. */
+bool mt_proc_has_gone(void);
 
 /* Opens, reads at most `room` bytes, closes. -1 and errno; what is longer is cut. */
 ssize_t mt_proc_slurp(const mt_proc_sys *sys, const char *path, char *to, size_t room);

@@ -136,17 +136,7 @@ mt_shm_new(const mt_alloc *mem, const mt_proc_sys *sys, const char *root, mt_shm
     mt_shm *s = mem->get(mem->ctx, sizeof *s);
 
     if (s == NULL) return mt_fail(err, MT_ENOMEM, "malloc", 0);
-    s->mem = *mem;
-    s->sys = sys;
-    s->root = root;
-    s->unnamed = 0;
-    s->told = s->told_before = 0;
-    s->look = 0;
-    s->len = 0;
-    s->table = NULL;
-    s->room = 0;
-    s->paths = NULL;
-    s->paths_len = s->paths_room = 0;
+    *s = (mt_shm){.mem = *mem, .sys = sys, .root = root};
     *out = s;
     return MT_OK;
 }
@@ -200,38 +190,21 @@ place_of_file(const mt_shm *s, uint64_t key)
     return shm_place_of(s->table, s->len, sizeof *s->table, key);
 }
 
-static file *
-shm_find(mt_shm *s, uint64_t key)
-{
-    size_t i = place_of_file(s, key);
-
-    return i < s->len && s->table[i].key == key ? &s->table[i] : NULL;
-}
-
-/* For one file more. False where there are too many, or no memory for more. */
-static bool
-shm_make_room(mt_shm *s)
-{
-    file *table;
-
-    if (s->len == MT_SHM_MOST) return false;
-    table = mt_alloc_grown(&s->mem, s->table, &s->room, s->len + 1, sizeof *table);
-    if (table == NULL) return false;
-    s->table = table;
-    return true;
-}
-
 /* The file's entry, made where there is none; NULL where the table is full. */
 static file *
 entry_of(mt_shm *s, uint64_t key)
 {
     size_t i = place_of_file(s, key);
+    file *table = NULL;
 
     if (i < s->len && s->table[i].key == key) return &s->table[i];
-    if (s->len == s->room && !shm_make_room(s)) {
+    if (s->len < MT_SHM_MOST)
+        table = mt_alloc_grown(&s->mem, s->table, &s->room, s->len + 1, sizeof *table);
+    if (table == NULL) { /* too many, or no memory for more */
         s->complete = false;
         return NULL;
     }
+    s->table = table;
     memmove(s->table + i + 1, s->table + i, (s->len - i) * sizeof *s->table);
     s->len++;
     s->table[i] = (file){.key = key};
@@ -259,9 +232,9 @@ shm_count(mt_shm *s, file *f, uint64_t bytes, bool exact)
     if (exact) f->exact = s->look;
 }
 
-/* It is not the job's. */
+/* Notes that the file is not the job's. */
 static void
-shm_leave(mt_shm *s, file *f, uint64_t bytes)
+exclude(mt_shm *s, file *f, uint64_t bytes)
 {
     f->bytes = bytes;
     f->exact = s->look;
@@ -310,36 +283,7 @@ take_told(mt_shm *s)
     }
 }
 
-/* Whether the program has told of a path in /dev/shm. */
-static bool
-was_told(const mt_shm *s, const char *name)
-{
-    uint64_t hash = shm_hash_of(name);
-    size_t i = place_of_path(s, hash);
-
-    return i < s->paths_len && s->paths[i] == hash;
-}
-
-/* Forgets files that nobody holds and that have no name any more. */
-static void
-forget_gone(mt_shm *s)
-{
-    size_t to = 0;
-
-    for (size_t i = 0; i < s->len; i++) {
-        if (s->table[i].counted == s->look) s->table[to++] = s->table[i];
-    }
-    s->len = to;
-}
-
 /* --- what a process holds --------------------------------------------------------------------- */
-
-/* True where the last call failed because the process, or the file, has gone meanwhile. */
-static bool
-shm_has_gone(void)
-{
-    return errno == ENOENT || errno == ESRCH;
-}
 
 static void
 shm_see(mt_shm *s, const mt_file *is)
@@ -353,7 +297,7 @@ shm_see(mt_shm *s, const mt_file *is)
     if (unnamed || is->born_ns >= s->since)
         shm_count(s, f, is->bytes, true);
     else
-        shm_leave(s, f, is->bytes);
+        exclude(s, f, is->bytes);
 }
 
 /* Puts a name behind the first `len` characters, which are a folder. False where it is too long. */
@@ -372,16 +316,15 @@ name_in(char path[MT_PATH_ROOM], size_t len, const char *name)
 static bool
 look_at_files(mt_shm *s, const char *pid, bool self)
 {
-    char path[MT_PATH_ROOM], name[64];
+    char path[MT_PATH_ROOM];
     const char *number;
     mt_folder dir;
     mt_file is;
     size_t len;
     bool ok = true;
 
-    snprintf(name, sizeof name, "/proc/%s/fd", pid);
-    if (!mt_path_join(path, s->root, name)) return false;
-    if (!s->sys->opendir(path, &dir)) return !self && shm_has_gone();
+    if (!mt_proc_path(path, s->root, pid, "fd")) return false;
+    if (!s->sys->opendir(path, &dir)) return !self && mt_proc_has_gone();
     len = strlen(path);
     while ((number = s->sys->readdir(&dir)) != NULL) {
         if (*number == '.') continue;
@@ -389,9 +332,9 @@ look_at_files(mt_shm *s, const char *pid, bool self)
         if (s->sys->stat(path, &is))
             shm_see(s, &is);
         else
-            ok = ok && shm_has_gone();
+            ok = ok && mt_proc_has_gone();
     }
-    ok = ok && (errno == 0 || (!self && shm_has_gone()));
+    ok = ok && (errno == 0 || (!self && mt_proc_has_gone()));
     s->sys->closedir(&dir);
     return ok;
 }
@@ -418,16 +361,15 @@ resident_there(mt_shm *s, const char *pid, const mt_mapping *m)
 {
     const uint64_t used = (uint64_t)3 << 62; /* in memory, or swapped out */
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), words[WORDS], found = 0;
-    char path[MT_PATH_ROOM], name[64];
+    char path[MT_PATH_ROOM];
     uint64_t at = m->start;
     ssize_t n = 1;
     int fd;
     mt_descriptor brief;
 
-    snprintf(name, sizeof name, "/proc/%s/pagemap", pid);
-    if (!mt_path_join(path, s->root, name)) return 0;
+    if (!mt_proc_path(path, s->root, pid, "pagemap")) return 0;
     if ((fd = s->sys->open(path, O_RDONLY | O_CLOEXEC)) < 0) {
-        s->complete = s->complete && shm_has_gone();
+        s->complete = s->complete && mt_proc_has_gone();
         return 0;
     }
     brief = mt_descriptor_keep(fd);
@@ -469,16 +411,15 @@ see_mapping(mt_shm *s, const char *pid, bool self, mt_mapping m)
 static bool
 look_at_mappings(mt_shm *s, const char *pid, bool self)
 {
-    char path[MT_PATH_ROOM], name[64], buf[TEXT_ROOM];
+    char path[MT_PATH_ROOM], buf[TEXT_ROOM];
     int fd;
     mt_descriptor brief;
     off_t at = 0;
     ssize_t n;
     bool ok;
 
-    snprintf(name, sizeof name, "/proc/%s/maps", pid);
-    if (!mt_path_join(path, s->root, name)) return false;
-    if ((fd = s->sys->open(path, O_RDONLY | O_CLOEXEC)) < 0) return !self && shm_has_gone();
+    if (!mt_proc_path(path, s->root, pid, "maps")) return false;
+    if ((fd = s->sys->open(path, O_RDONLY | O_CLOEXEC)) < 0) return !self && mt_proc_has_gone();
     brief = mt_descriptor_keep(fd);
     while ((n = s->sys->pread(fd, buf, sizeof buf, at)) > 0) {
         mt_text text = {buf, (size_t)n}, line;
@@ -493,19 +434,9 @@ look_at_mappings(mt_shm *s, const char *pid, bool self)
             if (mt_mapping_parse(line, &m)) see_mapping(s, pid, self, m);
         }
     }
-    ok = n == 0 || (!self && shm_has_gone());
+    ok = n == 0 || (!self && mt_proc_has_gone());
     mt_proc_close(s->sys, &brief);
     return ok;
-}
-
-static bool
-is_another_users(mt_shm *s, const char *pid)
-{
-    char path[MT_PATH_ROOM], name[64];
-    mt_file is;
-
-    snprintf(name, sizeof name, "/proc/%s", pid);
-    return mt_path_join(path, s->root, name) && s->sys->stat(path, &is) && is.user != geteuid();
 }
 
 /* Returns what the process's resident set has of shared memory; MT_UNKNOWN where that is not told.
@@ -513,21 +444,22 @@ is_another_users(mt_shm *s, const char *pid)
 static uint64_t
 look_at_process(mt_shm *s, const char *pid, bool self)
 {
-    char path[MT_PATH_ROOM], name[64], buf[TEXT_ROOM];
+    char path[MT_PATH_ROOM], buf[TEXT_ROOM];
     uint64_t shared;
+    mt_file is;
     ssize_t n;
 
-    snprintf(name, sizeof name, "/proc/%s/status", pid);
-    if (!mt_path_join(path, s->root, name)) return MT_UNKNOWN;
+    if (!mt_proc_path(path, s->root, pid, "status")) return MT_UNKNOWN;
     n = mt_proc_slurp(s->sys, path, buf, sizeof buf);
     if (n < 0) {
-        s->complete = s->complete && !self && shm_has_gone();
+        s->complete = s->complete && !self && mt_proc_has_gone();
         return MT_UNKNOWN;
     }
     shared = mt_text_kib((mt_text){buf, (size_t)n}, "RssShmem:");
     if (!look_at_files(s, pid, self)) {
         /* Another user's process: what it has open and does not map is its own. */
-        s->complete = s->complete && shared == 0 && is_another_users(s, pid);
+        s->complete = s->complete && shared == 0 && mt_proc_path(path, s->root, pid, "") &&
+                      s->sys->stat(path, &is) && is.user != geteuid();
         return shared;
     }
     if (shared != 0 && !look_at_mappings(s, pid, self)) s->complete = false;
@@ -538,23 +470,13 @@ look_at_process(mt_shm *s, const char *pid, bool self)
 
 typedef enum owner { NOBODY, THE_JOB, OTHERS } owner;
 
-static bool
-is_of_job(const mt_shm *s, uint64_t pid)
-{
-    if (pid == (uint64_t)getpid()) return true;
-    for (size_t i = 0; i < mt_children_len(s->children); i++) {
-        if (mt_children_pid(s->children, i) == pid) return true;
-    }
-    return false;
-}
-
 /* By the pid in the names that torch and multiprocessing give. A process that has ended is nobody.
  */
 static owner
 owner_of(const mt_shm *s, const char *name)
 {
     static const char *const starts[] = {"torch_", "pym-"};
-    char path[MT_PATH_ROOM], process[64];
+    char path[MT_PATH_ROOM], process[32];
     mt_text rest = {name, strlen(name)};
     uint64_t pid;
     mt_file is;
@@ -563,9 +485,12 @@ owner_of(const mt_shm *s, const char *name)
         size_t len = strlen(starts[i]);
         mt_text number = {rest.at + len, rest.len - len};
         if (!mt_text_starts(rest, starts[i]) || !mt_text_number(&number, &pid)) continue;
-        if (is_of_job(s, pid)) return THE_JOB;
-        snprintf(process, sizeof process, "/proc/%" PRIu64, pid);
-        return mt_path_join(path, s->root, process) && s->sys->stat(path, &is) ? OTHERS : NOBODY;
+        if (pid == (uint64_t)getpid()) return THE_JOB;
+        for (size_t c = 0; c < mt_children_len(s->children); c++)
+            if (mt_children_pid(s->children, c) == pid) return THE_JOB;
+        snprintf(process, sizeof process, "%" PRIu64, pid);
+        return mt_proc_path(path, s->root, process, "") && s->sys->stat(path, &is) ? OTHERS
+                                                                                   : NOBODY;
     }
     return NOBODY;
 }
@@ -574,13 +499,17 @@ owner_of(const mt_shm *s, const char *name)
 static void
 see_name(mt_shm *s, const char *name, const mt_file *is)
 {
-    file *f = shm_find(s, is->inode);
+    size_t at = place_of_file(s, is->inode), told;
+    file *f = at < s->len && s->table[at].key == is->inode ? &s->table[at] : NULL;
     bool held = f != NULL && f->held == s->look, ours = f != NULL && f->made;
     owner by_name = owner_of(s, name);
+    uint64_t hash = shm_hash_of(name);
 
     if (is->born_ns >= s->since) {
-        bool users = is->user == geteuid();
-        ours = ours || (users && (by_name == THE_JOB || was_told(s, name)));
+        bool users = is->user == geteuid(), was_told;
+        told = place_of_path(s, hash);
+        was_told = told < s->paths_len && s->paths[told] == hash;
+        ours = ours || (users && (by_name == THE_JOB || was_told));
         if (users && !ours && by_name == NOBODY && s->root[0] == 0) atomic_store(&saw_strays, true);
         if (ours && f == NULL) f = entry_of(s, is->inode);
         if (f != NULL) f->made = ours;
@@ -592,15 +521,7 @@ see_name(mt_shm *s, const char *name, const mt_file *is)
     if (ours)
         shm_count(s, f, is->bytes, true);
     else
-        shm_leave(s, f, is->bytes);
-}
-
-/* Whether a folder in /dev/shm may have files of the job: it was made since this process began. */
-static bool
-may_have_ours(const mt_shm *s, const mt_file *is)
-{
-    return is->folder && is->device == s->folder && is->user == geteuid() &&
-           is->born_ns >= s->since;
+        exclude(s, f, is->bytes);
 }
 
 /* `path` is a folder, of so many characters, and has room for names in it; `above`: of these, how many
@@ -618,10 +539,11 @@ look_at_names(mt_shm *s, char path[MT_PATH_ROOM], size_t above, int deep)
     while ((name = s->sys->readdir(&dir)) != NULL) {
         if (*name == '.' || !name_in(path, len, name)) continue;
         if (!s->sys->stat(path, &is))
-            ok = ok && shm_has_gone();
+            ok = ok && mt_proc_has_gone();
         else if (is.regular && is.device == s->folder)
             see_name(s, path + above + 1, &is);
-        else if (deep < DEEPEST && may_have_ours(s, &is))
+        else if (deep < DEEPEST && is.folder && is.device == s->folder && is.user == geteuid() &&
+                 is.born_ns >= s->since) /* it may have files of the job */
             ok = look_at_names(s, path, above, deep + 1) && ok;
     }
     ok = ok && errno == 0;
@@ -646,30 +568,26 @@ find_unnamed(void)
     return found;
 }
 
-/* Where there is no folder, there are no names, and that is known. */
-static bool
-look_at_folder(mt_shm *s, const char *folder, mt_shm_bytes *out)
-{
-    mt_file is;
-
-    s->folder = 0;
-    if (!s->sys->stat(folder, &is)) return errno == ENOENT;
-    s->folder = is.device;
-    if (!s->sys->space(folder, &out->total, &out->free)) out->total = out->free = MT_UNKNOWN;
-    return true;
-}
-
 void
 mt_shm_look(mt_shm *s, const mt_children *children, uint64_t since_ns, mt_shm_bytes *out)
 {
     char folder[MT_PATH_ROOM], pid[32];
     uint64_t mapped, sum = 0, foreign = 0;
+    size_t known = 0;
+    mt_file is;
 
     *out = (mt_shm_bytes){MT_UNKNOWN, MT_UNKNOWN, MT_UNKNOWN, MT_UNKNOWN};
     s->children = children;
     s->since = since_ns;
     s->look++;
-    s->complete = mt_path_join(folder, s->root, "/dev/shm") && look_at_folder(s, folder, out);
+    s->folder = 0;
+    s->complete = mt_path_join(folder, s->root, "/dev/shm");
+    if (s->complete && s->sys->stat(folder, &is)) {
+        s->folder = is.device;
+        if (!s->sys->space(folder, &out->total, &out->free)) out->total = out->free = MT_UNKNOWN;
+    } else {
+        s->complete = s->complete && errno == ENOENT; /* then there are no names */
+    }
     if (s->unnamed == 0) s->unnamed = find_unnamed();
     take_told(s);
     mapped = look_at_process(s, "self", true);
@@ -686,7 +604,9 @@ mt_shm_look(mt_shm *s, const mt_children *children, uint64_t since_ns, mt_shm_by
             foreign += mt_u64_min(f->mapped, f->bytes);
     }
     if (!s->complete || mapped == MT_UNKNOWN || !mt_children_known(children)) return;
-    forget_gone(s);
+    for (size_t i = 0; i < s->len; i++) /* the others are held by no process and have no name */
+        if (s->table[i].counted == s->look) s->table[known++] = s->table[i];
+    s->len = known;
     out->all = sum;
     out->mapped = mapped > foreign ? mapped - foreign : 0;
 }
