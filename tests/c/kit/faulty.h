@@ -26,6 +26,13 @@ faulty_fails(faulty *f)
     return f->calls++ == f->fail_at;
 }
 
+/* Defines a system call that answers `failed`, with errno set, where `fails()` says so. */
+#define FAULTY_CALL(type, name, params, fails, failed, real)                                       \
+    static inline type name params                                                                 \
+    {                                                                                              \
+        return fails() ? (failed) : real;                                                          \
+    }
+
 static inline void *
 faulty_get(void *ctx, size_t bytes)
 {

@@ -29,41 +29,18 @@ sys_kept(int fd)
     return fd;
 }
 
-static inline int
-sys_memfd_create(const char *name, unsigned flags)
-{
-    return sys_fails() ? -1 : sys_kept(mt_linux_sys_libc.memfd_create(name, flags));
-}
-
-static inline int
-sys_ftruncate(int fd, off_t bytes)
-{
-    return sys_fails() ? -1 : mt_linux_sys_libc.ftruncate(fd, bytes);
-}
-
-static inline int
-sys_fallocate(int fd, int mode, off_t offset, off_t bytes)
-{
-    return sys_fails() ? -1 : mt_linux_sys_libc.fallocate(fd, mode, offset, bytes);
-}
-
-static inline int
-sys_open(const char *path, int flags)
-{
-    return sys_fails() ? -1 : sys_kept(mt_linux_sys_libc.open(path, flags));
-}
-
-static inline ssize_t
-sys_read(int fd, void *to, size_t bytes)
-{
-    return sys_fails() ? -1 : mt_linux_sys_libc.read(fd, to, bytes);
-}
-
-static inline ssize_t
-sys_pread(int fd, void *to, size_t bytes, off_t offset)
-{
-    return sys_fails() ? -1 : mt_linux_sys_libc.pread(fd, to, bytes, offset);
-}
+FAULTY_CALL(int, sys_memfd_create, (const char *name, unsigned flags), sys_fails, -1,
+            sys_kept(mt_linux_sys_libc.memfd_create(name, flags)))
+FAULTY_CALL(int, sys_ftruncate, (int fd, off_t bytes), sys_fails, -1,
+            mt_linux_sys_libc.ftruncate(fd, bytes))
+FAULTY_CALL(int, sys_fallocate, (int fd, int mode, off_t offset, off_t bytes), sys_fails, -1,
+            mt_linux_sys_libc.fallocate(fd, mode, offset, bytes))
+FAULTY_CALL(int, sys_open, (const char *path, int flags), sys_fails, -1,
+            sys_kept(mt_linux_sys_libc.open(path, flags)))
+FAULTY_CALL(ssize_t, sys_read, (int fd, void *to, size_t bytes), sys_fails, -1,
+            mt_linux_sys_libc.read(fd, to, bytes))
+FAULTY_CALL(ssize_t, sys_pread, (int fd, void *to, size_t bytes, off_t offset), sys_fails, -1,
+            mt_linux_sys_libc.pread(fd, to, bytes, offset))
 
 static inline int
 sys_close(int fd)
@@ -94,11 +71,8 @@ sys_munmap(void *at, size_t bytes)
     return mt_linux_sys_libc.munmap(at, bytes);
 }
 
-static inline int
-sys_madvise(void *at, size_t bytes, int advice)
-{
-    return sys_fails() ? -1 : mt_linux_sys_libc.madvise(at, bytes, advice);
-}
+FAULTY_CALL(int, sys_madvise, (void *at, size_t bytes, int advice), sys_fails, -1,
+            mt_linux_sys_libc.madvise(at, bytes, advice))
 
 static int sys_scanned; /* the last scan succeeded */
 

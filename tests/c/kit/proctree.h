@@ -77,17 +77,10 @@ proc_open(const char *path, int flags)
     return fd;
 }
 
-static inline ssize_t
-proc_pread(int fd, void *to, size_t bytes, off_t at)
-{
-    return proc_fails() ? -1 : mt_proc_sys_libc.pread(fd, to, bytes, at);
-}
-
-static inline ssize_t
-proc_pwrite(int fd, const void *from, size_t bytes, off_t at)
-{
-    return proc_fails() ? -1 : mt_proc_sys_libc.pwrite(fd, from, bytes, at);
-}
+FAULTY_CALL(ssize_t, proc_pread, (int fd, void *to, size_t bytes, off_t at), proc_fails, -1,
+            mt_proc_sys_libc.pread(fd, to, bytes, at))
+FAULTY_CALL(ssize_t, proc_pwrite, (int fd, const void *from, size_t bytes, off_t at), proc_fails,
+            -1, mt_proc_sys_libc.pwrite(fd, from, bytes, at))
 
 static inline int
 proc_close(int fd)
@@ -96,11 +89,8 @@ proc_close(int fd)
     return mt_proc_sys_libc.close(fd);
 }
 
-static inline int
-proc_getrusage(int who, struct rusage *out)
-{
-    return proc_fails() ? -1 : mt_proc_sys_libc.getrusage(who, out);
-}
+FAULTY_CALL(int, proc_getrusage, (int who, struct rusage *out), proc_fails, -1,
+            mt_proc_sys_libc.getrusage(who, out))
 
 static inline bool
 proc_opendir(const char *path, mt_folder *out)
@@ -124,23 +114,12 @@ proc_closedir(mt_folder *dir)
     mt_proc_sys_libc.closedir(dir);
 }
 
-static inline bool
-proc_stat(const char *path, mt_file *out)
-{
-    return !proc_fails() && mt_proc_sys_libc.stat(path, out);
-}
-
-static inline bool
-proc_space(const char *path, uint64_t *total, uint64_t *left)
-{
-    return !proc_fails() && mt_proc_sys_libc.space(path, total, left);
-}
-
-static inline int
-proc_mincore(uintptr_t address, size_t bytes, unsigned char *pages)
-{
-    return proc_fails() ? -1 : mt_proc_sys_libc.mincore(address, bytes, pages);
-}
+FAULTY_CALL(bool, proc_stat, (const char *path, mt_file *out), proc_fails, false,
+            mt_proc_sys_libc.stat(path, out))
+FAULTY_CALL(bool, proc_space, (const char *path, uint64_t *total, uint64_t *left), proc_fails,
+            false, mt_proc_sys_libc.space(path, total, left))
+FAULTY_CALL(int, proc_mincore, (uintptr_t address, size_t bytes, unsigned char *pages), proc_fails,
+            -1, mt_proc_sys_libc.mincore(address, bytes, pages))
 
 static const mt_proc_sys faulty_proc = {.open = proc_open,
                                         .pread = proc_pread,

@@ -36,32 +36,6 @@ whole_page_reads_zeros(const sim *m, const unsigned char *page)
 /* ---- pages ---- */
 
 static void
-an_arena_costs_no_page_before_it_is_used(void)
-{
-    sim m = sim_new(bench);
-
-    CHECK(sim_extend(&m, 16) == MT_OK);
-    CHECK(sim_extend(&m, 3) == MT_OK);
-    CHECK(m.base[0] != m.base[1]);
-    sim_check_physical(&m);
-    CHECK(m.ops.physical(m.ops.ctx) == 0);
-    sim_check(&m);
-    sim_close(&m);
-}
-
-static void
-a_page_that_comes_reads_as_zeros(void)
-{
-    sim m = sim_mapped_store(4);
-
-    for (size_t i = 0; i < 4; i++)
-        whole_page_reads_zeros(&m, sim_at(&m, i));
-    sim_check(&m);
-    CHECK(m.ops.physical(m.ops.ctx) >= 4 * m.ops.page_bytes);
-    sim_close(&m);
-}
-
-static void
 a_dropped_page_is_gone_and_comes_back_as_zeros(void)
 {
     sim m = sim_mapped_store(6);
@@ -86,54 +60,7 @@ a_dropped_page_is_gone_and_comes_back_as_zeros(void)
     sim_close(&m);
 }
 
-static void
-taking_twice_changes_nothing(void)
-{
-    sim m = sim_mapped_store(5);
-
-    sim_poke(&m, 2, 77);
-    CHECK(sim_take(&m, 1, 3) == MT_OK);
-    sim_check(&m);
-    sim_close(&m);
-}
-
 /* ---- addresses ---- */
-
-static void
-a_page_shows_wherever_it_is_mapped(void)
-{
-    sim m = sim_mapped_store(8);
-
-    sim_poke(&m, 0, 11);
-    for (size_t i = 3; i < 7; i++)
-        CHECK(sim_map(&m, i, 0, 1, MT_MAP_SHARED) == MT_OK);
-    sim_check(&m);
-    sim_poke(&m, 5, 12); /* an alias writes for all */
-    CHECK(sim_reads(&m, sim_at(&m, 0), 12));
-    sim_check(&m);
-    CHECK(sim_map(&m, 0, 7, 1, MT_MAP_SHARED) == MT_OK); /* its first address goes elsewhere */
-    sim_poke(&m, 0, 13);
-    sim_check(&m);
-    sim_close(&m);
-}
-
-static void
-a_window_sees_what_addresses_see(void)
-{
-    sim m = sim_mapped_store(6);
-
-    sim_poke(&m, 2, 21);
-    CHECK(sim_reads(&m, sim_window(&m, 2), 21));
-    sim_poke_window(&m, 3, 22);
-    CHECK(sim_reads(&m, sim_at(&m, 3), 22));
-    CHECK(sim_map_zero(&m, 0, 6) == MT_OK); /* no address maps it now */
-    CHECK(sim_reads(&m, sim_window(&m, 2), 21));
-    sim_poke_window(&m, 4, 23);
-    CHECK(sim_map(&m, 1, 4, 1, MT_MAP_SHARED) == MT_OK);
-    CHECK(sim_reads(&m, sim_at(&m, 1), 23));
-    sim_check(&m);
-    sim_close(&m);
-}
 
 static void
 a_window_spans_pages_of_an_arena(void)
@@ -151,68 +78,6 @@ a_window_spans_pages_of_an_arena(void)
         sim_write(&m, (unsigned char *)at + i * unit, 40 + i);
         m.value[4 + i] = 40 + i;
     }
-    sim_check(&m);
-    sim_close(&m);
-}
-
-static void
-mapped_zeros_hide_a_page_and_cost_none(void)
-{
-    sim m = sim_mapped_store(4);
-    size_t before;
-
-    sim_poke(&m, 1, 31);
-    sim_check(&m);
-    sim_drop(&m, 3, 1);
-    before = m.ops.physical(m.ops.ctx);
-    CHECK(sim_map_zero(&m, 1, 3) == MT_OK);
-    for (size_t i = 1; i < 4; i++)
-        whole_page_reads_zeros(&m, sim_at(&m, i));
-    CHECK(m.ops.physical(m.ops.ctx) == before);
-    CHECK(sim_map(&m, 1, 1, 1, MT_MAP_SHARED) == MT_OK);
-    CHECK(sim_reads(&m, sim_at(&m, 1), 31));
-    sim_check(&m);
-    sim_close(&m);
-}
-
-static void
-a_stretch_replaces_what_it_covers_and_no_more(void)
-{
-    sim m = sim_mapped_store(16);
-
-    for (size_t i = 0; i < 16; i++)
-        sim_poke(&m, i, 100 + i);
-    CHECK(sim_map(&m, 2, 8, 6, MT_MAP_SHARED) == MT_OK);  /* 2..7 show 8..13 */
-    CHECK(sim_map(&m, 4, 0, 3, MT_MAP_PRIVATE) == MT_OK); /* its middle */
-    CHECK(sim_map_zero(&m, 6, 4) == MT_OK);               /* over both ends */
-    CHECK(sim_map(&m, 3, 15, 1, MT_MAP_SHARED) == MT_OK);
-    CHECK(sim_map(&m, 1, 4, 12, MT_MAP_SHARED) == MT_OK); /* over all of it */
-    sim_check(&m);
-    sim_close(&m);
-}
-
-static void
-a_private_write_stays_at_its_address_until_settled(void)
-{
-    sim m = sim_mapped_store(8);
-
-    sim_poke(&m, 0, 51);
-    for (size_t i = 4; i < 8; i++)
-        CHECK(sim_map(&m, i, 0, 1, MT_MAP_PRIVATE) == MT_OK);
-    sim_poke(&m, 5, 52);
-    sim_poke(&m, 7, 53);
-    if (m.ops.private_writes) {
-        CHECK(sim_reads(&m, sim_at(&m, 0), 51) && sim_reads(&m, sim_at(&m, 4), 51));
-        CHECK(sim_reads(&m, sim_at(&m, 5), 52) && sim_reads(&m, sim_window(&m, 0), 51));
-    }
-    sim_check(&m);
-    CHECK(sim_settle(&m, 0, 7) == MT_OK); /* all but 7, shared addresses too */
-    sim_check(&m);
-    CHECK(sim_settle(&m, 4, 4) == MT_OK);
-    for (size_t i = 4; i < 8; i++)
-        CHECK(sim_reads(&m, sim_at(&m, i), m.ops.private_writes ? 51 : 53));
-    sim_check(&m);
-    CHECK(sim_settle(&m, 0, 8) == MT_OK); /* there is nothing to forget */
     sim_check(&m);
     sim_close(&m);
 }
@@ -236,59 +101,6 @@ settling_forgets_many_scattered_copies(void)
 }
 
 /* ---- the rest ---- */
-
-static void
-copies_go_through_what_is_mapped(void)
-{
-    sim m = sim_mapped_store(8);
-
-    sim_poke(&m, 0, 61);
-    CHECK(sim_map(&m, 4, 0, 1, MT_MAP_PRIVATE) == MT_OK);
-    CHECK(sim_copy(&m, 1, 4) == MT_OK); /* out of an alias */
-    CHECK(sim_reads(&m, sim_window(&m, 1), 61));
-    sim_poke(&m, 2, 62);
-    CHECK(sim_copy(&m, 2, 2) == MT_OK); /* zeros */
-    whole_page_reads_zeros(&m, sim_at(&m, 2));
-    CHECK(m.ops.use_stream(m.ops.ctx, NULL, NULL) == MT_OK);
-    CHECK(sim_copy(&m, 3, 1) == MT_OK);
-    sim_check(&m);
-    sim_close(&m);
-}
-
-static void
-arenas_grow_in_number_and_old_ones_stay(void)
-{
-    sim m = sim_new(bench);
-
-    for (size_t a = 0; a < SIM_ARENAS; a++) {
-        CHECK(sim_extend(&m, 1 + a % 5) == MT_OK);
-        CHECK(sim_take(&m, m.first[a], 1 + a % 5) == MT_OK);
-        CHECK(sim_map(&m, m.first[a], m.first[a], 1 + a % 5, MT_MAP_SHARED) == MT_OK);
-        sim_poke(&m, m.first[a], 500 + a);
-        sim_check(&m);
-    }
-    /* pages of one arena at addresses of another */
-    CHECK(sim_map(&m, m.first[9], m.first[4], 5, MT_MAP_SHARED) == MT_OK);
-    CHECK(sim_map(&m, m.first[4], m.first[9], 5, MT_MAP_PRIVATE) == MT_OK);
-    sim_poke(&m, m.first[9], 600);
-    sim_check(&m);
-    sim_close(&m);
-}
-
-static void
-what_is_mapped_goes_with_the_store(void)
-{
-    long live = bench->live(bench->ctx);
-    sim m = sim_mapped_store(8);
-
-    CHECK(bench->live(bench->ctx) > live);
-    CHECK(sim_map(&m, 1, 5, 3, MT_MAP_PRIVATE) == MT_OK);
-    sim_poke(&m, 2, 9);
-    m.ops.close(NULL);
-    CHECK(sim_extend(&m, 2) == MT_OK);
-    sim_close(&m);
-    CHECK(bench->live(bench->ctx) == live);
-}
 
 /* ---- at random ---- */
 
@@ -461,20 +273,9 @@ static void
 store_suite(const store_bench *on)
 {
     bench = on;
-    RUN(an_arena_costs_no_page_before_it_is_used);
-    RUN(a_page_that_comes_reads_as_zeros);
     RUN(a_dropped_page_is_gone_and_comes_back_as_zeros);
-    RUN(taking_twice_changes_nothing);
-    RUN(a_page_shows_wherever_it_is_mapped);
-    RUN(a_window_sees_what_addresses_see);
     RUN(a_window_spans_pages_of_an_arena);
-    RUN(mapped_zeros_hide_a_page_and_cost_none);
-    RUN(a_stretch_replaces_what_it_covers_and_no_more);
-    RUN(a_private_write_stays_at_its_address_until_settled);
     RUN(settling_forgets_many_scattered_copies);
-    RUN(copies_go_through_what_is_mapped);
-    RUN(arenas_grow_in_number_and_old_ones_stay);
-    RUN(what_is_mapped_goes_with_the_store);
     RUN(random_calls_do_as_the_model);
     RUN(any_failing_call_leaves_a_store_that_works);
 }

@@ -113,41 +113,14 @@ sys_close(int fd)
     return close(fd);
 }
 
-static int
-sys_fstat(int fd, struct stat *out)
-{
-    return fails() ? -1 : fstat(fd, out);
-}
-
-static ssize_t
-sys_pread(int fd, void *to, size_t bytes, off_t at)
-{
-    return fails() ? -1 : pread(fd, to, bytes, at);
-}
-
-static int
-sys_getrlimit(struct rlimit *out)
-{
-    return fails() ? -1 : getrlimit(RLIMIT_FSIZE, out);
-}
-
-static int
-sys_fchmod(int fd, mode_t mode)
-{
-    return fails() ? -1 : fchmod(fd, mode);
-}
-
-static int
-sys_fallocate(int fd, off_t at, off_t bytes)
-{
-    return fails() ? fault_errno : posix_fallocate(fd, at, bytes);
-}
-
-static int
-sys_flock(int fd, int how)
-{
-    return fails() ? -1 : flock(fd, how);
-}
+FAULTY_CALL(int, sys_fstat, (int fd, struct stat *out), fails, -1, fstat(fd, out))
+FAULTY_CALL(ssize_t, sys_pread, (int fd, void *to, size_t bytes, off_t at), fails, -1,
+            pread(fd, to, bytes, at))
+FAULTY_CALL(int, sys_getrlimit, (struct rlimit * out), fails, -1, getrlimit(RLIMIT_FSIZE, out))
+FAULTY_CALL(int, sys_fchmod, (int fd, mode_t mode), fails, -1, fchmod(fd, mode))
+FAULTY_CALL(int, sys_fallocate, (int fd, off_t at, off_t bytes), fails, fault_errno,
+            posix_fallocate(fd, at, bytes))
+FAULTY_CALL(int, sys_flock, (int fd, int how), fails, -1, flock(fd, how))
 
 static void *
 sys_mmap(size_t bytes, int fd)
@@ -158,11 +131,8 @@ sys_mmap(size_t bytes, int fd)
     return at;
 }
 
-static int
-sys_madvise(void *at, size_t bytes, int advice)
-{
-    return fails() ? -1 : madvise(at, bytes, advice);
-}
+FAULTY_CALL(int, sys_madvise, (void *at, size_t bytes, int advice), fails, -1,
+            madvise(at, bytes, advice))
 
 static int
 sys_munmap(void *at, size_t bytes)
@@ -171,17 +141,8 @@ sys_munmap(void *at, size_t bytes)
     return munmap(at, bytes);
 }
 
-static int
-sys_rename(const char *from, const char *to)
-{
-    return fails() ? -1 : rename(from, to);
-}
-
-static int
-sys_link(const char *from, const char *to)
-{
-    return fails() ? -1 : link(from, to);
-}
+FAULTY_CALL(int, sys_rename, (const char *from, const char *to), fails, -1, rename(from, to))
+FAULTY_CALL(int, sys_link, (const char *from, const char *to), fails, -1, link(from, to))
 
 static const mt_recordfile_sys faulty_sys = {.open = sys_open,
                                              .fstat = sys_fstat,
