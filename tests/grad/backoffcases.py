@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -45,30 +44,6 @@ class Model(nn.Module):
         return self.last(self.inject(x))
 
 
-@dataclasses.dataclass
-class Run:
-    """Everything that a run leaves behind."""
-
-    state: dict[str, Any]
-    reports: list[Any]
-    random: Any
-
-    def bits(self) -> list[bytes]:
-        found = [t.detach().numpy().tobytes() for t in _tensors(self.state)]
-        numbers = [
-            (r.weight, r.norm, r.coefficient, r.skipped, r.scale, r.loss) for r in self.reports
-        ]
-        return [*found, repr(numbers).encode(), repr(self.random).encode()]
-
-
-def _tensors(state: Any) -> Any:
-    if isinstance(state, torch.Tensor):
-        yield state
-    elif isinstance(state, dict):
-        for value in state.values():
-            yield from _tensors(value)
-
-
 def batch(index: int = 0, rows: int = ROWS) -> dict[str, torch.Tensor]:
     make = torch.Generator().manual_seed(100 + index)
     return {
@@ -96,27 +71,6 @@ def loss_of(model: nn.Module):
         return (error * micro["n"]).sum(), int(micro["n"].sum())
 
     return loss_fn
-
-
-def run(
-    inject: Inject | None = None,
-    sizes: list[list[int]] | None = None,
-    windows: int = 2,
-    **settings: Any,
-) -> tuple[Run, GradAccumulator]:
-    """Some windows; `sizes`: those of each window's micro-batches, else as step() finds them."""
-    acc, model = made(**settings)
-    model.inject = inject or Inject()
-    random.seed(5)
-    np.random.seed(5)
-    torch.manual_seed(5)
-    reports = [
-        acc._get_back_off().step(batch(i), loss_of(model), sizes=sizes[i] if sizes else ())
-        for i in range(windows)
-    ]
-    state = {"model": model.state_dict(), "momentum": acc.optimizer.state_dict()["state"]}
-    drawn = [torch.rand(3).tolist(), random.random(), float(np.random.random())]
-    return Run(state, reports, drawn), acc
 
 
 def sizes_of(retries: Sequence[Retry], rows: int, size: int) -> tuple[list[int], int]:

@@ -36,13 +36,6 @@ def train(acc, model, data):
 # --- the gradient ---
 
 
-def test_the_gradient_of_variable_lengths_is_the_full_batchs():
-    model, data = net(), batches()
-    optimizer = Recorder(model)
-    train(GradAccumulator(model, optimizer, steps=6), model, data)
-    assert error(optimizer.seen[0], reference(model, data)) < EXACT
-
-
 def test_a_partial_window_is_averaged_over_what_there_is():
     model, data = net(), batches()
     optimizer = Recorder(model)
@@ -64,17 +57,6 @@ def test_flush_of_an_empty_window_does_nothing():
     train(acc, model, batches((2, 3)))
     assert acc.flush() is None
     assert len(optimizer.seen) == 1
-
-
-def test_parts_of_a_micro_batch_add_up():
-    model, data = net(), batches()
-    optimizer = Recorder(model)
-    acc = GradAccumulator(model, optimizer, steps=2)
-    for pair in (data[:3], data[3:]):
-        with acc.micro_batch():
-            for x in pair:
-                acc.backward(loss_sum(model, x), weight=len(x))
-    assert error(optimizer.seen[0], reference(model, data)) < EXACT
 
 
 def test_parts_may_share_a_graph():

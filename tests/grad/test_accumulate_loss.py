@@ -11,8 +11,6 @@ import torch
 
 import memtools
 from tests.grad.accumulatecases import batches, loss_sum, net
-from tests.grad.backoffcases import batch, loss_of, made
-from tests.kit.oominject import Inject
 
 
 def accumulator(steps: int = 3, **settings: Any) -> memtools.GradAccumulator:
@@ -68,24 +66,6 @@ def test_a_mean_without_a_weight_counts_its_rows():
     assert report.loss == pytest.approx(wanted, rel=1e-6)
     assert report.extras == {"n": 3.0}
     assert report.weight == 10.0
-
-
-@pytest.mark.parametrize("undo", ["scratch", "redo"])
-@pytest.mark.parametrize("phase", ["forward", "backward"])
-@pytest.mark.usefixtures("frozen")
-def test_a_micro_batch_that_is_tried_again_counts_once(undo, phase):
-    acc, model = made(undo=undo, size=8)
-    model.inject = Inject(**{phase: {1}})
-    counted = loss_of(model)
-
-    def loss_fn(micro):
-        loss, weight = counted(micro)
-        return loss, weight, {"rows": len(micro["x"]), "loss": loss}
-
-    report = acc.step(batch(), loss_fn)
-    assert len(report.retries) == 1
-    assert report.extras["rows"] == 16.0
-    assert report.extras["loss"] == pytest.approx(report.loss * report.own_weight)
 
 
 def test_a_decorated_function_may_return_sums_too():

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from memtools import GradAccumulator
-from memtools._grad.backoff import BackOff
 from tests.grad.accumulatecases import (
     Recorder,
     batches,
@@ -18,8 +17,6 @@ from tests.grad.accumulatecases import (
     same,
     summed_in_fp32,
 )
-from tests.grad.backoffcases import undoing
-from tests.kit.oominject import Inject
 
 
 def run(acc, data):
@@ -99,36 +96,6 @@ def test_sums_in_fp32_are_part_of_the_state():
     run(resumed, data[2:])
     assert same(list(resumed.model.parameters()), list(straight.model.parameters()))
     assert resumed.report().last.norm == straight.report().last.norm
-
-
-@pytest.mark.parametrize("where", ["forward", "backward"])
-@pytest.mark.parametrize("undo", ["scratch", "redo"])
-def test_sums_in_fp32_survive_an_out_of_memory_bit_for_bit(where, undo):
-    """The third micro-batch runs out; a layer of fp32 beside, so that both kinds are undone."""
-
-    def one(inject, sizes):
-        torch.manual_seed(3)
-        model = nn.Sequential(nn.Linear(8, 8), halves())
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        acc = GradAccumulator(model, optimizer, micro_batch_size=4)
-        undoing(acc, undo)
-
-        def loss_fn(x):
-            out = inject(model[1](model[0](x).bfloat16()))
-            return out.float().square().sum(), len(x)
-
-        x = torch.randn(12, 8)
-        backoff = acc._get_back_off()
-        assert isinstance(backoff, BackOff)
-        report = backoff.step(x, loss_fn, sizes=sizes)
-        return acc, report
-
-    acc, report = one(Inject(**{where: {2}}), ())
-    assert len(report.retries) == 1
-    twin, right = one(Inject(), [4, 4, 2, 2])
-    assert same(list(acc.model.parameters()), list(twin.model.parameters()))
-    assert report.norm == right.norm
-    assert report.micro_batches == right.micro_batches == 4
 
 
 def test_sums_in_fp32_of_step_are_those_of_a_loop():

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from memtools._grad import gradients as grad_gradients
 from memtools._grad.gradients import Gradients
 
 FLOATS = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
@@ -48,14 +47,6 @@ def test_sum_of_squares_of_all_dtypes_and_layouts() -> None:
     assert (found.count, *found.bad, found.finite) == (
         9, 0, 0, None, True,
     )  # fmt: skip
-
-
-@pytest.mark.parametrize("size", [1e25, 1e-25, 3e38])
-def test_squares_that_fp32_cannot_hold(size: float) -> None:
-    grad = torch.randn(5_000).clamp(-1, 1) * size
-    found = Gradients(parameters_of([grad])).measure()
-    assert found.sum_squares == pytest.approx(squares_of([grad]), rel=1e-12)
-    assert found.finite is True
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -103,20 +94,6 @@ def test_infinite_squares_of_finite_float64_are_finite_gradients() -> None:
     assert (found.finite, found.bad) == (True, (0, 0, None))
 
 
-def test_gradients_are_looked_up_at_each_call() -> None:
-    parameters = parameters_of([torch.ones(4), None])
-    gradients = Gradients(parameters)
-    assert gradients.measure().sum_squares == 4
-    parameters[0].grad = torch.full((4,), 2.0)
-    parameters[1].grad = torch.ones(1)
-    assert gradients.measure().sum_squares == 17
-    parameters[0].grad = None
-    assert (gradients.measure().sum_squares, gradients.measure().count) == (1, 1)
-    assert len(gradients.tensors()) == 1
-    parameters[1].grad = None
-    assert (gradients.measure().sum_squares, gradients.tensors()) == (0, [])
-
-
 def test_complex_gradients_count_with_their_absolute_value() -> None:
     grads = [torch.randn(9, dtype=torch.complex64), torch.randn(4, dtype=torch.complex128).conj()]
     gradients = Gradients(parameters_of(grads))
@@ -124,20 +101,6 @@ def test_complex_gradients_count_with_their_absolute_value() -> None:
     wanted = [grad.clone() * 0.5 for grad in grads]
     gradients.multiply(0.5)
     assert all(map(torch.equal, gradients.tensors(), wanted))
-
-
-def test_pieces_cover_a_gradient_that_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grad_gradients, "PIECE", 100)
-    for grad in (torch.randn(3, 250, 2), torch.randn(2, 7), torch.randn(11, 99)[:, ::2]):
-        sizes = [piece.numel() for piece in grad_gradients._pieces(grad)]
-        assert sum(sizes) == grad.numel()
-        assert max(sizes) <= 100
-        monkeypatch.setattr(grad_gradients, "PIECE", 10)  # of which a row has more
-        pieces = list(grad_gradients._pieces(grad))
-        assert max(piece.numel() for piece in pieces) <= 10
-        assert sum(piece.numel() for piece in pieces) == grad.numel()
-        monkeypatch.setattr(grad_gradients, "PIECE", 100)
-        assert grad_gradients.host_squares(torch, grad) == pytest.approx(squares_of([grad]))
 
 
 # --- multiplying ----------------------------------------------------------------------------------
@@ -157,32 +120,6 @@ def test_multiply_rounds_once(factor: float | torch.Tensor) -> None:
 
 def _exact(grad: torch.Tensor) -> torch.dtype:
     return torch.promote_types(grad.dtype, torch.float32)
-
-
-def test_multiply_rounds_once_and_bumps_the_version() -> None:
-    grads = mixed()
-    wanted = [None if g is None else (g.to(_exact(g)) * 0.3).to(g.dtype) for g in grads]
-    before = [None if grad is None else grad._version for grad in grads]
-    Gradients(parameters_of(grads)).multiply(0.3)
-    for grad, value, version in zip(grads, wanted, before, strict=True):
-        if grad is not None and value is not None and version is not None:
-            assert torch.equal(grad, value)
-            assert grad._version > version or not grad.numel()
-
-
-def test_memory_that_two_parameters_share_is_multiplied_once() -> None:
-    grad = torch.full((3,), 2.0)
-    gradients = Gradients(parameters_of([grad, grad]))
-    assert gradients.measure().sum_squares == 24
-    gradients.multiply(0.5)
-    assert grad.tolist() == [1.0, 1.0, 1.0]
-
-
-def test_factor_one_touches_nothing() -> None:
-    grads = mixed()
-    before = [None if grad is None else grad._version for grad in grads]
-    Gradients(parameters_of(grads)).multiply(1.0)
-    assert [None if grad is None else grad._version for grad in grads] == before
 
 
 # --- refused --------------------------------------------------------------------------------------

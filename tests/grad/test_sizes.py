@@ -6,8 +6,6 @@ import itertools
 import json
 import math
 
-import pytest
-
 from memtools._grad.backoff import FIRST_WAIT, LONGEST_WAIT, PROVEN, SizeControl
 
 BATCH = 64
@@ -32,13 +30,6 @@ def window(control: SizeControl, fits: float, batch: int = BATCH) -> list[int]:
 
 def failures(control: SizeControl, fits: float, windows: int) -> list[int]:
     return [i for i in range(windows) if max(window(control, fits)) > fits]
-
-
-def test_the_size_that_was_found_is_remembered():
-    control = SizeControl(None)
-    assert window(control, 10) == [64, 32, 16, 8, 8, 8, 8, 8, 8, 8, 8]
-    assert control.size == 8
-    assert window(control, 10) == [8] * 8
 
 
 def test_steps_up_that_fail_come_at_growing_distances():
@@ -117,16 +108,3 @@ def test_a_state_goes_on_as_the_original():
         assert copied.state() == control.state()
     one, two = failures(control, 20, 300), failures(copied, 20, 300)
     assert one == two
-
-
-@pytest.mark.parametrize("missing", ["size", "good", "wait", "before"])
-def test_a_state_without_a_part_changes_nothing(missing):
-    control = SizeControl(None)
-    window(control, 9)
-    state = control.state()
-    broken = {key: value for key, value in state.items() if key != missing} | {"size": 3}
-    if missing == "size":
-        del broken["size"]
-    with pytest.raises(KeyError, match=missing):
-        control.load(broken)
-    assert control.state() == state

@@ -97,17 +97,13 @@ def cut(batch: Any, size: int) -> list[Any]:
     return [found.take(batch, at, min(at + size, count)) for at in range(0, count, size)]
 
 
+#: each of six rows; test_any_tree_is_cut_into_parts_in_which_each_row_is_once has the usual ones
 CASES = {
-    "tensor": x(6, 3),
-    "array": np.arange(12).reshape(6, 2),
     "collated list": [x(6, 3), x(6)],
     "collated pair with a dict": [{"a": x(6, 2), "b": x(6)}, x(6)],
     "collated nested list": [[x(6, 2), x(6)], x(6)],
-    "tuple": (x(6), x(6, 2)),
-    "dict": {"a": x(6), "names": list("abcdef"), "rate": 0.5, "none": None, "text": "t"},
+    "arrays of one type": [np.zeros((6, 2)), np.zeros((6, 2))],
     "default dict": collections.defaultdict(list, a=x(6)),
-    "user dict": collections.UserDict(a=x(6), b=1),
-    "named tuple": Pair(x(6), "n"),
     "dataclass": Sample(x(6), list("abcdef")),
     "named tuple by keyword": ByKeyword(x=x(6), name="n"),
     "what torch.max returns": torch.max(x(6, 2), 1),
@@ -116,76 +112,25 @@ CASES = {
         "set": types.MappingProxyType({"rate": 0.5}),
         "size": torch.Size((6, 2)),
     },
-    "nested": {"a": (x(6), {"b": [x(6), x(6, 2)]}), "c": torch.tensor(3.0)},
-    "examples": [f"text {i}" for i in range(6)],
     "texts in a tuple": (x(6), tuple("abcdef"), torch.Size((224, 224))),
-    "examples of dicts": [{"text": f"{i}", "label": i} for i in range(6)],
-    "lists of numbers": {"boxes": [[i, 2, 3, 4] for i in range(6)], "y": x(6)},
-    "samples": Samples(x(i + 1) for i in range(6)),
-    "samples of one length, beside their labels": (Samples([x(10, 8)] * 6), x(6)),
-    "columns of samples": [Samples(x(3, i + 1) for i in range(6)), [{"i": i} for i in range(6)]],
     "0-d examples": [torch.tensor(i) for i in range(6)],
     "dtype and device": {"a": x(6), "d": torch.float32, "e": torch.device("cpu")},
     "texts in tuples": (tuple("abcdef"), tuple("ghijkl")),
     "a model's output": transformers.tokenization_utils_base.BatchEncoding(
         {"ids": x(6, 3), "mask": x(6, 3)}
     ),
-    "a type of the user's that pytree knows": Registered(x(6), x(6, 2)),
     "objects of the user's, one a row": [types.SimpleNamespace(i=i) for i in range(6)],
 }
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_batch_has_six_rows(name):
-    assert rows(CASES[name]) == 6
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_the_whole_batch_is_passed_as_it_is(name):
-    assert split.read(CASES[name]).take(CASES[name], 0, 6) is CASES[name]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [1, 2, 4, 5])
-@pytest.mark.parametrize("name", CASES)
-def test_parts_have_the_batchs_form_and_their_share_of_rows(name, size):
-    parts = cut(CASES[name], size)
-    sizes = [size] * (6 // size) + [6 % size] * (6 % size > 0)
-    assert [_rows_of(name, part) for part in parts] == sizes
-    whole = type(CASES[name])
-    assert all(type(part) is (list if whole is Samples else whole) for part in parts)
-
-
-def _rows_of(name: str, part: Any) -> int:
-    if name.startswith("columns of samples") or name.endswith("beside their labels"):
-        return len(part[1])
-    if isinstance(part, list) and not name.startswith(("collated", "columns")):
-        return len(part)
-    if name.startswith("texts in tuples"):
-        return len(part[0])
-    return next(_lens(part))
-
-
-def _lens(node: Any) -> Any:
-    if isinstance(node, (torch.Tensor, np.ndarray)) and node.ndim:
-        yield len(node)
-    elif isinstance(node, (dict, collections.UserDict)):
-        for value in node.values():
-            yield from _lens(value)
-    elif dataclasses.is_dataclass(node):
-        yield len(node.x)
-    elif isinstance(node, (list, tuple, Registered)):
-        for value in node:
-            yield from _lens(value)
-
-
-def test_rows_stay_together_and_the_rest_is_repeated():
-    batch = {"a": x(6, 2), "names": list("abcdef"), "rate": 0.5, "s": torch.tensor(7)}
+def test_parts_have_the_batchs_form_and_their_share_of_rows(name):
+    batch = CASES[name]
+    assert rows(batch) == 6
+    assert split.read(batch).take(batch, 0, 6) is batch
     first, second = cut(batch, 4)
-    assert torch.equal(second["a"], batch["a"][4:])
-    assert (first["names"], second["names"]) == (list("abcd"), list("ef"))
-    assert second["rate"] == 0.5
-    assert second["s"] is batch["s"]
+    assert (rows(first), rows(second)) == (4, 2)
+    assert type(first) is type(second) is type(batch)
 
 
 def test_tensors_are_cut_as_views():
@@ -200,39 +145,12 @@ def test_containers_keep_what_they_have_beside_their_items():
     assert made.default_factory is list
     frozen = cut(CASES["dataclass"], 4)[1]
     assert (frozen.rate, frozen.made, frozen.ids) == (0.5, True, ["e", "f"])
-    assert cut(CASES["named tuple"], 4)[1].name == "n"
+    assert cut(CASES["named tuple by keyword"], 4)[1].name == "n"
     assert cut(CASES["texts in a tuple"], 4)[1][1] == ("e", "f")
-
-
-def test_cutting_changes_nothing_in_the_batch():
-    batch = {"a": [x(6), x(6, 2)], "names": list("abcdef")}
-    cut(batch, 1)
-    assert [len(one) for one in batch["a"]] == [6, 6]
-    assert len(batch["names"]) == 6
 
 
 def ids(count: int = 32) -> torch.Tensor:
     return torch.arange(count * 7).reshape(count, 7)
-
-
-COLLATED = {
-    "one tensor": [ids()],
-    "tokens and labels of one type": [ids(), ids()],
-    "three of one type": [ids(), ids(), ids()],
-    "two of one type and several widths": [torch.zeros(32, 16), torch.zeros(32, 3)],
-    "arrays": [np.zeros((32, 2)), np.zeros((32, 2))],
-}
-
-
-@pytest.mark.parametrize("name", COLLATED)
-def test_what_the_usual_collate_makes_is_columns(name):
-    batch = COLLATED[name]
-    assert rows(batch) == 32
-    parts = cut(batch, 12)
-    assert [[len(one) for one in part] for part in parts] == [
-        [size] * len(batch) for size in (12, 12, 8)
-    ]
-    assert all(type(part) is list for part in parts)
 
 
 @pytest.mark.parametrize("columns", [1, 2, 3])
@@ -244,22 +162,6 @@ def test_a_loaders_batch_has_the_rows_of_its_tensors_whatever_their_number(colum
     assert type(batch) is list
     assert rows(batch) == count
     assert [[len(one) for one in part] for part in cut(batch, 1)] == [[1] * columns] * count
-
-
-@pytest.mark.parametrize(
-    ("batch", "count"),
-    [
-        ([torch.tensor(1.0)], 1),
-        ([torch.tensor(1.0), torch.tensor(2.0)], 2),
-        (Samples([x(10, 8)]), 1),
-        (Samples([x(10, 8)] * 2), 2),
-        (["a", "b"], 2),
-    ],
-    ids=lambda one: "" if isinstance(one, int) else f"{type(one).__name__} of {len(one)}",
-)
-def test_a_short_list_of_what_has_no_rows_is_samples(batch, count):
-    assert rows(batch) == count
-    assert [len(part) for part in cut(batch, 1)] == [1] * count
 
 
 def refused(n: int) -> dict[str, Any]:
@@ -314,12 +216,6 @@ def test_what_can_be_samples_or_columns_is_refused_whatever_the_sizes(name, n):
 def test_the_remedies_are_read(batch, count):
     assert rows(batch) == count
     assert len(cut(batch, 1)) == count
-
-
-def test_a_class_of_the_users_is_samples_whatever_their_number():
-    """Not columns where the batch has another number of rows."""
-    with pytest.raises(ValueError, match=r"batch\[0\] has 2, batch\[1\] has 8"):
-        rows([Samples([x(8), x(8)]), x(8)])
 
 
 def _asked(batch: Any, patch: pytest.MonkeyPatch) -> int:
@@ -501,11 +397,6 @@ def test_columns_of_samples_are_cut_by_sample_or_refused(columns, count, length,
     assert [_owners(part) for part in parts] == [{float(i)} for i in range(count)]
 
 
-def test_columns_without_rows_are_an_empty_batch():
-    with pytest.raises(ValueError, match="empty"):
-        rows([x(0), x(0)])
-
-
 # --- random trees: what a batch is made of, to be built of any rows ---
 
 _LEAVES = st.sampled_from(
@@ -599,14 +490,6 @@ def test_any_tree_is_cut_into_parts_in_which_each_row_is_once(tree, count, size)
         mine = ids[at : at + size]
         part = found.take(batch, at, min(at + size, count))
         assert equal(part, {"first": torch.tensor(mine), "tree": build(tree, mine)})
-
-
-@given(st.integers(1, 40), st.integers(1, 50))
-def test_parts_put_together_are_the_batch(count, size):
-    batch = {"a": torch.arange(count), "b": list(range(count))}
-    parts = cut(batch, size)
-    assert torch.equal(torch.cat([part["a"] for part in parts]), batch["a"])
-    assert [b for part in parts for b in part["b"]] == batch["b"]
 
 
 with warnings.catch_warnings():

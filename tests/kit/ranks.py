@@ -183,10 +183,11 @@ def _run_tests() -> None:
     module = sys.argv.pop(1)
     _, *outs = sys.argv[1:]
     importlib.import_module(module)
+    import torch
+
+    torch.optim.SGD([torch.ones(1, requires_grad=True)])  # what torch imports late
 
     def tests(rank: int) -> Any:
-        import torch
-
         ends: dict[str, str] = {}
         for name, test in _TESTS[module, len(outs)].items():
             torch.manual_seed(3)
@@ -202,8 +203,6 @@ def _run_tests() -> None:
 
     def ready() -> None:
         import gc
-
-        import torch
 
         torch.set_num_threads(1)
         gc.collect()
