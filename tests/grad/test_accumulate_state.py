@@ -118,6 +118,13 @@ def broken(state, change):
         (lambda s: s["window"].update(weight=float("nan")), "window.'weight'. is 0 or more"),
         (lambda s: s["window"].update(count=3), "after 3 of 3 micro-batches, which no window"),
         (lambda s: s.update(steps=4), "in the middle of a window of 4 micro-batches.*steps is 3"),
+        (lambda s: s.update(micro_batch_size="x"), "micro_batch_size is a whole number, got str"),
+        (lambda s: s.update(micro_batch_size=0), "micro_batch_size is at least 1 row, got 0"),
+        (lambda s: s["totals"].update(updates=torch.ones(2)), "totals.'updates'. is a whole num"),
+        (lambda s: s["scale"].update(value=float("nan")), "scale.'value'. is 0 or more and fin"),
+        (lambda s: s.update(scale=torch.ones(1)), "scale is a dict, got Tensor"),
+        (lambda s: s["rng"].update(cpu=3), "rng has something else than a random state"),
+        (lambda s: s["gradients"].update({"0.bias": 3}), "gradient of 0.bias is a tensor, got int"),
     ],
 )
 def test_a_state_that_does_not_fit_changes_nothing(change, match):
@@ -126,7 +133,7 @@ def test_a_state_that_does_not_fit_changes_nothing(change, match):
     state = broken(run.acc.state_dict(), change)
     before = copy.deepcopy(everything(run.acc))
     random = torch.get_rng_state()
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises((TypeError, ValueError), match=match):
         run.acc.load_state_dict(state)
     assert same(everything(run.acc), before)
     assert torch.equal(torch.get_rng_state(), random)
@@ -167,25 +174,6 @@ def test_anything_in_place_of_anything_is_one_sentence_and_changes_nothing_or_is
             else:
                 run.acc.load_state_dict(good)
     assert refused > 200
-
-
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        (lambda s: s.update(micro_batch_size="x"), "micro_batch_size is a whole number, got str"),
-        (lambda s: s.update(micro_batch_size=0), "micro_batch_size is at least 1 row, got 0"),
-        (lambda s: s["totals"].update(updates=torch.ones(2)), "totals.'updates'. is a whole num"),
-        (lambda s: s["scale"].update(value=float("nan")), "scale.'value'. is 0 or more and fin"),
-        (lambda s: s.update(scale=torch.ones(1)), "scale is a dict, got Tensor"),
-        (lambda s: s["rng"].update(cpu=3), "rng has something else than a random state"),
-        (lambda s: s["gradients"].update({"0.bias": 3}), "gradient of 0.bias is a tensor, got int"),
-    ],
-)
-def test_a_value_of_the_wrong_type_is_named(change, text):
-    run = Run()
-    run.go(batches((2,)))
-    with pytest.raises((TypeError, ValueError), match=text):
-        run.acc.load_state_dict(broken(run.acc.state_dict(), change))
 
 
 def test_a_state_that_is_none():

@@ -218,25 +218,6 @@ def test_the_cache_is_emptied_once_after_the_exception_is_gone(monkeypatch):
     assert seen == [(None, None, None)] * 2
 
 
-def test_a_first_failure_collects_what_is_young_and_the_next_one_the_whole_heap(monkeypatch):
-    """The whole heap of a program that has imported much takes half a second."""
-    collected, collect = [], gc.collect
-    monkeypatch.setattr(gc, "collect", lambda *args: [collected.append(args), collect(*args)][1])
-    acc, model = no_norm(size=8)
-    model.inject = Inject(forward={0})
-    acc.step(batch(), loss_of(model))
-    assert collected == [(1,)]
-    del collected[:]
-    model.inject = Inject(forward={0, 1})  # 4 rows, then 2
-    acc.step(batch(), loss_of(model))
-    assert collected == [(1,), (1,), ()]
-    del collected[:]
-    acc, model = no_norm(size=2)
-    model.inject = Inject(forward={0})  # one more failure would be the last
-    acc.step(batch(), loss_of(model))
-    assert collected == [(1,), ()]
-
-
 def test_one_row_is_tried_once_more_after_the_whole_heap_was_collected():
     """A cycle that became old in the failed pass holds what the row needs."""
     acc, model = no_norm(size=1)
@@ -369,20 +350,6 @@ def test_outputs_that_are_kept_with_their_graph_are_named(detached):
     size = (16 + 8 + 4 + 2 + 1) * 20_000 * 4 / 2**20
     assert note.startswith(f"memtools: {size:.1f} MiB that passes before saved for backward() are")
     assert "outputs_of_mine" in note
-
-
-def test_all_rows_are_seen_once_in_order():
-    acc, model = made()
-    model.inject = Inject(forward={0, 2}, backward={2})
-    seen = []
-
-    def loss_fn(micro):
-        seen.append(micro["i"].tolist())
-        return loss_of(model)(micro)
-
-    acc.step(batch() | {"i": torch.arange(ROWS)}, loss_fn)
-    assert [len(rows) for rows in seen] == [16, 8, 8, 4, 4, 2, 2]
-    assert [i for at in (1, 3, 5, 6) for i in seen[at]] == list(range(ROWS))
 
 
 class Stubborn(torch.Tensor):

@@ -13,7 +13,7 @@ import torch
 import memtools
 from memtools._base import environment, malloc, reclaim, running
 from memtools._grad import pressure
-from memtools._grad.pressure import FORGETS, Rises
+from memtools._grad.pressure import FORGETS
 from tests.grad.pressurecases import Killed, Machine, Passage, batch, loss_of, made, whole, windows
 
 pytestmark = pytest.mark.usefixtures("frozen", "every_look")
@@ -152,18 +152,6 @@ def test_freed_memory_that_malloc_gave_back_is_not_subtracted_again() -> None:
     assert machine.cleanups == 1
     machine.others = 250  # 1,050
     assert windows(acc, model, machine, 40) == [[12, 12]] * 40
-
-
-def test_what_malloc_gave_back_in_the_middle_of_a_pass_is_the_rest_that_it_keeps_later() -> None:
-    machine = Machine(1000, base=100, row=10)
-    acc, model = made(machine)
-    windows(acc, model, machine)
-    watermark: Any = acc._get_back_off().watermark
-    machine.taken = 300
-    watermark.give_back()
-    machine.taken, machine.heap_free = 0, 300
-    watermark.begin_window()
-    assert watermark._base == {"host": 100}
 
 
 def test_who_frees_little_is_asked_less_and_less() -> None:
@@ -569,38 +557,3 @@ def test_a_state_goes_on_with_the_size_that_was_found() -> None:
     again, other = made(machine)
     again.load_state_dict(state)
     assert windows(again, other, machine) == [[8] * 3]
-
-
-# --- the forecast ---
-
-
-def test_one_measured_size_is_taken_for_the_most_that_rows_can_cost() -> None:
-    rises = Rises()
-    assert rises.of(4) is None
-    rises.see(2, 100, anew=False)
-    assert [rises.of(rows) for rows in (2, 4, 1)] == [100, 200, 50]
-
-
-def test_two_sizes_are_a_line() -> None:
-    rises = Rises()
-    rises.see(2, 110, anew=False)
-    rises.see(4, 150, anew=False)
-    assert [rises.of(rows) for rows in (2, 4, 8)] == [110, 150, 230]
-
-
-def test_a_line_is_not_flatter_than_a_quarter_of_the_mean() -> None:
-    rises = Rises()
-    rises.see(2, 100, anew=False)
-    rises.see(4, 80, anew=False)
-    assert rises.of(8) == 100
-
-
-def test_a_high_rise_counts_at_once_and_a_low_one_little_by_little() -> None:
-    rises = Rises()
-    rises.see(2, 100, anew=False)
-    rises.see(2, 180, anew=False)
-    assert rises.of(2) == 180
-    rises.see(2, 100, anew=False)
-    assert rises.of(2) == 170
-    rises.see(2, 100, anew=True)
-    assert rises.of(2) == 100
