@@ -29,7 +29,6 @@ from dataclasses import dataclass
 from memtools import _core
 from memtools._base.file import folder_now, seen_from
 from memtools._base.limits import lowest_limit
-from memtools._base.mapping import Descriptor
 from memtools._base.size import format_bytes
 from memtools._base.text import shown
 from memtools._cli.run import NOT_EXECUTABLE, NOT_FOUND
@@ -37,7 +36,12 @@ from memtools._monitor.host import high_water
 from memtools._monitor.inprocess import announce, discard, log_name, opened
 from memtools._monitor.log import open_record
 from memtools._monitor.run import columns
-from memtools._record import kills
+from memtools._record.counters import (
+    counters_to_write,
+    membership_of,
+    read_counters,
+    room_of_shm,
+)
 from memtools._record.events import signal_name
 from memtools._record.kinds import End, Event, GuardAct, Start, payload
 from memtools._record.summary import print_summary
@@ -73,22 +77,18 @@ class Ended:
 
 
 class Process:
-    """One process's own memory, by a descriptor that means it and no later one of its number."""
+    """One process's own memory. The descriptor means it, and no later process of its number."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self._statm: Descriptor | None = None
+        self._statm = -1
         with contextlib.suppress(OSError):  # it has ended already
-            self._statm = Descriptor(os.open(f"/proc/{pid}/statm", os.O_RDONLY | os.O_CLOEXEC))
+            self._statm = os.open(f"/proc/{pid}/statm", os.O_RDONLY | os.O_CLOEXEC)
 
     def read(self) -> tuple[int, int]:
-        """Resident bytes, and those of them that are private; zeros when it has ended, or when the
-        descriptor was closed."""
-        fd = None if self._statm is None else self._statm.get()
-        if fd is None:
-            return 0, 0
+        """Resident bytes, and those of them that are private; zeros when it has ended."""
         try:
-            _, resident, shared, *_ = os.pread(fd, 256, 0).split()
+            _, resident, shared, *_ = os.pread(self._statm, 256, 0).split()
         except (OSError, ValueError):
             return 0, 0
         return int(resident) * PAGE, (int(resident) - int(shared)) * PAGE
@@ -104,9 +104,9 @@ class Tree:
         self._process: Process | None = None
         self.limit, self.source = self._lowest(self._probe.read(FIELDS))
         self.used = 0
-        self._counters = kills.read_counters(self._probe)
-        self._groups = kills.membership_of("self")  # in which the command is
-        self._room = kills.room_of_shm()
+        self._counters = read_counters(self._probe)
+        self._groups = membership_of("self")  # in which the command is
+        self._room = room_of_shm()
 
     def write_counters(self) -> None:
         """What the kernel has counted so far in the control groups, and what is in /dev/shm."""
@@ -116,19 +116,19 @@ class Tree:
     def _follow(self, process: Process) -> None:
         """Where the command was moved to other control groups, as systemd-run does it, theirs are
         the counters that tell of it. One that has ended is in none any more."""
-        groups = kills.membership_of(process.pid)
+        groups = membership_of(process.pid)
         if not groups or groups == self._groups or process.read() == (0, 0):
             return
         self._groups = groups
-        self._counters = kills.read_counters(self._probe, membership=groups)
+        self._counters = read_counters(self._probe, membership=groups)
         for counters in self._counters:
             write(self.writer, counters)
 
     def write_ended(self, ended: Ended) -> None:
         """What it has counted since; where the command was killed, the most that was seen in
         /dev/shm, whose files may be gone with it."""
-        now = kills.read_counters(self._probe, membership=self._groups)
-        for counters in kills.counters_to_write(self._counters, now):
+        now = read_counters(self._probe, membership=self._groups)
+        for counters in counters_to_write(self._counters, now):
             write(self.writer, counters)
         if self._room is not None and ended.end() != End(code=0):
             write(self.writer, self._room)
@@ -157,7 +157,7 @@ class Tree:
         self.used = self._used(now, total)
         if self._process is not None:
             self._follow(self._process)
-        room = kills.room_of_shm()
+        room = room_of_shm()
         if room is not None and (self._room is None or room.used_bytes > self._room.used_bytes):
             self._room = room
 

@@ -35,7 +35,7 @@ from memtools._monitor.readings import Readings
 from memtools._monitor.reporter import Listeners, Printer, Reporter, Says
 from memtools._monitor.signals import Limits, signals_of
 from memtools._monitor.tracing import Tracing
-from memtools._record import kills
+from memtools._record.counters import changed, counters_to_write, read_counters, room_of_shm
 from memtools._record.kinds import Counters, End, Start
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ class Run:
         self.log.lasting = lambda: () if (run := this()) is None else run._lasting()
         self._note_limits()
         #: what the kernel had counted in the control groups when the run began
-        self._counters = kills.read_counters(self.probe, root) if writer is not None else []
+        self._counters = read_counters(self.probe, root) if writer is not None else []
         self._root = root
         for counters in self._counters:
             self.log.event("counters", counters)
@@ -322,13 +322,13 @@ class Run:
         where a limit is another one than it was. Takes 30 us for each group."""
         if not self._counters:
             return
-        now = kills.read_counters(self.probe, self._root)
-        for counters in kills.changed(self._counted, now):
+        now = read_counters(self.probe, self._root)
+        for counters in changed(self._counted, now):
             self.log.event("counters", counters)
         self._counted = now
 
     def _note_room(self) -> None:
-        room = kills.room_of_shm(self._root)
+        room = room_of_shm(self._root)
         if room is not None:
             self.log.event("shm_room", room)
 
@@ -336,8 +336,8 @@ class Run:
         """At the end: what the kernel has counted since the start, and, where it did not end well,
         what had acted."""
         if self._counters:
-            now = kills.read_counters(self.probe, self._root)
-            for counters in kills.counters_to_write(self._counters, now):
+            now = read_counters(self.probe, self._root)
+            for counters in counters_to_write(self._counters, now):
                 self.log.event("counters", counters)
         if how.exception if how is not None else ending.ending.uncaught:
             for limit in ending.ending.acted:

@@ -17,8 +17,8 @@ import pytest
 
 import memtools
 from memtools import _core
+from memtools._cli import tree as tree_module
 from memtools._cli.tree import COLUMNS, Ended, Guard, Tree, pass_on
-from memtools._record import kills
 from memtools._record.events import ending
 from memtools._record.kinds import Counters
 from memtools._record.record import UNKNOWN
@@ -342,8 +342,8 @@ def test_a_command_that_moves_to_another_group_is_told_by_that_ones_counters(
         return [Counters(group, group, 2, 1, "boot", own=True, oom_kill=len(asked))]
 
     groups = {"self": "0::/first"}
-    monkeypatch.setattr(kills, "read_counters", read)
-    monkeypatch.setattr(kills, "membership_of", lambda pid: groups.get(str(pid)))
+    monkeypatch.setattr(tree_module, "read_counters", read)
+    monkeypatch.setattr(tree_module, "membership_of", lambda pid: groups.get(str(pid)))
     path = tmp_path / "x.mem"
     with _core.RecordWriter(path, COLUMNS) as writer:
         tree = Tree(writer, None)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import memtools
 from memtools import _core
-from memtools._record import kills
+from memtools._record import counters, kills
 from memtools._record.figures import Figures, figures_of
 from memtools._record.kinds import Counters, End, SharedRoom, Start, payload
 from memtools.report import render
@@ -66,7 +66,7 @@ class Machine:
 
     def counters(self) -> list[Counters]:
         root = str(self.path)
-        return kills.read_counters(_core.Probe(root), root)
+        return counters.read_counters(_core.Probe(root), root)
 
     def log(self, *lines: str, at_us: int = 0, init: bool = True) -> None:
         """The kernel's log, as /dev/kmsg has it, and whose numbers of processes are ours."""
@@ -338,7 +338,7 @@ def test_another_process_by_its_membership(machine: Machine) -> None:
         "nonsense": [],
         "": [],
     }.items():
-        found = kills.read_counters(probe, root, membership=text)
+        found = counters.read_counters(probe, root, membership=text)
         assert [c.group for c in found] == groups, text
         assert [c.own for c in found] == [i == 0 for i in range(len(found))]
 
@@ -405,10 +405,10 @@ def test_children_by_what_exceptions_say(text: str, victim: tuple[str | None, in
 
 
 def test_the_room_for_shared_memory_of_this_machine(tmp_path: Path) -> None:
-    found = kills.room_of_shm()
+    found = counters.room_of_shm()
     assert found is not None
     assert 0 <= found.used_bytes <= found.size_bytes
-    assert kills.room_of_shm(str(tmp_path)) is None
+    assert counters.room_of_shm(str(tmp_path)) is None
 
 
 KERNEL_COUNTS = st.sampled_from(["7", "07", "", "-7", "9" * 30, "7x", "\xb2", "7 7"])
@@ -426,7 +426,7 @@ def test_no_text_in_a_groups_files_raises_or_makes_a_count_below_zero(
     names = ("memory.events", "memory.oom_control", "memory.failcnt", "memory.max")
     for name, text in zip(names, texts, strict=True):
         (tmp_path / name).write_bytes(text)
-    found = kills._counters_in(str(tmp_path), str(tmp_path.parent), version, "first")
+    found = counters._counters_in(str(tmp_path), str(tmp_path.parent), version, "first")
     if found is not None:
         for value in (found.oom_kill, found.oom, found.oom_group_kill, found.met, found.high):
             assert value is None or value >= 0
