@@ -1,6 +1,6 @@
 """The judge: from how parts of memory grow, and who gains in them, to LeakFindings.
 
-    monitor: points of its looks ─► _monitor/evidence.py ─┐
+    monitor: points of its looks ─► series.py (Looks) ────┐
     assert_flat: readings of a test ─► testing/_growth.py ┼─► Part, Evidence ──► LeakFinding ...
     a record: its series ─► _record/growth.py ────────────┘
 

@@ -1,15 +1,40 @@
-"""Points: what parts of memory were at the looks of a run, and how they grow from look to look."""
+"""What the looks of a run show: what parts of memory were at each, and how they grow between them.
+
+    Points: each signal at all looks ──┐
+    LeakDetector: grades, since when ──┼──► Looks.evidence() ──► memtools._leak.judge
+    GrowthCensus: who gains ───────────┘
+
+A line through all looks includes what a program allocates once, as it warms up, and the noise of
+its batches. Looks separates that from growth that goes on.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from statistics import median
+from typing import TYPE_CHECKING
 
+from memtools._leak.finding import LeakFinding
 from memtools._leak.growth import Pace, pace_of, slope_of
+from memtools._leak.judge import (
+    C_HEAP,
+    OF_CENSUS,
+    THRESHOLDS,
+    Children,
+    Evidence,
+    Part,
+    keeps_graphs,
+)
+
+if TYPE_CHECKING:
+    from memtools._census.holders import Holder
 
 MOST_POINTS = 256
-MOST_OF_PACE = 64  # of them, the newest, that tell how fast something grows now
+MOST_OF_PACE = 64  # The pace is taken from at most so many of the newest points.
+FEWEST_POINTS = 3  # A slope that holders explain is taken from at least so many points.
 
 
 def since_of(looks: Sequence[int], step: int) -> int:
@@ -96,3 +121,174 @@ class Points:
                 found.append(step)
             most = max(most, size)
         return found[1:]
+
+
+@dataclass(frozen=True)
+class Looks:
+    """What is known after a look.
+
+    Attributes:
+        step: of the look.
+        steps: of the looks so far, without those that only watch what stands.
+        points: the signals at all looks.
+        grades: what the leak test says, by part of memory.
+        tested: by part of memory, where the leak test sees growth: since when, and bytes a step. It
+            has readings between the looks too.
+    """
+
+    step: int
+    steps: Sequence[int]
+    points: Points
+    grades: Mapping[str, str]
+    tested: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+
+    @property
+    def since(self) -> int:
+        """The step from which on the points tell how something grows now."""
+        return since_of(self.steps, self.step)
+
+    def pace(self, name: str) -> float:
+        """Bytes a step of a signal, as it goes on now."""
+        return self.points.pace(name, self.since).rate
+
+    def part(self, name: str) -> Part:
+        """How a part of memory grows."""
+        pace, rises = self.points.pace(name, self.since), self.points.rises(name)
+        signal = name
+        if name == "use":
+            signal = "python" if self.pace("python") > self.pace("heap") else "heap"
+        grade, since, begun = self.grades.get(name, "quiet"), rises[0] if rises else None, 0.0
+        at, tested = self.tested.get(name, (0, 0.0))
+        # What has begun since the look before is in one point alone: the leak test tells it.
+        newest = self.steps[-2] if len(self.steps) > 1 else math.inf
+        if at > max(self.since, newest - THRESHOLDS.confirmed_steps):
+            since, begun = at, max(0.0, tested - pace.rate)
+        return Part(signal, pace.rate, pace.error, grade, since, begun)
+
+    def evidence(
+        self,
+        holders: Sequence[Holder] = (),
+        *,
+        children: Children | None = None,
+        unheld: str = "",
+        walked: bool = True,
+        is_collected: bool = True,
+        profiles: bool = False,
+        declared: tuple[float, str] = (0.0, ""),
+        seconds: float | None = None,
+    ) -> Evidence:
+        """All that the judge is told. The arguments are fields of Evidence."""
+        return Evidence(
+            use=self._use(holders),
+            beside={name: self.part(name) for name in OF_CENSUS[1:]},
+            children=children,
+            holders=holders,
+            walked=walked,
+            looks=len(self.steps),
+            unheld=unheld,
+            c_heap_bytes=self._cost_of_c() if unheld == C_HEAP else 0.0,
+            is_collected=is_collected,
+            profiles=profiles,
+            declared=declared,
+            seconds=seconds,
+        )
+
+    def children(
+        self,
+        count: int = 0,
+        growing: Sequence[tuple[str, float]] = (),
+        found: Sequence[LeakFinding] = (),
+    ) -> Children:
+        """How the child processes grow. The arguments are fields of Children."""
+        rises = self.points.rises("children")
+        part = Part(
+            "children",
+            self.pace("children"),
+            grade=self.grades.get("children", "quiet"),
+            since_step=rises[0] if rises else None,
+        )
+        return Children(part, count, self._steps_each(), growing, found)
+
+    def _steps_each(self) -> float | None:
+        """After how many steps there is one process more; None where they do not become more."""
+        counts = self.points.series("count", self.since)
+        if len(counts) <= 2 or counts[-1][1] <= counts[0][1]:
+            return None
+        more = [b - a for (_, a), (_, b) in pairwise(counts)]
+        if min(more) < 0 or sum(1 for n in more if n) < 2:
+            return None
+        return (counts[-1][0] - counts[0][0]) / (counts[-1][1] - counts[0][1])
+
+    def _use(self, holders: Sequence[Holder]) -> Part:
+        """How use grows. The slope has in it what a program makes once, as it warms up; holders
+        have not. Where the two differ, and the newer points lie on a slope that the holders
+        explain, that is the one."""
+        use, held = self.part("use"), sum(holder.rate_bytes for holder in holders)
+        near = THRESHOLDS.near * held
+        is_theirs = abs(use.rate_bytes - held) <= near
+        if held < THRESHOLDS.least_rate or keeps_graphs(holders) or is_theirs:
+            return use
+        points = self.points.series("use", self.points.pace("use", self.since).since)
+        while len(points) > FEWEST_POINTS:
+            points = points[1:]
+            rate = slope_of(points)
+            if abs(rate - held) <= near:
+                return _at(rate, use)
+        return use
+
+    # --- what C code keeps ---
+
+    def is_even(self, signal: str = "use") -> bool:
+        """Whether a signal grew in each of the last intervals between looks by about the same: what
+        C code keeps does so; a cache of it that fills gets slower, and work that varies does
+        not."""
+        return len(self._even(signal)) >= THRESHOLDS.even_intervals and not self._slows(signal)
+
+    def _slows(self, signal: str) -> bool:
+        """Whether the later intervals between looks, of those that count, show clearly less than
+        the earlier ones: the kernels of a library come one for each new shape, and these become
+        fewer."""
+        points = [point for point in self.points.series(signal) if point[0] >= self.since]
+        rates = [(b - a) / (t - s) for (s, a), (t, b) in pairwise(points)]
+        half = len(rates) // 2
+        if half < 2:
+            return False
+        return median(rates[half:]) < THRESHOLDS.slows * median(rates[:half])
+
+    def _even(self, signal: str) -> list[tuple[int, int]]:
+        """(step, bytes) of the newest looks between which a signal grew by about the same a step.
+        Empty where it did not grow in one of the last intervals."""
+        at = dict(self.points.series(signal))
+        known = [(step, at[step]) for step in self.steps if step in at]
+        rates = [(b - a) / (t - s) for (s, a), (t, b) in pairwise(known)]
+        least = THRESHOLDS.even_intervals
+        if len(rates) < least or min(rates[-least:]) <= 0:
+            return []
+        begin = len(rates) - 1
+        while begin > 0:
+            newest = rates[begin - 1 :]
+            if not 0 < THRESHOLDS.even * max(newest) <= min(newest):
+                break
+            begin -= 1
+        return known[begin:]
+
+    def _cost_of_c(self) -> float:
+        """Bytes a step that C code and holders take together. Small blocks that stay keep what is
+        freed around them from being used again: where resident memory goes on growing faster for
+        certain, that is what they cost."""
+        newest, use = self._even("use"), self.pace("use")
+        if len(newest) > 2:
+            use = min(use, slope_of(newest))
+        use = max(0.0, use)
+        resident = self._even("rss")
+        cost = slope_of(resident) if len(resident) >= THRESHOLDS.even_intervals else 0.0
+        is_trusted = THRESHOLDS.rss_from * use <= cost <= THRESHOLDS.rss_to * use
+        return cost if is_trusted else use
+
+
+def _at(rate: float, part: Part) -> Part:
+    """The part at another rate, which is known as well as the one before."""
+    before = part.rate_bytes
+    error = part.error * rate / before if before > 0 else rate
+    later = max(0.0, before + part.begun_bytes - max(rate, before))
+    return replace(part, rate_bytes=rate, error=error, begun_bytes=later)

@@ -30,9 +30,8 @@ from memtools._leak.detector import STEPS_NEEDED, LeakVerdict
 from memtools._leak.finding import RANK, LeakFinding, advice_for, is_call, steps_left
 from memtools._leak.judge import THRESHOLDS, findings_of
 from memtools._leak.ledger import Entry, Ledger
-from memtools._leak.series import Points
+from memtools._leak.series import Looks, Points
 from memtools._monitor.children import ChildProcesses
-from memtools._monitor.evidence import Looks
 from memtools._monitor.made_at import TracedSteps
 from memtools._monitor.reporter import Reporter
 from memtools._monitor.schedule import EARLIEST_LOOK, START_BY_TIME, Budget, Schedule

@@ -19,8 +19,7 @@ from typing import Any
 from memtools._leak.detector import LeakDetector, part_of
 from memtools._leak.finding import RANK
 from memtools._leak.judge import THRESHOLDS
-from memtools._leak.series import Points, since_of
-from memtools._monitor.evidence import Looks
+from memtools._leak.series import Looks, Points, since_of
 from memtools._monitor.signals import COUNTED, Limits, Signal
 
 LARGE_SHARE, LARGE = 0.01, 1 << 20  # of the limit, and bytes: growth that is looked at at once

@@ -16,7 +16,7 @@ from typing import Protocol
 from memtools._census.holders import Holder
 from memtools._leak.growth import slope_of
 from memtools._leak.judge import C_HEAP, CYCLES, THRESHOLDS, keeps_graphs
-from memtools._monitor.evidence import Looks
+from memtools._leak.series import Looks
 from memtools._monitor.schedule import Budget
 from memtools._monitor.sensor import Sensor
 

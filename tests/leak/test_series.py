@@ -1,0 +1,172 @@
+"""What the looks of a run show: series, paces, and the evidence that the judge gets."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+
+from memtools import LeakFinding
+from memtools._leak.growth import slope_of
+from memtools._leak.judge import findings_of
+from memtools._leak.ledger import Ledger
+from memtools._leak.series import Looks, Points
+from tests.monitor.program import KIB, LOOKS, MIB, holder
+
+
+def test_a_sum_keeps_a_part_that_is_not_known_at_a_point() -> None:
+    points = Points()
+    points.add(1, {"heap": 10, "python": 5})
+    points.add(2, {"heap": 12})
+    points.add(3, {"rss": 7, "python": 6})  # the heap cannot be read: the resident bytes
+    assert points.series("use") == [(1, 15), (2, 17), (3, 13)]
+    assert points.series("shm") == []
+
+
+def test_points_are_bounded_and_keep_the_newest() -> None:
+    points = Points()
+    for step in range(2000):
+        points.add(step, {"heap": 3 * step})
+    assert len(points.steps) <= 256
+    assert points.steps[0] == 0
+    assert points.steps[-100:] == list(range(1900, 2000))
+    assert points.slope("heap") == pytest.approx(3)
+    assert slope_of([]) == slope_of([(1, 5)]) == 0
+
+
+def paced(grow: Callable[[int], int], steps: Sequence[int], noise: int = 0, seed: int = 0) -> float:
+    """What a series that grows so is said to grow by after the last of these steps."""
+    points, size, chance = Points(), 100 * MIB, random.Random(seed)
+    for step in range(1, steps[-1] + 1):
+        size += grow(step)
+        if step in steps:
+            points.add(step, {"heap": size + (chance.randrange(noise) if noise else 0)})
+    return points.pace("use", max(16, steps[-1] // 4)).rate
+
+
+CHECKED = [*LOOKS[:4], *range(56, 400, 8)]
+
+
+@pytest.mark.parametrize("steps", [LOOKS, CHECKED])
+def test_a_pace_is_that_of_now(steps: list[int]) -> None:
+    def until(step: int) -> list[int]:
+        return [at for at in steps if at <= step]
+
+    def warms_up(step: int) -> int:
+        return 32 * KIB + (100 * KIB if step < 50 else 0)
+
+    def jumps(step: int) -> int:
+        return 32 * KIB + (50 * MIB if step == 150 else 0)
+
+    assert paced(warms_up, until(128)) == pytest.approx(32 * KIB, rel=0.05)
+    assert paced(jumps, until(384)) == pytest.approx(32 * KIB, rel=0.05)
+    assert paced(lambda step: 32 * KIB, steps) == pytest.approx(32 * KIB)
+
+
+def test_a_pace_follows_what_becomes_faster_or_begins_late() -> None:
+    assert paced(
+        lambda step: 64 * KIB if step >= 200 else 32 * KIB, CHECKED[: CHECKED.index(256) + 1]
+    ) == pytest.approx(64 * KIB, rel=0.05)
+    assert paced(
+        lambda step: 32 * KIB if step >= 200 else 0, CHECKED[: CHECKED.index(256) + 1]
+    ) == pytest.approx(32 * KIB, rel=0.05)
+
+
+def test_a_pace_is_not_misled_by_noise_and_lumps() -> None:
+    """By chance two lines fit some of so many series better than one, but hardly ever."""
+    for steps in (LOOKS, CHECKED):
+        wrong = 0
+        for seed in range(200):
+            rate = paced(lambda step: 32 * KIB, steps, 256 * KIB, seed)
+            wrong += abs(rate / (32 * KIB) - 1) > 0.2
+        assert wrong <= 2
+        for every in (5, 20, 25, 40):
+            lumps = paced(lambda step, n=every: 0 if step % n else n * 32 * KIB, steps)  # type: ignore[misc]
+            assert lumps == pytest.approx(32 * KIB, rel=0.2), every
+
+
+def seen_by(points: Points, step: int, **grades: str) -> Looks:
+    return Looks(step, [n for n in LOOKS if n <= step], points, grades)
+
+
+def table(**series: Callable[[int], int]) -> Points:
+    points = Points()
+    for step in LOOKS[:5]:
+        points.add(step, {name: size(step) for name, size in series.items()})
+    return points
+
+
+def test_a_slope_that_holders_explain_is_preferred() -> None:
+    """A warm-up that fades has no bend; growth in lumps has noise enough to hide one."""
+    points = Points()
+    for step in LOOKS[:7]:
+        points.add(step, {"heap": 640 * KIB * (step // 20) + int(4e6 * (1 - 0.95**step))})
+    seen = seen_by(points, 128, use="growing")
+    assert seen.pace("use") > 1.2 * 32 * KIB
+    (named, *_) = findings_of(seen.evidence([holder(32 * KIB)]))
+    assert named.rate_bytes == pytest.approx(32 * KIB, rel=0.2)
+
+
+def test_what_has_slowed_down_is_not_the_c_heap_though_it_is_even_now() -> None:
+    """As the kernels of a library for each new shape: many at first, then a few now and then."""
+    points, looks = Points(), list(range(80, 209, 16))
+    for at, step in enumerate(looks):
+        points.add(step, {"heap": 400 * KIB * min(at, 4) + 330 * KIB * max(0, at - 4)})
+    assert not Looks(208, looks, points, {}).is_even("heap")
+    later = [step for step in looks if step >= 144]
+    assert Looks(208, later, points, {}).is_even("heap"), "without the steps before it is even"
+
+
+def test_children_are_told_by_name() -> None:
+    points = table(children=lambda n: 64 * KIB * n, count=lambda n: 2)
+    grows = (2, [("child process 4711 (Actor)", 63 * KIB), ("child process 4712", 1 * KIB)])
+    seen = seen_by(points, 64, children="suspect")
+    (found,) = findings_of(seen.evidence(children=seen.children(*grows)))
+    assert (found.kind, found.process, found.signal) == (
+        "children", "child process 4711 (Actor)", "children"
+    )  # fmt: skip
+    assert found.rate_bytes == pytest.approx(64 * KIB)
+    both = (2, [("child process 1", 32 * KIB), ("child process 2", 32 * KIB)])
+    (found,) = findings_of(seen.evidence(children=seen.children(*both)))
+    assert (found.process, found.what) == ("", "child process 1, child process 2")
+
+
+def test_processes_that_become_more_are_counted() -> None:
+    points = table(children=lambda n: 9 * MIB * (n // 8), count=lambda n: 2 + n // 8)
+    seen = seen_by(points, 64)
+    (found,) = findings_of(seen.evidence(children=seen.children(10)))
+    assert (found.kind, found.what) == ("processes", "10 processes, one more every 8 steps")
+
+
+def test_what_workers_have_found_is_passed_on() -> None:
+    own = LeakFinding("suspect", holder="dict Frames.seen", process="worker 2", rate_bytes=54.0)
+    points = table(children=lambda n: 64 * KIB * n)
+    seen = seen_by(points, 64, children="suspect")
+    assert findings_of(seen.evidence(children=seen.children(found=(own,)))) == [own]
+
+
+def test_shared_memory_is_said() -> None:
+    points = table(shm=lambda n: 108 * KIB * n)
+    (found,) = findings_of(seen_by(points, 64, shm="growing").evidence())
+    assert (found.kind, found.signal) == ("shared memory", "shm")
+    assert found.rate_bytes == pytest.approx(108 * KIB)
+
+
+def test_who_holds_what_lies_in_shared_memory_is_named_with_it() -> None:
+    points = table(shm=lambda n: 108 * KIB * n, heap=lambda n: 100 * MIB + KIB * n)
+    keeps = holder(110 * KIB, only_gained=True)
+    seen = seen_by(points, 64, shm="suspect", use="quiet")
+    (found,) = findings_of(seen.evidence([keeps]))
+    assert (found.grade, found.signal, found.part) == ("growing", "shm", "shm")
+    assert found.rate_bytes == pytest.approx(108 * KIB, rel=0.01)
+    assert found.what == "2 new tensors a step, in shared memory"
+    ledger = Ledger()
+    ledger.look(48, findings_of(seen.evidence()), {}, points)
+    (before,) = ledger.findings()
+    assert ledger.look(64, [found], {}, points)[1] == [replace(before, over=True)]
+    unseen = findings_of(seen.evidence([keeps], walked=False))
+    assert [one.kind for one in unseen] == ["shared memory"]
+    assert ledger.look(96, unseen, {}, points, walked=False) == ([], [])  # its holder is known
+    assert [one.holder for one in ledger.findings()] == ["list Trainer.losses"]
