@@ -25,8 +25,7 @@ from collections.abc import Callable
 from memtools._base import process
 from memtools._base import torch as bridge
 from memtools._leak.finding import LeakFinding
-from memtools._monitor.leakwatch import LeakWatch
-from memtools._monitor.schedule import FIRST_LOOK
+from memtools._monitor.leakwatch import FIRST_LOOK, LeakWatch
 
 TICK = 0.2  # seconds, that are a step
 START, START_OF_TORCH = 1.0, 27.0  # seconds of a program in which nothing is looked at

@@ -9,10 +9,17 @@
                  │  between looks, as often as a reading is cheap
                  ├──────► Sensor: even readings for the test that tells a leak from a warm-up
                  │  a finding stands, and where it was made is not known
-                 └──────► TracedSteps, for some steps: the line that makes what stays
+                 └──────► Tracing, for some steps: the line that makes what stays
 
 A look is taken inside step(), so that the loss, the batch and the graph of a step are alive in
 each of them, and cancel.
+
+    step  16  24  32  48  64  96  128  192 ...   a look: all signals, and the heap if they grow
+               └ large growth ┘                  looks in between, at most half of the time
+                                  │  │  │  │     while a finding stands: the signals alone
+
+When it looks depends on steps and on bytes alone: what is reported about a loop does not depend on
+how fast its steps are.
 """
 
 from __future__ import annotations
@@ -32,15 +39,87 @@ from memtools._leak.judge import THRESHOLDS, findings_of
 from memtools._leak.ledger import Entry, Ledger
 from memtools._leak.series import Looks, Points
 from memtools._monitor.children import ChildProcesses
-from memtools._monitor.made_at import TracedSteps
 from memtools._monitor.reporter import Reporter
-from memtools._monitor.schedule import EARLIEST_LOOK, START_BY_TIME, Budget, Schedule
 from memtools._monitor.sensor import Sensor
 from memtools._monitor.signals import Limits, Signal
-from memtools._monitor.tracing import Tracing
-from memtools._monitor.walks import CensusLike, HeapWalks
+from memtools._monitor.tracing import START_BY_TIME, Tracing
+from memtools._monitor.walks import Budget, CensusLike, HeapWalks
 
-GOES_ON = 12  # steps of time over which growth goes on, or has stopped
+FIRST_LOOK = 16  # The first look is at this step, ...
+EARLIEST_LOOK = 4  # ... or from this one on, if growth is large.
+DENSE_STEPS = 128  # In so many steps counters that cost next to nothing are read at each step.
+GOES_ON = 12  # Growth goes on, or has stopped, if the last so many ticks of time show it.
+
+
+class Schedule:
+    """At which steps to look: 16, 24, 32, 48, 64, 96, 128, 192 and so on. Where large growth begins
+    late the looks are dense once more from there on.
+
+    Args:
+        origin: the step after which the run begins, 0 by default.
+    """
+
+    def __init__(self, origin: int = 0) -> None:
+        self.origin = origin
+        #: the newest step at which signals were read; `origin` before the first
+        self.newest = origin
+        #: the step of the next look
+        self.next, self._gap, self._half = origin + FIRST_LOOK, 8, False
+        self._first: tuple[int, int] | None = None  # the first step, and when that was
+
+    def begin(self, step: int) -> bool:
+        """A step has ended. Returns whether it is the first."""
+        if self._first is not None:
+            return False
+        self._first = step, time.monotonic_ns()
+        return True
+
+    def step_ns(self, step: int) -> float:
+        """Nanoseconds that a step has taken from the first to this one."""
+        first, begun = self._first or (step, time.monotonic_ns())
+        return (time.monotonic_ns() - begun) / max(1, step - first)
+
+    def passed(self, step: int) -> None:
+        """A look was taken. The next one is where the gaps, each of them twice, lead to."""
+        while self.next <= step:
+            self.next += self._gap
+            if self._half:
+                self._gap *= 2
+            self._half = not self._half
+
+    def again(self, step: int) -> None:
+        """Begin again, as after the first look."""
+        self.next, self._gap, self._half = step + 8, 8, True
+
+    def soon(self, step: int) -> None:
+        """Somebody new grows. In a run that has gone on for long, who it is takes some looks."""
+        if not self.is_dense(step) and self.next > step + 8:
+            self.again(step)
+
+    def is_dense(self, step: int) -> bool:
+        """Whether this is one of the first steps, in which looks and readings are dense."""
+        return step - self.origin < DENSE_STEPS
+
+    def may_look_early(self, step: int) -> bool:
+        """Whether a look beside the schedule, at large growth, takes half of the time at most."""
+        apart = max(EARLIEST_LOOK, (self.newest - self.origin) // 4)
+        return step - self.origin <= DENSE_STEPS and step >= self.newest + apart
+
+    @property
+    def next_check(self) -> int:
+        """The step at which findings that stand are checked."""
+        return self.newest + max(8, self.newest // 40)
+
+    def due_step(self, step: int, *, stands: bool, every: int) -> int:
+        """The step after this one at which there is something to do.
+
+        Args:
+            step: that has ended.
+            stands: whether a finding stands.
+            every: in how many of the first steps something is read.
+        """
+        due = min(self.next, self.next_check) if stands else self.next
+        return min(due, step + every) if self.is_dense(step) else due
 
 
 class LeakWatch:
@@ -84,7 +163,7 @@ class LeakWatch:
             census, self._sensor, self._budget, reporter.complain, collects=seconds is None
         )
         self._children = children or ChildProcesses()
-        self._traced = TracedSteps(tracing, self._sensor)
+        self._tracing = tracing
         self._ledger = Ledger()
         self._step = origin
         self._is_over = False
@@ -97,7 +176,7 @@ class LeakWatch:
     @property
     def is_traced(self) -> bool:
         """Whether the step that begins is one that is traced."""
-        return self._traced.is_open
+        return self._tracing is not None and self._tracing.is_open
 
     @property
     def _steps(self) -> int:
@@ -114,27 +193,35 @@ class LeakWatch:
         if self._schedule.begin(step):
             self._sensor.note_seen()
         self._step = step
-        try:
-            self._end_traced(step, now)
-            if not self._traced.slows:  # else looks and readings wait
-                self._act(step, now)
-            if not self._is_over:
-                self._traced.plan(step, self._ledger.findings())
-        except BaseException:
-            self._traced.close()  # nothing of it may stay on
-            raise
+        tracing = self._tracing
+        if tracing is None:
+            self._act(step, now)
+        else:
+            self._act_and_trace(step, now, tracing)
         every, stands = self._sensor.every, bool(self._ledger)
         self.due_step = self._schedule.due_step(step, stands=stands, every=every)
-        if self._traced.is_wanted:
+        if tracing is not None and tracing.is_wanted:
             self.due_step = step + 1
-        self._traced.leave()
+            tracing.leave()
 
-    def _end_traced(self, step: int, now: int) -> None:
+    def _act_and_trace(self, step: int, now: int, tracing: Tracing) -> None:
+        """Do what is due at this step. Begin or end to trace the steps around it."""
+        try:
+            self._end_traced(step, now, tracing)
+            if not tracing.slows:  # else looks and readings wait
+                self._act(step, now)
+            if not self._is_over:
+                tracing.plan(step, self._sensor, self._ledger.findings())
+        except BaseException:
+            tracing.close()  # nothing of it may stay on
+            raise
+
+    def _end_traced(self, step: int, now: int, tracing: Tracing) -> None:
         """The end of a step that may be traced. At the last one, report what is known by then."""
-        standing, collect = self._ledger.findings() if self.is_traced else (), None
+        standing, collect = self._ledger.findings() if tracing.is_open else (), None
         if standing and all(one.holder for one in standing):
             collect = self._walks.collect(self._steps)
-        known = self._traced.step_ended(step, now, standing, collect)
+        known = tracing.step_ended(step, now, self._sensor, standing, collect)
         if known:
             self._ledger.update(known)
             self._report(known)
@@ -334,7 +421,8 @@ class LeakWatch:
 
     def interrupt(self) -> None:
         """Do not look for a while: nothing that slows the program is to be on."""
-        self._traced.interrupt()
+        if self._tracing is not None:
+            self._tracing.interrupt()
 
     def withdraw(self) -> None:
         """Look no more: what was found has been a part of something else."""
@@ -345,7 +433,8 @@ class LeakWatch:
     def leave(self) -> None:
         """Look no more."""
         self._is_over = True
-        self._traced.close()
+        if self._tracing is not None:
+            self._tracing.close()
         self._children.close()
 
     def close(self, step: int = 0) -> None:

@@ -36,13 +36,12 @@ from memtools._leak.finding import LeakFinding, is_call
 from memtools._monitor import ending, handmade, host, oom, readings
 from memtools._monitor import run as monitor_run
 from memtools._monitor.guards import Callback, Watermark, Watermarks
-from memtools._monitor.leakwatch import LeakWatch
+from memtools._monitor.leakwatch import FIRST_LOOK, LeakWatch
 from memtools._monitor.log import ranked
 from memtools._monitor.phases import Phase, PhaseBook, PhaseTotals, phase_lines
 from memtools._monitor.readings import Headroom, HostTiers
 from memtools._monitor.reporter import LeakCallback, Listeners, Printer
 from memtools._monitor.run import MonitorSettings, Run
-from memtools._monitor.schedule import FIRST_LOOK
 from memtools._record import kinds
 from memtools._record.kinds import End
 

@@ -2,6 +2,7 @@
 
 frames of a stack, innermost first ──► place_of ──► the innermost line of the user's code
                                           │
+                                          ├──► places_of: which lines explain which findings
                                           ▼
                                        name_of ──► train.py:47 in training_step
 """
@@ -12,12 +13,21 @@ import ast
 import contextlib
 import os
 import tokenize
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from memtools._base.libraries import LIBRARY, MEMTOOLS, USER, owner_of
 from memtools._base.notebook import cell_of, source_of
 from memtools._base.text import shown
+from memtools._leak.finding import Key, LeakFinding
+from memtools._leak.judge import GRAPH
+
+LEAST, MOST = 0.5, 1.5  # The lines that explain a finding make this share of its rate together.
+#: The nodes of a graph take as much again as the tensors that they keep, and are not seen.
+LEAST_OF_GRAPH = 0.25
+ENOUGH = 0.9  # From this share of the rate on no further line is looked for.
+ALIKE = 1.5  # Two rates that differ by at most this factor may be of the same growth.
+SECOND = 0.2  # A second line is named if it makes this share of what the lines make together.
 
 
 class Place(NamedTuple):
@@ -92,3 +102,58 @@ def function_at(file: str, line: int) -> str:
             if is_inside and node.lineno > inner:
                 inner, name = node.lineno, node.name
     return name
+
+
+def places_of(
+    findings: Sequence[LeakFinding], sites: Sequence[Site]
+) -> dict[Key, tuple[Place, ...]]:
+    """Where each finding was made, the place of the most first; without those that no places
+    explain.
+
+    One finding is explained by the largest sites that together make 0.5 to 1.5 times its rate, or
+    0.25 to 1.5 times that of a graph, whose nodes are not seen. Of several each gets the site of
+    its rate, where no other site and no other finding has that rate; the largest gets the largest
+    sites where no other is as large.
+
+    Args:
+        findings: that grow at the same time, and have no place yet.
+        sites: what grows, the most first.
+    """
+    rated = sorted((one for one in findings if one.rate_bytes > 0), key=lambda f: -f.rate_bytes)
+    found: dict[Key, tuple[Place, ...]] = {}
+    for one in rated if len(rated) > 1 else ():
+        alike = [site for site in sites if _is_alike(site.rate, one.rate_bytes)]
+        if len(alike) == 1 and sum(_is_alike(alike[0].rate, f.rate_bytes) for f in rated) == 1:
+            found[one.key] = (alike[0].place,)
+    if not rated or rated[0].key in found:
+        return found
+    if len(rated) == 1 or not _is_alike(rated[0].rate_bytes, rated[1].rate_bytes):
+        least = LEAST_OF_GRAPH if rated[0].kind == GRAPH else LEAST
+        places = _to_be_said(_explaining(sites, rated[0].rate_bytes, least))
+        if places and not any(places[0] in others for others in found.values()):
+            found[rated[0].key] = places
+    return found
+
+
+def _is_alike(a: float, b: float) -> bool:
+    return max(a, b) <= ALIKE * min(a, b)
+
+
+def _explaining(sites: Sequence[Site], rate: float, least: float) -> list[Site]:
+    """The largest that together make the rate; empty where they do not."""
+    found, total = list[Site](), 0.0
+    for site in sites:
+        if total + site.rate <= MOST * rate:
+            found.append(site)
+            total += site.rate
+            if total >= ENOUGH * rate:
+                break
+    return found if total >= least * rate else []
+
+
+def _to_be_said(sites: Sequence[Site]) -> tuple[Place, ...]:
+    """The first, and the second where it makes much of it, too."""
+    total = sum(site.rate for site in sites)
+    return tuple(
+        site.place for site in sites[:2] if site is sites[0] or site.rate >= SECOND * total
+    )

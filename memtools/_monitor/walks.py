@@ -10,15 +10,41 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 from memtools._census.holders import Holder
 from memtools._leak.growth import slope_of
 from memtools._leak.judge import C_HEAP, CYCLES, THRESHOLDS, keeps_graphs
 from memtools._leak.series import Looks
-from memtools._monitor.schedule import Budget
 from memtools._monitor.sensor import Sensor
+
+GRACE_NS = 1_500_000_000  # Looks may take so much in any run, ...
+SHARE = 0.01  # ... and this share of a longer run.
+
+
+class Budget:
+    """Time of the processor that looks may take: 1.5 s in any run, and 1 % of the run beyond."""
+
+    def __init__(self) -> None:
+        self._begun_ns, self._spent_ns = time.monotonic_ns(), 0
+
+    @contextmanager
+    def spending(self) -> Iterator[None]:
+        """What the block takes of this thread's time is spent."""
+        begun = time.thread_time_ns()
+        try:
+            yield
+        finally:
+            self._spent_ns += time.thread_time_ns() - begun
+
+    def can_afford(self, ns: int, steps: int) -> bool:
+        """Whether so much can be spent after so many steps of the run."""
+        allowed = GRACE_NS
+        if steps > 512:
+            allowed += int(SHARE * (time.monotonic_ns() - self._begun_ns))
+        return self._spent_ns + ns <= allowed
 
 
 class CensusLike(Protocol):

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from memtools._leak.finding import LeakFinding
-from memtools._monitor.places import Living, Place, Site, name_of, place_of
-from memtools._monitor.tracing import OF_A_BLOCK, BlocksLike, places_of
+from memtools._monitor.places import Living, Place, Site, name_of, place_of, places_of
+from memtools._monitor.tracewindow import OF_A_BLOCK, BlocksLike
 
 
 class TracedTensors:

@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from memtools._blocks.dispatch import DispatchedBlocks
-from memtools._monitor.tracing import DISPATCH, TraceWindow
+from memtools._monitor.tracewindow import DISPATCH, TraceWindow
 from tests.kit.children import in_child
 from tests.kit.ownprocess import in_own_process
 

@@ -13,7 +13,7 @@ import pytest
 
 from memtools import _cli as cli
 from memtools import read_record
-from memtools._monitor import tracing
+from memtools._monitor import tracewindow
 from tests.cli.runs import run, write
 
 pytestmark = pytest.mark.slow
@@ -215,7 +215,7 @@ def test_the_programs_own_tracemalloc_is_left_alone(ran: dict[str, Ran]) -> None
     assert ran["own"].stdout == "True 3\n"
     assert "made at" not in ran["own"].stderr
     assert ran["own"].events("trace") == [
-        f"where it was made is not known: nothing was traced, as {tracing.PROGRAMS_OWN}"
+        f"where it was made is not known: nothing was traced, as {tracewindow.PROGRAMS_OWN}"
     ]
 
 

@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 
 from memtools import LeakFinding, read_record
-from memtools._monitor import heaplines, tracing
+from memtools._monitor import heaplines, tracewindow, tracing
 from memtools._monitor.heaplines import HeapLines, staying
 from memtools._monitor.places import Place, Site
-from memtools._monitor.tracing import TraceWindow, Tracing
+from memtools._monitor.tracewindow import TraceWindow
+from memtools._monitor.tracing import Tracing
 from tests.kit.ownprocess import in_own_process
 
 KIB, MIB = 2**10, 2**20
@@ -35,7 +36,7 @@ def _nothing_stays_on() -> Iterator[None]:
     after = sys.gettrace()
     sys.settrace(before)
     assert after is None
-    assert not tracing._open
+    assert not tracewindow._open
     assert all(frame.f_trace is None for frame in stack() if not before)
 
 
@@ -768,7 +769,7 @@ def test_a_program_whose_c_code_keeps_memory_is_told_the_line(
 INSIDE = f"""{STEADY}
 import ctypes, logging, sys, time
 from memtools import MemoryMonitor
-from memtools._monitor import heaplines, tracing
+from memtools._monitor import heaplines, tracewindow, tracing
 logging.getLogger("memtools").addHandler(logging.NullHandler())
 malloc = ctypes.CDLL(None).malloc
 
@@ -785,7 +786,7 @@ def is_clean():
         if frame.f_trace is not None:
             return False
         frame = frame.f_back
-    return sys.gettrace() is None and not tracing._open
+    return sys.gettrace() is None and not tracewindow._open
 """
 
 
@@ -820,7 +821,7 @@ MODEL = """
 import ctypes, sys, torch
 from memtools import _core
 from memtools._monitor.heaplines import HeapLines
-from memtools._monitor.tracing import TraceWindow
+from memtools._monitor.tracewindow import TraceWindow
 torch.manual_seed(0)
 torch.set_num_threads(1)
 malloc, F = ctypes.CDLL(None).malloc, torch.nn.functional

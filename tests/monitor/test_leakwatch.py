@@ -20,8 +20,7 @@ from memtools._leak.finding import RANK, is_call
 from memtools._leak.ledger import Ledger
 from memtools._monitor import children as child_processes
 from memtools._monitor import leakwatch
-from memtools._monitor.leakwatch import LeakWatch
-from memtools._monitor.schedule import Schedule
+from memtools._monitor.leakwatch import LeakWatch, Schedule
 from memtools._monitor.signals import Signal, python_bytes
 from memtools._record.figures import figures_of
 from memtools._record.verdict import verdict_of

@@ -14,7 +14,7 @@ import pytest
 
 from memtools import LeakFinding
 from memtools._monitor import progress as pace
-from memtools._monitor import tracing
+from memtools._monitor import tracewindow, tracing
 from memtools._monitor.progress import Progress
 from memtools._monitor.tracing import Tracing
 from tests.monitor.test_tracing import HERE as _OTHER
@@ -30,7 +30,7 @@ def _affordable_and_off(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ns = itertools.count(0, 10**6)
     monkeypatch.setattr(time, "thread_time_ns", lambda: next(ns))
     yield
-    is_on, left = tracemalloc.is_tracing(), list(tracing._open)
+    is_on, left = tracemalloc.is_tracing(), list(tracewindow._open)
     for window in left:
         window.end()
     tracemalloc.stop()
@@ -325,7 +325,10 @@ def test_torch_s_blocks_are_traced_on_where_tracemalloc_is_not_borne() -> None:
 
     assert told.ticks(60, tick) == 3
     assert told.made_at == "train.py:47 in step"
-    assert (told.events[0]["sources"], told.events[0]["why"]) == ((tracing.TORCH,), tracing.SLOWS)
+    assert (told.events[0]["sources"], told.events[0]["why"]) == (
+        (tracewindow.TORCH,),
+        tracing.SLOWS,
+    )
 
 
 def test_torch_s_blocks_are_found_beside_the_programs_own_tracemalloc() -> None:
@@ -336,7 +339,7 @@ def test_torch_s_blocks_are_found_beside_the_programs_own_tracemalloc() -> None:
     told.ticks(120, lambda: blocks.make(47, 100 * KIB))
     assert told.made_at == "train.py:47 in step"
     assert [event["found"] for event in told.events] == [0, 1]
-    assert told.events[1]["why"] == tracing.PROGRAMS_OWN
+    assert told.events[1]["why"] == tracewindow.PROGRAMS_OWN
     assert tracemalloc.get_traceback_limit() == 2
     tracemalloc.stop()
 
@@ -372,5 +375,5 @@ def test_what_takes_long_to_read_is_not_read_at_each_tick() -> None:
     told = Told()
     assert told.tracing.wants(50, told.standing)
     told.tracing.ticked(MIB, 11_000_000)
-    assert told.events == [{"why": tracing.TOO_DEAR}]
+    assert told.events == [{"why": tracing.TOO_SLOW_TO_READ}]
     assert not told.tracing.wants(51, told.standing)

@@ -24,11 +24,12 @@ from memtools import LeakFinding, read_record
 from memtools._leak.finding import Key
 from memtools._leak.ledger import Ledger
 from memtools._leak.series import Points
-from memtools._monitor import heaplines, places, tracing
+from memtools._monitor import heaplines, places, tracewindow, tracing
 from memtools._monitor.log import Log
 from memtools._monitor.places import Place, Site
 from memtools._monitor.reporter import Listeners, Reporter
-from memtools._monitor.tracing import TraceWindow, Tracing
+from memtools._monitor.tracewindow import TraceWindow
+from memtools._monitor.tracing import Tracing
 from tests.kit.ownprocess import in_own_process
 from tests.monitor.program import LOOKS, Clock, Program, clock, holder
 
@@ -52,7 +53,7 @@ def _nothing_stays_on() -> Iterator[None]:
     tracemalloc.stop()
     assert not is_on
     assert tracemalloc.start is start
-    assert not tracing._open
+    assert not tracewindow._open
 
 
 class Loop:
@@ -182,7 +183,7 @@ def test_the_programs_own_is_left_alone() -> None:
     try:
         window = TraceWindow(2, None)
         assert not window.begin(0)
-        assert (window.why, window.sources) == (tracing.PROGRAMS_OWN, ())
+        assert (window.why, window.sources) == (tracewindow.PROGRAMS_OWN, ())
         assert window.turn(1)
         assert tracemalloc.get_traceback_limit() == 3
     finally:
@@ -197,7 +198,7 @@ def test_what_the_program_starts_inside_a_window_is_the_programs() -> None:
         assert window.turn(1), "nothing is left to trace"
         assert tracemalloc.is_tracing()
         assert tracemalloc.get_traceback_limit() == 2
-        assert window.why == tracing.STOPPED
+        assert window.why == tracewindow.STOPPED
         assert window.sites() == ([], [], [])
     finally:
         tracemalloc.stop()
@@ -210,7 +211,7 @@ def test_what_the_program_stops_is_not_stopped_twice() -> None:
     tracemalloc.stop()
     assert [window.turn(step) for step in (2, 3, 4)] == [False, False, True]
     assert window.sites() == ([], [], [])
-    assert window.why == tracing.STOPPED
+    assert window.why == tracewindow.STOPPED
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="forks of a process with threads warn")
@@ -219,14 +220,14 @@ def test_a_forked_child_traces_nothing() -> None:
     window.begin(0)
     child = os.fork()
     if child == 0:
-        os._exit(int(tracemalloc.is_tracing() or bool(tracing._open)))
+        os._exit(int(tracemalloc.is_tracing() or bool(tracewindow._open)))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert tracemalloc.is_tracing()
     window.end()
 
 
 def test_a_step_that_does_not_end_is_not_traced_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracing, "LONGEST_S", 0.01)
+    monkeypatch.setattr(tracewindow, "LONGEST_S", 0.01)
     window = TraceWindow(2, None)
     ended = threading.Event()
     end = window.end
@@ -255,7 +256,7 @@ def test_the_time_of_a_window_is_that_of_each_step(monkeypatch: pytest.MonkeyPat
             return len(asked) == 3
 
     monkeypatch.setattr(time, "monotonic", lambda: 110.0 + 50.0 * len(asked))
-    tracing._end_in_time(window, Over())  # type: ignore[arg-type]
+    window.wait(Over())  # type: ignore[arg-type]
     assert asked == [60.0, 50.0, 50.0]
     assert window.why == ""
 
@@ -305,7 +306,7 @@ def test_blocks_of_torch_are_found_by_their_site_and_told_by_the_users_line() ->
     blocks = FakeBlocks()
     window = TraceWindow(2, blocks)
     window.begin(0)
-    assert window.sources == (tracing.TRACEMALLOC, tracing.TORCH)
+    assert window.sources == (tracewindow.TRACEMALLOC, tracewindow.TORCH)
     step = 0
     while window.is_open:
         blocks.living = [one for one in blocks.living if one[1] != 51]  # a step's own
@@ -316,7 +317,7 @@ def test_blocks_of_torch_are_found_by_their_site_and_told_by_the_users_line() ->
     assert not blocks.traces
     (site,) = [one for one in window.sites()[0] if one.place.file.endswith("/train.py")]
     assert site.place.line == 47
-    assert site.rate == 100 * KIB + tracing.OF_A_BLOCK
+    assert site.rate == 100 * KIB + tracewindow.OF_A_BLOCK
     assert places.name_of(site.place) == "train.py:47 in step"
 
 
@@ -347,8 +348,8 @@ def test_blocks_of_torch_are_found_beside_the_programs_own_tracemalloc() -> None
             blocks.make(47, 100 * KIB)
             window.turn(step)
         assert [site.place.line for site in window.sites()[0]] == [47]
-        assert window.why == tracing.PROGRAMS_OWN
-        assert window.sources == (tracing.TORCH,)
+        assert window.why == tracewindow.PROGRAMS_OWN
+        assert window.sources == (tracewindow.TORCH,)
     finally:
         tracemalloc.stop()
 
@@ -373,7 +374,7 @@ def test_the_innermost_line_of_the_users_code_is_named() -> None:
 
 
 def test_what_memtools_makes_for_itself_is_nobodys() -> None:
-    mine, user = frame(tracing.__file__), frame("/home/me/train.py")
+    mine, user = frame(tracewindow.__file__), frame("/home/me/train.py")
     assert places.place_of([mine, user]) is None
     assert places.place_of([frame(threading.__file__), mine, user]) is None
     assert places.place_of([frame(tracemalloc.__file__)]) is None, "one frame shows no more"
@@ -424,7 +425,7 @@ def lines(found: dict[Key, tuple[Place, ...]]) -> dict[str, list[int]]:
 def test_one_finding_gets_the_largest_lines_that_make_its_rate(
     rates: tuple[float, ...], said: list[int] | None
 ) -> None:
-    found = lines(tracing.places_of([finding(100.0)], sites(*rates)))
+    found = lines(places.places_of([finding(100.0)], sites(*rates)))
     assert found.get("list A.b") == said
 
 
@@ -432,19 +433,19 @@ def test_one_finding_gets_the_largest_lines_that_make_its_rate(
 def test_the_nodes_of_a_graph_are_not_seen(rate: float, told: dict[str, list[int]]) -> None:
     """The tensors that they keep are."""
     graph = replace(finding(100.0), kind="autograd graph")
-    assert lines(tracing.places_of([graph], sites(rate))) == told
-    assert tracing.places_of([finding(100.0)], sites(rate)) == {}
+    assert lines(places.places_of([graph], sites(rate))) == told
+    assert places.places_of([finding(100.0)], sites(rate)) == {}
 
 
 def test_several_findings_get_the_lines_of_their_rates_or_none() -> None:
     a, b = finding(100.0, "list A.a"), finding(10.0, "list A.b")
-    assert lines(tracing.places_of([a, b], sites(100.0, 10.0))) == {
+    assert lines(places.places_of([a, b], sites(100.0, 10.0))) == {
         "list A.a": [1], "list A.b": [2]
     }  # fmt: skip
     alike = finding(90.0, "list A.c")
-    assert tracing.places_of([a, alike], sites(100.0, 90.0)) == {}, "nobody knows which"
-    assert lines(tracing.places_of([b, a], sites(60.0, 40.0))) == {"list A.a": [1, 2]}
-    assert tracing.places_of([finding(0.0)], sites(100.0)) == {}
+    assert places.places_of([a, alike], sites(100.0, 90.0)) == {}, "nobody knows which"
+    assert lines(places.places_of([b, a], sites(60.0, 40.0))) == {"list A.a": [1, 2]}
+    assert places.places_of([finding(0.0)], sites(100.0)) == {}
 
 
 @pytest.mark.parametrize(
@@ -574,7 +575,7 @@ def test_beside_the_programs_own_tracemalloc_the_record_says_why_nothing_is_know
     try:
         told = Told()
         assert told.run(range(32, 60), [finding(KIB)], lambda: None) == [34]
-        assert told.events == [{"why": tracing.PROGRAMS_OWN}]
+        assert told.events == [{"why": tracewindow.PROGRAMS_OWN}]
     finally:
         tracemalloc.stop()
 
@@ -626,7 +627,7 @@ def test_what_one_frame_makes_too_slow_is_not_traced_and_the_record_says_so() ->
     standing = [finding(100.0 * KIB)]
     told.run(range(32, 40), standing, lambda: loop.keep(100 * KIB))
     assert standing[0].made_at == ""
-    assert [(event["steps"], event["why"]) for event in told.events] == [(0, tracing.TOO_SLOW)]
+    assert [(event["steps"], event["why"]) for event in told.events] == [(0, tracewindow.TOO_SLOW)]
 
 
 def test_with_one_frame_generated_code_is_not_named() -> None:
@@ -665,19 +666,22 @@ def test_tracemalloc_is_turned_off_inside_of_a_first_step_that_takes_too_long() 
         pass  # the step of a program that does not let go of the GIL
     assert not tracemalloc.is_tracing()
     assert not window.turn(1, slower=2.0), "torch's reports go on"
-    assert (window.sources, window.why) == ((tracing.TORCH,), tracing.TOO_SLOW)
+    assert (window.sources, window.why) == ((tracewindow.TORCH,), tracewindow.TOO_SLOW)
     assert not window.slows
     window.end()
 
 
-def test_a_first_step_that_is_over_in_time_is_traced_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracing, "_end_in_time", lambda window, over: None)
+def test_a_first_step_that_is_over_in_time_is_traced_on() -> None:
+    answers = iter((False, True))  # it is not over in time, but at the next look
+
+    class Over:
+        def acquire(self, timeout: float) -> bool:
+            return next(answers)
+
     window = TraceWindow(2, None, probe_s=0.001)
     window.begin(0)
     window.turn(1)
-    lock = threading.Lock()
-    lock.acquire()
-    window.wait(lock)
+    window.wait(Over())  # type: ignore[arg-type]
     assert window.is_open
     assert tracemalloc.is_tracing()
     window.end()

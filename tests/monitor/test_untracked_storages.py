@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from memtools import _core
-from memtools._monitor.unheard import unheard
+from memtools._monitor.untracked_storages import untracked_storages
 
 KIB = 2**10
 
@@ -31,7 +31,7 @@ def found(*heard: torch.Tensor) -> list[tuple[int, int]]:
     """(line in this file, bytes) of each."""
     known = {one.data_ptr() for one in heard}
     lines = []
-    for frames, size in unheard(known.__contains__):
+    for frames, size in untracked_storages(known.__contains__):
         line = next((line for file, line in frames if file == __file__), 0)
         if line:
             lines.append((line, size))
