@@ -91,14 +91,6 @@ page_at(const store *s, const char *at)
 }
 
 static char *
-cuda_store_home_of(const store *s, size_t i)
-{
-    const arena *a = arena_of_page(s, i);
-
-    return a->base + (i - a->first) * s->page_bytes;
-}
-
-static char *
 window_of(const store *s, size_t i)
 {
     const arena *a = arena_of_page(s, i);
@@ -207,23 +199,16 @@ unmap(void *ctx, void *at, size_t bytes)
     clear(s, at, page_at(s, at), bytes / s->page_bytes, NULL);
 }
 
-/* clear, for a call that may fail: not while the stream in use is captured. */
-static mt_status
-cuda_store_replace(store *s, char *at, size_t i, size_t n, mt_error *err)
-{
-    mt_status st = shows_any(s, i, n) ? mt_custreams_ready(&s->streams, err) : MT_OK;
-
-    return st == MT_OK ? clear(s, at, i, n, err) : st;
-}
-
 static mt_status
 cuda_store_map(void *ctx, void *at, size_t bytes, size_t offset, mt_map_kind kind, mt_error *err)
 {
     store *s = ctx;
     size_t i = page_at(s, at), n = bytes / s->page_bytes, first = offset / s->page_bytes;
-    mt_status st = cuda_store_replace(s, at, i, n, err);
+    /* Nothing is taken away while the stream in use is captured. */
+    mt_status st = shows_any(s, i, n) ? mt_custreams_ready(&s->streams, err) : MT_OK;
 
     (void)kind; /* a device has no private writes */
+    if (st == MT_OK) st = clear(s, at, i, n, err);
     if (st == MT_OK) st = map_pages(s, at, i, n, first, err);
     return st == MT_OK ? clean_pages(s, at, first, n, err) : st;
 }
@@ -277,37 +262,24 @@ release_page(store *s, page *p)
 }
 
 static mt_status
-take_page(store *s, page *p, mt_error *err)
-{
-    mt_status st = mt_cudrv_create(s->drv, s->page_bytes, &p->handle, err);
-
-    if (st != MT_OK) return st;
-    p->taken = p->fresh = true;
-    s->taken++;
-    return MT_OK;
-}
-
-static mt_status
 cuda_store_take(void *ctx, size_t offset, size_t bytes, mt_error *err)
 {
     store *s = ctx;
     page *from = &s->pages[offset / s->page_bytes], *end = from + bytes / s->page_bytes;
     mt_status st = MT_OK;
 
-    for (page *p = from; p < end && st == MT_OK; p++)
-        if (!p->taken) st = take_page(s, p, err);
+    for (page *p = from; p < end && st == MT_OK; p++) {
+        if (p->taken) continue;
+        if ((st = mt_cudrv_create(s->drv, s->page_bytes, &p->handle, err)) != MT_OK) break;
+        p->taken = p->fresh = true;
+        s->taken++;
+    }
     if (st == MT_ENOMEM && err != NULL) err->asked = bytes;
     for (page *p = from; p < end; p++) {
         if (st != MT_OK && p->fresh) release_page(s, p);
         p->fresh = false;
     }
     return st;
-}
-
-static bool
-cuda_store_is_mapped(const page *p)
-{
-    return p->uses > 0 || p->window != WINDOW_NONE;
 }
 
 /* Takes a page's last mappings away: its window's, and those that an unmap could not. */
@@ -317,8 +289,11 @@ hide_page(store *s, size_t i)
     page *p = &s->pages[i];
     mt_status st = MT_OK;
 
-    for (size_t at = 0; at < s->count && p->uses > 0 && st == MT_OK; at++)
-        if (s->pages[at].shows == i) st = unmap_pages(s, cuda_store_home_of(s, at), at, 1, NULL);
+    for (size_t at = 0; at < s->count && p->uses > 0 && st == MT_OK; at++) {
+        const arena *a = arena_of_page(s, at);
+        if (s->pages[at].shows == i)
+            st = unmap_pages(s, a->base + (at - a->first) * s->page_bytes, at, 1, NULL);
+    }
     if (st != MT_OK || p->window == WINDOW_NONE) return st;
     st = mt_cudrv_unmap(s->drv, window_of(s, i), s->page_bytes, NULL);
     if (st == MT_OK) p->window = WINDOW_NONE;
@@ -333,7 +308,7 @@ drop(void *ctx, size_t offset, size_t bytes)
     bool mapped = false, idle;
 
     for (size_t i = first; i < first + n; i++) {
-        mapped = mapped || cuda_store_is_mapped(&s->pages[i]);
+        mapped = mapped || s->pages[i].uses > 0 || s->pages[i].window != WINDOW_NONE;
         s->pages[i].clean = false; /* also of one that stays */
     }
     idle = !mapped || mt_custreams_wait(&s->streams, NULL) == MT_OK;
@@ -484,24 +459,12 @@ close_store(void *ctx)
     mem.put(mem.ctx, s, sizeof *s);
 }
 
-static mt_status
-choose_page(store *s, size_t page_bytes, mt_error *err)
-{
-    size_t unit = 0;
-    mt_status st = mt_cudrv_granularity(s->drv, &unit, err);
-
-    if (st != MT_OK) return st;
-    s->page_bytes = page_bytes > 0 ? page_bytes : unit;
-    if (s->page_bytes % unit != 0 || (s->page_bytes & (s->page_bytes - 1)) != 0)
-        return mt_fail_shape(err, MT_SHAPE_PAGE_BYTES, page_bytes, unit);
-    return MT_OK;
-}
-
 mt_status
 mt_store_cuda_new(const mt_alloc *mem, mt_cudart *rt, int device, size_t page_bytes,
                   const mt_birth *birth, mt_store_ops *out, mt_error *err)
 {
     store *s = mt_alloc_zeroed(mem, 1, sizeof *s);
+    size_t unit = 0;
     mt_status st;
 
     if (s == NULL) return mt_fail(err, MT_ENOMEM, "mt_store_cuda_new", 0);
@@ -509,7 +472,10 @@ mt_store_cuda_new(const mt_alloc *mem, mt_cudart *rt, int device, size_t page_by
     s->birth = *birth;
     st = mt_custreams_init(&s->streams, mem, mt_cudart_dev_ops(rt), device, err);
     if (st == MT_OK) st = mt_cudrv_open(mem, rt, device, &s->drv, err);
-    if (st == MT_OK) st = choose_page(s, page_bytes, err);
+    if (st == MT_OK) st = mt_cudrv_granularity(s->drv, &unit, err);
+    s->page_bytes = page_bytes > 0 ? page_bytes : unit;
+    if (st == MT_OK && (s->page_bytes % unit != 0 || (s->page_bytes & (s->page_bytes - 1)) != 0))
+        st = mt_fail_shape(err, MT_SHAPE_PAGE_BYTES, page_bytes, unit);
     if (st != MT_OK) {
         close_store(s);
         return st;

@@ -154,11 +154,11 @@ def test_it_goes_on_where_nothing_can_be_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "wanted"),
     [
-        ((0,), r"interval_ns is 100000 \(0.1 ms\) to 3600000000000 \(1 hour\), got 0"),
+        ((0,), r"interval_ns must be 100000 \(0.1 ms\) to 3600000000000 \(1 hour\), got 0"),
         ((99_999,), "got 99999"),
         ((3600 * 10**9 + 1,), "got 3600000000001"),
-        ((MS, None, "/", 9), "devices is 0 to 8, got 9"),
-        ((MS, None, "/", -1), "devices is 0 to 8, got -1"),
+        ((MS, None, "/", 9), "devices must be 0 to 8, got 9"),
+        ((MS, None, "/", -1), "devices must be 0 to 8, got -1"),
         ((MS, None, "/", 0, 0), "limit is a number of bytes above 0, got 0"),
         ((MS, None, "/", 0, -5), "limit is a number of bytes above 0, got -5"),
         ((MS, None, "/", 0, 2**64), "limit is a number of bytes above 0, got 18446744073709551616"),

@@ -39,24 +39,15 @@ mt_record_parts_of(const mt_record_size *size)
     return p;
 }
 
-static const char *
-column_fault(const mt_record_column *column)
-{
-    size_t name = mt_utf8_field(column->name, MT_RECORD_NAME);
-    size_t unit = mt_utf8_field(column->unit, MT_RECORD_UNIT);
-
-    if (name == 0) return "a column without a name";
-    if (name == MT_RECORD_NAME) return "a column's name of more than 31 bytes";
-    if (unit == MT_RECORD_UNIT) return "a column's unit of more than 15 bytes";
-    return NULL;
-}
-
 const char *
 mt_record_columns_fault(const mt_record_column *columns, size_t n)
 {
     for (size_t c = 0; c < n; c++) {
-        const char *fault = column_fault(&columns[c]);
-        if (fault != NULL) return fault;
+        size_t name = mt_utf8_field(columns[c].name, MT_RECORD_NAME);
+        if (name == 0) return "a column without a name";
+        if (name == MT_RECORD_NAME) return "a column's name of more than 31 bytes";
+        if (mt_utf8_field(columns[c].unit, MT_RECORD_UNIT) == MT_RECORD_UNIT)
+            return "a column's unit of more than 15 bytes";
         for (size_t before = 0; before < c; before++)
             if (strcmp(columns[before].name, columns[c].name) == 0)
                 return "two columns of one name";

@@ -41,8 +41,8 @@ mt_series_bytes(const mt_series_size *size)
     return (8 * words + LINE - 1) / LINE * LINE;
 }
 
-static void
-lay_out(mt_series *s, void *region, const mt_series_size *size)
+void
+mt_series_init(mt_series *s, void *region, const mt_series_size *size)
 {
     assert(mt_series_fault(size) == NULL);
     s->size = *size;
@@ -52,44 +52,7 @@ lay_out(mt_series *s, void *region, const mt_series_size *size)
     s->bank[1] = s->bank[0] + size->buckets * bucket_words(size);
     s->samples = 0;
     s->folds = 0;
-}
-
-void
-mt_series_init(mt_series *s, void *region, const mt_series_size *size)
-{
-    lay_out(s, region, size);
     memset(region, 0, mt_series_bytes(size));
-}
-
-static uint64_t *
-row_at(const mt_series *s, uint64_t k)
-{
-    return s->row + (size_t)(k % s->size.rows) * row_words(&s->size);
-}
-
-static void
-put_row(mt_series *s, uint64_t k, uint64_t time_ns, const uint64_t *values)
-{
-    size_t columns = s->size.columns;
-    uint64_t *at = row_at(s, k), sum;
-
-    mt_word_put(at, 0);
-    sum = (k + 1) * mt_check_factor(0) + time_ns * mt_check_factor(1);
-    mt_word_put(at + 1, time_ns);
-    for (size_t c = 0; c < columns; c++) {
-        mt_word_put(at + 2 + c, values[c]);
-        sum += values[c] * mt_check_factor(2 + c);
-    }
-    mt_word_put(at + 2 + columns, sum);
-    mt_word_put(at, k + 1);
-}
-
-/* MT_UNKNOWN is the largest number: the least needs no test for it, and + 1 makes it the smallest
- * where the most is looked for. */
-static uint64_t
-most_of(uint64_t a, uint64_t b)
-{
-    return a + 1 > b + 1 ? a : b;
 }
 
 static uint64_t *
@@ -99,7 +62,8 @@ bucket_at(const mt_series *s, unsigned folds, size_t i)
 }
 
 /* Pairs of the full bank become the first half of the other. Nothing that counts is touched, and
- * doing it again comes to the same. */
+ * doing it again comes to the same. MT_UNKNOWN is the largest number: the minimum needs no test for
+ * it, and + 1 makes it the smallest where the maximum is looked for. */
 static void
 fold(mt_series *s)
 {
@@ -112,22 +76,12 @@ fold(mt_series *s)
         mt_word_put(to + 1, b[1]);
         for (size_t w = 2; w < words; w += 3) {
             mt_word_put(to + w, mt_u64_min(a[w], b[w]));
-            mt_word_put(to + w + 1, most_of(a[w + 1], b[w + 1]));
+            mt_word_put(to + w + 1, a[w + 1] + 1 > b[w + 1] + 1 ? a[w + 1] : b[w + 1]);
             mt_word_put(to + w + 2, b[w + 2] != MT_UNKNOWN ? b[w + 2] : a[w + 2]);
         }
     }
     s->folds++;
     mt_word_put(s->state, (uint64_t)s->folds << MT_SERIES_FOLDS_AT | s->samples);
-}
-
-static void
-begin_bucket(uint64_t *at, size_t columns, uint64_t time_ns, const uint64_t *values)
-{
-    mt_word_put(at, time_ns);
-    mt_word_put(at + 1, time_ns);
-    for (size_t c = 0; c < columns; c++)
-        for (size_t w = 0; w < 3; w++)
-            mt_word_put(at + 2 + 3 * c + w, values[c]);
 }
 
 static void
@@ -143,28 +97,36 @@ widen_bucket(uint64_t *at, size_t columns, uint64_t time_ns, const uint64_t *val
     }
 }
 
-/* Adds sample number `samples` to its bucket and counts it. */
-static void
-count_sample(mt_series *s, uint64_t time_ns, const uint64_t *values)
+void
+mt_series_append(mt_series *s, uint64_t time_ns, const uint64_t *values)
 {
-    uint64_t width = (uint64_t)1 << s->folds, *at;
+    size_t columns = s->size.columns;
+    uint64_t *row = s->row + (size_t)(s->samples % s->size.rows) * row_words(&s->size);
+    uint64_t width = (uint64_t)1 << s->folds, *bucket, sum;
+
+    mt_word_put(row, 0);
+    sum = (s->samples + 1) * mt_check_factor(0) + time_ns * mt_check_factor(1);
+    mt_word_put(row + 1, time_ns);
+    for (size_t c = 0; c < columns; c++) {
+        mt_word_put(row + 2 + c, values[c]);
+        sum += values[c] * mt_check_factor(2 + c);
+    }
+    mt_word_put(row + 2 + columns, sum);
+    mt_word_put(row, s->samples + 1);
 
     if (s->samples == s->size.buckets * width) {
         fold(s);
         width *= 2;
     }
-    at = bucket_at(s, s->folds, (size_t)(s->samples >> s->folds));
-    if ((s->samples & (width - 1)) == 0)
-        begin_bucket(at, s->size.columns, time_ns, values);
-    else
-        widen_bucket(at, s->size.columns, time_ns, values);
+    bucket = bucket_at(s, s->folds, (size_t)(s->samples >> s->folds));
+    if ((s->samples & (width - 1)) == 0) {
+        mt_word_put(bucket, time_ns);
+        mt_word_put(bucket + 1, time_ns);
+        for (size_t w = 0; w < 3 * columns; w++)
+            mt_word_put(bucket + 2 + w, values[w / 3]);
+    } else {
+        widen_bucket(bucket, columns, time_ns, values);
+    }
     s->samples++;
     mt_word_put(s->state, (uint64_t)s->folds << MT_SERIES_FOLDS_AT | s->samples);
-}
-
-void
-mt_series_append(mt_series *s, uint64_t time_ns, const uint64_t *values)
-{
-    put_row(s, s->samples, time_ns, values);
-    count_sample(s, time_ns, values);
 }

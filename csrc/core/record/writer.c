@@ -89,22 +89,16 @@ mt_record_fini(mt_record *r)
 
 /* --- what is recorded --- */
 
-/* By a handler, on this thread or another one. */
-static bool
-has_a_signal(const mt_record *r)
-{
-    _Atomic uint64_t *number = (_Atomic uint64_t *)word_at(r, MT_RECORD_AT_SIGNAL);
-
-    return atomic_load_explicit(number, memory_order_relaxed) != 0;
-}
-
 bool
 mt_record_append(mt_record *r, uint64_t time_ns, const uint64_t *values)
 {
+    _Atomic uint64_t *signal;
     bool goes_on;
 
     if (!record_begin(r)) return false;
-    goes_on = !has_a_signal(r);
+    signal = (_Atomic uint64_t *)word_at(r, MT_RECORD_AT_SIGNAL);
+    /* A handler may mark a signal, on this thread or another one: no sample comes after it. */
+    goes_on = atomic_load_explicit(signal, memory_order_relaxed) == 0;
     if (goes_on) mt_series_append(&r->series, time_ns, values);
     mt_lock_give(&r->lock);
     return goes_on;
@@ -118,17 +112,6 @@ mt_record_payload_most(const mt_record_size *size)
     return among < MT_RECORD_TEXT ? MT_RECORD_TEXT : among;
 }
 
-/* Word i of a payload, filled up by zero bytes. */
-static uint64_t
-payload_word(const mt_record_event *event, size_t i)
-{
-    uint64_t word = 0;
-
-    memcpy(&word, (const char *)event->payload + 8 * i,
-           mt_size_min(8, event->payload_bytes - 8 * i));
-    return word;
-}
-
 /* Writes a long payload over the oldest ones; in the slot it is found by its place and its check.
  */
 static void
@@ -139,7 +122,9 @@ put_payload(mt_record *r, const mt_record_event *event, uint64_t *slot)
     uint64_t *to = word_at(r, r->parts.payloads / 8) + at, check = 0;
 
     for (size_t i = 0; i < n; i++) {
-        uint64_t word = payload_word(event, i);
+        uint64_t word = 0; /* the last one is filled up by zero bytes */
+        memcpy(&word, (const char *)event->payload + 8 * i,
+               mt_size_min(8, event->payload_bytes - 8 * i));
         mt_word_put(to + i, word);
         check += word * mt_check_factor(i);
     }

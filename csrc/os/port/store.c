@@ -186,15 +186,6 @@ has_file(const store *s)
     return false;
 }
 
-static mt_status
-fail_to_close(size_t bytes, mt_error *err)
-{
-    errno = ENOMEM;
-    (void)fail(err, handler_is_there ? MT_STORE_ARENAS : "pthread_atfork", bytes);
-    if (err != NULL) err->limit = CLOSED_IN_CHILDREN / 2;
-    return MT_ENOMEM;
-}
-
 /* The file's bytes from `offset` on, wherever there is room for them. */
 static mt_status
 map_file(const store *s, size_t offset, size_t bytes, unsigned char **out, mt_error *err)
@@ -206,7 +197,10 @@ map_file(const store *s, size_t offset, size_t bytes, unsigned char **out, mt_er
     *out = at;
     if (close_in_children(at, bytes)) return MT_OK;
     s->sys->munmap(at, bytes);
-    return fail_to_close(bytes, err);
+    errno = ENOMEM;
+    (void)fail(err, handler_is_there ? MT_STORE_ARENAS : "pthread_atfork", bytes);
+    if (err != NULL) err->limit = CLOSED_IN_CHILDREN / 2;
+    return MT_ENOMEM;
 }
 
 static void
@@ -321,23 +315,6 @@ linux_physical(void *ctx)
 
 /* ---- how many mappings ---- */
 
-/* The number at the start of a file; `otherwise` where it cannot be read. */
-static size_t
-read_number(const mt_linux_sys *sys, const char *path, size_t otherwise)
-{
-    char text[32];
-    ssize_t n = -1;
-    int fd = sys->open(path, O_RDONLY | O_CLOEXEC);
-
-    if (fd >= 0) {
-        n = sys->read(fd, text, sizeof text - 1);
-        sys->close(fd);
-    }
-    if (n <= 0) return otherwise;
-    text[n] = 0;
-    return (size_t)strtoull(text, NULL, 10);
-}
-
 /* Lines of the file; 0 where it cannot be read. */
 static size_t
 count_lines(const mt_linux_sys *sys, const char *path)
@@ -358,7 +335,17 @@ count_lines(const mt_linux_sys *sys, const char *path)
 static size_t
 most_maps(const mt_linux_sys *sys)
 {
-    return read_number(sys, "/proc/sys/vm/max_map_count", USUAL_MAX_MAPS);
+    char text[32];
+    ssize_t n = -1;
+    int fd = sys->open("/proc/sys/vm/max_map_count", O_RDONLY | O_CLOEXEC);
+
+    if (fd >= 0) {
+        n = sys->read(fd, text, sizeof text - 1);
+        sys->close(fd);
+    }
+    if (n <= 0) return USUAL_MAX_MAPS;
+    text[n] = 0;
+    return (size_t)strtoull(text, NULL, 10);
 }
 
 static size_t

@@ -39,12 +39,6 @@ set_default(int number)
     sigaction(number, &by_default, NULL);
 }
 
-static bool
-is_fault(int number)
-{
-    return number == SIGSEGV || number == SIGFPE || number == SIGILL;
-}
-
 /* Whether a store to the place of the mark is done, and does not raise SIGBUS because the page has
  * gone. The kernel says so when it is asked to write there, which it does with the mask of signals,
  * into the word of the time: that word has no meaning as long as there is no mark. */
@@ -77,13 +71,15 @@ on_end(int number, siginfo_t *info, void *context)
 {
     void (*call)(void) = before_end;
     int kept = errno;
+    bool is_fault;
 
     (void)context;
     ends = (long)getpid();
     mt_endmark_now(number);
     if (call != NULL && (number == SIGTERM || number == SIGHUP)) call();
     set_default(number);
-    if (!is_fault(number) || info->si_code <= 0) kill(getpid(), number);
+    is_fault = number == SIGSEGV || number == SIGFPE || number == SIGILL;
+    if (!is_fault || info->si_code <= 0) kill(getpid(), number);
     errno = kept;
 }
 

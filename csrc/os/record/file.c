@@ -145,18 +145,6 @@ file_is_same(const mt_recordfile_sys *sys, const char *path, const struct stat *
     return same;
 }
 
-/* Whether the writer closed the record. A file that is too short for the mark was cut off. */
-static mt_status
-look_whether_closed(const mt_recordfile_sys *sys, int fd, bool *closed, mt_error *err)
-{
-    uint64_t at = 0;
-
-    if (sys->pread(fd, &at, sizeof at, (off_t)8 * MT_RECORD_AT_CLOSED) < 0)
-        return refuse(err, "pread", errno, NULL);
-    *closed = at != 0;
-    return MT_OK;
-}
-
 /* "folder/run.mem" and 3 are "folder/run.3.mem". False: it is too long. */
 static bool
 kept_name(const char *path, int n, char *kept)
@@ -219,10 +207,12 @@ static mt_status
 move_over(const mt_recordfile_sys *sys, int old, const struct stat *old_one, const char *name,
           const char *path, char *kept, mt_error *err)
 {
-    bool closed = false;
-    mt_status st = look_whether_closed(sys, old, &closed, err);
+    uint64_t closed = 0; /* a file that is too short for the mark was cut off */
+    mt_status st = MT_OK;
 
-    if (st == MT_OK && !closed) st = keep(sys, path, kept, err);
+    if (sys->pread(old, &closed, sizeof closed, (off_t)8 * MT_RECORD_AT_CLOSED) < 0)
+        return refuse(err, "pread", errno, NULL);
+    if (closed == 0) st = keep(sys, path, kept, err);
     if (st != MT_OK || sys->rename(name, path) == 0) return st;
     refuse(err, "rename", errno, NULL);
     if (kept[0] != 0 && !take_back(sys, old_one, path, kept) && err != NULL)

@@ -2,17 +2,6 @@
 
 #include <stdarg.h>
 
-static PyObject *
-raise_named(mt_state *st, const char *name, PyObject *message)
-{
-    PyObject *type = message == NULL ? NULL : PyObject_GetAttrString(st->errors, name);
-
-    if (type != NULL) PyErr_SetObject(type, message);
-    Py_XDECREF(type);
-    Py_XDECREF(message);
-    return NULL;
-}
-
 void
 mt_py_refuse_word(const char *what, const char *word)
 {
@@ -26,12 +15,16 @@ PyObject *
 mt_py_raise_own(mt_state *st, const char *name, const char *format, ...)
 {
     va_list args;
-    PyObject *message;
+    PyObject *message, *type;
 
     va_start(args, format);
     message = PyUnicode_FromFormatV(format, args);
     va_end(args);
-    return raise_named(st, name, message);
+    type = message == NULL ? NULL : PyObject_GetAttrString(st->errors, name);
+    if (type != NULL) PyErr_SetObject(type, message);
+    Py_XDECREF(type);
+    Py_XDECREF(message);
+    return NULL;
 }
 
 static PyObject *

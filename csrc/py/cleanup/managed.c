@@ -177,17 +177,6 @@ clear_after_error(const Managed *self, PyObject *const *args, Py_ssize_t n, PyOb
     }
 }
 
-/* Takes the function's result, or NULL with its exception; gives what the call ends with. */
-static PyObject *
-cleared(const Managed *self, PyObject *const *args, Py_ssize_t n, PyObject *names, PyObject *result)
-{
-    if (result == NULL)
-        clear_after_error(self, args, n, names);
-    else if (call_clear(self, args, n, names) < 0)
-        Py_CLEAR(result);
-    return result;
-}
-
 static PyObject *
 after_gc(void)
 {
@@ -229,8 +218,10 @@ managed_vectorcall(PyObject *op, PyObject *const *args, size_t nargsf, PyObject 
     }
     result = call_function(self, args, nargsf, names);
     if (token != 0) close_by_token(st, token);
-    if (self->clear != NULL)
-        result = cleared(self, args, PyVectorcall_NARGS(nargsf), names, result);
+    if (self->clear != NULL && result == NULL)
+        clear_after_error(self, args, PyVectorcall_NARGS(nargsf), names);
+    else if (self->clear != NULL && call_clear(self, args, PyVectorcall_NARGS(nargsf), names) < 0)
+        Py_CLEAR(result);
     if (token != 0 && result != NULL && mt_py_policy_tick(self->policy, CLOCK_UPDATE) < 0)
         Py_CLEAR(result);
     return result;

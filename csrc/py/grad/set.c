@@ -255,13 +255,6 @@ gradset_changed(PyObject *op, PyObject *Py_UNUSED(none))
         (void *const *)&PyTuple_GET_ITEM(self->parameters, 0), (size_t)self->n, self->seen));
 }
 
-static void
-forget(GradSet *self)
-{
-    if (self->seen != NULL) self->seen_with->grads_forget(self->seen, (size_t)self->n);
-    PyMem_Free(self->seen);
-}
-
 /* --- the type -------------------------------------------------------------------------------- */
 
 static int
@@ -303,30 +296,24 @@ tensor_tuple(mt_state *st, PyObject *sequence)
     return tuple;
 }
 
-static bool
-make_arrays(GradSet *self)
-{
-    size_t n = (size_t)self->n;
-
-    self->grads = PyMem_Calloc(n + 1, sizeof *self->grads);
-    self->span = PyMem_Calloc(n + 1, sizeof *self->span);
-    self->owner = PyMem_Calloc(n + 1, sizeof *self->owner);
-    if (self->grads != NULL && self->span != NULL && self->owner != NULL &&
-        mt_ptrset_reserve(&self->addresses, n) == 0)
-        return true;
-    PyErr_NoMemory();
-    return false;
-}
-
 static int
 init(GradSet *self, PyObject *parameters)
 {
     mt_error err;
+    size_t n;
 
     self->parameters = tensor_tuple(self->state, parameters);
     if (self->parameters == NULL || refuse_twice(self->parameters) < 0) return -1;
     self->n = PyTuple_GET_SIZE(self->parameters);
-    if (!make_arrays(self)) return -1;
+    n = (size_t)self->n;
+    self->grads = PyMem_Calloc(n + 1, sizeof *self->grads);
+    self->span = PyMem_Calloc(n + 1, sizeof *self->span);
+    self->owner = PyMem_Calloc(n + 1, sizeof *self->owner);
+    if (self->grads == NULL || self->span == NULL || self->owner == NULL ||
+        mt_ptrset_reserve(&self->addresses, n) != 0) {
+        PyErr_NoMemory();
+        return -1;
+    }
     if (mt_gradset_new(&mt_alloc_libc, &self->set, &err) == MT_OK) return 0;
     mt_py_raise(self->state, &err, "GradSet()");
     return -1;
@@ -367,7 +354,8 @@ gradset_dealloc(PyObject *op)
     PyObject_GC_UnTrack(op);
     Py_XDECREF(self->parameters);
     mt_gradset_free(self->set);
-    forget(self);
+    if (self->seen != NULL) self->seen_with->grads_forget(self->seen, (size_t)self->n);
+    PyMem_Free(self->seen);
     PyMem_Free(self->grads);
     PyMem_Free(self->span);
     PyMem_Free(self->owner);
@@ -419,12 +407,12 @@ static PyType_Spec spec = {
     .slots = slots,
 };
 
-static PyTypeObject *
-measure_type(void)
+int
+mt_py_gradset_register(PyObject *module, mt_state *st)
 {
     PyStructSequence_Field fields[FIELDS + 1] = {
         {"sum_squares", "of all elements that were read; not finite where they are not"},
-        {"tensors", "gradients"},
+        {"tensors", "gradients that were read"},
         {"infs", "elements that are infinite"},
         {"nans", "elements that are not a number"},
         {"first_bad", "number of the first parameter whose gradient is not finite, or -1"},
@@ -433,17 +421,10 @@ measure_type(void)
     };
     PyStructSequence_Desc desc = {"memtools._core.GradMeasure", "What GradSet.measure() found.",
                                   fields, FIELDS};
-
-    return PyStructSequence_NewType(&desc);
-}
-
-int
-mt_py_gradset_register(PyObject *module, mt_state *st)
-{
     PyTypeObject *type = NULL;
     int failed = mt_py_add_type(module, &spec, &type);
 
     Py_XDECREF(type);
-    if (failed || (st->GradMeasure = measure_type()) == NULL) return -1;
+    if (failed || (st->GradMeasure = PyStructSequence_NewType(&desc)) == NULL) return -1;
     return PyModule_AddType(module, st->GradMeasure);
 }

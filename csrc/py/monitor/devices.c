@@ -98,30 +98,23 @@ mt_py_device_tuple(const void *devices, size_t i)
                          mt_py_number(d->inactive_split), mt_py_number(d->allocated_peak));
 }
 
-static bool
-read_now(mt_state *st, int device, mt_device_sample *out)
-{
-    sources s = {st->shim, NULL};
-
-    if (!ask_allocator(&s, device, out)) return false;
-    if (st->devmem == NULL) (void)open_driver(st, &st->devmem, NULL);
-    s.driver = st->devmem;
-    (void)ask_driver(&s, device, &out->free, &out->total);
-    return true;
-}
-
 PyObject *
 mt_py_device_memory(PyObject *module, PyObject *arg)
 {
     mt_state *st = PyModule_GetState(module);
     mt_device_sample d = {MT_UNKNOWN, MT_UNKNOWN, MT_UNKNOWN, MT_UNKNOWN, MT_UNKNOWN, MT_UNKNOWN};
     long device = PyLong_AsLong(arg);
+    sources s = {NULL, NULL};
 
     if (device == -1 && PyErr_Occurred()) return NULL;
     if (device < 0 || device > 127)
         return PyErr_Format(PyExc_ValueError, "device_memory(): a device is 0 to 127, got %ld",
                             device);
     if (mt_state_connect(st) < 0) return NULL;
-    if (!read_now(st, (int)device, &d)) Py_RETURN_NONE;
+    s.shim = st->shim;
+    if (!ask_allocator(&s, (int)device, &d)) Py_RETURN_NONE;
+    if (st->devmem == NULL) (void)open_driver(st, &st->devmem, NULL);
+    s.driver = st->devmem;
+    (void)ask_driver(&s, (int)device, &d.free, &d.total);
     return mt_py_device_tuple(&d, 0);
 }

@@ -174,17 +174,6 @@ run_at_exit(int Py_UNUSED(status), void *Py_UNUSED(ctx))
     run_last_command(false);
 }
 
-static void
-free_last_command(last_command *command)
-{
-    if (command == NULL) return;
-    free(command->root);
-    free(command->instead);
-    for (char **word = command->words; *word != NULL; word++)
-        free(*word);
-    free(command);
-}
-
 /* NULL with an exception. */
 static last_command *
 make_last_command(PyObject *words, const char *instead, const char *root)
@@ -207,7 +196,12 @@ make_last_command(PyObject *words, const char *instead, const char *root)
 no_memory:
     PyErr_NoMemory();
 failed:
-    free_last_command(made);
+    if (made == NULL) return NULL;
+    free(made->root);
+    free(made->instead);
+    for (char **each = made->words; *each != NULL; each++)
+        free(*each);
+    free(made);
     return NULL;
 }
 

@@ -32,39 +32,29 @@ set_vectorcall(PyObject *function, vectorcallfunc call)
 #endif
 }
 
-/* All that was passed by a vectorcall, by position and by name. */
-static PyObject *
-passed(PyObject *const *args, size_t nargsf, PyObject *names)
-{
-    Py_ssize_t count = PyVectorcall_NARGS(nargsf) + (names == NULL ? 0 : PyTuple_GET_SIZE(names));
-    PyObject *all = PyTuple_New(count);
-
-    for (Py_ssize_t i = 0; all != NULL && i < count; i++) {
-        PyTuple_SET_ITEM(all, i, Py_NewRef(args[i]));
-    }
-    return all;
-}
-
-static bool
-tell(int kind, PyObject *const *args, size_t nargsf, PyObject *names)
-{
-    PyObject *ended = Py_NewRef(heard.ended[kind]); /* it may stop the hearing */
-    PyObject *what = kind == WITH_ARGUMENTS ? passed(args, nargsf, names) : Py_NewRef(args[0]);
-    PyObject *done = what == NULL ? NULL : PyObject_CallOneArg(ended, what);
-
-    Py_XDECREF(what);
-    Py_DECREF(ended);
-    Py_XDECREF(done);
-    return done != NULL;
-}
-
 /* False with an exception of one of them. */
 static bool
 tell_all(PyObject *function, PyObject *const *args, size_t nargsf, PyObject *names)
 {
     for (int kind = 0; kind < KINDS; kind++) {
+        PyObject *ended, *what, *done = NULL;
+
         if (heard.function != function || heard.ended[kind] == NULL) continue;
-        if (!tell(kind, args, nargsf, names)) return false;
+        ended = Py_NewRef(heard.ended[kind]); /* it may stop the hearing */
+        if (kind == MODULE_ALONE) {
+            what = Py_NewRef(args[0]);
+        } else { /* all that was passed, by position and by name */
+            Py_ssize_t count =
+                PyVectorcall_NARGS(nargsf) + (names == NULL ? 0 : PyTuple_GET_SIZE(names));
+            what = PyTuple_New(count);
+            for (Py_ssize_t i = 0; what != NULL && i < count; i++)
+                PyTuple_SET_ITEM(what, i, Py_NewRef(args[i]));
+        }
+        if (what != NULL) done = PyObject_CallOneArg(ended, what);
+        Py_XDECREF(what);
+        Py_DECREF(ended);
+        if (done == NULL) return false;
+        Py_DECREF(done);
     }
     return true;
 }
@@ -110,16 +100,6 @@ stop(int kind)
     Py_XDECREF(function);
 }
 
-static void
-start(PyObject *function, unsigned long main_thread)
-{
-    heard.function = Py_NewRef(function);
-    heard.before = ((PyFunctionObject *)function)->vectorcall;
-    heard.main_thread = main_thread;
-    heard.main_is_inside = false;
-    set_vectorcall(function, heard_call);
-}
-
 PyObject *
 mt_py_hear_calls(PyObject *Py_UNUSED(module), PyObject *args)
 {
@@ -148,6 +128,12 @@ mt_py_hear_calls(PyObject *Py_UNUSED(module), PyObject *args)
     if (heard.ended[kind] != NULL || (heard.function != NULL && heard.function != function))
         Py_RETURN_FALSE;
     heard.ended[kind] = Py_NewRef(ended);
-    if (heard.function == NULL) start(function, main_thread);
+    if (heard.function == NULL) {
+        heard.function = Py_NewRef(function);
+        heard.before = ((PyFunctionObject *)function)->vectorcall;
+        heard.main_thread = main_thread;
+        heard.main_is_inside = false;
+        set_vectorcall(function, heard_call);
+    }
     Py_RETURN_TRUE;
 }

@@ -272,27 +272,21 @@ tell_path(PyObject *args, Py_ssize_t at)
         PyErr_Clear(); /* a name that is no text */
 }
 
-/* Whether open(path, mode, flags) may make a file. */
-static bool
-may_make(PyObject *args)
-{
-    PyObject *flags =
-        PyTuple_Check(args) && PyTuple_GET_SIZE(args) > 2 ? PyTuple_GET_ITEM(args, 2) : NULL;
-
-    return flags != NULL && PyLong_CheckExact(flags) &&
-           (PyLong_AsUnsignedLongMask(flags) & O_CREAT) != 0;
-}
-
 /* A hook of sys.audit(), which cannot be taken back: of events other than these two it compares the
  * first letter. */
 static int
 hear_file(const char *event, PyObject *args, void *Py_UNUSED(data))
 {
+    PyObject *flags;
+
     if (event[0] != 'o') return 0;
-    if (strcmp(event, "open") == 0 && may_make(args))
-        tell_path(args, 0);
-    else if (strcmp(event, "os.rename") == 0)
-        tell_path(args, 1);
+    if (strcmp(event, "open") == 0) { /* (path, mode, flags) */
+        if (!PyTuple_Check(args) || PyTuple_GET_SIZE(args) < 3) return 0;
+        flags = PyTuple_GET_ITEM(args, 2);
+        if (PyLong_CheckExact(flags) && PyLong_AsUnsignedLongMask(flags) & O_CREAT)
+            tell_path(args, 0);
+    }
+    if (strcmp(event, "os.rename") == 0) tell_path(args, 1);
     return 0;
 }
 

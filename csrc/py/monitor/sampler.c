@@ -70,69 +70,43 @@ open_sampler(Sampler *self, const wish *w, mt_record *record, mt_error *err)
     return st;
 }
 
-/* The record of the writer, or NULL with *ok false and an error. */
-static mt_record *
-take_writer(mt_state *st, const wish *w, bool *ok)
-{
-    size_t columns = MT_SAMPLER_HOST + MT_SAMPLER_DEVICE * (size_t)w->devices;
-    mt_record *record = w->writer == Py_None ? NULL : mt_py_record(st, w->writer);
-
-    *ok = w->writer == Py_None || record != NULL;
-    if (record == NULL || record->size.series.columns == columns) return record;
-    PyErr_Format(PyExc_ValueError,
-                 "Sampler(): the record has %zu columns, a sampler of %d devices writes %zu; make "
-                 "one with the columns that docs/internals/sampler.md names",
-                 record->size.series.columns, w->devices, columns);
-    *ok = false;
-    return NULL;
-}
-
-static int
-check_numbers(const wish *w)
-{
-    if (w->interval_ns < SHORTEST_NS || w->interval_ns > LONGEST_NS) {
-        PyErr_Format(PyExc_ValueError,
-                     "Sampler(): interval_ns is %lld (0.1 ms) to %lld (1 hour), got %lld",
-                     SHORTEST_NS, LONGEST_NS, w->interval_ns);
-        return -1;
-    }
-    if (w->devices >= 0 && w->devices <= MT_SAMPLE_DEVICES) return 0;
-    PyErr_Format(PyExc_ValueError, "Sampler(): devices is 0 to %d, got %d", MT_SAMPLE_DEVICES,
-                 w->devices);
-    return -1;
-}
-
 /* (interval_ns, writer=None, root="/", devices=0, limit=None) */
-static int
-py_sampler_take_arguments(PyObject *args, PyObject *kwargs, wish *w)
-{
-    static char *names[] = {"interval_ns", "writer", "root", "devices", "limit", NULL};
-    PyObject *limit = Py_None;
-    const char *root = "/";
-
-    w->writer = Py_None;
-    w->devices = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "L|OsiO:Sampler", names, &w->interval_ns,
-                                     &w->writer, &root, &w->devices, &limit))
-        return -1;
-    if (check_numbers(w) < 0 || !mt_py_limit(limit, "Sampler", &w->limit)) return -1;
-    return mt_py_root(root, "Sampler", w->root) ? 0 : -1;
-}
-
 static PyObject *
 sampler_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
+    static char *names[] = {"interval_ns", "writer", "root", "devices", "limit", NULL};
     mt_state *st = mt_state_of_type(type);
+    PyObject *limit = Py_None;
+    const char *root = "/";
+    mt_record *record = NULL;
     mt_error err = {0};
-    mt_record *record;
     Sampler *self;
-    wish w;
-    bool ok;
+    size_t columns;
+    wish w = {.writer = Py_None};
 
-    if (st == NULL || py_sampler_take_arguments(args, kwargs, &w) < 0) return NULL;
+    if (st == NULL ||
+        !PyArg_ParseTupleAndKeywords(args, kwargs, "L|OsiO:Sampler", names, &w.interval_ns,
+                                     &w.writer, &root, &w.devices, &limit))
+        return NULL;
+    if (w.interval_ns < SHORTEST_NS || w.interval_ns > LONGEST_NS)
+        return PyErr_Format(PyExc_ValueError,
+                            "Sampler(): interval_ns must be %lld (0.1 ms) to %lld (1 hour), got "
+                            "%lld",
+                            SHORTEST_NS, LONGEST_NS, w.interval_ns);
+    if (w.devices < 0 || w.devices > MT_SAMPLE_DEVICES)
+        return PyErr_Format(PyExc_ValueError, "Sampler(): devices must be 0 to %d, got %d",
+                            MT_SAMPLE_DEVICES, w.devices);
+    if (!mt_py_limit(limit, "Sampler", &w.limit) || !mt_py_root(root, "Sampler", w.root))
+        return NULL;
     if (w.devices > 0 && mt_state_connect(st) < 0) return NULL;
-    record = take_writer(st, &w, &ok);
-    if (!ok || (self = (Sampler *)type->tp_alloc(type, 0)) == NULL) return NULL;
+    if (w.writer != Py_None && (record = mt_py_record(st, w.writer)) == NULL) return NULL;
+    columns = MT_SAMPLER_HOST + MT_SAMPLER_DEVICE * (size_t)w.devices;
+    if (record != NULL && record->size.series.columns != columns)
+        return PyErr_Format(PyExc_ValueError,
+                            "Sampler(): the record has %zu columns, a sampler of %d devices writes "
+                            "%zu; make one with the columns that docs/internals/sampler.md names",
+                            record->size.series.columns, w.devices, columns);
+    if ((self = (Sampler *)type->tp_alloc(type, 0)) == NULL) return NULL;
     self->state = st;
     self->devices = w.devices;
     if (record != NULL) self->writer = Py_NewRef(w.writer);
@@ -205,31 +179,14 @@ sampler_step(PyObject *op, PyObject *const *args, Py_ssize_t n)
         mt_sampler_step(((Sampler *)op)->sampler, (uint64_t)steps.value));
 }
 
-/* 0: given is a device of this sampler, or None, which is the host. */
-static int
-memory_of_mark(Sampler *self, PyObject *given, unsigned char *of)
-{
-    long device;
-
-    *of = MT_MARK_HOST;
-    if (given == Py_None) return 0;
-    if ((device = PyLong_AsLong(given)) == -1 && PyErr_Occurred()) return -1;
-    if (device >= 0 && device < self->devices) {
-        *of = (unsigned char)(MT_MARK_DEVICE + device);
-        return 0;
-    }
-    PyErr_Format(PyExc_ValueError, "watch(): the sampler was made for %d devices, got device %ld",
-                 self->devices, device);
-    return -1;
-}
-
 /* watch(fraction, device=None) */
 static PyObject *
 sampler_watch(PyObject *op, PyObject *const *args, Py_ssize_t n)
 {
     Sampler *self = (Sampler *)op;
-    unsigned char of;
+    unsigned char of = MT_MARK_HOST;
     double fraction;
+    long device;
     int mark;
 
     if (n < 1 || n > 2)
@@ -241,7 +198,14 @@ sampler_watch(PyObject *op, PyObject *const *args, Py_ssize_t n)
                             "watch(): a watermark is a part of the limit, above 0 and at most 1, "
                             "got %R",
                             args[0]);
-    if (memory_of_mark(self, n == 2 ? args[1] : Py_None, &of) < 0) return NULL;
+    if (n == 2 && args[1] != Py_None) {
+        if ((device = PyLong_AsLong(args[1])) == -1 && PyErr_Occurred()) return NULL;
+        if (device < 0 || device >= self->devices)
+            return PyErr_Format(PyExc_ValueError,
+                                "watch(): the sampler was made for %d devices, got device %ld",
+                                self->devices, device);
+        of = (unsigned char)(MT_MARK_DEVICE + device);
+    }
     if ((mark = mt_sampler_watch(self->sampler, of, fraction)) >= 0) return PyLong_FromLong(mark);
     return PyErr_Format(PyExc_RuntimeError,
                         "watch(): %d watermarks are set already, or this is a forked child; "

@@ -41,16 +41,6 @@ is_dense(const DLTensor *dl)
     return true;
 }
 
-static size_t
-elements(const DLTensor *dl)
-{
-    size_t n = 1;
-
-    for (int d = 0; d < dl->ndim; d++)
-        n *= (size_t)dl->shape[d];
-    return n;
-}
-
 /* 1 for a tensor whose memory holds its very values, and may be written to; 0 for another, -1 with
  * an error. */
 static int
@@ -66,8 +56,10 @@ is_plain(mt_state *st, PyObject *tensor, bool writing)
 static void
 many_take(PyObject *tensor, const DLTensor *dl, mt_torch_flat *out)
 {
-    size_t count = elements(dl);
+    size_t count = 1;
 
+    for (int d = 0; d < dl->ndim; d++)
+        count *= (size_t)dl->shape[d];
     if (dl->device.device_type != kDLCPU || dl->dtype.lanes != 1 || dl->strides == NULL) return;
     if (count > 0 && (dl->data == NULL || !is_dense(dl))) return;
     *out = (mt_torch_flat){.is = MT_TORCH_FLAT,
