@@ -1,4 +1,4 @@
-"""GradAccumulator: the full batch's gradient from micro-batches, whatever their sizes."""
+"""GradAccumulator: the gradient of the full batch from micro-batches of any sizes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class GradAccumulator:
-    """Gradients of several micro-batches, one update: the gradient of the full batch.
+    """Accumulates gradients over micro-batches, and updates with that of the full batch.
 
         acc = memtools.GradAccumulator(model, optimizer, steps=4, precision="bf16", max_norm=1.0)
         for batch in loader:
@@ -34,51 +34,52 @@ class GradAccumulator:
         acc.flush()
 
     `loss_sum` is the SUM of the losses over n units: tokens, samples, nodes. After `steps`
-    micro-batches the gradient is sum(grad loss_sum) / sum(n), over all of them and all ranks,
-    however units are spread; the optimizer and the scheduler step by themselves. `flush()` does
-    the same for the fewer ones of a last window. Averaging, the loss scale of fp16, the number of
-    ranks and the clip coefficient are one factor, applied once, and folded into the optimizer
-    where it is fused.
+    micro-batches the gradient is sum(grad loss_sum) / sum(n) over all micro-batches and ranks,
+    however the units are spread. Then the accumulator steps the optimizer and the scheduler.
+    `flush()` does the same for a last window that has fewer micro-batches. Averaging, the loss
+    scale of fp16, the number of ranks and the clip coefficient are one factor, which is applied
+    once; a fused optimizer applies it while it steps.
 
-    An update whose gradient has an inf or a nan is left out: parameters, optimizer and scheduler
-    stay, it is counted, and the report names the first such parameter.
+    An update whose gradient has an inf or a nan is skipped: parameters, optimizer and scheduler
+    stay as they are, and the report names the first such parameter.
 
-    An error leaves gradients and counters as they were. Where an exception comes between a
-    micro-batch's backward pass and its end, its gradients cannot be told from the others: the next
-    call says so, and `reset()` drops the window.
+    An error leaves gradients and counters as they were. If an exception comes between the backward
+    pass of a micro-batch and its end, its gradients cannot be separated from the others: the next
+    call raises RuntimeError, and `reset()` drops the window.
 
     Args:
-        model: the module that is trained; the names of its parameters are used in reports.
-        optimizer: an optimizer as torch.optim has them, which needs no closure. The gradients of
-            its parameters are measured, clipped and dropped. `fused=True` is fastest. An optimizer
-            belongs to the newest accumulator that was made with it; the one before is closed.
-        steps: how many micro-batches make a window, at least 1, which is the default.
-        precision: None, the default, and "fp32": compute as torch does. "bf16": under autocast.
-            "fp16": under autocast, with a loss scale that changes at the ends of windows.
-        max_norm: the largest 2-norm of all gradients together, above 0; larger ones are scaled to
-            it. None, the default: the norm is not clipped.
-        clip: a function that is called with the parameters after the gradients have been averaged,
-            such as one that clips by value; it returns a norm for the report, or None. None by
-            default. Give at most one of max_norm and clip.
-        scheduler: a scheduler, whose `step()` is called without arguments after each update that
-            was made. None, the default: no scheduler.
-        init_scale: the loss scale of "fp16" at the beginning, above 0; 65,536 by default.
+        model: the module to train. Reports use the names of its parameters.
+        optimizer: an optimizer of torch.optim, or one like those, that needs no closure. The
+            gradients of its parameters are measured, clipped and dropped. `fused=True` is fastest.
+            An optimizer belongs to the newest accumulator; an older one of it is closed.
+        steps: the number of micro-batches in a window, at least 1. 1 by default.
+        precision: None, the default, and "fp32" compute as torch does. "bf16" uses autocast.
+            "fp16" uses autocast and a loss scale, which changes at the end of a window.
+        max_norm: the largest 2-norm of all gradients together, above 0. Larger gradients are scaled
+            down to it. None, the default, does not clip the norm.
+        clip: a function of the parameters that is called after the gradients have been averaged,
+            for example to clip by value. It returns a norm for the report, or None. None by
+            default. Pass at most one of max_norm and clip.
+        scheduler: a learning rate scheduler. Its `step()` is called without arguments after each
+            update. None by default.
+        init_scale: the first loss scale of "fp16", above 0. 65,536 by default.
         micro_batch_size: the number of rows that `step()` begins with, at least 1. None, the
-            default: the whole batch.
-        ranks: the processes that train the model together. None, the default: look for
-            DistributedDataParallel and fully_shard in the model. True or a process group: all ranks
-            of the job, or of the group, have the same plain model, which starts as it is on the
-            first of them. False: this process trains alone in any case.
-        overlap: whether DistributedDataParallel reduces in the backward pass of a window's last
-            micro-batch, which cannot be tried again then. False, the default: gradients are summed
-            at the end of the window.
-        monitor: a MemoryMonitor, by which `step()` keeps memory in use below 90 % of each limit. It
-            has to be running by the first `step()`. None, the default: fewer rows after an error.
+            default, stands for the whole batch.
+        ranks: the processes that train the model together. None, the default, looks for
+            DistributedDataParallel and fully_shard in the model. True, or a process group: all
+            ranks of the job, or of the group, have the same plain model, and start with the values
+            of the first rank. False: this process trains alone.
+        overlap: whether DistributedDataParallel reduces during the backward pass of the last
+            micro-batch of a window, which then cannot be tried again. False, the default, sums the
+            gradients at the end of the window.
+        monitor: a MemoryMonitor, which must run before the first `step()`. `step()` then keeps
+            memory in use below 90 % of each limit. None, the default: it takes fewer rows only
+            after an out-of-memory error.
 
     Raises:
-        TypeError: an argument of the wrong type, or an optimizer that needs a closure.
-        ValueError: an argument out of its range, two ways of clipping, an optimizer without any of
-            the model's parameters, or a combination that cannot work.
+        TypeError: an argument has a wrong type, or the optimizer needs a closure.
+        ValueError: an argument is out of its range, both ways to clip are given, the optimizer has
+            none of the model's parameters, or the arguments do not work together.
     """
 
     __slots__ = ("__weakref__", "_advice", "_back_off", "_block", "_runner", "_settings")
@@ -129,13 +130,14 @@ class GradAccumulator:
     # --- in the loop ---
 
     def micro_batch(self) -> Block:
-        """Return a context for the forward pass and `backward()` of one micro-batch.
+        """Return a context manager for the forward pass and `backward()` of one micro-batch.
 
-        Inside of it autocast is on, where a precision was asked for, and the ranks' own reduction
-        is off. The end of a window's last micro-batch makes the update.
+        Inside it, autocast is on if `precision` asks for it, and DistributedDataParallel does not
+        reduce. The end of the last micro-batch of a window makes the update.
 
-        Raises RuntimeError inside of another micro-batch, in a window that an exception tore, or at
-        its end if backward() was not called; and what `flush()` raises, where the window ends.
+        Raises RuntimeError inside another micro-batch, in a window that an exception interrupted,
+        or at the end if backward() was not called. At the end of a window it raises what `flush()`
+        raises.
         """
         self._block.runner = self._runner
         return self._block
@@ -143,61 +145,62 @@ class GradAccumulator:
     def backward(self, loss_sum: torch.Tensor, weight: Any = None, *, retain: bool = False) -> None:
         """Add the gradient of a sum of losses over `weight` units.
 
-        Several calls in one micro-batch are parts of it: their weights add up. Without weights, in
-        a whole window, each micro-batch counts one: its loss is a mean (several losses in it are
-        added), and the gradient is the mean over micro-batches.
+        Several calls in one micro-batch add up, and so do their weights. If no loss of a window has
+        a weight, each micro-batch counts as one: its loss is a mean (several losses in it are
+        added), and the gradient is the mean over the micro-batches.
 
         Args:
             loss_sum: a tensor without dimensions: the SUM of the losses.
-            weight: how many units it is the sum over: a number, or a tensor of one element, 0 or
-                more; 0 is for a micro-batch of padding. A tensor on a device is not waited for.
+            weight: the number of units in the sum: a number or a tensor of one element, 0 or more.
+                Use 0 for a micro-batch of padding. The call does not wait for a tensor on a device.
                 None: the loss is a mean.
-            retain: keep the graph, for another loss of this micro-batch that shares it.
+            retain: keep the graph for another loss of this micro-batch that shares it.
 
         Raises TypeError if `loss_sum` is not a tensor; ValueError if it has dimensions, if a weight
         is negative or not finite, or if only some losses of the window have weights; RuntimeError
-        outside of a micro-batch, or if the loss needs no gradient or went backward before.
+        outside a micro-batch, if the loss needs no gradient, or if it went backward before.
         """
         self._runner.backward(loss_sum, weight, retain)
 
     def step(
         self, batch: Any, loss_fn: Callable[[Any], Any], split: Callable[..., Any] | None = None
     ) -> WindowReport:
-        """Make one window of a whole batch, in micro-batches as large as fit.
+        """Train on a whole batch as one window, in micro-batches that fit into memory.
 
-        Where memory runs out, state is restored and smaller micro-batches go on, with the same
-        gradient. See docs/guides/oom_backoff.md.
+        If memory runs out, the state from before the micro-batch is restored, and the window goes
+        on with smaller micro-batches and the same gradient. See docs/guides/oom_backoff.md.
 
         Args:
-            batch: a tensor, array, list, dict, tuple or dataclass of them, cut along its rows.
+            batch: a tensor, array, list, dict, tuple or dataclass of these, cut along its rows.
             loss_fn: called with each micro-batch; returns the sum of losses and its weight, and may
                 return a dict of more sums.
             split: called with a batch and a size, returns a list of batches of at most that size.
-                It is for what is not made of tensors, lists, dicts, tuples and dataclasses.
+                Pass it for batches of other kinds.
 
-        Returns the window's report, which has the mean of the losses as `loss` and the sums as
-        `extras`; a micro-batch that was tried again counts once in them.
+        Returns the report of the window, with the mean of the losses as `loss` and the sums as
+        `extras`. A micro-batch that was tried again counts once in them.
 
-        Raises what `flush()` raises, and what `loss_fn` raises, with the gradients and counters as
-        before; out of memory only where one row does not fit.
+        Raises what `flush()` and `loss_fn` raise, with gradients and counters as before; an
+        out-of-memory error only if one row does not fit.
         """
         return self._get_back_off().step(batch, loss_fn, split)
 
     def _get_back_off(self) -> BackOff:
-        """The back-off, which is made where it is needed: it sets malloc's thresholds."""
+        """Return the back-off. The first call makes it, as it sets malloc's thresholds."""
         if self._back_off is None:
             self._back_off = BackOff(self._runner, self._settings)
         return self._back_off
 
     def flush(self) -> WindowReport | None:
-        """End a window that has fewer micro-batches than `steps`, with the gradient of those that
-        it has. Returns its report, or None if it is empty.
+        """End a window that has fewer micro-batches than `steps`, and update with their gradient.
 
-        With several ranks every one of them calls it where its loader has ended: it takes part in
-        the windows of those that go on, and returns when all have flushed.
+        With several ranks, each rank calls it when its loader has ended. It takes part in the
+        windows of the ranks that go on, and returns when all ranks have flushed.
+
+        Returns the report of the window, or None if the window is empty.
 
         Raises TypeError if a gradient is sparse, ValueError if all weights were 0, RuntimeError if
-        no parameter has a gradient, or after 50 updates left out in a row.
+        no parameter has a gradient, or after 50 skipped updates in a row.
         """
         runner = self._runner
         runner.require_outside("flush()")
@@ -210,12 +213,12 @@ class GradAccumulator:
         return report
 
     def accumulate(self, function: _Function) -> _Function:
-        """Decorate a function of which each call is a micro-batch.
+        """Decorate a function so that each call is a micro-batch.
 
         The function returns the loss, or the loss and its weight, or these and a dict of more sums,
-        or None if it called `backward()` itself; the call returns the same.
+        or None if it called `backward()` itself. The call returns the same.
 
-        Raises TypeError for a generator or a coroutine function: a call of it runs nothing yet.
+        Raises TypeError for a generator or a coroutine function.
         """
         if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
             raise TypeError("accumulate() takes a plain function, not a generator or a coroutine")
@@ -230,8 +233,8 @@ class GradAccumulator:
         return micro_batch  # type: ignore[return-value]
 
     def reset(self) -> None:
-        """Drop the window: its gradients, and what was counted of it. A micro-batch that is open,
-        as after an interrupt, is dropped too: the rest of its block does nothing.
+        """Drop the window: its gradients and its counters. A micro-batch that an interrupt left
+        open is dropped too, and the rest of its block does nothing.
         """
         self._runner.require_owned("reset()")
         self._runner.reset()
@@ -240,7 +243,7 @@ class GradAccumulator:
 
     @property
     def steps(self) -> int:
-        """Micro-batches in a window. Setting it inside of a window raises RuntimeError."""
+        """Micro-batches in a window. Setting it inside a window raises RuntimeError."""
         return self._runner.steps
 
     @steps.setter
@@ -249,45 +252,45 @@ class GradAccumulator:
         window = self._runner.window
         if window.open or not window.empty:
             raise RuntimeError(
-                f"steps cannot become {value} inside of a window, after {window.count} of "
+                f"steps cannot become {value} inside a window, after {window.count} of "
                 f"{self.steps} micro-batches: flush() or reset() first"
             )
         self._runner.steps = value
 
     def state_dict(self, *, gradients: bool = True, rng: bool = True) -> dict[str, Any]:
-        """Return what a run needs to go on bit for bit, in the middle of a window too.
+        """Return the state from which a run goes on bit for bit, also in the middle of a window.
 
-        It has counters, weights and the loss scale; the model, the optimizer and the scheduler have
-        their own states. Every rank saves its own. `torch.load(weights_only=True)` reads it.
+        It has the counters, the weights and the loss scale. The model, the optimizer and the
+        scheduler have states of their own. Each rank saves its own state.
+        `torch.load(weights_only=True)` can read it.
 
         Args:
-            gradients: add copies of the gradients so far: one more gradient-sized buffer in the
-                middle of a window, nothing between windows.
-            rng: add torch's random state of the CPU and of the parameters' CUDA devices.
+            gradients: include copies of the gradients. In the middle of a window they take as much
+                memory as the gradients, between windows nothing.
+            rng: include torch's random state of the CPU and of the CUDA devices of the parameters.
 
-        Raises RuntimeError inside of a micro-batch and in a window that an exception tore.
+        Raises RuntimeError inside a micro-batch and in a window that an exception interrupted.
         """
         self._runner.require_outside("state_dict()")
         self._runner.require_whole("state_dict()")
         return state_of(self._runner, self._back_off, gradients, rng)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state_dict(); the window that is open here is dropped.
+        """Load a state_dict(). The current window is dropped.
 
-        Raises RuntimeError inside of a micro-batch; ValueError or TypeError if `state` is not such
-        a state, or is one of other parameters or, in the middle of a window, of other `steps`. Then
-        nothing was changed.
+        Raises RuntimeError inside a micro-batch; ValueError or TypeError if `state` is not such a
+        state, has gradients of other parameters, or is from the middle of a window with other
+        `steps`. An error changes nothing.
         """
         self._runner.require_owned("load_state_dict()")
         self._runner.require_outside("load_state_dict()")
         load(self._runner, state, self._get_back_off)
 
     def close(self) -> None:
-        """Give the optimizer back and take every hook away.
+        """Release the optimizer and remove all hooks.
 
-        A window that is not at its end is dropped, and a RuntimeWarning says so. What is in
-        `p.grad` stays. Afterwards only report() works. A newer accumulator of the same optimizer
-        closes this one.
+        An unfinished window is dropped with a RuntimeWarning. `p.grad` stays as it is. Afterwards
+        only report() works. A newer accumulator of the same optimizer closes this one.
         """
         self._runner.release("it was closed")
 
@@ -295,11 +298,11 @@ class GradAccumulator:
 
     @property
     def scale(self) -> float:
-        """The loss scale of the next window; 1 without fp16."""
+        """The loss scale of the next window. 1 without fp16."""
         return self._runner.precision.scale.value
 
     def report(self) -> AccumulatorReport:
-        """Return what was done so far. Takes some microseconds."""
+        """Return a report of all windows so far. Takes a few microseconds."""
         totals, retries = self._runner.totals, self._runner.retries
         lowered = sum(retry.phase == WATERMARK for retry in retries)
         notes = (self._advice, *(() if self._back_off is None else self._back_off.notes))
@@ -317,12 +320,12 @@ class GradAccumulator:
 
     @property
     def model(self) -> torch.nn.Module:
-        """The module that is trained."""
+        """The module to train."""
         return self._runner.model
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer that the windows step."""
+        """The optimizer."""
         return self._runner.optimizer
 
     @property
@@ -334,8 +337,8 @@ class GradAccumulator:
         """Raises TypeError, in copy.copy(), copy.deepcopy() and pickle."""
         raise TypeError(
             "a GradAccumulator cannot be copied or pickled, as it belongs to one optimizer: save "
-            "its state_dict() beside the model's and the optimizer's, or make a new one of the "
-            "copied model and optimizer"
+            "its state_dict() beside those of the model and the optimizer, or make a new one of "
+            "the copied model and optimizer"
         )
 
     def __repr__(self) -> str:

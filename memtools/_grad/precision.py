@@ -1,10 +1,10 @@
 """The precision of an accumulator: autocast around forward passes, and the loss scale of fp16.
 
-    micro-batch   enter -> forward under autocast -> backward outside of it -> leave
-    window's end  LossScale.update: as large as gradients allow
+    micro-batch   enter -> forward under autocast -> backward outside autocast -> leave
+    window's end  LossScale.update: as large as the gradients allow
 
-Backward begins with the window's constant as the gradient of the loss: the same bits as those of
-multiplying the loss, without the multiplication, forward and backward.
+The backward pass begins with the window's constant as the gradient of the loss. That gives the same
+bits as multiplying the loss, without the two multiplications.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ if TYPE_CHECKING:
 
     from memtools._grad.settings import Settings
 
-WENT_BACKWARD: Final = "_memtools_backward"  # on a loss that went backward
-_LARGEST: Final = 3.0e38  # float32
+#: An attribute of losses that went backward.
+WENT_BACKWARD: Final = "_memtools_backward"
+#: The loss scale stays below this, so that it is a float32.
+_LARGEST: Final = 3.0e38
 
 
 class Precision:
-    """Autocast, the gradient of the loss and the loss scale, for all windows of an accumulator.
+    """Autocast, backward passes and the loss scale of an accumulator.
 
     Attributes:
         lowers: whether forward passes run under autocast, between enter() and leave().
@@ -33,13 +35,14 @@ class Precision:
 
     def __init__(self, parameters: Sequence[torch.Tensor], settings: Settings) -> None:
         torch = self._torch = bridge.connect().torch
-        # Where parameters are on two kinds of devices, autocast does not work on the CPU.
+        # If the parameters are on the CPU and on a device, autocast works on the device.
         kinds = sorted({p.device.type for p in parameters})
         self._device = next((kind for kind in kinds if kind != "cpu"), "cpu")
         self._seed: Any = None
         self._constant, self._version = 0.0, 0
         self._autocast: Any = None
-        self._before: Any = None  # of autocast, outside of a micro-batch; None there
+        # The settings of autocast from before enter(), and None after leave().
+        self._before: Any = None
         self.lowers = settings.precision != "fp32"
         if self.lowers:
             dtype = torch.bfloat16 if settings.precision == "bf16" else torch.float16
@@ -47,7 +50,7 @@ class Precision:
         self.scale = LossScale(settings.init_scale, settings.precision == "fp16")
 
     def enter(self) -> None:
-        """Begin to compute in the lower precision."""
+        """Enter autocast."""
         torch, device = self._torch, self._device
         self.recover()
         self._before = (
@@ -58,13 +61,13 @@ class Precision:
         self._autocast.__enter__()
 
     def leave(self) -> None:
-        """Compute as before enter(). Without one nothing happens."""
+        """Leave autocast. Does nothing without enter()."""
         if self._before is not None:
             self._autocast.__exit__(None, None, None)
             self._before = None
 
     def recover(self) -> None:
-        """Set autocast as it was before enter(), where an interrupt came anywhere between that and
+        """Restore autocast from before enter(), after an interrupt anywhere between that call and
         the end of leave()."""
         if self._before is None:
             return
@@ -73,14 +76,14 @@ class Precision:
         torch.set_autocast_enabled(device, enabled)
         torch.set_autocast_dtype(device, dtype)
         torch.set_autocast_cache_enabled(cache)
-        if not enabled:  # nobody is inside of another one, whose depth would have to stay
+        if not enabled:  # The program has no autocast of its own, whose depth would have to stay.
             for _ in range(torch.autocast_increment_nesting()):
                 torch.autocast_decrement_nesting()
             torch.clear_autocast_cache()
         self._before = None
 
     def backward(self, loss: Any, constant: float, retain: bool) -> None:
-        """Go backward with `constant` as the gradient of the loss. Raises what autograd does."""
+        """Go backward with `constant` as the gradient of the loss. Raises what autograd raises."""
         setattr(loss, WENT_BACKWARD, True)
         seed = self._seed
         if (
@@ -88,7 +91,7 @@ class Precision:
             or constant != self._constant
             or seed.dtype is not loss.dtype
             or seed.device != loss.device
-            or seed._version != self._version  # a function of the user's wrote into it
+            or seed._version != self._version  # a function of the program wrote into it
         ):
             seed = self._torch.full((), constant, dtype=loss.dtype, device=loss.device)
             self._seed, self._constant, self._version = seed, constant, seed._version
@@ -98,8 +101,8 @@ class Precision:
             self._outside_autocast(loss, seed, retain)
 
     def _outside_autocast(self, loss: Any, seed: Any, retain: bool) -> None:
-        """Under autocast it would compute in low precision what the forward pass kept out of it,
-        and the low copies of weights would stay during the pass."""
+        """Go backward without autocast, which would compute in 16 bits what the forward pass
+        computed in 32, and would keep the 16-bit copies of weights during the pass."""
         torch, device = self._torch, self._device
         before = torch.is_autocast_enabled(device)
         torch.set_autocast_enabled(device, False)
@@ -111,18 +114,18 @@ class Precision:
 
 
 class LossScale:
-    """The factor of fp16's losses: as large as gradients allow, changed between windows only.
+    """The loss scale of fp16, which changes between windows only.
 
-    It doubles after 2,000 updates in a row that were finite, and halves where one was not, like
-    torch.amp.GradScaler's; but it never falls below 1, or the initial value where that is lower,
-    while torch's goes on to 0. Without fp16 it is 1.0 and does not move.
+    It doubles after 2,000 finite updates in a row and halves after one that is not finite, like
+    that of torch.amp.GradScaler. But it never falls below 1, or below a lower initial value, while
+    torch's can fall to 0. Without fp16 it stays 1.0.
 
     Attributes:
-        value: the factor of the next window.
+        value: the scale of the next window.
         least: the lowest value.
-        growth_interval: updates in a row that were finite, before it doubles.
-        good: updates in a row that were finite, since it last moved.
-        moves: whether losses are scaled, which they are in fp16.
+        growth_interval: finite updates in a row before it doubles.
+        good: finite updates in a row since it last changed.
+        moves: whether it changes, which it does in fp16.
     """
 
     __slots__ = ("good", "growth_interval", "least", "moves", "value")
@@ -133,35 +136,35 @@ class LossScale:
         self.moves, self.good = moves, 0
 
     def update(self, skipped: bool) -> None:
-        """Move at a window's end; `skipped` says that its gradients were not finite."""
+        """Count a window. `skipped`: its gradients were not finite."""
         if skipped:
             self.value, self.good = max(self.value / 2, self.least), 0
             return
         self.good += 1
-        if self.good >= self.growth_interval:  # it may come from a state with a longer interval
+        if self.good >= self.growth_interval:  # It is larger in a state with a longer interval.
             self.good = 0
             if self.value * 2 < _LARGEST:
                 self.value *= 2
 
     def state(self) -> dict[str, Any]:
-        """For a state_dict."""
+        """Return its part of a state_dict."""
         return {"value": self.value, "good": self.good}
 
     def load(self, state: Any) -> None:
-        """Take over a state that was checked. Without fp16 the scale stays 1."""
+        """Load a state that was checked. Without fp16 the scale stays 1."""
         if self.moves:
             self.value, self.good = state["value"], state["good"]
 
 
 def refuse_loss(loss: Any) -> NoReturn:
-    """Raise ValueError or RuntimeError for a tensor that is not a loss to go backward from."""
+    """Raise ValueError or RuntimeError for a tensor from which backward() cannot start."""
     if loss.dim():
         raise ValueError(
             f"backward() takes a loss without dimensions, got shape {tuple(loss.shape)}: sum it"
         )
     if not loss.requires_grad:
         raise RuntimeError(
-            "the loss needs no gradient: it was detached, or computed without grad mode or from "
-            "frozen parameters only"
+            "the loss needs no gradient: it was detached, computed without grad mode, or computed "
+            "from frozen parameters only"
         )
-    raise RuntimeError("backward() twice for the same loss: its gradient is already counted")
+    raise RuntimeError("backward() twice for the same loss: its gradient was already added")

@@ -1,4 +1,4 @@
-"""What an accumulator did: each window, and all of them together."""
+"""The reports of a GradAccumulator: each window, and all of them together."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ if TYPE_CHECKING:
     from memtools._grad.window import Sum
 
 
-WATERMARK = "watermark"  # the phase of a Retry by which nothing ran out
+#: The phase of a Retry at a monitor's watermark, before memory ran out.
+WATERMARK = "watermark"
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
     """One micro-batch that did not fit, and how the step went on. `str()` is a line."""
 
-    #: windows before the one that it belongs to
+    #: the number of windows before its window
     window: int
     #: the number of the micro-batch in its window
     micro_batch: int
     #: rows of the micro-batch, or the size that the split function cut it for; None for a whole
-    #: batch of which only that function knows
+    #: batch whose size only that function knows
     rows: int | None
-    #: where memory ran out. "forward" and "backward"; "another rank"; "optimizer" where its state
-    #: did not fit before its first step; "allocator" where all fitted, but the device's allocator
-    #: had to empty its cache again and again; "watermark" where a monitor has said that it would
-    #: not fit, or, in its forward pass, that it does not
+    #: where memory ran out: "forward", "backward", "another rank", or "optimizer" if its state did
+    #: not fit before its first step. "allocator": all fitted, but the allocator of the device had
+    #: to empty its cache in several windows in a row. "watermark": a monitor said that the
+    #: micro-batch would not fit, or, in its forward pass, that it does not fit
     phase: str
     #: the type of the error and the first line of its text
     error: str
-    #: bytes that could not be had, where the error says so
+    #: the size in bytes of the allocation that failed, if the error says it
     asked: int | None
-    #: what was as before when it was tried again
+    #: what was restored before the next try
     restored: str
-    #: rows of the next try, those that failed where all idle memory was given back first; None if
-    #: no try was left
+    #: rows of the next try, the same if only idle memory was given back; None if no try was left
     next_rows: int | None
-    #: whether this was a step up, on trial
+    #: whether a larger size was on trial
     probing: bool
-    #: milliseconds that were lost, from the begin of the micro-batch until the next try
+    #: milliseconds from the begin of the micro-batch until the next try
     ms: float
     #: what was set for the rest of the process, so that freed memory goes back to the system or
     #: kernels can be made again, or ""
@@ -85,63 +85,62 @@ _APPLIED = {
 
 @dataclass(frozen=True, slots=True)
 class WindowReport:
-    """One window: what came in, how large its gradient was, and what was done about it.
+    """One window: its losses, its gradient and its update.
 
-    With several ranks `micro_batches`, `weight` and `norm` are those of all ranks together, and
-    `own_weight`, `loss` and `extras` are this rank's alone.
+    With several ranks, `micro_batches`, `weight` and `norm` are those of all ranks together, and
+    `own_weight`, `loss` and `extras` are those of this rank.
     """
 
-    #: windows before this one
+    #: the number of windows before this one
     index: int
     #: micro-batches of this window
     micro_batches: int
     #: units (tokens, samples, nodes) of all micro-batches and ranks; without weights, micro-batches
     weight: float
-    #: 2-norm of the averaged gradient before clipping; of a callback, what it returned; nan or inf
-    #: where the update was skipped; nan where it was made in backward
+    #: 2-norm of the averaged gradient before clipping, or what `clip` returned; nan or inf if the
+    #: update was skipped
     norm: float
-    #: what clipping by norm multiplied with, at most 1; 0 where the update was skipped
+    #: the factor of clipping by norm, at most 1; 0 if the update was skipped
     coefficient: float
     #: the loss scale; 1 without fp16
     scale: float
-    #: whether the update was left out, as the gradients were not finite
+    #: whether the update was skipped because the gradients were not finite
     skipped: bool
     #: infinite elements of the gradients, before averaging
     infs: int
     #: elements of the gradients that are nan, before averaging
     nans: int
-    #: the first parameter with such an element, by `model.named_parameters()`
+    #: the name of the first parameter with such an element
     first_bad: str | None
-    #: how the factor came into the gradients, "nothing" (it was 1), "folded" into the optimizer,
-    #: "multiplied" or "skipped"
+    #: how the factor was applied: "nothing" (it was 1), "folded" into the optimizer's step,
+    #: "multiplied" into the gradients, or "skipped"
     applied: str
-    #: milliseconds from the end of the last micro-batch to the end of the window, the optimizer's
-    #: step included
+    #: milliseconds from the end of the last micro-batch to the end of the window, with the
+    #: optimizer's step
     ms: float
-    #: rows that step() gives to a micro-batch; None where it was not called
+    #: rows of a micro-batch of step(); None if step() was not called
     micro_batch_size: int | None = None
-    #: what ran out of memory and was done again, in order
+    #: what ran out of memory and was tried again, in order
     retries: tuple[Retry, ...] = ()
-    #: units of this rank alone; with one rank the same as `weight`
+    #: units of this rank; with one rank the same as `weight`
     own_weight: float = 0.0
     _loss: Sum = field(repr=False, compare=False, kw_only=True)
     _extras: Mapping[str, Sum] = field(repr=False, compare=False, kw_only=True)
 
     @property
     def loss(self) -> float:
-        """The mean loss, which is the sum of the losses over `own_weight`; without weights, the
-        mean over the micro-batches. nan where this rank had none. Losses on a device are read here,
-        and not before: this is what waits for them."""
+        """The mean loss: the sum of the losses divided by `own_weight`; without weights, the mean
+        over the micro-batches. nan if this rank had no loss. Waits for losses on a device."""
         return self._loss.read() / self.own_weight if self.own_weight else math.nan
 
     @property
     def extras(self) -> dict[str, float]:
-        """The sums, by name, of what the loss function returned as its third value. Divide by
+        """The sums that the loss function returned as its third value, by name. Divide them by
         `own_weight` for a mean. Waits for a device as `loss` does."""
         return {name: found.read() for name, found in self._extras.items()}
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain numbers, texts, lists and dicts. Waits for a device as `loss` does."""
+        """Return plain numbers, str, lists and dicts. Waits for a device as `loss` does."""
         found = _plain(self)
         found["retries"] = [str(retry) for retry in self.retries]
         return found | {"loss": self.loss, "extras": self.extras}
@@ -164,7 +163,7 @@ class WindowReport:
 
 @dataclass(frozen=True, slots=True)
 class AccumulatorReport:
-    """All windows of a GradAccumulator so far. `str()` is a short text."""
+    """All windows of a GradAccumulator so far. `str()` is a short summary."""
 
     #: micro-batches in a window
     steps: int
@@ -172,17 +171,17 @@ class AccumulatorReport:
     precision: str
     #: windows that have ended
     windows: int
-    #: windows whose update was made
+    #: windows that ended with an update
     updates: int
-    #: windows whose update was left out
+    #: windows whose update was skipped
     skipped: int
-    #: how many of the last windows in a row were left out
+    #: how many of the last windows in a row were skipped
     skipped_in_a_row: int
     #: skipped windows with an inf and no nan
     inf_windows: int
     #: skipped windows with a nan
     nan_windows: int
-    #: the first parameter with an inf or a nan, in the last window that was skipped
+    #: the name of the first parameter with an inf or a nan in the last skipped window
     first_bad: str | None
     #: windows dropped by reset()
     dropped: int
@@ -194,21 +193,21 @@ class AccumulatorReport:
     scale: float
     #: the lowest loss scale so far
     least_scale: float
-    #: rows that step() gives to a micro-batch; None where it was not called
+    #: rows of a micro-batch of step(); None if step() was not called
     micro_batch_size: int | None
-    #: the newest 100 of what ran out of memory in step()
+    #: the newest 100 retries of step()
     retries: tuple[Retry, ...]
     #: how often memory ran out in step()
     ran_out: int
     #: the last window, or None before the first
     last: WindowReport | None
-    #: what could be better here, a sentence each
+    #: advice, a sentence each
     notes: tuple[str, ...] = ()
-    #: how often step() has taken fewer rows at the watermark of its monitor, before memory ran out
+    #: how often step() took fewer rows at the watermark of its monitor, before memory ran out
     lowered: int = 0
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain numbers, texts, lists and dicts."""
+        """Return plain numbers, str, lists and dicts."""
         found = _plain(self)
         found["retries"] = [str(retry) for retry in self.retries]
         found["last"] = None if self.last is None else self.last.as_dict()
@@ -216,8 +215,8 @@ class AccumulatorReport:
         return found
 
     def _sizes(self) -> str:
-        """`2 windows of 4 micro-batches`; where they had more or fewer, as `step()` cuts a batch
-        into as many as it takes, `2 windows, 6 micro-batches in all`."""
+        """Return `2 windows of 4 micro-batches`, or, if windows had more or fewer, as those of
+        `step()`, `2 windows, 6 micro-batches in all`."""
         windows = _counted(self.windows, "window")
         if self.micro_batches == self.windows * self.steps:
             return f"{windows} of {_micro_batches(self.steps)}"
@@ -250,13 +249,13 @@ class AccumulatorReport:
 
 
 def _plain(report: Any) -> dict[str, Any]:
-    """The public fields of a dataclass, as they are."""
+    """Return the public fields of a dataclass."""
     names = [one.name for one in fields(report) if not one.name.startswith("_")]
     return {name: getattr(report, name) for name in names}
 
 
 def _listed(what: str, count: int, retries: list[Retry]) -> list[str]:
-    """How often it happened, and a line for each that is still known."""
+    """Return a line with the count, and a line for each retry that is kept."""
     if not retries:
         return []
     newest = f", the newest {len(retries)}" if len(retries) < count else ""

@@ -1,4 +1,4 @@
-"""The arguments of a GradAccumulator, and one clear sentence for what makes no sense."""
+"""The arguments of a GradAccumulator, checked: each refusal is one sentence."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PRECISIONS: Final = ("fp32", "bf16", "fp16")
 class Settings:
     """The arguments of a GradAccumulator, but for the model, the optimizer and the ranks.
 
-    Raises TypeError and ValueError, in one clear sentence, if an argument makes no sense.
+    Raises TypeError or ValueError if an argument has a wrong type or value.
     """
 
     steps: int = 1
@@ -34,21 +34,21 @@ class Settings:
         self.steps = whole_number("steps", self.steps)
         if self.precision not in (None, *PRECISIONS):
             raise ValueError(
-                f"precision is None or one of {', '.join(PRECISIONS)}; got {self.precision!r}"
+                f"precision must be None or one of {', '.join(PRECISIONS)}; got {self.precision!r}"
             )
         self.precision = self.precision or "fp32"
         if self.max_norm is not None and self.clip is not None:
-            raise ValueError("gradients are clipped in one way; got max_norm and clip: pick one")
+            raise ValueError("max_norm and clip are two ways to clip: pass one of them")
         if self.max_norm is not None:
-            what = "; leave it out where the norm is only to be measured"
+            what = "; leave it out to measure the norm without clipping"
             positive("max_norm", self.max_norm, what)
         if self.clip is not None and not callable(self.clip):
-            raise TypeError(f"clip is called with the parameters; got {_kind(self.clip)}")
+            raise TypeError(f"clip must be a function of the parameters, got {_kind(self.clip)}")
         positive("init_scale", self.init_scale)
         if self.micro_batch_size is not None:
             self.micro_batch_size = whole_number("micro_batch_size", self.micro_batch_size)
         if not isinstance(self.overlap, bool):
-            raise TypeError(f"overlap is True or False, got {_kind(self.overlap)}")
+            raise TypeError(f"overlap must be True or False, got {_kind(self.overlap)}")
         _check_scheduler(self.scheduler)
         _check_monitor(self.monitor)
 
@@ -58,48 +58,48 @@ def _check_scheduler(scheduler: Any) -> None:
         return
     step = getattr(scheduler, "step", None)
     if not callable(step):
-        raise TypeError(f"scheduler has a step(); got {_kind(scheduler)}")
+        raise TypeError(f"scheduler must have a step() method, got {_kind(scheduler)}")
     missing = _required(step)[:1]
     if missing:
         raise TypeError(
-            f"{_kind(scheduler)}.step() wants {missing[0]!r}, which only the loop knows: leave "
-            "scheduler out and call it yourself, where the report says that an update was made"
+            f"{_kind(scheduler)}.step() needs {missing[0]!r}, which only your loop knows: leave "
+            "scheduler out, and call it yourself when the report says that an update was made"
         )
 
 
 def _check_monitor(monitor: Any) -> None:
-    """Raise TypeError for what does not say how much memory is left."""
+    """Raise TypeError for an object that cannot say how much memory is left."""
     if monitor is None:
         return
     calls = ("headroom", "phase", "cleanup_memory")
     missing = [name for name in calls if not callable(getattr(monitor, name, None))]
     if isinstance(monitor, type) or missing or not hasattr(monitor, "running"):
         got = f"the class {monitor.__name__}" if isinstance(monitor, type) else _kind(monitor)
-        raise TypeError(f"monitor is a MemoryMonitor that is started before step(), got {got}")
+        raise TypeError(f"monitor must be a MemoryMonitor that you start before step(), got {got}")
 
 
 def check_model(model: Any, optimizer: Any) -> None:
-    """Raise TypeError or ValueError for a pair that cannot be trained."""
+    """Raise TypeError or ValueError if the optimizer cannot train the model in windows."""
     torch = bridge.connect().torch
     if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"model is a torch.nn.Module, got {_kind(model)}")
+        raise TypeError(f"model must be a torch.nn.Module, got {_kind(model)}")
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"optimizer is a torch.optim.Optimizer, got {_kind(optimizer)}")
-    if _required(type(optimizer).step)[1:]:  # schedulers patch the object's own
+        raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {_kind(optimizer)}")
+    if _required(type(optimizer).step)[1:]:  # Schedulers patch the object's own.
         raise TypeError(
-            f"{_kind(optimizer)} evaluates the loss again in its step, by a closure; gradients "
-            "that were accumulated cannot give it that: use another optimizer"
+            f"{_kind(optimizer)}.step() evaluates the loss again through a closure, which "
+            "accumulated gradients cannot replace: use another optimizer"
         )
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if held.isdisjoint(id(p) for p in model.parameters()):
         raise ValueError(
-            f"the optimizer holds {len(held):,} parameters and none of them is the model's; was "
-            "the model copied or wrapped after the optimizer was made?"
+            f"the optimizer holds {len(held):,} parameters, and none of them belongs to the model: "
+            "make the optimizer after the model is copied or wrapped"
         )
 
 
 def _required(function: Any) -> list[str]:
-    """Arguments that a call must give."""
+    """Return the names of the arguments that a call must pass."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -109,8 +109,8 @@ def _required(function: Any) -> list[str]:
 
 
 def fused_advice(optimizer: Any) -> str | None:
-    """One sentence where `fused=True` would make the optimizer much faster, else None. Small
-    models are left alone: there a step takes microseconds either way."""
+    """Return a sentence if `fused=True` would make the optimizer much faster, else None. In small
+    models a step takes microseconds either way."""
     kind, groups = type(optimizer).__name__, optimizer.param_groups
     if type(optimizer).__module__.split(".")[:2] != ["torch", "optim"]:
         return None
@@ -126,7 +126,7 @@ def fused_advice(optimizer: Any) -> str | None:
         return None
     return (
         f"torch.optim.{kind}(..., fused=True) steps about 3 times faster over these "
-        f"{elements:,} elements, and takes the averaging of the gradients along at no cost"
+        f"{elements:,} elements, and averages the gradients in the same pass"
     )
 
 

@@ -1,4 +1,4 @@
-"""An accumulator's state, in the middle of a window too: what a run needs to go on bit for bit."""
+"""The state_dict() of an accumulator, from which a run goes on bit for bit, also in a window."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NUMBERS: Final = ("count", "guess", "scale", "weighted")
 def state_of(
     runner: WindowRunner, back_off: BackOff | None, gradients: bool, rng: bool
 ) -> dict[str, Any]:
-    """Return numbers, texts and tensors: what torch.load(weights_only=True) reads."""
+    """Return numbers, str and tensors, which torch.load(weights_only=True) can read."""
     window = runner.window
     if gradients:
         runner.ownership.saved = (window, window.count)
@@ -43,21 +43,21 @@ def state_of(
 def load(
     runner: WindowRunner, state: Mapping[str, Any], make_back_off: Callable[[], BackOff]
 ) -> None:
-    """Check all of the state, then take it over. Raises ValueError and TypeError; then nothing was
-    changed."""
+    """Check all of the state, then load it. Raises ValueError or TypeError, and changes nothing
+    then."""
     if not isinstance(state, Mapping):
         raise TypeError(f"load_state_dict() takes a dict, got {type(state).__name__}")
     try:
-        _check_number("version", state["version"], _COUNT)
+        _check_number("version", state["version"], _WHOLE)
         if state["version"] != _VERSION:
             raise ValueError(
-                f"this state is of version {state['version']}, and version {_VERSION} is read here"
+                f"this state has version {state['version']}, and this memtools reads {_VERSION}"
             )
         _check(state)
         window = _window(runner, state)
         found = _match(runner, state["gradients"] or {})
     except KeyError as error:
-        raise ValueError(f"this is no state of a GradAccumulator: {error} is missing") from error
+        raise ValueError(f"this is not a GradAccumulator state: {error} is missing") from error
     if state["sizes"] is not None:
         make_back_off().control.load(state["sizes"])
     runner.gradients.drop()
@@ -72,84 +72,80 @@ def load(
         _set_rng(runner, state["rng"])
 
 
-# --- what a state may be ---
+# --- checks ---
 
-_COUNT: Final = "a whole number"
+_WHOLE: Final = "a whole number"
 _NUMBER: Final = "a number"
 _PARTS: Final[Mapping[str, Mapping[str, str]]] = {
-    "window": {"count": _COUNT, "guess": _NUMBER, "scale": _NUMBER, "weight": _NUMBER},
-    "scale": {"value": _NUMBER, "good": _COUNT},
-    "totals": {**dict.fromkeys(COUNTS, _COUNT), **dict.fromkeys(MEASURES, _NUMBER)},
-    "sizes": {"good": _COUNT, "wait": _COUNT, "before": _NUMBER},
+    "window": {"count": _WHOLE, "guess": _NUMBER, "scale": _NUMBER, "weight": _NUMBER},
+    "scale": {"value": _NUMBER, "good": _WHOLE},
+    "totals": {**dict.fromkeys(COUNTS, _WHOLE), **dict.fromkeys(MEASURES, _NUMBER)},
+    "sizes": {"good": _WHOLE, "wait": _WHOLE, "before": _NUMBER},
 }
 
 
 def _check(state: Mapping[str, Any]) -> None:
-    """That everything is of the right type. Raises TypeError and ValueError, KeyError where
-    something is missing."""
+    """Raise TypeError or ValueError for a value that no state has, KeyError for one that is
+    missing."""
     for part, names in _PARTS.items():
         values = state[part]
         if part == "sizes" and values is None:
             continue
-        if not isinstance(values, Mapping):
-            raise TypeError(f"this state's {part} is a dict, got {type(values).__name__}")
+        _require(part, values, Mapping, "a dict")
         for name, kind in names.items():
             _check_number(f"{part}[{name!r}]", values[name], kind)
-    _check_number("steps", state["steps"], _COUNT)
+    _check_number("steps", state["steps"], _WHOLE)
     window, sizes = state["window"], state["sizes"]
     if state["scale"]["value"] == 0:
-        raise ValueError("this state's scale['value'] is above 0 and finite, got 0")
-    if not isinstance(state["totals"]["first_bad"], (str, type(None))):
-        raise TypeError("this state's totals['first_bad'] is the name of a parameter, or None")
-    if not (window["weighted"] is None or isinstance(window["weighted"], bool)):
-        raise TypeError("this state's window['weighted'] is True, False or None")
-    extras = window.get("extras", {})
-    if not isinstance(extras, Mapping):
-        raise TypeError(f"this state's window['extras'] is a dict, got {type(extras).__name__}")
-    for name, value in [("loss", window.get("loss", 0.0)), *extras.items()]:
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise TypeError(f"this state's sum {name!r} is a number, got {type(value).__name__}")
+        raise ValueError("this state's scale['value'] must be above 0 and finite, got 0")
+    name_or_none = (str, type(None))
+    _require("totals['first_bad']", state["totals"]["first_bad"], name_or_none, "a name or None")
+    if window["weighted"] is not None and not isinstance(window["weighted"], bool):
+        raise TypeError("this state's window['weighted'] must be True, False or None")
+    _require("window['extras']", window["extras"], Mapping, "a dict")
+    for name, value in [("loss", window["loss"]), *window["extras"].items()]:
+        _require(f"sum {name!r}", value, (int, float), _NUMBER)
     for name, size, kind in (
-        ("micro_batch_size", state["micro_batch_size"], _COUNT),
+        ("micro_batch_size", state["micro_batch_size"], _WHOLE),
         ("sizes['size']", None if sizes is None else sizes["size"], _NUMBER),
     ):
         if size is not None:
             _check_number(name, size, kind)
             if size < 1:
-                raise ValueError(f"this state's {name} is at least 1 row, got {size}")
+                raise ValueError(f"this state's {name} must be at least 1 row, got {size}")
     _check_tensors(state["gradients"], state["rng"])
 
 
-def _check_number(name: str, value: Any, kind: str) -> None:
-    types = int if kind is _COUNT else (int, float)
+def _require(name: str, value: Any, types: Any, kind: str) -> None:
     if isinstance(value, bool) or not isinstance(value, types):
-        raise TypeError(f"this state's {name} is {kind}, got {type(value).__name__}")
+        raise TypeError(f"this state's {name} must be {kind}, got {type(value).__name__}")
+
+
+def _check_number(name: str, value: Any, kind: str) -> None:
+    _require(name, value, int if kind is _WHOLE else (int, float), kind)
     if not (math.isfinite(as_float(value)) and value >= 0):
-        raise ValueError(f"this state's {name} is 0 or more and finite, got {shown(value)}")
+        raise ValueError(f"this state's {name} must be 0 or more and finite, got {shown(value)}")
 
 
 def _check_tensors(gradients: Any, rng: Any) -> None:
     torch = bridge.connect().torch
-    if gradients is not None and not isinstance(gradients, Mapping):
-        raise TypeError(f"this state's gradients are a dict, got {type(gradients).__name__}")
-    for name, gradient in (gradients or {}).items():
-        if not isinstance(gradient, torch.Tensor):
-            raise TypeError(
-                f"this state's gradient of {name} is a tensor, got {type(gradient).__name__}"
-            )
+    if gradients is not None:
+        _require("gradients", gradients, Mapping, "a dict")
+        for name, gradient in gradients.items():
+            _require(f"gradient of {name}", gradient, torch.Tensor, "a tensor")
     if rng is None:
         return
-    if not isinstance(rng, Mapping) or not isinstance(rng["cuda"], Mapping):
-        raise TypeError("this state's rng is a dict of random states, as state_dict() gives it")
+    _require("rng", rng, Mapping, "a dict of random states, as state_dict() returns it")
+    _require("rng['cuda']", rng["cuda"], Mapping, "a dict of random states")
     for saved in (rng["cpu"], *rng["cuda"].values()):
         if not isinstance(saved, torch.Tensor) or saved.dtype is not torch.uint8:
-            raise TypeError("this state's rng has something else than a random state of torch")
+            raise TypeError("this state's rng must have random states of torch only")
     if rng["cpu"].shape != torch.get_rng_state().shape:
         raise ValueError("this state's rng is not a random state of this torch's CPU generator")
 
 
 def _gradients(runner: WindowRunner) -> dict[str, Any]:
-    """Copies, by name."""
+    """Return copies of the gradients, by name."""
     named = enumerate(runner.gradients.parameters)
     return {
         runner.gradients.name(i): p.grad.detach().clone() for i, p in named if p.grad is not None
@@ -157,6 +153,7 @@ def _gradients(runner: WindowRunner) -> dict[str, Any]:
 
 
 def _window(runner: WindowRunner, state: Mapping[str, Any]) -> Window:
+    """Return the window of the state. Raises ValueError if it cannot go on here."""
     saved = state["window"]
     window = Window(runner.precision.scale.value)
     if not saved["guess"]:
@@ -168,8 +165,8 @@ def _window(runner: WindowRunner, state: Mapping[str, Any]) -> Window:
         )
     if saved["count"] >= runner.steps:
         raise ValueError(
-            f"this state was saved after {saved['count']} of {runner.steps} micro-batches, which "
-            "no window has between two of them: it is damaged"
+            f"this state was saved after {saved['count']} of {runner.steps} micro-batches, where a "
+            "window has ended: it is damaged"
         )
     if state["gradients"] is None:
         raise ValueError(
@@ -178,13 +175,13 @@ def _window(runner: WindowRunner, state: Mapping[str, Any]) -> Window:
         )
     for name in (*_NUMBERS, "weight"):
         setattr(window, name, saved[name])
-    window.loss = Sum(float(saved.get("loss", math.nan)))  # unknown in states of before
-    window.extras = {name: Sum(float(value)) for name, value in saved.get("extras", {}).items()}
+    window.loss = Sum(float(saved["loss"]))
+    window.extras = {name: Sum(float(value)) for name, value in saved["extras"].items()}
     return window
 
 
 def _match(runner: WindowRunner, saved: Mapping[str, Any]) -> list[tuple[Any, Any]]:
-    """Each gradient with its parameter."""
+    """Return (parameter, gradient) pairs. Raises ValueError for gradients of other parameters."""
     known = {runner.gradients.name(i): p for i, p in enumerate(runner.gradients.parameters)}
     missing = [name for name in saved if name not in known]
     if missing:

@@ -5,15 +5,14 @@
 
     backward       loss_sum * constant   loss_sum * constant
     weight         n0                  + n1                   ...             = N
-    end            the ranks, if there are several, sum weights and gradients; one read pass
-                   measures; one factor, 1 / (constant * N), times the clip coefficient, gives the
-                   gradient of sum(loss) / N; the optimizer steps; the window is counted
+    end            several ranks sum weights and gradients; one pass measures; one factor,
+                   1 / (constant * N), times the clip coefficient, gives the gradient of
+                   sum(loss) / N; the optimizer steps; the window is counted
 
-The constant is the loss scale (1 without fp16) times a guess of 1 / N: it keeps what is
-accumulated of the size that the gradient will have. Both are powers of two, so that they change
-no bit of the result, and both stay as they are until the window ends. Where step() gets the mean of
-losses in 16 bits, the guess is the power of two divided by the rows: the mean's gradient is then
-the power of two.
+The constant is the loss scale (1 without fp16) times a guess of 1 / N, so that the sums have about
+the size of the final gradient. Both are powers of two, which change no bit of the result, and both
+stay the same until the window ends. If step() gets the mean of losses in 16 bits, the guess is a
+power of two divided by the number of rows: the gradient of the mean is then the power of two.
 
 `Window` holds the numbers of one window, `Totals` those of all windows, and `WindowRunner` is the
 state machine that moves from one to the next.
@@ -42,37 +41,39 @@ if TYPE_CHECKING:
 
     from memtools._grad.settings import Settings
 
-MOST_SKIPS: Final = 50  # updates left out in a row, after which that is an error
-INTERRUPTED: Final = "an interrupt"  # why a window is torn, until what was begun is counted
-_LEAST, _MOST = -96, 96  # exponents of the guess: with a scale of 2**24 still a float32
-_LEAST_16, _MOST_16 = (
-    -14,
-    0,
-)  # of a loss in fp16: a normal number, and with the scale mostly not inf
+#: After so many skipped updates in a row the window's end raises.
+MOST_SKIPS: Final = 50
+#: A window is torn by this until a backward pass or a step that has begun is counted.
+INTERRUPTED: Final = "an interrupt"
+#: The guess has these exponents at least and at most. With a scale of 2**24 it is still a float32.
+_EXPONENTS: Final = (-96, 96)
+#: In fp16 the guess is a normal number, and with the scale rarely inf.
+_EXPONENTS_16: Final = (-14, 0)
 
-Mark = tuple[Any, ...]  # a window's numbers at one moment, as Window.mark() gives them
+#: A window's numbers at one moment, as Window.mark() returns them.
+Mark = tuple[Any, ...]
 
 
 class Sum(NamedTuple):
-    """A sum that never changes: adding gives a new one, so a window can go back to an old one.
+    """An immutable sum: adding returns a new one, so that a window can go back to an old one.
 
     Attributes:
         known: the sum of the numbers.
-        later: tensors without a graph, still to be added. They may lie on a device, which nobody
-            waits for until the sum is read.
+        later: tensors without a graph that are not added yet. They may be on a device, and are
+            added when the sum is read.
     """
 
     known: float = 0.0
     later: tuple[Any, ...] = ()
 
     def plus(self, value: Any) -> Sum:
-        """Return this sum with one more number, as `_without_graph` returned it."""
+        """Return this sum plus a value that `_without_graph()` returned."""
         if isinstance(value, float):
             return Sum(self.known + value, self.later)
         return Sum(self.known, (*self.later, value))
 
     def read(self) -> float:
-        """The sum as a float, added up in double. Waits for the devices that parts lie on."""
+        """Return the sum as a float, added in double precision. Waits for devices."""
         if not self.later:
             return self.known
         torch = bridge.connect().torch
@@ -84,32 +85,32 @@ class Sum(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Window:
-    """The numbers of one window, and a 0-d tensor where weights came on a device."""
+    """The numbers of one window, and a 0-d tensor if weights came on a device."""
 
     #: the loss scale that this window uses
     scale: float = 1.0
     #: micro-batches that have ended
     count: int = 0
-    #: units so far, without those of `on_device`; without weights, micro-batches whose loss is in
-    #: the gradients
+    #: units so far, without those of `on_device`; without weights, the number of micro-batches
+    #: whose loss is in the gradients
     weight: float = 0.0
     #: float64 sum of the weights that came as tensors of a device, or None
     on_device: Any = None
     #: whether this window's losses come with weights; None before the first loss
     weighted: bool | None = None
-    #: what a loss is multiplied with besides the scale; 0.0 before the first backward pass
+    #: the factor of each loss besides the scale; 0.0 before the first backward pass
     guess: float = 0.0
-    #: whether a micro-batch is open
+    #: whether the program is inside a micro-batch
     open: bool = False
-    #: whether the window ends with the micro-batch that is open
+    #: whether the window ends with the current micro-batch
     last: bool = False
-    #: backward passes of the micro-batch that is open
+    #: backward passes of the current micro-batch
     chunks: int = 0
-    #: sum of the losses that are in the gradients
+    #: the sum of the losses whose gradients were added
     loss: Sum = Sum()  # noqa: RUF009
-    #: sums, by name, of what a loss function counts besides
+    #: the further sums of a loss function, by name
     extras: Mapping[str, Sum] = field(default_factory=dict)
-    #: why the gradients are not those of whole micro-batches; "" where they are
+    #: the exception that left gradients of a part of a micro-batch; "" if the window is whole
     torn: str = ""
 
     def mark(self) -> Mark:
@@ -123,7 +124,7 @@ class Window:
 
     @property
     def empty(self) -> bool:
-        """Whether no loss is in it."""
+        """Whether the window has no loss yet."""
         return self.guess == 0.0
 
     def begin(
@@ -131,29 +132,31 @@ class Window:
         steps: int,
         weight: Any,
         usual: float,
-        least: int = _LEAST,
-        most: int = _MOST,
+        exponents: tuple[int, int] = _EXPONENTS,
         divided: float = 1.0,
     ) -> None:
-        """Choose the guess at the first backward pass, as if `steps` micro-batches like this one
-        came. A weight on a device is not waited for: it counts as the `usual` one, the mean weight
-        of a micro-batch so far.
+        """Choose the guess at the first backward pass, as if all `steps` micro-batches were like
+        this one.
 
         Args:
-            least, most: exponents of the guess.
-            divided: what the guess is divided by, so that it is no power of two any more.
+            steps: micro-batches in the window.
+            weight: of the first loss.
+            usual: the mean weight of a micro-batch so far. It replaces a weight on a device, for
+                which the call does not wait.
+            exponents: the smallest and the largest exponent of the guess.
+            divided: a divisor of the guess, which then is not a power of two.
         """
         units = usual
         if weight is None or isinstance(weight, float):
             units = weight or 1.0
-        # a product might be inf
+        # The logarithms are added because a product might be inf.
         exponent = -round(math.log2(steps) + math.log2(units) - math.log2(divided))
-        self.guess = math.ldexp(1.0, min(max(exponent, least), most)) / divided
+        self.guess = math.ldexp(1.0, min(max(exponent, exponents[0]), exponents[1])) / divided
         self.weighted = weight is not None
 
     def add(self, weight: Any) -> None:
-        """Count a loss of `weight` units that is in the gradients now. None stands for a mean: a
-        micro-batch counts one then, however many losses it has."""
+        """Count a loss of `weight` units whose gradient was added. None stands for a mean: the
+        micro-batch then counts as one, however many losses it has."""
         if weight is None:
             if not self.chunks:
                 self.weight += 1.0
@@ -166,12 +169,12 @@ class Window:
         self.chunks += 1
 
     def count_extras(self, values: Mapping[str, Any]) -> None:
-        """Add what a loss function counted besides its loss."""
+        """Add the further sums that a loss function returned."""
         added = {name: self.extras.get(name, Sum()).plus(value) for name, value in values.items()}
         self.extras = {**self.extras, **added}
 
     def total(self) -> float:
-        """Units of the whole window. Waits for the device where weights came on one."""
+        """Return the units of the whole window. Waits for the device if weights came on one."""
         if self.on_device is not None:
             self.weight += float(self.on_device)
             self.on_device = None
@@ -183,7 +186,7 @@ _numbers_of: Callable[[Window], Mark] = attrgetter(*Window.__slots__)
 
 @dataclass(slots=True, eq=False)
 class Totals:
-    """The sums over all windows that a report shows."""
+    """The counts over all windows for the report."""
 
     least_scale: float
     dropped: int = 0
@@ -198,9 +201,9 @@ class Totals:
     weight: float = 0.0
     first_bad: str | None = None
     last: WindowReport | None = None
-    #: how often the watermark was met; this process's story, as the retries are
+    #: how often step() took fewer rows at the watermark. It is not part of a state, like retries.
     lowered: float = 0
-    #: the newest ones: a run of years stays small
+    #: the newest 100, so that the report of a long run stays small
     retries: deque[Retry] = field(default_factory=lambda: deque(maxlen=100))
 
     def add(self, window: WindowReport, next_scale: float) -> None:
@@ -223,7 +226,7 @@ class Totals:
         self.first_bad = window.first_bad
 
     def keep(self, retries: Iterable[Retry]) -> None:
-        """Count the retries of a window that ended, or was given up."""
+        """Count the retries of a window that ended or was dropped."""
         for retry in retries:
             if retry.phase == WATERMARK:
                 self.lowered += 1
@@ -232,12 +235,12 @@ class Totals:
             self.retries.append(retry)
 
     def state(self) -> dict[str, Any]:
-        """For a state_dict: without the last window's report and the retries, which are this
-        process's story."""
+        """Return the counts for a state_dict: not the last report and the retries, which belong to
+        this process."""
         return {name: getattr(self, name) for name in (*COUNTS, *MEASURES, "first_bad")}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take over a state that was checked."""
+        """Load counts that were checked."""
         for name in (*COUNTS, *MEASURES, "first_bad"):
             setattr(self, name, state[name])
         self.last, self.lowered = None, 0
@@ -249,21 +252,21 @@ MEASURES: Final = ("least_scale", "weight")
 
 
 class WindowRunner:
-    """The windows of one accumulator, one after the other.
+    """Runs the windows of one accumulator, one after the other.
 
-    GradAccumulator's methods, its back-off and its state work by the methods and attributes below.
+    GradAccumulator, its back-off and its state use the methods and attributes below.
 
     Attributes:
-        model, optimizer: what is trained.
+        model, optimizer: the module to train and its optimizer.
         steps: micro-batches in a window.
-        window: the numbers of the window that is open.
-        gradients: where the gradients lie until the update.
+        window: the numbers of the current window.
+        gradients: the gradients of the optimizer's parameters.
         precision: autocast and the loss scale.
         ranks: the other processes of the job.
-        totals: the sums over all windows.
-        ownership: what binds the optimizer to this runner.
-        retries: what ran out of memory in this window; the next WindowReport takes them over.
-        micro_batch_size: rows that step() gives to a micro-batch, or None; for reports.
+        totals: the counts over all windows.
+        ownership: binds the optimizer to this runner.
+        retries: the retries of this window, for its WindowReport.
+        micro_batch_size: rows in a micro-batch of step(), or None; for reports.
     """
 
     gradients: Gradients
@@ -285,12 +288,12 @@ class WindowRunner:
         self.set_window(Window(self.precision.scale.value))
 
     def attach(self) -> None:
-        """Take the optimizer, and put the hooks on the model."""
-        self.ownership.take(self.optimizer)  # from here on nothing is refused
+        """Take the optimizer and put hooks on the model."""
+        self.ownership.take(self.optimizer)  # Nothing is refused after this.
         self.ranks.attach()
 
     def release(self, why: str) -> None:
-        """Give the optimizer back and take every hook away. May be called again."""
+        """Release the optimizer and remove all hooks. May be called again."""
         if self.ownership.ended:
             return
         self.abandon()
@@ -302,14 +305,14 @@ class WindowRunner:
     # --- a window ---
 
     def begin(self) -> None:
-        """Begin a window with the optimizer's parameters as they are now. What others left in
-        their gradients is dropped, as zero_grad() does it in other loops."""
+        """Begin a window with the current parameters of the optimizer. Gradients that other code
+        left there are dropped, as zero_grad() does in other loops."""
         self.adopt()
         self.gradients.drop()
         self.window.scale = self.precision.scale.value
 
     def adopt(self) -> None:
-        """Look at the optimizer's parameters: groups may have been added since the last window."""
+        """Read the optimizer's parameters: the program may have added groups since."""
         parameters, before = parameters_of(self.optimizer), getattr(self, "gradients", None)
         if before is not None and list(map(id, before.parameters)) == list(map(id, parameters)):
             return
@@ -318,10 +321,11 @@ class WindowRunner:
         self.gradients = Gradients(parameters, names)
 
     def set_window(self, window: Window) -> None:
+        """Make this the current window."""
         self.window = self.ownership.window = window
 
     def reset(self) -> None:
-        """Drop the window, and the micro-batch that is open."""
+        """Drop the window and the current micro-batch."""
         self.abandon()
         self.totals.dropped += not self.window.empty
         self.gradients.drop()
@@ -329,18 +333,21 @@ class WindowRunner:
         self.set_window(Window(self.precision.scale.value))
 
     def keep_retries(self) -> None:
-        """Count the retries of a window that gets no report."""
+        """Count the retries of a window that has no report."""
         self.totals.keep(self.retries)
         self.retries = []
 
     # --- one micro-batch ---
 
     def run(self, micro: Any, loss_fn: Callable[[Any], Any], last: bool, rows: int = 0) -> None:
-        """Run forward and backward of one micro-batch of step(), and count it. Raises what they
-        raise; the window is torn if a backward pass had begun. `rows` is as of take()."""
+        """Run the forward and backward pass of a micro-batch of step(), and count it.
+
+        Raises what they raise. The window is torn then if a backward pass had begun. `rows` is as
+        in take().
+        """
         self.open(last)
         try:
-            self.gradients.remember()  # what undoes a micro-batch moves them
+            self.gradients.remember()  # Preparing to undo the micro-batch has moved them.
             self.take(loss_fn(micro), rows)
         except BaseException as error:
             self.leave(error)
@@ -348,7 +355,7 @@ class WindowRunner:
         self.leave()
 
     def open(self, last: bool | None = None) -> None:
-        """Begin a micro-batch. `last` says whether the window ends with it; None: by its count."""
+        """Begin a micro-batch. `last`: whether the window ends with it; None: by the count."""
         window = self.window
         if window.open or window.torn:
             self.require_outside("micro_batch()")
@@ -369,12 +376,13 @@ class WindowRunner:
             raise
 
     def take(self, result: Any, rows: int = 0) -> None:
-        """Go backward from what a loss function returned: (loss, weight), (loss, weight, sums), the
-        loss, or None where it called backward() itself.
+        """Go backward from the result of a loss function.
 
         Args:
-            rows: of how many a loss without a weight is the mean, and counts as many; 0 where that
-                is not known.
+            result: (loss, weight), (loss, weight, sums), the loss, or None if the function called
+                backward() itself.
+            rows: the number of rows that a loss without a weight is the mean of, which is its
+                weight then; 0 if unknown.
         """
         if result is None:
             return
@@ -396,9 +404,9 @@ class WindowRunner:
 
         Args:
             loss: a sum of losses.
-            weight: how many units it counts.
+            weight: the number of units in the sum.
             retain: keep the graph.
-            mean_of: of how many rows `loss` is the mean; 0, the default, for a sum.
+            mean_of: the number of rows that `loss` is the mean of; 0, the default, for a sum.
         """
         window, gradients = self.window, self.gradients
         if not window.open or window.torn:
@@ -420,18 +428,16 @@ class WindowRunner:
         if first:
             totals = self.totals
             usual = totals.weight / totals.micro_batches if totals.weight else 1.0
-            limits = (_LEAST_16, _MOST_16) if dtype is self._torch.float16 else (_LEAST, _MOST)
-            if loss.dtype is dtype:
-                window.begin(self.steps, weight, usual, *limits)
-            else:
-                # The gradient of a mean in 16 bits is then rounded to a power of two, as in other
-                # loops, and not to a multiple of its rows, of which bf16 has none above 256.
-                window.begin(self.steps, weight, usual, *limits, float(mean_of))
+            exponents = _EXPONENTS_16 if dtype is self._torch.float16 else _EXPONENTS
+            # _sum_of() has widened a mean in 16 bits. Its gradient has to be a power of two, as in
+            # other loops: bf16 cannot represent most multiples of the rows above 256.
+            divided = 1.0 if loss.dtype is dtype else float(mean_of)
+            window.begin(self.steps, weight, usual, exponents, divided)
         elif window.weighted is (weight is None):
             have, got = ("weights", "none") if window.weighted else ("no weight", "one")
             raise ValueError(
-                f"this window's losses came with {have} and this one with {got}: an average needs "
-                "weights of all or of none"
+                f"the losses of this window came with {have} and this one with {got}: pass a "
+                "weight with all of them or with none"
             )
         gradients.forget()
         window.torn = INTERRUPTED
@@ -447,7 +453,7 @@ class WindowRunner:
         window.torn = ""
 
     def leave(self, error: BaseException | None = None) -> None:
-        """End a micro-batch: count it, or, where an exception ends it, note what that tore."""
+        """End a micro-batch: count it, or note an exception that ended it after a backward pass."""
         window = self.window
         window.open = window.last = False
         if self.precision.lowers:
@@ -465,29 +471,29 @@ class WindowRunner:
         if not window.chunks:
             raise RuntimeError(
                 "no backward() in this micro-batch: call acc.backward(loss_sum, weight) in it, or "
-                "leave a batch out before its block begins; nothing was counted"
+                "skip a batch before its block begins; nothing was counted"
             )
         window.count, window.chunks = window.count + 1, 0
 
     def abandon(self) -> None:
-        """Get out of a micro-batch that an interrupt left between its begin and its end."""
+        """Leave a micro-batch that an interrupt left open."""
         self.window.open = self.window.last = False
         self.precision.recover()
         if self._context is not None:
             context, self._context = self._context, None
             context.__exit__(KeyboardInterrupt, None, None)
-            self.ranks.fail(KeyboardInterrupt())  # tells nobody, but takes the pass back
+            self.ranks.fail(KeyboardInterrupt())  # This sends nothing, and undoes the pass.
 
     # --- the end of a window ---
 
     def end(self, flushing: bool = False) -> WindowReport | None:
-        """Reduce, measure, decide, step, count. Until the optimizer steps, an error changes
-        nothing. Returns None where no rank had a loss."""
+        """End a window: reduce, measure, decide, step, count. An error before the optimizer's step
+        changes nothing. Returns None if no rank had a loss."""
         began, window, gradients = time.perf_counter(), self.window, self.gradients
         if list(map(id, gradients.parameters)) != list(map(id, parameters_of(self.optimizer))):
             raise RuntimeError(
-                "the optimizer got other parameters inside of a window, whose gradients are not "
-                "averaged: change its groups between windows; reset() drops this one"
+                "the optimizer got other parameters inside a window, whose gradients are not "
+                "averaged: change its groups between windows; reset() drops this window"
             )
         change = gradients.changed() if gradients.remembered else None
         problem = None if change is None else self._tear("the window's end", change)
@@ -502,27 +508,27 @@ class WindowRunner:
         measure = gradients.measure()
         if not measure.count:
             raise RuntimeError(
-                "no parameter of the optimizer has a gradient at the end of this window: does the "
-                "loss depend on the model, and has the model still the parameters that the "
-                "optimizer was made with, which load_state_dict(assign=True) replaces?"
+                "no parameter of the optimizer has a gradient at the end of this window: check "
+                "that the loss depends on the model, and that the model still has the parameters "
+                "that the optimizer was made with, which load_state_dict(assign=True) replaces"
             )
         if not (math.isfinite(reduced.weight) and reduced.weight > 0):
             raise ValueError(
-                f"the weights of this window sum to {reduced.weight:g}: there is nothing to "
-                "average over; go on with a micro-batch that has some, or reset()"
+                f"the weights of this window sum to {reduced.weight:g}, so there is nothing to "
+                "average over: go on with a micro-batch of finite weight above 0, or reset()"
             )
         if self.ranks.sharded:
             measure = self.ranks.measure(measure)
         squares: Any = measure.sum_squares
         finite: Any = measure.finite
         if isinstance(squares, self._torch.Tensor):
-            # One read: the only one that a window waits for.
+            # A window waits for the device here, once.
             squares, finite = self._torch.stack((squares, finite.to(squares.dtype))).tolist()
         coefficient, applied, infs, nans, first_bad = 0.0, "skipped", 0, 0, None
         if finite:
             self.retries += make_state(self.optimizer, self.totals.windows, window.count)
-            # From here on the window cannot go on: it stays torn until a new one takes its place,
-            # also where an interrupt comes in between.
+            # From here on the window cannot go on. It stays torn until a new one replaces it, also
+            # if an interrupt comes in between.
             window.torn, self.ownership.stepping = INTERRUPTED, True
             try:
                 average = reduced.divided / (window.scale * reduced.guess * reduced.weight)
@@ -565,15 +571,15 @@ class WindowRunner:
         self.totals.add(report, scale.value)
         if self.totals.skipped_in_a_row >= MOST_SKIPS:
             raise RuntimeError(
-                f"{self.totals.skipped_in_a_row} updates in a row were left out, as gradients were "
-                f"not finite ({infs:,} inf and {nans:,} nan in the last, first in {first_bad}, "
-                f"loss scale {report.scale:g}): lower the learning rate, or look at the data"
+                f"{self.totals.skipped_in_a_row} updates in a row were skipped because gradients "
+                f"were not finite ({infs:,} inf and {nans:,} nan in the last, first in "
+                f"{first_bad}, loss scale {report.scale:g}): lower the learning rate, or check the "
+                "data"
             )
         return report
 
     def _reduce(self, problem: Exception | None, flushing: bool) -> Reduced:
-        """Sum over the ranks. What makes this rank's window useless is raised after the others
-        were told."""
+        """Sum over the ranks. A problem of this rank is raised after the other ranks know."""
         if problem is None and (name := self.gradients.sparse()) is not None:
             problem = sparse_error(name)
         if self.window.empty:
@@ -583,23 +589,23 @@ class WindowRunner:
     # --- refusals ---
 
     def require_outside(self, call: str) -> None:
-        """Raise RuntimeError inside of a micro-batch."""
+        """Raise RuntimeError inside a micro-batch."""
         if self.window.open:
             raise RuntimeError(
-                f"{call} inside of a micro-batch: end that first; reset() drops one that an "
-                "interrupt left open"
+                f"{call} inside a micro-batch: end it first; reset() drops one that an interrupt "
+                "left open"
             )
 
     def require_owned(self, call: str) -> None:
-        """Raise RuntimeError where the optimizer is not this accumulator's any more."""
+        """Raise RuntimeError if the optimizer no longer belongs to this accumulator."""
         if self.ownership.ended:
             raise RuntimeError(
-                f"{call}: this GradAccumulator has ended: {self.ownership.ended}; use the one that "
-                "has the optimizer now, or make a new one"
+                f"{call}: this GradAccumulator has ended ({self.ownership.ended}): use the one "
+                "that has the optimizer now, or make a new one"
             )
 
     def require_whole(self, call: str) -> None:
-        """Raise RuntimeError in a window that an exception tore."""
+        """Raise RuntimeError in a window that has gradients of a part of a micro-batch."""
         self.require_owned(call)
         if self.window.torn:
             raise RuntimeError(
@@ -609,18 +615,18 @@ class WindowRunner:
             )
 
     def _tear(self, call: str, change: Change) -> RuntimeError:
-        """What to raise where somebody else changed the gradients since the last micro-batch."""
+        """Return the error for gradients that other code changed since the last micro-batch."""
         self.window.torn = "a change from outside"
         return RuntimeError(
             f"{call}: the gradients of this window were {change.what}, after {self.window.count} "
-            f"of {self.steps} micro-batches and outside of acc.backward(), so they are not those "
-            f"of its micro-batches: {change.remedy}; reset() drops this window"
+            f"of {self.steps} micro-batches and outside acc.backward(), so they are not those of "
+            f"its micro-batches: {change.remedy}; reset() drops this window"
         )
 
 
 class Block:
-    """The context of a micro-batch in a loop. One object serves all micro-batches of an
-    accumulator; it holds the runner only inside of one."""
+    """The context manager of a micro-batch in a loop. An accumulator has one for all micro-batches.
+    It holds the runner only between micro_batch() and the end of the block."""
 
     __slots__ = ("runner",)
 
@@ -635,7 +641,7 @@ class Block:
         runner = self.runner
         del self.runner
         window = runner.window
-        if not window.open:  # reset() or close() came in the middle of it
+        if not window.open:  # The block called reset() or close().
             return
         try:
             try:
@@ -651,22 +657,21 @@ class Block:
                 try:
                     runner.end()
                 except BaseException as failed:
-                    if runner.window is window:  # it goes on: as before the end of this micro-batch
+                    if runner.window is window:  # It goes on as before this micro-batch ended.
                         window.count -= 1
-                        if isinstance(failed, RankError):  # other ranks cannot go on with it
+                        if isinstance(failed, RankError):  # The other ranks cannot go on with it.
                             window.torn = type(failed).__name__
                     raise
         except BaseException:
-            runner.precision.recover()  # an interrupt may have come before autocast was left
+            runner.precision.recover()  # An interrupt may have come before autocast ended.
             raise
 
 
-# --- what a loss function returns ---
+# --- the results of a loss function ---
 
 
 def _checked_weight(torch: Any, weight: Any) -> Any:
-    """Return a weight as a float, or as a 0-d tensor where it lives on a device: that is not waited
-    for.
+    """Return a weight as a float, or as a 0-d tensor if it is on a device, without waiting for it.
 
     Raises TypeError if it is not a number or a tensor of one element, ValueError if it is negative,
     nan or inf.
@@ -674,7 +679,7 @@ def _checked_weight(torch: Any, weight: Any) -> Any:
     if isinstance(weight, torch.Tensor):
         if weight.numel() != 1 or weight.is_complex() or weight.dtype is torch.bool:
             raise TypeError(
-                f"weight is a number or a tensor of one, got {weight.dtype} of shape "
+                f"weight must be a number or a tensor of one element, got {weight.dtype} of shape "
                 f"{tuple(weight.shape)}"
             )
         weight = weight.detach()
@@ -682,41 +687,42 @@ def _checked_weight(torch: Any, weight: Any) -> Any:
             return weight.reshape(()).to(torch.float64)
         weight = weight.item()
     elif isinstance(weight, bool) or not hasattr(weight, "__float__"):
-        raise TypeError(f"weight is a number or a tensor of one, got {type(weight).__name__}")
+        kind = type(weight).__name__
+        raise TypeError(f"weight must be a number or a tensor of one element, got {kind}")
     weight = as_float(weight)
     if not (math.isfinite(weight) and weight >= 0):
-        raise ValueError(f"weight counts units, so it is 0 or more and finite; got {weight:g}")
+        raise ValueError(f"weight counts units and must be 0 or more and finite, got {weight:g}")
     return weight
 
 
 def _sum_of(mean: Any, rows: int) -> Any:
-    """The sum of the losses of which `mean` is the mean, in 32 bits or more: in bf16, 257 rows are
-    256, and in fp16 the sum is often inf."""
+    """Return the sum of the losses that `mean` is the mean of, in 32 bits or more: bf16 cannot
+    represent 257 rows, and in fp16 the sum is often inf."""
     return (mean.float() if mean.dtype.itemsize < 4 else mean) * rows
 
 
 def _without_graph(torch: Any, value: Any) -> Any:
-    """Return a tensor of one element as a float, or, where it is not a plain tensor of the CPU, as
-    a copy without its graph."""
+    """Return a tensor of one element as a float; a tensor that is not a plain one of the CPU as a
+    copy without its graph."""
     if type(value) is torch.Tensor and value.is_cpu:
         return float(value.item())
     return value.detach().clone()
 
 
 def _checked_sums(torch: Any, sums: Any) -> dict[str, Any]:
-    """Return what a loss function returned besides loss and weight, each value for Sum.plus().
+    """Return the further sums of a loss function, with values for Sum.plus().
 
-    Raises TypeError for anything but a dict from names to numbers or tensors of one element.
+    Raises TypeError if it is not a dict from names to numbers or tensors of one element.
     """
     if not isinstance(sums, Mapping):
         raise TypeError(
-            "a loss function returns (loss_sum, weight) or (loss_sum, weight, sums), where sums is "
-            f"a dict of numbers; got {type(sums).__name__} as sums"
+            "a loss function must return (loss_sum, weight) or (loss_sum, weight, sums), where "
+            f"sums is a dict of numbers; got {type(sums).__name__} as sums"
         )
     found = {}
     for name, value in sums.items():
         if not isinstance(name, str):
-            raise TypeError(f"sums of a loss function have names; got the key {name!r}")
+            raise TypeError(f"sums of a loss function must have str keys, got the key {name!r}")
         if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex():
             found[name] = _without_graph(torch, value)
         elif not isinstance(value, torch.Tensor) and hasattr(value, "__float__"):
@@ -725,7 +731,7 @@ def _checked_sums(torch: Any, sums: Any) -> dict[str, Any]:
             kind = type(value).__name__
             shape = f" of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else ""
             raise TypeError(
-                f"sums[{name!r}] of a loss function is a number or a tensor of one element, got "
-                f"{kind}{shape}"
+                f"sums[{name!r}] of a loss function must be a number or a tensor of one element, "
+                f"got {kind}{shape}"
             )
     return found

@@ -102,7 +102,7 @@ def test_autocast_of_the_programs_own_stays_on():
 def test_a_micro_batch_that_was_left_open_says_what_to_do():
     model, acc = made("fp32")
     acc.micro_batch().__enter__()
-    with pytest.raises(RuntimeError, match=r"end that first; reset\(\) drops one"):
+    with pytest.raises(RuntimeError, match=r"end it first; reset\(\) drops one"):
         window(model, acc)
     acc.reset()
     window(model, acc)

@@ -167,7 +167,7 @@ def test_step_refuses_a_window_that_has_begun_by_hand():
     assert acc.flush().micro_batches == 1
     with acc.micro_batch():
         acc.backward(*loss_of(model)(batch()))
-        with pytest.raises(RuntimeError, match=r"step\(\) inside of a micro-batch"):
+        with pytest.raises(RuntimeError, match=r"step\(\) inside a micro-batch"):
             acc.step(batch(), loss_of(model))
 
 

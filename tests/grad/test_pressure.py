@@ -545,7 +545,9 @@ def test_a_device_is_kept_below_its_watermark() -> None:
 def test_what_is_not_a_monitor_is_refused(monitor: object) -> None:
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(TypeError, match="monitor is a MemoryMonitor that is started before step"):
+    with pytest.raises(
+        TypeError, match="monitor must be a MemoryMonitor that you start before step"
+    ):
         memtools.GradAccumulator(model, optimizer, monitor=monitor)  # type: ignore[arg-type]
 
 
