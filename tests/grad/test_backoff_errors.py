@@ -134,9 +134,14 @@ BAD = {
     "empty": ({"x": torch.empty(0, 6)}, None, ValueError, "empty"),
     "sizes": ((torch.ones(3), torch.ones(4)), None, ValueError, r"batch\[0\] has 3"),
     "no rows": ({"rate": 0.5}, None, ValueError, "has no tensor"),
-    "no function": (torch.ones(4, 6), 3, TypeError, "split is a function"),
+    "no function": (torch.ones(4, 6), 3, TypeError, "split must be a function"),
     "no parts": (object(), lambda b, s: [], ValueError, "returned no micro-batch"),
-    "no list": (object(), lambda b, s: b, TypeError, "returns a list of micro-batches, got object"),
+    "no list": (
+        object(),
+        lambda b, s: b,
+        TypeError,
+        "must return a list of micro-batches, got object",
+    ),
 }
 
 
