@@ -141,6 +141,27 @@ class Thresholds:
     cleared: float = 0.5
     """A fall by at most this share of all that was gained is a collection of garbage."""
 
+    record_readings: int = 256
+    """The leak test judges a series of a record from this many readings on."""
+
+    line_readings: int = 8
+    """A series of a record with fewer readings is judged by a line through at least this many."""
+
+    straight: float = 0.8
+    """Such a line explains at least this share of the variance of the series' end ..."""
+
+    straight_end: float = 0.98
+    """... and this share if it is a small part of the run, so that it does not begin too early."""
+
+    least_gain: int = 2 << 20
+    """Such a line gains at least this many bytes ..."""
+
+    least_gain_share: float = 0.01
+    """... and at least this share of what is in use."""
+
+    start_seconds: float = 10.0
+    """In the record of a program without steps, a rise in less time is the start of the program."""
+
 
 THRESHOLDS = Thresholds()
 

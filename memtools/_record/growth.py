@@ -22,23 +22,15 @@ from typing import TYPE_CHECKING, NamedTuple
 from memtools._base.size import format_bytes
 from memtools._base.text import count, duration
 from memtools._leak.growth import line_of, slope_of
+from memtools._leak.judge import THRESHOLDS
 from memtools._record.record import UNKNOWN
 from memtools._record.series import own_column
 
 if TYPE_CHECKING:
     from memtools._record.series import Timeline
 
-#: fewer readings than this are not judged
-ENOUGH = 256
-#: a line is laid through at most so many floors of the series' end, and at least so many
-CELLS, LEAST = 32, 8
-#: the share of the variance that such a line explains
-STRAIGHT = 0.8
-#: of one that is but a small part of the run: it is not to begin before the growth does
-STRAIGHTER = 0.98
-LEAST_GAIN = 2 * 2**20
-#: a slope is that of so many floors at most
-SLOPE_CELLS = 16
+#: into how many intervals of equal length a series is divided, to judge it and for its slope
+CELLS, SLOPE_CELLS = 32, 16
 #: what is resident is counted in pages
 PAGE = 4096
 _HOST = {"heap": "heap_used", "children": "children_private", "shm": "shm", "rss": "rss"}
@@ -97,7 +89,9 @@ def judge(line: Timeline, devices: Sequence[int]) -> Judged:
     """Judge a record's own series. Takes about 40 ms for the usual size."""
     made = _steps_made(line)
     counts = {step for step in line.most.get("step", ()) if step != UNKNOWN}
-    by_step = made >= ENOUGH or (made == 0 and len(counts) >= ENOUGH)
+    by_step = made >= THRESHOLDS.record_readings or (
+        made == 0 and len(counts) >= THRESHOLDS.record_readings
+    )
     per = "step" if by_step or made else "s"
     columns_of = {**_HOST, "rss": own_column(line)}
     host = {signal: name for signal, name in columns_of.items() if line.known(name)}
@@ -115,7 +109,7 @@ def judge(line: Timeline, devices: Sequence[int]) -> Judged:
         readings = _readings(line, columns, by_step=per == "step")
         most = max(most, len(readings.steps))
         fed = {s: even(readings.steps, v) for s, v in readings.values.items()}
-        if made == 0 or made >= ENOUGH:
+        if made == 0 or made >= THRESHOLDS.record_readings:
             if columns and not any(fed.values()):
                 tested = False
                 fewer.append(_best_known(readings, device))
@@ -133,10 +127,10 @@ def judge(line: Timeline, devices: Sequence[int]) -> Judged:
             late = _late(readings, readings.values["rss"], per)
     growth = [_begun(_exact(one, lines), lines) for one in growth]
     unit = "steps" if per == "step" else "readings"
-    short: str | None = f"too early to say: {most:,} of {ENOUGH} {unit}"
+    short: str | None = f"too early to say: {most:,} of {THRESHOLDS.record_readings} {unit}"
     if tested and most:
         short = f"too few readings to judge: {' and '.join(few)}" if few else None
-    elif most >= ENOUGH and fewer:
+    elif most >= THRESHOLDS.record_readings and fewer:
         short = f"too few readings to judge: {' and '.join(fewer)}"
     growth += _beyond(lines, growth)
     growth = [replace(g, shared=g.signal == "rss" and _of_files(line, per)) for g in growth]
@@ -178,10 +172,10 @@ def slope(line: Timeline, column: str) -> Slope | None:
         return None
     middle = known[0][0] + (known[-1][0] - known[0][0]) // 2
     known = [one for one in known if one[0] >= middle]
-    if len(known) < LEAST:
+    if len(known) < THRESHOLDS.line_readings:
         return None
     points = [(x, floor) for x, floor, _ in _settled(_cells(known, SLOPE_CELLS))]
-    if len(points) < LEAST:
+    if len(points) < THRESHOLDS.line_readings:
         return None
     rate = slope_of(points)
     span = points[-1][0] - points[0][0]
@@ -198,7 +192,7 @@ def step_seconds(line: Timeline) -> float | None:
     if not _steps_made(line):
         return None
     readings = _readings(line, {}, by_step=True)
-    return _pace(readings) if len(readings.steps) >= LEAST else None
+    return _pace(readings) if len(readings.steps) >= THRESHOLDS.line_readings else None
 
 
 def _known(values: list[int]) -> int:
@@ -210,7 +204,7 @@ def _best_known(readings: _Readings, device: str) -> str:
     known = {signal: _known(values) for signal, values in readings.values.items()}
     signal = max(known, key=known.__getitem__)
     where = f" of {device}" if device else ""
-    return f"{signal}{where} has {known[signal]:,} of {ENOUGH}"
+    return f"{signal}{where} has {known[signal]:,} of {THRESHOLDS.record_readings}"
 
 
 def _exact(growth: Growth, lines: list[Growth]) -> Growth:
@@ -257,7 +251,10 @@ def _beyond(lines: list[Growth], growth: list[Growth]) -> list[Growth]:
     of = {one.signal: one for one in lines}
     heap, rss = of.get("heap"), of.get("rss")
     own = rss
-    if heap and (not rss or (heap.readings >= 2 * LEAST and heap.rate_bytes >= rss.rate_bytes / 2)):
+    if heap and (
+        not rss
+        or (heap.readings >= 2 * THRESHOLDS.line_readings and heap.rate_bytes >= rss.rate_bytes / 2)
+    ):
         own = heap
     if own is not None and rss is not None and rss.over > own.over:  # it is read more often
         own = replace(own, over=rss.over, since=rss.since, since_seconds=rss.since_seconds)
@@ -285,7 +282,7 @@ def _readings(line: Timeline, columns: dict[str, str], *, by_step: bool) -> _Rea
     seconds: list[float] = []
     values: dict[str, list[int]] = {signal: [] for signal in columns}
     tops: dict[str, list[int]] = {signal: [] for signal in columns}
-    between = by_step and _steps_made(line) > LEAST
+    between = by_step and _steps_made(line) > THRESHOLDS.line_readings
     newest = max((s for s in line.most["step"] if s < 2**62), default=0) if between else 0
     taken = 0
     for i, samples in enumerate(line.counts):
@@ -322,12 +319,12 @@ def _line_of(readings: _Readings, signal: str, per: str) -> Growth | None:
     known = _known_of(where, readings.values[signal], readings.tops[signal])
     before, closer = 0, False
     rough: _End | None = None
-    while len(known) >= (2 * LEAST if closer else LEAST):
+    while len(known) >= (2 * THRESHOLDS.line_readings if closer else THRESHOLDS.line_readings):
         cells = _settled(_cells(known, CELLS))
         quarters = (len(cells) // 4, len(cells) // 2, len(cells) * 3 // 4)
         for begin in quarters if closer else (0, 1, *quarters):
             found = _end(cells, begin, before)
-            if found is not None and (not closer or found.straight >= STRAIGHTER):
+            if found is not None and (not closer or found.straight >= THRESHOLDS.straight_end):
                 return _grown(readings, where, signal, per, found)
             rough = rough or found
         middle = known[0][0] + (known[-1][0] - known[0][0]) / 2
@@ -363,17 +360,17 @@ class _End(NamedTuple):
 def _end(cells: list[tuple[float, int, int]], begin: int, before: int) -> _End | None:
     """The cells from `begin` on, where they are such a line; up to `before` was in use earlier."""
     part = cells[begin:]
-    if len(part) < LEAST:
+    if len(part) < THRESHOLDS.line_readings:
         return None
     line = line_of([(x, floor) for x, floor, _ in part])
     slope, straight = line.slope, line.straight
     gain = slope * (part[-1][0] - part[0][0])
-    newest = part[-max(LEAST // 2, len(part) // 3) :]
+    newest = part[-max(THRESHOLDS.line_readings // 2, len(part) // 3) :]
     late = slope_of([(x, floor) for x, floor, _ in newest])
     is_line = (
-        straight >= STRAIGHT
+        straight >= THRESHOLDS.straight
         and late >= slope / 2
-        and gain >= max(LEAST_GAIN, part[-1][1] / 100)
+        and gain >= max(THRESHOLDS.least_gain, THRESHOLDS.least_gain_share * part[-1][1])
         and part[-1][1] > max((top for _, _, top in cells[:begin]), default=before)
         and part[-1][1] > before
     )
@@ -415,13 +412,13 @@ def _late(readings: _Readings, floors: list[int], per: str) -> Late | None:
     """Without steps the last sample alone says nothing: it may be of a file that is written."""
     where = _places(readings, per)
     known = _known_of(where, floors, readings.tops["rss"])
-    if len(known) < LEAST:
+    if len(known) < THRESHOLDS.line_readings:
         return None
     quarter = known[0][0] + (known[-1][0] - known[0][0]) * 3 // 4
     before = max(top for x, _, top in known if x <= quarter)
     last = known[-1][1] if per == "step" else min(known[-1][1], known[-2][1])
     gain = last - before
-    if gain < max(LEAST_GAIN, before / 100):
+    if gain < max(THRESHOLDS.least_gain, THRESHOLDS.least_gain_share * before):
         return None
     since = next(x for x, floor, _ in reversed(known) if floor <= before)
     over = (known[-1][0] - since) / (1 if per == "step" else 1e6)
@@ -460,12 +457,12 @@ def even(steps: list[int], values: list[int]) -> list[tuple[int, int]]:
     where steps are slow, and many more of its end. As many as leave few gaps, which are filled by
     a straight line; none where there are too few readings."""
     known = [(s, v) for s, v in zip(steps, values, strict=True) if v != UNKNOWN]
-    if len(known) < ENOUGH:
+    if len(known) < THRESHOLDS.record_readings:
         return []
     cells = min(len(known), known[-1][0] - known[0][0] + 1)
     floors = _floors(known, cells)
-    while cells > ENOUGH and sum(floor is None for floor in floors) > cells / 5:
-        cells = max(ENOUGH, cells * 3 // 4)
+    while cells > THRESHOLDS.record_readings and sum(floor is None for floor in floors) > cells / 5:
+        cells = max(THRESHOLDS.record_readings, cells * 3 // 4)
         floors = _floors(known, cells)
     first, span = known[0][0], known[-1][0] - known[0][0] + 1
     ends = [first + span * (i + 1) // cells - 1 for i in range(cells)]

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 #: and for as many a forecast counts as one of so many steps
 READINGS_A_SECOND = 5
-#: without steps nobody knows where a program's start ends: a rise shorter than this is its start
-SHORTEST_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -179,7 +177,7 @@ def _said(figures: Figures) -> _Found:
 def _judged(figures: Figures) -> _Found:
     """By the record's series."""
     judged = judge(figures.line, figures.devices)
-    enough = 0.0 if figures.ending.by_memory(near=figures.near_limit) else SHORTEST_SECONDS
+    enough = 0.0 if figures.ending.by_memory(near=figures.near_limit) else THRESHOLDS.start_seconds
     growth = [one for one in judged.growth if one.per == "step" or not 0 < one.over < enough]
     found = made_of(growth)
     pace = step_seconds(figures.line)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 import memtools
 from memtools import _core
-from memtools._record.growth import ENOUGH, Growth, even, judge
+from memtools._leak.judge import THRESHOLDS
+from memtools._record.growth import Growth, even, judge
 from memtools._record.record import UNKNOWN
 from memtools._record.series import timeline
 from tests.report.reportcases import MIB
@@ -32,10 +33,10 @@ def test_even_readings_are_at_equal_distances_and_within_the_given_ones(parts, r
     values = [value if rng.random() < 0.7 else UNKNOWN for _, value in parts]
     known = [(s, v) for s, v in zip(steps, values, strict=True) if v != UNKNOWN]
     found = even(steps, values)
-    if len(known) < ENOUGH:
+    if len(known) < THRESHOLDS.record_readings:
         assert found == []
         return
-    assert ENOUGH <= len(found) <= len(known)
+    assert THRESHOLDS.record_readings <= len(found) <= len(known)
     distances = {b[0] - a[0] for a, b in pairwise(found)}
     assert max(distances) - min(distances) <= 1
     assert (found[0][0] >= known[0][0], found[-1][0]) == (True, known[-1][0])
