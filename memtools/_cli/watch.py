@@ -9,10 +9,10 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from memtools import MemtoolsError
 from memtools._base.notebook import is_in_cell
@@ -65,9 +65,9 @@ class Watch:
         path = find_record(args.target) if args.target else newest_record()
         frames = follow(path, args.interval, args.once)
         try:
-            with view_for(args) as view:
+            with view_for(args) as show:
                 for frame in frames:
-                    view.show(frame)
+                    show(frame)
         except KeyboardInterrupt:  # the usual way to leave
             pass
         return 0
@@ -125,48 +125,38 @@ def follow(path: str, interval: float, once: bool) -> Iterator[Frame]:
         time.sleep(interval)
 
 
-# --- views ----------------------------------------------------------------------------------------
+# --- how a frame is shown ------------------------------------------------------------------------
+
+Show = Callable[["Frame"], None]
 
 
-class View(Protocol):
-    def show(self, frame: Frame) -> None: ...
+def print_lines() -> Show:
+    """A function that prints a line each time, and one for each event when it comes."""
+    seen = 0
 
-
-class JsonLines:
-    def show(self, frame: Frame) -> None:
-        print(json.dumps(frame.as_json()), flush=True)
-
-
-class Block:
-    def show(self, frame: Frame) -> None:
-        printed(frame.block())
-
-
-class Lines:
-    """A line each time, and one for each event when it comes."""
-
-    def __init__(self) -> None:
-        self._seen = 0
-
-    def show(self, frame: Frame) -> None:
-        new = frame.events_total - self._seen
-        self._seen = frame.events_total
+    def show(frame: Frame) -> None:
+        nonlocal seen
+        new, seen = frame.events_total - seen, frame.events_total
         printed(frame.line())
         for event in frame.events[-new:] if new > 0 else []:
             printed(event.line())
         if frame.state != "running":
             printed(f"{frame.figures.path}: {frame.state_words()}")
 
+    return show
 
-def view_for(args: argparse.Namespace) -> AbstractContextManager[View]:
+
+def view_for(args: argparse.Namespace) -> AbstractContextManager[Show]:
+    """Return the view that fits the options and the terminal: while it is open, it gives a function
+    that shows a frame."""
     if args.json:
-        return nullcontext(JsonLines())
+        return nullcontext(lambda frame: print(json.dumps(frame.as_json()), flush=True))
     draws = sys.stdout.isatty() and (args.once or not is_in_cell())
     if draws and importlib.util.find_spec("rich") is None:
         print(f"{args.prog}: {NO_RICH}", file=sys.stderr)
         draws = False
     if not draws:
-        return nullcontext(Block() if args.once else Lines())
+        return nullcontext((lambda frame: printed(frame.block())) if args.once else print_lines())
     from memtools._cli import watch_live
 
-    return watch_live.once() if args.once else watch_live.live()
+    return nullcontext(watch_live.print_once) if args.once else watch_live.live()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 
@@ -160,40 +160,23 @@ def drawn(frame: Frame) -> RenderableType:
     )
 
 
-class Drawing:
-    """Draws over the whole screen; the last frame stays when that is left."""
-
-    def __init__(self, screen: Live, console: Console) -> None:
-        self._screen = screen
-        self._console = console
-        self.last: Frame | None = None
-
-    def show(self, frame: Frame) -> None:
-        self.last = frame
-        self._screen.update(drawn(frame), refresh=True)
-
-
-class Printing:
-    def __init__(self, console: Console) -> None:
-        self._console = console
-
-    def show(self, frame: Frame) -> None:
-        self._console.print(drawn(frame))
-
-
 @contextmanager
-def live() -> Iterator[Drawing]:
+def live() -> Iterator[Callable[[Frame], None]]:
+    """Draw over the whole screen; the last frame stays when that is left."""
     console = Console()
-    drawing = None
+    last: list[Frame] = []
     try:
         with Live(console=console, screen=True, auto_refresh=False) as screen:
-            drawing = Drawing(screen, console)
-            yield drawing
+
+            def show(frame: Frame) -> None:
+                last[:] = [frame]
+                screen.update(drawn(frame), refresh=True)
+
+            yield show
     finally:
-        if drawing is not None and drawing.last is not None:
-            console.print(drawn(drawing.last))
+        for frame in last:
+            console.print(drawn(frame))
 
 
-@contextmanager
-def once() -> Iterator[Printing]:
-    yield Printing(Console())
+def print_once(frame: Frame) -> None:
+    Console().print(drawn(frame))
