@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -103,18 +101,12 @@ def _different(compared: Comparison) -> str:
 
 
 def show(compared: Comparison, judged: Sequence[Judgement]) -> None:
-    """Print the table, by rich where it is installed and stdout is a terminal."""
     from memtools._base.text import aligned
 
     rows = list(_rows(compared, judged))
-    printed("\n".join(_runs(compared)))
-    if sys.stdout.isatty() and importlib.util.find_spec("rich") is not None:
-        _draw(rows)
-    else:
-        printed("\n".join(["", *aligned([HEAD[: len(rows[0])], *rows], right=(1, 2), indent="")]))
+    table = aligned([HEAD[: len(rows[0])], *rows], right=(1, 2), indent="")
     lines = [*_leaks(compared), *_verdict(judged)]
-    if lines:
-        printed("\n".join(["", *lines]))
+    printed("\n".join([*_runs(compared), "", *table, *([""] if lines else []), *lines]))
 
 
 def _runs(compared: Comparison) -> Iterator[str]:
@@ -162,17 +154,3 @@ def _verdict(judged: Sequence[Judgement]) -> Iterator[str]:
             yield f"held, but not known well enough, more steps tell: {one.text}"
     if judged and all(one.result == "held" for one in judged):
         yield "all bounds are kept"
-
-
-def _draw(rows: Sequence[tuple[str, ...]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table()
-    for i, name in enumerate(HEAD[: len(rows[0])]):
-        table.add_column(name, justify="right" if i in (1, 2) else "left", overflow="fold")
-    for row in rows:
-        style = "red" if row[-1].endswith(" broken") and len(row) == len(HEAD) else ""
-        table.add_row(*(Text(cell) for cell in row), style=style)
-    Console().print(table)

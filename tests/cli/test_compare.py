@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import pty
-import struct
 import subprocess
 import sys
-import termios
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -532,31 +527,6 @@ def test_json_has_all_figures_with_their_units(tmp_path: Path, capsys: Capture) 
         assert rows["phase forward"][f"{side}_bytes"] == phases["forward"]
     assert [leak["new"]] == explained["leaks"]
     assert rows["growth"]["new_bytes_per_step"] == leak["new"]["rate_bytes"] == 64 * KIB
-
-
-@pytest.mark.slow
-def test_on_a_terminal_it_is_drawn(tmp_path: Path) -> None:
-    paths = pair(tmp_path, OLD, NEW)
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 140, 0, 0))
-    done = subprocess.Popen(
-        [sys.executable, "-m", "memtools", "compare", *paths, "--fail", "peak=+5%"],
-        stdout=theirs,
-        env={**os.environ, "TERM": "xterm"},
-    )
-    os.close(theirs)
-    drawn = b""
-    try:
-        while part := os.read(ours, 65536):
-            drawn += part
-    except OSError:  # the other end is closed
-        pass
-    os.close(ours)
-    assert done.wait() == 1
-    text = drawn.decode()
-    assert "┃" in text
-    assert "\x1b[31m" in text  # the broken one is red
-    assert "broken: peak (process) is 315.6 MiB against 300.0 MiB" in text
 
 
 #: The buffers are kept as they come where KEEPS says so: 64 KiB a step.
