@@ -46,7 +46,7 @@ from memtools._record.series import (
 from memtools._record.verdict import Verdict, verdict_of
 
 if TYPE_CHECKING:
-    from memtools._record.record import Record, RecordEvent, RecordPhase
+    from memtools._record.record import Record, RecordPhase
 
 #: from here on the limit is taken for the reason of a kill
 NEAR = 0.95
@@ -122,16 +122,6 @@ class Cleanups:
 
 
 @dataclass(frozen=True)
-class Repeated:
-    """The newest of several like lines of a record: when, at which step, how often."""
-
-    seconds: float
-    step: int | None
-    text: str
-    count: int
-
-
-@dataclass(frozen=True)
 class Guard:
     """A guard that was set: its share of the limit, and whether it could act. It acts at the end of
     a step, so that a run without steps has a guard that cannot."""
@@ -168,7 +158,6 @@ class Figures:
     guard: Guard | None
     tiers: tuple[Tier, ...]
     phases: tuple[RecordPhase, ...]
-    guards: tuple[Repeated, ...]
     cleanups: tuple[Cleanups, ...]
     kinds: dict[str, int]
     devices: tuple[int, ...]
@@ -384,7 +373,6 @@ def figures_of(record: Record) -> Figures:
         guard=_guard(record, line, used, steps),
         tiers=tuple(_tiers(record, line)),
         phases=tuple(sorted(record.phases, key=lambda p: (-(p.peak_bytes or -1), p.name))),
-        guards=_repeated(record, "guard"),
         cleanups=_cleanups(record),
         kinds=kinds,
         devices=tuple(devices_of(record)),
@@ -600,21 +588,6 @@ def _tiers(record: Record, line: Timeline) -> list[Tier]:
             least = min(line.least[column.name])
             tiers.append(Tier(name, unit, first, least, peak[0], peak[1] / 1e9, last))
     return tiers
-
-
-def _repeated(record: Record, kind: str) -> tuple[Repeated, ...]:
-    """The events of a kind, those that differ in numbers alone as one: the newest."""
-    found: dict[tuple[object, ...], tuple[RecordEvent, int]] = {}
-    for event in record.events:
-        if event.kind == kind:
-            values = vars(event.data).values() if event.data else [event.text]
-            key = tuple(v for v in values if v is None or isinstance(v, (str, bool)))
-            times = found.pop(key, (event, 0))[1]
-            found[key] = (event, times + 1)
-    return tuple(
-        Repeated(seconds_of(record, event.time_ns), event.step, shown(event.text), times)
-        for event, times in found.values()
-    )
 
 
 def _cleanups(record: Record) -> tuple[Cleanups, ...]:

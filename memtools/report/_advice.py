@@ -89,7 +89,7 @@ def _about_the_end(figures: Figures) -> list[str]:
         return _about_the_cause(figures, end.cause)
     if end.out_of_memory == "host":
         return _about_host_memory(figures)
-    if figures.guards and end.kind in ("killed", "gone", "failed"):
+    if "guard" in figures.kinds and end.kind in ("killed", "gone", "failed"):
         return [f"the guard acted before the limit did: {last_guard_act(figures.record)}"]
     if end.kind not in ("killed", "gone"):
         return [
