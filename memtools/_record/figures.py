@@ -1,13 +1,13 @@
-"""The figures of a record, computed once; run, watch, explain, report and export print them.
+"""The figures of a record, computed once. run, watch, explain, report and export print them.
 
     samples, buckets ──► cells ──► process, workers, shared, job, group, machine ──► used of a limit
     events ──► how it ended, limits of the process, verdicts and holders of the run itself
     cells, events ──► growth: one verdict, one rate, one forecast
 
 The process, the job (the process with its workers and their shared memory) and the machine are
-three figures under three names. `used` is what counts against the limit: the control group's use
-against the group's limit, the job against a limit that was given. Without either there is only the
-machine, which other programs use as well: the job is never blamed for what those take.
+three figures with three names. `used` is what counts against the limit: the control group's use
+against the group's limit, the job against a limit that was given. Without either of them there is
+only the machine, which other programs use as well. What those take is never counted as the job's.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ from memtools._record.verdict import Verdict, verdict_of
 if TYPE_CHECKING:
     from memtools._record.record import Record, RecordPhase
 
-#: from here on the limit is taken for the reason of a kill
+#: A kill at this share of the limit or above is explained by the limit.
 NEAR = 0.95
-#: the memory of a process that is watched from outside is seen falling while it ends
+#: A process that is watched from outside gives back memory while it ends: for about this long.
 LAST_NS = 10**9
-#: less shared memory than this, which libraries take for semaphores, is not told
+#: Less shared memory is not shown: libraries take it for semaphores.
 LEAST_SHARED = 2**20
 
 
 @dataclass(frozen=True)
 class Use:
-    """Memory of one party in bytes: the newest reading, and the most of the run. `peak_seconds` is
-    None where only the kernel's own mark knows the peak, which does not say when it was."""
+    """The memory of a process or a job in bytes: the newest reading, and the highest of the run.
+    `peak_seconds` is when that was; None if it is the kernel's own mark, which has no time."""
 
     last_bytes: int
     peak_bytes: int
@@ -68,7 +68,7 @@ class Use:
 
 @dataclass(frozen=True)
 class Workers(Use):
-    """Private memory of the child processes, and how many there were."""
+    """The private memory of the child processes, and how many there were."""
 
     last_count: int
     most: int
@@ -76,17 +76,22 @@ class Workers(Use):
 
 @dataclass(frozen=True)
 class Machine(Use):
-    """What is not available on the machine, whoever uses it."""
+    """The memory in use on the machine, by all processes."""
 
     total_bytes: int
 
 
 @dataclass(frozen=True)
 class Used:
-    """What counts against the limit. `of` says what is counted, `source` whose limit it is: given,
-    cgroup, machine or none. `near_since_seconds`: how long before the last sample it passed 95 %
-    for good; of a machine's limit, when the whole machine did. `at_last` says when `last_bytes` was
-    in use."""
+    """What counts against the limit.
+
+    Attributes:
+        of: what is counted: "process", "job" or "control group".
+        source: where the limit comes from: "given", "cgroup", "machine" or "none".
+        near_since_seconds: how long before the last sample it passed 95 % for good (if the limit is
+            the machine's, how long before it the whole machine did); None if it did not.
+        at_last: when `last_bytes` were in use, in words.
+    """
 
     of: str
     last_bytes: int
@@ -100,7 +105,7 @@ class Used:
 
 @dataclass(frozen=True)
 class Tier:
-    """One column: its first, least, largest and newest reading, in the column's unit."""
+    """A column: its first, smallest, largest and newest reading, in the column's unit."""
 
     name: str
     unit: str
@@ -113,7 +118,7 @@ class Tier:
 
 @dataclass(frozen=True)
 class Cleanups:
-    """All cleanups of one kind; `freed_bytes` is None where no event says it."""
+    """All cleanups of one kind; `freed_bytes` is None if no event has it."""
 
     what: str
     count: int
@@ -123,8 +128,8 @@ class Cleanups:
 
 @dataclass(frozen=True)
 class Guard:
-    """A guard that was set: its share of the limit, and whether it could act. It acts at the end of
-    a step, so that a run without steps has a guard that cannot."""
+    """A guard that was set: its share of the limit, whether it could act, and whether memory passed
+    it. A guard acts at the end of a step, so in a run without steps it cannot act."""
 
     fraction: float
     could_act: bool
@@ -133,7 +138,7 @@ class Guard:
 
 @dataclass(frozen=True)
 class Figures:
-    """Everything about one record. Texts are made harmless; sizes are bytes, times seconds."""
+    """All figures of a record. Sizes are bytes, times are seconds, and texts are made harmless."""
 
     path: str
     command: str
@@ -164,21 +169,21 @@ class Figures:
     line: Timeline = field(repr=False)
     record: Record = field(repr=False)
 
-    # --- growth: judged when it is asked for, which takes some 30 ms ---
+    # --- growth: judged when it is used for the first time, which takes some 30 ms ---
 
     @cached_property
     def verdict(self) -> Verdict:
-        """What is known of growth: by the run's own test and by the record's series."""
+        """What is known about growth, by the run's own test and by the record's series."""
         return verdict_of(self)
 
     @cached_property
     def step_seconds(self) -> float | None:
-        """The median time of a step; None where the record has too few."""
+        """The median time of a step; None if the record has too few steps."""
         return median_step_seconds(self.line)
 
     @property
     def room_bytes(self) -> int | None:
-        """What is left until the limit at the end; None without a limit."""
+        """How much was left until the limit at the end; None without a limit."""
         used = self.used
         if used is None or used.limit_bytes is None:
             return None
@@ -186,7 +191,7 @@ class Figures:
             return max(0, self.machine.total_bytes - self.machine.last_bytes)
         return max(0, used.limit_bytes - used.last_bytes)
 
-    # --- the peaks and the limit, None where they are not known: for the JSON of every command ---
+    # --- the peaks and the limit for the JSON of every command; None if they are not known ---
 
     @property
     def peak_bytes(self) -> int | None:
@@ -214,14 +219,14 @@ class Figures:
 
     @property
     def refusing(self) -> dict[str, int]:
-        """The limits of the process that refused an allocation: those that were seen to act, else
-        all that may have."""
+        """The limits of the process that refused an allocation: those that are known to have acted,
+        or else all that may have."""
         acted = limits_that_acted(self.record)
         return {n: b for n, b in self.process_limits.items() if n in acted} or self.process_limits
 
     @property
     def limit_acted(self) -> str | None:
-        """The limit that ended the run, in words; None where none is known to have."""
+        """The limit that ended the run, in words; None if that is not known."""
         cause = self.ending.cause
         if cause is not None and cause.by == "shm":
             return f"/dev/shm of {format_bytes(cause.limit_bytes or 0)}"
@@ -238,13 +243,12 @@ class Figures:
 
     def peaks(self) -> str:
         """`peak: the process 376.3 MiB; its workers 1.64 GiB; the job 2.00 GiB; the machine 14.1 of
-        23.5 GiB`;
-        the figure that counts against the limit with that limit."""
+        23.5 GiB`. The figure that counts against the limit has the limit beside it."""
         parts = self._parts("peak_bytes")
         return f"peak: {parts}" if parts else "peak unknown"
 
     def now(self) -> str:
-        """The same at the end, or now."""
+        """The same figures at the end, or now."""
         return self._parts("last_bytes") or "memory unknown"
 
     def _parts(self, which: str) -> str:
@@ -254,7 +258,7 @@ class Figures:
         name = "the process tree" if self.outside else "the process"
         if self.process is not None:
             own = f"{name} {format_bytes(getattr(self.process, which))}"
-            # Workers that have ended, and files that are gone, are no part of the end.
+            # Workers that have ended and files that are gone are not shown.
             beside = {"its workers": self.workers, "shared memory": self.shared}
             sizes = {name: getattr(use, which) for name, use in beside.items() if use is not None}
             alone = self.job is None or not any(sizes.values())
@@ -279,7 +283,7 @@ class Figures:
         return f" of {format_bytes(limit)} ({self.used.source} limit, {share})"
 
     def standing(self) -> str:
-        """Where memory stood at the end, as one clause; "" where it is not known."""
+        """How much memory was in use at the end, as one clause; "" if it is not known."""
         if self.used is None:
             return ""
         line = f"{self.used.at_last}: {self.now()}"
@@ -290,17 +294,17 @@ class Figures:
         return line
 
     def headline(self) -> str:
-        """One sentence: what ended the run, and where memory stood."""
+        """One sentence: what ended the run, and how much memory was in use."""
         parts = [self.ending.text]
         if self.ending.out_of_memory == "host" and self.limit_acted:
             parts.append(f"{self.limit_acted} was in force")
         return "; ".join([*parts, *([self.standing()] if self.used is not None else [])])
 
     def guard_words(self) -> str | None:
-        """That a guard was set and could not act; None where there is nothing to say."""
+        """A sentence about a guard that was set and could not act; None if there is none."""
         if self.guard is None or self.guard.could_act:
-            told = events_of(self.record, Pressure)
-            return next((shown(p.sentence()) for p in told if p.what == "cannot act"), None)
+            pressure = events_of(self.record, Pressure)
+            return next((shown(p.sentence()) for p in pressure if p.what == "cannot act"), None)
         passed = " although memory passed it" if self.guard.passed else ""
         return (
             f"the guard at {100 * self.guard.fraction:g}% could not act{passed}: it acts at the "
@@ -308,7 +312,7 @@ class Figures:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Plain types with stable keys; sizes in bytes, times in seconds, null for the unknown."""
+        """Plain types with stable keys. Sizes are bytes, times are seconds; null is not known."""
         left_out = ("line", "record")
         found = {
             f.name: plain(getattr(self, f.name)) for f in fields(self) if f.name not in left_out
@@ -327,7 +331,7 @@ class Figures:
 
 
 def of(part: int, whole: int) -> str:
-    """`14.1 of 23.5 GiB (60 %)`: the unit once where both have the same."""
+    """`14.1 of 23.5 GiB (60 %)`: the unit is written once if both have the same."""
     first, second = format_bytes(part), format_bytes(whole)
     number, _, unit = first.rpartition(" ")
     first = number if unit == second.rpartition(" ")[2] else first
@@ -335,11 +339,11 @@ def of(part: int, whole: int) -> str:
 
 
 def figures_of(record: Record) -> Figures:
-    """Read everything out of a record. Takes about 30 ms for the usual size; growth is judged when
-    it is asked for, which takes as long again."""
+    """Compute the figures of a record. Takes about 30 ms for the usual size. Growth is judged when
+    it is used for the first time, which takes as long again."""
     line = timeline(record)
     start = start_of(record)
-    outside = bool(start.command)  # which goes on writing while the command ends
+    outside = bool(start.command)  # then samples are taken while the command ends
     process, workers = _process(line, record, outside), _workers(line)
     job = _job(line, process, workers)
     limit, source = _limit(line, start)
@@ -381,15 +385,15 @@ def figures_of(record: Record) -> Figures:
     )
 
 
-#: what starts the kernel of a notebook
+#: programs that start the kernel of a notebook
 _KERNELS = re.compile(r"(?:ipykernel|(?:ipykernel|colab_kernel)_launcher)(?:\.py)?")
 A_NOTEBOOK = "a notebook"
 
 
 def script_of(record: Record) -> str:
-    """What people call a program by its command: the script's file name, the module after -m, or
-    the program's name. "" where there is no command. Of a notebook, the notebook's file name, or
-    "a notebook" where nobody knows that."""
+    """The name of a program by its command: the script's file name, the module after -m, or the
+    program's name; "" if there is no command. For a notebook, its file name, or "a notebook" if
+    that is not known."""
     name = _program_of(record.command)
     return shown(start_of(record).notebook) or A_NOTEBOOK if _KERNELS.fullmatch(name) else name
 
@@ -406,23 +410,23 @@ def is_bytes(unit: str) -> bool:
 
 
 def devices_of(record: Record) -> list[int]:
-    """The numbers of the devices that the record has columns of."""
+    """The numbers of the devices for which the record has columns."""
     found = (re.fullmatch(r"cuda(\d{1,3})_\w+", column.name) for column in record.columns)
     return sorted({int(match[1]) for match in found if match})
 
 
 def seconds_of(record: Record, time_ns: int) -> float:
-    """Of the run's clock, from the start; never negative."""
+    """Convert a time of the run's clock to seconds since the start, which are never negative."""
     return max(0, time_ns - record.clock_ns) / 1e9
 
 
-# --- who uses how much ----------------------------------------------------------------------------
+# --- process, workers, job, control group and machine ---------------------------------------------
 
 
 def job_cells(line: Timeline) -> list[int]:
-    """The most of the job in each cell: the sampler's own sum, which it takes at one moment. Older
-    records, and those made from outside, have the process and the workers' private memory, which
-    is read less often: between two readings it keeps what it had."""
+    """The highest reading of the job in each cell: the sampler's own sum, which it computes at one
+    moment. Records that were made from outside have the process and the workers' private memory,
+    which is read less often: its last reading counts until the next one."""
     if line.known("job"):
         return line.most["job"]
     own = line.most.get(own_column(line), [])
@@ -430,13 +434,13 @@ def job_cells(line: Timeline) -> list[int]:
     found, workers = list[int](), 0
     for process, private in zip(own, theirs, strict=True):
         workers = workers if private == UNKNOWN else private
-        # A damaged record may hold any numbers; a sum of them is a reading all the same.
+        # A damaged record may hold any numbers: their sum must not be UNKNOWN.
         found.append(UNKNOWN if process == UNKNOWN else min(process + workers, UNKNOWN - 1))
     return found
 
 
 def used_cells(line: Timeline, source: str) -> tuple[str, list[int]] | None:
-    """(what is counted, the most of each cell) of what counts against the limit."""
+    """What counts against the limit: its name, and the highest reading in each cell."""
     if line.known("cgroup_used") and (source == "cgroup" or not line.known(own_column(line))):
         return "control group", line.most["cgroup_used"]
     if not line.known(own_column(line)):
@@ -445,14 +449,14 @@ def used_cells(line: Timeline, source: str) -> tuple[str, list[int]] | None:
 
 
 def _is_job(line: Timeline) -> bool:
-    """Whether there is more than the process: workers, or shared memory."""
+    """Whether there are workers or shared memory beside the process."""
     workers, shared = (line.peak(name) or (0, 0) for name in ("children_private", "shm"))
     return workers[0] > 0 or shared[0] >= LEAST_SHARED
 
 
 def _newest(line: Timeline, cells: list[int], outside: bool) -> tuple[int, int]:
-    """(the newest reading, its cell); from outside the most of the last second, in which memory is
-    seen falling while the command ends. pre: there is a reading."""
+    """The newest reading and its cell. From outside: the highest reading of the last second, in
+    which memory falls while the command ends. There must be a reading."""
     known = [(value, i) for i, value in enumerate(cells) if value != UNKNOWN]
     late = [pair for pair in known if line.last_ns[pair[1]] >= line.last_ns[-1] - LAST_NS]
     if outside and late:
@@ -469,8 +473,8 @@ def _use(line: Timeline, cells: list[int]) -> Use | None:
 
 
 def _process(line: Timeline, record: Record, outside: bool) -> Use | None:
-    """The kernel's own marks of the phases, from which the probe has taken pages that are mapped
-    again, count: what lies between two samples is a peak, too."""
+    """The kernel's own marks of the phases count as well: a peak may lie between two samples. The
+    probe has subtracted pages that are mapped again."""
     column = own_column(line)
     own = _use(line, line.most.get(column, []))
     if own is None:
@@ -497,7 +501,7 @@ def _shared(line: Timeline) -> Use | None:
 
 
 def _job(line: Timeline, process: Use | None, workers: Workers | None) -> Use | None:
-    """All of it at the same moment."""
+    """The process, its workers and their shared memory at the same moment."""
     if process is None or not _is_job(line):
         return process
     sums = _use(line, job_cells(line))
@@ -548,15 +552,15 @@ def _used(
 
 
 def _limit(line: Timeline, start: Start) -> tuple[int | None, str]:
-    """The control group's limit has a column; the start event tells of one that was given, and of
-    the machine's, which counts where there is no other."""
+    """The control group's limit has a column. The start event has a limit that was given, and the
+    machine's memory, which is the limit if there is no other."""
     group = line.last("cgroup_limit")
     found = lowest_limit(given=start.given_bytes, cgroup=group, machine=start.machine_bytes)
     return found or (None, "none")
 
 
 def _near(line: Timeline, most: list[int], limit: int) -> float | None:
-    """Seconds from when it passed 95 % of the limit, for good, to the last sample."""
+    """Seconds from the moment at which it passed 95 % of the limit for good to the last sample."""
     since = None
     for i in range(len(most) - 1, -1, -1):
         if most[i] != UNKNOWN and most[i] < NEAR * limit:
@@ -566,7 +570,7 @@ def _near(line: Timeline, most: list[int], limit: int) -> float | None:
     return None if since is None else (line.last_ns[len(most) - 1] - since) / 1e9
 
 
-# --- what else a record tells ---------------------------------------------------------------------
+# --- guards, columns and cleanups -----------------------------------------------------------------
 
 
 def _guard(record: Record, line: Timeline, used: Used | None, steps: int | None) -> Guard | None:
@@ -591,7 +595,7 @@ def _tiers(record: Record, line: Timeline) -> list[Tier]:
 
 
 def _cleanups(record: Record) -> tuple[Cleanups, ...]:
-    """Added up by what was done."""
+    """The cleanups, added up by what was done."""
     sums: dict[str, tuple[int, float, int | None]] = {}
     for event in record.events:
         if isinstance(event.data, Cleanup):
@@ -604,7 +608,7 @@ def _cleanups(record: Record) -> tuple[Cleanups, ...]:
 
 
 def plain(value: Any) -> Any:
-    """Plain types for JSON, which has no infinity: a forecast without an end is null."""
+    """Convert to plain types for JSON. JSON has no infinity: a forecast without an end is null."""
     if isinstance(value, tuple):
         return [plain(part) for part in value]
     if is_dataclass(value):

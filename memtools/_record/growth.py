@@ -1,13 +1,13 @@
-"""What grew in a record, and since when: memtools.LeakDetector over the record's own series. It is
-asked only for records whose writer did not judge them itself.
+"""What grew in a record, and since when: memtools.LeakDetector over the record's own series. Only
+records whose writer did not judge them itself are judged here.
 
-Only the steps that were made are judged: what was loaded before the first step is no growth of
-theirs. Where a signal has too few readings for the detector, a line through its floor says what is
-known all the same: memory rose so much a step over so many steps, which is a suspicion.
+Only steps are judged: what was loaded before the first step is not growth. If a signal has too few
+readings for the detector, a line through its floor shows how much memory rose a step, over how many
+steps. That is a suspicion.
 
-    steps   0 0 0 0 0 | 1 2 3 4 ...          256 and more    detector: growing, likely, leak
-              imports | the steps that count    fewer        line: the longest straight end of the
-                                                             floor, beyond all that was before it
+    steps   0 0 0 0 0 | 1 2 3 4 ...           256 or more    detector: growing, likely, leak
+              imports | the steps that count        fewer    line: the longest straight end of the
+                                                             floor, above all that was before it
 """
 
 from __future__ import annotations
@@ -29,19 +29,24 @@ from memtools._record.series import own_column
 if TYPE_CHECKING:
     from memtools._record.series import Timeline
 
-#: into how many intervals of equal length a series is divided, to judge it and for its slope
+#: A series is divided into so many intervals of equal length to judge it, and for its slope.
 CELLS, SLOPE_CELLS = 32, 16
-#: what is resident is counted in pages
+#: Resident memory is counted in pages.
 PAGE = 4096
 _HOST = {"heap": "heap_used", "children": "children_private", "shm": "shm", "rss": "rss"}
 
 
 @dataclass(frozen=True)
 class Growth:
-    """One signal that grows. Rates are bytes per `per`: "step", or "s" where the record has too few
-    steps. `since` is a step, and `since_seconds` when that was. `rss_bytes`: what the growth costs
-    of resident memory. Where a line says it and not the test, `over` so many steps or seconds by so
-    many `readings`.
+    """A signal that grows.
+
+    Attributes:
+        per: "step", or "s" if the record has too few steps.
+        rate_bytes: bytes a step or a second.
+        since: the step at which the growth began; `since_seconds` is when that was.
+        rss_bytes: bytes of resident memory that the growth costs, a step or a second.
+        over: for how many steps or seconds it has grown, if a line shows it; 0 if the test does.
+        readings: of how many readings that line is made.
     """
 
     grade: str
@@ -51,9 +56,9 @@ class Growth:
     since: int | None
     since_seconds: float | None
     rss_bytes: float | None = None
-    #: which device, where the signal is "device"
+    #: the device, if the signal is "device"
     device: str = ""
-    #: resident memory grows by pages of files or shared memory, the process's own does not grow
+    #: whether resident memory grows by pages of files or shared memory alone
     shared: bool = False
     over: float = 0.0
     readings: int = 0
@@ -61,7 +66,7 @@ class Growth:
 
 @dataclass(frozen=True)
 class _Readings:
-    """The floor of each step, or of each sample: what they count, and when each ended."""
+    """The floor and the top of each signal at each step or sample, and when each ended."""
 
     steps: list[int]
     seconds: list[float]
@@ -70,13 +75,15 @@ class _Readings:
 
 
 class Judged(NamedTuple):
-    """What a record's series say of growth.
+    """What the series of a record show.
 
-    `growth`: of the host and of each device, without the quiet ones: by the test, then by a line
-    for signals that the test had too few readings of, or that were quiet until the last stretch of
-    the run. `short`: why that, or a part of it, cannot be said; None where each signal had readings
-    enough. `tested`: some signal of the host and of each device had. `late`: how the process ended
-    above all that it had before, which may be no growth; None where it did not.
+    Attributes:
+        growth: the signals of the host and of each device that grow: by the test, then by a line,
+            for signals that have too few readings or were quiet until the end of the run.
+        short: why signals cannot be judged; None if each has enough readings.
+        tested: whether a signal of the host and one of each device have enough.
+        late: memory of the process that rose at the end above all that it had before; None if it
+            did not. It need not be growth.
     """
 
     growth: list[Growth]
@@ -138,7 +145,7 @@ def judge(line: Timeline, devices: Sequence[int]) -> Judged:
 
 
 def late_of(line: Timeline) -> Late | None:
-    """How the process ended above all that it had before; None where it did not."""
+    """Memory that rose at the end above all that was before; None if it did not."""
     per = "step" if _steps_made(line) else "s"
     column = own_column(line)
     if not line.known(column):
@@ -149,20 +156,20 @@ def late_of(line: Timeline) -> Late | None:
 
 @dataclass(frozen=True)
 class Slope:
-    """How fast the floor of a column rises over the newer half of the steps: bytes a step, and to
-    within how many either way that is known (2.5 standard errors)."""
+    """How fast the floor of a column rises over the newer half of the steps, in bytes a step. The
+    true rate differs by at most `within_bytes` (2.5 standard errors)."""
 
     rate_bytes: float
     within_bytes: float
 
 
 def slope(line: Timeline, column: str) -> Slope | None:
-    """The slope of a column's floor; None where the newer half of the steps has fewer than 8
-    readings of it, or no steps were made.
+    """The slope of a column's floor; None if the newer half of the steps has fewer than 8 readings
+    of it, or no steps were made.
 
-    The older half is left out: it has the warm-up. A series of memory wanders: it keeps most of
-    what it was. So the error is that of a sum of independent rises, and a few jumps alone are no
-    growth that is known.
+    The older half is left out, because it has the warm-up. A series of memory wanders: it keeps
+    most of what it was. So the error is that of a sum of independent rises, and a few jumps alone
+    are not growth.
     """
     if not _steps_made(line) or not line.known(column):
         return None
@@ -174,7 +181,7 @@ def slope(line: Timeline, column: str) -> Slope | None:
     known = [one for one in known if one[0] >= middle]
     if len(known) < THRESHOLDS.line_readings:
         return None
-    points = [(x, floor) for x, floor, _ in _settled(_cells(known, SLOPE_CELLS))]
+    points = [(x, floor) for x, floor, _ in _without_spikes(_cells(known, SLOPE_CELLS))]
     if len(points) < THRESHOLDS.line_readings:
         return None
     rate = slope_of(points)
@@ -188,7 +195,7 @@ def slope(line: Timeline, column: str) -> Slope | None:
 
 
 def step_seconds(line: Timeline) -> float | None:
-    """How long a step is in the newer half of the run; None where that is not known."""
+    """How long a step takes in the newer half of the run; None if that is not known."""
     if not _steps_made(line):
         return None
     readings = _readings(line, {}, by_step=True)
@@ -200,7 +207,7 @@ def _known(values: list[int]) -> int:
 
 
 def _best_known(readings: _Readings, device: str) -> str:
-    """The signal of which there are the most readings, with their number."""
+    """The signal with the most readings, and their number."""
     known = {signal: _known(values) for signal, values in readings.values.items()}
     signal = max(known, key=known.__getitem__)
     where = f" of {device}" if device else ""
@@ -208,8 +215,9 @@ def _best_known(readings: _Readings, device: str) -> str:
 
 
 def _exact(growth: Growth, lines: list[Growth]) -> Growth:
-    """Resident memory grows several times faster than what is in use, or sleeps while it fills
-    holes: where the heap was read too seldom for the test, its line has the better rate."""
+    """Resident memory grows several times faster than what is in use, or does not grow while malloc
+    fills holes. So if the heap was not read often enough for the test, its line has the better
+    rate."""
     heap = next((one for one in lines if one.signal == "heap"), None)
     if growth.signal != "rss" or heap is None or heap.per != growth.per:
         return growth
@@ -220,7 +228,7 @@ def _exact(growth: Growth, lines: list[Growth]) -> Growth:
 
 
 def _of_files(line: Timeline, per: str) -> bool:
-    """Whether resident memory has risen and the private part of it has not."""
+    """Whether resident memory has risen without its private part."""
     if not line.known("private"):
         return False
     columns = {"rss": own_column(line), "private": "private"}
@@ -233,8 +241,8 @@ def _of_files(line: Timeline, per: str) -> bool:
 
 
 def _begun(growth: Growth, lines: list[Growth]) -> Growth:
-    """The test says since when it has seen growth, which it could not before some hundred readings.
-    Where the floor is a line, growth began with that."""
+    """The test sees growth only after some hundred readings. If the floor is a line, the growth
+    began with the line."""
     same = (one for one in lines if (one.signal, one.device) == (growth.signal, growth.device))
     line = next((one for one in same if one.per == growth.per), None)
     if line is None or line.since_seconds is None or growth.since_seconds is None:
@@ -245,9 +253,9 @@ def _begun(growth: Growth, lines: list[Growth]) -> Growth:
 
 
 def _beyond(lines: list[Growth], growth: list[Growth]) -> list[Growth]:
-    """Without those that the test tells already, and one of the process's own: the heap's where it
-    was read often enough and explains half of what is resident, else that."""
-    told = {(one.signal, one.device) for one in growth}
+    """The lines whose signals the test does not report. Of the process's own signals at most one:
+    the heap, if it was read often enough and explains half of resident memory, or else that."""
+    reported = {(one.signal, one.device) for one in growth}
     of = {one.signal: one for one in lines}
     heap, rss = of.get("heap"), of.get("rss")
     own = rss
@@ -263,21 +271,21 @@ def _beyond(lines: list[Growth], growth: list[Growth]) -> list[Growth]:
         own = own if own.rate_bytes > 4 * max(rates) else None
     costs = max((one.rss_bytes or 0.0 for one in growth), default=0.0)
     if own is not None and own.signal == "rss" and costs >= own.rate_bytes / 2:
-        own = None  # it is what the growth of another signal costs
+        own = None  # It is what the growth of another signal costs.
     others = [one for one in lines if one.signal not in ("heap", "rss")]
-    others = [one for one in others if (one.signal, one.device) not in told]
+    others = [one for one in others if (one.signal, one.device) not in reported]
     return ([own] if own else []) + others
 
 
 def _steps_made(line: Timeline) -> int:
-    """How many different steps samples were taken in, without what was before the first."""
+    """In how many different steps samples were taken, without what was before the first step."""
     return len({step for step in line.most.get("step", ()) if 0 < step < 2**62})
 
 
 def _readings(line: Timeline, columns: dict[str, str], *, by_step: bool) -> _Readings:
-    """The floor of each step, or of each sample. Where steps were made, they begin with the first:
-    what a program loads before is none of theirs. Samples with the count of the last one were taken
-    after it, when the next had not ended, or while the program let go of everything: left out."""
+    """The floor of each step, or of each sample. What a program loads before its first step is left
+    out. So are samples with the count of the last step: they were taken when the next one had not
+    ended, or while the program freed everything."""
     steps: list[int] = []
     seconds: list[float] = []
     values: dict[str, list[int]] = {signal: [] for signal in columns}
@@ -307,20 +315,21 @@ def _readings(line: Timeline, columns: dict[str, str], *, by_step: bool) -> _Rea
     return _Readings(steps, seconds, values, tops)
 
 
-# --- what is known without the test ---------------------------------------------------------------
+# --- lines ----------------------------------------------------------------------------------------
 
 
 def _line_of(readings: _Readings, signal: str, per: str) -> Growth | None:
-    """The longest end of the series that is a straight line upwards, into memory that had not been
-    in use before: a sawtooth comes back to where it was, a warm-up or a full buffer is flat at the
-    end. None where there is none, and below 2 MiB or 1 % of what is in use. Ends of less than the
-    last quarter are looked at more closely: of the last half, the last quarter and so on."""
+    """The longest end of the series that is a straight line upwards, into memory that was not in
+    use before: a sawtooth comes back to where it was, and a warm-up or a full buffer is flat at the
+    end. None if there is no such end, or it gains less than 2 MiB or 1 % of what is in use. Ends
+    shorter than the last quarter are divided into finer cells: the last half, the last quarter and
+    so on."""
     where = _places(readings, per)
     known = _known_of(where, readings.values[signal], readings.tops[signal])
     before, closer = 0, False
     rough: _End | None = None
     while len(known) >= (2 * THRESHOLDS.line_readings if closer else THRESHOLDS.line_readings):
-        cells = _settled(_cells(known, CELLS))
+        cells = _without_spikes(_cells(known, CELLS))
         quarters = (len(cells) // 4, len(cells) // 2, len(cells) * 3 // 4)
         for begin in quarters if closer else (0, 1, *quarters):
             found = _end(cells, begin, before)
@@ -337,7 +346,7 @@ def _line_of(readings: _Readings, signal: str, per: str) -> Growth | None:
 
 
 def _places(readings: _Readings, per: str) -> list[int]:
-    """Where each reading lies: its step, or microseconds."""
+    """The position of each reading: its step, or its time in microseconds."""
     return readings.steps if per == "step" else [int(s * 1e6) for s in readings.seconds]
 
 
@@ -349,8 +358,8 @@ def _known_of(
 
 
 class _End(NamedTuple):
-    """An end of a series that is a line: where it begins, its slope, and the share of the
-    variance that it explains."""
+    """The end of a series that is a line: where it begins, its slope, and the share of the variance
+    that it explains."""
 
     first: float
     slope: float
@@ -358,7 +367,7 @@ class _End(NamedTuple):
 
 
 def _end(cells: list[tuple[float, int, int]], begin: int, before: int) -> _End | None:
-    """The cells from `begin` on, where they are such a line; up to `before` was in use earlier."""
+    """The cells from `begin` on if they are such a line. Up to `before` was in use earlier."""
     part = cells[begin:]
     if len(part) < THRESHOLDS.line_readings:
         return None
@@ -398,7 +407,7 @@ def _grown(readings: _Readings, where: Sequence[int], signal: str, per: str, end
 @dataclass(frozen=True)
 class Late:
     """Memory that ended above all that it was in the first three quarters of a run, by `gain_bytes`
-    in the `last` steps or seconds. It came too suddenly for a line, so that it may be anything."""
+    in the `last` steps or seconds. It came too suddenly for a line."""
 
     gain_bytes: int
     last: str
@@ -409,7 +418,7 @@ class Late:
 
 
 def _late(readings: _Readings, floors: list[int], per: str) -> Late | None:
-    """Without steps the last sample alone says nothing: it may be of a file that is written."""
+    """Without steps the last sample alone does not count: a file may be being written."""
     where = _places(readings, per)
     known = _known_of(where, floors, readings.tops["rss"])
     if len(known) < THRESHOLDS.line_readings:
@@ -426,8 +435,8 @@ def _late(readings: _Readings, floors: list[int], per: str) -> Late | None:
 
 
 def _cells(known: list[tuple[int, int, int]], most: int) -> list[tuple[float, int, int]]:
-    """(middle, floor, top) of at most so many spans of equal length; those without a reading are
-    left out."""
+    """(middle, floor, top) of at most so many intervals of equal length. Those without a reading
+    are left out."""
     first, span = known[0][0], known[-1][0] - known[0][0] + 1
     found: dict[int, list[tuple[int, int, int]]] = {}
     for one in known:
@@ -442,9 +451,9 @@ def _cells(known: list[tuple[int, int, int]], most: int) -> list[tuple[float, in
     ]
 
 
-def _settled(cells: list[tuple[float, int, int]]) -> list[tuple[float, int, int]]:
-    """Each floor with the next one, where that is lower: a cell may hold a single reading, and that
-    be of a moment in which two copies of something were alive."""
+def _without_spikes(cells: list[tuple[float, int, int]]) -> list[tuple[float, int, int]]:
+    """Lower each floor to the next one: a cell may hold a single reading, of a moment in which two
+    copies of something were alive."""
     after = [*(floor for _, floor, _ in cells[1:]), cells[-1][1]]
     return [(x, min(floor, n), top) for (x, floor, top), n in zip(cells, after, strict=True)]
 
@@ -453,9 +462,9 @@ def _settled(cells: list[tuple[float, int, int]]) -> list[tuple[float, int, int]
 
 
 def even(steps: list[int], values: list[int]) -> list[tuple[int, int]]:
-    """(step, floor) at equal distances: the detector counts on that, and a record has more readings
-    where steps are slow, and many more of its end. As many as leave few gaps, which are filled by
-    a straight line; none where there are too few readings."""
+    """(step, floor) at equal distances, as the detector expects: a record has more readings where
+    steps are slow, and many more at its end. As many points as leave few gaps, which are filled by
+    a straight line; empty if there are too few readings."""
     known = [(s, v) for s, v in zip(steps, values, strict=True) if v != UNKNOWN]
     if len(known) < THRESHOLDS.record_readings:
         return []
@@ -480,7 +489,7 @@ def _floors(known: list[tuple[int, int]], cells: int) -> list[int | None]:
 
 
 def _filled(floors: list[int | None]) -> list[int]:
-    """pre: the first and the last are there, which hold the first and the last reading."""
+    """Fill gaps by straight lines. The first and the last floor are not None."""
     found: list[int] = []
     gap = 0
     for floor in floors:
@@ -523,7 +532,7 @@ def _judged(
 
 
 def _pace(readings: _Readings) -> float:
-    """Seconds a step over the newer half of the run: it starts slowly."""
+    """Seconds a step over the newer half of the run, because runs start slowly."""
     half = len(readings.steps) // 2
     steps = readings.steps[-1] - readings.steps[half]
     return max(1e-9, (readings.seconds[-1] - readings.seconds[half]) / max(1, steps))

@@ -1,4 +1,4 @@
-"""The overview of a record: how the run ended, one sentence, and its figures.
+"""The overview of a record: how the run ended, in a word and in a sentence, and its figures.
 
 Figures ──► badge, headline, tiles ──► report/_view.py, _record/picture.py
 """
@@ -28,7 +28,7 @@ ENDINGS = {
 
 @dataclass(frozen=True)
 class Tile:
-    """One figure at the top; `share` is of a limit, in percent."""
+    """A figure at the top of a report. `share` is its share of a limit, in percent."""
 
     name: str
     value: str
@@ -37,23 +37,23 @@ class Tile:
 
 
 def badge(ending: Ending) -> str:
-    """How the run ended, in one or two words. No mark is left by what the kernel killed, and its
-    counters know of it."""
+    """How the run ended, in one or two words. A process that the kernel killed leaves no mark; the
+    kernel's counters may show it."""
     if ending.kind == "gone" and ending.cause is not None and ending.cause.is_memory:
         return ENDINGS["killed"]
     return ENDINGS[ending.kind]
 
 
 def headline(figures: Figures) -> str:
-    """What ended the run, and where memory stood; "" where nothing is known of either."""
+    """What ended the run, and how much memory was in use; "" if neither is known."""
     text = figures.headline()
-    if figures.ending.kind == "clean":  # which the badge beside it says already
+    if figures.ending.kind == "clean":  # The badge beside it says that already.
         text = figures.standing()
     return tight(sentence(text)) if text else ""
 
 
 def tiles(figures: Figures) -> list[Tile]:
-    """The figures of a record, the most important first."""
+    """The tiles of a record, the most important first."""
     found = [*_used_tiles(figures), growth_tile(figures)]
     for device in figures.devices:
         tiers = {tier.name: tier for tier in figures.tiers}
@@ -71,8 +71,8 @@ def tiles(figures: Figures) -> list[Tile]:
 
 
 def _used_tiles(figures: Figures) -> list[Tile]:
-    """The process, the job and the machine: three figures under three names, and the one that
-    counts against the limit with its share."""
+    """The process, the job and the machine: three figures with three names. The one that counts
+    against the limit has its share."""
     used, name = figures.used, "process tree" if figures.outside else "process"
     found = []
     if figures.process is not None:
@@ -121,7 +121,7 @@ def _share(part: int, whole: int) -> float:
 
 
 def growth_tile(figures: Figures) -> Tile:
-    """What grows at the end of the run."""
+    """The growth at the end of the run."""
     verdict = figures.verdict
     if verdict.findings:
         worst = verdict.findings[0]

@@ -1,11 +1,11 @@
-"""Reads a run.mem: one that was closed, one whose writer was killed, or one that is being written.
+"""Read a run.mem: one that was closed, one whose writer was killed, or one that is being written.
 
     file ──copy──► bytes ──► header and columns ──► rows, buckets, events, phases ──► Record
 
-csrc/core/record/layout.h and series.h show where what lies, and in which order it is written.
-Nothing in the file is trusted: each count is held against its limit, the length against the counts,
-each row, event and phase against its stamp and check, each text against UTF-8. What is not whole is
-left out and can be counted; what is there was written so.
+csrc/core/record/layout.h and series.h define the layout, and the order in which it is written.
+Nothing in the file is trusted: counts are compared with their limits, the length with the counts,
+and each row, event and phase with its stamp and its check; texts must be UTF-8. A part that is not
+whole is left out and counted.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from memtools._record.record import (
 )
 
 _MAGIC, _VERSION = b"MTRECORD", 2
-# Bytes: of the fields of the header up to its check, of the header, from where and up to where the
-# command lies in it, of a column, of a text, and of the longest payload.
+# Bytes of the header's fields up to its check, of the header, where the command begins and how long
+# it may be, of a column, of a text, and of the longest payload.
 _PEEK, _HEADER, _COMMAND_AT, _COMMAND = 128, 2048, 256, 1792
 _COLUMN, _TEXT, _PAYLOAD = 64, 192, 1 << 16
-# Words: of an event and of a phase with their checks, and of the state before the rows.
+# Words of an event and of a phase with their checks, and of the state before the rows.
 _EVENT, _PHASE, _STATE = 32, 16, 8
-_IS_PAYLOAD = 1 << 32  # in the form of an event
+_IS_PAYLOAD = 1 << 32  # This bit of an event's form marks a payload.
 _FOLDS_AT, _MOST_FOLDS, _MOST_SIGNAL = 56, 40, 64
-_COPIES = 64  # until no fold comes in between
-_COUNTS = (  # of the header: least, most, a multiple of, and what is wrong with another
+_COPIES = 64  # A copy is taken again so often if the buckets were folded meanwhile.
+_COUNTS = (  # of the header: minimum, maximum, divisor, and what is wrong with another
     (1, 64, 1, "a number of columns outside 1 to 64"),
     (1, 1 << 24, 1, "a number of rows outside 1 to 16,777,216"),
     (2, 1 << 16, 2, "a number of buckets that is not even and 2 to 65,536"),
@@ -147,8 +147,8 @@ def _unreadable(path: str, why: str) -> ValueError:
 
 
 def _is_locked(file: int) -> bool:
-    """Whether a process writes it: the lock is shared, so that readers do not take each other for
-    the writer, and given up at once. Where the file system has no locks, nobody knows."""
+    """Whether a process writes the file. The lock is shared, so that readers do not take each other
+    for the writer, and released at once. On a file system without locks the answer is False."""
     locked = False
     with suppress(OSError):
         try:
@@ -160,9 +160,9 @@ def _is_locked(file: int) -> bool:
 
 
 def _copy(file: int, path: str) -> bytes:
-    """A copy in ascending order, during which the buckets were not begun again, as the folds tell.
-    That takes a second copy at most, but for a writer that never pauses: each fold is twice as far
-    away as the last."""
+    """Copy the file in ascending order. If the number of folds has changed meanwhile, the buckets
+    may be mixed, and the copy is taken again. That happens once at most, unless a writer never
+    pauses: each fold is twice as far away as the last one."""
     about = os.fstat(file)
     if not stat.S_ISREG(about.st_mode):
         raise _unreadable(path, "it is not a regular file")
@@ -191,7 +191,7 @@ def _pread(file: int, size: int, at: int, path: str) -> bytes:
 
 
 class _Layout:
-    """The counts of a header, and in which word each part begins."""
+    """The counts of a header, and the word at which each part begins."""
 
     def __init__(self, counts: Sequence[int]) -> None:
         self.columns, self.rows, self.buckets, self.events, self.phases, self.payloads = counts
@@ -206,7 +206,7 @@ class _Layout:
 
 
 def _layout(head: bytes, size: int, path: str) -> _Layout:
-    """The layout of a file of `size` bytes that begins so."""
+    """The layout of a file of `size` bytes with this head."""
     if head[:8] != _MAGIC:
         raise _unreadable(path, "it does not begin like one")
     if len(head) < _PEEK:
@@ -264,7 +264,7 @@ def _columns(data: bytes, at: _Layout, path: str) -> tuple[Column, ...]:
 
 
 def _field(data: bytes, at: int, size: int) -> str | None:
-    """The text of a field that is filled up by zero bytes; None where it is not UTF-8."""
+    """The text of a field that is padded with zero bytes; None if it is not UTF-8."""
     return _decoded(data[at : at + size].partition(b"\0")[0])
 
 
@@ -284,15 +284,15 @@ def _factors() -> list[int]:
 
 
 def _check(words: Iterable[int]) -> int:
-    """What tells words that were written together from a mixture of two times."""
+    """The check of words that were written together. A mixture of two writes has another one."""
     total: int = sum(map(mul, words, _factors()))
     return total & UNKNOWN
 
 
 class _Ring:
-    """A ring of `count` slots of `size` words: the first word is 1 + the number of what the slot
-    holds, the last one the check of those before it. `places`: where each number that is whole
-    lies; `end`: 1 + the largest number."""
+    """A ring of `count` slots of `size` words. The first word of a slot is 1 + the number of the
+    row or event in it, the last word is the check of the words before it. `places` has the slot of
+    each number that is whole; `end` is 1 + the largest number."""
 
     def __init__(self, words: memoryview, at: int, count: int, size: int) -> None:
         self._words, self._size = words[at : at + count * size], size
@@ -308,8 +308,8 @@ class _Ring:
         self.end = 1 + max(self.places, default=-1)
 
     def _totals(self, count: int) -> list[int]:
-        """What the check of each slot must be. All slots are added up at once, as one large number
-        in which each has 192 bits, and a product of two words needs 128 of them."""
+        """The check that each slot must have. All slots are added up at once, as one large number
+        in which each slot has 192 bits; the product of two words needs 128 of them."""
         lanes = memoryview(bytearray(24 * count)).cast("Q")
         total = 0
         for i, factor in enumerate(_factors()[: self._size - 1]):
@@ -325,8 +325,8 @@ class _Ring:
         return self._words[begin : begin + self._size].tolist()
 
     def columns(self, numbers: list[int]) -> list[memoryview]:
-        """The words of these slots, but for stamp and check, as a column for each word."""
-        runs: list[list[int]] = []  # of slots that lie side by side
+        """The words of these slots, without stamp and check, as one column for each word."""
+        runs: list[list[int]] = []  # ranges of slots that lie side by side
         for place in map(self.places.__getitem__, numbers):
             if runs and runs[-1][1] == place:
                 runs[-1][1] = place + 1
@@ -350,10 +350,11 @@ def _view(numbers: Sequence[int]) -> memoryview:
 def _buckets(
     words: memoryview, at: _Layout, rows: _Ring, path: str
 ) -> tuple[int, int, list[list[int]]]:
-    """(samples in the buckets, folds, the words of each bucket).
+    """Return the number of samples in the buckets, the number of folds, and the words of each
+    bucket.
 
-    A writer that was killed, or that wrote on while the copy was taken, leaves rows that the state
-    does not count yet. They are added here, and to add one twice changes nothing.
+    A writer that was killed, or that went on while the copy was taken, leaves rows that the state
+    does not count yet. They are added here; adding one twice changes nothing.
     """
     state = words[at.series]
     folds, samples = state >> _FOLDS_AT, state & ((1 << _FOLDS_AT) - 1)
@@ -386,7 +387,7 @@ def _most(a: int, b: int) -> int:
 
 
 def _add(buckets: list[list[int]], row: list[int], *, is_first: bool) -> None:
-    """Add a sample to the last bucket, or begin one."""
+    """Add a sample to the last bucket, or begin a new one."""
     time_ns, *values = row[1:-1]
     sample = [time_ns, time_ns, *(value for value in values for _ in range(3))]
     if is_first:
@@ -404,7 +405,7 @@ def _bucket_columns(
         counts[-1] = samples - (len(buckets) - 1 << folds)
         columns = list(map(list, zip(*buckets, strict=True)))
     for i in range(2, len(columns), 3):
-        # Words that contradict each other, which no writer leaves, are no reading.
+        # Words that contradict each other, which no writer leaves, are not a reading.
         for k, (least, most, newest) in enumerate(zip(*columns[i : i + 3], strict=True)):
             if not least <= newest <= most < UNKNOWN:
                 for column in columns[i : i + 3]:
@@ -418,15 +419,17 @@ def _bucket_columns(
 
 
 class _Events:
-    """The events that are whole. Long payloads share a ring of their own, in which newer ones take
-    the place of older ones: an event whose payload was overwritten is gone."""
+    """The events that are whole. Long payloads share a ring of their own, in which newer payloads
+    overwrite older ones: an event whose payload was overwritten is gone."""
 
     def __init__(self, data: bytes, words: memoryview, at: _Layout) -> None:
         self._data, self._words, self._at = data, words, at
         ring = _Ring(words, at.events_at, at.events, _EVENT)
         self.total, self.first = ring.end, max(0, ring.end - at.events)
         self.gone = 0
-        self._room = at.payloads  # left for the payloads of older events: they do not overlap
+        self._room = (
+            at.payloads
+        )  # that is left for the payloads of older events, which do not overlap
         numbers = sorted((k for k in ring.places if k >= self.first), reverse=True)
         found = [self._event(k, ring[k]) for k in numbers]
         self.whole = [event for event in reversed(found) if event is not None]
@@ -449,7 +452,7 @@ class _Events:
         return RecordEvent(number, slot[1], slot[2], step, kind, text, data)
 
     def _long(self, size: int, slot: list[int]) -> bytes | None:
-        """A payload that does not fit into its slot, in which its place and its check stand."""
+        """A payload that does not fit into its slot. The slot has its place and its check."""
         if size > _PAYLOAD:
             return None
         count, place, check = (size + 7) // 8, slot[7], slot[8]
@@ -469,6 +472,6 @@ def _phases(words: memoryview, data: bytes, at: _Layout, count: int) -> list[Rec
         whole = [half for half in halves if half[0] and _check(half[:4]) == half[4]]
         name = _field(data, 8 * begin, 40)
         if whole and name:
-            _, passages, ns, peak, _ = max(whole, key=lambda half: half[0])  # the newer one
+            _, passages, ns, peak, _ = max(whole, key=lambda half: half[0])  # the newer half
             found.append(RecordPhase(name, passages, ns / 1e9, None if peak == UNKNOWN else peak))
     return found

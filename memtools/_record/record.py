@@ -1,4 +1,4 @@
-"""Record: what a run.mem holds, read while it is written, after its end, or after a SIGKILL."""
+"""Record: the contents of a run.mem, which reader.py reads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from memtools._base.size import format_bytes
 from memtools._base.text import shown
 from memtools._record import kinds
 
-#: no reading, no step
+#: This value of a column means that there is no reading, or no step.
 UNKNOWN = 2**64 - 1
 
 
@@ -17,7 +17,7 @@ UNKNOWN = 2**64 - 1
 class Column:
     """A column of a record."""
 
-    #: what is read, such as "rss"
+    #: what the column holds, such as "rss"
     name: str
     #: the unit, "B" for bytes and "" for none
     unit: str
@@ -25,13 +25,13 @@ class Column:
 
 @dataclass(frozen=True)
 class Samples:
-    """The newest samples, one by one, as memoryviews of format "Q" and of one length."""
+    """The newest samples, one by one. All are memoryviews of format "Q" and of one length."""
 
     #: the number of each sample, counted from 0 at the start of the run
     numbers: memoryview
     #: when each was taken, in nanoseconds of the run's monotonic clock
     time_ns: memoryview
-    #: the readings by the name of the column; 2**64 - 1 means that there was no reading
+    #: the readings by the name of the column; 2**64 - 1 where there is none
     values: dict[str, memoryview]
 
     def __len__(self) -> int:
@@ -42,8 +42,8 @@ class Samples:
 class Buckets:
     """The whole run in buckets of `width` samples, oldest first.
 
-    All but `width` are memoryviews of format "Q" and of one length. A bucket in which a column has
-    no reading has 2**64 - 1 there.
+    All but `width` are memoryviews of format "Q" and of one length. Where a column has no reading
+    in a bucket, its values are 2**64 - 1.
     """
 
     #: samples of a bucket; the last one may hold fewer
@@ -67,44 +67,45 @@ class Buckets:
 
 @dataclass(frozen=True)
 class RecordEvent:
-    """Something that happened; with a duration, a span that began at `time_ns`."""
+    """An event. One that has a duration began at `time_ns`."""
 
     #: the event's number, counted from 0 at the start of the run
     number: int
     #: when it happened or began, in nanoseconds of the run's monotonic clock
     time_ns: int
-    #: how long it took, in nanoseconds; 0 for what has no duration
+    #: how long it took, in nanoseconds; 0 if it has no duration
     duration_ns: int
-    #: the step in which it happened; None where no steps are counted
+    #: the step in which it happened; None if no steps are counted
     step: int | None
     #: what kind of event it is, such as "leak" or "end"
     kind: str
     #: a sentence or a name
     text: str
-    #: the fields of which the sentence is made; None for a kind without fields
+    #: the fields from which the sentence is made; None for a kind without fields
     data: kinds.Event | None = None
 
 
 @dataclass(frozen=True)
 class RecordPhase:
-    """All passages of a phase."""
+    """All passages through a phase."""
 
-    #: what the program calls it
+    #: the name that the program gave it
     name: str
-    #: how often it was passed
+    #: how often it was entered
     count: int
-    #: the time of all passages together
+    #: how long all passages took together
     seconds: float
-    #: the largest peak of resident memory, in bytes; None where it is not known
+    #: the largest peak of resident memory, in bytes; None if it is not known
     peak_bytes: int | None
 
 
 @dataclass(frozen=True)
 class Record:
-    """What a `run.mem` holds. Made by `memtools.read_record`.
+    """The contents of a `run.mem`, as `memtools.read_record` returns them.
 
     A record that is not `complete` is still `written` by a living process, or that process was
-    killed. Where a signal that leaves a mark killed it, the last event is an "end" that names it.
+    killed. If it was killed by a signal that leaves a mark, the last event is an "end" that has the
+    signal's name.
     """
 
     #: the file
@@ -113,11 +114,11 @@ class Record:
     nbytes: int
     #: when the run began, in nanoseconds since 1970
     start_ns: int
-    #: the same on the run's monotonic clock, which all other times are of
+    #: the same moment on the run's monotonic clock, to which all other times refer
     clock_ns: int
-    #: when the record was closed, on that clock; None if it was not
+    #: when the record was closed, on that clock; None if it was not closed
     closed_ns: int | None
-    #: whether a living process is writing it
+    #: whether a living process writes it
     written: bool
     #: the process that wrote it
     pid: int
@@ -125,12 +126,12 @@ class Record:
     page_bytes: int
     #: the command line
     command: tuple[str, ...]
-    #: the columns of the samples
+    #: the columns of the samples, in the order of the file
     columns: tuple[Column, ...]
     #: how many samples were taken
     total: int
-    #: rows and events that were being written when the writer was killed or the copy was taken, or
-    #: that are damaged; 0 in a complete record
+    #: how many rows and events are left out because they were being written when the writer was
+    #: killed or the copy was taken, or because they are damaged; 0 in a complete record
     unreadable: int
     #: the newest samples, one by one
     samples: Samples = field(repr=False)
@@ -142,21 +143,22 @@ class Record:
     events_total: int
     #: the phases of the run
     phases: tuple[RecordPhase, ...]
-    #: how many of the newest events are not in `events`, because newer ones took the place of their
+    #: how many of the newest events are not in `events` because newer ones have overwritten their
     #: long fields
     events_gone: int = 0
 
     @property
     def complete(self) -> bool:
-        """True when the writer closed it; False when it was cut off, or goes on."""
+        """True if the writer closed it; False if it was cut off or the run goes on."""
         return self.closed_ns is not None
 
     @property
     def seconds(self) -> float:
-        """From the start to the program's end, or without an end mark, to the last thing recorded.
+        """How long the run took, until the program's end; without an end mark, until the last
+        sample or event.
 
         What the interpreter and the exit handlers of libraries do after the program's last line
-        and its own exit handlers is not counted: the summary of a run is printed before that.
+        and its own exit handlers does not count: the summary of a run is printed before that.
         """
         ended = [event.time_ns for event in self.events if event.kind == "end"]
         if ended:
@@ -167,27 +169,28 @@ class Record:
         return (max(ends) - self.clock_ns) / 1e9
 
     def to_jsonl(self, file: IO[str]) -> None:
-        """Write JSON to a text file, a line for the header and each bucket, sample, event, phase.
+        """Write JSON lines to a text file: one for the header and for each bucket, sample, event
+        and phase.
 
         Args:
-            file: where it is written.
+            file: the text file, open for writing.
         """
         from memtools._record import export
 
         export.to_jsonl(self, file)
 
     def to_chrome_trace(self, file: IO[str]) -> None:
-        """Write a trace that Perfetto and chrome://tracing load to a text file.
+        """Write a trace for Perfetto and chrome://tracing to a text file.
 
         Args:
-            file: where it is written.
+            file: the text file, open for writing.
         """
         from memtools._record import export
 
         export.to_chrome_trace(self, file)
 
     def _repr_html_(self) -> str:
-        """The record's still picture, which a notebook shows. Takes some 50 ms."""
+        """Return the picture of the record that a notebook shows. Takes some 50 ms."""
         from memtools._record.picture import picture_of
 
         return picture_of(self)

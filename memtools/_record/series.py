@@ -1,11 +1,11 @@
-"""A record's readings as one table of cells, and how it becomes shorter without losing a peak.
+"""The readings of a record as one table of cells, which becomes shorter without losing a peak.
 
     buckets   [ 512 samples | 512 samples | ...     ]      the whole run
     samples                           [ s s s s s s ]      the newest, one by one
-    cells     [ bucket | bucket | ... | s s s s s s ]      least and most of every column
+    cells     [ bucket | bucket | ... | s s s s s s ]      minimum and maximum of every column
 
-A cell is a span of time with the least and the most of each column. Making cells of cells takes the
-least of the least and the most of the most: whatever the length, no peak and no floor is lost.
+A cell is an interval of time with the minimum and the maximum of each column. Cells are merged by
+the minimum of their minima and the maximum of their maxima, so no peak and no floor is lost.
 """
 
 from __future__ import annotations
@@ -21,51 +21,53 @@ from memtools._record.record import UNKNOWN
 if TYPE_CHECKING:
     from memtools._record.record import Record
 
-#: a record of the usual size, 1,024 buckets and 8,192 samples, is taken as it is
+#: A record of the usual size, with 1,024 buckets and 8,192 samples, is not shortened.
 CELLS = 10_240
-#: of the steps of a run: the time of a step is the median of theirs
-STRETCHES = 31
+#: The time of a step is the median of its mean time in so many intervals of the run.
+INTERVALS = 31
 
 Numbers = Sequence[int]
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """Cells in the order of time. `first_ns` and `last_ns` count from the start of the run; a value
-    of `UNKNOWN` is no reading."""
+    """Cells in the order of time. `first_ns` and `last_ns` count from the start of the run. A value
+    of `UNKNOWN` is not a reading."""
 
     first_ns: list[int]
     last_ns: list[int]
     counts: list[int]
     least: dict[str, list[int]]
     most: dict[str, list[int]]
-    #: the newest reading of each column that has one: a cell only knows its least and most
+    #: the newest reading of each column that has one: a cell has only its minimum and maximum
     newest: dict[str, int]
 
     def __len__(self) -> int:
         return len(self.counts)
 
     def known(self, name: str) -> bool:
-        """True when the column exists and has a reading."""
+        """True if the column exists and has a reading."""
         return any(value != UNKNOWN for value in self.least.get(name, ()))
 
     def peak(self, name: str) -> tuple[int, int] | None:
-        """The largest reading of a column and the time of its cell in ns; None without one."""
+        """The largest reading of a column and the time of its cell in ns; None without a
+        reading."""
         values = self.most.get(name, [])
         top = _most(values) if values else UNKNOWN
         return None if top == UNKNOWN else (top, self.first_ns[values.index(top)])
 
     def last(self, name: str) -> int | None:
-        """The newest reading of a column; None without one."""
+        """The newest reading of a column; None without a reading."""
         return self.newest.get(name)
 
     def first(self, name: str) -> int | None:
-        """The oldest reading of a column: the least of its cell."""
+        """The oldest reading of a column, which is the minimum of its cell."""
         return next((value for value in self.least[name] if value != UNKNOWN), None)
 
 
 def timeline(record: Record, cells: int = CELLS) -> Timeline:
-    """All readings of a record in at most `cells` cells, the newest samples as finely as fits."""
+    """All readings of a record in at most `cells` cells, with the newest samples as fine as
+    fits."""
     samples, buckets = record.samples, record.buckets
     used = whole_buckets(record)
     used += used < len(buckets) and sum(buckets.counts[:used]) < _first(record)
@@ -84,26 +86,27 @@ def timeline(record: Record, cells: int = CELLS) -> Timeline:
 
 
 def median_step_seconds(line: Timeline) -> float | None:
-    """The median time of a step in seconds: of stretches of the run with as many steps each, and of
-    single steps where there are few. A first step that compiles, an evaluation or a pause does not
-    move it, and samples that are further apart than steps do not round it. None below three steps.
+    """The median time of a step in seconds, over intervals of the run with as many steps each, or
+    over single steps if there are few. A first step that compiles, an evaluation or a pause does
+    not move it, and samples that are further apart than steps do not round it. None below three
+    steps.
     """
     made = _steps_made(line)
     if len(made) < 3:
         return None
-    stretch = max(1.0, (made[-1][0] - made[0][0]) / STRETCHES)
+    interval = max(1.0, (made[-1][0] - made[0][0]) / INTERVALS)
     seconds = []
     begin, begin_ns = made[0]
     for step, time_ns in made[1:]:
-        if step - begin >= stretch:
+        if step - begin >= interval:
             seconds.append((time_ns - begin_ns) / 1e9 / (step - begin))
             begin, begin_ns = step, time_ns
     return median(seconds)
 
 
 def _steps_made(line: Timeline) -> list[tuple[int, int]]:
-    """Counts of steps with the time at which each was seen first, in ns; without what was before
-    the first step, such as the imports of a program."""
+    """Counts of steps with the time in ns at which each was seen first. What was before the first
+    step, such as the imports of a program, is left out."""
     found: list[tuple[int, int]] = []
     for step, time_ns in zip(line.most.get("step", ()), line.last_ns, strict=False):
         if 0 < step < UNKNOWN and (not found or step > found[-1][0]):
@@ -112,21 +115,22 @@ def _steps_made(line: Timeline) -> list[tuple[int, int]]:
 
 
 def own_column(line: Timeline) -> str:
-    """What the process itself uses: each page counted once where the record has that (a KV pool
-    maps pages several times), else resident memory."""
+    """The column of what the process itself uses: "process", which counts each page once (a KV pool
+    maps pages several times), or "rss" if the record does not have that."""
     return "process" if line.known("process") else "rss"
 
 
 def series(line: Timeline, values: Numbers, cells: int) -> list[int]:
-    """The largest reading in each of at most `cells` spans of equal time; spans without one are
-    left out."""
+    """The largest reading in each of at most `cells` intervals of equal length. Intervals without a
+    reading are left out."""
     ends = cuts(line.first_ns, cells)
     spans = list(zip([0, *ends], ends, strict=False))
     return [most for most in _each(values, spans, _most) if most != UNKNOWN]
 
 
 def whole_buckets(record: Record) -> int:
-    """How many buckets end before the first single sample; the next may overlap with them."""
+    """How many buckets end before the first single sample. The next one may overlap with
+    samples."""
     end = used = 0
     for count in record.buckets.counts:
         end += count
@@ -169,8 +173,8 @@ def _newest(values: Numbers | memoryview) -> int:
 def _each(
     values: Numbers, spans: list[tuple[int, int]], pick: Callable[[Iterable[int]], int]
 ) -> list[int]:
-    """`pick` of each span. A memoryview's slice is unpacked at once: twice as fast as its items."""
-    if len(spans) == len(values):  # each is a single reading
+    """Apply `pick` to each span. Unpacking a memoryview's slice is twice as fast as its items."""
+    if len(spans) == len(values):  # each span is a single reading
         return list(values)
     if isinstance(values, memoryview):
         return [pick(values[a:b].tolist()) for a, b in spans]
@@ -185,8 +189,9 @@ def _most(values: Iterable[int]) -> int:
 
 
 def cuts(times: Numbers, cells: int) -> list[int]:
-    """Where each of at most `cells` runs of indices ends; runs cover all indices and take spans of
-    time as equal as can be. Also for times out of order: then the spans are odd, nothing is lost.
+    """Return where each of at most `cells` ranges of indices ends. The ranges cover all indices,
+    and take intervals of time that are as equal as possible. If times are out of order, the
+    intervals are uneven, and nothing is lost.
     """
     count = len(times)
     if count <= cells:
@@ -217,7 +222,7 @@ def _joined(old: Timeline, new: Timeline) -> Timeline:
 
 
 def _from_start(line: Timeline, clock_ns: int) -> Timeline:
-    """Times since the start that never go back, also where a damaged record says otherwise."""
+    """Make times count from the start and never go back, also in a damaged record."""
     latest = 0
     for i, (first, last) in enumerate(zip(line.first_ns, line.last_ns, strict=True)):
         line.first_ns[i] = latest = max(latest, first - clock_ns)

@@ -1,4 +1,4 @@
-"""What `memtools run` says when the program has ended: lines of text or one of JSON, on stderr."""
+"""The summary that `memtools run` prints on stderr when the program has ended: text or JSON."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from memtools._record.peaks import WORTH, as_json, headline, peak_of, to_do
 from memtools._record.reader import read_record
 
 _DEVICE = re.compile(r"cuda\d+_reserved")
-ACTS = 3  # lines of them
+ACTS = 3  # lines, at most
 
 
 def summary_lines(figures: Figures) -> Iterator[str]:
-    """A record's figures as the last lines of a run."""
+    """The last lines of a run: the figures of its record."""
     took = duration(figures.seconds)
     took += f", {count(figures.steps, 'step')}" if figures.steps else ""
     yield f"{took}; {figures.peaks()}"
@@ -39,9 +39,9 @@ def summary_lines(figures: Figures) -> Iterator[str]:
     guard = figures.guard_words()
     if guard is not None:
         yield guard
-    # Of a program that is about to end by itself nobody knows the exit code yet.
+    # The exit code of a program that is about to end by itself is not known yet.
     if figures.ending.kind not in ("clean", "running"):
-        acted = None if figures.ending.cause else figures.limit_acted  # which names it already
+        acted = None if figures.ending.cause else figures.limit_acted  # the cause names the limit
         text = figures.ending.text[:1].upper() + figures.ending.text[1:]
         yield f"{text}{'' if acted is None else f'; {acted} was in force'}"
         if figures.idle_heap is not None:
@@ -52,7 +52,7 @@ def summary_lines(figures: Figures) -> Iterator[str]:
 
 
 def _growth(figures: Figures) -> list[str]:
-    """All that `memtools explain` says of growth: every finding with its rate, its holder and the
+    """What `memtools explain` prints about growth: each finding with its rate, its holder and the
     forecast, and what to do about it; or that nothing grows, or that it is too early to say."""
     verdict = figures.verdict
     advice = dict.fromkeys(one.advice for one in verdict.findings if one.advice)
@@ -60,7 +60,7 @@ def _growth(figures: Figures) -> list[str]:
 
 
 def _peak(figures: Figures) -> list[str]:
-    """What lived at the peak of a step, and what to do, where it was worth a word."""
+    """What lived at the peak of a step, and what to do about it; empty for a small peak."""
     peak = peak_of(figures.record)
     if peak is None or peak.peak_bytes < WORTH:
         return []
@@ -68,7 +68,7 @@ def _peak(figures: Figures) -> list[str]:
 
 
 def _acts(figures: Figures) -> list[str]:
-    """What memtools did about memory; not what the end tells already."""
+    """Guards that acted and devices that ran out, without what the end says already."""
     acts = []
     for event in figures.record.events:
         act = event.data
@@ -80,7 +80,7 @@ def _acts(figures: Figures) -> list[str]:
 
 
 def _devices(figures: Figures) -> dict[str, int]:
-    """The peak of what torch reserved on each device."""
+    """The peak of the memory that torch reserved on each device."""
     return {
         tier.name.partition("_")[0]: tier.peak
         for tier in figures.tiers
@@ -89,7 +89,7 @@ def _devices(figures: Figures) -> dict[str, int]:
 
 
 def summary_json(figures: Figures) -> dict[str, Any]:
-    """Sizes in bytes, None for what was not to be had."""
+    """The summary as JSON. Sizes are bytes; None is not known."""
     return {
         "record": figures.record.path,
         "record_bytes": figures.record.nbytes,

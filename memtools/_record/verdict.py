@@ -1,15 +1,15 @@
-"""One verdict about growth for a whole record: its findings, each with one rate, and one forecast.
+"""The verdict about growth for a whole record: its findings, each with one rate, and one forecast.
 
-    "finding" events ──────────► standing() ──┐   said by the run itself
+    "finding" events ──────────► standing() ──┐   made by the run itself
     series ──► growth.judge() ──► made_of() ──┴──► order, forecast ──► Verdict.findings
                                                                           │
            run, watch, explain, report, export: Verdict.lines(), as_json() ◄┘
 
-A monitor makes its findings while the program runs, and then nothing is judged again: the record
-has the newest state of each. A command that is watched from outside is judged here, by its series.
+A monitor makes its findings while the program runs. They are not judged again: the record has the
+newest state of each. A command that is watched from outside is judged here, by its series.
 
-The room until the limit is that at the end of the record, and everything that grows there takes it
-together: so all findings of the host have one forecast, and those of the devices one.
+All that grows on the host fills the same room until the limit, which is that at the end of the
+record. So all findings of the host have one forecast, and all findings of devices have another.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ if TYPE_CHECKING:
     from memtools._record.figures import Figures
     from memtools._record.record import Record
 
-#: and for as many a forecast counts as one of so many steps
+#: A forecast by time is as certain as one of so many steps for each second.
 READINGS_A_SECOND = 5
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is known of growth at the end of a record, or now.
+    """What is known about growth at the end of a record, or now.
 
     Attributes:
         findings: what grows and matters, the worst first, then the fastest.
-        little: what grows too little to matter, and nobody is known to hold it.
-        short: why nothing can be said, or not of all; None where each signal was tested.
-        nothing: "the process does not grow" and so on, where each signal was tested and nothing was
-            found; or that memory rose at the very end.
-        late: memory that rose too suddenly for a line, at the very end.
-        tested: whether what the process takes was tested; of its workers that may not be known.
-        untested: that the run was to test leaks itself and did not, and why; "" where it did, or
-            was not to.
-        limit: which limit the forecasts of the host are about, like `the machine's 23.5 GiB`; ""
+        little: what grows too little to matter, without a known holder.
+        short: why growth could not be judged, or not in each signal; None if each was tested.
+        nothing: what to print if each signal was tested and nothing was found: "the process does
+            not grow", for example, or that memory rose at the very end.
+        late: memory that rose at the very end, too suddenly for a line; None if it did not.
+        tested: whether the process was tested. Its workers may not have been.
+        untested: why the run did not test itself for leaks although it was meant to; "" if it did,
+            or was not meant to.
+        limit: the limit that the forecasts of the host refer to, like `the machine's 23.5 GiB`; ""
             without one.
     """
 
@@ -66,19 +66,19 @@ class Verdict:
 
     @property
     def leaking(self) -> bool:
-        """Whether it says of something that it leaks."""
+        """Whether one of the findings is called a leak."""
         return any(is_call(one.grade) for one in self.findings)
 
     def lines(self, *, quiet: bool = False) -> list[str]:
-        """One line for each finding, the forecast once. `quiet`: also what is too little to matter,
-        that nothing grows, or that it is too early to say, and why the run itself tested
-        nothing."""
+        """Return one line for each finding, with the forecast once. With `quiet`, add what grows
+        too little to matter, that nothing grows or that it is too early to say, and why the run did
+        not test itself."""
         found: list[str] = []
-        said: set[object] = set()
+        printed: set[object] = set()
         for one in self.findings:
             forecast = one.per, one.steps_left or one.seconds_left
-            found.append(str(one.without_forecast() if forecast in said else one))
-            said.add(forecast)
+            found.append(str(one.without_forecast() if forecast in printed else one))
+            printed.add(forecast)
         if not quiet:
             return found
         found += self._forecast_lines()
@@ -92,8 +92,8 @@ class Verdict:
         return [*found, self.untested] if self.untested else found
 
     def _forecast_lines(self) -> list[str]:
-        """What the steps of a forecast are in time, and which limit it is about: `at 45.2 ms a step
-        that is 57 min 18 s to 1 h 45 min; the limit is the machine's 23.5 GiB`."""
+        """A line that converts the steps of a forecast to time, and names the limit: `at 45.2 ms a
+        step that is 57 min 18 s to 1 h 45 min; the limit is the machine's 23.5 GiB`."""
         forecasts = [one for one in self.findings if one.steps_left or one.seconds_left]
         parts = []
         first = next((one for one in forecasts if one.per == "step"), None)
@@ -115,17 +115,17 @@ class Verdict:
 
 
 def verdict_of(figures: Figures) -> Verdict:
-    """The verdict; takes some 40 ms for a record of the usual size."""
+    """Return the verdict. Takes some 40 ms for a record of the usual size."""
     record = figures.record
     tested = start_of(record).tests_leaks
     tested = tested or any(isinstance(event.data, Finding) for event in record.events)
     if tested and figures.steps:
-        found, little, short, tested, late = _said(figures)
-    else:  # a run without steps tests itself by time: what it knows comes before what series show
-        found, little, short, tested, late = _judged(figures)
-        said = standing(record)
-        parts = {one.part for one in said}
-        found = [*said, *(one for one in found if one.part not in parts)]
+        found, little, short, tested, late = _by_the_run(figures)
+    else:  # A run without steps tests itself by time. Its own findings replace those of the series.
+        found, little, short, tested, late = _by_the_series(figures)
+        own = standing(record)
+        parts = {one.part for one in own}
+        found = [*own, *(one for one in found if one.part not in parts)]
     pace = pace_of(figures)
     found = _with_forecasts(figures, found, pace)
     found.sort(key=lambda one: (-RANK[one.grade], -_a_second(one, pace)))
@@ -136,13 +136,13 @@ def verdict_of(figures: Figures) -> Verdict:
 
 
 def _is_of_host(finding: LeakFinding) -> bool:
-    """Whether it runs into the host's limit, and has not reached it."""
+    """Whether it grows towards the host's limit and has not reached it."""
     left = finding.steps_left or finding.seconds_left
     return finding.signal != "device" and left is not None and 0 < left[1] < math.inf
 
 
 def _limit_of(figures: Figures) -> str:
-    """Which limit memory on the host runs into, with its size."""
+    """The limit of the host's memory, with its size; "" without one."""
     if figures.limit_source == "machine" and figures.machine is not None:
         return f"the machine's {format_bytes(figures.machine.total_bytes)}"
     if figures.limit_bytes is None or figures.limit_source == "none":
@@ -152,7 +152,7 @@ def _limit_of(figures: Figures) -> str:
 
 
 def pace_of(figures: Figures) -> float | None:
-    """Seconds a step: the median, or the mean of all where too few steps have a reading. None
+    """Seconds a step: the median, or the mean over the run if too few steps have a reading. None
     without steps."""
     pace = figures.step_seconds
     if pace is None and figures.steps:
@@ -163,19 +163,19 @@ def pace_of(figures: Figures) -> float | None:
 _Found = tuple[list[LeakFinding], list[LeakFinding], str | None, bool, Late | None]
 
 
-def _said(figures: Figures) -> _Found:
-    """By the run itself, which needs some steps for it."""
-    steps, short, said = figures.steps or 0, None, standing(figures.record)
+def _by_the_run(figures: Figures) -> _Found:
+    """The run's own findings. The run needs some steps to make them."""
+    steps, short, found = figures.steps or 0, None, standing(figures.record)
     steps -= start_of(figures.record).origin
-    if steps < STEPS_NEEDED and not said:
+    if steps < STEPS_NEEDED and not found:
         short = sentences.of_early(steps)
     ended = figures.ending.by_memory(near=figures.near_limit)
     late = late_of(figures.line) if ended else None
-    return said, [], short, short is None, late
+    return found, [], short, short is None, late
 
 
-def _judged(figures: Figures) -> _Found:
-    """By the record's series."""
+def _by_the_series(figures: Figures) -> _Found:
+    """Findings that are made of the record's series."""
     judged = judge(figures.line, figures.devices)
     enough = 0.0 if figures.ending.by_memory(near=figures.near_limit) else THRESHOLDS.start_seconds
     growth = [one for one in judged.growth if one.per == "step" or not 0 < one.over < enough]
@@ -193,7 +193,7 @@ def _matters(finding: LeakFinding, pace: float | None) -> bool:
 
 
 def _nothing(figures: Figures) -> str:
-    """Who does not grow: files in /dev/shm and other programs are no part of it."""
+    """A sentence that nothing grows, without files in /dev/shm and other programs."""
     if figures.outside:
         return "the process tree does not grow"
     workers = figures.workers is not None
@@ -204,7 +204,7 @@ def _nothing(figures: Figures) -> str:
 
 
 def standing(record: Record) -> list[LeakFinding]:
-    """As the run itself said them: the newest state of each, without those that are over."""
+    """The findings of the run itself: the newest state of each, without those that are over."""
     found: dict[tuple[str, str], LeakFinding] = {}
     for event in record.events:
         if not isinstance(event.data, Finding) or event.data.grade not in RANK:
@@ -217,14 +217,14 @@ def standing(record: Record) -> list[LeakFinding]:
 
 
 def _harmless(event: Finding) -> LeakFinding:
-    """A record may come from anywhere."""
+    """Escape its texts: a record may come from anywhere."""
     given: dict[str, Any] = {one.name: getattr(event, one.name) for one in fields(LeakFinding)}
     texts = {name: shown(value) for name, value in given.items() if isinstance(value, str)}
     return LeakFinding(**{**given, **texts})
 
 
 def made_of(growth: Sequence[Growth]) -> list[LeakFinding]:
-    """What the series say, in the form in which a run says it."""
+    """Convert growth of the series to findings, as a run makes them."""
     return [replace(one, advice=advice_for(one)) for one in map(_of_growth, growth)]
 
 
@@ -244,7 +244,7 @@ def _of_growth(growth: Growth) -> LeakFinding:
 def _with_forecasts(
     figures: Figures, found: Sequence[LeakFinding], pace: float | None
 ) -> list[LeakFinding]:
-    """With what is left until the limit at the end of the record, of all that grows there."""
+    """Add to each finding what is left until the limit, for all that grows together."""
     ended = figures.ending.by_memory(near=figures.near_limit)
     host = [one for one in found if one.signal != "device"]
     devices = [one for one in found if one.signal == "device"]
@@ -270,22 +270,22 @@ def _with_forecast(
     left: tuple[float, float] | None,
     seconds: tuple[float, float] | None,
 ) -> LeakFinding:
-    """What fills up ends by itself."""
+    """A finding that fills up ends by itself, and has no forecast."""
     if RANK[finding.grade] <= RANK["fills"]:
         left = seconds = None
     return replace(finding, steps_left=left, seconds_left=seconds)
 
 
 def grown_for(figures: Figures, several: Sequence[LeakFinding]) -> float:
-    """For how many steps it has grown."""
+    """For how many steps the findings have grown."""
     first = [one.since_step for one in several if one.since_step is not None]
     return (figures.steps or 0) - min(first, default=0)
 
 
 def total_rate(several: Sequence[LeakFinding], pace: float | None, per: str) -> float:
-    """Bytes a step, or a second (`per` is "step" or "s"), that all of it takes together. What has
-    no name stands beside those that have for the same growth, seen as a whole. What fills up and
-    ends by itself does not count."""
+    """Bytes a step, or a second (`per` is "step" or "s"), by which all findings grow together. A
+    finding without a holder may be the same growth as those with one: the larger sum of the two
+    counts. What fills up and ends by itself does not count."""
     parts: dict[str, tuple[float, float]] = {}
     for one in several:
         if RANK[one.grade] <= RANK["fills"]:
@@ -301,12 +301,12 @@ def total_rate(several: Sequence[LeakFinding], pace: float | None, per: str) -> 
 
 
 def _a_second(finding: LeakFinding, pace: float | None) -> float:
-    """Its rate in bytes a second, as if a step took one where nobody knows that."""
+    """Its rate in bytes a second. If the time of a step is not known, one second is assumed."""
     return finding.rate_bytes / (pace or 1.0) if finding.per == "step" else finding.rate_bytes
 
 
 def _room_of_devices(figures: Figures) -> int | None:
-    """What all watched devices can still take; None where one does not say."""
+    """The memory that is left on all watched devices; None if it is not known of one of them."""
     room = 0
     for device in figures.devices:
         last = figures.line.last
