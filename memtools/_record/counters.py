@@ -16,19 +16,19 @@ from memtools import _core
 from memtools._base.limits import shm_room
 from memtools._record.kinds import Counters, SharedRoom
 
-UNLIMITED = 2**62  # from here on version 1 of control groups means that there is no limit
+UNLIMITED = 2**62  # Version 1 of control groups writes a larger number for "no limit".
 
 
 def read_counters(
     probe: _core.Probe, root: str = "/", membership: str | None = None
 ) -> list[Counters]:
-    """The counters of a control group and of those above it, the own one first; empty where there
-    are none to be read. Takes 30 us for each group.
+    """Read the counters of a control group and of those above it, the own one first; empty if none
+    can be read. Takes 30 us for each group.
 
     Args:
-        probe: of this process.
-        root: where the file system begins.
-        membership: the text of a process's /proc/PID/cgroup. None: this process's.
+        probe: the probe of this process.
+        root: the folder under which the kernel's files are.
+        membership: the text of a process's /proc/PID/cgroup. None, the default: this process's.
     """
     version, folders = probe.groups()
     if membership is not None:
@@ -40,12 +40,12 @@ def read_counters(
 
 
 def membership_of(pid: int | str, root: str = "/") -> str | None:
-    """In which control groups a process is; None where it cannot be read, as of one that ended."""
+    """The text of /proc/PID/cgroup; None if it cannot be read, as for a process that has ended."""
     return text_of(os.path.join(root, f"proc/{pid}/cgroup"))
 
 
 def _folders_of(membership: str, version: int, own: Sequence[str], root: str) -> list[str]:
-    """The folders of another process's group and of those above it, by where those of ours are."""
+    """The folders of another process's group and of those above it, relative to our own."""
     ours = _group_in(membership_of("self", root) or "", version)
     theirs = _group_in(membership, version)
     if not own or ours is None or theirs is None or not own[0].endswith(ours.rstrip("/")):
@@ -68,19 +68,19 @@ def _group_in(membership: str, version: int) -> str | None:
 
 
 def boot_id(root: str = "/") -> str:
-    """What the kernel calls this boot; "" where it does not say."""
+    """The kernel's name of this boot; "" if it has none."""
     return (text_of(os.path.join(root, "proc/sys/kernel/random/boot_id")) or "").strip()
 
 
 def room_of_shm(root: str = "/") -> SharedRoom | None:
-    """Size and use of /dev/shm; None where there is none."""
+    """The size and the use of /dev/shm; None if there is none."""
     free, size = shm_room(root) or (0, 0)
     return SharedRoom(size, size - free) if size else None
 
 
 def _counters_in(folder: str, top: str, version: int, boot: str) -> Counters | None:
     try:
-        inode = os.stat(folder).st_ino & (2**62 - 1)  # some are as large as a number can be
+        inode = os.stat(folder).st_ino & (2**62 - 1)  # some are larger than a record's numbers
     except (OSError, ValueError):
         return None
     events = _numbers(folder, "memory.oom_control" if version == 1 else "memory.events")
@@ -106,7 +106,7 @@ def _counters_in(folder: str, top: str, version: int, boot: str) -> Counters | N
 
 
 def _numbers(folder: str, name: str) -> dict[str, int]:
-    """The file's lines `name number`."""
+    """The numbers of a file whose lines are `name number`, by name."""
     words = (line.split() for line in (text_of(os.path.join(folder, name)) or "").splitlines())
     return {w[0]: int(w[1]) for w in words if len(w) == 2 and re.fullmatch(r"\d{1,18}", w[1])}
 
@@ -117,7 +117,7 @@ def _number(folder: str, name: str) -> int | None:
 
 
 def text_of(path: str) -> str | None:
-    """A file's text. A record may name any path: nothing is waited for."""
+    """The text of a file; None if it cannot be read. Never waits: a record may name any path."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError):
@@ -131,8 +131,8 @@ def text_of(path: str) -> str | None:
 
 
 def changed(before: Sequence[Counters], now: Sequence[Counters]) -> Iterator[Counters]:
-    """What of the counters tells of a kill or of another limit: how often a limit was met, and no
-    process was killed, changes all the time near it."""
+    """The counters that show a kill or another limit. How often a limit was met changes all the
+    time near the limit, and does not count."""
     known = {of.folder: (of.oom_kill, of.oom, of.limit_bytes) for of in before}
     for of in now:
         if of.folder in known and known[of.folder] != (of.oom_kill, of.oom, of.limit_bytes):
@@ -140,8 +140,7 @@ def changed(before: Sequence[Counters], now: Sequence[Counters]) -> Iterator[Cou
 
 
 def counters_to_write(first: Sequence[Counters], last: Sequence[Counters]) -> Iterator[Counters]:
-    """What of the counters at the end says something new: of the own group, and of those that have
-    counted."""
+    """The counters to write at the end: those of the own group, and those that have changed."""
     before = {counters.folder: counters for counters in first}
     for i, counters in enumerate(last):
         if i == 0 or before.get(counters.folder) != counters:

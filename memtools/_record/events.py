@@ -1,6 +1,7 @@
-"""What a record's events tell of the whole run: how it began and ended, its limits, its guard.
+"""What the events of a record say about the whole run: how it began and ended, its limits, its
+guard.
 
-They read the fields of typed events (memtools/_record/kinds.py) alone, never a sentence.
+Only the fields of typed events (memtools/_record/kinds.py) are read here, never a sentence.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ if TYPE_CHECKING:
     from memtools._record.kills import Cause
     from memtools._record.record import Record
 
-#: the limits of a process by which an allocation is refused
+#: limits of a process that refuse an allocation
 BYTES = ("RLIMIT_AS", "RLIMIT_DATA")
-#: events that are read at the start and the end of each run, to tell who ended it
+#: events of the start and the end of each run, from which it follows who ended it
 _EVIDENCE = ("counters", "shm_room")
 _Kind = TypeVar("_Kind", bound=Event)
-#: what the end events say that have neither a code nor a signal nor an exception
+#: endings of events that have neither a code nor a signal nor an exception
 _HOW = {
     "": ("clean", "finished"),
     "normal": ("clean", "finished"),
@@ -39,12 +40,17 @@ _HOW = {
 
 @dataclass(frozen=True)
 class Ending:
-    """How the run ended. `kind`: "clean", "failed" (an exception or another exit code), "killed"
-    (by a signal), "gone" (no end mark), "ended" (an end mark that nobody here understands) or
-    "running". `text`: one clause about it. `signal`: its name where one ended the run, "" where
-    that is not known. `code`: the exit code by which a shell or a launcher tells of that signal.
-    `out_of_memory`: "host", "device" or "budget" where an exception says that it ran out. `cause`:
-    who killed it or a child of it, as far as the kernel's counters tell.
+    """How a run ended.
+
+    Attributes:
+        kind: "clean", "failed" (an exception or another exit code), "killed" (by a signal), "gone"
+            (no end mark), "ended" (an end mark of an unknown form) or "running".
+        text: one clause about it.
+        signal: the name of the signal that ended the run; "" if it is not known which one did, None
+            if no signal did.
+        out_of_memory: "host", "device" or "budget" if an exception says that it ran out; else None.
+        code: the exit code by which a shell or a launcher reports that signal; else None.
+        cause: who killed the run or a child of it, as far as the kernel's counters show it.
     """
 
     kind: str
@@ -55,14 +61,14 @@ class Ending:
     cause: Cause | None = None
 
     def shows(self, event: str) -> bool:
-        """Whether an event of this kind is told in a list of them. Phases have a table; evidence
-        for who ended a run is news where somebody has."""
+        """Whether a list of events shows those of this kind. Phases have a table of their own.
+        Evidence of who ended a run is shown only if the run did not end well."""
         ended_well = self.kind in ("clean", "running")
         return event != "phase" and not (ended_well and event in _EVIDENCE)
 
     def by_memory(self, *, near: bool) -> bool:
-        """Whether memory ended it: an exception or the kernel's counters say so, or what may have
-        been a SIGKILL came near the limit and nobody counted."""
+        """Whether memory ended the run: an exception or the kernel's counters say so, or there are
+        no counters, and what may have been a SIGKILL came near the limit (`near`)."""
         if self.cause is not None and self.cause.by != "unclear":
             return self.cause.is_memory
         return self.out_of_memory is not None or (self.signal in ("", "SIGKILL") and near)
@@ -74,7 +80,7 @@ def events_of(record: Record, kind: type[_Kind]) -> Iterator[_Kind]:
 
 
 def ending(record: Record) -> Ending:
-    """By the newest end event, and by whether the record was closed."""
+    """How the run ended, by the newest end event and by whether the record was closed."""
     end = next((event for event in reversed(record.events) if event.kind == "end"), None)
     if end is None and record.complete:
         return Ending("clean", "finished")
@@ -132,24 +138,24 @@ def _by_exception(name: str, text: str) -> Ending:
     how = End(exception=name, text=text).clause()
     if not says_out_of_memory(name, text):
         return Ending("failed", f"it ended by {how}")
-    # What torch says of a device; the texts are torch's own.
+    # These are the texts of torch.
     device = "OutOfMemoryError" in name or re.search(r"\b(CUDA|HIP|cu[A-Z]\w+|XPU)\b", text)
     where = "device" if device else "budget" if name == "BudgetError" else "host"
     return Ending("failed", f"it ran out of memory: {how}", None, where)
 
 
 def start_of(record: Record) -> Start:
-    """The start event; one that says nothing where the record has none that can be read."""
+    """The start event; an empty one if the record has none that can be read."""
     return next(events_of(record, Start), Start())
 
 
 def last_guard_act(record: Record) -> str:
-    """What a guard did last, as a clause; "" where none did anything."""
+    """What a guard did last, as a clause; "" if none acted."""
     return next((shown(act.clause()) for act in events_of(record, GuardAct)), "")
 
 
 def process_limits(record: Record) -> dict[str, int]:
-    """The limits of the process's memory by name; one that was lifted later does not count."""
+    """The limits of the process's memory by name, without those that were lifted later."""
     found: dict[str, int] = {}
     for limit in reversed(list(events_of(record, Limit))):
         if limit.name not in BYTES:
@@ -161,16 +167,16 @@ def process_limits(record: Record) -> dict[str, int]:
 
 
 def limits_that_acted(record: Record) -> dict[str, Limit]:
-    """The limits of the process that refused what it asked for at the end, by name."""
+    """The limits of the process that refused a request at the end, by name."""
     acted = (limit for limit in events_of(record, Limit) if limit.used_bytes is not None)
     return {limit.name: limit for limit in acted}
 
 
 def idle_heap(record: Record) -> int | None:
-    """Bytes of freed memory that malloc kept when the host's memory ran out."""
+    """Bytes of freed memory that malloc kept when the host's memory ran out; None if not known."""
     return next((heap.kept_bytes for heap in events_of(record, Heap)), None)
 
 
 def guard_set(record: Record) -> float | None:
-    """The share of the limit at which a guard waits for the end of a step."""
+    """The share of the limit at which a guard acts at the end of a step; None without a guard."""
     return next((guard.fraction for guard in events_of(record, GuardSet)), None)

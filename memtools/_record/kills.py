@@ -1,23 +1,24 @@
-"""Who ended a run that was killed: by the record alone, and by the kernel's log. The control group
-is not read again: it is gone with the job, and what is said must be the same before and after.
+"""Who ended a run that was killed, by the record and by the kernel's log. The control group is not
+read again: it may be gone with the job, and the answer must be the same before and after.
 
     at the start   Counters of the own group and of those above it ─┐
-    now and then   Counters again, where they have changed          │
-    at the end     Counters again, by the run or by who watched it ─┴─► what was counted meanwhile
-                   or, where nobody could read them, memory and limit at the last sample
+    now and then   Counters again, if they have changed             │
+    at the end     Counters again, by the run or by its watcher ────┴─► what was counted meanwhile
+                   or, without them, memory and limit at the last sample
                                                                         │
                                                                         ▼
     kernel's log   "Killed process 1234 (python)" ──────────────────► Cause, or None: not known
 
-The kernel adds one to `oom_kill` of a process's group, and of those above it, when it kills the
-process because memory ran out, and to `oom` of the group whose limit that was. So no rise of
-`oom_kill` says that the kernel did not do it, and a rise without one of `oom` that it was not a
-limit which is visible here. Version 1 has no `oom`: there the limits that were met tell, and only
-the own group counts.
+When the kernel kills a process because memory ran out, it adds one to `oom_kill` of the process's
+group and of those above it, and to `oom` of the group whose limit was reached. So if `oom_kill` has
+not risen, the kernel did not kill. If it has risen and `oom` has not, the limit is not visible
+here. Version 1 has no `oom`: there the number of times that a limit was met decides, and only the
+own group counts.
 
-A process that is killed counts no more. So of one that nobody watched (`memtools run train.py`, a
-MemoryMonitor) the last sample is what is known: near a limit, its out-of-memory killer is likely,
-and that word is used. `memtools run -- command` reads the counters after the end, and is sure.
+A process that is killed cannot read counters. If no other process watched it (`memtools run
+train.py`, a MemoryMonitor), only the last sample is known: near a limit, the out-of-memory killer
+is likely, and the text says so. `memtools run -- command` reads the counters after the end, and is
+sure.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ if TYPE_CHECKING:
     from memtools._record.figures import Used
     from memtools._record.record import Record
 
-ROOT = "/"  # under which the kernel's files are read now; tests have their own
-FULL = 0.75  # of /dev/shm: a file that does not fit leaves some room
-LOG_SLACK_NS = 10**9  # by which the log's clock and the run's may differ
-MOST_LOG = 1 << 24  # bytes of the kernel's log that are read
-OF_A_GROUP, OF_THE_MACHINE, NOT_NAMED = "group", "machine", "not named"  # what the log says
-_INIT_PIDS = "pid:[4026531836]"  # the namespace in whose numbers the kernel's log speaks
+ROOT = "/"  # The kernel's log and its boot id are read under this folder.
+FULL = 0.75  # share of /dev/shm in use: a file that does not fit leaves some room
+LOG_SLACK_NS = 10**9  # The log's clock and the run's may differ by so much.
+MOST_LOG = 1 << 24  # bytes of the kernel's log that are read, at most
+OF_A_GROUP, OF_THE_MACHINE, NOT_NAMED = "group", "machine", "not named"  # answers of the log
+_INIT_PIDS = "pid:[4026531836]"  # The log has process numbers of this namespace.
 _KILLED = re.compile(
     r"^\d+,\d+,(\d+),[^;]*;(Memory cgroup out of memory|Out of memory)[^:]*: "
     r"Kill(?:ed)? process (\d+) ",
@@ -54,10 +55,17 @@ _KILLED = re.compile(
 
 @dataclass(frozen=True)
 class Cause:
-    """What is known of a kill. `by`: "group" (the kernel, because a control group had no memory
-    left), "machine" (the kernel, because of the machine's memory or of a limit that is not visible
-    here), "shm" (a mapped file found no room in /dev/shm), "nobody" (nobody was killed for memory),
-    "unclear" (somebody in the group was, perhaps another process). `text`: a clause about it."""
+    """What is known about a kill.
+
+    Attributes:
+        by: "group" (the kernel, because a control group had no memory left), "machine" (the kernel,
+            because of the machine's memory or of a limit that is not visible here), "shm" (a mapped
+            file found no room in /dev/shm), "nobody" (no process was killed for memory) or
+            "unclear" (a process of the group was, perhaps another one).
+        text: a clause about it.
+        group: the control group whose limit was reached, or the own group; "" for "shm".
+        limit_bytes: its limit, or the size of /dev/shm; None if it is not known.
+    """
 
     by: str
     text: str
@@ -71,7 +79,8 @@ class Cause:
 
 @dataclass(frozen=True)
 class Victim:
-    """A child whose death an exception tells of. `signal`: None where it is not told."""
+    """A child whose death an exception reports. `signal` is "" if the text does not name it, and
+    None if its name is not known."""
 
     signal: str | None
     pid: int | None = None
@@ -81,9 +90,9 @@ class Victim:
 
 
 def _killed_by_log(pid: int, since_ns: int, root: str) -> str | None:
-    """For whose memory the kernel's log says that it killed this process after `since_ns`, or
-    NOT_NAMED; None where the log cannot be read, does not go back so far, or speaks of other
-    numbers of processes, as in a container."""
+    """Whose memory ran out when the kernel killed this process after `since_ns`, by the kernel's
+    log: OF_A_GROUP, OF_THE_MACHINE, or NOT_NAMED if the log does not name the process. None if the
+    log cannot be read, does not go back so far, or has other process numbers, as in a container."""
     try:
         own = os.readlink(os.path.join(root, "proc/self/ns/pid"))
     except OSError:
@@ -99,7 +108,7 @@ def _killed_by_log(pid: int, since_ns: int, root: str) -> str | None:
 
 
 def _log(root: str) -> str:
-    """All that is in it now, a record a line; never waits."""
+    """The log as it is now, one record a line. Never waits."""
     parts, size = [], 0
     try:
         file = os.open(os.path.join(root, "dev/kmsg"), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -110,7 +119,7 @@ def _log(root: str) -> str:
             try:
                 part = os.read(file, 8192)
             except OSError as error:
-                if error.errno == errno.EPIPE:  # this record was overwritten: the next one follows
+                if error.errno == errno.EPIPE:  # This record was overwritten; the next one follows.
                     continue
                 break
             if not part:
@@ -126,11 +135,11 @@ def _log(root: str) -> str:
 
 
 def explained(end: Ending, record: Record, used: Used | None) -> Ending:
-    """The ending with its cause, where that is known.
+    """Add the cause to an ending, if it is known.
 
     Args:
-        end: of the record.
-        record: which may still be written: then nothing is asked.
+        end: how the record says that the run ended.
+        record: the record of the run.
         used: memory and its limit at the last sample.
     """
     victim = None
@@ -148,15 +157,15 @@ def explained(end: Ending, record: Record, used: Used | None) -> Ending:
     if cause is None:
         return end
     if cause.by == "nobody" and _is_near(used) and used is not None and used.source == "given":
-        cause = replace(cause, by="unclear")  # whatever enforces that limit is not the kernel
+        cause = replace(cause, by="unclear")  # The kernel does not enforce that limit.
     if end.kind == "gone" and cause.is_memory:
         return replace(end, text=cause.text, cause=cause)
-    said = end.text if end.text.endswith("...") else end.text.rstrip(". ")
-    return replace(end, text=f"{said}; {cause.text}", cause=cause)
+    text = end.text if end.text.endswith("...") else end.text.rstrip(". ")
+    return replace(end, text=f"{text}; {cause.text}", cause=cause)
 
 
 def _watches_itself(record: Record) -> bool:
-    """Whether the process has written its own end: a code such as 137 was a child's before."""
+    """Whether the process wrote its own end. Then a code such as 137 was first that of a child."""
     start = next(events_of(record, Start), None)
     return start is not None and not start.command
 
@@ -166,7 +175,7 @@ def _is_near(used: Used | None) -> bool:
 
 
 def _of_others(record: Record) -> Cause | None:
-    """Of a run that failed by itself: who was killed meanwhile, which may be why."""
+    """The cause of a run that failed by itself: another process was killed meanwhile."""
     groups = _groups_of(record)
     if not groups or not _rose(*groups[0]):
         return None
@@ -181,13 +190,14 @@ def cause_of(
     signal: str | None = None,
     victim: Victim | None = None,
 ) -> Cause | None:
-    """Who ended a run that a signal ended ("": nobody knows which), or a child of it.
+    """Who ended a run, or a child of it, by a signal; None if that is not known.
 
     Args:
-        record: of a run that is over.
+        record: the record of a run that is over.
         used: memory and its limit at the last sample.
-        signal: that ended it.
-        victim: the child that was killed, and whose death ended the run; None: the run itself.
+        signal: the signal that ended the run; "" if it is not known which one did.
+        victim: the child that was killed and whose death ended the run. None, the default: the run
+            itself was killed.
     """
     signal = signal if victim is None else victim.signal
     if signal == "SIGBUS":
@@ -197,7 +207,7 @@ def cause_of(
     pid = record.pid if victim is None else victim.pid
     log = None
     if pid is not None and not start_of(record).command:
-        # A record of memtools run -- command has no number of the command, but memtools' own.
+        # The record of memtools run -- command has the number of memtools, not of the command.
         log = _killed_by_log(pid, record.clock_ns, ROOT) if _same_boot(record) else None
     whom = "it" if victim is None else "a child process"
     groups = _groups_of(record)
@@ -208,7 +218,7 @@ def cause_of(
     return _by_last_sample(groups, used) if victim is None else None
 
 
-#: what is known ──► whom it speaks of (`Cause.by`), and the sentence
+#: what is known ──► `Cause.by`, and the sentence
 _SENTENCES = {
     "counted for a group": (
         "group",
@@ -272,7 +282,7 @@ _Groups = Sequence[tuple[Counters, Counters]]
 
 
 def _by_counters(groups: _Groups, log: str | None, whom: str) -> Cause | None:
-    """By what was counted between the start and the end."""
+    """The cause by what was counted between the start and the end."""
     own, now = groups[0]
     if own.oom_kill is None or now.oom_kill is None or now.oom_kill < own.oom_kill:
         return None
@@ -292,8 +302,8 @@ def _by_counters(groups: _Groups, log: str | None, whom: str) -> Cause | None:
 
 
 def _by_nobody(groups: _Groups) -> Cause:
-    """Where the own group counted no kill. In version 2 those above it count its kills too: a kill
-    there was of another group's process, or this one was moved meanwhile."""
+    """The cause if the own group counted no kill. In version 2 the groups above count its kills,
+    too: a kill that only they have counted was in another group, or this process was moved."""
     own = groups[0][0]
     for before, after in groups[1:]:
         if before.version == 2 and _rose(before, after):
@@ -305,7 +315,7 @@ def _by_nobody(groups: _Groups) -> Cause:
 
 
 def _by_log(groups: _Groups, log: str, whom: str) -> Cause:
-    """By the kernel's log alone."""
+    """The cause by the kernel's log alone."""
     if log == NOT_NAMED:
         return _said("not named", group=groups[0][1].group if groups else "", whom=whom)
     full = next((last for _, last in groups if last.limit_bytes is not None), None)
@@ -317,7 +327,7 @@ def _by_log(groups: _Groups, log: str, whom: str) -> Cause:
 
 
 def _by_last_sample(groups: _Groups, used: Used | None) -> Cause | None:
-    """By where memory stood, where nobody counted at the end: what is likely."""
+    """The likely cause by the last sample, if the counters were not read at the end."""
     if used is None or not _is_near(used) or used.limit_bytes is None:
         return None
     limit = used.limit_bytes
@@ -343,16 +353,16 @@ def _counted_of(before: Counters, after: Counters) -> str:
 
 
 def _ran_out(before: Counters, after: Counters) -> bool:
-    """Whether it was this group's limit: the innermost where it was counted."""
+    """Whether the limit of this group was reached."""
     if before.version == 1:
         return before.limit_bytes is not None and (after.met or 0) > (before.met or 0)
     return (after.oom or 0) > (before.oom or 0)
 
 
 def _by_shm(record: Record, certain: bool = False) -> Cause | None:
-    """Whether /dev/shm was full; `certain`: the exception says that a file of it found no room."""
+    """Whether /dev/shm was full. `certain`: an exception says that a file found no room there."""
     rooms = [event.data for event in record.events if isinstance(event.data, SharedRoom)]
-    if len(rooms) < 2:  # at the start alone: what was in use at the end, nobody knows
+    if len(rooms) < 2:  # It was read only at the start: the use at the end is not known.
         return None
     most = max(room.used_bytes for room in rooms)
     size = rooms[-1].size_bytes
@@ -362,12 +372,12 @@ def _by_shm(record: Record, certain: bool = False) -> Cause | None:
 
 
 def _groups_of(record: Record) -> list[tuple[Counters, Counters]]:
-    """Of each group, the own one first: its counters at the start, and when they were read last.
-    Counters never fall, and what was read first may have been written again later."""
+    """The counters of each group at the start and when they were read last, the own group first.
+    Counters never fall, and those of the start may have been written again later."""
     found: dict[str, list[Counters]] = {}
     for counters in (e.data for e in record.events if isinstance(e.data, Counters)):
         if counters.own and counters.folder not in found:
-            found = {}  # the first group, or it was moved to another one
+            found = {}  # The process was moved to another group.
         found.setdefault(counters.folder, []).append(counters)
     return [(min(of, key=_counted), max(of, key=_counted)) for of in found.values()]
 
@@ -377,8 +387,8 @@ def _counted(counters: Counters) -> tuple[int, int, int]:
 
 
 def _were_read_at_the_end(record: Record) -> bool:
-    """Whether somebody read the counters when the run was over. Who does so writes those of the
-    own group last, whether or not they have changed, and then how it ended."""
+    """Whether the counters were read when the run was over. Those of the own group are written then
+    whether or not they have changed, and after them the end."""
     own = [e.data for e in record.events if isinstance(e.data, Counters) and e.data.own]
     return len(own) > 1 and any(event.kind == "end" for event in record.events)
 
@@ -388,9 +398,9 @@ def _same_boot(record: Record) -> bool:
     return bool(of) and of == boot_id(ROOT)
 
 
-# --- children, by what an exception says of them --------------------------------------------------
+# --- children whose death an exception reports ----------------------------------------------------
 
-#: of torch's and Python's words for a file of /dev/shm that does not fit
+#: what torch and Python say if a file does not fit into /dev/shm
 _NO_ROOM = re.compile(
     r"unable to (allocate|mmap|write)[^\n]*(shared memory|/torch_)[^\n]*(No space|out of memory)"
     r"|No space left on device[^\n]*(/dev/shm|'/psm_)"
@@ -411,19 +421,19 @@ _DEATHS = (
 
 
 def victim_of(text: str) -> Victim | None:
-    """The child whose death the text of an exception tells of, by torch's, multiprocessing's and
-    subprocess's words; None where it speaks of something else."""
+    """The child whose death the text of an exception reports, in the words of torch,
+    multiprocessing or subprocess; None for another text."""
     for form in _DEATHS:
         found = form.search(text)
         if found is None:
             continue
-        said = found.groupdict()
-        pid = None if said.get("pid") is None else int(said["pid"])
-        if said.get("words") is not None:
-            return Victim(_SIGNALS.get(said["words"].strip().lower()), pid)
-        if said.get("code") is not None:
-            code = int(said["code"])
+        parts = found.groupdict()
+        pid = None if parts.get("pid") is None else int(parts["pid"])
+        if parts.get("words") is not None:
+            return Victim(_SIGNALS.get(parts["words"].strip().lower()), pid)
+        if parts.get("code") is not None:
+            code = int(parts["code"])
             number = -code if code < 0 else code - 128
             return Victim(signal_name(number), pid) if 0 < number <= 64 else None
-        return Victim(said.get("name", ""), pid)
+        return Victim(parts.get("name", ""), pid)
     return None

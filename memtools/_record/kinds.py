@@ -1,10 +1,10 @@
 """The typed events of a record: for each kind a class with the fields that one part of memtools
-writes and another reads, and the sentence that is made of them when they are shown.
+writes and another one reads, and with the sentence in which they are shown.
 
     monitor ──► payload() ──► run.mem ──► read() ──► RecordEvent.data: Finding, Limit, ...
                 JSON of the fields             └───► RecordEvent.text: data.sentence()
 
-What a program says in its own words (a mark, the name of a phase) is a text, and has no fields.
+A text of the program (a mark, the name of a phase) has no fields.
 """
 
 from __future__ import annotations
@@ -23,31 +23,41 @@ from memtools._base.peak import BACKWARD, BACKWARDS, OPTIMIZER, OPTIMIZERS, Peak
 from memtools._base.size import format_bytes
 from memtools._leak.finding import LeakFinding
 
-#: characters of a field: some of them fit into the 64 KiB of a payload, whatever they are
+#: A field is cut to so many characters: some fields of any characters fit into a payload of 64 KiB.
 LONGEST = 2048
-_NUMBER = 2**63  # no count of anything is larger
+_NUMBER = 2**63  # Numbers of a payload must be smaller.
 
 
 @dataclass(frozen=True)
 class Event:
-    """What all typed events have."""
+    """The base class of typed events."""
 
     KIND: ClassVar[str]
 
     def sentence(self) -> str:
-        """The event in words, for people."""
+        """The event in words."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Start(Event):
-    """Who writes the record, of what and how often. `command`: what is watched from outside; ""
-    where a process watches itself. `limit`: where the limit comes from, in words; of the limits
-    that have no column, `given_bytes` is the one that was asked for and `machine_bytes` the
-    machine's memory, where that is the limit. `tests_leaks`: the run says itself what grows, by
-    finding events; without them nothing does. `untested`: that it was to and does not, and why. It
-    is written again where that changes, as it is where the leak test begins anew: steps up to
-    `origin` were something else then. `notebook`: the notebook's file name, where that is known."""
+    """What is recorded, and how often. It is written again if `untested` changes, or if the leak
+    test begins again.
+
+    Attributes:
+        name: the name of the monitor.
+        command: the command that is watched from outside; "" if a process watches itself.
+        devices: the numbers of the devices that are watched.
+        interval_ms: milliseconds between samples.
+        limit: the limit and where it comes from, in words.
+        given_bytes: the limit that was given; it has no column.
+        machine_bytes: the machine's memory, if that is the limit.
+        tests_leaks: whether the run tests itself and writes what grows as findings: without a
+            finding, nothing grows.
+        untested: why the run does not test itself although it was meant to; "" otherwise.
+        notebook: the notebook's file name, if it is known.
+        origin: the leak test counts steps from this one on; before it, steps were something else.
+    """
 
     KIND = "start"
 
@@ -72,9 +82,9 @@ class Start(Event):
 
 @dataclass(frozen=True)
 class End(Event):
-    """How the process ended: by an exit `code`, a `signal` ("": nobody knows which), an
-    `exception` (the name of its type), or as `how` says, such as "stop()". `text` belongs to the
-    code or the exception."""
+    """How the process ended: by an exit `code`, a `signal` ("" if it is not known which one), an
+    `exception` (the name of its type), or in another way, such as "stop()" (`how`). `text` is that
+    of the code or the exception."""
 
     KIND = "end"
 
@@ -101,7 +111,7 @@ class End(Event):
 
 @dataclass(frozen=True)
 class Fork(Event):
-    """So many child processes were forked since the last such event."""
+    """How many child processes were forked since the last such event."""
 
     KIND = "fork"
 
@@ -114,7 +124,7 @@ class Fork(Event):
 
 @dataclass(frozen=True)
 class Finding(LeakFinding, Event):
-    """One thing that grows, as the running monitor said it: the fields of a LeakFinding."""
+    """Something that grows, as the running monitor has found it: the fields of a LeakFinding."""
 
     KIND = "finding"
 
@@ -124,8 +134,8 @@ class Finding(LeakFinding, Event):
 
 @dataclass(frozen=True)
 class Holder(Event):
-    """Who holds the memory of a device that ran out: the fields of a Holder of the census. Of the
-    kind "tensors": what it is full of, and the container that holds most of that, if any."""
+    """Who holds the memory of a device that ran out: the fields of a Holder of the census. The kind
+    "tensors" is what it is full of, with the container that holds most of that, if there is one."""
 
     KIND = "holder"
 
@@ -145,10 +155,16 @@ class Holder(Event):
 
 @dataclass(frozen=True)
 class Trace(Event):
-    """Steps were traced, to learn where what grows was made: by which `sources`, and what that took
-    at the ends of these steps. `found`: how many findings got a line by it. `why`: a source was not
-    used, or, without any steps, nothing was traced at all. `seconds`: for how long, where the
-    program makes no steps, and ticks of time were taken for them."""
+    """Steps were traced to find the lines that make what grows.
+
+    Attributes:
+        steps: how many steps; 0 if nothing was traced.
+        ms: how long the tracing took at the ends of these steps, in milliseconds.
+        sources: what traced them.
+        why: why a source was not used, or why nothing was traced.
+        found: how many findings got a line.
+        seconds: how long was traced, if the program makes no steps; else None.
+    """
 
     KIND = "trace"
 
@@ -175,8 +191,8 @@ class Trace(Event):
 
 @dataclass(frozen=True)
 class Peak(PeakContents, Event):
-    """What lived at the peak of a step that was recorded: the fields of a PeakContents. `why`:
-    nothing is recorded in this run, and so there are none."""
+    """What lived at the peak of a step that was recorded: the fields of a PeakContents. `why` says
+    why no step is recorded in this run; "" otherwise."""
 
     KIND = "peak"
 
@@ -194,8 +210,8 @@ class Peak(PeakContents, Event):
         return f"in {where} ({at})" if at else f"in {where}"
 
     def filled(self) -> str:
-        """`optimizer state 41.6 MiB, its temporaries 32.0 MiB, parameters 20.8 MiB`: what makes 1 %
-        of the peak or more."""
+        """`optimizer state 41.6 MiB, its temporaries 32.0 MiB, parameters 20.8 MiB`: the parts of 1
+        % of the peak or more."""
         own = {OPTIMIZER: OPTIMIZERS, BACKWARD: BACKWARDS}.get(self.phase)
         names = {own: "its temporaries"}
         return ", ".join(
@@ -220,8 +236,8 @@ class Peak(PeakContents, Event):
 
 @dataclass(frozen=True)
 class Limit(Event):
-    """A limit of the process itself; `limit_bytes` is None where it was lifted. `used_bytes`: it
-    acted, and so much of what it counts was in use (for RLIMIT_NPROC both are threads)."""
+    """A limit of the process itself. `limit_bytes` is None if it was lifted. `used_bytes` is how
+    much was in use when it acted, None if it did not (for RLIMIT_NPROC both are threads)."""
 
     KIND = "limit"
 
@@ -239,9 +255,9 @@ class Limit(Event):
 @dataclass(frozen=True)
 class Counters(Event):
     """What the kernel has counted in a control group, that of the process or one above it: at the
-    start of the run, when it was moved to another group, and at the end. None is what its version
-    does not have. `folder` and `inode` are of the group, `boot` of the kernel: where they are the
-    same, counters can be compared. `version`: of control groups."""
+    start of the run, when it was moved to another group, and at the end. What the version of
+    control groups does not have is None. Counters can be compared if they have the same `folder`
+    and `inode` of the group and the same `boot` of the kernel."""
 
     KIND = "counters"
 
@@ -253,15 +269,15 @@ class Counters(Event):
     limit_bytes: int | None = None
     #: whether it is the process's own group
     own: bool = False
-    #: processes of it that the kernel has killed because memory ran out, whosever limit it was
+    #: how many of its processes the kernel has killed because memory ran out, at any limit
     oom_kill: int | None = None
-    #: times that a limit of it, or of one below it, left no way but to kill
+    #: how often its limit, or one of a group below it, made the kernel kill
     oom: int | None = None
-    #: times that all of it was killed together
+    #: how often all of its processes were killed together
     oom_group_kill: int | None = None
-    #: times that its limit was met, `max` of version 2 and `failcnt` of version 1
+    #: how often its limit was met: `max` of version 2, `failcnt` of version 1
     met: int | None = None
-    #: times that it was slowed down by `memory.high`
+    #: how often `memory.high` slowed it down
     high: int | None = None
 
     def sentence(self) -> str:
@@ -275,8 +291,8 @@ class Counters(Event):
 
 @dataclass(frozen=True)
 class SharedRoom(Event):
-    """The room for shared memory: the size of /dev/shm and what was in use of it, by all who use
-    it; at the start, and the most that was seen where the run did not end well."""
+    """The size of /dev/shm and how much of it all processes used: at the start, and if the run did
+    not end well, the highest use that was seen."""
 
     KIND = "shm_room"
 
@@ -301,8 +317,9 @@ class Heap(Event):
 
 @dataclass(frozen=True)
 class Cleanup(Event):
-    """What was done to free memory: names, the time of each in milliseconds, and the bytes that
-    were freed, None where nobody knows. `notes` are in words: why, and of how many objects."""
+    """What was done to free memory: the names of the actions, how long each took in milliseconds,
+    and the bytes that were freed, None if they are not known. `notes` say why, and how many
+    objects."""
 
     KIND = "cleanup"
 
@@ -330,8 +347,8 @@ class Cleanup(Event):
 
 @dataclass(frozen=True)
 class OutOfMemory(Event):
-    """A device ran out of memory: torch could not get `asked_bytes`, with all three tiers at that
-    moment. `more_before`: how many such errors have no event of their own."""
+    """A device ran out of memory: torch could not allocate `asked_bytes`. The other sizes are those
+    of that moment. `more_before`: how many such errors before have no event of their own."""
 
     KIND = "oom"
 
@@ -359,12 +376,12 @@ class OutOfMemory(Event):
 
 @dataclass(frozen=True)
 class Pressure(Event):
-    """Memory comes near its limit. `what` tells which fields it has:
+    """Memory comes near its limit. Which fields are set depends on `what`:
 
-    - "passed": a watermark, by its fraction of the limit; what is used, the limit and its source.
-    - "not heard": since then no step() was called for `seconds`, in which a callback could act.
-    - "cannot act": the guard or callback `handle`, and why.
-    - "forecast": the steps that are left (least, most likely, most), as `signal` grows.
+    - "passed": `fraction` of the limit was passed; `used_bytes`, `limit_bytes` and its `source`.
+    - "not heard": no step(), in which a callback could act, was called for `seconds` since then.
+    - "cannot act": the guard or callback `handle` cannot act, and `why`.
+    - "forecast": the steps that are left (fewest, most likely, most) while `signal` grows.
     """
 
     KIND = "pressure"
@@ -399,9 +416,9 @@ class Pressure(Event):
 
 @dataclass(frozen=True)
 class GuardAct(Event):
-    """A guard acted, at this fraction of the limit. `action`: "raise", "SIGTERM", or the name of
-    the function that it called. `device`: the number of the device whose memory it was, None for
-    the host's."""
+    """A guard acted at this fraction of the limit. `action` is "raise", "SIGTERM", or the name of
+    the function that it called. `device` is the number of the device that it guards, None for the
+    host."""
 
     KIND = "guard"
 
@@ -414,7 +431,7 @@ class GuardAct(Event):
     device: int | None = None
 
     def pressure(self) -> str:
-        """What was used of the limit when it acted."""
+        """How much of the limit was used when it acted."""
         if self.action != "SIGTERM":
             return sentences.of_pressure(self)
         share = 100 * self.used_bytes / self.limit_bytes if self.limit_bytes else 0.0
@@ -439,7 +456,7 @@ class GuardAct(Event):
 
 @dataclass(frozen=True)
 class GuardSet(Event):
-    """The share of the limit at which a guard waits for the end of a step."""
+    """A guard was set. It acts at this fraction of the limit, at the end of a step."""
 
     KIND = "guard_set"
 
@@ -451,12 +468,12 @@ class GuardSet(Event):
 
 KINDS: dict[str, type[Event]] = {kind.KIND: kind for kind in Event.__subclasses__()}
 
-# --- as they stand in a record --------------------------------------------------------------------
+# --- payloads -------------------------------------------------------------------------------------
 
 
 def payload(kind: str, body: object, **more: object) -> bytes:
-    """The fields of `body`, an object or a mapping that has them, and `more` in the form that a
-    record keeps. What is as usual is left out, and a long text is cut."""
+    """Return the payload of an event: the fields of `body`, an object or a mapping that has them,
+    and `more`. Fields with their default are left out, and long texts are cut."""
     given = body if isinstance(body, Mapping) else None
     found: dict[str, object] = {}
     for one in fields(KINDS[kind]):
@@ -469,8 +486,8 @@ def payload(kind: str, body: object, **more: object) -> bytes:
 
 
 def _plain(value: object) -> object:
-    """JSON has no infinity: null is one in a tuple of steps or seconds that are left. Half
-    a character is escaped, and a zero."""
+    """JSON has no infinity: null stands for it in a tuple of steps or seconds that are left. Half a
+    character and a zero are escaped."""
     if isinstance(value, str):
         plain = value[:LONGEST].replace("\0", "\\0")
         return plain.encode("utf-8", "backslashreplace").decode()
@@ -480,8 +497,9 @@ def _plain(value: object) -> object:
 
 
 def read(kind: str, data: bytes) -> tuple[Event | None, str]:
-    """The event of a payload, and its sentence. Nothing in it is trusted: None for a kind that this
-    version does not know and for fields that cannot be, with what is there for a text."""
+    """Return the event of a payload, and its sentence. Nothing in the payload is trusted: for a
+    kind that this version does not know, and for impossible fields, the event is None and the
+    sentence is the payload itself."""
     try:
         found, checks = _DECODER.decode(data.decode()), _CHECKS[kind]
         given = {name: check(found[name]) for name, check in checks.items() if name in found}
@@ -501,7 +519,8 @@ _Check = Callable[[Any], Any]
 
 
 def _check_of(hint: Any) -> _Check:
-    """Returns a value as one of that type; raises ValueError for one that is not."""
+    """Return a function that returns a value of that type, and raises ValueError for another
+    value."""
     kind, parts = typing.get_origin(hint), typing.get_args(hint)
     if kind in (types.UnionType, Union):
         inner = _check_of(parts[0])
@@ -517,7 +536,7 @@ def _check_of(hint: Any) -> _Check:
 def _several(check: _Check, parts: tuple[Any, ...], value: Any) -> tuple[Any, ...]:
     if type(value) is not list or (Ellipsis not in parts and len(parts) != len(value)):
         raise ValueError(value)
-    is_endless = parts[0] is float and Ellipsis not in parts  # of steps left: null is infinity
+    is_endless = parts[0] is float and Ellipsis not in parts  # In steps left, null is infinity.
     return tuple(math.inf if is_endless and part is None else check(part) for part in value)
 
 
