@@ -151,6 +151,6 @@ def _verdict(judged: Sequence[Judgement]) -> Iterator[str]:
         if one.result == "broken":
             yield f"broken: {one.text}"
         elif one.doubtful:
-            yield f"held, but not known well enough, more steps tell: {one.text}"
+            yield f"held, but not known well enough (make more steps): {one.text}"
     if judged and all(one.result == "held" for one in judged):
         yield "all bounds are kept"

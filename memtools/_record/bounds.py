@@ -1,9 +1,9 @@
-"""What a comparison of two records may not pass: the grammar of `--fail`, and its judgement.
+"""Bounds of a comparison of two records: the grammar of `--fail`, and the judgement.
 
     "peak=+5%,growth=+1KiB/step,leak" ──► parse_bounds() ──► Bound ... ──► judge() ──► Judgement ...
 
-A bound is `held`, `broken`, or `unknown` where a record does not have what it is about: a check
-that has not looked has not passed.
+A bound is `held`, `broken`, or `unknown` if a record does not have the figure: a check that could
+not look has not passed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from memtools._base.size import parse_bytes
 from memtools._base.text import shown
 from memtools._record.compare import Comparison, Row, in_words, number_in_words
 
-#: what may be bound, with an example of each
+#: the figures that a bound may have, with an example of each
 EXAMPLES = {
     "peak": "peak=+5%",
     "process": "process=+20MiB",
@@ -30,7 +30,7 @@ EXAMPLES = {
 _NUMBER = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(.*)", re.S)
 _VALUED = re.compile(r"=\s*\+?\s*[0-9][^=]*$")
 _TIMES = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
-_MOST = 2.0**63  # no memory is larger, and no step longer
+_MOST = 2.0**63  # A bound must be below this.
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,11 @@ class Bound:
     """One bound of `--fail`.
 
     Attributes:
-        text: as it was written.
-        name: of the rows that it is about, or "leak".
-        rise: whether `number` is what new may have more than base; else it is what new may have.
-        percent: whether `number` is a part of base, in percent; else it is in the unit of the rows.
-        number: 0 for "leak".
+        text: the bound as it was written.
+        name: the name of its rows, or "leak".
+        rise: whether `number` is a rise above base; otherwise it is the most that new may have.
+        percent: whether `number` is in percent of base; otherwise it is in the unit of the rows.
+        number: the limit; 0 for "leak".
     """
 
     text: str
@@ -54,8 +54,8 @@ class Bound:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What became of a bound: `result` is "held", "broken" or "unknown", `text` says why.
-    `doubtful`: it is held, and growth is not known well enough to say that it is not broken."""
+    """The result of a bound: "held", "broken" or "unknown"; `text` says why. A bound is `doubtful`
+    if it is held, and growth is not known well enough to exclude that it is broken."""
 
     bound: Bound
     result: str
@@ -78,15 +78,15 @@ class Judgement:
 
 
 def parse_bounds(text: str) -> list[Bound]:
-    """The bounds that a text such as "peak=+5%,growth=+1KiB/step,leak" means.
+    """Parse a text such as "peak=+5%,growth=+1KiB/step,leak".
 
-    Raises ValueError, with one sentence that says how it is written, if it means none.
+    Raises ValueError, with one sentence that shows the right form, if it is not a list of bounds.
     """
     return [_bound(item) for item in _items(text)]
 
 
 def _items(text: str) -> Iterator[str]:
-    """The parts between commas; the name of a phase may have commas in it."""
+    """The parts between commas. The name of a phase may contain commas."""
     phase = ""
     for part in text.split(","):
         item = f"{phase},{part}" if phase else part.strip()
@@ -124,16 +124,17 @@ def _bound(item: str) -> Bound:
         )
     if percent and not rise:
         raise ValueError(
-            f"a bound in percent is of what base has: give {name}=+{value}, got {_quoted(item)}"
+            f"a bound in percent must be a rise above base: give {name}=+{value}, got "
+            f"{_quoted(item)}"
         )
     most = float(digits) if percent else _most(name, digits, unit, item)
     if not most < _MOST:
-        raise ValueError(f"no machine has as much: give a smaller bound, got {_quoted(item)}")
+        raise ValueError(f"a bound must be smaller: no machine has so much, got {_quoted(item)}")
     return Bound(item, name, rise, percent, most)
 
 
 def _most(name: str, digits: str, unit: str, item: str) -> float:
-    """In bytes, bytes a step, or seconds."""
+    """The number in bytes, bytes a step, or seconds."""
     if name == "seconds":
         if unit not in _TIMES:
             raise ValueError(_wrong(name, item))
@@ -177,7 +178,7 @@ def _quoted(text: str) -> str:
 
 
 def judge(comparison: Comparison, bounds: list[Bound]) -> list[Judgement]:
-    """What becomes of each bound: one judgement for each row that it is about."""
+    """Judge the bounds: one judgement for each row that a bound refers to."""
     found: list[Judgement] = []
     for bound in bounds:
         if bound.name == "leak":

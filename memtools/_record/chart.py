@@ -1,5 +1,5 @@
 """What is drawn of a record: its charts and their lines, the passages of its phases, and its marks.
-The page draws it with a script (report/payload.py), a notebook without one (record/picture.py).
+The page draws them with a script (report/_payload.py), a notebook without one (picture.py).
 
     Record, Figures ──► charts   host memory, the memory of each device, pressure
                     ├─► lanes    when each phase was passed
@@ -17,11 +17,11 @@ from memtools._record.figures import Figures, is_bytes, seconds_of
 if TYPE_CHECKING:
     from memtools._record.record import Record
 
-#: a limit is drawn from the start where memory comes near it; else it would press all the rest flat
+#: A limit is drawn at first if memory reaches this share of it. Otherwise all lines would be flat.
 NEAR_ENOUGH = 0.4
-#: phases that are drawn
+#: phases that are drawn, at most
 LANES = 8
-#: lines without a column of their own: what counts against the limit, and the limit, a level
+#: keys of lines without a column: what counts against the limit, and the limit as a level
 USED, LIMIT = "= used", "= limit"
 
 HOST = {
@@ -50,7 +50,7 @@ class Line:
         key: the record's column, or LIMIT.
         label: its name in the legend.
         colour: its class: "s0" to "s7", or "limit".
-        on: whether it is drawn before anybody asks for it.
+        on: whether it is drawn at first.
     """
 
     key: str
@@ -71,20 +71,20 @@ class Chart:
 
 @dataclass(frozen=True)
 class Lane:
-    """The passages of a phase: when each began, and how long it took, in milliseconds."""
+    """The passages of a phase: when each began and how long it took, in milliseconds."""
 
     name: str
     spans: list[tuple[int, int]]
 
 
 def drawn_columns(record: Record, figures: Figures) -> list[str]:
-    """The columns that have a reading and are drawn: sizes, and memory pressure."""
+    """The columns that are drawn: sizes and memory pressure, if they have a reading."""
     known = [column for column in record.columns if figures.line.known(column.name)]
     return [c.name for c in known if is_bytes(c.unit) or c.name == "pressure"]
 
 
 def charts(record: Record, figures: Figures) -> list[Chart]:
-    """The charts of a record; without those that have no line."""
+    """The charts of a record that have a line."""
     columns = drawn_columns(record, figures)
     found = [Chart("host", "bytes", "Host memory", _host_lines(record, figures, columns))]
     found += [_device_chart(n, figures, columns) for n in figures.devices]
@@ -97,13 +97,13 @@ def charts(record: Record, figures: Figures) -> list[Chart]:
 
 def _host_lines(record: Record, figures: Figures, columns: list[str]) -> list[Line]:
     keys = [key for key in HOST if key in columns and _top(figures, key)]
-    if figures.shared is None and "shm" in keys:  # but for a page of memtools' own
+    if figures.shared is None and "shm" in keys:  # There is only a page of memtools.
         keys.remove("shm")
     most = figures.line.most
     if "rss" in columns and "process" in keys and most["process"] == most["rss"]:
-        keys.remove("process")  # no page is mapped twice: one line for both
+        keys.remove("process")  # No page is mapped twice: one line is enough.
     lines = [Line(key, *HOST[key]) for key in keys]
-    # Of the job a sample knows what was read with it: its parts are drawn.
+    # The job is not drawn: its parts are.
     ours = {*HOST, "job", "pressure", "cgroup_limit", USED, LIMIT}
     devices = tuple(f"cuda{n}_" for n in figures.devices)
     for name in columns:
@@ -113,12 +113,12 @@ def _host_lines(record: Record, figures: Figures, columns: list[str]) -> list[Li
 
 
 def _limits(figures: Figures) -> list[Line]:
-    """The limit that counts, drawn where memory comes near it."""
+    """The limit that counts."""
     used = figures.used
     if used is None or used.limit_bytes is None:
         return []
     if used.source == "machine":
-        return []  # which other programs use as well: it would press the process's lines flat
+        return []  # Beside the machine's memory, the lines of a process would be flat.
     near = used.peak_bytes >= NEAR_ENOUGH * used.limit_bytes
     key = "cgroup_limit" if used.source == "cgroup" else LIMIT
     return [Line(key, f"Limit ({used.source})", "limit", near)]
@@ -135,14 +135,14 @@ def _device_chart(device: int, figures: Figures, columns: list[str]) -> Chart:
 
 
 def _top(figures: Figures, name: str) -> int:
-    """The largest reading of a column; 0 where there is none."""
+    """The largest reading of a column; 0 without a reading."""
     peak = figures.line.peak(name)
     return 0 if peak is None else peak[0]
 
 
 def lanes(record: Record, room: int) -> tuple[list[Lane], int]:
-    """The passages of the phases that took longest, the newest `room` of each, and how many phases
-    are left out."""
+    """The newest passages of the phases that took longest, at most `room` of each, and the number
+    of phases that are left out."""
     spans: dict[str, list[tuple[int, int]]] = {}
     for event in record.events:
         if event.kind == "phase" and event.duration_ns > 0:
@@ -154,7 +154,7 @@ def lanes(record: Record, room: int) -> tuple[list[Lane], int]:
 
 
 def marks(record: Record, figures: Figures, room: int) -> list[tuple[int, str, str]]:
-    """Milliseconds, kind and text of what happened; the newest `room` where there are too many."""
+    """Milliseconds, kind and text of the newest events, at most `room`."""
     found = [
         (round(seconds_of(record, event.time_ns) * 1000), event.kind, shown(event.text))
         for event in record.events

@@ -1,11 +1,11 @@
-"""Two records side by side: which figures differ by more than two runs of one script do.
+"""Compare two records: which figures differ by more than those of two runs of one script do.
 
     Figures of base ──┐                 ┌──► rows: a value in each, the difference, the noise
                       ├──► compare() ───┼──► leaks: new, worse, same, better, gone
-    Figures of new ───┘                 └──► notes: what the reader has to know of the two runs
+    Figures of new ───┘                 └──► notes: what the reader must know about the runs
 
 All values come from Figures and its Verdict, as `explain` and the report print them. A value that a
-record does not have is None, with the reason in words; it is never taken for zero.
+record does not have is None, with the reason in words. It is never taken for zero.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from memtools._record.verdict import grown_for, pace_of, total_rate
 if TYPE_CHECKING:
     from memtools._record.figures import Use, Used
 
-#: Two runs of one script differ by less than this in a peak: the larger of a share and a size.
-#: Where there are workers, much depends on when each has done what. docs/guides/compare.md says
-#: how this was measured.
+#: Peaks of two runs of one script differ by less than a share or a size, whichever is larger. With
+#: workers they differ by more, because the workers' order varies. docs/guides/compare.md says how
+#: this was measured.
 PEAK_SHARE, WORKERS_SHARE, PEAK_BYTES = 0.03, 0.3, 8 * 2**20
-#: and in the time of a step by a factor of two, where other programs run beside them
+#: Times of a step differ by a factor of two if other programs run at the same time.
 SECONDS_SHARE = 0.5
-#: what grows under one name in one run and without one in the other is the same growth, where the
-#: rates are no further apart than this factor
+#: Growth with a holder in one run and without one in the other is the same growth if the rates
+#: differ by at most this factor.
 NAMED = 2.0
 
 NONE_FOUND = "none found"
 NO_STEPS, NO_READING = "no steps were made", "the record has no reading of it"
 FEW_STEPS = "too few steps were seen"
-#: units of rows, as the keys of the JSON end
+#: Units of rows. The keys of the JSON end in them.
 BYTES, RATE, SECONDS, STEPS = "bytes", "bytes_per_step", "seconds", "steps"
 
 
@@ -50,9 +50,9 @@ BYTES, RATE, SECONDS, STEPS = "bytes", "bytes_per_step", "seconds", "steps"
 class Value:
     """One figure of one run, in the unit of its row.
 
-    `number` is None where it is not known, and `why` says the reason. A rate lies between `low` and
-    `high`; of all other figures both are the number itself. Of a rate of 0 that has a `why`, the
-    run's own test has found nothing, and there are too few readings to say within what.
+    `number` is None if it is not known, and `why` is the reason. A rate lies between `low` and
+    `high`; for all other figures, both are the number itself. A rate of 0 with a `why` means that
+    the run's own test has found nothing, and that there are too few readings for an interval.
     """
 
     number: float | None
@@ -74,13 +74,13 @@ class Row:
     """One figure of both runs.
 
     Attributes:
-        name: as --fail names it: peak, process, device, growth, seconds, phase:NAME; and steps.
-        label: for people.
+        name: the name in --fail: peak, process, device, growth, seconds, phase:NAME; or "steps".
+        label: the name in the table.
         unit: one of BYTES, RATE, SECONDS, STEPS.
         base, new: the values.
-        noise: so far apart are two runs of one script, in the unit. Of a rate it follows from how
-            well the two are known.
-        exact: whether both peaks are the kernel's own marks, and not the largest of samples.
+        noise: two runs of one script differ by up to this much, in the unit. For a rate it follows
+            from the intervals of both.
+        exact: whether both peaks are the kernel's own marks, and not the largest samples.
     """
 
     name: str
@@ -93,7 +93,7 @@ class Row:
 
     @property
     def difference(self) -> float | None:
-        """New less base; None where one is not known. A rate that is told as none is 0."""
+        """New minus base; None if one is not known. A rate that is shown as none counts as 0."""
         if self.base.number is None or self.new.number is None:
             return None
         base, new = (
@@ -104,23 +104,23 @@ class Row:
 
     @property
     def share(self) -> float | None:
-        """The difference as a part of base; None where one is not known, and for rates: that of a
-        run that does not grow is a number near zero."""
+        """The difference as a share of base; None if one is not known, and for rates: the rate of a
+        run that does not grow is near zero."""
         if self.difference is None or not self.base.number or self.unit == RATE:
             return None
         return self.difference / self.base.number
 
     @property
     def same(self) -> bool | None:
-        """Whether two runs of one script may differ as much; None where one is not known."""
+        """Whether two runs of one script may differ as much; None if one is not known."""
         if self.base.number is None or self.new.number is None:
             return None
         return abs(self.new.number - self.base.number) <= self.noise
 
     @property
     def rise(self) -> tuple[float, float] | None:
-        """The least and the most that new may have more than base; None where one is not known.
-        They differ for rates alone. What shrinks in base is no room for new to grow in."""
+        """The smallest and the largest possible rise from base to new; None if one is not known.
+        They differ for rates only. What shrinks in base does not allow new to grow."""
         if self.base.number is None or self.new.number is None:
             return None
         base, new = self.base.number, self.new.number
@@ -130,7 +130,7 @@ class Row:
         return rise - least, rise + most
 
     def as_json(self) -> dict[str, Any]:
-        """Plain types; the unit is the end of each key that has one."""
+        """Plain types. Each key of a figure ends in its unit."""
         found: dict[str, Any] = {"name": self.name, "label": self.label}
         for side, value in (("base", self.base), ("new", self.new)):
             found[f"{side}_{self.unit}"] = value.number
@@ -157,7 +157,7 @@ class LeakChange:
 
     @property
     def fails(self) -> bool:
-        """Whether `--fail leak` fails on it: new, and of grade growing or above."""
+        """Whether `--fail leak` fails: it is new, and its grade is growing or above."""
         return self.change == "new" and self.new is not None and is_call(self.new.grade)
 
     def as_json(self) -> dict[str, Any]:
@@ -168,8 +168,7 @@ class LeakChange:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two records side by side: see the head of this module. `same_script` is None where a record
-    does not tell its command."""
+    """The comparison of two records. `same_script` is None if a record has no command."""
 
     base: Figures
     new: Figures
@@ -179,11 +178,11 @@ class Comparison:
     notes: tuple[str, ...] = field(default=())
 
     def row(self, name: str) -> list[Row]:
-        """The rows that --fail means by a name: several for device and for growth."""
+        """The rows of a name of --fail: several for device and for growth."""
         return [row for row in self.rows if row.name == name]
 
     def as_json(self) -> dict[str, Any]:
-        """Plain types with stable keys; null for what is not known."""
+        """Plain types with stable keys; null is not known."""
         return {
             "base": _run(self.base),
             "new": _run(self.new),
@@ -195,8 +194,8 @@ class Comparison:
 
 
 def compare(base: Figures, new: Figures) -> Comparison:
-    """Compare the figures of two records. Takes some 100 ms for records of the usual size, most of
-    it to judge what grows."""
+    """Compare the figures of two records. Takes some 100 ms for records of the usual size, mostly
+    to judge growth."""
     scripts = [shown(script_of(figures.record)) for figures in (base, new)]
     same = scripts[0] == scripts[1] if all(scripts) else None
     rows = (
@@ -246,8 +245,8 @@ def _of(use: Use | Used | None) -> Value:
 
 
 def _host(base: Figures, new: Figures) -> Iterator[Row]:
-    """What counts against the limit, and the process. Where a control group counts in one run
-    alone, the job is compared: a group holds pages of files as well."""
+    """What counts against the limit, and the process. If a control group counts in only one run,
+    the job is compared, because a group holds pages of files as well."""
     of = _counted(base, new)
     share = WORKERS_SHARE if base.workers or new.workers else PEAK_SHARE
     values = _each(base, new, lambda own: _of(own.used if of == "control group" else own.job))
@@ -267,7 +266,7 @@ def _counted(base: Figures, new: Figures) -> str:
 
 
 def _devices(base: Figures, new: Figures) -> Iterator[Row]:
-    """What torch has allocated and reserved on each device of either run."""
+    """The memory that torch has allocated and reserved on each device of either run."""
     for device in _either(base, new):
         for tier in ("allocated", "reserved"):
             column = f"cuda{device}_{tier}"
@@ -314,14 +313,15 @@ def _rates(label: str, base: Value, new: Value) -> Row:
 
 
 def host_growth(figures: Figures) -> Value:
-    """What the run gains a step: what it has found itself, by exact signals, or where it has found
-    nothing, the slope of what the process has resident."""
+    """How much the host's memory grows a step: by the run's own findings, or if it has found
+    nothing, by the slope of the process's resident memory."""
     findings = [one for one in figures.verdict.findings if one.signal != "device"]
     return _rate(figures, findings, own_column(figures.line))
 
 
 def device_growth(figures: Figures, device: int) -> Value:
-    """The same of a device. A finding does not say which it is of: it counts where there is one."""
+    """The same for a device. Findings do not name their device, so they count if there is only
+    one."""
     alone = figures.devices == (device,)
     findings = [one for one in figures.verdict.findings if one.signal == "device" and alone]
     return _rate(figures, findings, f"cuda{device}_allocated")
@@ -368,7 +368,7 @@ def _pace(figures: Figures) -> Value:
 
 
 def _leaks(base: Figures, new: Figures) -> Iterator[LeakChange]:
-    """The findings of both by their keys: new ones first, then those that are worse."""
+    """The findings of both runs by their keys: new ones first, then those that are worse."""
     before = {one.key: one for one in base.verdict.findings}
     after = {one.key: one for one in new.verdict.findings}
     for key, one in after.items():
@@ -386,7 +386,7 @@ def _leaks(base: Figures, new: Figures) -> Iterator[LeakChange]:
 
 
 def _named(base: LeakFinding, new: LeakFinding) -> bool:
-    """Whether one run knows the holder of what the other has seen grow without a name."""
+    """Whether it is the same growth, and only one of the runs knows its holder."""
     if bool(base.holder) == bool(new.holder):
         return False
     same = (base.process, base.part, base.per) == (new.process, new.part, new.per)
@@ -395,8 +395,8 @@ def _named(base: LeakFinding, new: LeakFinding) -> bool:
 
 
 def _change(base: Figures, old: LeakFinding, new: Figures, one: LeakFinding) -> str:
-    """By the rate, where it is further apart than both are known; by the grade only where it
-    passes the one from which on memtools speaks of a leak: a grade rises by seeing more steps."""
+    """Compare the rates, if they differ by more than their intervals, or else the grades. A grade
+    rises when more steps are seen, so it counts only if one of them is called a leak."""
     if old.per == one.per and old.rate_bytes > 0 and one.rate_bytes > 0:
         width = width_of(grown_for(base, [old])) * width_of(grown_for(new, [one]))
         if one.rate_bytes > old.rate_bytes * width:
@@ -408,7 +408,7 @@ def _change(base: Figures, old: LeakFinding, new: Figures, one: LeakFinding) -> 
     return "same"
 
 
-# --- what the reader has to know ------------------------------------------------------------------
+# --- notes ----------------------------------------------------------------------------------------
 
 
 def _notes(base: Figures, new: Figures, scripts: Sequence[str], same: bool | None) -> Iterator[str]:
@@ -443,7 +443,7 @@ def _notes(base: Figures, new: Figures, scripts: Sequence[str], same: bool | Non
 
 
 def in_words(value: Value, unit: str) -> str:
-    """A value with its unit; of a rate between which two it is known to lie."""
+    """A value with its unit. A rate has its interval."""
     if value.number is None:
         return f"not known: {value.why}"
     if value.why:
@@ -456,7 +456,7 @@ def in_words(value: Value, unit: str) -> str:
 
 
 def is_none(value: Value) -> bool:
-    """Whether a rate may be 0, as well as what was measured."""
+    """Whether a rate may be 0."""
     return value.number is not None and value.low <= 0 <= value.high
 
 

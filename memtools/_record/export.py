@@ -21,7 +21,7 @@ def _reading(value: int) -> int | None:
 
 
 def _check_file(file: object) -> None:
-    """TypeError for what nothing can be written to, such as the name of a file."""
+    """Raise TypeError for an object without write(), such as the name of a file."""
     if not callable(getattr(file, "write", None)):
         raise TypeError(
             f"a file that is open for writing text is needed, got {type(file).__name__}; "
@@ -30,7 +30,8 @@ def _check_file(file: object) -> None:
 
 
 def to_jsonl(record: Record, file: IO[str]) -> None:
-    """One object a line, its "type" first: record, figures, buckets, samples, events, phases."""
+    """Write one object a line, its "type" first: record, figures, buckets, samples, events,
+    phases."""
     _check_file(file)
     for line in _lines(record):
         file.write(json.dumps(line) + "\n")
@@ -77,10 +78,10 @@ def _lines(record: Record) -> Iterator[Json]:
 
 
 def to_chrome_trace(record: Record, file: IO[str]) -> None:
-    """The JSON object format, written piece by piece. Times are microseconds since the start.
+    """Write the JSON object format piece by piece. Times are microseconds since the start.
 
-    Columns are counters ("C"): the buckets' largest readings up to where single samples begin,
-    then those. Events with a duration are spans ("X"), the others instants ("i").
+    Columns are counters ("C"): the largest readings of buckets until single samples begin, and then
+    the samples. Events with a duration are spans ("X"), the others are instants ("i").
     """
     _check_file(file)
     file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
@@ -119,7 +120,8 @@ def _trace_events(record: Record) -> Iterator[Json]:
 
 
 def _counters(record: Record) -> Iterator[tuple[int, dict[str, int]]]:
-    """(time, value of each column): of buckets that end before the first sample, then samples."""
+    """(time, value of each column) of the buckets that end before the first sample, then of
+    samples."""
     buckets, samples = record.buckets, record.samples
     for i in range(whole_buckets(record)):
         yield buckets.first_ns[i], {name: column[i] for name, column in buckets.most.items()}

@@ -1,9 +1,9 @@
-"""What a record tells of the peak of a step: who filled it, over the step and then, the largest
-blocks, and what to do.
+"""What a record shows about the peak of a step: what filled memory, over the step and at the peak,
+the largest blocks, and what to do.
 
-The advice follows the moment: what filled memory there is what has to become less. Only some steps
-of a run are recorded, so the highest peak of these is told as what it is, and in a run that leaks
-the advice is about the leak.
+The advice depends on the moment of the peak: what filled memory there must become less. Only some
+steps of a run are recorded, so the text says which of them has the highest peak. In a run that
+leaks, the advice is about the leak.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ if TYPE_CHECKING:
     from memtools._record.figures import Figures
     from memtools._record.record import Record
 
-#: shares of the peak from which on something is worth a word
+#: Advice is about parts that take at least this share of the peak.
 OF_OPTIMIZER, OF_LOGITS, OF_SAVED, OF_GRAPH, OF_OTHERS = 0.1, 0.25, 0.25, 0.25, 0.25
 OF_OLD_GRADIENTS, OF_OLDER = 0.1, 0.5
-LOOP = 8  # times that a line is run for each layer: then it is run in a loop
-SAVERS = 3  # that are listed
-WORTH = 16 << 20  # bytes: a lower peak is nothing to do anything about
-#: what is kept from before the step is nothing to do anything about below this share of the
-#: process's peak, in a run that ended well
+LOOP = 8  # A line that runs at least so often for each layer runs in a loop.
+SAVERS = 3  # that are listed, at most
+WORTH = 16 << 20  # There is no advice about a peak of fewer bytes.
+#: In a run that ended well, there is no advice about tensors from before the step that take less
+#: than this share of the process's peak.
 OF_PROCESS = 0.1
-#: the share of the peak from which on blocks that are too small for the list get a line
+#: Blocks that are too small for the list get a line if they take this share of the peak.
 OF_SMALL = 0.1
-#: what words of PARTS mean that no user of PyTorch knows
+#: explanations of PARTS that are not words of PyTorch
 MEANINGS = {
     OLDER: "there before the step began, and no part of the model, its gradients or the optimizer",
     UNSEEN: "used inside an operator, no tensor shows it",
@@ -59,19 +59,19 @@ MEANINGS = {
 
 
 def peak_of(record: Record) -> Peak | None:
-    """The recorded step with the highest peak; None where no step was recorded."""
+    """The recorded step with the highest peak; None if no step was recorded."""
     return max(recorded_steps(record), key=lambda peak: peak.peak_bytes, default=None)
 
 
 def recorded_steps(record: Record) -> list[Peak]:
-    """The peaks of all steps that were recorded, in the order of the steps."""
+    """The peaks of all recorded steps, in the order of the steps."""
     found = {peak.step: peak for peak in events_of(record, Peak) if peak.peak_bytes > 0}
     return [found[step] for step in sorted(found)]
 
 
 class Stack(NamedTuple):
-    """The bytes of all PARTS in each stretch of a step, the phases of these, and the number of the
-    stretch that has the peak."""
+    """The bytes of each part in each interval of a step, the phases of the intervals, and the
+    number of the interval that has the peak."""
 
     rows: tuple[tuple[str, tuple[int, ...]], ...]
     spans: tuple[Span, ...]
@@ -79,8 +79,8 @@ class Stack(NamedTuple):
 
 
 def stack_of(peak: Peak) -> Stack | None:
-    """The recorded step over time; None where the record does not have it, or has something that
-    cannot be."""
+    """The recorded step over time; None if the record does not have it, or has impossible
+    numbers."""
     count = sum(span.stretches for span in peak.spans)
     if not peak.layers or not 0 < count <= STRETCHES or min(peak.spans, key=_length).stretches < 1:
         return None
@@ -96,14 +96,14 @@ def _length(span: Span) -> int:
 
 
 def why_not(record: Record) -> str:
-    """Why no step was recorded, in words; "" where one was, or nobody knows."""
+    """Why no step was recorded, in words; "" if one was, or if it is not known."""
     if peak_of(record) is not None:
         return ""
     return next((shown(peak.why) for peak in events_of(record, Peak) if peak.why), "")
 
 
 def as_json(figures: Figures) -> dict[str, Any] | None:
-    """The highest peak as plain types with stable keys, in bytes; None where none is known."""
+    """The highest peak as plain types with stable keys, in bytes; None if none was recorded."""
     peak = peak_of(figures.record)
     if peak is None:
         return None
@@ -128,8 +128,8 @@ def as_json(figures: Figures) -> dict[str, Any] | None:
 
 def headline(figures: Figures, peak: Peak) -> str:
     """`Peak of step 129, the highest of the 9 steps that were looked at (3 to 129 of 450): 115.5
-    MiB of tensors, in the optimizer's step (...): ...`. Where a leak goes on after that step, that
-    what it keeps comes on top."""
+    MiB of tensors, in the optimizer's step (...): ...`. If a leak goes on after that step, the text
+    says that what it keeps comes on top."""
     steps = [one.step for one in recorded_steps(figures.record)]
     of = "" if figures.steps is None else f" of {figures.steps:,}"
     looked = f"the one step{of} that was looked at"
@@ -143,7 +143,7 @@ def headline(figures: Figures, peak: Peak) -> str:
 
 
 def lines(figures: Figures) -> list[str]:
-    """All that is known of the highest peak, for `memtools explain`; empty where none is."""
+    """All that is known about the highest peak, for `memtools explain`; empty without one."""
     peak = peak_of(figures.record)
     if peak is None:
         return []
@@ -160,8 +160,8 @@ def lines(figures: Figures) -> list[str]:
 
 
 def smaller(peak: Peak) -> list[str]:
-    """`older than the step: 16.7 MiB in 3,482 blocks, none larger than these`: what makes much of
-    the peak, and none of the largest blocks."""
+    """`older than the step: 16.7 MiB in 3,482 blocks, none larger than these`: parts that take much
+    of the peak in blocks that are too small for the list."""
     if not peak.largest:
         return []
     listed, least = {one.what for one in peak.largest}, peak.largest[-1].bytes
@@ -175,11 +175,11 @@ def smaller(peak: Peak) -> list[str]:
 
 
 def meanings(peak: Peak) -> list[str]:
-    """`"older than the step" means: there before ...`: of the words that are not PyTorch's, those
-    that are said of this peak; none where there are none."""
-    said = {part.what for part in peak.parts if 100 * part.bytes >= peak.peak_bytes}
-    said |= {one.what for one in peak.largest}
-    return [f'"{what}" means: {meaning}' for what, meaning in MEANINGS.items() if what in said]
+    """`"older than the step" means: there before ...`: explanations of the parts of this peak that
+    are not words of PyTorch."""
+    used = {part.what for part in peak.parts if 100 * part.bytes >= peak.peak_bytes}
+    used |= {one.what for one in peak.largest}
+    return [f'"{what}" means: {meaning}' for what, meaning in MEANINGS.items() if what in used]
 
 
 def _of_block(one: Large) -> str:
@@ -190,20 +190,20 @@ def _of_block(one: Large) -> str:
 
 
 def to_do(figures: Figures) -> list[str]:
-    """The advice about the highest peak, where that is worth a word."""
+    """The advice about the highest peak; empty for a small one."""
     peak = peak_of(figures.record)
     text = "" if peak is None or peak.peak_bytes < WORTH else _advice_in(figures, peak)
     return [text] if text else []
 
 
 def _leaks(figures: Figures) -> bool:
-    """Whether a leak is called of what the process itself takes, of which tensors are a part."""
+    """Whether a finding about the process's own memory is called a leak."""
     return any(is_call(one.grade) and one.part == "use" for one in figures.verdict.findings)
 
 
 def _advice_in(figures: Figures, peak: Peak) -> str:
-    """The advice where it holds for the run: a named leak has advice of its own, and comes first;
-    what is kept from before the step is told by the holder's name where one is known."""
+    """The advice, if it holds for the run. A leak with a holder has advice of its own, which comes
+    first. If a holder is known, tensors from before the step are not mentioned here."""
     named = [one for one in figures.verdict.findings if one.holder and one.part == "use"]
     if any(is_call(one.grade) for one in named):
         return ""
@@ -213,8 +213,8 @@ def _advice_in(figures: Figures, peak: Peak) -> str:
 
 
 def advice(peak: Peak, *, older: bool = True) -> str:
-    """What makes this peak lower, in one sentence; "" where nothing is known that would. `older`:
-    what is kept from before the step may be it."""
+    """How to make this peak lower, in one sentence; "" if that is not known. `older`: whether
+    tensors from before the step are mentioned."""
     most = format_bytes
     if peak.phase == OPTIMIZER and _share(peak, OPTIMIZERS) >= OF_OPTIMIZER:
         size = most(peak.bytes_of(OPTIMIZERS))
@@ -233,7 +233,7 @@ def advice(peak: Peak, *, older: bool = True) -> str:
         return (
             f"tensors from before the step that are no part of the model take "
             f"{most(peak.bytes_of(OLDER))} (a data set, a cache, what a list keeps): where that is "
-            "more than you meant to keep, memtools.census() tells who holds them"
+            "more than you meant to keep, memtools.census() shows who holds them"
         )
     graph = peak.bytes_of(OTHERS)
     if not peak.backward and graph >= OF_GRAPH * peak.peak_bytes and peak.repeats >= LOOP:

@@ -1,4 +1,4 @@
-"""Masks the secrets of a record, also in the texts that the program itself wrote."""
+"""Mask the secrets of a record, also in texts that the program itself wrote."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def redacted_record(record: Record) -> Record:
-    """The record with its command, the texts and fields of its events and the names of its phases
-    masked."""
+    """Return the record with secrets masked in its command, in the texts and fields of its events
+    and in the names of its phases."""
     return replace(
         record,
         command=redacted_command(record.command),
@@ -33,7 +33,7 @@ def _redacted_data(data: Event) -> Event:
 
 
 def _redacted_value(value: Any) -> Any:
-    """A field: the texts in it, at any depth of tuples."""
+    """Mask the texts in a field, at any depth of tuples."""
     if isinstance(value, str):
         return redacted(value)
     if isinstance(value, tuple):

@@ -388,7 +388,7 @@ def test_a_bound_that_cannot_be_judged_has_not_passed(
 
 
 FEW: dict[str, Any] = {"steps": 10, "step_by": 20}  # a step of 0.5 ms has a sample of one in 20
-NO_GROWTH = "held, but not known well enough, more steps tell: growth is"
+NO_GROWTH = "held, but not known well enough (make more steps): growth is"
 SAID: list[tuple[dict[str, Any], dict[str, Any], str, int, str]] = [
     (OLD, NEW, "peak=+5%", 1,
      "broken: peak (process) is 315.6 MiB against 300.0 MiB (+15.6 MiB, +5.2 %); the bound is "
@@ -441,7 +441,7 @@ def test_a_wrong_bound_is_one_line_before_anything_is_read(tmp_path: Path, capsy
     status, out, err = told(capsys, "none.mem", "none.mem", "--fail", "peak=5%")
     assert (status, out) == (2, "")
     assert err == (
-        "memtools compare: argument --fail: a bound in percent is of what base has: give "
+        "memtools compare: argument --fail: a bound in percent must be a rise above base: give "
         "peak=+5%, got 'peak=5%' (see memtools compare --help)\n"
     )
 

@@ -62,7 +62,7 @@ def test_each_example_that_a_sentence_gives_is_one() -> None:
         ("phase:=+5%", "there is no figure 'phase:': the names are peak, process, device, growth, "
          "seconds, phase:NAME, leak"),
         ("leak=1", "leak has no value: give leak alone, got 'leak=1'"),
-        ("peak=5%", "a bound in percent is of what base has: give peak=+5%, got 'peak=5%'"),
+        ("peak=5%", "a bound in percent must be a rise above base: give peak=+5%, got 'peak=5%'"),
         ("peak=+5", "a size needs a unit: give peak=+5%, got 'peak=+5'"),
         ("growth=+5%", "growth of a run that does not leak is near zero, so that it has no "
          "percent: give growth=+1KiB/step, got 'growth=+5%'"),
@@ -76,7 +76,7 @@ def test_each_example_that_a_sentence_gives_is_one() -> None:
          "may be at all, got 'peak=-5%'"),
         ("peak=5 apples", "a bound of peak is written peak=+5%, peak=+20MiB, or peak=2GiB for what "
          "it may be at all, got 'peak=5 apples'"),
-        ("peak=99999999999TiB", "no machine has as much: give a smaller bound, got "
+        ("peak=99999999999TiB", "a bound must be smaller: no machine has so much, got "
          "'peak=99999999999TiB'"),
         ("peak=+\u0665%", "a bound of peak is written peak=+5%, peak=+20MiB, or peak=2GiB for what "
          "it may be at all, got 'peak=+\u0665%'"),
