@@ -1,15 +1,7 @@
 /* KV pools under one budget: what one keeps for its next lease is another's when it is short. */
-#include "kv/steps.h"
+#include "kv/plain.h"
 
-enum { BLOCK_TOKENS = 4, STEPS = 300 };
-
-static rng dice;
-
-static size_t
-roll(void *ctx, size_t n)
-{
-    return rng_below(ctx, n);
-}
+enum { STEPS = 300 };
 
 /* 16 blocks of 32 KiB for both: 4 tokens x 2 layers x K and V x 2 heads of 1 KiB. */
 static void
@@ -27,26 +19,6 @@ two_pools(rig pool[2], size_t blocks, rig_store store)
 }
 
 static void
-append(rig *g, mlease *m, size_t tokens)
-{
-    size_t counts[MODEL_ROWS];
-
-    for (size_t row = 0; row < m->rows; row++)
-        counts[row] = tokens;
-    for (size_t layer = 0; layer < rig_layers(g); layer++)
-        CHECK(rig_update(g, m, layer, counts, true) == MT_OK);
-}
-
-static mt_kvstats
-stats_of(rig *g)
-{
-    mt_kvstats s;
-
-    mt_kvpool_stats(g->pool, &s);
-    return s;
-}
-
-static void
 an_idle_pool_gives_way(void)
 {
     static rig pool[2];
@@ -54,19 +26,19 @@ an_idle_pool_gives_way(void)
 
     two_pools(pool, 16, RIG_LINUX);
     unit = rig_geom(&pool[0])->block_bytes;
-    CHECK(rig_acquire(&pool[0], &pool[0].lease[0], 4, 4 * BLOCK_TOKENS) == MT_OK);
-    append(&pool[0], &pool[0].lease[0], 4 * BLOCK_TOKENS);
+    CHECK(rig_acquire(&pool[0], &pool[0].lease[0], 4, 4 * BLOCK) == MT_OK);
+    append(&pool[0], &pool[0].lease[0], 4 * BLOCK);
     CHECK(!mt_kvpool_would_fit(pool[1].pool, 1, 1, 0));
     CHECK(rig_acquire(&pool[1], &pool[1].lease[0], 1, 1) == MT_ELIMIT);
     rig_end_of(&pool[0], &pool[0].lease[0]);
     CHECK(stats_of(&pool[0]).idle_bytes == 16 * unit);
 
     /* 5 of the 16 blocks: a whole extent at a time goes */
-    CHECK(mt_kvpool_would_fit(pool[1].pool, 1, 5 * BLOCK_TOKENS, 0));
-    CHECK(rig_acquire(&pool[1], &pool[1].lease[0], 1, 5 * BLOCK_TOKENS) == MT_OK);
+    CHECK(mt_kvpool_would_fit(pool[1].pool, 1, 5 * BLOCK, 0));
+    CHECK(rig_acquire(&pool[1], &pool[1].lease[0], 1, 5 * BLOCK) == MT_OK);
     CHECK(stats_of(&pool[0]).idle_bytes == 8 * unit);
     CHECK(stats_of(&pool[0]).physical_bytes == 8 * unit);
-    append(&pool[1], &pool[1].lease[0], 5 * BLOCK_TOKENS);
+    append(&pool[1], &pool[1].lease[0], 5 * BLOCK);
     rig_agree(&pool[0]);
     rig_agree(&pool[1]);
     rig_end(&pool[0]);
@@ -79,18 +51,18 @@ a_growing_row_takes_what_is_idle_and_no_more(void)
 {
     static rig pool[2];
     mlease *kept, *grows;
-    size_t counts[MODEL_ROWS] = {BLOCK_TOKENS}, blocks = 0;
+    size_t counts[MODEL_ROWS] = {BLOCK}, blocks = 0;
 
     two_pools(pool, 10, RIG_LINUX);
     kept = &pool[0].lease[0];
     grows = &pool[1].lease[0];
     CHECK(rig_acquire(&pool[0], kept, 1, 0) == MT_OK);
-    append(&pool[0], kept, 2 * BLOCK_TOKENS);
+    append(&pool[0], kept, 2 * BLOCK);
     CHECK(rig_acquire(&pool[0], &pool[0].lease[1], 3, 0) == MT_OK);
-    append(&pool[0], &pool[0].lease[1], 2 * BLOCK_TOKENS);
+    append(&pool[0], &pool[0].lease[1], 2 * BLOCK);
     rig_end_of(&pool[0], &pool[0].lease[1]);
     CHECK(rig_acquire(&pool[1], grows, 2, 0) == MT_OK);
-    counts[1] = BLOCK_TOKENS;
+    counts[1] = BLOCK;
     while (rig_update(&pool[1], grows, 0, counts, true) == MT_OK)
         blocks += 2;
     CHECK(blocks == 8); /* all but the two that live */
@@ -109,12 +81,12 @@ what_is_promised_is_not_given_away(void)
 
     two_pools(pool, 8, RIG_LINUX);
     CHECK(rig_acquire(&pool[0], &pool[0].lease[0], 2, 0) == MT_OK);
-    append(&pool[0], &pool[0].lease[0], 4 * BLOCK_TOKENS);
+    append(&pool[0], &pool[0].lease[0], 4 * BLOCK);
     rig_end_of(&pool[0], &pool[0].lease[0]);
-    CHECK(rig_acquire(&pool[0], &pool[0].lease[0], 2, 3 * BLOCK_TOKENS) == MT_OK);
-    CHECK(rig_acquire(&pool[1], &pool[1].lease[0], 1, 3 * BLOCK_TOKENS) == MT_ELIMIT);
+    CHECK(rig_acquire(&pool[0], &pool[0].lease[0], 2, 3 * BLOCK) == MT_OK);
+    CHECK(rig_acquire(&pool[1], &pool[1].lease[0], 1, 3 * BLOCK) == MT_ELIMIT);
     rig_agree(&pool[0]);
-    append(&pool[0], &pool[0].lease[0], 3 * BLOCK_TOKENS);
+    append(&pool[0], &pool[0].lease[0], 3 * BLOCK);
     rig_end(&pool[0]);
     rig_end(&pool[1]);
 }
@@ -123,7 +95,7 @@ what_is_promised_is_not_given_away(void)
 static void
 a_refused_try_wakes_nobody(void)
 {
-    static const size_t cut[MODEL_ROWS] = {BLOCK_TOKENS}, more[MODEL_ROWS] = {1};
+    static const size_t cut[MODEL_ROWS] = {BLOCK}, more[MODEL_ROWS] = {1};
     static rig pool[2];
     mt_ledger *ledger;
     uint64_t before;
@@ -131,7 +103,7 @@ a_refused_try_wakes_nobody(void)
     two_pools(pool, 4, RIG_LINUX);
     ledger = pool[0].ledger;
     CHECK(rig_acquire(&pool[0], &pool[0].lease[0], 1, 0) == MT_OK);
-    append(&pool[0], &pool[0].lease[0], 4 * BLOCK_TOKENS);
+    append(&pool[0], &pool[0].lease[0], 4 * BLOCK);
     before = mt_ledger_changes(ledger);
     CHECK(rig_acquire(&pool[0], &pool[0].lease[1], 1, 1) == MT_ELIMIT);
     CHECK(rig_acquire(&pool[1], &pool[1].lease[0], 1, 1) == MT_ELIMIT);

@@ -66,56 +66,6 @@ token_major_fills_large_pages(void)
     CHECK(mt_kvgeom_unit(&g, 3) == 0 && mt_kvgeom_unit(&g, 4) == 1);
 }
 
-static void
-the_last_group_may_be_short(void)
-{
-    mt_kvgeom g = geom_of((mt_kvconfig){.layers = 5,
-                                        .heads = 2,
-                                        .head_dim = 8,
-                                        .elem_bytes = 4,
-                                        .max_tokens = 100,
-                                        .max_rows = 1,
-                                        .layout = MT_KV_TOKEN_MAJOR,
-                                        .layer_group = 2},
-                          4096);
-
-    CHECK(g.units == 3 && mt_kvgeom_unit(&g, 4) == 2);
-    CHECK(mt_kvgeom_offset(&g, 4, 0) == 2 * g.unit_bytes);
-}
-
-/* 80 x 2 bytes do not divide a page: 128 tokens in 5 pages. */
-static void
-odd_tokens_take_several_pages_a_part(void)
-{
-    mt_kvgeom g = geom_of((mt_kvconfig){.layers = 1,
-                                        .heads = 1,
-                                        .head_dim = 80,
-                                        .elem_bytes = 2,
-                                        .max_tokens = 129,
-                                        .max_rows = 1,
-                                        .layout = MT_KV_HEAD_MAJOR,
-                                        .layer_group = 1},
-                          4096);
-
-    CHECK(g.block_tokens == 128 && g.part_bytes == 5 * 4096 && g.blocks == 2);
-}
-
-static void
-a_token_larger_than_a_page_is_a_block(void)
-{
-    mt_kvgeom g = geom_of((mt_kvconfig){.layers = 1,
-                                        .heads = 1,
-                                        .head_dim = 4096,
-                                        .elem_bytes = 4,
-                                        .max_tokens = 3,
-                                        .max_rows = 1,
-                                        .layout = MT_KV_HEAD_MAJOR,
-                                        .layer_group = 1},
-                          4096);
-
-    CHECK(g.block_tokens == 1 && g.part_bytes == 16384 && g.blocks == 3);
-}
-
 /* ---- at random ---- */
 
 static mt_kvconfig
@@ -243,9 +193,6 @@ main(void)
 {
     RUN(head_major_is_a_page_of_tokens_per_head);
     RUN(token_major_fills_large_pages);
-    RUN(the_last_group_may_be_short);
-    RUN(odd_tokens_take_several_pages_a_part);
-    RUN(a_token_larger_than_a_page_is_a_block);
     RUN(no_two_tokens_share_a_byte);
     RUN(sizes_that_wrap_are_refused);
     RUN(any_layout_says_when_it_does_not_fit);

@@ -166,35 +166,6 @@ tokens_that_overlap_where_they_go_are_moved(void)
     }
 }
 
-/* Looking beyond the rows' ends, and asking for it again, take nothing away. */
-static void
-exposed_rows_stay_exposed(void)
-{
-    static uint32_t ids[MODEL_ROWS][MODEL_LAYERS];
-    static const size_t counts[MODEL_ROWS] = {13, 6};
-    static rig g;
-    mlease *m;
-
-    begin(&g, RIG_LINUX, SIZE_MAX);
-    append(&g, lend(&g, 0, 2, 0), 22); /* its pages are kept, with what they hold */
-    rig_end_of(&g, &g.lease[0]);
-    m = lend(&g, 0, 2, 22);
-    append(&g, m, 2);
-    rig_look(&g, m, 0, 22, true); /* zeros are mapped there before */
-    CHECK(rig_expose(&g, m) == MT_OK);
-    for (size_t layer = 0; layer < 2; layer++)
-        rig_look(&g, m, layer, 22, true); /* and might be again */
-    for (size_t row = 0; row < 2; row++)
-        for (size_t layer = 0; layer < 2; layer++)
-            ids[row][layer] = rig_scribble(&g, m, row, layer, counts[row], 0);
-    CHECK(mt_kvlease_expose(m->lease, NULL) == MT_OK);
-    CHECK(rig_advance_all(&g, m, counts, ids) == MT_OK);
-    rig_look(&g, m, 0, 22, true);
-    rig_look(&g, m, 1, 22, true);
-    CHECK(stats_of(&g).copied == 0);
-    rig_end(&g);
-}
-
 /* Rows 0 and 1 of lease 0 are exposed, and three idle blocks of row 0's extent are not to be
  * dropped: a limit of three blocks suffices for one block of row 0, and not for one of row 1 as
  * well. */
@@ -286,21 +257,6 @@ a_crop_of_an_exposed_row_drops_its_blocks_at_once(void)
     m->row[0].scribbled = 0; /* zeros again */
     rig_look(&g, m, 0, 22, true);
     rig_look(&g, m, 1, 22, true);
-    rig_end(&g);
-}
-
-static void
-reserved_rows_are_taken_ahead(void)
-{
-    static rig g;
-    mlease *m;
-
-    begin(&g, RIG_STRICT, SIZE_MAX);
-    m = lend(&g, 0, 2, 0);
-    append(&g, m, 3);
-    CHECK(rig_reserve(&g, m, 2 * BLOCK + 1, false) == MT_OK);
-    CHECK(stats_of(&g).live_bytes == 6 * BLOCK_BYTES);
-    CHECK(mt_kvlease_length(m->lease, 0, 0) == 3);
     rig_end(&g);
 }
 
@@ -488,7 +444,6 @@ int
 main(void)
 {
     RUN(an_exposed_row_costs_what_is_touched);
-    RUN(exposed_rows_stay_exposed);
     RUN(private_writes_go_where_their_row_goes);
     RUN(private_writes_stay_when_a_call_fails);
     RUN(private_writes_end_with_their_row);
@@ -498,7 +453,6 @@ main(void)
     RUN(a_refused_advance_leaves_what_was_written);
     RUN(a_refused_reorder_leaves_what_was_written);
     RUN(a_crop_of_an_exposed_row_drops_its_blocks_at_once);
-    RUN(reserved_rows_are_taken_ahead);
     RUN(opening_further_keeps_what_was_written);
     RUN(advanced_zeros_take_no_page);
     RUN(a_held_lease_lingers_until_the_last_view_dies);

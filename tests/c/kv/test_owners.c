@@ -8,121 +8,6 @@ enum { STEPS = 120, SEEDS = 20 };
 
 /* ---- by hand ---- */
 
-/* Two leases of one row. One starts over while a fork has its block, so it needs another; the other
- * gives up the only idle one, which an older view of it still maps. */
-static void
-a_view_from_before_a_crop_shows_nothing_of_who_takes_the_block(void)
-{
-    static const size_t none[MODEL_ROWS] = {0};
-    static rig g;
-    mlease *cropped, *prompt;
-    uint32_t shown;
-
-    begin(&g, RIG_LINUX, SIZE_MAX);
-    cropped = lend(&g, 0, 1, 0);
-    append(&g, cropped, BLOCK);
-    shown = cropped->row[0].id[0][0];
-    prompt = lend(&g, 1, 1, 0);
-    append(&g, prompt, BLOCK);
-    CHECK(rig_fork(&g, &g.lease[2], prompt, 1, 0) == MT_OK);
-    rig_crop(&g, prompt, none);
-    rig_crop(&g, cropped, none);
-    CHECK(token_shows(cropped->lease, 0, 0, 0, shown, true)); /* its old page is nobody's yet */
-    append(&g, prompt, BLOCK);
-    CHECK(stats_of(&g).recycled == 1);
-    CHECK(token_shows(cropped->lease, 0, 0, 0, 0, true));
-    token_write(cropped->lease, 0, 0, 0, 999);
-    rig_look_at_all(&g, true);
-    rig_end(&g);
-}
-
-/* The row lets go of a block that its fork has still. */
-static void
-a_view_from_before_a_crop_does_not_reach_the_fork(void)
-{
-    static const size_t none[MODEL_ROWS] = {0};
-    static rig g;
-    mlease *prompt;
-
-    begin(&g, RIG_LINUX, SIZE_MAX);
-    prompt = lend(&g, 0, 1, 0);
-    append(&g, prompt, 2 * BLOCK);
-    CHECK(rig_fork(&g, &g.lease[1], prompt, 2, 0) == MT_OK);
-    rig_look_at_all(&g, true);
-    rig_crop(&g, prompt, none);
-    for (size_t t = 0; t < 2 * BLOCK; t++) {
-        CHECK(token_shows(prompt->lease, 0, 0, t, 0, true));
-        token_write(prompt->lease, 0, 0, t, 999);
-    }
-    rig_look_at_all(&g, true);
-    rig_end(&g);
-}
-
-/* A fork of a fork, whose blocks lie in two extents: no one mapping of an extent serves it, and
- * place by place it is just as private. */
-static void
-a_write_into_a_fork_of_scattered_blocks_stays_with_its_row(void)
-{
-    static rig g;
-    mlease *prompt, *longer, *child;
-
-    begin(&g, RIG_LINUX, SIZE_MAX);
-    prompt = lend(&g, 0, 1, 0);
-    append(&g, prompt, BLOCK);
-    longer = &g.lease[1];
-    CHECK(rig_fork(&g, longer, prompt, 1, 0) == MT_OK);
-    append(&g, longer, 2 * BLOCK);
-    child = &g.lease[2];
-    CHECK(rig_fork(&g, child, longer, 1, 0) == MT_OK);
-    rig_look_at_all(&g, true);
-    for (size_t t = 0; t < 3 * BLOCK; t += BLOCK) {
-        child->row[0].id[0][t] = 999;
-        token_write(child->lease, 0, 0, t, 999);
-    }
-    rig_look_at_all(&g, true);
-    rig_end(&g);
-}
-
-/* A row that was ready to be written to before it was forked is not any more. */
-static void
-what_a_row_appends_after_its_fork_goes_into_a_copy(void)
-{
-    static rig g;
-    mlease *prompt;
-
-    begin(&g, RIG_LINUX, SIZE_MAX);
-    prompt = lend(&g, 0, 1, 0);
-    append(&g, prompt, BLOCK + 1);
-    CHECK(rig_fork(&g, &g.lease[1], prompt, 1, 0) == MT_OK);
-    append(&g, prompt, 1);
-    CHECK(stats_of(&g).copied == 1);
-    rig_look_at_all(&g, true);
-    rig_end(&g);
-}
-
-/* Row 0 becomes row 1 and lets go of its blocks, or gives them to row 1. */
-static void
-a_view_from_before_a_reorder_does_not_reach_other_rows(void)
-{
-    static const size_t swap[] = {1, 0}, second[] = {1};
-    static rig g;
-    mlease *m;
-
-    begin(&g, RIG_LINUX, SIZE_MAX);
-    m = lend(&g, 0, 2, 0);
-    append(&g, m, 2 * BLOCK);
-    CHECK(rig_reorder(&g, m, swap, 2) == MT_OK);
-    for (size_t row = 0; row < 2; row++) /* what it shows is its own, or zeros */
-        CHECK(token_shows(m->lease, row, 1, 0, m->row[row].id[1][0], true));
-    CHECK(rig_reorder(&g, m, second, 1) == MT_OK);
-    token_write(m->lease, 1, 0, 0, 999); /* the row that is no more */
-    rig_look_at_all(&g, true);
-    append(&g, lend(&g, 1, 2, 0), 2 * BLOCK);
-    token_write(m->lease, 1, 0, BLOCK, 999);
-    rig_look_at_all(&g, true);
-    rig_end(&g);
-}
-
 /* Rows let go of blocks that nobody else has. What code wrote there privately goes into no block
  * when the row takes one of them again. */
 static void
@@ -438,11 +323,6 @@ no_old_view_reaches_what_is_another_rows(void)
 int
 main(void)
 {
-    RUN(a_view_from_before_a_crop_shows_nothing_of_who_takes_the_block);
-    RUN(a_view_from_before_a_crop_does_not_reach_the_fork);
-    RUN(a_write_into_a_fork_of_scattered_blocks_stays_with_its_row);
-    RUN(what_a_row_appends_after_its_fork_goes_into_a_copy);
-    RUN(a_view_from_before_a_reorder_does_not_reach_other_rows);
     RUN(what_was_written_privately_goes_with_a_reorder);
     RUN(a_reorder_shows_what_is_copied_and_not_what_was_written_before);
     RUN(a_reorder_drops_what_was_written_over_shared_tokens);

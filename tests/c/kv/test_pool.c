@@ -74,70 +74,6 @@ a_second_generation_costs_no_page(void)
     a_second_generation_takes_nothing_and_maps_nothing(RIG_STRICT);
 }
 
-/* However shapes follow each other. */
-static void
-physical_bytes_never_exceed_the_largest_need(void)
-{
-    static const struct shape {
-        size_t rows, tokens;
-    } shapes[] = {{4, 12}, {1, 22}, {2, 21}, {4, 5}, {3, 13}, {4, 12}, {2, 22}};
-
-    for (rig_store store = RIG_LINUX; store <= RIG_STRICT; store += RIG_STRICT) {
-        static rig g;
-        size_t most = 0;
-
-        begin(&g, store, SIZE_MAX);
-        for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-            mlease *m = lend(&g, 0, shapes[i].rows, i % 2 ? shapes[i].tokens : 0);
-
-            append(&g, m, shapes[i].tokens);
-            most = mt_size_max(most, stats_of(&g).live_bytes);
-            CHECK(stats_of(&g).peak_bytes == most);
-            CHECK(stats_of(&g).physical_bytes <= most);
-            rig_end_of(&g, m);
-        }
-        rig_end(&g);
-    }
-}
-
-/* 0xFF in every byte is a NaN in every float type. */
-static void
-poison(rig *g, const mlease *m, size_t tokens)
-{
-    const mt_kvgeom *geom = rig_geom(g);
-
-    for (size_t i = 0; i < m->rows * rig_layers(g) * 2 * geom->config.heads * tokens; i++) {
-        size_t row = i % m->rows, layer = i / m->rows % rig_layers(g);
-        size_t piece = i / m->rows / rig_layers(g);
-
-        memset(token_at(m->lease, row, layer, piece % 2, piece / 2 % geom->config.heads,
-                        piece / 2 / geom->config.heads),
-               0xFF, geom->row_bytes);
-    }
-}
-
-static void
-recycled_pages_show_nothing_of_their_past(void)
-{
-    for (rig_store store = RIG_LINUX; store < RIG_STORES; store++) {
-        static rig g;
-        static const size_t ragged[MODEL_ROWS] = {1, 9, 3};
-        mlease *m;
-
-        begin(&g, store, SIZE_MAX);
-        append(&g, lend(&g, 0, 3, 22), 22);
-        poison(&g, &g.lease[0], 22);
-        rig_end_of(&g, &g.lease[0]);
-        m = lend(&g, 0, 3, 0);
-        for (size_t layer = 0; layer < 2; layer++)
-            CHECK(rig_update(&g, m, layer, ragged, false) == MT_OK);
-        for (size_t layer = 0; layer < 2; layer++)
-            rig_look(&g, m, layer, 22, true);
-        CHECK(stats_of(&g).recycled > 0);
-        rig_end(&g);
-    }
-}
-
 static void
 a_crop_gives_blocks_back_to_the_pool(void)
 {
@@ -554,8 +490,6 @@ main(void)
     RUN(physical_bytes_are_the_tokens_in_whole_blocks);
     RUN(a_hint_is_reserved_and_not_physical);
     RUN(a_second_generation_costs_no_page);
-    RUN(physical_bytes_never_exceed_the_largest_need);
-    RUN(recycled_pages_show_nothing_of_their_past);
     RUN(a_crop_gives_blocks_back_to_the_pool);
     RUN(ragged_rows_are_cleaned_once_a_block);
     RUN(trim_drops_what_was_used_longest_ago);
