@@ -227,9 +227,10 @@ bench: $(VENV)/.optimised $(VENV)/.bench  ## benchmarks against the peers, RUNS 
 	    for b in $(foreach b,$(BENCHES),$(call BENCH_MODULE,$(b))); do $(PY) -m $$b $(ARGS) || exit 1; done; done
 
 # On a machine with a GPU and its own torch: nothing is downloaded, .venv is not used.
-test-gpu:  ## tests/gpu with the machine's own torch
+test-gpu:  ## tests/gpu, and what other rooms ask of a device, with the machine's own torch
 	$(PYTHON) -m pip install -q --no-build-isolation --no-deps --no-index --upgrade --target $(OUT)/gpu .
-	PYTHONPATH=$(OUT)/gpu:. $(PYTHON) -P -m pytest -q -p no:cacheprovider --import-mode=importlib tests/gpu
+	MT_GPU=1 PYTHONPATH=$(OUT)/gpu:. $(PYTHON) -P -m pytest -q -p no:cacheprovider --import-mode=importlib \
+	    tests/gpu tests/gate/test_device.py tests/kv/test_device.py
 
 test-pages: $(VENV)/.built $(VENV)/.deps  ## the HTML report in a headless chromium, which must be installed
 	@$(PY) -m pytest -q $(or $(ARGS),tests/pages)

@@ -20,8 +20,10 @@ from tests.kit.fakecuda import FakeRuntime
 
 try:
     import torch
+
+    from tests.kit.cudadevice import REAL, Device, FakeDevice, RealDevice
 except ModuleNotFoundError:  # make test-pythons: the tests that need none
-    torch = None  # type: ignore[assignment]
+    torch, REAL = None, False  # type: ignore[assignment]
 
 ROOT = Path(__file__).resolve().parent.parent
 # In a shell's background or under nohup this process ignores them, and so would all it starts.
@@ -132,9 +134,11 @@ def either_way(
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _fake_library() -> FakeRuntime:
+def _fake_library() -> FakeRuntime | None:
     """Loads the fake CUDA runtime and points this process's memtools at it, before any test: a
-    process opens one once, and whichever test is first may be what opens it."""
+    process opens one once, and whichever test is first may be what opens it. None for a GPU."""
+    if REAL:
+        return None
     path = ROOT / "build/c/libfakecudart.so"
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path.with_suffix(".lock"), "w") as lock:  # another worker of xdist makes it as well
@@ -162,8 +166,10 @@ def allocator(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def fake_cuda(_fake_library: FakeRuntime) -> Iterator[FakeRuntime]:
+def fake_cuda(_fake_library: FakeRuntime | None) -> Iterator[FakeRuntime]:
     """The fake CUDA runtime, lazy: copies run when the test says so. Nothing may be left over."""
+    if _fake_library is None:
+        pytest.skip("asks what only the fake runtime can show")
     _fake_library.reset()
     before = _fake_library.live()
     yield _fake_library
@@ -174,3 +180,13 @@ def fake_cuda(_fake_library: FakeRuntime) -> Iterator[FakeRuntime]:
     assert _fake_library.live() == before
     assert _fake_library.busy_frees() == busy == 0
     assert _fake_library.misuses() == misuses == 0
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> Iterator[Device]:
+    """A CUDA device: the fake runtime's, or a GPU where `make test-gpu` runs."""
+    if not REAL:
+        yield FakeDevice(request.getfixturevalue("fake_cuda"))
+        return
+    yield RealDevice()
+    torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""Recording from a CUDA device, driven by the fake runtime: nothing waits, nothing is lost."""
+"""Recording from a CUDA device, the fake runtime or a GPU: nothing waits, nothing is lost."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import torch
 
 from memtools import Budget, DeviceError, GateHistory, KVPool, _core
 from memtools._base import torch as base_torch
+from tests.kit.cudadevice import Device
 from tests.kit.fakecuda import FakeRuntime, as_cuda, as_host
 
 pytestmark = pytest.mark.slow
@@ -24,16 +25,29 @@ def make(rows: int = 16, experts: int = 8, dtype: torch.dtype = torch.float32) -
     return torch.softmax(torch.randn(rows, experts), -1).to(dtype)
 
 
-def test_append_returns_before_the_device_has_done_anything(fake_cuda: FakeRuntime):
-    history = GateHistory()
-    tensors = [make() for _ in range(5)]
-    for tensor in tensors:
-        history.append(as_cuda(tensor))
-    assert fake_cuda.host_syncs() == 0
-    assert (len(history), history.pending, bool(history)) == (5, 5, True)
-    assert history.nbytes == 5 * 16 * 8 * 4
+@pytest.fixture
+def history(device: Device) -> Iterator[GateHistory]:
+    """A history that has made its stage: only the first append allocates, and may wait for that."""
+    with_stage = GateHistory()
+    with_stage.append(device.put(make()))
+    with_stage.clear()
+    with_stage.reset_stats()
+    assert not with_stage
+    yield with_stage
+    with_stage.close()
+
+
+def test_appends_return_before_the_device_has_done_anything(device: Device, history: GateHistory):
+    tensors = [make() for _ in range(100)]
+    gates = [device.put(tensor) for tensor in tensors]
+    device.keep_busy()
+    history.extend(gates)
+    assert not device.waited()
+    assert (len(history), history.pending, bool(history)) == (100, 100, True)
+    assert history.nbytes == 100 * 16 * 8 * 4
     assert torch.equal(torch.cat(history), torch.cat(tensors))
-    assert history.pending == 0
+    assert device.waited()
+    assert (history.pending, history.device_waits) == (0, 0)
 
 
 def test_an_append_gets_what_a_pool_holds_idle(fake_cuda: FakeRuntime):
@@ -72,58 +86,60 @@ def test_what_has_arrived_is_taken_by_the_next_append_without_waiting(fake_cuda:
     assert (history.pending, fake_cuda.host_syncs()) == (1, 0)
 
 
-def test_a_later_write_on_the_stream_does_not_change_the_entry(fake_cuda: FakeRuntime):
-    history = GateHistory()
-    tensor = make()
-    wanted, zeros = tensor.clone(), torch.zeros_like(tensor)
-    history.append(as_cuda(tensor))
-    fake_cuda.write(tensor.data_ptr(), zeros.data_ptr(), tensor.nbytes, None)
-    fake_cuda.run_all()
-    assert torch.equal(tensor, zeros)
+def test_a_later_write_on_the_stream_does_not_change_the_entry(
+    device: Device, history: GateHistory
+):
+    wanted = make()
+    gates, zeros = device.put(wanted.clone()), device.put(torch.zeros_like(wanted))
+    device.keep_busy()
+    history.append(gates)
+    device.write(gates, zeros)
+    assert not device.waited()
+    assert not device.get(gates).any()
     assert torch.equal(history[0], wanted)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("options", [{}, {"dtype": "float32"}, {"keep": "topk", "top_k": 2}])
-def test_records_and_statistics_are_those_of_the_host_tensor(fake_cuda, dtype, options):
+def test_records_and_statistics_are_those_of_the_host_tensor(device, dtype, options):
     ours, theirs = GateHistory(**options), GateHistory(**options)
     for n in range(1, 6):
         tensor = make(n, 8, dtype)
-        ours.append(as_cuda(tensor))
+        ours.append(device.put(tensor))
         theirs.append(tensor)
     assert ours.stats() == theirs.stats()
     assert ours.windows() == theirs.windows()
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
-def test_evicted_before_it_arrived_it_still_counts(fake_cuda: FakeRuntime):
+def test_evicted_before_it_arrived_it_still_counts(device: Device):
     history = GateHistory(max_entries=2, trim="oldest")
     tensors = [make() for _ in range(9)]
     for tensor in tensors:
-        history.append(as_cuda(tensor))
+        history.append(device.put(tensor))
     assert history.pending == 9
     assert history.stats().tokens == 9 * 16
     assert torch.equal(torch.cat(history), torch.cat(tensors[-2:]))
 
 
-def test_host_and_device_entries_mix_in_order(fake_cuda: FakeRuntime):
+def test_host_and_device_entries_mix_in_order(device: Device):
     history = GateHistory()
     tensors = [make() for _ in range(6)]
     for n, tensor in enumerate(tensors):
-        history.append(as_cuda(tensor) if n % 2 else tensor)
+        history.append(device.put(tensor) if n % 2 else tensor)
     assert torch.equal(history[4], tensors[4])
     assert [torch.equal(a, b) for a, b in zip(history, tensors, strict=True)] == [True] * 6
     assert history.stats().entries == 6
 
 
-def test_slices_copies_and_clear_see_what_was_in_flight(fake_cuda: FakeRuntime):
+def test_slices_copies_and_clear_see_what_was_in_flight(device: Device):
     history = GateHistory()
     tensors = [make() for _ in range(4)]
     for tensor in tensors:
-        history.append(as_cuda(tensor))
+        history.append(device.put(tensor))
     part = history[1:3]
     assert torch.equal(torch.cat(part), torch.cat(tensors[1:3]))
-    history.append(as_cuda(tensors[0]))
+    history.append(device.put(tensors[0]))
     history.clear()
     assert (len(history), history.stats().entries) == (0, 5)
 
@@ -196,9 +212,9 @@ def test_gates_with_gaps_are_packed_before_they_are_fetched(fake_cuda, layout, s
     assert torch.equal(history[0], host)
 
 
-def test_zero_rows_on_the_device_need_no_copy(fake_cuda: FakeRuntime):
+def test_zero_rows_on_the_device_need_no_copy(device: Device):
     history = GateHistory()
-    history.append(as_cuda(make(0)))
+    history.append(device.put(make(0)))
     assert (len(history), history.pending, history[0].shape) == (1, 0, (0, 8))
 
 
@@ -240,14 +256,18 @@ def test_a_failed_first_append_does_not_fix_the_number_of_experts(fake_cuda: Fak
     assert history.n_experts == 5
 
 
-def test_refused_during_graph_capture(fake_cuda: FakeRuntime):
+@pytest.mark.parametrize("first", ["first", "later"])
+def test_refused_during_graph_capture(device: Device, first):
     history = GateHistory()
-    history.append(as_cuda(make()))
-    fake_cuda.set_capturing(None, True)
-    with pytest.raises(DeviceError, match="CUDA graph capture"):
-        history.append(as_cuda(make()))
-    fake_cuda.set_capturing(None, False)
-    assert len(history) == 1
+    gates = device.put(make())
+    if first == "later":
+        history.append(gates)
+    before = len(history)
+    with device.capturing(), pytest.raises(DeviceError, match="CUDA graph capture"):
+        history.append(gates)
+    assert len(history) == before
+    history.append(gates)
+    assert torch.equal(history[-1], device.get(gates))
 
 
 @pytest.mark.parametrize("bad", ["experts", "rank", "size"])

@@ -1,4 +1,4 @@
-"""KVPool on a GPU: run by `make test-gpu` on a machine that has one.
+"""What only a GPU can show of a KVPool: run by `make test-gpu`, beside tests/kv/test_device.py.
 
 Two layers of two heads of 64 float32: 4096 tokens fill a page of 2 MiB with K or V of one layer, so
 tests that are to cross pages use rows of more than that. `busy()` keeps the current stream busy for
@@ -7,7 +7,6 @@ about a second and returns an event behind that: until it is reached, nothing ha
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,8 +14,9 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention as attend
 
-from memtools import BudgetError, DeviceError, KVLease, KVPool
-from tests.kv.model import HEADS, LAYERS, WIDTH, Plain, same, small_pool, some, step
+from memtools import DeviceError, KVPool
+from tests.kit.cudadevice import RealDevice
+from tests.kv.model import HEADS, LAYERS, WIDTH, OnDevice, Plain, same, small_pool, some, step
 
 CUDA = torch.device("cuda")
 MIB = 2**20
@@ -24,37 +24,12 @@ BLOCK = 2 * LAYERS * 2 * MIB
 PAGE_TOKENS = 4096
 
 
-class OnGpu:
-    """A lease whose tensors come from the host and go there, so that tests may compare them."""
-
-    def __init__(self, lease: KVLease) -> None:
-        self.lease = lease
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.lease, name)
-
-    def __enter__(self) -> OnGpu:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.lease.release()
-
-    def update(self, layer: int, k: torch.Tensor, v: torch.Tensor, counts: Any = None) -> Any:
-        return tuple(x.cpu() for x in self.lease.update(layer, k.to(CUDA), v.to(CUDA), counts))
-
-    def layer(self, layer: int, **options: Any) -> Any:
-        return tuple(x.cpu() for x in self.lease.layer(layer, **options))
-
-    def fork(self, n: int, **options: Any) -> OnGpu:
-        return OnGpu(self.lease.fork(n, **options))
-
-
 def gpu_pool(**changes: Any) -> KVPool:
     return small_pool(**{"device": CUDA, "max_tokens": 3 * PAGE_TOKENS, **changes})
 
 
-def lend(pool: KVPool, rows: int = 1, tokens: int = 0) -> OnGpu:
-    return OnGpu(pool.acquire(rows, tokens))
+def lend(pool: KVPool) -> OnDevice:
+    return OnDevice(pool.acquire(), RealDevice())
 
 
 def free_bytes() -> int:
@@ -77,77 +52,6 @@ def _no_fault_is_left() -> Iterator[None]:
 
 
 # --- values -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "options", [{}, {"layer_group": 2}, {"layout": "head"}, {"page_bytes": "8 MiB"}]
-)
-def test_rows_of_any_length_show_what_torch_cat_would(options: dict[str, Any]) -> None:
-    with gpu_pool(**options) as pool, lend(pool, 3) as lease:
-        model = Plain(3)
-        step(lease, model, 4000, [4000, 3, 0])
-        for _ in range(3):
-            step(lease, model, 50)
-        step(lease, model, 5000, [5000, 1, 4100])
-        assert same(lease, model)
-        assert pool._check()
-
-
-def test_forked_rows_share_full_pages_and_write_to_their_own() -> None:
-    with gpu_pool() as pool:
-        with lend(pool) as prompt:
-            parent = Plain(1)
-            step(prompt, parent, PAGE_TOKENS + 100)
-            rows, model = prompt.fork(4), parent.fork(4)
-            assert pool.stats().shared_bytes >= BLOCK
-            step(rows, model, 1)
-            assert pool.stats().live_bytes <= (2 + 4) * BLOCK
-            step(prompt, parent, 5)
-            assert same(rows, model)
-            assert same(prompt, parent)
-        step(rows, model, 10)
-        assert same(rows, model)
-        assert pool._check()
-        rows.release()
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_anything_in_any_order_shows_what_torch_cat_would(seed: int) -> None:
-    rng = random.Random(seed)
-    with gpu_pool(layer_group=1 + seed % 2) as pool, lend(pool, 3) as lease:
-        model = Plain(3)
-        for _ in range(25):
-            match rng.randrange(5):
-                case 0:
-                    keep = [rng.randint(0, length) for length in model.lengths]
-                    lease.crop(keep)
-                    model.crop(keep)
-                case 1:
-                    index = [rng.randrange(3) for _ in range(3)]
-                    lease.reorder(index)
-                    model.select(index)
-                case 2:
-                    with lease.fork(2) as child:
-                        twin = model.fork(2)
-                        step(child, twin, rng.randint(1, 300))
-                    pool.trim()
-                case _ if max(model.lengths) < 2 * PAGE_TOKENS:
-                    tokens = rng.choice([1, 30, PAGE_TOKENS])
-                    step(lease, model, tokens, [rng.randint(0, tokens) for _ in range(3)])
-            assert same(lease, model)
-            assert pool._check()
-
-
-def test_tails_read_as_zeros_where_the_memory_held_nan() -> None:
-    garbage = torch.full((64 * MIB,), float("nan"), device=CUDA)
-    del garbage
-    torch.cuda.empty_cache()
-    with gpu_pool() as pool, lend(pool, 8) as lease:
-        lease.update(0, some(8, 5), some(8, 5), [5, 0, 1, 2, 3, 4, 5, 0])
-        k, v = lease.layer(0, tokens=pool.max_tokens)
-        assert torch.isfinite(k).all()
-        assert not k[1].any()
-        assert not v[2, :, 1:].any()
 
 
 def test_views_are_normal_tensors_under_inference_mode() -> None:
@@ -189,36 +93,6 @@ def test_attention_over_rows_that_share_their_pages() -> None:
 # --- memory -----------------------------------------------------------------------------------
 
 
-def test_memory_goes_back_to_the_driver_when_the_pool_is_trimmed() -> None:
-    free_bytes()
-    with gpu_pool() as pool:
-        before = free_bytes()
-        with lend(pool, 8) as lease:
-            step(lease, Plain(8), PAGE_TOKENS + 1)
-            held = pool.stats().physical_bytes
-            assert held == 8 * 2 * BLOCK
-            assert before - free_bytes() >= held
-        assert before - free_bytes() >= held  # kept for the next lease
-        assert pool.trim() == held
-        assert before - free_bytes() <= 8 * MIB  # what the driver needs for the addresses
-        assert pool.stats().physical_bytes == 0
-    assert before - free_bytes() <= 8 * MIB
-
-
-def test_a_second_generation_makes_no_page_and_maps_nothing() -> None:
-    with gpu_pool() as pool:
-        seen = []
-        for _ in range(3):
-            with lend(pool, 2, PAGE_TOKENS + 60) as lease:
-                model = Plain(2)
-                step(lease, model, PAGE_TOKENS + 50)
-                step(lease, model, 1)
-                assert same(lease, model)
-            stats = pool.stats()
-            seen.append((stats.taken, stats.map_calls, stats.physical_bytes))
-        assert seen[1] == seen[0] == seen[2]
-
-
 def test_memory_that_torch_holds_idle_is_found() -> None:
     k = some(8, PAGE_TOKENS + 1).to(CUDA)
     hog = torch.empty(free_bytes() - 40 * MIB, dtype=torch.uint8, device=CUDA)
@@ -231,7 +105,7 @@ def test_memory_that_torch_holds_idle_is_found() -> None:
 
 def test_a_device_that_is_full_says_so_and_the_lease_goes_on() -> None:
     k = some(8, 2 * PAGE_TOKENS).to(CUDA)
-    with gpu_pool() as pool, lend(pool, 8) as lease:
+    with gpu_pool() as pool, OnDevice(pool.acquire(8), RealDevice()) as lease:
         model = Plain(8)
         step(lease, model, 10)
         hog = torch.empty(free_bytes() - 20 * MIB, dtype=torch.uint8, device=CUDA)
@@ -241,18 +115,6 @@ def test_a_device_that_is_full_says_so_and_the_lease_goes_on() -> None:
         torch.cuda.empty_cache()
         assert same(lease, model)
         assert pool._check()
-
-
-def test_a_limit_counts_shared_pages_once() -> None:
-    with gpu_pool(limit=6 * BLOCK) as pool, lend(pool) as prompt:
-        model = Plain(1)
-        step(prompt, model, PAGE_TOKENS)
-        rows, twins = prompt.fork(4), model.fork(4)
-        step(rows, twins, 1)
-        with pytest.raises(BudgetError):
-            rows.update(0, some(4, PAGE_TOKENS), some(4, PAGE_TOKENS))
-        assert same(rows, twins)
-        rows.release()
 
 
 # --- order ------------------------------------------------------------------------------------
@@ -293,18 +155,6 @@ def test_a_stream_sees_what_another_wrote_before() -> None:
             got = rows.layer(0)[0].clone()
         second.synchronize()
         assert torch.equal(got, k.expand(2, -1, -1, -1))
-
-
-def test_a_view_that_outlives_its_lease_keeps_its_pages() -> None:
-    with gpu_pool() as pool:
-        lease, model = lend(pool), Plain(1)
-        step(lease, model, 600)
-        pair = lease.lease.layer(1)
-        lease.release()
-        assert pool.trim() == 0
-        assert torch.equal(pair[0].cpu(), model.layer(1)[0])
-        del pair
-        assert pool.trim() == BLOCK
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs a second GPU")
@@ -365,7 +215,7 @@ def test_a_graph_replays_over_the_pages_of_the_next_lease() -> None:
                     model.update(layer, *(x if layer == 0 else torch.zeros_like(x) for x in pair))
                 want = attend(q, *(x.to(CUDA) for x in model.layer(0)))
                 torch.testing.assert_close(out, want)
-            assert same(OnGpu(again), model)
+            assert same(OnDevice(again, RealDevice()), model)
 
 
 def test_while_a_graph_is_captured_reserved_rows_may_grow_and_others_not() -> None:

@@ -14,7 +14,7 @@ except ModuleNotFoundError:  # make test-pythons: the fake runtime by itself nee
     torch = None  # type: ignore[assignment]
 
 KDL_CPU, KDL_CUDA = 1, 2
-CODES = {"float32": (2, 32), "float16": (2, 16), "bfloat16": (4, 16)}
+CODES = {"float64": (2, 64), "float32": (2, 32), "float16": (2, 16), "bfloat16": (4, 16)}
 
 
 class _Tensor(Structure):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from memtools import KVLease, KVPool
+
+if TYPE_CHECKING:
+    from tests.kit.cudadevice import Device
 
 LAYERS, HEADS, WIDTH = 2, 2, 64  # float32: 16 tokens fill a page of one head
 MAX_TOKENS = 100  # 7 blocks
@@ -29,6 +32,34 @@ def fill(lease: KVLease, tokens: int) -> None:
     for layer in range(lease.pool.num_layers):
         pair = (some(lease.batch_size, tokens, lease.pool.dtype) for _ in range(2))
         lease.update(layer, *pair)
+
+
+class OnDevice:
+    """A lease whose tensors go to the device and come from it, so that tests may compare them."""
+
+    def __init__(self, lease: KVLease, device: Device) -> None:
+        self.lease, self.device = lease, device
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.lease, name)
+
+    def __enter__(self) -> OnDevice:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.lease.release()
+
+    def read(self, pair: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.device.get(pair[0]), self.device.get(pair[1])
+
+    def update(self, layer: int, k: torch.Tensor, v: torch.Tensor, counts: Any = None) -> Any:
+        return self.read(self.lease.update(layer, self.device.put(k), self.device.put(v), counts))
+
+    def layer(self, layer: int, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.read(self.lease.layer(layer, **options))
+
+    def fork(self, n: int, **options: Any) -> OnDevice:
+        return OnDevice(self.lease.fork(n, **options), self.device)
 
 
 class Plain:
