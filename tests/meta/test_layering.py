@@ -79,8 +79,6 @@ CORE_ARROWS = {
     "grad": {"base", "port"},
     "blocks": {"base"},
 }
-# Small rooms whose files use each other in a round, by a header of structures which they share.
-IN_ROUNDS = {"budget", "gate"}
 # csrc/py and csrc/os go along the arrows of csrc/core, by rooms of core and of their own, and use
 # besides what serves all: csrc/py may also use every room of csrc/os.
 SERVES_ALL = {"os": {"base", "port"}, "py": {"base", "port", "tensor"}}
@@ -670,7 +668,7 @@ def test_each_exception_from_the_arrows_is_still_needed() -> None:
     assert sorted(set(BROKEN) - set(breaches_of_rooms())) == []
 
 
-@pytest.mark.parametrize("room", sorted(set(CORE_ARROWS) - IN_ROUNDS))
+@pytest.mark.parametrize("room", sorted(CORE_ARROWS))
 def test_files_of_a_room_use_each_other_one_way(room: str) -> None:
     assert rounds_in_a_room(read(f"csrc/core/{room}/*")) == []
 

@@ -4,7 +4,7 @@
  * the sampler (two), the ticker, the blocks that live and their journal. Where a thread holds two, it
  * took the pool's before the ledger's, the phases' before the peaks', the journal's before that of
  * the blocks that live, or the sampler's `life` before the ticker's. All others are taken alone. No
- * call back into a caller is made while one is held, but for the ledger's `turn` (budget/private.h),
+ * call back into a caller is made while one is held, but for the ledger's `turn` (budget/ledger.c),
  * which is there to let members be asked one at a time. */
 #ifndef MT_BASE_LOCK_H
 #define MT_BASE_LOCK_H

@@ -20,6 +20,7 @@
 #include <string.h>
 
 #include "base/clones.h"
+#include "gate/scan_wide.h"
 
 #define INLINE static inline __attribute__((always_inline))
 

@@ -25,14 +25,4 @@ enum { MT_FAST_EXPERTS = 1024, MT_FAST_TOP_K = 8, MT_FAST_ROWS = 512 };
 bool mt_gatefast_block(const float *x, size_t rows, size_t experts, unsigned top_k, double *sum,
                        uint32_t *count);
 
-/* --- scan_wide.c: the same by 512-bit vectors, where the processor has them, for scan_fast.c --- */
-
-/* Adds the first rows of a packed block to sum and count, as gatefast does for top_k = 1, and
- * returns how many it took: 0 without AVX-512 or when experts is not 16, 32, 48 or 64. */
-size_t mt_gatewide_rows(const float *x, size_t rows, size_t experts, double *sum, uint32_t *count);
-
-/* Counts each of the first rows once, at the lowest expert that has the row's largest gate, and
- * returns how many rows it took, as above. pre: no NaN. */
-size_t mt_gatewide_first(const float *x, size_t rows, size_t experts, uint32_t *count);
-
 #endif

@@ -1,4 +1,6 @@
-#include "gate/scan_fast.h"
+#include "gate/scan_wide.h"
+
+#include <stdbool.h>
 
 #if defined(__x86_64__) && defined(__GNUC__)
 

@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#include "gate/history_private.h"
+#include "gate/history.h"
 
 /* As in a file: without padding, and little-endian as every machine is on which this runs. */
 typedef struct index_line {

@@ -13,7 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "gate/history.h"
+#include "gate/gate.h"
 
 typedef struct mt_gatestate {
     size_t experts; /* 0: there is nothing else */

@@ -14,7 +14,7 @@
 
 #include "py/base/state.h"
 #include "py/tensor/one.h"
-#include "core/gate/history.h"
+#include "core/gate/gate.h"
 #include "os/base/forks.h"
 #include "core/gate/stage.h"
 

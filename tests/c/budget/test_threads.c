@@ -9,11 +9,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "core/budget/private.h"
 #include "os/base/forks.h"
 #include "kit/rng.h"
 
-enum { THREADS = 4, ROUNDS = 3000 };
+enum { THREADS = 4, ROUNDS = 3000, FORKS = 30, DEEP = 40 };
 
 static void
 run_threads(void *(*body)(void *), void *each, size_t size)
@@ -314,35 +313,37 @@ a_child_of_fork_can_free_what_the_parent_waits_on(void)
     mt_ledger_drop(s.ledger);
 }
 
+typedef struct forker {
+    part p;
+    mt_ledger *ledger, *sub;
+    mt_member *m, *busy; /* what the thread reserves and releases that runs beside a fork */
+    size_t children;
+    _Atomic bool running, enough;
+} forker;
+
 /* What a child of this process does with everything here; the parent's exit status is its. */
 static void
-use_in_child(mt_ledger *ledger, mt_ledger *sub, mt_member *m, const part *asked)
+use_in_child(const forker *f)
 {
+    size_t busy = mt_member_reserved(f->busy);
     mt_holder lines[8];
     mt_member *own;
 
     alarm(20); /* ends a child that waits for ever */
-    CHECK(mt_ledger_used(ledger) == 40 && mt_ledger_used(sub) == 30);
-    CHECK(mt_ledger_is_first(ledger, mt_ledger_enter(ledger)));
-    CHECK(mt_ledger_reclaim(ledger, NULL, 100) == 0 && asked->asked == 1);
-    CHECK(mt_ledger_report(ledger, lines, 8) == 3 && lines[0].idle == 0);
-    CHECK(mt_ledger_join(sub, "own", 0, NULL, &own, NULL) == MT_OK);
+    CHECK(mt_ledger_used(f->ledger) == 40 + busy && mt_ledger_used(f->sub) == 30);
+    CHECK(mt_ledger_is_first(f->ledger, mt_ledger_enter(f->ledger)));
+    CHECK(mt_ledger_reclaim(f->ledger, NULL, 100) == 0 && f->p.asked == 1);
+    CHECK(mt_ledger_report(f->ledger, lines, 8) == 4 + DEEP && lines[0].idle == 0);
+    CHECK(mt_ledger_join(f->sub, "own", 0, NULL, &own, NULL) == MT_OK);
     CHECK(mt_member_reserve(own, 5, NULL) == MT_OK);
     CHECK(mt_member_reserve(own, 60, NULL) == MT_ELIMIT);
-    mt_member_release(m, 10);
-    CHECK(mt_ledger_used(ledger) == 35);
-    CHECK(!mt_ledger_wait(ledger, mt_ledger_changes(ledger), 1));
+    mt_member_release(f->m, 10);
+    CHECK(mt_ledger_used(f->ledger) == 35 + busy);
+    CHECK(!mt_ledger_wait(f->ledger, mt_ledger_changes(f->ledger), 1));
     mt_ledger_leave(own);
-    mt_ledger_leave(m);
+    mt_ledger_leave(f->m);
     _exit(0);
 }
-
-typedef struct forker {
-    part p;
-    mt_ledger *ledger, *sub;
-    mt_member *m;
-    size_t children;
-} forker;
 
 /* Called with the ledger's turn held: the child inherits it so. */
 static size_t
@@ -354,58 +355,50 @@ fork_while_asked(void *ctx, size_t bytes)
 
     (void)bytes;
     f->p.asked++;
-    if ((child = fork()) == 0) use_in_child(f->ledger, f->sub, f->m, &f->p);
+    if ((child = fork()) == 0) use_in_child(f);
     CHECK(child > 0 && waitpid(child, &status, 0) == child);
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
     f->children++;
     return 0;
 }
 
-typedef struct halfway {
-    mt_ledger *ledger;
-    _Atomic int there, go_on;
-} halfway;
-
-/* Stays in the middle of a reservation. */
 static void *
-reserve_slowly(void *arg)
+reserve_and_release(void *arg)
 {
-    halfway *h = arg;
-    mt_tree *tree = h->ledger->tree;
+    forker *f = arg;
 
-    mt_tree_take(tree, &tree->lock);
-    h->ledger->line.reserved -= 7;
-    h->there = 1;
-    while (!h->go_on)
-        sched_yield();
-    h->ledger->line.reserved += 7;
-    mt_lock_give(&tree->lock);
+    while (!f->enough) {
+        CHECK(mt_member_reserve(f->busy, 7, NULL) == MT_OK);
+        mt_member_release(f->busy, 7);
+        f->running = true;
+    }
     return NULL;
 }
 
-/* So does a child forked while another thread is halfway through a reservation, and one forked by
- * a child. */
+/* A child forked while another thread is somewhere in a reservation, and one forked by a child. */
 static void
 fork_while_reserving(forker *f)
 {
-    halfway h = {.ledger = f->ledger};
     pthread_t thread;
     pid_t child;
     int status;
 
-    CHECK(pthread_create(&thread, NULL, reserve_slowly, &h) == 0);
-    while (!h.there)
+    CHECK(pthread_create(&thread, NULL, reserve_and_release, f) == 0);
+    while (!f->running)
         sched_yield();
-    if ((child = fork()) == 0) {
-        CHECK(mt_ledger_used(f->ledger) == 40);
-        if ((child = fork()) == 0) use_in_child(f->ledger, f->sub, f->m, &f->p);
-        CHECK(waitpid(child, &status, 0) == child);
-        _exit(WIFEXITED(status) ? WEXITSTATUS(status) : 1);
+    for (int i = 0; i < FORKS; i++) {
+        if ((child = fork()) == 0) {
+            alarm(20);
+            CHECK(mt_ledger_used(f->ledger) == 40 + mt_member_reserved(f->busy));
+            if ((child = fork()) == 0) use_in_child(f);
+            CHECK(waitpid(child, &status, 0) == child);
+            _exit(WIFEXITED(status) ? WEXITSTATUS(status) : 1);
+        }
+        CHECK(child > 0 && waitpid(child, &status, 0) == child);
+        CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
     }
-    h.go_on = 1;
+    f->enough = true;
     CHECK(pthread_join(thread, NULL) == 0);
-    CHECK(child > 0 && waitpid(child, &status, 0) == child);
-    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
 static void
@@ -413,15 +406,24 @@ a_child_of_fork_has_locks_and_sums_of_its_own(void)
 {
     forker f = {.children = 0};
     mt_member_ops ops = {.give_back = fork_while_asked, .idle = part_idle, .ctx = &f};
+    mt_ledger *deep;
     uint64_t waits;
     mt_birth birth = mt_birth_now();
 
     f.ledger = make_ledger(&mt_alloc_libc, 80, "root", NULL);
     mt_ledger_notice_forks(f.ledger, &birth);
     f.sub = make_ledger(&mt_alloc_libc, 60, "sub", f.ledger);
+    deep = mt_ledger_hold(f.ledger);
     mt_lock_init(&f.p.lock);
     CHECK(mt_ledger_join(f.ledger, "asked", -1, &ops, &f.p.member, NULL) == MT_OK);
     CHECK(mt_ledger_join(f.sub, "m", 0, NULL, &f.m, NULL) == MT_OK);
+    for (int i = 0; i < DEEP; i++) { /* a reservation there takes a while */
+        mt_ledger *deeper = make_ledger(&mt_alloc_libc, SIZE_MAX, "deep", deep);
+        mt_ledger_drop(deep);
+        deep = deeper;
+    }
+    CHECK(mt_ledger_join(deep, "busy", 0, NULL, &f.busy, NULL) == MT_OK);
+    mt_ledger_drop(deep);
     CHECK(mt_member_reserve(f.p.member, 10, NULL) == MT_OK);
     CHECK(mt_member_reserve(f.m, 30, NULL) == MT_OK);
     waits = mt_ledger_enter(f.ledger); /* nobody waits before the child */
@@ -430,6 +432,7 @@ a_child_of_fork_has_locks_and_sums_of_its_own(void)
     mt_ledger_quit(f.ledger, waits);
     part_leave(&f.p);
     mt_ledger_leave(f.m);
+    mt_ledger_leave(f.busy);
     mt_ledger_drop(f.sub);
     mt_ledger_drop(f.ledger);
 }

@@ -12,7 +12,7 @@
 #include <string.h>
 
 #include "kit/check.h"
-#include "core/gate/history.h"
+#include "core/gate/gate.h"
 
 enum { MODEL_ENTRIES = 128 };
 

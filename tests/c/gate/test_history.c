@@ -1,7 +1,7 @@
 /* The gate history against an array of entries (model.h), with late values, slices and failed
  * allocations. */
 #include "budget/rig.h"
-#include "core/gate/history_private.h"
+#include "core/gate/history.h"
 #include "gate/rig.h"
 
 static const mt_gatehist_config plain = {.max_entries = 100,
