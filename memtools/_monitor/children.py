@@ -1,4 +1,4 @@
-"""The child processes of a run: how many there are, which of them grow, and what workers say.
+"""The child processes of a run: how many there are, which of them grow, and what workers report.
 
 processes() ──► read(), at each look ──► grown(): count, who grows
 the memory of children grows ──► WorkerReports: workers look for themselves (workers.py)
@@ -15,16 +15,16 @@ from memtools._leak.judge import THRESHOLDS
 from memtools._monitor.workers import WorkerReports
 
 Processes = Callable[[], Sequence[tuple[int, int | None, str]]]  # pid, private bytes, name
-MOST_CHILDREN = 256  # that are followed each by itself
-_POINTS = 16  # of each, the newest
+MOST_CHILDREN = 256  # At most so many are followed one by one.
+_POINTS = 16  # So many of the newest points of each are kept.
 
 
 class ChildProcesses:
     """The child processes of a run.
 
     Args:
-        processes: reads what each of them has for itself; None, the default: nothing is known.
-        workers: asks those that were given a queue or a connection; None, the default: nobody.
+        processes: returns the private bytes of each; None, the default: they are not known.
+        workers: asks those that were given a queue or a connection; None, the default: none is.
     """
 
     def __init__(
@@ -36,8 +36,8 @@ class ChildProcesses:
         self.count = 0
 
     def read(self, step: int) -> int | None:
-        """Read what each process has at this step. Returns how many there are; None where that is
-        not known."""
+        """Read what each process has at this step. Returns how many there are; None if that is not
+        known."""
         if self._processes is None:
             return None
         helpers = _helpers()
@@ -51,8 +51,8 @@ class ChildProcesses:
         return self.count
 
     def growing(self) -> Sequence[tuple[str, float]]:
-        """Who grows, and by how many bytes a step, the fastest first. The first point of each does
-        not count: what a process loads when it starts is no growth of steps."""
+        """The names of those that grow, with their bytes a step, the fastest first. The first point
+        of each does not count: what a process loads when it starts does not grow with steps."""
         rates = [(slope_of(points[1:]), who) for who, points in self._known.items()]
         names = _names()
         return [
@@ -66,12 +66,12 @@ class ChildProcesses:
         return self._workers is not None and self._workers.looking()
 
     def ask(self, rate: float, step: int, grade: str, *, stands: bool) -> Sequence[LeakFinding]:
-        """What workers have found out. They look as long as the memory of children grows.
+        """Return what workers have found out. They look as long as the memory of children grows.
 
         Args:
-            rate: bytes a step by which it does.
-            step: of the program; 0 where it makes none.
-            grade: what the leak test says of it.
+            rate: bytes a step by which that memory grows.
+            step: the program's step; 0 if it makes none.
+            grade: what the leak test says of that memory.
             stands: whether a finding about children stands.
         """
         if self._workers is None:
@@ -89,7 +89,7 @@ class ChildProcesses:
 
 
 def worker_reports() -> WorkerReports | None:
-    """What workers answer by; None where the kernel has no such memory."""
+    """Return new WorkerReports; None if the kernel has no such memory."""
     try:
         return WorkerReports()
     except OSError:
@@ -97,8 +97,8 @@ def worker_reports() -> WorkerReports | None:
 
 
 def _helpers() -> set[object]:
-    """The ids of multiprocessing's own processes, of which there is one each: they are no part of
-    a number of processes that grows."""
+    """The ids of multiprocessing's own processes. There is one of each, so they are not counted
+    among processes whose number grows."""
     tracker = getattr(
         sys.modules.get("multiprocessing.resource_tracker"), "_resource_tracker", None
     )
@@ -107,7 +107,7 @@ def _helpers() -> set[object]:
 
 
 def _names() -> dict[int, str]:
-    """The names of the processes that multiprocessing has started here, by their id."""
+    """The names of the processes that multiprocessing has started here, by pid."""
     module = sys.modules.get("multiprocessing.process")
     names: dict[int, str] = {}
     for child in list(getattr(module, "_children", ())):

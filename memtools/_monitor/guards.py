@@ -1,8 +1,8 @@
 """What a monitor does when memory runs short: callbacks and guards, at safe points.
 
-Watermark 90 % ──► a bit of the sampler for each memory that it is of: the host, or each device
-                               │ passed, seen by the sampler's thread also within a step
-step() ── its mask ──► due ──► Pressure ──► act: a callback, or what a guard is to raise
+Watermark 90 % ──► a bit of the sampler for each memory that it watches: the host, or each device
+                               │ passed: the sampler's thread sees that also within a step
+step() ── its mask ──► due ──► Pressure ──► act: a callback, or what a guard raises
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from memtools._monitor.log import Log
 from memtools._monitor.readings import HostTiers
 from memtools.errors import DeviceMemoryPressure, HostMemoryPressure, MemoryPressure
 
-STALLED = 40.0  # percent of the last 10 s: below it, systemd-oomd's users saw false alarms
-MOST_WATERMARKS = 32  # of a sampler
+#: Tasks stall if they wait so many percent of the last 10 s: below that, users of systemd-oomd saw
+#: false alarms.
+STALLED = 40.0
+MOST_WATERMARKS = 32  # A sampler has so many bits.
 
 
 class Pressure(NamedTuple):
-    """What a callback of `on_pressure` or `guard` gets."""
+    """The argument of a callback of `on_pressure` or `guard`."""
 
     #: the watermark that was passed, as a share of the limit
     fraction: float
@@ -42,7 +44,7 @@ class Pressure(NamedTuple):
     step: int
     #: share of the last 10 s, 0 to 100, in which some task waited for memory; None when unknown
     stalled_percent: float | None
-    #: the number of the device whose memory it is; None for the host's
+    #: the number of the device; None for the host
     device: int | None = None
 
     def __str__(self) -> str:
@@ -63,7 +65,7 @@ class Watermark:
         self.action = action
         #: True for a guard; False for a callback of on_pressure, which runs before all guards
         self.safe = safe
-        #: whose memory it watches; None for the host, "cuda" for all devices, or the name of one
+        #: the memory that it watches: None is the host's, "cuda" that of all devices
         self.device = device
         #: what errors and events call it
         self.name = action if isinstance(action, str) else harmless(name_of_callback(action))
@@ -77,8 +79,8 @@ class Watermark:
 
 
 class Passed(NamedTuple):
-    """Who waits for a bit of the sampler's mask, and for which memory: None is the host's. `near`:
-    it is the earlier watermark of a guard, from which on stalls count."""
+    """The watermark and the device (None: the host) of a bit of the sampler's mask. `near`: it is
+    the earlier watermark of a guard, from which on stalls count."""
 
     watermark: Watermark
     device: int | None
@@ -95,19 +97,19 @@ class Watermarks:
         self._all: list[Watermark] = []
         self._of_bit: dict[int, Passed] = {}
         self._sampler: _core.Sampler | None = None
-        self._devices: Sequence[int] = ()  # that the run watches
-        #: guards whose second watermark was passed: they act when tasks stall, too; look again soon
+        self._devices: Sequence[int] = ()  # the devices that the run watches
+        #: guards whose earlier watermark was passed: they act when tasks stall, too
         self.near: dict[Watermark, None] = {}
 
     def add(
         self, fraction: float, action: Callback | str, safe: bool, device: object = None
     ) -> Watermark:
-        """Raises ValueError for a fraction that is not in (0, 1], too many watermarks, or a device
-        that cannot be."""
+        """Add a watermark. Raises ValueError for a fraction that is not in (0, 1], too many
+        watermarks, or a device that cannot exist."""
         what = "guard" if safe else "on_pressure"
         fraction = number(f"{what}(): fraction", fraction)
         if not 0 < fraction <= 1:
-            raise ValueError(f"{what}(): fraction is above 0 and at most 1, got {fraction}")
+            raise ValueError(f"{what}(): fraction must be above 0 and at most 1, got {fraction}")
         watermark = Watermark(fraction, action, safe, _whose(device, what))
         if sum(map(self._bits_of, self._all)) + self._bits_of(watermark) > MOST_WATERMARKS:
             raise ValueError(
@@ -132,7 +134,7 @@ class Watermarks:
             watermark.bits.clear()
 
     def _memories(self, watermark: Watermark) -> Sequence[int | None]:
-        """The memories of this run that it is of."""
+        """The memories of this run that it watches."""
         if watermark.device is None:
             return (None,)
         if watermark.device == "cuda":
@@ -145,8 +147,8 @@ class Watermarks:
         return max(1, len(self._memories(watermark)))
 
     def _install(self, watermark: Watermark, sampler: _core.Sampler) -> None:
-        """Watch its own fraction and, for a guard of the host above 0.5, the one from which on it
-        is near."""
+        """Watch its own fraction and, for a guard of the host above 0.5, the earlier one from which
+        on stalls count."""
         for device in self._memories(watermark):
             self._watch(sampler, watermark, device)
         if watermark.device is None and self._bits_of(watermark) == 2:
@@ -156,7 +158,7 @@ class Watermarks:
         self, sampler: _core.Sampler, watermark: Watermark, device: int | None, near: bool = False
     ) -> None:
         if len(self._of_bit) == MOST_WATERMARKS:
-            return  # of a guard of "cuda" with more devices than there were to be
+            return  # a guard of "cuda" was added before the devices were counted
         bit = sampler.watch(2 * watermark.fraction - 1 if near else watermark.fraction, device)
         watermark.bits.append(bit)
         self._of_bit[bit] = Passed(watermark, device, bit, near)
@@ -174,20 +176,20 @@ class Watermarks:
         self.near.pop(watermark, None)
 
     def waiting(self, fired: int) -> list[Passed]:
-        """Whose own watermark is in the sampler's mask, the lowest first."""
+        """Those whose own watermark is in the sampler's mask, the lowest first."""
         own = [passed for passed in self._passed(fired) if not passed.near]
         return sorted(own, key=lambda p: p.watermark.fraction)
 
     def _passed(self, fired: int) -> list[Passed]:
-        """Whose watermarks are in the mask; another thread may remove one now."""
+        """Those whose watermarks are in the mask; another thread may remove one now."""
         return [passed for bit, passed in list(self._of_bit.items()) if fired >> bit & 1]
 
     @property
     def all(self) -> tuple[Watermark, ...]:
         return tuple(self._all)
 
-    def hopeless(self) -> Iterator[tuple[Watermark, str]]:
-        """Who cannot act in this run, and why."""
+    def inert(self) -> Iterator[tuple[Watermark, str]]:
+        """The watermarks that cannot act in this run, and why."""
         for watermark in list(self._all):
             if self._sampler is not None and watermark.device is None:
                 if self._sampler.limit() is None:
@@ -198,9 +200,9 @@ class Watermarks:
             elif not watermark.bits:
                 yield watermark, f"{MOST_WATERMARKS} watermarks are set already"
 
-    def unread(self) -> Iterator[tuple[Watermark, str]]:
-        """Who could not act because its device's memory was not known although it is in use, and
-        what was missing."""
+    def unreadable(self) -> Iterator[tuple[Watermark, str]]:
+        """The watermarks that could not act because a device's memory was not known although it is
+        in use, and what was missing."""
         samples = [] if self._sampler is None else self._sampler.devices()
         for watermark in list(self._all):
             for index in self._memories(watermark):
@@ -212,7 +214,7 @@ class Watermarks:
                     yield watermark, f"{missing} of cuda:{index} could not be read by a thread"
 
     def due(self, fired: int, host: Callable[[], HostTiers]) -> list[Passed]:
-        """Who is to act now, callbacks before guards, the lowest watermark first. `fired` is the
+        """Those that act now, callbacks before guards, the lowest watermark first. `fired` is the
         sampler's mask; `host` is called only if a guard is near."""
         self.near |= dict.fromkeys(p.watermark for p in self._passed(fired) if p.near)
         turn = self.waiting(fired)
@@ -223,8 +225,8 @@ class Watermarks:
         return sorted(turn, key=lambda p: (p.watermark.safe, p.watermark.fraction))
 
     def _stalled(self, now: HostTiers) -> list[Watermark]:
-        """The near guards that are to act: little headroom alone may be a full cache, stalls alone
-        another container's, so both count."""
+        """The near guards that act now. Little headroom alone may be a full cache, and stalls alone
+        may be another container's, so both must be seen."""
         used, stalled = percent(now.used, now.limit), list[Watermark]()
         for watermark in list(self.near):
             if used is None or used < 100 * (2 * watermark.fraction - 1) - 5:
@@ -237,8 +239,8 @@ class Watermarks:
     def pressure(
         self, passed: Passed, host: Callable[[], HostTiers], source: str, step: int
     ) -> Pressure:
-        """What its callback gets: the reading that passed the watermark, as memory may be free
-        again by now. `source` says where the host's limit comes from."""
+        """The argument of its callback, with the reading that passed the watermark, as memory may
+        be free again by now. `source` says where the host's limit comes from."""
         fraction, used = passed.watermark.fraction, 0
         if self._sampler is not None and passed.bit >= 0:  # else tasks stall
             used = self._sampler.passed_at(passed.bit)
@@ -255,11 +257,11 @@ class Watermarks:
         )
 
     def act(self, watermark: Watermark, pressure: Pressure, log: Log) -> MemoryPressure | None:
-        """Run a callback, or return what a guard is to raise. Of what a callback raises, only
+        """Run a callback, or return what a guard raises. Of what a callback raises, only
         MemoryPressure and BaseExceptions such as KeyboardInterrupt propagate."""
         if watermark not in self._all:
             return None  # another callback has removed it
-        if watermark.safe:  # that a watermark was passed, the sampler has written
+        if watermark.safe:  # the sampler has recorded that the watermark was passed
             log.event("guard", pressure, action=watermark.name)
         if watermark.action == "raise":
             return _error(pressure)
@@ -278,14 +280,16 @@ class Watermarks:
 
 
 def _whose(device: object, what: str) -> str | None:
-    """What a `device` argument means: None is the host, "cuda" every device, "cuda:1" one."""
+    """The memory of a `device` argument: None is the host's, "cuda" that of every device."""
     if device is None or str(device) == "cpu":
         return None
     if isinstance(device, int) and not isinstance(device, bool):
         device = f"cuda:{device}"
     kind, index = cuda_devices.parse_device(device)
     if kind != "cuda":
-        raise ValueError(f'{what}(): device is None, "cuda" or like "cuda:1", got {str(device)!r}')
+        raise ValueError(
+            f'{what}(): device must be None, "cuda" or like "cuda:1", got {str(device)!r}'
+        )
     return "cuda" if index is None else f"cuda:{index}"
 
 

@@ -1,19 +1,19 @@
-"""Lines of the C heap: how much of it each line of the program's own code takes, for a few steps.
+"""Lines of the C heap: how many bytes of it each line of the user's code takes, for a few steps.
 
-What C code allocates has no object of Python's and no stack. So malloc itself is asked how much is
-in use at each line that the user's code begins, and what has been added belongs to the line before:
+What C code allocates has no Python object and no stack. So malloc's count of bytes in use is read
+whenever a line of the user's code begins, and what has been added belongs to the line before:
 
     train.py:30   x = batch()           in use: 100 KiB
     train.py:31   raw = decode(x)       in use: 100 KiB
     train.py:32   loss = model(raw)     in use: 164 KiB  ──► 64 KiB for train.py:31
 
-A trace function (sys.settrace) hears of these lines on the thread that makes the steps. Code that
-is not the user's has no lines; what it takes belongs to the line that has called it, and of user
-code that calls user code to the innermost line. torch's tensors are left out, as its own reports
-tell them.
+The interpreter calls a trace function (sys.settrace) at each of these lines, on the thread that
+makes the steps. Code that is not the user's has no lines: what it takes belongs to the innermost
+line of the user's code that has called it. torch's tensors are left out, because torch reports them
+itself.
 
-A line that allocates and one that frees are both seen, as a number above 0 and one below. Which of
-the lines above 0 have made what those below have freed is not known: nodes of a graph are made at
+A line that allocates has a number above 0, and a line that frees has one below. It is not known
+which of the lines above 0 have allocated what those below have freed: nodes of a graph are made at
 each line of a model, and freed at one. So a line is named only where the numbers leave no choice:
 see `staying`.
 """
@@ -37,27 +37,29 @@ from memtools._base.libraries import USER, owner_of
 from memtools._monitor.places import Living, Place, Site
 
 HEAP_LINES = "heap lines"
-SLOWEST = 10.0  # times as long as a plain step may a traced one take
-BUSY = 5.0  # times as long as a plain one has the processor worked for one that is too slow
-EVENT_NS = 2_000  # that one line takes beside the reading
-LEAST_EVENTS = 4  # of a step: where it may have fewer nothing can be told
-READINGS = 3  # before it begins, whose shortest tells what one costs
-EXACT, EXACT_BYTES = 0.02, 512.0  # so close are the numbers of two lines that are taken for equal
-ERRORS = 3.0  # standard errors of what stays, by which a line that makes it may be beside it
-WORST = 0.5  # of what stays: where its error is more nothing is told
-SMALL = 0.2  # of what stays: less than that freed elsewhere changes no line's share
+SLOWEST = 10.0  # A traced step may take at most so many times as long as a plain one.
+BUSY = 5.0  # It is too slow if the processor has worked so many times as long as for a plain one.
+EVENT_NS = 2_000  # Each line takes so long, beside the reading.
+LEAST_EVENTS = 4  # If a step may have fewer lines than this, they are not traced.
+READINGS = 3  # The shortest of so many first readings tells what one costs.
+#: The numbers of two lines are taken for equal if they differ by at most this share, or so many
+#: bytes.
+EXACT, EXACT_BYTES = 0.02, 512.0
+ERRORS = 3.0  # A line's number may differ from what stays by at most so many standard errors.
+WORST = 0.5  # If the error of what stays is more than this share of it, no line is named.
+SMALL = 0.2  # If at most this share of what stays is freed elsewhere, it is ignored.
 
 TRACED = "a trace function of the program's own is set (a debugger, coverage)"
 MONITORED = "a tool of the program's own uses sys.monitoring (a debugger, coverage)"
 TAKEN = "the program has set a trace function of its own, or ours was removed"
 PROFILED = "a torch profiler runs, whose events take memory at every line"
-UNKNOWN = "malloc does not tell how much of the C heap is in use"
+UNKNOWN = "malloc does not report how much of the C heap is in use"
 OTHER_THREAD = "steps end on another thread than the main one"
 TOO_SLOW = (
-    f"to read the C heap at each line would make a step take more than {SLOWEST:.0f} times as long"
+    f"reading the C heap at each line would make a step take more than {SLOWEST:.0f} times as long"
 )
 
-_TOOLS = 6  # that sys.monitoring has room for
+_TOOLS = 6  # sys.monitoring has room for so many tools.
 
 _Trace = Callable[[FrameType, str, Any], Any]
 
@@ -65,15 +67,15 @@ _Trace = Callable[[FrameType, str, Any], Any]
 class HeapLines:
     """How much the C heap has grown at each line, from `begin` to `end`.
 
-    All of it is for the thread that makes the steps; `give_up` and `end` for any. Where these are
-    called on another one, the trace function removes itself at the next thing that it hears.
+    Call the methods on the thread that makes the steps. `give_up` and `end` may be called on
+    another one: then the trace function removes itself when it is called next.
 
     Args:
         step_ns: nanoseconds that a plain step takes.
-        tensors: how many bytes of the heap are torch's, None where that is not known. None, the
-            default: torch is not used, or does not tell.
-        read: how many bytes malloc has in use, None where it does not tell. None, the default: a
-            probe's `heap_used`.
+        tensors: returns how many bytes of the heap are torch's, or None if that is not known. None,
+            the default: torch is not used, or does not report it.
+        read: returns how many bytes malloc has in use, or None if it does not report that. None,
+            the default: a probe's `heap_used`.
     """
 
     name = HEAP_LINES
@@ -87,24 +89,24 @@ class HeapLines:
         self._step_ns, self._tensors = step_ns, tensors
         self._heap = _reader() if read is None else read
         self._is_on = False
-        #: why nothing more is known
+        #: why it has stopped; "" while it has not
         self.stopped = ""
         self._thread = self._begun_ns = 0
         self._lines: dict[tuple[str, int], int] = {}  # bytes by file and line
         self._seen: dict[tuple[str, int], int] = {}  # the same at the end of the newest step
-        self._line = "", 0  # that runs now
-        self._in_use = self._of_torch = 0  # by malloc, and of that
+        self._line = "", 0  # the line that runs now
+        self._in_use = self._of_torch = 0  # what malloc has in use, and torch's part of it
         self._totals: list[int] = []  # of all lines, at the end of each step
-        self._tensors_at: set[tuple[str, int]] = set()  # lines
+        self._tensors_at: set[tuple[str, int]] = set()  # lines that make or free tensors
         self._is_users: dict[str, bool] = {}  # by file
-        self._events = self._most_events = 0  # of this step
+        self._events = self._most_events = 0  # lines of this step so far, and at most
         self._on_call: _Trace = self._called
         self._on_line: _Trace = self._happened
 
     # --- as a source of a window ---
 
     def begin(self) -> str:
-        """Hear of lines from now on, also of those frames that run already; "" or why not."""
+        """Trace lines from now on, also in frames that run already. Returns "", or why not."""
         if _thread.get_ident() != threading.main_thread().ident:
             return OTHER_THREAD
         if sys.gettrace() is not None:
@@ -135,23 +137,23 @@ class HeapLines:
             if self._is_traced(frame) and frame.f_trace is None:
                 frame.f_trace = self._on_line
             frame = frame.f_back
-        self._again()
+        self._skip()
         sys.settrace(self._on_call)
 
     def go_on(self, slower: float) -> str:
-        """What has grown so far does not count."""
+        """Forget what has grown so far. Returns "", or why it does not go on."""
         if slower > SLOWEST and not self.stopped:
             self.stopped = TOO_SLOW
         if not self.is_ours:
             return self.stopped or TAKEN
         self._lines.clear()
         self._totals = [0]
-        self._again()
+        self._skip()
         return ""
 
     @property
     def is_ours(self) -> bool:
-        """Whether it hears of lines."""
+        """Whether it traces lines, and the program has not set a trace function of its own."""
         return self._is_on and not self.stopped and sys.gettrace() is self._on_call
 
     def turn(self) -> None:
@@ -163,23 +165,23 @@ class HeapLines:
             self._events = 0
 
     def living(self, is_last: bool) -> Living | None:
-        """How much had grown, or shrunk, at each line when the step ended; None where nothing was
-        heard. What memtools and a collection of garbage do then is no line's."""
+        """Return how much had grown, or shrunk, at each line when the step ended; None if it does
+        not trace. What memtools and a collection of garbage do after that belongs to no line."""
         if not self.is_ours:
             self.stopped = self.stopped or TAKEN
             return None
-        self._again()
+        self._skip()
         return {Place(*line): float(size) for line, size in self._seen.items()}
 
     def give_up(self) -> None:
-        """On another thread, inside of a first step that takes long: it is too slow, unless the
-        program waits or other programs run; how many lines a step may have is counted anyhow."""
+        """Stop, called on another thread, within a first step that takes long. Goes on if the
+        program only waits, or other programs run: the number of lines of a step is bounded, too."""
         clock = time.pthread_getcpuclockid(self._thread)
         if time.clock_gettime_ns(clock) - self._begun_ns > BUSY * self._step_ns:
             self.stopped = self.stopped or TOO_SLOW
 
     def end(self) -> None:
-        """Hear of nothing more. May be called twice."""
+        """Trace nothing more. May be called twice."""
         was_on, self._is_on = self._is_on, False
         if was_on and _thread.get_ident() == self._thread:
             self._remove()
@@ -187,7 +189,7 @@ class HeapLines:
     # --- what the interpreter calls ---
 
     def _called(self, frame: FrameType, event: str, arg: object) -> _Trace | None:
-        """A function begins: one of the user's has lines."""
+        """Called when a function begins: one of the user's has lines."""
         if not self._is_on or self.stopped:
             self._remove()
         elif self._is_traced(frame):
@@ -196,7 +198,7 @@ class HeapLines:
         return None
 
     def _happened(self, frame: FrameType, event: str, arg: object) -> _Trace | None:
-        """A line of the user's begins, or its function returns."""
+        """Called when a line of the user's code begins, or its function returns."""
         if not self._is_on or self.stopped or sys.gettrace() is not self._on_call:
             self._remove()
             return None
@@ -207,7 +209,7 @@ class HeapLines:
         return self._on_line
 
     def _remove(self) -> None:
-        """Take away what is ours of this thread, and of the frames that run on it."""
+        """Remove our trace functions from this thread, and from the frames that run on it."""
         if sys.gettrace() is self._on_call:
             sys.settrace(None)
         frame: FrameType | None = sys._getframe(1)
@@ -226,7 +228,7 @@ class HeapLines:
         return is_users
 
     def _users_line(self, frame: FrameType | None) -> tuple[str, int]:
-        """The innermost line of the user's code that runs; no file where there is none."""
+        """The innermost line of the user's code that runs; ("", 0) if there is none."""
         while frame is not None:
             if self._is_traced(frame):
                 return frame.f_code.co_filename, frame.f_lineno or 0
@@ -234,8 +236,8 @@ class HeapLines:
         return "", 0
 
     def _read(self) -> tuple[int, int] | None:
-        """Bytes of the C heap, and how many of them are torch's; None where that is not known. What
-        is raised here would be raised in the program."""
+        """Bytes of the C heap, and how many of them are torch's; None if that is not known. Raises
+        nothing: an exception would be raised in the program."""
         try:
             heap = self._heap()
             tensors = 0 if self._tensors is None else self._tensors()
@@ -244,7 +246,7 @@ class HeapLines:
         return None if heap is None or tensors is None else (heap, tensors)
 
     def _note(self, line: tuple[str, int]) -> None:
-        """What has grown since the last time is of the line that ran; this one begins."""
+        """Count what has grown since the last call for the line that ran; `line` begins."""
         read = self._read()
         if read is None:
             self.stopped = UNKNOWN
@@ -261,17 +263,17 @@ class HeapLines:
         if self._events > self._most_events:
             self.stopped = TOO_SLOW
 
-    def _again(self) -> None:
-        """What has grown since the last time is nobody's."""
+    def _skip(self) -> None:
+        """Count what has grown since the last call for no line."""
         self._in_use, self._of_torch = self._read() or (0, 0)
         self._events = 0
 
     def staying(self, sites: Sequence[Site]) -> list[Site]:
-        """The same, of what was traced."""
-        is_told = self._tensors is not None or bridge.loaded() is None
+        """`staying`, with the error and the lines of tensors that were traced."""
+        is_known = self._tensors is not None or bridge.loaded() is None
         steps = [b - a for a, b in pairwise(self._totals)]
         error = stdev(steps) / math.sqrt(len(steps)) if len(steps) > 1 else math.inf
-        return staying(sites, error, self._tensors_at if is_told else None)
+        return staying(sites, error, self._tensors_at if is_known else None)
 
 
 def _reader() -> Callable[[], int | None]:
@@ -286,19 +288,19 @@ def _reader() -> Callable[[], int | None]:
 def staying(
     sites: Sequence[Site], error: float = 0.0, tensors_at: Container[tuple[str, int]] | None = ()
 ) -> list[Site]:
-    """The lines that make what stays, the most first; empty where the numbers do not tell.
+    """Return the lines that make what stays, the most first; none if the numbers leave a choice.
 
-    What stays is the sum of all. Where next to nothing is freed elsewhere, the lines that allocate
-    make it, each with what is not freed in any case; a line whose number is that of one that frees
-    is left out together with it. Else the line makes it whose number is that sum, whatever others
-    allocate and free, as the rest comes to nothing. It has to be the only one, and to make no
-    tensors: these come with nodes of a graph, of any number of bytes, which are freed with it.
+    What stays is the sum of all numbers. If next to nothing is freed elsewhere, the lines that
+    allocate make it, each with what is not freed in any case; a line whose number is that of one
+    that frees is left out together with it. Otherwise the line makes it whose number is that sum,
+    as all other numbers cancel. It must be the only such line, and make no tensors: with tensors
+    come nodes of a graph, of any number of bytes, which are freed with it.
 
     Args:
         sites: bytes a step by which the heap has grown at each place, or shrunk.
-        error: of their sum, in bytes a step. Default: 0.
-        tensors_at: files and lines that make or free tensors; None where there are such lines and
-            nobody knows which. Default: none.
+        error: the standard error of their sum, in bytes a step; 0 by default.
+        tensors_at: files and lines that make or free tensors, none by default; None if there are
+            such lines and they are not known.
     """
     stays = sum(site.rate for site in sites)
     if stays <= 0 or ERRORS * error > WORST * stays:

@@ -124,7 +124,7 @@ class StepCounter:
         _core._hear_calls(None, None, 0)
         self._steps.clear()
         if self._forwards >= self._kept_back:
-            self._monitor._begin_anew()
+            self._monitor._restart_leak_test()
 
     # --- called when the program has imported the module ---
 

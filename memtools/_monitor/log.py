@@ -32,14 +32,14 @@ _REMEDIES = {
 }
 
 
-EVENTS, LONG_BYTES = 1024, 256 << 10  # of the newest, that a record has place for
-MOST_RECORDS = 99  # of one name, in a folder
-MANY_KEPT = 10  # records of killed runs: from here on they are counted
+EVENTS, LONG_BYTES = 1024, 256 << 10  # A record keeps so many of the newest events, and bytes.
+MOST_RECORDS = 99  # A folder may have so many records of one name.
+MANY_KEPT = 10  # From so many records of killed runs on, a notice says how many there are.
 
 
 def ranked(path: str, environment: Mapping[str, str] = os.environ) -> str:
-    """On rank 3 of a job of several ranks, run.rank3.mem for run.mem: each rank writes a record of
-    its own. A file name that has the rank's number in it already is kept."""
+    """Return run.rank3.mem for run.mem on rank 3 of a job of several ranks: each rank writes a
+    record of its own. A file name that contains the rank's number already is kept."""
     rank = environment.get("RANK", "")
     if not rank.isdecimal() or environment.get("WORLD_SIZE") == "1":
         return path
@@ -56,12 +56,12 @@ def open_record(
     command: Sequence[str] | None = None,
     announce: Callable[[str], None] = notice,
 ) -> _core.RecordWriter:
-    """The writer of a new record, of this process's command unless another is given.
+    """Return the writer of a new record, of this process's command unless another is given.
 
-    Where somebody writes a record of that name now, this one gets the next name that is free:
-    run-2.mem. One that was not closed is kept under another name: run.1.mem. Each is announced. The
-    writer's path is absolute: the program may change its directory.
-    Raises OSError with the path, why, and what to do.
+    If another process writes a record of that name now, this one gets the next free name, such as
+    run-2.mem. A record that was not closed is kept under another name, such as run.1.mem. Both are
+    announced. The writer's path is absolute, because the program may change its directory.
+    Raises OSError with the path, the reason, and what to do.
     """
     path, folder = os.path.abspath(path), folder_now()
     shown = redacted_command(sys.orig_argv if command is None else command)
@@ -82,8 +82,8 @@ def open_record(
 
 
 def _many_kept(path: str) -> str:
-    """How many records of this name are kept and what they take, where they are many: nobody but
-    the user removes one."""
+    """How many records of this name are kept and what they take, if they are many: only the user
+    removes them."""
     folder, name = os.path.split(path)
     stem, ending = os.path.splitext(name)
     kept = re.compile(re.escape(stem) + r"\.\d{1,4}" + re.escape(ending))
@@ -101,7 +101,7 @@ def _many_kept(path: str) -> str:
 def _first_free(
     path: str, columns: Sequence[tuple[str, str]], command: Sequence[str]
 ) -> _core.RecordWriter:
-    """The record under the first of the names run.mem, run-2.mem and so on that nobody writes."""
+    """Open the record under the first of the names run.mem, run-2.mem and so on that is free."""
     stem, ending = os.path.splitext(path)
     name, n = path, 1
     while True:
@@ -132,25 +132,25 @@ def refusal(error: OSError, path: str) -> str:
 
 
 class Log:
-    """The record that a run's events and phases go to. It warns once of each kind of failure.
+    """The record of a run's events and phases. It warns once of each kind of failure.
 
-    A record keeps the newest events alone, and nobody can complete it where the process is killed.
-    So what `lasting` tells is written again each time that half of the place has been written:
+    A record keeps only the newest events, and nothing completes it if the process is killed. So the
+    `pinned_events` are written again each time that half of its room has been written:
 
         start . . finding . . . . . . . . start finding . . . . . . . .
-              └── overwritten by and by ─┘└─ half of the place ─┘
+              └── overwritten by and by ─┘└── half of the room ─┘
     """
 
-    __slots__ = ("_bytes", "_complaints", "_events", "_step", "_writer", "lasting", "writes")
+    __slots__ = ("_bytes", "_complaints", "_events", "_step", "_writer", "pinned_events", "writes")
 
     def __init__(self, writer: _core.RecordWriter | None, step: Callable[[], int]) -> None:
         self._writer, self._step = writer, step
-        #: False where there is no record: callers may save themselves the work
+        #: False if there is no record, so that callers need not prepare an event
         self.writes = writer is not None
         self._complaints: set[str] = set()
-        #: the kinds and bodies of events that have to be among the newest ones of the record
-        self.lasting: Callable[[], Iterable[tuple[str, object]]] = tuple
-        self._events = self._bytes = 0  # since these were written
+        #: returns the kinds and bodies of events that must survive in the record
+        self.pinned_events: Callable[[], Iterable[tuple[str, object]]] = tuple
+        self._events = self._bytes = 0  # written since the pinned events were
 
     @property
     def path(self) -> str | None:
@@ -165,7 +165,7 @@ class Log:
         duration_ns: int = 0,
         **more: object,
     ) -> None:
-        """An event at the present step: a text, in which a zero byte is shown as one, or an object
+        """Write an event of the present step: a text, in which a zero byte is escaped, or an object
         or mapping with the fields that memtools/_record/kinds.py lists, and `more` of them."""
         if self._writer is None or not self.writes:
             return
@@ -181,16 +181,16 @@ class Log:
 
         self._try(write)
         if self._events >= EVENTS // 2 or self._bytes >= LONG_BYTES // 2:
-            self._again()
+            self._write_pinned()
 
-    def _again(self) -> None:
-        """Write what has to last, after whatever has come meanwhile."""
+    def _write_pinned(self) -> None:
+        """Write the pinned events again."""
         self._events = self._bytes = 0
         try:
-            for kind, body in self.lasting():
+            for kind, body in self.pinned_events():
                 self.event(kind, body)
         except Exception as error:
-            self.complain("lasting", f"what stands could not be recorded again: {error}")
+            self.complain("pinned", f"the findings could not be recorded again: {error}")
 
     def phase(self, name: str, ns: int, peak: int | None) -> None:
         if self._writer is None or not self.writes:
@@ -206,15 +206,15 @@ class Log:
         self.writes = False
 
     def close_at_exit(self, failed: End | None, time_ns: int) -> None:
-        """The end event, of that time and with the exit code, and the close are left to the end of
-        the process. Where the code is 1, `failed` says why; None: nobody knows."""
+        """Leave the end event, of that time and with the exit code, and the close to the end of the
+        process. If the code is 1, `failed` says why; None: that is not known."""
         if self._writer is not None:
             data = b"" if failed is None else payload(End.KIND, failed)
             self._try(lambda writer: writer._close_at_exit(data, time_ns))
         self.writes = False
 
     def abandon(self) -> None:
-        """Write nothing more: in a forked child, where the record is the parent's."""
+        """Write nothing more, in a forked child: the record is the parent's."""
         self._writer, self.writes = None, False
 
     def _try(self, what: Callable[[Any], None]) -> None:
@@ -224,18 +224,19 @@ class Log:
             self._broken(error)
 
     def _broken(self, error: Exception) -> None:
-        """A record that fails once is left alone: one of which parts are missing would mislead.
+        """Write nothing more after a failure: a record that lacks parts would mislead.
 
-        A closed one is no fault: another thread, or a signal handler, has stopped the monitor."""
+        A closed record is not a failure: another thread, or a signal handler, has stopped the
+        monitor."""
         self.writes = False
         if self._writer is None or not self._writer.closed:
             self.complain("record", f"nothing more is recorded: {error}")
 
-    def warn(self, key: str, event: Event, *, aloud: bool = True) -> None:
-        """Write the event and, `aloud`, its sentence to the logger; once for each key."""
+    def warn(self, key: str, event: Event, *, printed: bool = True) -> None:
+        """Write the event and, if `printed`, its sentence to the logger; once for each key."""
         if key not in self._complaints:
             self._complaints.add(key)
-            if aloud:
+            if printed:
                 logger.warning("%s", event.sentence())
             self.event(event.KIND, event)
 

@@ -3,7 +3,7 @@
 A monitor has, from start to stop, a Run: the sampling thread, the record, Readings of what memory
 is in use, the LeakWatch and the PhaseBook. Its Watermarks (guards and callbacks) outlast a run.
 
-    step() ──► sampler.step: counts, and tells which watermarks were passed
+    step() ──► sampler.step: counts, and returns which watermarks were passed
       │ something is due, on the main thread
       └──────► _safe_point ──► LeakWatch.look: the leak test
                           └──► watermarks: callbacks, then guards
@@ -45,15 +45,15 @@ from memtools._monitor.run import MonitorSettings, Run
 from memtools._record import kinds
 from memtools._record.kinds import End
 
-IDLE_NS = 1_000_000_000  # between safe points where nothing is due
-STALL_NS = 100_000_000  # and while a guard waits for stalls
-LOST_NS = 10_000_000_000  # or two steps: so long without a safe point is nothing unusual
+IDLE_NS = 1_000_000_000  # A safe point comes after so long at the latest, ...
+STALL_NS = 100_000_000  # ... or after so long while a guard waits for stalls.
+LOST_NS = 10_000_000_000  # So long, or two steps, without a safe point is not unusual.
 ACTS = "; it acts in a step() of the main thread"  # a guard or a callback
 LOOKS = "; it looks in a step() of the main thread"  # the leak test
 
 
 def _is_raised_here(error: BaseException) -> bool:
-    """Whether the function that was running is one of memtools', and not a callback's."""
+    """Whether the function that was running is memtools' own, and not a callback's."""
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next
@@ -115,7 +115,7 @@ class MemoryMonitor:
     another type.
     """
 
-    _root = "/"  # under which proc and sys are read; tests have their own
+    _root = "/"  # proc and sys are read in this folder
 
     def __init__(
         self,
@@ -133,7 +133,9 @@ class MemoryMonitor:
     ) -> None:
         interval_ms = number("interval_ms", interval_ms)
         if not 0.1 <= interval_ms <= 3_600_000:
-            raise ValueError(f"interval_ms is 0.1 to 3,600,000 (1 hour), got {interval_ms}")
+            raise ValueError(
+                f"interval_ms must be between 0.1 and 3,600,000 (1 hour), got {interval_ms}"
+            )
         if log_interval is not None:
             log_interval = whole_number("log_interval", log_interval)
         parse_device(device)
@@ -150,19 +152,18 @@ class MemoryMonitor:
         self.log_interval = log_interval
         self._watermarks = Watermarks()
         self._listeners = Listeners()
-        self._growths: dict[str, dict[str, Any]] = {}  # what expect_growth() has declared
+        self._growths: dict[str, dict[str, Any]] = {}  # arguments of expect_growth(), by name
         self._live: Run | None = None  # while it runs
         self._book: PhaseBook | None = None  # of _live
         self._last: Run | None = None  # stays readable after the end
         self._starts = threading.RLock()  # a signal handler may start it within start()
-        self._pid = os.getpid()  # whose _starts it is: another thread may have it during a fork
+        self._pid = os.getpid()  # the process of _starts: another thread may hold it during a fork
         self._is_starting = False
-        self._has_warned = False  # that it was not started
-        self._next_line = 0.0  # of log_memory, on the monotonic clock
-        self._line_step: int | None = None  # of the newest line of log_memory
-        self._key_guard: Watermark | None = (
-            None  # of MEMTOOLS_GUARD, until the program asks for one
-        )
+        self._has_warned = False  # whether it has warned that it was not started
+        self._next_line = 0.0  # when log_memory writes its next line, on the monotonic clock
+        self._line_step: int | None = None  # the step of the newest line of log_memory
+        #: the guard of MEMTOOLS_GUARD, until the program makes one
+        self._key_guard: Watermark | None = None
         if keys.guard is not None:
             self._key_guard = self._watermarks.add(keys.guard, "raise", safe=True)
 
@@ -184,13 +185,13 @@ class MemoryMonitor:
         device that was asked for is not there.
         """
         if environment.is_off:
-            self._has_warned = True  # that it was not started
+            self._has_warned = True  # so that step() does not
             return
         run: Run | None = None
         if self._pid != os.getpid():
             self._starts, self._pid, self._is_starting = threading.RLock(), os.getpid(), False
         try:
-            with self._starts:  # of several threads that start it, one does
+            with self._starts:  # one thread at a time
                 if self._live is not None:
                     raise RuntimeError("this MemoryMonitor is running already; stop() it first")
                 if self._is_starting:
@@ -198,9 +199,9 @@ class MemoryMonitor:
                 try:
                     self._is_starting = True
                     run = Run(self._settings, self._root, self._listeners)
-                    run.begin_anew(self._growths)
+                    run.restart_leak_test(self._growths)
                     self._watermarks.begin(run.sampler, run.devices)
-                    self._say_who_cannot(run)
+                    self._report_inert(run)
                     self._last, self._book, self._live = run, run.book, run
                     monitor_run.follow(self)
                     if run.devices:
@@ -208,7 +209,7 @@ class MemoryMonitor:
                 finally:
                     self._is_starting = False
         except BaseException:
-            # Who gets an exception out of start(), an interrupt too, has no monitor that runs.
+            # After an exception out of start(), an interrupt too, no monitor runs.
             if run is not None:
                 self._live = self._book = None
                 self._watermarks.end()
@@ -229,13 +230,13 @@ class MemoryMonitor:
         if run is None:
             return
         try:
-            self._say_who_waits(run)
+            self._report_waiting(run)
             run.end(how)
         except BaseException:
             run.close(how)
             raise
         finally:
-            if run.over:  # else another thread is at it
+            if run.over:  # else another thread ends it
                 self._watermarks.end()
                 monitor_run.leave(self)
                 self._live = self._book = None  # last: an interrupt before it is known by that
@@ -292,15 +293,17 @@ class MemoryMonitor:
         contains NUL.
         """
         if type(name) is not str:
-            raise TypeError(f"a phase's name is a str, got {type(name).__name__}")
+            raise TypeError(f"a phase's name must be a str, got {type(name).__name__}")
         if not name or "\0" in name:
-            raise ValueError(f"a phase's name has characters, none of them zero, got {name!r}")
+            raise ValueError(
+                f"a phase's name must have characters, none of them zero, got {name!r}"
+            )
         if not name.isascii():  # a file's name, for one, may not be text
             name = name.encode("utf-8", "replace").decode()
         return Phase(self, name)
 
     def _event(self, kind: str, body: object, **details: Any) -> None:
-        """What another part of memtools did, for the record: see memtools/_base/running.py."""
+        """Record what another part of memtools did: see memtools/_base/running.py."""
         run = self._live
         if run is not None:
             run.log.event(kind, body, **details)
@@ -335,8 +338,8 @@ class MemoryMonitor:
             except KeyboardInterrupt as interrupt:
                 if not _is_raised_here(interrupt):
                     raise
-                # Who presses Ctrl-C while a look is taken is shown where the program was, and not
-                # how memtools walks through the heap.
+                # After Ctrl-C during a look the traceback shows where the program was, and not how
+                # memtools walks through the heap.
                 raise interrupt.with_traceback(None)  # noqa: B904
 
     def _count(self, steps: int) -> None:
@@ -344,22 +347,22 @@ class MemoryMonitor:
         if self._live is not None:
             self._live.waiting |= self._live.sampler.step(steps)
 
-    def _begin_anew(self) -> None:
+    def _restart_leak_test(self) -> None:
         """Test for leaks as if the run began now: steps are something else from here on."""
         if self._live is not None:
-            self._live.begin_anew(self._growths)
+            self._live.restart_leak_test(self._growths)
             if self._live.peaks is not None:
                 self._live.peaks.begin_anew(self._live.sampler.step_count)
             self._live.due_step = self._live.others_due_step = 0
 
     def _safe_point(self, run: Run, fired: int) -> None:
-        """Do what is due. Not entered anew by a callback that calls step()."""
+        """Do what is due. A callback that calls step() does not enter it again."""
         run.waiting |= fired
         if run.busy or threading.get_ident() != run.main:
             if fired:
                 run.due = 0
             if run.safe_ns == 0:
-                self._say_thread(run, fired)
+                self._report_other_thread(run, fired)
             return
         run.busy = True
         try:
@@ -377,9 +380,9 @@ class MemoryMonitor:
                 run.due_step = min(run.due_step, run.peaks.due_step)
             run.busy = False
 
-    def _say_thread(self, run: Run, fired: int) -> None:
-        """Steps end on another thread than the main one: who waits for that cannot act, and leaks
-        are not tested."""
+    def _report_other_thread(self, run: Run, fired: int) -> None:
+        """Report that steps end on another thread than the main one: guards and callbacks cannot
+        act, and leaks are not tested."""
         thread = threading.current_thread().name
         why = f"so far steps end on the thread {thread!r}, none on the main one"
         if fired:
@@ -389,7 +392,7 @@ class MemoryMonitor:
             run.note_untested(f"the leak test does not run: {why}{LOOKS}")
 
     def _do_what_is_due(self, run: Run) -> None:
-        """All that waits for a safe point, but for what is recorded of a step."""
+        """Do all that waits for a safe point, but for the recording of a step's peak."""
         fired, run.waiting = run.waiting, 0
         if run.safe_ns == 0:
             run.note_untested("")
@@ -416,7 +419,7 @@ class MemoryMonitor:
             self._print(run, run.printer)
 
     def _print(self, run: Run, printer: Printer) -> None:
-        """Print the summary if its time has come, and say when it comes next."""
+        """Print the summary if its time has come, and set the time of the next one."""
         if printer.is_due(run.sampler.step_count):
             try:
                 run.settings.prints(self.summary())
@@ -426,7 +429,7 @@ class MemoryMonitor:
         run.others_due_step = min(run.others_due_step, printer.due_step)
 
     def _act(self, run: Run, fired: int) -> None:
-        """Run all callbacks and guards whose turn it is, then raise what they ask for."""
+        """Run all callbacks and guards that are due, then raise what they ask for."""
         wanted, marks, host = None, self._watermarks, run.readings.host
         for passed in marks.due(fired, host):
             pressure = marks.pressure(passed, host, run.limit_source, run.sampler.step_count)
@@ -434,12 +437,12 @@ class MemoryMonitor:
         if wanted is not None:
             raise wanted
 
-    def _say_who_waits(self, run: Run) -> None:
-        """At the end: warn of a watermark that was passed when no safe point came any more, or that
-        nobody could have seen."""
+    def _report_waiting(self, run: Run) -> None:
+        """At the end, warn of watermarks that were passed after the last safe point, or whose
+        memory could not be read."""
         run.waiting |= run.sampler.step(0)
         waiting = [passed.watermark for passed in self._watermarks.waiting(run.waiting)]
-        for watermark, why in self._watermarks.unread():
+        for watermark, why in self._watermarks.unreadable():
             self._cannot_act(run, [watermark], why)
         if run.safe_ns == 0:
             self._cannot_act(run, waiting, f"the main thread called no step(){ACTS}")
@@ -451,21 +454,21 @@ class MemoryMonitor:
         if time.monotonic_ns() - run.safe_ns >= max(LOST_NS, 2 * step_ns):
             self._cannot_act(run, waiting, f"the main thread had stopped calling step(){ACTS}")
 
-    def _say_who_cannot(self, run: Run) -> None:
-        for watermark, why in self._watermarks.hopeless():
+    def _report_inert(self, run: Run) -> None:
+        for watermark, why in self._watermarks.inert():
             self._cannot_act(run, [watermark], why)
 
     def _cannot_act(self, run: Run, waiting: Sequence[Watermark], why: str) -> None:
         for watermark in waiting:
             event = kinds.Pressure("cannot act", handle=repr(watermark), why=why)
-            aloud = not self._settings.sums_up  # which says it
-            run.log.warn(f"{watermark!r} {id(watermark)}", event, aloud=aloud)
+            printed = not self._settings.sums_up  # else the summary says it
+            run.log.warn(f"{watermark!r} {id(watermark)}", event, printed=printed)
 
     def on_pressure(self, fraction: float, callback: Callback, *, device: object = None) -> Handle:
         """Call a function when memory in use has risen above a part of the limit.
 
         The call comes at the next safe point, a `step()` on the main thread. It comes again only
-        after memory in use has fallen by 5 % of the limit and has risen anew.
+        after memory in use has fallen by 5 % of the limit and has risen again.
 
         Args:
             fraction: the part of the limit, above 0 and at most 1.
@@ -512,13 +515,15 @@ class MemoryMonitor:
         if not isinstance(action, str):
             action = as_callback(action, "guard()", "a Pressure")
         elif action not in ("raise", "record"):
-            raise ValueError(f'guard(): action is "raise", "record" or a function, {action!r}')
+            raise ValueError(
+                f'guard(): action must be "raise", "record" or a function, got {action!r}'
+            )
         return self._wait(fraction, action, True, device)
 
     def _wait(self, fraction: float, action: Callback | str, safe: bool, device: object) -> Handle:
         watermark, run = self._watermarks.add(fraction, action, safe, device), self._live
         if run is not None:
-            self._say_who_cannot(run)
+            self._report_inert(run)
         if safe and watermark.device is None and self._key_guard is not None:
             self._watermarks.drop(self._key_guard)
             self._key_guard = None

@@ -4,16 +4,16 @@
           plain ────────────► rate, noise, processor ──► ticks: how long to trace
           while traced ─────► slower: against the plain ones ──► how many frames, or no more
 
-Nobody counts what such a program does. What grows is what it leaves behind of its work, so that
-the bytes that it keeps stand for its progress:
+The work of such a program is not counted. What grows is what it leaves behind of its work, so the
+bytes that it keeps stand for its progress:
 
     slower = (processor time / bytes kept) while traced : (processor time / bytes kept) before
 
-Where it waits for something, as a server does, it keeps as much a second as before, and takes more
-of the processor for that. Where it computes all the time, it takes all of a processor as before,
-and keeps less a second; if that is lost in the noise of what is in use, it cannot be told how much
-slower the program gets, and it is not traced. What is not known: how much slower a part of it gets
-that keeps nothing, and how much of its processor time has to do with what it keeps.
+A program that waits, such as a server, keeps as much a second as before, and takes more of the
+processor for that. A program that computes all the time takes all of a processor as before, and
+keeps less a second; if that is lost in the noise of what is in use, its slowdown is not known, and
+it is not traced. Two things stay unknown: how much slower a part of it gets that keeps nothing, and
+how much of its processor time has to do with what it keeps.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from typing import NamedTuple
 
 from memtools._leak.growth import line_through
 
-LEAST_READINGS, MOST_READINGS = 16, 40  # plain ticks, from which the rate and the noise are known
-LEAST_TICKS = 4  # of a window: what is made and dropped has to be seen to come and go
-USUAL_TICKS = 15  # of a window, where what is in use rises evenly
-LEAST_PROBE = 5  # ticks that tell how slow it gets
-MOST_TICKS = 50  # of a window
-#: times its noise has memory in use to grow by in each half of a window. A lump that is kept from
-#: time to time is noise as well: both halves have one of them
+LEAST_READINGS, MOST_READINGS = 16, 40  # The rate and the noise are taken from so many plain ticks.
+LEAST_TICKS = 4  # A window has at least so many ticks: what is made and dropped must come and go.
+USUAL_TICKS = 15  # It has so many if what is in use rises evenly, ...
+MOST_TICKS = 50  # ... and never more than these.
+LEAST_PROBE = 5  # The first so many ticks tell how slow the program gets.
+#: Memory in use must grow by so many times its noise in each half of a window. A lump that is kept
+#: from time to time is noise as well: both halves have one of them.
 ABOVE_NOISE = 4.0
-CERTAIN = 10.0  # times its noise: by then it is certain that it has grown ten times as slowly
-NO_PROGRESS = 0.05  # of the plain rate: less than that cannot be told from nothing
-#: bytes by which tracing itself makes what is in use uncertain: stacks that are seen for the first
-#: time, beyond those of its first tick
+CERTAIN = 10.0  # By so many times the noise it is certain that it has grown ten times as slowly.
+NO_PROGRESS = 0.05  # A smaller share of the plain rate counts as this.
+#: Tracing itself makes what is in use uncertain by so many bytes, for stacks that it sees for the
+#: first time after its first tick.
 OWN = 16384.0
-BUSY = 0.8  # of a tick: a program that takes more of processors may have no time left
-CHANGED = 1.5  # times as slow: less than that is noise
-LEAST_CPU = 0.005  # of a tick: a program that takes less of the processor counts as taking that
-BLOCK = 64.0  # bytes that a block of Python's takes, about
-#: times what tracemalloc tells of its own memory, that it takes of the heap: it counts what it has
-#: asked for, in pieces of 16 to 32 bytes
+BUSY = 0.8  # A program that takes more than this share of a tick may have no processor time left.
+CHANGED = 1.5  # A program that is slower by a smaller factor is not slower: that is noise.
+LEAST_CPU = 0.005  # A program that takes a smaller share of a tick counts as taking this.
+BLOCK = 64.0  # A block of Python's takes about so many bytes.
+#: tracemalloc takes so many times as much of the heap as it reports: it counts what it has asked
+#: for, in pieces of 16 to 32 bytes.
 TABLES = 1.75
-#: bytes of tracemalloc's own, some 65,000 blocks: a list of these is made while nothing else of the
-#: program can run, for some 30 ms
+#: tracemalloc may take so many bytes, for some 65,000 blocks: while these are listed, for some
+#: 30 ms, nothing else of the program can run.
 MOST_TABLES = 4 << 20
-PLANNED = 0.75  # of it, that a window is to take: programs work faster and slower
+PLANNED = 0.75  # A window is planned to take this share of it: programs work faster and slower.
 
 
 class _Reading(NamedTuple):
@@ -65,7 +65,7 @@ def clocks() -> tuple[int, int]:
 
 
 def tables_bytes() -> int:
-    """Bytes that tracemalloc takes for itself, as far as it tells."""
+    """Bytes that tracemalloc takes for itself, as it reports them."""
     module = sys.modules.get("tracemalloc")
     return 0 if module is None or not module.is_tracing() else module.get_tracemalloc_memory()
 
@@ -75,9 +75,9 @@ class Progress:
 
     Args:
         seconds: of a tick.
-        blocks: tells how many blocks Python has given out.
-        tables: tells what tracemalloc takes for itself, in bytes.
-        now: tells the time, and the processor time of all threads but this one, in nanoseconds.
+        blocks: returns how many blocks Python has handed out.
+        tables: returns how many bytes tracemalloc takes for itself.
+        now: returns the time, and the processor time of all threads but this one, in nanoseconds.
     """
 
     def __init__(
@@ -94,12 +94,12 @@ class Progress:
         self._since: _Reading | None = None
         self._newest: _Reading | None = None
         self._is_traced = False
-        #: bytes a tick that it keeps while nothing is traced, and what readings lie beside that by
+        #: bytes a tick that it keeps while nothing is traced, and the noise of that
         self.rate = self.noise = 0.0
-        self._cpu = 0.0  # nanoseconds a tick that it takes of processors then
+        self._cpu = 0.0  # nanoseconds of processors a tick that it takes then
 
     def read(self, heap: int) -> None:
-        """A tick has ended, and so many bytes of the heap are in use."""
+        """Note that a tick has ended, at which so many bytes of the heap are in use."""
         in_use = heap + BLOCK * self._blocks() - TABLES * self._tables()
         at_ns, cpu_ns = self._now()
         self._newest = _Reading(at_ns, in_use, cpu_ns)
@@ -125,18 +125,18 @@ class Progress:
 
     @property
     def is_known(self) -> bool:
-        """Whether there are readings enough to know the rate and the noise."""
+        """Whether there are enough readings to know the rate and the noise."""
         return len(self._plain) >= LEAST_READINGS
 
     @property
     def is_full(self) -> bool:
-        """Whether more of them will not tell more."""
+        """Whether there are as many readings as are kept."""
         return len(self._plain) == MOST_READINGS
 
     @property
     def least_ticks(self) -> int | None:
-        """Ticks to trace at least, so that growth stands out of the noise in each half; None where
-        it does not, and the program has no time left: then nobody can tell how slow it gets."""
+        """Ticks to trace at least, so that growth stands out of the noise in each half. None if it
+        never does and the program has no processor time left: its slowdown would not be known."""
         if self.rate <= 0:
             return None
         is_busy = self._cpu > self._busy
@@ -149,30 +149,30 @@ class Progress:
         return BUSY * 1e9 * self.seconds
 
     def ticks(self, *, longest: bool) -> int:
-        """How many to trace."""
+        """How many ticks to trace."""
         return MOST_TICKS if longest else max(USUAL_TICKS, self.least_ticks or MOST_TICKS)
 
     @property
     def probe(self) -> int:
-        """How many tell how slow it gets, of which the first does not count."""
+        """How many ticks tell how slow the program gets. The first of them does not count."""
         return max(LEAST_PROBE, (self.least_ticks or MOST_TICKS) // 2 + 1)
 
     def affordable(self, ticks: int, probed: int, tables: int) -> int | None:
-        """So many of these ticks as tracemalloc's memory allows, where it has taken so many bytes
-        in the ticks that were probed; None where growth does not stand out of the noise by then."""
+        """So many of these ticks as tracemalloc's memory allows, if it has taken `tables` bytes in
+        the `probed` ticks; None if growth does not stand out of the noise by then."""
         ticks = min(ticks, int(PLANNED * MOST_TABLES * probed / max(1, tables)) - 1)
         return ticks if ticks >= (self.least_ticks or MOST_TICKS) else None
 
     def forget(self) -> None:
-        """What has been read is of another time."""
+        """Forget all readings."""
         self._plain.clear()
         self._since, self._is_traced = None, False
 
     # --- while it is traced ---
 
     def begin(self) -> None:
-        """From now on it is traced, or traced in another way. What that makes in the first tick
-        alone does not count."""
+        """Note that it is traced from now on, or traced in another way. What that takes in its
+        first tick does not count."""
         self._since, self._is_traced = None, True
 
     @property
@@ -189,20 +189,20 @@ class Progress:
         return ticks, (last.in_use - first.in_use) / ticks, (last.cpu_ns - first.cpu_ns) / ticks
 
     def _shows(self, times: float) -> bool:
-        """Whether it has been traced for so long that the plain rate were so many times the noise
-        by now."""
+        """Whether it has been traced for so long that it would have grown by so many times the
+        noise at the plain rate."""
         return self._traced()[0] * self.rate >= times * math.hypot(self.noise, OWN) > 0
 
     @property
     def is_certain(self) -> bool:
-        """Whether `slower` is, where it is 10 and more."""
+        """Whether `slower` is certain, if it is 10 or more."""
         ticks, _, cpu = self._traced()
         return self._shows(CERTAIN) or (ticks > 0 and cpu < self._busy)
 
     @property
     def slowed(self) -> float | None:
-        """So many times as much it kept in the same time before it was traced, at least once; None
-        where that is not known."""
+        """How many times as much it kept in the same time before it was traced, at least 1; None if
+        that is not known."""
         _, kept, cpu = self._traced()
         if self._shows(ABOVE_NOISE):
             slowed = self.rate / max(kept, NO_PROGRESS * self.rate)
@@ -211,7 +211,7 @@ class Progress:
 
     @property
     def slower(self) -> float | None:
-        """So many times as long it would take for what it keeps, beside no other work; None where
+        """How many times as long it would take for what it keeps if it did nothing else; None if
         that is not known."""
         ticks, _, cpu = self._traced()
         if ticks <= 0:

@@ -45,13 +45,13 @@ FORK_EVENT_NS = 1_000_000_000
 
 
 def log_finding(finding: LeakFinding, text: str) -> None:
-    """Say a finding through the logger "memtools", by this text."""
+    """Log a finding to the logger "memtools", by this text."""
     logger.log(logging.INFO if finding.over else logging.WARNING, "%s", text)
 
 
 def log_summary(text: str) -> None:
-    """Print a summary: to the logger "memtools" where somebody listens to such lines, else to the
-    standard error, as the program has asked for it."""
+    """Print a summary: to the logger "memtools" if a handler takes such lines, else to the standard
+    error, because the program has asked for it."""
     if logger.isEnabledFor(logging.INFO) and logger.hasHandlers():
         logger.info("%s", text)
     elif sys.stderr is not None:
@@ -59,7 +59,7 @@ def log_summary(text: str) -> None:
 
 
 def spot_of(frames: Iterable[tuple[str, int, str]]) -> Spot:
-    """Where the frames of a block are, in the words of the program: the innermost one first."""
+    """The user's line among the frames of a block, of which the innermost comes first."""
     place = place_of(Place(*frame) for frame in frames)
     return Spot("", "") if place is None else Spot(name_of(place), place.function or "")
 
@@ -105,27 +105,27 @@ class MonitorSettings:
     prints: Callable[[str], None] = log_summary
     #: whether a summary of the record is printed at the end
     sums_up: bool = False
-    #: whether the program has the monitor in its hands, and so may call its expect_growth()
+    #: whether the program holds the monitor, and so may call its expect_growth()
     declares: bool = True
-    #: whether growth is judged by time as long as no steps are made, on a thread
+    #: whether growth is judged by time, on a thread, as long as no steps are made
     by_time: bool = False
-    #: whether torch's host allocator is followed, and some steps are traced where a leak is
-    #: suspected, for the line that makes it
+    #: whether torch's host allocator is followed, and some steps are traced if a leak is suspected,
+    #: to find the line that makes it
     traces: bool = True
 
 
 class Run:
     """What lives from start to stop; figures can be read from it afterwards.
 
-    `end` is for everybody, at any time, and twice: the first call ends the run. It may be left by
-    what a signal handler raises; then `close` does what matters, in any state.
+    `end` may be called by any thread, at any time, and twice: the first call ends the run. If a
+    signal handler raises out of it, `close` does what matters, in any state.
     """
 
     def __init__(
         self, settings: MonitorSettings, root: str, listeners: Listeners | None = None
     ) -> None:
-        """Make the parts and the record, and start the thread. What fails leaves a record that was
-        closed. Raises OSError if the record cannot be made, and DeviceError."""
+        """Make the parts and the record, and start the thread. A failure leaves a closed record.
+        Raises OSError if the record cannot be made, and DeviceError."""
         self.devices = cuda_devices.find_devices(settings.device, root)
         self.probe = _core.Probe(root)
         count = max(self.devices, default=-1) + 1
@@ -143,10 +143,10 @@ class Run:
             raise
         sampler = self.sampler
         self.readings = Readings(sampler, self.probe, self.devices)
-        #: the reports of torch's host allocator; None where nothing asks for them
+        #: the reports of torch's host allocator; None if nothing needs them
         self.blocks = HostBlocks() if settings.leaks and settings.traces else None
         self.log = log = Log(writer, lambda: sampler.step_count)
-        #: what records some steps, to tell what lived at their peak; None where nothing does
+        #: records some steps, to find what lived at their peak; None if that is not wanted
         self.peaks = (
             None
             if self.blocks is None or writer is None
@@ -163,19 +163,19 @@ class Run:
         limit = sampler.limit()
         now = self.probe.read()
         self._given = limit[0] if limit is not None and limit[1] == "given" else None
-        #: the machine's memory, where nothing else is the limit
+        #: the machine's memory, if nothing else is the limit
         self._machine = now.total if self._given is None and now.cgroup_limit == -1 else None
         #: where the limit comes from, in words
         self.limit_source = self.readings.limit_source()
         self.settings = settings
         every = settings.print_every
         self.printer = None if every is None else Printer(every)
-        #: what reports what was found
+        #: reports the findings
         self.reporter = Reporter(self.log, listeners or Listeners(), settings.says)
         self.watch: LeakWatch | None = None
         #: whether the leak test goes on; it ends at its first failure
         self.tests_leaks = settings.leaks
-        #: of the process, once the run has ended
+        #: the peak of the process, once the run has ended
         self._peak_at_end: tuple[int | None, bool] = None, False
         self.clock_ns = time.monotonic_ns()
         self.ended_ns: int | None = None
@@ -186,11 +186,11 @@ class Run:
         self.due_step = 1 if settings.leaks else 1 << 62
         #: the same, without the steps at which nothing but `peaks` is due
         self.others_due_step = self.due_step
-        #: watermarks that were passed, until the main thread comes
+        #: watermarks that were passed, until the next safe point
         self.waiting = 0
         #: a safe point is being served: step() of a callback does no more than count
         self.busy = False
-        #: of the last safe point, on the monotonic clock; 0 before the first
+        #: when the last safe point was, on the monotonic clock; 0 before the first
         self.safe_ns = 0
         #: its thread and its record have ended
         self.over = False
@@ -216,7 +216,7 @@ class Run:
         )
         self.log.event("start", self._start)
         this = weakref.ref(self)  # or the log would keep the run, which keeps the log
-        self.log.lasting = lambda: () if (run := this()) is None else run._lasting()
+        self.log.pinned_events = lambda: () if (run := this()) is None else run._pinned_events()
         self._note_limits()
         #: what the kernel had counted in the control groups when the run began
         self._counters = read_counters(self.probe, root) if writer is not None else []
@@ -233,7 +233,7 @@ class Run:
             self.by_time.start()
 
     def _watch_by_time(self, seconds: float, only_children: bool) -> LeakWatch:
-        """A LeakWatch for a thread of its own, which no callback of the program hears of."""
+        """Make a LeakWatch for a thread of its own, which calls no callback of the program."""
         log, probe = self.log, _core.Probe(self._root)
         signals = signals_of(probe, self.devices)
         if only_children:
@@ -255,11 +255,11 @@ class Run:
             ),
         )
 
-    def begin_anew(self, expected: Mapping[str, Mapping[str, Any]]) -> None:
+    def restart_leak_test(self, expected: Mapping[str, Mapping[str, Any]]) -> None:
         """Test for leaks from here on; what an earlier test has seen does not count any more.
 
         Args:
-            expected: what expect_growth() was told, by name.
+            expected: the arguments of expect_growth(), by name.
         """
         if not self.settings.leaks:
             return
@@ -285,8 +285,8 @@ class Run:
             self.watch.expect_growth(name, **growth)
 
     def note_untested(self, why: str) -> None:
-        """Note that leaks are not tested, and why, or by "" that they are: also in the record,
-        whose reader judges its series then."""
+        """Note why leaks are not tested, or by "" that they are, also in the record: then its
+        reader judges its series."""
         if self._start.untested != why:
             self._start = replace(
                 self._start, tests_leaks=self.settings.leaks and not why, untested=why
@@ -295,11 +295,11 @@ class Run:
 
     @property
     def untested(self) -> str:
-        """Why leaks are not tested although that was asked for; "": they are, or it was not."""
+        """Why leaks are not tested although they should be; "" if they are, or need not be."""
         return self._start.untested
 
-    def _lasting(self) -> Iterator[tuple[str, object]]:
-        """What a record has to tell wherever it is cut off: who writes it, and what stands."""
+    def _pinned_events(self) -> Iterator[tuple[str, object]]:
+        """The events that a record must keep wherever it is cut off: who writes it, what stands."""
         yield Start.KIND, self._start
         for counters in self._counters:
             yield Counters.KIND, counters
@@ -310,16 +310,16 @@ class Run:
             yield "peak", self.peaks.highest
 
     def _note_limits(self) -> None:
-        """The limits of the process, at the start and where they have changed since: what refuses
-        an allocation is not the limit of memory alone."""
+        """Record the limits of the process, at the start and if they have changed: an allocation
+        may be refused by them, too."""
         for name, limit in process_limits().items():
             if limit != self._noted.get(name):
                 self._noted[name] = limit
                 self.log.event("limit", {"name": name, "limit_bytes": limit})
 
     def note_counters(self) -> None:
-        """Note where the kernel has killed a process of the control group, or was about to, or
-        where a limit is another one than it was. Takes 30 us for each group."""
+        """Record if the kernel has killed a process of the control group, or was about to, or if a
+        limit has changed. Takes 30 us for each group."""
         if not self._counters:
             return
         now = read_counters(self.probe, self._root)
@@ -333,8 +333,8 @@ class Run:
             self.log.event("shm_room", room)
 
     def _note_counters(self, how: End | None) -> None:
-        """At the end: what the kernel has counted since the start, and, where it did not end well,
-        what had acted."""
+        """Record what the kernel has counted since the start and, if the run did not end well,
+        which limits had acted."""
         if self._counters:
             now = read_counters(self.probe, self._root)
             for counters in counters_to_write(self._counters, now):
@@ -348,7 +348,7 @@ class Run:
         """Stop the thread and close the record; False if another call does so or has done so.
 
         Raises nothing: the program goes on or ends as it would. Without `how`, the process is about
-        to end, and its exit code, which nobody knows yet, is to be recorded.
+        to end, and its exit code, which is not known yet, is to be recorded.
         """
         if not self._ends.acquire(blocking=False):
             return False
@@ -359,7 +359,7 @@ class Run:
                 self.watch.close(self.sampler.step_count)
             self._leave_blocks()
         except Exception as error:
-            self.log.complain("leaks", f"the last word about leaks failed: {error}")
+            self.log.complain("leaks", f"the last look for leaks failed: {error}")
         try:
             self.sampler.stop()  # first: its last sample must not lie above the peak
             self._peak_at_end = self.peak()
@@ -409,7 +409,8 @@ class Run:
         return ((self.ended_ns or time.monotonic_ns()) - self.clock_ns) / 1e9
 
     def peak(self) -> tuple[int | None, bool]:
-        """The most that the process itself filled since the start, and whether that is exact."""
+        """The most that the process itself has had resident since the start, and whether that is
+        exact."""
         if self.ended_ns is not None:
             return self._peak_at_end
         # The kernel's mark and the resident size are two counters, some pages apart.
@@ -418,7 +419,7 @@ class Run:
         return max((n for n in (peak, now) if n is not None), default=None), exact
 
     def device_peaks(self) -> dict[int, int]:
-        """Bytes in tensors at most on each device, as far as they are known."""
+        """The peak of the bytes in tensors on each device for which it is known."""
         if self.book.devices is None:
             return {}
         if self.ended_ns is None:
@@ -437,7 +438,7 @@ class Run:
 
 
 _owners: set[MemoryMonitor] = running.monitors  # those that run
-_workers: list[int] = []  # the process that _hook_worker has served
+_workers: list[int] = []  # the pid for which _hook_worker has registered
 
 
 def follow(monitor: MemoryMonitor) -> None:
@@ -451,7 +452,8 @@ def follow(monitor: MemoryMonitor) -> None:
 
 
 def _hook_worker() -> None:
-    """Workers of multiprocessing end by os._exit, past all of atexit."""
+    """End the runs at the end of a worker of multiprocessing, which skips atexit: it calls
+    os._exit."""
     workers = sys.modules.get("multiprocessing.process")
     if workers is None or workers.parent_process() is None or os.getpid() in _workers:
         return
@@ -470,7 +472,7 @@ def leave(monitor: MemoryMonitor) -> None:
 
 
 def _at_exit() -> None:
-    """End the runs. The record learns the exit code from exit() itself; after Ctrl-C Python ends by
+    """End the runs. The record gets the exit code from exit() itself; after Ctrl-C Python ends by
     SIGINT instead."""
     how = ending.interrupt()
     for monitor in list(_owners):
@@ -499,7 +501,7 @@ def _in_child() -> None:
 
 
 def readings_now(settings: MonitorSettings, root: str) -> Readings:
-    """Memory in use now, where nothing runs. Imports no torch and makes no file."""
+    """Memory in use now, without a run. Imports no torch and makes no file."""
     devices = () if str(settings.device) == "cpu" else cuda_devices.seen_devices(root)
     sampler = _core.Sampler(settings.interval_ns, None, root, limit=settings.limit)  # not started
     return Readings(sampler, _core.Probe(root), devices)

@@ -6,15 +6,16 @@
                       Page: slots  ◄──────       asked: a look of the census at every so many
     findings() ◄── what grows in whom            batches, and what it names into its own slot
 
-The page is shared memory that the parent makes. A forked worker has it by the fork; a spawned one
-is told where it is by an entry of multiprocessing's own settings, which each process hands on to
-those that it starts. So nothing of the program is replaced, but for the methods of the queues that
-a worker is given: on those objects, in that process, they are followed by a count. A batch is the
-step of a worker: workers run ahead of the program, so its own steps would say little of them.
+The page is shared memory that the parent makes. A forked worker inherits it; a spawned one finds it
+by an entry of multiprocessing's own settings, which each process passes on to those that it starts.
+So nothing of the program is replaced, but for the methods of the queues that a worker is given: on
+those objects, in that process, their calls are counted. A batch is the step of a worker: workers
+run ahead of the program, so the program's own steps would say little of them.
 
 A look in a worker must not write into the memory that it shares with its parent: the kernel copies
 each page that is written to. So the census takes no references, does not collect, and its tables
-are pages of their own, freed after the look but for 1 MiB. Nothing happens where nobody asks.
+are pages of their own, freed after the look but for 1 MiB. While the parent does not ask, nothing
+happens.
 """
 
 from __future__ import annotations
@@ -39,24 +40,24 @@ if TYPE_CHECKING:
     from memtools._census.holders import Holder
 
 MAGIC = b"memtool1"
-SLOTS = 1020  # workers that can report, whose pids fit the first page; those beyond are not heard
-SLOT_BYTES = 4096  # a page of the kernel's, so that a slot nobody uses takes no memory
-_HEAD = struct.Struct("<8sI")  # of the page: what it is, whether the parent asks
-_OWNERS_AT = 16  # behind it: whose each slot is, so that slots of nobody are never touched
+SLOTS = 1020  # So many workers can report, because their pids fit the first page.
+SLOT_BYTES = 4096  # A slot is a page of the kernel's, so that an unused one takes no memory.
+_HEAD = struct.Struct("<8sI")  # The head of the page: what it is, and whether the parent asks.
+_OWNERS_AT = 16  # Behind it: the pid of each slot, so that unused slots are never touched.
 _OWNERS = struct.Struct(f"<{SLOTS}I")
-#: of a slot: pid, bytes of text, their checksum, since when it looks, batches
+#: The head of a slot: pid, bytes of text, their checksum, since when it looks, batches.
 _SLOT = struct.Struct("<IIIIQ")
 _ASKS = struct.Struct("<I")
 _PASSED = struct.Struct("<Q")
 _LOOKS_AT, _PASSED_AT = 12, 16
-TRIES = 64  # slots that a worker looks at to find a free one
-CLOCKS = ("get", "put", "recv", "send")  # methods whose calls are batches
-LONGEST = 60  # seconds of a look, after which it is none
-HOLDERS = 6  # that a worker reports at most
-LOOKS_AT_ONCE = 3  # looks that come as soon as there are batches between them
-GAP = 2  # batches between the first looks
-SHARE = 50  # so many times as long as a look took a worker works before the next one
-ENTRY = "memtools"  # of multiprocessing's settings of a process
+TRIES = 64  # A worker tries so many slots to find a free one.
+CLOCKS = ("get", "put", "recv", "send")  # Calls of these methods are batches.
+LONGEST = 60  # A look that has begun so many seconds ago has ended.
+HOLDERS = 6  # A worker reports at most so many holders.
+GAP = 2  # So many batches are between the first looks.
+LOOKS_AT_ONCE = 3  # The first looks come as soon as there are these batches between them, ...
+SHARE = 50  # ... later ones after so many times the time that the look before took.
+ENTRY = "memtools"  # The key in multiprocessing's settings of a process.
 
 
 class Page:
@@ -66,15 +67,15 @@ class Page:
 
     A slot is written by the one worker whose pid it has. A text is read only if its checksum is
     right, so that half of one is never taken for a whole, whatever order the processor writes in.
-    Reading a page of a file in memory makes it: slots of nobody are left alone, or they would be
+    Reading a page of a file in memory allocates it. So unused slots are not read, or they would be
     4 MiB of the job's shared memory.
     """
 
     __slots__ = ("_descriptor", "_memory")
 
     def __init__(self, fd: int) -> None:
-        """Map the page that a file descriptor leads to; the descriptor is the caller's. Raises
-        OSError, and ValueError if that is no such page."""
+        """Map the page of a file descriptor, which stays the caller's. Raises OSError, and
+        ValueError if it is not such a page."""
         self._descriptor: Descriptor | None = None
         size = SLOT_BYTES * (1 + SLOTS)
         if os.fstat(fd).st_size < size or os.pread(fd, len(MAGIC), 0) != MAGIC:
@@ -94,17 +95,18 @@ class Page:
 
     @property
     def fd(self) -> int:
-        """By which spawned processes find the page, in the process that made it; else -1."""
+        """The descriptor by which spawned processes find the page; -1 in a process that has not
+        made it."""
         found = None if self._descriptor is None else self._descriptor.get()
         return -1 if found is None else found
 
     def close(self) -> None:
-        """Let go of the memory: nothing can be read or asked any more. Other processes keep it."""
+        """Unmap the page: nothing can be read or asked any more. Other processes keep it."""
         self.leave()
         self._memory.release()
 
     def leave(self) -> None:
-        """Let go of the descriptor: processes that are spawned from now on cannot find the page."""
+        """Close the descriptor: processes that are spawned from now on cannot find the page."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             descriptor.close()
@@ -118,11 +120,11 @@ class Page:
     def ask(self, wanted: bool) -> None:
         _ASKS.pack_into(self._memory, len(MAGIC), wanted)
 
-    # --- what workers say ---
+    # --- what workers report ---
 
     def take(self, pid: int) -> int | None:
-        """A slot for a process: its own, one that nobody has, or one of a process that has ended.
-        None where there is none."""
+        """Take a slot for a process: its own, a free one, or one of a process that has ended.
+        Returns None if there is none."""
         for i in range(TRIES):
             slot = (pid + i) % SLOTS
             owner = self.owner(slot)
@@ -135,17 +137,17 @@ class Page:
         return None
 
     def owner(self, slot: int) -> int:
-        """The pid of the process that a slot is of, 0 for none."""
+        """The pid of the process that has a slot, 0 for none."""
         pid: int = _ASKS.unpack_from(self._memory, _owner_at(slot))[0]
         return pid
 
     def _owners(self) -> list[tuple[int, int]]:
-        """(slot, pid) of each slot that somebody has or had."""
+        """(slot, pid) of each slot that a process has or had."""
         pids = _OWNERS.unpack_from(self._memory, _OWNERS_AT)
         return [(slot, pid) for slot, pid in enumerate(pids) if pid]
 
     def write(self, slot: int, passed: int, text: bytes) -> None:
-        """Report. pre: the text is shorter than a slot."""
+        """Write a report, which must be shorter than a slot, and how many batches there were."""
         at = _place(slot) + _SLOT.size
         self._memory[at : at + len(text)] = text
         _SLOT.pack_into(
@@ -153,16 +155,16 @@ class Page:
         )
 
     def count(self, slot: int, passed: int) -> None:
-        """Say how many batches there were so far."""
+        """Write how many batches there were so far."""
         _PASSED.pack_into(self._memory, _place(slot) + _PASSED_AT, passed)
 
     def look(self, slot: int, looks: bool) -> None:
-        """Say that a look begins, or that it has ended."""
+        """Note that a look begins, or that it has ended."""
         since = int(time.monotonic()) & 0xFFFFFFFF or 1 if looks else 0
         _ASKS.pack_into(self._memory, _place(slot) + _LOOKS_AT, since)
 
     def looking(self) -> bool:
-        """Whether a process looks at its heap now: one that was killed meanwhile does not."""
+        """Whether a process looks at its heap now, and lives."""
         now = int(time.monotonic()) & 0xFFFFFFFF
         for slot, owner in self._owners():
             since = _ASKS.unpack_from(self._memory, _place(slot) + _LOOKS_AT)[0]
@@ -197,7 +199,7 @@ def _lives(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # somebody else's: not a worker of ours
+    except OSError:  # another user's process, so not a worker of ours
         return False
     return True
 
@@ -220,14 +222,14 @@ class Worker:
         self._busy = threading.Lock()  # a queue may be used by several threads
 
     def passed(self, clock: int) -> None:
-        """A call of a queue's method has come back."""
+        """Count a call of a queue's method that has returned."""
         self._passed[clock] = self._passed.get(clock, 0) + 1
         if clock == self._clock and self._slot is not None:
             self._page.count(self._slot, self._passed[clock])
 
     def before(self, clock: int) -> None:
-        """A method of a queue is about to be called: the batch before is done with. Raises
-        nothing."""
+        """Look at the heap if that is due, before a method of a queue is called: the batch before
+        is done with. Raises nothing."""
         if not self._page.asks():
             if self._census is not None:
                 self._rest()
@@ -237,13 +239,13 @@ class Worker:
         try:
             self._look(clock)
         except Exception:
-            self._failed = True  # a worker whose census fails says nothing any more
+            self._failed = True  # a worker whose census fails does not report any more
             self._rest()
         finally:
             self._busy.release()
 
     def _rest(self) -> None:
-        """Nobody asks any more: let go of what looks have kept."""
+        """Drop what looks have kept, because the parent does not ask any more."""
         self._census = self._clock = None
         self._due = self._looks = 0
 
@@ -277,7 +279,7 @@ class Worker:
         self._rests_until = now + SHARE * (now - begun)
 
     def _report(self, passed: int) -> bytes:
-        """What is known, as text that fits into a slot."""
+        """What is known, as a text that fits into a slot."""
         name, number, of = who()
         report: dict[str, Any] = {
             "name": name,
@@ -286,7 +288,7 @@ class Worker:
             "looks": self._looks,
             "batch": passed,
             "cut": bool(self._census.cut),
-            "holders": [_told(holder) for holder in self._census.holders()[:HOLDERS]],
+            "holders": [_as_dict(holder) for holder in self._census.holders()[:HOLDERS]],
         }
         while True:
             text = json.dumps(report).encode()
@@ -295,8 +297,8 @@ class Worker:
             report["holders"].pop()
 
 
-def _told(holder: Holder) -> dict[str, Any]:
-    """A holder as a report has it."""
+def _as_dict(holder: Holder) -> dict[str, Any]:
+    """A holder as it is in a report."""
     return {
         "path": holder.path[:300],
         "kind": holder.kind[:40],
@@ -312,16 +314,16 @@ def _told(holder: Holder) -> dict[str, Any]:
 
 
 def new_census() -> Any:
-    """What a worker looks at its heap with. It names all that gains: its parent knows how many
-    batches make a step, and leaves out what gains too little."""
+    """Return the census of a worker. It names all that gains: the parent knows how many batches
+    make a step, and leaves out what gains too little."""
     from memtools._census.growth import GrowthCensus
 
     return GrowthCensus((Worker, Page), least_rate=1.0)
 
 
 def who() -> tuple[str, int | None, int | None]:
-    """(name of the process, number of the DataLoader's worker, how many it has): None for other
-    processes."""
+    """Return the name of this process and, if it is a DataLoader's worker, its number and how many
+    there are, else None for both."""
     current = sys.modules["multiprocessing.process"].current_process()
     loader = sys.modules.get("torch.utils.data")
     info = None if loader is None else loader.get_worker_info()
@@ -332,21 +334,21 @@ def who() -> tuple[str, int | None, int | None]:
 
 # --- how a process becomes a worker that can be asked ---------------------------------------------
 
-_page: list[Page] = []  # the one that the children of this process look at, if it asks
-_parents: list[Page] = []  # the one that this process looks at, if it is a worker
+_page: list[Page] = []  # the page for the children of this process
+_parents: list[Page] = []  # the page of its parent, if this process is a worker
 _worker: list[Worker] = []  # this process as a worker
 _waits = False  # whether multiprocessing will call _begin in its children
 
 
 def publish(page: Page) -> None:
-    """Let the children of this process, from now on, look at a page."""
+    """Pass a page to the children that this process starts from now on."""
     _page[:] = [page]
     process.at_fork(_in_child)
     invite()
 
 
 def withdraw() -> None:
-    """Children that start from now on look at nothing."""
+    """Pass no page to children that start from now on."""
     _page.clear()
     multiprocessing = sys.modules.get("multiprocessing.process")
     if multiprocessing is not None:
@@ -354,7 +356,7 @@ def withdraw() -> None:
 
 
 def invite() -> None:
-    """Let processes that multiprocessing spawns know of the page too. To be called again where the
+    """Pass the page to processes that multiprocessing spawns, too. Must be called again if the
     program may have imported multiprocessing since: nothing here imports it."""
     multiprocessing = sys.modules.get("multiprocessing.process")
     page = next(iter(_page), None)
@@ -365,9 +367,9 @@ def invite() -> None:
 
 class Invitation:
     """An entry of the settings that multiprocessing copies to each process that it starts. A
-    spawned process reads it, and looks for the page by that; a forked one never does.
+    spawned process unpickles it, and finds the page by it; a forked one never does.
 
-    What is read is a text, so that a process which has no memtools goes on as if there were none.
+    It is pickled as a text of code, so that a process without memtools goes on undisturbed.
     """
 
     __slots__ = ("_fd", "_pid")
@@ -400,8 +402,7 @@ def arrive(parent: int, fd: int) -> None:
 
 
 def _in_child() -> None:
-    """In a child, at once after the fork: the page is there, what this process did as a parent or
-    as a worker is over."""
+    """In a child, right after the fork: its parent's page is this process's page to report in."""
     if _page:
         _page[0].leave()
         _parents[:] = _page
@@ -412,8 +413,8 @@ def _in_child() -> None:
 
 
 def _wait() -> None:
-    """Ask multiprocessing to call _begin when a process has begun as one of its own: it knows then
-    what it is to run. A child of os.fork() alone is no worker."""
+    """Have multiprocessing call _begin when a process of its own has begun: what it runs is known
+    by then. A child of os.fork() alone is not a worker."""
     global _waits
     util = sys.modules.get("multiprocessing.util")
     if util is not None and not _waits:
@@ -422,8 +423,8 @@ def _wait() -> None:
 
 
 def _wait_for_spawned() -> None:
-    """Processes that are not forked from their parent skip what _wait() asks for. The classes of
-    such processes begin with us, once."""
+    """Have the classes of processes that are not forked call _begin, once: such processes skip what
+    _wait() has registered."""
     for name in ("SpawnProcess", "ForkServerProcess"):
         kind: Any = getattr(sys.modules.get("multiprocessing.context"), name, None)
         skip = None if kind is None else vars(kind).get("_after_fork")
@@ -438,13 +439,13 @@ def _begin_spawned(kind: Any, skip: Any) -> None:
 
 
 def _here() -> None:
-    """What multiprocessing is given to remember _begin by; it lives as long as this module."""
+    """The object for which multiprocessing keeps _begin: it lives as long as this module."""
 
 
 def _begin(_: object) -> None:
-    """In a process of multiprocessing, before its target is called."""
+    """Count the calls of the queues of this process, before its target is called."""
     current = sys.modules["multiprocessing.process"].current_process()
-    current._config.pop(ENTRY, None)  # of the parent: what this one starts is not its own
+    current._config.pop(ENTRY, None)  # the parent's: this process passes on its own
     if not _parents or _worker:
         return
     _worker[:] = [Worker(_parents[0])]
@@ -454,8 +455,8 @@ def _begin(_: object) -> None:
 
 
 def _queues(current: Any) -> Iterator[Any]:
-    """The queues and connections that a process was given: arguments, parts of arguments that are
-    lists or tuples, and attributes of its own class."""
+    """The queues and connections that a process was given as arguments, within lists or tuples
+    among these, or as attributes."""
     given: list[Any] = [list(getattr(current, "_args", ())), list(vars(current).values())]
     given.append(list(getattr(current, "_kwargs", {}).values()))
     kinds = tuple(_kinds())
@@ -471,7 +472,7 @@ def _queues(current: Any) -> Iterator[Any]:
 
 
 def _kinds() -> Iterator[type]:
-    """The classes of multiprocessing's queues and connections, as far as they are imported."""
+    """The classes of multiprocessing's queues and connections that are imported."""
     for module, names in (
         ("multiprocessing.queues", ("Queue", "SimpleQueue")),
         ("multiprocessing.connection", ("_ConnectionBase",)),
@@ -483,9 +484,9 @@ def _kinds() -> Iterator[type]:
 
 
 def _count_calls(queue: Any, name: str) -> None:
-    """Let the calls of one method of one queue be counted, in this process."""
+    """Count the calls of one method of one queue, in this process."""
     call = getattr(queue, name, None)
-    if call is None or name in vars(queue):  # a fork of a worker has it counted already
+    if call is None or name in vars(queue):  # the fork of a worker counts it already
         return
     clock = id(queue) ^ CLOCKS.index(name)
 

@@ -1,12 +1,12 @@
-"""What grows in the workers of this process, as they found out themselves: see worker.py.
+"""What grows in the workers of this process, as they have found out themselves: see worker.py.
 
     LeakWatch ──► WorkerReports.ask() ──► page ──► workers look at their heaps
               ◄── findings(step) ◄─────── page ◄── holders with bytes a batch of each worker
 
-A worker's rate is for its own batches. What a batch is in steps of the program is seen here: how
-many batches there were in how many steps. Workers of a DataLoader take turns, so each of N has a
-batch at every N-th step, or oftener where several batches make a step; that is exact, whereas
-counts of workers that run ahead are some batches off.
+A worker's rate is one of its own batches. How many of these make a step of the program is found
+out here, by counting both. Workers of a DataLoader take turns: each of N has a batch at every N-th
+step, or more often if several batches make a step. That is exact, whereas the counts of workers
+that run ahead are some batches off.
 """
 
 from __future__ import annotations
@@ -24,17 +24,16 @@ from memtools._leak.judge import THRESHOLDS, graded, of_holder
 from memtools._monitor import worker
 from memtools._monitor.worker import Page
 
-AHEAD = 3  # batches by which a worker's count may be off: two are ready, one is being made
-BETWEEN = 1.5  # batches a turn, above which it may be one or two of them
-NEAR = 0.1  # of the batches: a count that is so near to a whole number of turns is that number
-IDLE = 8  # turns without a batch, after which a worker is one of a loader that rests
-LISTED = 8  # workers with the same holder that are named one by one
+AHEAD = 3  # A worker's count may be off by so many batches: two are ready, one is being made.
+BETWEEN = 1.5  # Above so many batches a turn it may have one or two of them.
+NEAR = 0.1  # A count that differs from whole turns by at most this share of it is that many turns.
+IDLE = 8  # After so many turns without a batch a worker belongs to a loader that is not in use.
+LISTED = 8  # Workers with the same holder are named one by one up to this number.
 
 
 @dataclass
 class _Known:
-    """What was seen of a worker when it first reported: batches, step and time; and its pace, as
-    far as that is known since."""
+    """A worker as it was when it first reported: batches, step and time; and its newest pace."""
 
     pid: int
     batches: int
@@ -56,14 +55,14 @@ _shared: list[_Shared] = []
 
 
 class WorkerReports:
-    """Asks the workers of this process, and reads what they say. Several monitors share a page.
+    """Asks the workers of this process, and reads their reports. Several monitors share a page.
 
     The page is shared memory that takes 4 KiB, and 4 KiB for each worker that has reported.
     """
 
     def __init__(self) -> None:
-        """Make the page, and let all processes that start from now on know of it. Raises OSError
-        where the kernel has no memfd, or the process no more descriptors."""
+        """Make the page, and pass it to all processes that start from now on. Raises OSError if the
+        kernel has no memfd, or the process no more descriptors."""
         if not _shared or _shared[0].pid != os.getpid():  # a fork's are its parent's
             _shared[:] = [_Shared(os.getpid(), Page.new(), set())]
         self._page = _shared[0].page
@@ -73,7 +72,7 @@ class WorkerReports:
         worker.publish(self._page)
 
     def close(self) -> None:
-        """Ask no more. Workers that live go on as if nobody had ever asked. May be called twice."""
+        """Ask no more. Workers go on as if they had never been asked. May be called twice."""
         if not _shared or _shared[0].page is not self._page or _shared[0].pid != os.getpid():
             return
         self._asked = False
@@ -87,16 +86,16 @@ class WorkerReports:
         self._page.close()
 
     def ask(self) -> None:
-        """Let workers find out what grows in them: the memory of children grows. They answer from
-        the third of their looks on, some six batches of each later. Costs next to nothing where
+        """Have workers find out what grows in them, because the memory of children grows. They
+        report from the third of their looks on, some six batches later. Costs next to nothing if
         they are asked already."""
         if not self._asked:
             self._asked = True
             self._page.ask(True)
 
     def rest(self) -> None:
-        """The memory of children grows no more: workers stop looking, and let go of what looks
-        have kept."""
+        """Have workers stop looking, and drop what their looks have kept, because the memory of
+        children does not grow any more."""
         if self._asked:
             self._asked = False
             self._known.clear()
@@ -104,18 +103,18 @@ class WorkerReports:
 
     def looking(self) -> bool:
         """Whether a worker looks at its heap now. For that time it takes 10 MiB and more, which are
-        no growth: what is read of the memory of children says nothing then."""
+        not growth: the memory of children must not be read then."""
         return self._asked and self._page.looking()
 
     def findings(self, step: int, grade: str = "suspect") -> tuple[LeakFinding, ...]:
-        """What grows in workers, the most first. Each rate is that of its own worker; where the
-        same grows in more than eight, the others are one finding with their rates together.
+        """Return what grows in workers, the most first. Each rate is that of its own worker; if the
+        same grows in more than eight, the others are one finding with the sum of their rates.
 
         Args:
-            step: of the program now. Where it makes none, 0: rates are then per second.
-            grade: what the leak test says of the memory of children, at least `suspect` where a
-                worker has seen it grow in 16 steps of the program. A container that only ever
-                gained is evidence, and raises it by one.
+            step: the program's step now; 0 if it makes none: rates are then per second.
+            grade: what the leak test says of the memory of children, at least `suspect` if a worker
+                has seen it grow in 16 steps of the program. A container that only ever gained is
+                evidence, and raises it by one.
         """
         worker.invite()
         if not self._asked:
@@ -134,7 +133,7 @@ class WorkerReports:
 def _findings_of(
     report: dict[str, Any], known: _Known, batches: int, step: int, now: int, grade: str
 ) -> list[LeakFinding]:
-    """What one worker names. Nothing where its report is not one of this version's."""
+    """What one worker names; nothing if its report is not one of this version's."""
     try:
         if report["looks"] < THRESHOLDS.named_looks:
             return []
@@ -150,7 +149,7 @@ def _findings_of(
 def _pace(
     report: dict[str, Any], known: _Known, batches: int, step: int, now: int
 ) -> tuple[float, str] | None:
-    """Batches of this worker in a step, or in a second; None where it is not known yet."""
+    """Batches of this worker in a step, or in a second; None if that is not known yet."""
     steps, passed = step - known.step, batches - known.batches
     if steps <= 0:
         seconds = (now - known.ns) / 1e9
@@ -160,9 +159,7 @@ def _pace(
         turns = steps / workers
         if abs(passed - turns) <= AHEAD:
             each = 1 / workers
-            if (
-                passed > BETWEEN * turns
-            ):  # so many of so few turns: it ran ahead, or has two in each
+            if passed > BETWEEN * turns:  # it runs ahead, or has two in each turn
                 return known.pace
         else:
             batches_a_turn = round(passed / turns)
@@ -175,8 +172,8 @@ def _pace(
 def _finding_of(
     report: dict[str, Any], given: dict[str, Any], known: _Known, each: float, per: str, grade: str
 ) -> LeakFinding | None:
-    """One of the holders that a worker names, of which `each` batches are a step, or a second. None
-    where it does not matter, or nothing shows yet that it grows."""
+    """One of the holders that a worker names, which has `each` batches in a step, or in a second.
+    None if it does not matter, or nothing shows yet that it grows."""
     names = ("path", "kind", "length", "capacity", "new_objects", "new_bytes", "what")
     since = known.step if per == "step" else None
     holder = Holder(
@@ -199,8 +196,8 @@ def _finding_of(
 
 
 def _what(holder: Holder, pace: float, unit: str) -> str:
-    """`2 new [64] float32 tensors a step`, or how full a container with a bound is. `pace`: a part
-    of what the worker has seen come, which comes in a step of the program, or in a second."""
+    """`2 new [64] float32 tensors a step`, or how full a container with a bound is. `pace` is the
+    part of what the worker has seen come that comes in a step of the program, or in a second."""
     if holder.capacity is not None:
         now = "" if holder.length is None else f"{holder.length:,} of "
         return f"{now}at most {holder.capacity:,}"
@@ -210,7 +207,7 @@ def _what(holder: Holder, pace: float, unit: str) -> str:
 
 
 def _listed(findings: list[LeakFinding]) -> Iterator[LeakFinding]:
-    """The same in several workers: one finding for each of the first, one for all others."""
+    """Findings of one holder in several workers: one for each of the first, one for all others."""
     findings.sort(key=lambda one: (-RANK[one.grade], -one.rate_bytes))
     if len(findings) > 1:
         each = f"in each of {len(findings):,} workers"

@@ -37,7 +37,7 @@ class Steps:
     def _count(self, steps: int) -> None:
         self.count += steps
 
-    def _begin_anew(self) -> None:
+    def _restart_leak_test(self) -> None:
         self.began_again_at.append(self.count)
 
 

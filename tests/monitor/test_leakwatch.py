@@ -888,7 +888,7 @@ def test_what_was_found_before_steps_were_something_else_is_taken_back(
 ) -> None:
     with MemoryMonitor(tmp_path / "run.mem", device="cpu", census=False) as m:
         m.step(17)
-        m._begin_anew()
+        m._restart_leak_test()
         assert m.findings() == ()
         m.step(7)
     record = read_record(tmp_path / "run.mem")

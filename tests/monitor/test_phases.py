@@ -215,10 +215,10 @@ def test_what_cannot_be_decorated(what: Any) -> None:
 def test_names_that_are_none() -> None:
     m = monitor()
     for name in (None, 3, b"x"):
-        with pytest.raises(TypeError, match="a phase's name is a str"):
+        with pytest.raises(TypeError, match="a phase's name must be a str"):
             m.phase(name)  # type: ignore[arg-type]
     for text in ("", "a\0b"):
-        with pytest.raises(ValueError, match="has characters, none of them zero"):
+        with pytest.raises(ValueError, match="must have characters, none of them zero"):
             m.phase(text)
 
 

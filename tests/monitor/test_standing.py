@@ -80,7 +80,7 @@ class Writer:
 def test_what_lasts_is_written_again_before_it_is_overwritten() -> None:
     writer = Writer()
     log = Log(writer, lambda: 0)  # type: ignore[arg-type]
-    log.lasting = lambda: [("last", "one"), ("last", "two")]
+    log.pinned_events = lambda: [("last", "one"), ("last", "two")]
     for _ in range(4 * EVENTS):
         log.event("mark", "text")
     at = [i for i, kind in enumerate(writer.kinds) if kind == "last"]
@@ -99,8 +99,8 @@ def test_what_lasts_may_fail() -> None:
     log = Log(Writer(), lambda: 0)  # type: ignore[arg-type]
     for _ in range(EVENTS // 2 - 1):
         log.event("mark", "text")
-    log.lasting = fail
-    with pytest.warns(RuntimeWarning, match="could not be recorded again: none left"):
+    log.pinned_events = fail
+    with pytest.warns(RuntimeWarning, match="the findings could not be recorded again: none left"):
         log.event("mark", "text")
     log.event("mark", "text")
     assert log.writes

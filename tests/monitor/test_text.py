@@ -339,7 +339,7 @@ def test_without_the_leak_test() -> None:
 @pytest.mark.parametrize(
     ("options", "kind", "text"),
     [
-        ({"interval_ms": 0}, ValueError, "0.1 to 3,600,000 .* got 0"),
+        ({"interval_ms": 0}, ValueError, "must be between 0.1 and 3,600,000 .* got 0"),
         ({"interval_ms": float("nan")}, ValueError, "got nan"),
         ({"interval_ms": "10"}, TypeError, "interval_ms is a number, got str"),
         ({"device": "gpu"}, ValueError, "like \"cuda:1\", got 'gpu'"),
