@@ -45,7 +45,7 @@
 #define AS_MEMBER(name) __typeof__(name) *name; /* NOLINT(bugprone-macro-parentheses) */
 #define AS_SYMBOL(name) {"dlsym " #name, offsetof(TABLE, name)},
 
-/* Where in a table of entry points the one of this name belongs. Whoever lists them by AS_SYMBOL
+/* Where in a table of entry points the one of this name belongs. A file that lists them by AS_SYMBOL
  * defines TABLE as the table's type. */
 typedef struct symbol {
     const char *call; /* for mt_error; the name begins after "dlsym " */

@@ -1,10 +1,10 @@
 /* module.c -- how this file works.
  *
- * memtools._core is made in phases: PyInit__core gives the definition, module_exec fills the module's
- * state (base/state.h) and lets each file register its types. torch is not needed for that: the first
- * tensor makes mt_state_connect import memtools._base.torch, which calls _connect() with the parts of
- * torch that are needed here. The table of methods lists all functions of the module; most are
- * defined in the rooms. */
+ * memtools._core is made in phases: PyInit__core gives the definition, module_exec fills the
+ * module's state (base/state.h) and lets each file register its types. torch is not needed for
+ * that: the first tensor makes mt_state_connect import memtools._base.torch, which calls _connect()
+ * with the parts of torch that are needed here. The table of methods lists all functions of the
+ * module; most are defined in the rooms. */
 #include "py/base/state.h"
 
 #include <stdlib.h>
@@ -144,32 +144,28 @@ static PyMethodDef methods[] = {
     {"cuda_info", cuda_info, METH_NOARGS,
      "cuda_info()\n--\n\n"
      "runtime_version, driver_version and devices of the CUDA runtime as a dict of int; "
-     "DeviceError "
-     "when there is none."},
+     "DeviceError when there is none."},
     {"device_memory", mt_py_device_memory, METH_O,
      "device_memory(device, /)\n--\n\n"
      "(allocated, reserved, free, total, inactive_split, allocated_peak) bytes of a CUDA device "
-     "now, each None "
-     "where it cannot be known; None where torch does not use CUDA in this process. Imports "
-     "torch."},
-    {"_tell_shm", mt_py_tell_shm, METH_O,
-     "_tell_shm(name, /)\n--\n\n"
+     "now, each None where it cannot be known; None where torch does not use CUDA in this process. "
+     "Imports torch."},
+    {"_note_shm", mt_py_note_shm, METH_O,
+     "_note_shm(name, /)\n--\n\n"
      "The program has just made this file of /dev/shm: it is of the job's shared memory. None: "
-     "from "
-     "now on forked children tell this process as well."},
-    {"_hear_files", mt_py_hear_files, METH_NOARGS,
-     "_hear_files($module, /)\n--\n\n"
-     "Where files of this user have come into /dev/shm that nobody told of, hear from now on "
-     "which\n"
-     "files Python opens to write there."},
+     "from now on forked children report to this process as well."},
+    {"_watch_files", mt_py_watch_files, METH_NOARGS,
+     "_watch_files($module, /)\n--\n\n"
+     "Where files of this user have come into /dev/shm that were not noted, watch from now on "
+     "which files Python opens to write there."},
     {"excepthook", mt_py_excepthook, METH_VARARGS,
      "excepthook($module, exctype, value, traceback, /)\n--\n\n"
      "Handle an exception by displaying it with a traceback on sys.stderr."},
     {"_hear_calls", mt_py_hear_calls, METH_VARARGS,
      "_hear_calls(function, ended, main_thread, arguments=False, /)\n--\n\n"
      "Call ended(first argument) when an outermost call of this Python function has returned, or "
-     "ended(tuple of all of them) with arguments; one of each may be there. None: no longer. False "
-     "where another is heard already."},
+     "ended(tuple of all of them) with arguments; there may be one of each. None removes it. False "
+     "where there is one already."},
     {"_watch_end", mt_py_watch_end, METH_VARARGS,
      "_watch_end(on_uncaught, excepthook, /)\n--\n\n"
      "What excepthook() of this module calls, None for nothing. Returns the excepthook of the call "
@@ -264,7 +260,7 @@ module_free(void *module)
 static PyModuleDef_Slot slots[] = {
     {Py_mod_exec, module_exec},
 #if PY_VERSION_HEX >= 0x030C0000
-    /* What it hears of (calls of modules, signals) is the process's. */
+    /* What it watches (calls of modules, signals) is the process's. */
     {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
 #endif
     {0, NULL},

@@ -472,38 +472,38 @@ parallel(void *, int64_t n, void (*task)(void *, int64_t, int64_t), void *arg) n
 
 /* --- the host allocator's reports --------------------------------------------------------------
  *
- * torch asks one object for all memory of the host, and lets it be replaced. HeardAllocator hands
+ * torch asks one object for all memory of the host, and lets it be replaced. ReportingAllocator hands
  * each request on to the one that was there, reports the block, and gives it a deleter of ours, which
  * reports the release and calls the deleter that was there:
  *
- *     torch ──allocate(n)──► HeardAllocator ──► allocator before ──► block, deleter before
- *                                 └─► born(block, n)                  block, heard_delete
- *     torch ──heard_delete(block)──► died(block), deleter before(block)
+ *     torch ──allocate(n)──► ReportingAllocator ──► allocator before ──► block, deleter before
+ *                                 └─► born(block, n)                  block, reporting_delete
+ *     torch ──reporting_delete(block)──► died(block), deleter before(block)
  *
  * A profiler's own object for such reports (c10::ThreadLocalDebugInfo) is left to the profiler: there
  * is one for each thread, and torch refuses to start a profiler where it is taken. */
-std::atomic<const mt_torch_listener *> heard_by{nullptr};
+std::atomic<const mt_torch_listener *> listening{nullptr};
 std::atomic<c10::DeleterFnPtr> delete_before{nullptr};
 
 void
-heard_delete(void *block)
+reporting_delete(void *block)
 {
-    const mt_torch_listener *listener = heard_by.load(std::memory_order_acquire);
+    const mt_torch_listener *listener = listening.load(std::memory_order_acquire);
 
     if (listener != nullptr) listener->died(listener->ctx, block);
     delete_before.load(std::memory_order_relaxed)(block);
 }
 
-struct HeardAllocator final : c10::Allocator {
+struct ReportingAllocator final : c10::Allocator {
     c10::Allocator *before = nullptr;
 
     c10::DataPtr allocate(size_t n) override
     {
         c10::DataPtr block = before->allocate(n);
-        const mt_torch_listener *listener = heard_by.load(std::memory_order_acquire);
+        const mt_torch_listener *listener = listening.load(std::memory_order_acquire);
         if (block.get() != nullptr && block.get() == block.get_context() &&
             block.compare_exchange_deleter(delete_before.load(std::memory_order_relaxed),
-                                           heard_delete) &&
+                                           reporting_delete) &&
             listener != nullptr)
             listener->born(listener->ctx, block.get(), n);
         return block;
@@ -514,7 +514,7 @@ struct HeardAllocator final : c10::Allocator {
         return before->is_simple_data_ptr(block);
     }
 
-    c10::DeleterFnPtr raw_deleter() const override { return heard_delete; }
+    c10::DeleterFnPtr raw_deleter() const override { return reporting_delete; }
 
     void copy_data(void *to, const void *from, std::size_t n) const override
     {
@@ -522,18 +522,18 @@ struct HeardAllocator final : c10::Allocator {
     }
 };
 
-/* Whoever allocated through it may keep a pointer to it: it lives as long as the process. */
-HeardAllocator &
-heard_allocator()
+/* A block that was allocated through it may point to it: it lives as long as the process. */
+ReportingAllocator &
+reporting_allocator()
 {
-    static auto *allocator = new HeardAllocator;
+    static auto *allocator = new ReportingAllocator;
 
     return *allocator;
 }
 
-/* torch ignores an allocator of a lower priority than any before, and tells nobody which that was. So
+/* torch ignores an allocator of a lower priority than any before, and does not say which that was. So
  * the lowest that takes is used: then other libraries can set theirs as they could without us. One
- * that is set while somebody listens takes our place, and no block is heard of from then on. */
+ * that is set while there is a listener takes our place, and no block is reported from then on. */
 void
 set_allocator(c10::Allocator *allocator)
 {
@@ -547,23 +547,23 @@ int
 listen(const mt_torch_listener *listener) noexcept
 {
     try {
-        HeardAllocator &heard = heard_allocator();
+        ReportingAllocator &ours = reporting_allocator();
         c10::Allocator *now = c10::GetAllocator(c10::kCPU);
         if (listener == nullptr) {
-            if (now == &heard) set_allocator(heard.before);
-            heard_by.store(nullptr, std::memory_order_release);
+            if (now == &ours) set_allocator(ours.before);
+            listening.store(nullptr, std::memory_order_release);
             return 1;
         }
-        if (now != &heard) {
+        if (now != &ours) {
             c10::DeleterFnPtr deleter = now != nullptr ? now->raw_deleter() : nullptr;
             c10::DeleterFnPtr known = delete_before.load(std::memory_order_relaxed);
             // Blocks that live have the first one's deleter to be called, so another's cannot be.
             if (deleter == nullptr || (known != nullptr && known != deleter)) return 0;
             delete_before.store(deleter, std::memory_order_relaxed);
-            heard.before = now;
+            ours.before = now;
         }
-        heard_by.store(listener, std::memory_order_release);
-        if (now != &heard) set_allocator(&heard);
+        listening.store(listener, std::memory_order_release);
+        if (now != &ours) set_allocator(&ours);
         return 1;
     } catch (...) {
         return 0;
@@ -573,13 +573,13 @@ listen(const mt_torch_listener *listener) noexcept
 /* --- what torch does -----------------------------------------------------------------------------
  *
  * torch calls every RecordFunction callback at the begin and the end of an operator, a node and a named
- * stretch. One callback of the process is ours while somebody observes. A thread takes the list of
+ * range. One callback of the process is ours while there is an observer. A thread takes the list of
  * callbacks when something begins, and calls the same ones at its end: so ours may be called after it
  * was removed, and each call asks who observes now. */
 std::atomic<const mt_torch_observer *> observed_by{nullptr};
 at::CallbackHandle observing = at::INVALID_CALLBACK_HANDLE; // under the GIL
 
-thread_local const char thread_mark = 0; // its address tells threads apart
+thread_local const char thread_mark = 0; // its address identifies the thread
 
 struct Begun final : at::ObserverContext {
     const void *thread = &thread_mark;

@@ -1,4 +1,4 @@
-/* torch_shim.h -- what only torch's C++ can tell, as a table of C functions.
+/* torch_shim.h -- what only torch's C++ can find out, as a table of C functions.
  *
  * memtools._torch fills it and hands it over in a capsule; memtools._core uses it where it is there
  * and asks slower public Python calls where it is not. The C++ side is built for one exact torch:
@@ -101,7 +101,7 @@ enum { MT_TORCH_NONE = 0, MT_TORCH_FLAT = 1, MT_TORCH_OTHER = 2 };
 typedef struct mt_torch_flat {
     int is; /* NONE: no tensor; OTHER: one that is not like this, and nothing below is set */
     unsigned char type;
-    unsigned char bits; /* of float64, float32, float16 or bfloat16, as DLPack tells them */
+    unsigned char bits; /* of float64, float32, float16 or bfloat16, as DLPack counts them */
     void *data;
     size_t count;
     void *tensor, *storage; /* references, until flat_drop() */
@@ -115,8 +115,8 @@ typedef struct mt_torch_seen {
 
 enum { MT_TORCH_SAME = 0, MT_TORCH_WRITTEN = 1, MT_TORCH_REPLACED = 2, MT_TORCH_DROPPED = 3 };
 
-/* Who hears of the blocks that torch's host allocator gives out and gets back. Both are called on the
- * thread that asks, with or without the GIL, and must not call torch or Python. */
+/* Receives the blocks that torch's host allocator gives out and gets back. Both are called on the
+ * thread that allocates, with or without the GIL, and must not call torch or Python. */
 typedef struct mt_torch_listener {
     void (*born)(void *ctx, const void *block, size_t bytes); /* given out, bytes as asked for */
     void (*died)(void *ctx, const void *block); /* about to go back; a block of any age */
@@ -124,7 +124,7 @@ typedef struct mt_torch_listener {
 } mt_torch_listener;
 
 /* What begins and ends on a thread: an operator of torch's or what torch reports like one, a node of
- * autograd's, or a stretch that the program or a part of torch has named. */
+ * autograd's, or a range that the program or a part of torch has named. */
 enum { MT_TORCH_OPERATOR = 0, MT_TORCH_NODE = 1, MT_TORCH_STRETCH = 2 };
 
 /* What an observer wants to know again at the end: two words of its own. */
@@ -132,12 +132,12 @@ typedef struct mt_torch_begun {
     uint64_t place, order;
 } mt_torch_begun;
 
-/* Who hears of what torch does, on each of its threads. All are called with or without the GIL, and
+/* Receives what torch does, on each of its threads. All are called with or without the GIL, and
  * must not call torch or Python.
  *
  *     begun(NODE, "MmBackward0") ──► a          what begins within something ends before it does;
  *       begun(OPERATOR, "aten::mm") ──► b       what begins on one thread and ends on another one is
- *       made(b, block, 4096, ...)               not told to have ended
+ *       made(b, block, 4096, ...)               not reported to end
  *       ended(b)
  *     ended(a) */
 typedef struct mt_torch_observer {
@@ -200,7 +200,7 @@ typedef struct mt_torch_ops {
      * copies a table of them, which allocates. */
     int (*memory)(int device, mt_torch_memory *out);
     /* n tensors, or with of_grad what their .grad is, to out[n]. For writing, memory that is shared
-     * until somebody writes is made the tensor's own; one that refuses to be written to is OTHER.
+     * until it is written to is made the tensor's own; one that refuses to be written to is OTHER.
      * What is FLAT stays where it is until flat_drop(), whatever becomes of the tensor meanwhile.
      */
     void (*flat)(void *const *tensors, size_t n, int of_grad, int writing, mt_torch_flat *out);
@@ -219,14 +219,14 @@ typedef struct mt_torch_ops {
      * all are done. Wants no GIL. ctx is not used. */
     void (*parallel)(void *ctx, int64_t n, void (*task)(void *arg, int64_t begin, int64_t end),
                      void *arg);
-    /* From now on the listener hears of each block of the host that torch asks its allocator for, on
-     * every thread, and of the release of those blocks. NULL: nobody hears any more, and torch asks
+    /* From now on the listener receives each block of the host that torch asks its allocator for, on
+     * every thread, and the release of those blocks. NULL: there is none any more, and torch asks
      * the allocator that was there before. A listener may be called for a moment after that, so it
      * and its ctx live as long as the process. 0 where the allocator hands out blocks that cannot be
      * followed; then nothing has changed. */
     int (*listen)(const mt_torch_listener *listener);
-    /* From now on the observer hears of what torch does, on every thread; some 0.2 us for each
-     * operator. NULL: nobody hears any more. An observer may be called after that, by what has begun
+    /* From now on the observer receives what torch does, on every thread; some 0.2 us for each
+     * operator. NULL: there is none any more. An observer may be called after that, by what has begun
      * before it, so it and its ctx live as long as the process. A profiler of the program's goes on
      * beside it. 0 without memory. */
     int (*observe)(const mt_torch_observer *observer);

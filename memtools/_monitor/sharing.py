@@ -1,12 +1,12 @@
 """Hears which blocks of shared memory the program makes: a block of Python's SharedMemory that was
 closed and not unlinked lies in /dev/shm under a name that does not say whose it is.
 
-    SharedMemory(create=True) ──► resource_tracker.register(name) ──► _core._tell_shm(name)
+    SharedMemory(create=True) ──► resource_tracker.register(name) ──► _core._note_shm(name)
                                                                              │
     READ_SHM of every probe, also of forked children ◄── the inode ─────────┘
 
 Files that the program itself writes there are heard by a hook of sys.audit(), in C, which is added
-once such files have been seen (_core._hear_files()): a program without them has no hook.
+once such files have been seen (_core._watch_files()): a program without them has no hook.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _with_ours(register: Any) -> Any:
     def register_and_tell(name: str, rtype: str) -> None:
         register(name, rtype)
         if rtype == "shared_memory":
-            _core._tell_shm(name)
+            _core._note_shm(name)
 
     return register_and_tell
 
@@ -42,7 +42,7 @@ def hear(*, load: bool = False) -> None:
     if _placed or tracker is None:
         return
     _placed.append((tracker.register, _with_ours(tracker.register)))
-    _core._tell_shm(None)
+    _core._note_shm(None)
     tracker.register = _placed[0][1]
 
 

@@ -131,7 +131,7 @@ def signals_of(
 
     def shared() -> int | None:
         size = probe.read(_core.READ_SHM).shm
-        _core._hear_files()
+        _core._watch_files()
         return size
 
     signals = [

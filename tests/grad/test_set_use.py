@@ -129,7 +129,7 @@ def test_is_refused_and_changes_nothing(name, parameters, either_way):
 @pytest.mark.parametrize(
     ("parameters", "error", "text"),
     [
-        ([1], TypeError, r"parameters\[0\] is a torch.Tensor, got int"),
+        ([1], TypeError, r"parameters\[0\] must be a torch.Tensor, got int"),
         (None, TypeError, "not iterable"),
         ([ONES[0], ONES[1], ONES[0]], ValueError, "1 of 3 parameters are given more than once"),
     ],

@@ -36,8 +36,8 @@ CASES: dict[str, list[Case]] = {
     "Probe.groups": [PROBE.groups, lambda: _core.Probe("/nowhere").groups()],
     "Probe.host": [PROBE.host, lambda: _core.Probe("/nowhere").host()],
     "Probe.children": [PROBE.children, lambda: _core.Probe("/nowhere").children()],
-    "_hear_files": [_core._hear_files],
-    "_tell_shm": [lambda: _core._tell_shm("/no-such-block"), lambda: _core._tell_shm(3)],
+    "_watch_files": [_core._watch_files],
+    "_note_shm": [lambda: _core._note_shm("/no-such-block"), lambda: _core._note_shm(3)],
     "Probe.reset_peak": [PROBE.reset_peak],
     "Probe.peak": [
         lambda: (PROBE.reset_peak(), PROBE.peak()),

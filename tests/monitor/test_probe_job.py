@@ -193,7 +193,7 @@ folder = tempfile.mkdtemp(prefix="memtools-test-", dir="/dev/shm")
 try:
     write("first")
     assert shm() == 0  # nobody has told of it
-    _core._hear_files()
+    _core._watch_files()
     write("second")
     assert shm() == MIB
     os.replace(write("third"), f"{folder}.bin")

@@ -146,5 +146,5 @@ def test_without_the_shim_devices_are_unknown(without_shim: Callable[..., object
 
 def test_a_device_that_cannot_be_is_refused() -> None:
     for device in (-1, 128, 2**40):
-        with pytest.raises(ValueError, match=f"a device is 0 to 127, got {device}"):
+        with pytest.raises(ValueError, match=f"a device must be 0 to 127, got {device}"):
             _core.device_memory(device)

@@ -138,15 +138,15 @@ REFUSED = [
     (lambda w: w.append(0, [1, 2**64 - 1]), ValueError, "or None, got"),
     (lambda w: w.append(0, [1, 0.5]), TypeError, "int or None, not float"),
     (lambda w: w.append(0, 1), TypeError, "values is a sequence"),
-    (lambda w: w.append("x", [1, 1]), TypeError, "time_ns is an int or None"),
+    (lambda w: w.append("x", [1, 1]), TypeError, "time_ns must be an int or None"),
     (lambda w: w.event("a\0", "b"), ValueError, "zero byte"),
-    (lambda w: w.event(1, "b"), TypeError, "kind is a str"),
-    (lambda w: w.event("a", "b", step=-1), ValueError, "step is 0 to"),
-    (lambda w: w.event("a", bytearray(3)), TypeError, "text is a str, not bytearray"),
+    (lambda w: w.event(1, "b"), TypeError, "kind must be a str"),
+    (lambda w: w.event("a", "b", step=-1), ValueError, "step must be 0 to"),
+    (lambda w: w.event("a", bytearray(3)), TypeError, "text must be a str, not bytearray"),
     (lambda w: w.event("a", bytes(4097)), ValueError, "payload of 4097 bytes.* at most 4096"),
-    (lambda w: w.event("a", b"", step=-1), ValueError, "step is 0 to"),
+    (lambda w: w.event("a", b"", step=-1), ValueError, "step must be 0 to"),
     (lambda w: w.phase("", 1), ValueError, "needs a name"),
-    (lambda w: w.phase("x", -1), ValueError, "duration_ns is 0 to"),
+    (lambda w: w.phase("x", -1), ValueError, "duration_ns must be 0 to"),
 ]
 
 

@@ -36,7 +36,7 @@ addrs_address_at(const mt_addrs *a, size_t i)
     return address;
 }
 
-/* Blocks begin at multiples of 16 at least: the lowest bits tell nothing. */
+/* Blocks begin at multiples of 16 at least: the lowest bits say nothing. */
 static size_t
 addrs_home_of(const mt_addrs *a, uint64_t address)
 {

@@ -4,10 +4,11 @@
  *             free           lies in the slot that a hash of its address names, or in the next
  *                            free one after it
  *
- * A slot is any struct whose first member is the address as uint64_t; all slots of a table are of one
- * size. One that is removed leaves no mark behind: those that follow move up, so that a search ends
- * at the first free slot, however many have come and gone. So a slot stays where it is only until the
- * next add or remove. The table doubles where it is two thirds full, and never gets smaller.
+ * A slot is any struct whose first member is the address as uint64_t; all slots of a table are of
+ * one size. One that is removed leaves no mark behind: those that follow move up, so that a search
+ * ends at the first free slot, however many have come and gone. So a slot stays where it is only
+ * until the next add or remove. The table doubles where it is two thirds full, and never gets
+ * smaller.
  *
  * It has no lock. */
 #ifndef MT_BASE_ADDRS_H

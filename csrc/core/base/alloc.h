@@ -17,7 +17,7 @@ typedef struct mt_alloc {
 /* malloc and free. */
 extern const mt_alloc mt_alloc_libc;
 
-/* A block of count * size zero bytes, of which a large one takes no memory where nobody writes
+/* A block of count * size zero bytes, of which a large one takes memory only where it is written
  * (with libc's, and others that have `zeroed`); NULL when there is no memory or the product
  * overflows. */
 void *mt_alloc_zeroed(const mt_alloc *mem, size_t count, size_t size);

@@ -8,7 +8,7 @@
  * deadline and time stamp is of it. May be called in a signal handler. */
 uint64_t mt_now_ns(void);
 
-/* The time of day, since 1970. Somebody may set it. */
+/* The time of day, since 1970. A user or a daemon may set it. */
 uint64_t mt_wall_ns(void);
 
 /* Processor time that the calling thread has used since it began. */

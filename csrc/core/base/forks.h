@@ -1,4 +1,4 @@
-/* forks.h -- tells a process from the children that it forks.
+/* forks.h -- distinguishes a process from the children that it forks.
  *
  *   parent   forks = 0    an object of it: made after 0 forks, which is here
  *   child    forks = 1    its copy of the object: made after 0 forks, which is not here

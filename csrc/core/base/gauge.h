@@ -12,7 +12,7 @@
  * In a child made by fork() those mappings are closed, and what closes them sets the gauge to 0
  * (os/port/store.c). NULL is a gauge that stays at 0.
  *
- * The resident set has a page only after it was touched there, which nobody tells the pools. So the
+ * The resident set has a page only after it was touched there, which the pools do not see. So the
  * gauge also knows how large the pools' pages are, each counted once: what is taken off a resident
  * set leaves at least that much of its shared memory.
  *

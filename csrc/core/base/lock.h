@@ -1,11 +1,10 @@
 /* lock.h -- a mutex and a condition to wait on, as thin names over POSIX threads.
  *
- * Each lock of core is inside one object: the ledger, the pool, the record, the phases, the peaks,
- * the sampler (two), the ticker, the blocks that live and their journal. Where a thread holds two, it
- * took the pool's before the ledger's, the phases' before the peaks', the journal's before that of
- * the blocks that live, or the sampler's `life` before the ticker's. All others are taken alone. No
- * call back into a caller is made while one is held, but for the ledger's `turn` (budget/ledger.c),
- * which is there to let members be asked one at a time. */
+ * Each lock of core is inside one object: the ledger, the pool, the record, the sampler (two), the
+ * ticker, the live blocks and their journal. A thread that holds two took the pool's before the
+ * ledger's, the journal's before that of the live blocks, or the sampler's `life` before the
+ * ticker's. All others are taken alone. No callback into a caller runs while one is held, except
+ * under the ledger's `turn` (budget/ledger.c), which makes members answer one at a time. */
 #ifndef MT_BASE_LOCK_H
 #define MT_BASE_LOCK_H
 
@@ -51,7 +50,7 @@ mt_condition_fini(mt_condition *c)
     pthread_cond_destroy(c);
 }
 
-/* Gives the lock up until somebody wakes the condition; false when until_ns came first. As with any
+/* Gives the lock up until the condition is woken; false when until_ns came first. As with any
  * condition, a waiter may wake without a reason: it looks again at what it waits for.
  * pre: the lock is held, and it is again on return. */
 bool mt_condition_wait(mt_condition *c, mt_lock *lock, uint64_t until_ns);

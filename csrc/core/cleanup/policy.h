@@ -134,7 +134,7 @@ typedef struct mt_policy {
 
 /* No rules yet: nothing is ever due. */
 void mt_policy_init(mt_policy *p, const mt_policy_setup *with, uint64_t now_ns);
-/* Starts time, budget and back-off anew, as if no action had been tried, and withdraws what is asked
+/* Restarts time, budget and back-off, as if no action had been tried, and withdraws what is asked
  * for. Rules, ticks and the figures of actions stay. */
 void mt_policy_forget(mt_policy *p, uint64_t now_ns);
 /* Gives an action a rule; its cadences are due at their next multiples. By a rule without cadence
@@ -153,9 +153,9 @@ mt_policy_tick(mt_policy *p, unsigned clock, uint64_t n)
 /* After a tick that returned true: what to read for the decision, mt_read bits; 0 for nothing.
  * MT_READ_HEAP only when that has rested. */
 unsigned mt_policy_reads(const mt_policy *p, unsigned clock, uint64_t now_ns);
-/* What to read for a look that somebody asks for now, whatever the pace is. */
+/* What to read for a look that the caller asks for now, whatever the pace is. */
 unsigned mt_policy_reads_now(const mt_policy *p, uint64_t now_ns);
-/* Tells that the heap was read and how long that took. It is not read again for 4000 times as long,
+/* Notes that the heap was read and how long that took. It is not read again for 4000 times as long,
  * because the program waits meanwhile, and all looks together are to cost it less than 0.2 %. */
 void mt_policy_heap_read(mt_policy *p, uint64_t now_ns, uint64_t cost_ns);
 
@@ -163,7 +163,7 @@ void mt_policy_heap_read(mt_policy *p, uint64_t now_ns, uint64_t cost_ns);
  * nothing was to be read; `limit` counts only with it. */
 unsigned mt_policy_decide(mt_policy *p, unsigned clock, uint64_t now_ns, const mt_sample *reading,
                           mt_limit limit);
-/* Tells that an action was done, asked for or not. `after` is a reading after it, for an action that
+/* Notes that an action was done, asked for or not. `after` is a reading after it, for an action that
  * is judged later; NULL: it is judged at once. */
 void mt_policy_done(mt_policy *p, unsigned action, uint64_t now_ns, const mt_policy_result *r,
                     const mt_policy_level *after);

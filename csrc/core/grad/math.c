@@ -2,9 +2,9 @@
  *
  * Each loop is written once, as an inline function of the element type. The function with MT_CLONES
  * that calls it has one case for each type, in which the type is a constant, so that the compiler
- * makes vectors of the loop for each type and for several instruction sets. A sum of squares goes through blocks of 4,096 elements in float first;
- * a block whose float sum cannot be trusted, because squares overflowed or vanished or an element
- * is not finite, is done again in double. */
+ * makes vectors of the loop for each type and for several instruction sets. A sum of squares goes
+ * through blocks of 4,096 elements in float first; a block whose float sum cannot be trusted,
+ * because squares overflowed or vanished or an element is not finite, is done again in double. */
 #include "grad/math.h"
 
 #include <assert.h>

@@ -142,7 +142,7 @@ work_through(pass *p)
     }
 }
 
-/* A program may have told its own thread to flush subnormal numbers, and not the others. */
+/* A program may have set its own thread, and not the others, to flush subnormal numbers. */
 static void
 worker(void *arg, int64_t begin, int64_t end)
 {
@@ -199,7 +199,7 @@ mt_gradset_measure(mt_gradset *set, const mt_parallel_ops *par, int threads, mt_
 
     run(&p, par, threads);
     *out = (mt_grad_total){.first_bad = SIZE_MAX};
-    for (size_t c = 0; c < set->chunk_count; c++) { /* in their order, whoever made the parts */
+    for (size_t c = 0; c < set->chunk_count; c++) { /* in their order, by whichever threads */
         const mt_grad_sum *part = &set->chunks[c].part;
         out->sum.squares += part->squares;
         out->sum.infs += part->infs;

@@ -6,7 +6,7 @@
  *   parts    s       s       s     s  s    s  s  s           each chunk's own sum
  *
  * A thread takes the next share when it has done one, so a thread that the machine gives little
- * time holds up nobody. Parts are added in the order of the chunks: the same bits for any number of
+ * time delays no other. Parts are added in the order of the chunks: the same bits for any number of
  * threads.
  *
  * No lock: the caller serialises the calls on one set. Nothing is allocated but in set(). */

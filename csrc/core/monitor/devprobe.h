@@ -8,10 +8,10 @@
  *                                                                       of the same `reserved`
  *
  * What others have of a device is total - free - reserved: after the allocator has given gigabytes
- * back, an older `free` would make them out to be somebody else's.
+ * back, an older `free` would count them as those of other programs.
  *
  * A device counts only once its allocator answers, which it does where the program itself uses
- * CUDA: the driver is not asked before, so that nobody's first use of it is this one. */
+ * CUDA: the driver is not asked before, so that memtools never initializes CUDA itself. */
 #ifndef MT_MONITOR_DEVPROBE_H
 #define MT_MONITOR_DEVPROBE_H
 
@@ -24,8 +24,8 @@
 #include "base/status.h"
 
 typedef struct mt_devprobe_sources {
-    /* Fills allocated, allocated_peak, reserved and inactive_split; false where there is nothing to
-     * tell. */
+    /* Fills allocated, allocated_peak, reserved and inactive_split; false where it has none
+     * of them. */
     bool (*allocator)(void *ctx, int device, mt_device_sample *out);
     /* False where it cannot be known. */
     bool (*driver)(void *ctx, int device, uint64_t *free, uint64_t *total);

@@ -26,7 +26,7 @@ typedef struct mt_fill {
 } mt_fill;
 
 /* Times do not fall. A reading within a second of the one before is left out, and where the bytes
- * are MT_UNKNOWN everything begins anew. */
+ * are MT_UNKNOWN all readings are forgotten. */
 void mt_fill_add(mt_fill *f, mt_fill_reading now);
 
 /* By how much it rose over the readings, in how many nanoseconds and steps. False where it is not

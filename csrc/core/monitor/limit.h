@@ -3,8 +3,8 @@
  * It is the lowest of the limit that was given, that of the control group and what the machine has.
  * What counts as used follows from it: the bytes of the job for a given limit (this process, its
  * descendants and their shared memory, in memory or swapped out), the group's for the group's, all
- * that is not available for the machine. The group's figure and the machine's have the job's shared memory and descendants
- * already. A page counts once in each of them. */
+ * that is not available for the machine. The group's figure and the machine's have the job's shared
+ * memory and descendants already. A page counts once in each of them. */
 #ifndef MT_MONITOR_LIMIT_H
 #define MT_MONITOR_LIMIT_H
 

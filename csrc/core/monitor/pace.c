@@ -56,9 +56,9 @@ mt_pace_rare(mt_pace *p, unsigned what, uint64_t now, uint64_t cost_ns, bool cha
             p->due[i] = now + mt_u64_max(rare[i].interval_ns, share * cost_ns);
 }
 
-/* The interval that the distance to the limit and the rise since the last sample ask for: from three
- * quarters of the limit on, the part of the last quarter that is left; and LOOKS_BEFORE samples before
- * the limit is reached. */
+/* The interval that the distance to the limit and the rise since the last sample ask for: from
+ * three quarters of the limit on, the part of the last quarter that is left; and LOOKS_BEFORE
+ * samples before the limit is reached. */
 static uint64_t
 interval_at(const mt_pace *p, uint64_t now, uint64_t used, uint64_t limit)
 {

@@ -5,12 +5,12 @@
  *                  and shorter anywhere while memory rises so fast that the limit is near in time
  *
  * What is expensive is read rarely, one at a time: swap, the heap's counters, the children and
- * shared memory. Away from the limit each of these waits 1,000 times as long as its last reading took
- * (0.1 % of a core), and an ordinary sample 200 times as long as samples take (0.5 %): less than 1 %
- * of a core together, whatever they cost. Near the limit it is 200 times (0.5 %) and 30 times
- * (3.3 %), less than 6 %. Children whose number has changed are listed again after 50 times (2 %).
- * Who asks for an interval of less than 10 ms wants samples for more: of 1.5 ms and less as near the
- * limit, and in between in proportion.
+ * shared memory. Away from the limit each of these waits 1,000 times as long as its last reading
+ * took (0.1 % of a core), and an ordinary sample 200 times as long as samples take (0.5 %): less
+ * than 1 % of a core together, whatever they cost. Near the limit it is 200 times (0.5 %) and 30
+ * times (3.3 %), less than 6 %. Children whose number has changed are listed again after 50 times
+ * (2 %). An interval below 10 ms is an explicit request for more samples, which may cost more: at
+ * 1.5 ms and below as much as near the limit, and in between in proportion.
  *
  * Plain data, no lock: the sampling thread's. Times are those of one monotonic clock. */
 #ifndef MT_MONITOR_PACE_H

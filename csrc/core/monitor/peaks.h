@@ -7,14 +7,14 @@
  *   intervals              B [-----------]
  *   intervals                                C [-----
  *
- * Whoever begins an interval reads the mark for those that are open and sets it back; whoever ends
+ * The beginning of an interval reads the mark for those that are open and sets it back; the end of
  * one reads it for all. Between two resets every open interval was open all the time, so each peak
  * is exact however the intervals nest or overlap, over threads too: memory is the process's.
  *
  * Where the mark cannot be set back, an interval's peak is the most of what was in use when any
  * interval began or ended: `exact` is false, and the peak means "at least". The same holds while
  * pages are mapped more than once: the mark counts them each time, and how much of it they were at
- * the highest moment nobody knows, so all that they ever were is taken off, and the peak is at
+ * the highest moment is not known, so all that they ever were is taken off, and the peak is at
  * least what is in use now.
  *
  * One thread uses it at a time. The intervals are the callers' memory, in a list. */

@@ -5,8 +5,8 @@
  *                                     └──► row "train": count, time, peaks, one per name
  *
  * Phases may nest and overlap: each peak is exact by itself (see peaks.h), so nothing has to be
- * left in the order in which it was entered. A phase belongs to whoever has its token; any thread
- * may leave it, once. A phase that is never left costs its slot.
+ * left in the order in which it was entered. Any thread that has the token of a phase may
+ * leave it, once. A phase that is never left costs its slot.
  *
  * Everything is in one block of a fixed size. When there are more names than rows, those that come
  * too late are counted together in the last row, whose name is MT_PHASE_OTHERS. When all slots are

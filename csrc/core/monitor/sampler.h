@@ -52,7 +52,7 @@ enum {
 
 typedef struct mt_sampler_setup {
     mt_probe_ops probe;        /* taken over, as the ticker is; used by the thread only */
-    mt_ticker_ops ticker;      /* or, on failure, by whoever gave them */
+    mt_ticker_ops ticker;      /* on failure they stay the caller's */
     mt_record *record;         /* NULL: none. Borrowed, with one column for each value of a row */
     mt_birth birth;            /* in a child that was forked since there is no thread */
     mt_gauge *mapped_again;    /* borrowed: what rss counts more than once; NULL: nothing */
@@ -98,7 +98,7 @@ uint32_t mt_sampler_step(mt_sampler *s, uint64_t n);
  * is allocated and what others have of it (mt_device_used). */
 int mt_sampler_watch(mt_sampler *s, unsigned char of, double fraction);
 bool mt_sampler_unwatch(mt_sampler *s, unsigned mark);
-/* Bytes that were in use when the mark was passed last: by the time of the step() that tells of it
+/* Bytes that were in use when the mark was passed last: by the time of the step() that reports it
  * they may be free again. 0: it was not passed, or there is no such mark. */
 uint64_t mt_sampler_passed_at(mt_sampler *s, unsigned mark);
 

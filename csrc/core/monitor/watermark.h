@@ -1,9 +1,9 @@
-/* watermark.h -- watermarks: tells once when a memory has risen past a part of its limit. There are
- * several memories, the host's and that of each device; each mark is of one of them.
+/* watermark.h -- reports once when memory has risen past a part of its limit. Each mark is of one
+ * memory: the host's, or that of a device.
  *
  *   used / limit      ________          ______
- *   0.90  ----------/----------\------/--------     told at each of the two rises, because
- *   0.855 ---------/------------\----/---------     memory fell 5 % below the mark in between
+ *   0.90  ----------/----------\------/--------     reported at each of the two rises: 
+ *   0.855 ---------/------------\----/---------     memory fell 5 % below the mark between
  *                 /              \__/
  *
  * Plain data, no lock. */
@@ -23,8 +23,8 @@ typedef struct mt_watermarks {
     uint32_t armed;
 } mt_watermarks;
 
-/* The mark's number, or -1 when all are in use. One that memory is above already is told by the
- * next look at it. pre: fraction > 0. */
+/* The mark's number, or -1 when all are in use. One that memory is above already is reported
+ * by the next look at it. pre: fraction > 0. */
 int mt_watermarks_add(mt_watermarks *m, unsigned char of, double fraction);
 /* False when there is no such mark. */
 bool mt_watermarks_remove(mt_watermarks *m, unsigned i);

@@ -1,4 +1,4 @@
-/* parallel.h -- somebody else's pool of threads, as a table.
+/* parallel.h -- a pool of threads that belongs to another library, as a table.
  *
  * A training process has one pool already, torch's. A second would fight it for the cores. */
 #ifndef MT_PORT_PARALLEL_H

@@ -32,9 +32,10 @@ known(uint64_t bytes)
     return bytes < MT_UNLIMITED ? bytes : 0;
 }
 
-/* The process and its children, with that part of the job's shared memory that this process does not
- * map, and what is swapped out. Shared memory is read more rarely than the rest: what pools map again, which shm_mapped
- * counts as well, is taken off by its newest figure, so that rows which came since count once. */
+/* The process and its children, with that part of the job's shared memory that this process does
+ * not map, and what is swapped out. Shared memory is read more rarely than the rest: what pools map
+ * again, which shm_mapped counts as well, is taken off by its newest figure, so that rows which
+ * came since count once. */
 uint64_t
 mt_sample_job(const mt_sample *x)
 {

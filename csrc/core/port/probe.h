@@ -63,10 +63,10 @@ typedef struct mt_sample {
                                            * shared memory, and no longer their parent's as well */
     uint64_t shm; /* shared memory of the job, this process and its descendants: its files in
                    * /dev/shm, mapped or not, and what it shares without a name; each page once */
-    uint64_t shm_total, shm_free; /* of /dev/shm, whoever fills it */
+    uint64_t shm_total, shm_free; /* of /dev/shm as a whole */
     uint64_t mapped_again;  /* bytes that rss counts more than once, because this process maps the
-                            * same page at several addresses (see gauge.h). No file tells it: who
-                            * reads the sample fills it in */
+                            * same page at several addresses (see gauge.h). No file has it: the
+                            * reader of the sample fills it in */
     uint64_t children_swap; /* of all children, swapped out */
     uint64_t shm_mapped; /* of shm, what rss counts: a page once for each address that it is at */
     uint64_t devices;    /* columns filled in `device`; those beyond are undefined */

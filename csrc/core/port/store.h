@@ -1,10 +1,9 @@
-/* store.h -- physical pages with offsets, and address space into which stretches of them are
- * mapped.
+/* store.h -- physical pages with offsets, and address space into which ranges of them are mapped.
  *
  *   store (pages)      [ 0 ][ 1 ][ 2 ][ 3 ][ 4 ] ...        offset = page number x page_bytes
  *                        |    \      /   |
  *                        |     \    /    |    map(at, bytes, offset, kind)
- *   addresses   |...home..|..alias..|zero|...               one stretch replaces what was there
+ *   addresses   |...home..|..alias..|zero|...               one range replaces what was there
  *
  * What the KV-cache pool needs of an operating system or a driver, as a table. csrc/os fills it
  * with one sparse memfd and mmap, csrc/cuda with the driver's virtual-memory calls; tests with
@@ -29,27 +28,27 @@
 
 #include "base/status.h"
 
-/* What extend() names as the failed call where there are no addresses to be had: pages would help
- * nobody then. */
+/* What extend() names as the failed call where the system has no addresses left: freeing pages would
+ * not help. */
 #define MT_STORE_ADDRESSES "mmap of addresses"
 /* The same where the process has `limit` arenas, the most that are closed in children of fork(). */
 #define MT_STORE_ARENAS "arenas that children close"
-/* The same where the process may not map more stretches, each of them apart. */
+/* The same where the process may not map more ranges, each of them apart. */
 #define MT_STORE_MAPS "vm.max_map_count"
 
 typedef enum mt_map_kind {
-    MT_MAP_SHARED,  /* writes reach the page, and everybody who maps it */
+    MT_MAP_SHARED,  /* writes reach the page, and all addresses that map it */
     MT_MAP_PRIVATE, /* where private_writes is true, a write through it is kept for this address
                      * alone, in memory that the store does not count; else as SHARED */
 } mt_map_kind;
 
 typedef struct mt_store_ops {
     size_t page_bytes;   /* a power of two */
-    size_t max_maps;     /* stretches that one process may map; SIZE_MAX: as many as one likes */
+    size_t max_maps;     /* ranges that one process may map; SIZE_MAX: any number */
     bool lazy;           /* see above */
     bool private_writes; /* what MT_MAP_PRIVATE promises */
 
-    /* Stretches that this process may map beside those that are there now, with a tenth of max_maps
+    /* Ranges that this process may map beside those that are there now, with a tenth of max_maps
      * left over for the program. It reads what the system says, which takes time. NULL: only
      * max_maps counts. */
     size_t (*maps_left)(void *ctx);
@@ -62,8 +61,8 @@ typedef struct mt_store_ops {
      * written privately there: settle first. Cannot fail. */
     void (*drop)(void *ctx, size_t offset, size_t bytes);
     /* Maps [offset, offset + bytes) at `at`, within arenas. Waits for device work that was enqueued
-     * on addresses it replaces. On failure a part of the stretch may be mapped already: its content
-     * is then undefined and the caller maps it anew before it is used. */
+     * on addresses it replaces. On failure a part of the range may be mapped already: its content
+     * is then undefined and the caller maps it again before it is used. */
     mt_status (*map)(void *ctx, void *at, size_t bytes, size_t offset, mt_map_kind kind,
                      mt_error *err);
     /* Maps zeros: reads cost no page of the store. On failure as map. What is written there is lost

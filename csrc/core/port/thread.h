@@ -8,7 +8,7 @@
  * The table is what a sampler runs on: os/port/thread.h makes a real one; tests have one whose
  * clock is made up and whose thread is the caller.
  *
- * start, stop and close are the owner's, one at a time; now_ns may be called by anybody. */
+ * start, stop and close are the owner's, one at a time; any thread may call now_ns. */
 #ifndef MT_PORT_THREAD_H
 #define MT_PORT_THREAD_H
 

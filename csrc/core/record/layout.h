@@ -21,7 +21,7 @@
  * Sizes follow from the six counts; no offset of a part is stored.
  *
  * The body of an event is a text (a sentence, or a name), or a payload: the fields of a typed
- * event, bytes that only the program that wrote them understands. The form tells which, and how
+ * event, bytes that only the program that wrote them understands. The form says which, and how
  * long it is. A payload of more than 192 bytes, up to 64 KiB, stands among the payloads:
  *
  *   events     | 7 "a sentence" | 8 [fields] | 9 o--+-------- | 10 o--+---------- |
@@ -124,8 +124,8 @@ const char *mt_record_size_fault(const mt_record_size *size);
 /* pre: the counts have no fault. */
 mt_record_parts mt_record_parts_of(const mt_record_size *size);
 
-/* NULL, or what is wrong with the columns: names and units end with a zero byte, and no two names are
- * the same. pre: they are UTF-8, filled up by zero bytes. */
+/* NULL, or what is wrong with the columns: names and units end with a zero byte, and no two names
+ * are the same. pre: they are UTF-8, filled up by zero bytes. */
 const char *mt_record_columns_fault(const mt_record_column *columns, size_t n);
 
 /* CRC-32 (the one of zlib and PNG) of the fixed part of a record: of the header up to the CRC, the

@@ -23,8 +23,8 @@ mt_check_factor(size_t i)
     return ((uint64_t)(i + 1) * 0x9E3779B97F4A7C15u) | 1;
 }
 
-/* The check of n words: what tells words that were written together from a mixture of two times.
- * It does not resist somebody who means to deceive. */
+/* The check of n words: it distinguishes words that were written together from a mixture of two
+ * times. It is no protection against deliberate changes. */
 static inline uint64_t
 mt_words_check(const uint64_t *words, size_t n)
 {

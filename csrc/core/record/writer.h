@@ -5,8 +5,9 @@
  *   any thread     ──► phase  ─┘                 payloads ]   a file's mapping: stored is kept
  *
  * A writer killed at any instruction leaves a record that memtools/_record/reader.py reads, without
- * the one row, event or phase that was in flight. How: series.h for samples; layout.h for events, whose
- * slot has no stamp while it is written; a phase has two halves, of which the older is written.
+ * the one row, event or phase that was in flight. How: series.h for samples; layout.h for events,
+ * whose slot has no stamp while it is written; a phase has two halves, of which the older is
+ * written.
  *
  * Thread-safe, but for new and fini. Nothing is allocated. In a process forked after the start all
  * calls do nothing and return false: the region is its parent's, or not there at all. */

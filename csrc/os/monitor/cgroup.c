@@ -200,9 +200,9 @@ mt_cgroup_above(const mt_cgroup *cg, size_t len)
 }
 
 /* Sets limit, stated_by and above; false where a level cannot be read. Of equal limits the
- * outermost counts: more is counted against it. v2 has no file of a limit in the root group and where
- * the controller is off. v1 states the minimum over all ancestors as well, those above the mount
- * included. */
+ * outermost counts: more is counted against it. v2 has no file of a limit in the root group and
+ * where the controller is off. v1 states the minimum over all ancestors as well, those above the
+ * mount included. */
 static bool
 find_limit(mt_cgroup *cg)
 {

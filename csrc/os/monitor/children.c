@@ -3,7 +3,7 @@
  * The table is in the order in which a scan comes by the children: a scan walks the kernel's lists
  * from this process down, puts each child that it meets behind those that it has met (in most scans
  * it is there already), and drops what is left behind them. Then it reads their memory, and weighs
- * some of them (at "what nobody else has"). The table is large, but memory that it has not used yet is none of the machine's. */
+ * some of them (at "what a child has alone"). */
 #define _POSIX_C_SOURCE 200809L /* O_CLOEXEC */
 #include "os/monitor/children.h"
 
@@ -100,7 +100,8 @@ children_look_at(mt_children *ch, child *c)
     return resident != 0;
 }
 
-/* --- what nobody else has --------------------------------------------------------------------- */
+/* --- what a child has alone ---------------------------------------------------------------------
+ * */
 
 /* The text of a file of one process, which may be "self". */
 static mt_text
@@ -113,7 +114,7 @@ children_text_of(const mt_children *ch, const char *pid, const char *file, char 
     return (mt_text){buf, n < 0 ? 0 : (size_t)n};
 }
 
-/* A forked process has its parent's stack, and exec() draws it anew. 0: not known. */
+/* A forked process has its parent's stack, and exec() draws another. 0: not known. */
 static uint64_t
 stack_of(const mt_children *ch, const char *pid)
 {
@@ -222,7 +223,7 @@ list_child(mt_children *ch, uint64_t pid)
 }
 
 /* Takes the numbers of a part of the list, and returns how many bytes of it: a number that the end
- * of a full buffer cuts is read with the next part. 0 for what is no list. */
+ * of a full buffer cuts is read with the next part. 0 for what is not a list. */
 static size_t
 take_part(mt_children *ch, const char *buf, size_t len)
 {

@@ -4,20 +4,21 @@
  *                                          │
  *                                          ├──► /proc/<pid>/statm         their memory
  *                                          ├──► /proc/<pid>/stat          now and then: is it a fork?
- *                                          └──► /proc/<pid>/smaps_rollup  then what of it is nobody
- *                                                                         else's
+ *                                          └──► /proc/<pid>/smaps_rollup  then what of it is its
+ *                                                                         alone
  *
- * A scan lists the tree and reads the memory of each process in it. Zombies have no memory and do not count. A child whose parent has ended before a scan saw
- * it belongs to another process by then, and is not found.
+ * A scan lists the tree and reads the memory of each process in it. Zombies have no memory and do
+ * not count. A child whose parent has ended before a scan saw it belongs to another process by
+ * then, and is not found.
  *
  * A forked child has the pages of its parent until one of the two writes to them, and statm counts
- * them in both: ten workers of a program of 1 GiB would be 10 GiB. Only smaps_rollup tells them
- * apart, and it takes the kernel 4 ms for a child of 200 MiB and 15 ms for one of 1 GiB. So a scan
- * weighs with it those children that it has time for (0.3 % of the time, 50 ms at the start), the
- * new ones first, and keeps what each shares: the private bytes are then statm's less that. A child
- * that was not weighed yet shares what the last one of about its size did.
+ * them in both: ten workers of a program of 1 GiB would be 10 GiB. Only smaps_rollup shows the
+ * difference, and it takes the kernel 4 ms for a child of 200 MiB and 15 ms for one of 1 GiB. So a
+ * scan weighs with it those children that it has time for (0.3 % of the time, 50 ms at the start),
+ * the new ones first, and keeps what each shares: the private bytes are then statm's less that. A
+ * child that was not weighed yet shares what the last one of about its size did.
  *
- * Forks of one another, which their stacks' one address tells, are a family: the first of it counts
+ * Forks of one another, whose stacks have one address, are a family: the first of it counts
  * all that it has and the others what is their own alone. This process is the first of its family.
  * A child that began another program is the first of its own, and need not be weighed.
  *
@@ -47,7 +48,7 @@ void mt_children_free(mt_children *ch); /* NULL is ignored */
 /* Forgets all, in a forked child for example. */
 void mt_children_clear(mt_children *ch);
 
-/* Lists the tree anew. False when something other than a process that just ended hid a part of it:
+/* Lists the tree again. False when something other than a process that just ended hid a part of it:
  * the count is then unknown. */
 bool mt_children_scan(mt_children *ch);
 

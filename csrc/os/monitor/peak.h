@@ -18,7 +18,7 @@
 #include "core/monitor/peaks.h"
 #include "os/monitor/procfile.h"
 
-/* Sees how high the mark stands now. What getrusage tells never falls below a floor that was there
+/* Sees how high the mark stands now. What getrusage reports never falls below a floor that was there
  * when the program began; the earlier it was looked at, the lower that is known to be, and only a
  * mark above it is known without a second reading. */
 void mt_mark_linux_look(void);

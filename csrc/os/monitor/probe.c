@@ -2,8 +2,8 @@
  *
  * mt_probe_linux_read goes through the bits of the mask, one function for each file. What costs
  * more than a system call is kept with the time of its reading and read again only when it is older
- * than `ages` allows. After a fork probe_notice_fork() closes and forgets all that was kept, because it means
- * the parent. */
+ * than `ages` allows. After a fork probe_notice_fork() closes and forgets all that was kept,
+ * because it means the parent. */
 #define _GNU_SOURCE /* mallinfo2 */
 #include "os/monitor/probe.h"
 

@@ -72,7 +72,7 @@ in_ns(int64_t seconds, uint32_t ns)
     return seconds < 0 ? 0 : (uint64_t)seconds * 1000000000u + ns;
 }
 
-/* When it was born only statx() tells; headers older than that have stat() alone. */
+/* Only statx() has the time of birth; older headers have stat() alone. */
 static bool
 linux_stat(const char *path, mt_file *out)
 {

@@ -3,11 +3,11 @@
  *   root "/"            root "/tmp/fake"
  *     proc/self/statm     proc/self/statm      tests build a tree of plain files
  *
- * pread at 0 makes the kernel write the file's text anew. So what each sample reads is kept open: in
- * a program with threads opening and closing takes 15 us where reading takes 1, and a sampler that
- * may take 0.5 % of a core would get half of its samples. Before each reading fstat says whether the
- * descriptor is still ours (os/base/descriptor.h). A descriptor under /proc/self goes on meaning the
- * process that opened it: after fork() the owner closes what it kept. */
+ * pread at 0 makes the kernel write the file's text again. So what each sample reads is kept open:
+ * in a program with threads opening and closing takes 15 us where reading takes 1, and a sampler
+ * that may take 0.5 % of a core would get half of its samples. Before each reading fstat says
+ * whether the descriptor is still ours (os/base/descriptor.h). A descriptor under /proc/self goes
+ * on meaning the process that opened it: after fork() the owner closes what it kept. */
 #ifndef MT_OS_MONITOR_PROCFILE_H
 #define MT_OS_MONITOR_PROCFILE_H
 
@@ -23,7 +23,7 @@
 enum { MT_PATH_ROOM = 4096 };
 
 /* A folder that is being listed. The C library's opendir() would allocate, on a thread that must
- * not: whoever lists has the room. */
+ * not: the caller has the room. */
 typedef struct mt_folder {
     int fd;
     mt_descriptor kept; /* the same: a program may close what it did not open */
@@ -31,7 +31,7 @@ typedef struct mt_folder {
     _Alignas(8) char entries[4096];
 } mt_folder;
 
-/* What is asked of a file. */
+/* What is known of a file. */
 typedef struct mt_file {
     uint64_t device, inode, links, user;
     uint64_t bytes; /* that it takes, holes left out */
@@ -70,8 +70,8 @@ bool mt_proc_has_gone(void);
 /* Opens, reads at most `room` bytes, closes. -1 and errno; what is longer is cut. */
 ssize_t mt_proc_slurp(const mt_proc_sys *sys, const char *path, char *to, size_t room);
 
-/* As mt_proc_slurp, over a descriptor that is kept: MT_NO_DESCRIPTOR at first. One that somebody
- * closed, or whose number means another file by now, is opened anew. When reading fails the
+/* As mt_proc_slurp, over a descriptor that is kept: MT_NO_DESCRIPTOR at first. One that the program
+ * closed, or whose number means another file by now, is opened again. When reading fails the
  * descriptor is closed, so that the next call opens it again. */
 ssize_t mt_proc_read(const mt_proc_sys *sys, mt_descriptor *kept, const char *path, char *to,
                      size_t room);

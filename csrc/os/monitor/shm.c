@@ -6,8 +6,8 @@
  * the look in which something was found out about them, so nothing needs to be cleared in between.
  * The table is sorted by inode: new files have higher ones, and are put at its end.
  *
- * mt_shm_tell writes the inode of a new file into a ring that forked children share, and
- * mt_shm_tell_path the hash of a path whose file comes next. Each look begins with what was told
+ * mt_shm_note writes the inode of a new file into a ring that forked children share, and
+ * mt_shm_note_path the hash of a path whose file comes next. Each look begins with what was noted
  * since the look before the last one. So each entry is read twice: the file of a path may be made
  * after the first look, and a writer that has counted its entry may not have written it yet. */
 #define _GNU_SOURCE /* memfd_create's number, mincore */
@@ -31,7 +31,7 @@
 enum {
     TEXT_ROOM = 4096,
     WORDS = 256, /* of pagemap that are read at once */
-    RING = 4096, /* files that can be told between two looks */
+    RING = 4096, /* files that can be noted between two looks */
     NAME = 64,
     DEEPEST = 3, /* folders below each other in /dev/shm */
 };
@@ -56,7 +56,7 @@ struct mt_shm {
     const mt_children *children;
     uint64_t since;
     uint64_t folder, unnamed;   /* numbers of the two file systems; 0: not known, or not there */
-    uint64_t told, told_before; /* entries of the ring, at the last look and the one before it */
+    uint64_t read, read_before; /* entries of the ring, at the last look and the one before it */
     uint32_t look;
     bool complete; /* nothing was hidden from this look */
     size_t len;
@@ -66,18 +66,18 @@ struct mt_shm {
     size_t paths_len, paths_room;
 };
 
-/* --- files that the program tells of ---------------------------------------------------------- */
+/* --- files that the program reports ---------------------------------------------------------- */
 
 typedef struct ring {
     _Atomic(uint64_t) count;
-    _Atomic(uint64_t) told[RING]; /* an inode, or A_PATH and a hash; 0: its writer is not done */
+    _Atomic(uint64_t) notes[RING]; /* an inode, or A_PATH and a hash; 0: its writer is not done */
 } ring;
 
 static ring *_Atomic ring_of_job;
 static atomic_bool saw_strays;
 
 bool
-mt_shm_listen(void)
+mt_shm_share_notes(void)
 {
     ring *none = NULL, *made;
 
@@ -89,7 +89,7 @@ mt_shm_listen(void)
 }
 
 void
-mt_shm_tell(const char *name)
+mt_shm_note(const char *name)
 {
     ring *r = atomic_load(&ring_of_job);
     char path[MT_PATH_ROOM];
@@ -97,7 +97,7 @@ mt_shm_tell(const char *name)
 
     if (r == NULL || strlen(name) >= NAME || !mt_path_join(path, "/dev/shm/", name)) return;
     if (!mt_proc_sys_libc.stat(path, &is) || is.bytes > 0) return;
-    atomic_store(&r->told[atomic_fetch_add(&r->count, 1) % RING], is.inode);
+    atomic_store(&r->notes[atomic_fetch_add(&r->count, 1) % RING], is.inode);
 }
 
 /* Of what comes after FOLDER. */
@@ -112,13 +112,13 @@ shm_hash_of(const char *name)
 }
 
 void
-mt_shm_tell_path(const char *path)
+mt_shm_note_path(const char *path)
 {
     ring *r = atomic_load(&ring_of_job);
     size_t len = strlen(FOLDER);
 
     if (r == NULL || strncmp(path, FOLDER, len) != 0) return;
-    atomic_store(&r->told[atomic_fetch_add(&r->count, 1) % RING], shm_hash_of(path + len));
+    atomic_store(&r->notes[atomic_fetch_add(&r->count, 1) % RING], shm_hash_of(path + len));
 }
 
 bool
@@ -153,20 +153,20 @@ mt_shm_free(mt_shm *s)
     mem.put(mem.ctx, s, sizeof *s);
 }
 
-/* What was told so far was told to the parent. */
+/* What was noted so far was noted for the parent. */
 void
 mt_shm_clear(mt_shm *s)
 {
     ring *r = atomic_load(&ring_of_job);
 
     s->len = s->paths_len = 0;
-    s->told = s->told_before = r == NULL ? 0 : atomic_load(&r->count);
+    s->read = s->read_before = r == NULL ? 0 : atomic_load(&r->count);
 }
 
 /* --- the table -------------------------------------------------------------------------------- */
 
-/* Where a key is, or belongs, among entries of `size` bytes that are sorted by the key that each begins
- * with. */
+/* Where a key is, or belongs, among entries of `size` bytes that are sorted by the key that each
+ * begins with. */
 static size_t
 shm_place_of(const void *entries, size_t len, size_t size, uint64_t key)
 {
@@ -263,22 +263,22 @@ keep_path(mt_shm *s, uint64_t hash)
 }
 
 static void
-take_told(mt_shm *s)
+read_notes(mt_shm *s)
 {
     ring *r = s->root[0] == 0 ? atomic_load(&ring_of_job) : NULL;
-    uint64_t count = r == NULL ? 0 : atomic_load(&r->count), told;
-    uint64_t at = mt_u64_max(s->told_before, count > RING ? count - RING : 0);
+    uint64_t count = r == NULL ? 0 : atomic_load(&r->count), note;
+    uint64_t at = mt_u64_max(s->read_before, count > RING ? count - RING : 0);
 
     s->paths_len = 0;
-    s->told_before = s->told;
-    s->told = count;
+    s->read_before = s->read;
+    s->read = count;
     for (; at < count; at++) {
-        told = atomic_load(&r->told[at % RING]);
-        if (told & A_PATH) {
-            keep_path(s, told);
+        note = atomic_load(&r->notes[at % RING]);
+        if (note & A_PATH) {
+            keep_path(s, note);
             continue;
         }
-        file *f = told == 0 ? NULL : entry_of(s, told);
+        file *f = note == 0 ? NULL : entry_of(s, note);
         if (f != NULL) f->made = true;
     }
 }
@@ -339,7 +339,8 @@ look_at_files(mt_shm *s, const char *pid, bool self)
     return ok;
 }
 
-/* How many bytes of a mapping of this process its file has in memory, whoever put them there. */
+/* How many bytes of a mapping of this process its file has in memory, no matter which process put
+ * them there. */
 static uint64_t
 resident_here(mt_shm *s, const mt_mapping *m)
 {
@@ -439,8 +440,8 @@ look_at_mappings(mt_shm *s, const char *pid, bool self)
     return ok;
 }
 
-/* Returns what the process's resident set has of shared memory; MT_UNKNOWN where that is not told.
- */
+/* Returns what the process's resident set has of shared memory; MT_UNKNOWN where that is not
+ * known. */
 static uint64_t
 look_at_process(mt_shm *s, const char *pid, bool self)
 {
@@ -470,8 +471,8 @@ look_at_process(mt_shm *s, const char *pid, bool self)
 
 typedef enum owner { NOBODY, THE_JOB, OTHERS } owner;
 
-/* By the pid in the names that torch and multiprocessing give. A process that has ended is nobody.
- */
+/* By the pid in the names that torch and multiprocessing give. NOBODY where it has
+ * ended. */
 static owner
 owner_of(const mt_shm *s, const char *name)
 {
@@ -499,17 +500,17 @@ owner_of(const mt_shm *s, const char *name)
 static void
 see_name(mt_shm *s, const char *name, const mt_file *is)
 {
-    size_t at = place_of_file(s, is->inode), told;
+    size_t at = place_of_file(s, is->inode), at_path;
     file *f = at < s->len && s->table[at].key == is->inode ? &s->table[at] : NULL;
     bool held = f != NULL && f->held == s->look, ours = f != NULL && f->made;
     owner by_name = owner_of(s, name);
     uint64_t hash = shm_hash_of(name);
 
     if (is->born_ns >= s->since) {
-        bool users = is->user == geteuid(), was_told;
-        told = place_of_path(s, hash);
-        was_told = told < s->paths_len && s->paths[told] == hash;
-        ours = ours || (users && (by_name == THE_JOB || was_told));
+        bool users = is->user == geteuid(), was_noted;
+        at_path = place_of_path(s, hash);
+        was_noted = at_path < s->paths_len && s->paths[at_path] == hash;
+        ours = ours || (users && (by_name == THE_JOB || was_noted));
         if (users && !ours && by_name == NOBODY && s->root[0] == 0) atomic_store(&saw_strays, true);
         if (ours && f == NULL) f = entry_of(s, is->inode);
         if (f != NULL) f->made = ours;
@@ -524,8 +525,8 @@ see_name(mt_shm *s, const char *name, const mt_file *is)
         exclude(s, f, is->bytes);
 }
 
-/* `path` is a folder, of so many characters, and has room for names in it; `above`: of these, how many
- * lead to /dev/shm. False where a part of the folder could not be seen. */
+/* `path` is a folder, of so many characters, and has room for names in it; `above`: of these, how
+ * many lead to /dev/shm. False where a part of the folder could not be seen. */
 static bool
 look_at_names(mt_shm *s, char path[MT_PATH_ROOM], size_t above, int deep)
 {
@@ -589,7 +590,7 @@ mt_shm_look(mt_shm *s, const mt_children *children, uint64_t since_ns, mt_shm_by
         s->complete = s->complete && errno == ENOENT; /* then there are no names */
     }
     if (s->unnamed == 0) s->unnamed = find_unnamed();
-    take_told(s);
+    read_notes(s);
     mapped = look_at_process(s, "self", true);
     for (size_t i = 0; i < mt_children_len(children); i++) {
         snprintf(pid, sizeof pid, "%" PRIu64, mt_children_pid(children, i));

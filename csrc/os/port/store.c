@@ -1,10 +1,10 @@
 /* store.c -- how this file works.
  *
- * All pages lie in one memfd. An arena is two stretches of addresses over a part of that file: its
+ * All pages lie in one memfd. An arena is two ranges of addresses over a part of that file: its
  * home, whose pages map() puts elsewhere as the pool asks, and its window, which always shows the
  * part as it is. To drop a page is to punch a hole into the file. written() finds out which pages
  * of a private mapping hold a copy of their own: by PAGEMAP_SCAN, else by the entries of
- * /proc/self/pagemap, else it says all; settle() drops the copies. Both stretches of each arena
+ * /proc/self/pagemap, else it says all; settle() drops the copies. Both ranges of each arena
  * stand in a table that a handler closes in every child of fork(). */
 #define _GNU_SOURCE /* memfd_create, fallocate, MAP_FIXED_NOREPLACE */
 #include "os/port/store.h"
@@ -106,17 +106,17 @@ fail(mt_error *err, const char *call, size_t bytes)
 /* ---- children ---- */
 
 /* A child of fork() would share these pages with its parent: what one writes the other would read.
- * So in a child the addresses of all arenas are closed, from its first instruction on: whoever
+ * So in a child the addresses of all arenas are closed, from its first instruction on: a child that
  * touches an inherited view there ends with SIGSEGV. They stay reserved, so that nothing else of
  * the child comes to lie under such a view. A child of vfork() or posix_spawn() runs none of this.
  */
 enum { CLOSED_IN_CHILDREN = 4096 }; /* two of each arena */
 
 /* `at` is written first and taken back last, so what has bytes is closed where it lies. */
-static struct stretch {
+static struct range {
     _Atomic uintptr_t at; /* 0: free */
     _Atomic size_t bytes; /* 0: not in use yet */
-} stretches[CLOSED_IN_CHILDREN];
+} ranges[CLOSED_IN_CHILDREN];
 
 static pthread_once_t handler_was_asked_for = PTHREAD_ONCE_INIT;
 static bool handler_is_there; /* constant after that */
@@ -128,13 +128,13 @@ mt_store_linux_mapped_again(void)
     return &mapped_again;
 }
 
-/* Takes no lock and no memory: any thread of the parent may have been inside of anything. */
+/* Takes no lock and no memory: a thread of the parent may have held any of them. */
 static void
 close_in_child(void)
 {
     int kept = errno, flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
 
-    for (struct stretch *s = stretches; s < stretches + CLOSED_IN_CHILDREN; s++)
+    for (struct range *s = ranges; s < ranges + CLOSED_IN_CHILDREN; s++)
         if (s->bytes > 0 && mmap((void *)s->at, s->bytes, PROT_NONE, flags, -1, 0) == MAP_FAILED)
             munmap((void *)s->at, s->bytes); /* at least nothing of the parent's is left there */
     mapped_again.bytes = mapped_again.most = mapped_again.once = 0;
@@ -147,13 +147,13 @@ linux_store_install_handler(void)
     handler_is_there = pthread_atfork(NULL, NULL, close_in_child) == 0;
 }
 
-/* Whether the stretch will be closed in children; false: there are too many, or no handler. */
+/* Whether the range will be closed in children; false: there are too many, or no handler. */
 static bool
 close_in_children(void *at, size_t bytes)
 {
     pthread_once(&handler_was_asked_for, linux_store_install_handler);
     if (!handler_is_there) return false;
-    for (struct stretch *s = stretches; s < stretches + CLOSED_IN_CHILDREN; s++) {
+    for (struct range *s = ranges; s < ranges + CLOSED_IN_CHILDREN; s++) {
         uintptr_t none = 0;
 
         if (!atomic_compare_exchange_strong(&s->at, &none, (uintptr_t)at)) continue;
@@ -164,9 +164,9 @@ close_in_children(void *at, size_t bytes)
 }
 
 static void
-forget_stretch(const void *at)
+forget_range(const void *at)
 {
-    for (struct stretch *s = stretches; s < stretches + CLOSED_IN_CHILDREN; s++) {
+    for (struct range *s = ranges; s < ranges + CLOSED_IN_CHILDREN; s++) {
         if (s->at != (uintptr_t)at) continue;
         s->bytes = 0;
         s->at = 0;
@@ -176,7 +176,7 @@ forget_stretch(const void *at)
 
 /* ---- growing ---- */
 
-/* False, with errno, once somebody closed the descriptor: a user's file may have its number. What
+/* False, with errno, once the program closed the descriptor: another file may have its number. What
  * is mapped stays mapped. */
 static bool
 has_file(const store *s)
@@ -206,7 +206,7 @@ map_file(const store *s, size_t offset, size_t bytes, unsigned char **out, mt_er
 static void
 unmap_file(const store *s, void *at, size_t bytes)
 {
-    forget_stretch(at); /* first: a child is not to close what comes to lie there */
+    forget_range(at); /* first: a child is not to close what comes to lie there */
     s->sys->munmap(at, bytes);
 }
 
@@ -226,7 +226,7 @@ linux_extend(void *ctx, size_t bytes, void **base, mt_error *err)
     if (!has_file(s) || s->sys->ftruncate(s->file.fd, (off_t)(s->end + bytes)) != 0)
         return fail(err, "ftruncate", bytes);
     /* A file that stays longer after a failure costs nothing: its pages are not there, and the next
-     * extend sets its length anew. */
+     * extend sets its length again. */
     if ((st = map_file(s, next.offset, bytes, &next.home, err)) != MT_OK) return st;
     if ((st = map_file(s, next.offset, bytes, &next.window, err)) != MT_OK) {
         unmap_file(s, next.home, bytes);
@@ -309,7 +309,7 @@ linux_physical(void *ctx)
     const store *s = ctx;
     struct stat is;
 
-    if (!has_file(s) || fstat(s->file.fd, &is) != 0) return 0; /* there is nobody to ask */
+    if (!has_file(s) || fstat(s->file.fd, &is) != 0) return 0; /* it cannot be found out */
     return (size_t)is.st_blocks * 512;
 }
 
@@ -360,7 +360,7 @@ linux_maps_left(void *ctx)
 /* ---- addresses ---- */
 
 /* mmap over addresses that are ours. The kernel may have taken the old mapping away before it
- * fails; then something foreign could settle there, and a later map of ours would tear it down. So
+ * fails; then something else could be mapped there, and a later map of ours would tear it down. So
  * the hole is filled at once, if there is one. */
 static mt_status
 map_over(const store *s, void *at, size_t bytes, int flags, int fd, size_t offset, mt_error *err)
@@ -457,7 +457,7 @@ linux_written(void *ctx, void *at, size_t bytes)
     const store *s = ctx;
     uint64_t start = (uintptr_t)at, end = start + bytes;
     scan_region found;
-    /* Opened anew each time: in the child of a fork an older one would show the parent's pages. */
+    /* Opened again each time: in the child of a fork an older one would show the parent's pages. */
     int pagemap = s->sys->open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC), n = 0;
 
     if (pagemap < 0) return 0;

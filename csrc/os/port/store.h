@@ -2,13 +2,13 @@
  *
  *   memfd      [ arena 0          | arena 1                   |      pages appear on touch
  *                  |       \           |
- *   home       [ arena 0 ]  \     [ arena 1 ]                        mapped anew by map, map_zero
+ *   home       [ arena 0 ]  \     [ arena 1 ]                        mapped again by map, map_zero
  *   window     [ arena 0 ]   `--> [ arena 1 ]                        stays shared, one to one
  *
  * lazy: addresses read zeros before anything is mapped, and take() has nothing to do. A private map
  * is MAP_PRIVATE: the kernel copies a page when it is written to there. written() asks the page
  * table which pages were copied, by PAGEMAP_SCAN (Linux 6.7) or else entry by entry. settle() drops
- * the page-table entries of the whole stretch and the copies with them, which costs page faults.
+ * the page-table entries of the whole range and the copies with them, which costs page faults.
  *
  * In a child made by fork() all of this store's addresses are closed: touching one ends the child.
  * A handler of pthread_atfork does that, from a table of the homes and windows of all stores of the

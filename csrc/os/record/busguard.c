@@ -24,7 +24,7 @@ typedef struct region {
 static region regions[MT_BUSGUARD_REGIONS];
 static struct sigaction before; /* written before the handler is there, constant afterwards */
 static uintptr_t page_bytes;    /* as well */
-static _Atomic long installer;  /* 0: nobody yet; a process one of whose threads is at it; DONE */
+static _Atomic long installer;  /* 0: none yet; the process whose thread is installing it; DONE */
 
 static region *
 region_of(uintptr_t at)
@@ -53,8 +53,8 @@ replace_page(uintptr_t at)
 }
 
 /* Under the default handler a fault comes again when it is returned from; what was sent does not.
- * That handler is there before the mark is made, so that a fault in the marking ends the process
- * and does not come here again. */
+ * That handler is there before the mark is made, so that a fault in the marking ends the
+ * process and does not recurse. */
 static void
 pass_on(int number, siginfo_t *info, void *context)
 {

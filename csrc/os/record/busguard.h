@@ -1,11 +1,11 @@
-/* busguard.h -- a store into a mapped file must not end the program when the file has no page
- * there any more: it was cut by somebody, its disk is full after all, its server has gone.
+/* busguard.h -- a store into a mapped file must not end the program when the file has no page there
+ * any more, because it was truncated, its disk is full after all, or its server has gone.
  *
  *   store ──► no page ──► SIGBUS ──┬─ in a guarded region: a page of memory takes the place, and
- *                                  │  the store is done anew and lands there
+ *                                  │  the store is repeated and lands there
  *                                  └─ anywhere else: the handler that was there before
  *
- * What is stored there from then on is lost, which mt_busguard_hit tells. A signal handler has no
+ * What is stored there from then on is lost, which mt_busguard_hit reports. A signal handler has no
  * argument, so that the regions and the handler before are the process's: the one place where this
  * library keeps such a thing. The handler is installed with the first region and stays, for another
  * may have been put on top of it. One that is put on top later and does not pass faults on, as

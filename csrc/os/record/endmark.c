@@ -39,9 +39,9 @@ set_default(int number)
     sigaction(number, &by_default, NULL);
 }
 
-/* Whether a store to the place of the mark is done, and does not raise SIGBUS because the page has
- * gone. The kernel says so when it is asked to write there, which it does with the mask of signals,
- * into the word of the time: that word has no meaning as long as there is no mark. */
+/* Whether a store to the place of the mark works, and does not raise SIGBUS because the page has
+ * gone. To find out, the kernel is made to write the mask of signals into the word of the time,
+ * which has no meaning as long as there is no mark. */
 static bool
 has_its_page(void *region)
 {
@@ -138,7 +138,7 @@ any(void)
     return false;
 }
 
-/* NULL: it is not in the table. */
+/* NULL where it is not in the table. */
 static record *
 place_of(const void *region)
 {

@@ -3,8 +3,8 @@
  *   SIGTERM ──► handler ──► the mark in each record ──► mt_endmark_before_end's function
  *                                                     ──► default action, and the signal once more
  *
- * The mark is a number in the header: a handler cannot write an event. Who reads the record makes
- * the typed end of it (memtools/_record/record.py).
+ * The mark is a number in the header: a handler cannot write an event. The reader of the record
+ * makes the typed end of it (memtools/_record/record.py).
  *
  * The handler is installed only where a signal would end the process by default, so that what the
  * program installed, before or later, and what it ignores stay as they are. A record whose page has
@@ -37,8 +37,7 @@ void mt_endmark_remove(const void *region);
  * when a signal is ending the process. */
 void mt_endmark_renew(void);
 
-/* Marks all records of this process. For handlers of signals: nothing in it may not be called
- * there. */
+/* Marks all records of this process. Safe in a signal handler. */
 void mt_endmark_now(int number);
 
 /* From now on, where SIGTERM or SIGHUP ends a process, also a forked one, `call` is called after the

@@ -101,8 +101,8 @@ take_space(const mt_recordfile_sys *sys, int fd, size_t bytes, mt_error *err)
     return fault == 0 ? MT_OK : refuse(err, "posix_fallocate", fault, NULL);
 }
 
-/* Without the last of it a child would hold the lock, and could write. That the pages are there
- * before the first store is a convenience that old kernels lack. */
+/* Without MADV_DONTFORK a child would hold the lock, and could write. MADV_POPULATE_WRITE brings the
+ * pages before the first store; old kernels lack it. */
 static mt_status
 map(const mt_recordfile_sys *sys, int fd, size_t bytes, void **at, mt_error *err)
 {
@@ -297,7 +297,7 @@ file_fill(mt_recordfile *f, int fd, const making *how, mt_error *err)
     if ((st = map(f->sys, fd, f->bytes, &f->at, err)) != MT_OK) return st;
     f->birth = mt_birth_now();
     how->format(f->at, &f->birth, how->ctx);
-    /* Where there are no locks, nobody can be asked whether he still writes. */
+    /* Where the file system has no locks, a living writer cannot be recognised. */
     (void)f->sys->flock(fd, LOCK_EX | LOCK_NB);
     return MT_OK;
 }

@@ -7,15 +7,14 @@
  * SIGBUS in the middle of a run. The name appears with a whole record behind it, or not at all. An
  * older record of that name is replaced if it was closed. One that was not is what a killed run
  * left as evidence: it is kept as run.1.mem, or the next number that is free. What is not a record
- * is never touched, nor is a record that a living process still writes, which its lock (flock)
- * tells. Only the user can read and write the file, whatever the umask is: it has the command line
- * and the texts of errors in it. The lock belongs to the
- * mapping, of which forked children get nothing, so it ends with the process that made it, however
- * that ends.
+ * is never touched, nor is a record that a living process still writes, as its lock (flock)
+ * shows. Only the user can read and write the file, whatever the umask is: it has the command line
+ * and the texts of errors in it. The lock belongs to the mapping, of which forked children get
+ * nothing, so it ends with the process that made it, however that ends.
  *
  * A process that truncates the file while it is mapped, and a disk that copies on write and is
  * full, take the pages away: see busguard.h. What is stored from then on is lost, which
- * mt_recordfile_check tells. */
+ * mt_recordfile_check reports. */
 #ifndef MT_OS_RECORD_FILE_H
 #define MT_OS_RECORD_FILE_H
 

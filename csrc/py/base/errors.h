@@ -3,7 +3,7 @@
  * Each status has one class of exception and one neutral sentence, here. A part that can say more,
  * because it knows the remedy or who holds the memory, words those statuses itself and leaves the
  * rest to mt_py_raise: mt_py_gatehist_raise, mt_py_kvpool_raise, mt_py_raise_record and, for
- * whoever has a budget, mt_py_raise_budget. */
+ * a file with a budget calls mt_py_raise_budget. */
 #ifndef MT_PY_BASE_ERRORS_H
 #define MT_PY_BASE_ERRORS_H
 

@@ -4,7 +4,7 @@
  *   guests of a pool ────┴──► natives: the CUDA runtime
  *
  * A tensor over the pages of a pool may be the last thing that dies in a process, after the module
- * and its state. The pool ends with it, tells the gauge and gives device memory back. So both are
+ * and its state. The pool ends with it, updates the gauge and gives device memory back. So both are
  * counted, and the module is one of those that hold them. Thread-safe, and without the GIL. */
 #ifndef MT_PY_BASE_NATIVES_H
 #define MT_PY_BASE_NATIVES_H

@@ -20,13 +20,13 @@ mt_py_item mt_py_uint64_at;
  * item, whose maker has set one. */
 int mt_py_append(PyObject *list, PyObject *item);
 
-/* The items of a sequence as a tuple, which nobody can change while code of the program's runs: what
- * an item is asked for may empty the list that it came from. NULL with a TypeError that says `what`
+/* The items of a sequence as a tuple, which does not change while code of the program runs: a method
+ * of an item may empty the list that it came from. NULL with a TypeError that says `what`
  * where it is not iterable. */
 PyObject *mt_py_tuple(PyObject *sequence, const char *what);
 
-/* Whether an object is true: 1, 0 or -1 with an error; drops the caller's reference. -1 also for NULL,
- * whose maker has set one. */
+/* Whether an object is true: 1, 0 or -1 with an error; drops the caller's reference. -1 also for
+ * NULL, whose maker has set one. */
 int mt_py_truth(PyObject *answer);
 
 /* A function of METH_FASTCALL or METH_KEYWORDS as a method table takes it. */

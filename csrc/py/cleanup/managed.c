@@ -266,7 +266,7 @@ managed_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
                                                    &policy, &clear))
         return NULL;
     if (policy != Py_None && !Py_IS_TYPE(policy, st->Policy))
-        return PyErr_Format(PyExc_TypeError, "policy is a _core.Policy or None, not %s",
+        return PyErr_Format(PyExc_TypeError, "policy must be a _core.Policy or None, not %s",
                             Py_TYPE(policy)->tp_name);
     if (!PyCallable_Check(function) || (clear != Py_None && !PyCallable_Check(clear)))
         return PyErr_Format(PyExc_TypeError, "%s is not callable",

@@ -4,12 +4,13 @@
  * (rules and results, which cleanup/engine.py makes) and with readings of memory, and calls `act`
  * where it asks for something:
  *
- *   tick ──► due? ──► read memory ──► decide ──► act(mask, clock)        Python: does what is asked
+ *   tick ──► due? ──► read memory ──► decide ──► act(mask, clock)        Python: does what is due
  *                                                     └─► done(action, ...)
  *
- * The GIL is its lock. It is held while memory is read, as torch holds it for its own statistics:
- * whoever gives it up may wait 5 ms to have it again. act gives it up, so that `acts` keeps others
- * out meanwhile. In a forked child all goes on, but for the devices, which are the parent's. */
+ * The GIL is its lock. It is held while memory is read, as torch holds it for its own statistics: a
+ * thread that gives it up may wait 5 ms to have it again. act gives it up, so that `acts` keeps
+ * others out meanwhile. In a forked child all goes on, but for the devices, which are the parent's.
+ * */
 #include "py/cleanup/policy.h"
 
 #include <structmember.h>
@@ -104,7 +105,7 @@ policy_traverse(PyObject *op, visitproc visit, void *arg)
     return 0;
 }
 
-/* What is due from here on has nobody to do it: see decide(). */
+/* From here on nothing is done any more: see decide_and_act(). */
 static int
 policy_clear(PyObject *op)
 {
@@ -291,8 +292,8 @@ policy_set_rule(PyObject *op, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* (action, ns, host_before, host_after, host_total, device_before, device_after, device_total); bytes
- * that are not known are -1, which is MT_UNKNOWN. */
+/* (action, ns, host_before, host_after, host_total, device_before, device_after, device_total);
+ * bytes that are not known are -1, which is MT_UNKNOWN. */
 static PyObject *
 policy_done(PyObject *op, PyObject *args)
 {
@@ -418,7 +419,7 @@ static PyMethodDef methods[] = {
                  "(how often it paid, cadences that were skipped, back-off)."),
     MT_PY_METHOD(policy, forget, METH_NOARGS,
                  "forget($self, /)\n--\n\n"
-                 "Start anew: time, budget and back-off. Ticks, rules and figures stay."),
+                 "Restart time, budget and back-off. Ticks, rules and figures stay."),
     {NULL, NULL, 0, NULL},
 };
 

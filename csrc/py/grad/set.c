@@ -4,7 +4,7 @@
  *   parameters ──► .grad, now ──► flat ones: spans of the native set, GIL given up during the pass
  *                             └─► others: their numbers, "left" to the caller
  *
- * Every call looks the gradients up anew: read_grads takes a reference to each that lies flat in
+ * Every call looks the gradients up: read_grads takes a reference to each that lies flat in
  * host memory and makes the native list of them, the pass runs by torch's threads, and the
  * references are dropped. What may fail comes before a pass that writes. The arrays are as long as
  * the list of parameters and serve every call, so that only one call may run at a time. remember()
@@ -226,7 +226,7 @@ gradset_multiply(PyObject *op, PyObject *factor)
     return result;
 }
 
-/* --- whether somebody changed them ----------------------------------------------------------- */
+/* --- whether they have changed ----------------------------------------------------------- */
 
 static PyObject *
 gradset_remember(PyObject *op, PyObject *Py_UNUSED(none))
@@ -288,7 +288,7 @@ tensor_tuple(mt_state *st, PyObject *sequence)
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); i++) {
         PyObject *item = PyTuple_GET_ITEM(tuple, i);
         if (PyObject_TypeCheck(item, st->tensor)) continue;
-        PyErr_Format(PyExc_TypeError, "parameters[%zd] is a torch.Tensor, got %s", i,
+        PyErr_Format(PyExc_TypeError, "parameters[%zd] must be a torch.Tensor, got %s", i,
                      Py_TYPE(item)->tp_name);
         Py_DECREF(tuple);
         return NULL;

@@ -1,8 +1,8 @@
 /* blocks.c -- the bytes of Python's own small blocks: see blocks.h.
  *
- * sys.getallocatedblocks() tells how many there are, and these have 16 to 512 bytes each: a list of
- * numbers is not a list of dicts. The interpreter knows the bytes too, and tells them in a text that
- * is made for people. */
+ * sys.getallocatedblocks() counts them, and they have 16 to 512 bytes each: a list of numbers is
+ * not a list of dicts. The interpreter knows the bytes too, and prints them in a text that is made
+ * for people. */
 #include "py/monitor/blocks.h"
 
 #include <stdio.h>

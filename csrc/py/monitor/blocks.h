@@ -5,8 +5,8 @@
 #include "py/base/state.h"
 
 /* _python_bytes() -> the bytes of all blocks that the interpreter's own allocator has given out, or
- * None where it does not tell. They are no part of malloc's heap. Takes 30 us, and goes through all
- * pools as sys.getallocatedblocks() does. */
+ * None where it does not report them. They are not part of malloc's heap. Takes 30 us, and goes
+ * through all pools as sys.getallocatedblocks() does. */
 PyObject *mt_py_python_bytes(PyObject *module, PyObject *unused);
 
 #endif

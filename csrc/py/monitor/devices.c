@@ -108,7 +108,7 @@ mt_py_device_memory(PyObject *module, PyObject *arg)
 
     if (device == -1 && PyErr_Occurred()) return NULL;
     if (device < 0 || device > 127)
-        return PyErr_Format(PyExc_ValueError, "device_memory(): a device is 0 to 127, got %ld",
+        return PyErr_Format(PyExc_ValueError, "device_memory(): a device must be 0 to 127, got %ld",
                             device);
     if (mt_state_connect(st) < 0) return NULL;
     s.shim = st->shim;

@@ -1,8 +1,8 @@
 /* ending.c -- how this file works.
  *
- * For an exception that nobody caught the interpreter calls excepthook(), with no frame below it. At
- * all other ends no Python runs: the exit code is known to exit() alone, and a signal may come while
- * C code runs. So another process prints what there is to say, and its command is made before:
+ * For an uncaught exception the interpreter calls excepthook(), with no frame below it. At all other
+ * ends no Python runs: only exit() knows the exit code, and a signal may come while C code runs. So
+ * another process prints the last report, and its command is made before:
  *
  *   SIGTERM, SIGHUP ──► the mark in the record (os/record/endmark.h) ──┐
  *   exit(code) ──► the end of the record (record/writer.c) ────────────┴─► the last command

@@ -1,4 +1,4 @@
-/* ending.h -- what tells how the interpreter is about to end. A program that looks at
+/* ending.h -- finds out how the interpreter is about to end. A program that looks at
  * sys.excepthook finds a built-in function that does what the one before did. */
 #ifndef MT_PY_MONITOR_ENDING_H
 #define MT_PY_MONITOR_ENDING_H
@@ -10,7 +10,7 @@
 PyObject *mt_py_watch_end(PyObject *module, PyObject *args);
 
 /* excepthook(type, value, traceback): calls on_uncaught(value) where the interpreter itself calls
- * it, for an exception that nobody caught, and then the excepthook before. */
+ * it, for an uncaught exception, and then the excepthook before. */
 PyObject *mt_py_excepthook(PyObject *module, PyObject *args);
 
 /* _set_last_command(words, instead, root="/"): what is run when this process ends, and the line that

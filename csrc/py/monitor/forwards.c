@@ -4,19 +4,19 @@
 
 #include "py/blocks/recording.h"
 
-/* Who may hear of a call: one who gets a tuple of all that was passed, the module first, and one who
- * gets the module alone. In this order, as the second may end the step whose inputs the first one
- * notes. */
+/* The two callables that may watch: one gets a tuple of all that was passed, the module first, and
+ * one the module alone. They are called in this order, as the second may end the step whose inputs
+ * the first one notes. */
 enum { WITH_ARGUMENTS, MODULE_ALONE, KINDS };
 
-/* What is heard, under the interpreter's lock. */
+/* What is watched, under the interpreter's lock. */
 static struct {
-    PyObject *function;     /* NULL: nothing is heard */
+    PyObject *function;     /* NULL: nothing is watched */
     PyObject *ended[KINDS]; /* what is called when an outermost call has ended; NULL: nothing */
     vectorcallfunc before;  /* what called the function before; stays, for calls that run */
     unsigned long main_thread;
     bool main_is_inside; /* the main thread is in a call */
-} heard;
+} watched;
 
 static _Thread_local int depth; /* calls of the function that this thread is in */
 
@@ -39,8 +39,8 @@ tell_all(PyObject *function, PyObject *const *args, size_t nargsf, PyObject *nam
     for (int kind = 0; kind < KINDS; kind++) {
         PyObject *ended, *what, *done = NULL;
 
-        if (heard.function != function || heard.ended[kind] == NULL) continue;
-        ended = Py_NewRef(heard.ended[kind]); /* it may stop the hearing */
+        if (watched.function != function || watched.ended[kind] == NULL) continue;
+        ended = Py_NewRef(watched.ended[kind]); /* it may stop the watching */
         if (kind == MODULE_ALONE) {
             what = Py_NewRef(args[0]);
         } else { /* all that was passed, by position and by name */
@@ -60,41 +60,41 @@ tell_all(PyObject *function, PyObject *const *args, size_t nargsf, PyObject *nam
 }
 
 static PyObject *
-heard_call(PyObject *function, PyObject *const *args, size_t nargsf, PyObject *names)
+watched_call(PyObject *function, PyObject *const *args, size_t nargsf, PyObject *names)
 {
     bool is_outermost = depth == 0, is_main = false, is_part = false;
     uint64_t recorded = 0;
     PyObject *result;
 
     if (is_outermost) {
-        is_main = PyThread_get_thread_ident() == heard.main_thread;
-        is_part = !is_main && heard.main_is_inside;
-        if (is_main) heard.main_is_inside = true;
+        is_main = PyThread_get_thread_ident() == watched.main_thread;
+        is_part = !is_main && watched.main_is_inside;
+        if (is_main) watched.main_is_inside = true;
     }
     depth++;
     if (PyVectorcall_NARGS(nargsf) > 0) recorded = mt_py_recording_enter(args[0]);
-    result = heard.before(function, args, nargsf, names);
+    result = watched.before(function, args, nargsf, names);
     if (PyVectorcall_NARGS(nargsf) > 0) mt_py_recording_leave(recorded);
-    /* Still inside: modules that are called by what is told are no calls of their own. */
+    /* Still inside: modules that `ended` calls do not count. */
     if (is_outermost && !is_part && result != NULL && PyVectorcall_NARGS(nargsf) > 0 &&
         !tell_all(function, args, nargsf, names)) {
         Py_CLEAR(result);
     }
     depth--;
-    if (is_main) heard.main_is_inside = false;
+    if (is_main) watched.main_is_inside = false;
     return result;
 }
 
 static void
 stop(int kind)
 {
-    PyObject *ended = heard.ended[kind], *function = NULL;
+    PyObject *ended = watched.ended[kind], *function = NULL;
 
-    heard.ended[kind] = NULL;
-    if (heard.function != NULL && heard.ended[WITH_ARGUMENTS] == heard.ended[MODULE_ALONE]) {
-        function = heard.function; /* nobody hears any more: both are NULL */
-        heard.function = NULL;
-        set_vectorcall(function, heard.before);
+    watched.ended[kind] = NULL;
+    if (watched.function != NULL && watched.ended[WITH_ARGUMENTS] == watched.ended[MODULE_ALONE]) {
+        function = watched.function; /* both are NULL: nothing is watched any more */
+        watched.function = NULL;
+        set_vectorcall(function, watched.before);
     }
     Py_XDECREF(ended);
     Py_XDECREF(function);
@@ -118,22 +118,22 @@ mt_py_hear_calls(PyObject *Py_UNUSED(module), PyObject *args)
     }
     if (!PyFunction_Check(function)) {
         return PyErr_Format(PyExc_TypeError,
-                            "_hear_calls(): function is a Python function or None, got %.100s",
+                            "_hear_calls(): function must be a Python function or None, got %.100s",
                             Py_TYPE(function)->tp_name);
     }
     if (!PyCallable_Check(ended)) {
         return PyErr_Format(PyExc_TypeError, "_hear_calls(): ended cannot be called: %.100s",
                             Py_TYPE(ended)->tp_name);
     }
-    if (heard.ended[kind] != NULL || (heard.function != NULL && heard.function != function))
+    if (watched.ended[kind] != NULL || (watched.function != NULL && watched.function != function))
         Py_RETURN_FALSE;
-    heard.ended[kind] = Py_NewRef(ended);
-    if (heard.function == NULL) {
-        heard.function = Py_NewRef(function);
-        heard.before = ((PyFunctionObject *)function)->vectorcall;
-        heard.main_thread = main_thread;
-        heard.main_is_inside = false;
-        set_vectorcall(function, heard_call);
+    watched.ended[kind] = Py_NewRef(ended);
+    if (watched.function == NULL) {
+        watched.function = Py_NewRef(function);
+        watched.before = ((PyFunctionObject *)function)->vectorcall;
+        watched.main_thread = main_thread;
+        watched.main_is_inside = false;
+        set_vectorcall(function, watched_call);
     }
     Py_RETURN_TRUE;
 }

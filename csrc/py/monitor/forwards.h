@@ -1,4 +1,4 @@
-/* forwards.h -- hears of calls of torch's modules, without a hook.
+/* forwards.h -- notices calls of torch's modules, without a hook.
  *
  * torch calls each module by one function, Module.__call__, and CPython calls that one by a pointer
  * in the function object. We put a pointer of ours there, which counts how deep this thread is in
@@ -19,12 +19,13 @@
 
 /* _hear_calls(function, ended, main_thread, arguments=False): from now on ended(first argument) is
  * called whenever an outermost call of this Python function has returned without an exception, or
- * with `arguments` ended((first argument, others, values of keywords)); what it raises comes out of
- * the call. Calls on other threads are not told while the main thread, which is given by
- * its number, is in one: they belong to it. One may hear with arguments and one without them, of the
- * same function. True; False where somebody hears so already, or another function is heard.
+ * with `arguments` ended((first argument, others, values of keywords)); what it raises propagates
+ * from the call. Calls on other threads are not reported while the main thread, which is given by
+ * its number, is in one: they belong to it. There may be one `ended` with arguments and one without
+ * them, for the same function. True; False where there is one of this kind already, or another
+ * function is watched.
  *
- * _hear_calls(None, None, 0, arguments): whoever hears so does no longer. Calls that run now end as
+ * _hear_calls(None, None, 0, arguments): removes the one of this kind. Calls that run now end as
  * they would. */
 PyObject *mt_py_hear_calls(PyObject *module, PyObject *args);
 

@@ -1,10 +1,10 @@
 /* probe.c -- how this file works.
  *
  * memtools._core.Probe is an object around three parts of core and os: a probe that reads the
- * kernel's files (os/monitor/probe.h), the peaks of intervals that overlap (core/monitor/peaks.h) and
- * phases, which are named intervals (core/monitor/phase.h). A reading becomes a Sample, a named tuple
- * whose first fields are those of mt_sample in their order. All methods hold the GIL, which is the
- * lock that the probe needs. All probes of this machine's own root share one set of peaks,
+ * kernel's files (os/monitor/probe.h), the peaks of intervals that overlap (core/monitor/peaks.h)
+ * and phases, which are named intervals (core/monitor/phase.h). A reading becomes a Sample, a named
+ * tuple whose first fields are those of mt_sample in their order. All methods hold the GIL, which
+ * is the lock that the probe needs. All probes of this machine's own root share one set of peaks,
  * mt_state.peaks: the kernel has one mark for the process, and two would set it back under each
  * other. */
 #include "py/monitor/probe.h"
@@ -109,7 +109,8 @@ mt_py_limit(PyObject *given, const char *who, uint64_t *out)
         return false;
     if (*out > 0 && *out < MT_UNLIMITED) return true;
     PyErr_Clear();
-    PyErr_Format(PyExc_ValueError, "%s(): limit is a number of bytes above 0, got %R", who, given);
+    PyErr_Format(PyExc_ValueError, "%s(): limit must be a number of bytes above 0, got %R", who,
+                 given);
     return false;
 }
 
@@ -190,7 +191,8 @@ probe_read(PyObject *op, PyObject *const *args, Py_ssize_t n)
     if (n > 1) return PyErr_Format(PyExc_TypeError, "read() takes one argument, got %zd", n);
     if (n == 1 && (mask = PyLong_AsLong(args[0])) == -1 && PyErr_Occurred()) return NULL;
     if (mask < 0 || mask > MT_READ_ALL)
-        return PyErr_Format(PyExc_ValueError, "fields is a sum of READ_ constants, got %ld", mask);
+        return PyErr_Format(PyExc_ValueError, "fields must be a sum of READ_ constants, got %ld",
+                            mask);
     mt_probe_linux_read(self->probe, (unsigned)mask, &sample);
     if (mask & MT_READ_RSS) mt_sample_count_once(&sample, mt_store_linux_mapped_again());
     return mt_py_sample(self->state, &sample);
@@ -243,20 +245,20 @@ probe_children(PyObject *op, PyObject *Py_UNUSED(none))
 }
 
 PyObject *
-mt_py_tell_shm(PyObject *Py_UNUSED(module), PyObject *given)
+mt_py_note_shm(PyObject *Py_UNUSED(module), PyObject *given)
 {
     const char *name = PyUnicode_Check(given) ? PyUnicode_AsUTF8(given) : NULL;
 
     PyErr_Clear();
     if (given == Py_None)
-        mt_shm_listen();
+        mt_shm_share_notes();
     else if (name != NULL)
-        mt_shm_tell(name);
+        mt_shm_note(name);
     Py_RETURN_NONE;
 }
 
 static void
-tell_path(PyObject *args, Py_ssize_t at)
+note_path(PyObject *args, Py_ssize_t at)
 {
     PyObject *given =
         PyTuple_Check(args) && PyTuple_GET_SIZE(args) > at ? PyTuple_GET_ITEM(args, at) : NULL;
@@ -267,15 +269,15 @@ tell_path(PyObject *args, Py_ssize_t at)
     else if (given != NULL && PyBytes_Check(given))
         path = PyBytes_AS_STRING(given);
     if (path != NULL)
-        mt_shm_tell_path(path);
+        mt_shm_note_path(path);
     else
-        PyErr_Clear(); /* a name that is no text */
+        PyErr_Clear(); /* a name that is not text */
 }
 
 /* A hook of sys.audit(), which cannot be taken back: of events other than these two it compares the
  * first letter. */
 static int
-hear_file(const char *event, PyObject *args, void *Py_UNUSED(data))
+on_audit_event(const char *event, PyObject *args, void *Py_UNUSED(data))
 {
     PyObject *flags;
 
@@ -284,20 +286,20 @@ hear_file(const char *event, PyObject *args, void *Py_UNUSED(data))
         if (!PyTuple_Check(args) || PyTuple_GET_SIZE(args) < 3) return 0;
         flags = PyTuple_GET_ITEM(args, 2);
         if (PyLong_CheckExact(flags) && PyLong_AsUnsignedLongMask(flags) & O_CREAT)
-            tell_path(args, 0);
+            note_path(args, 0);
     }
-    if (strcmp(event, "os.rename") == 0) tell_path(args, 1);
+    if (strcmp(event, "os.rename") == 0) note_path(args, 1);
     return 0;
 }
 
 PyObject *
-mt_py_hear_files(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+mt_py_watch_files(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
-    static bool hears;
+    static bool watches;
 
-    if (!hears && mt_shm_saw_strays() && mt_shm_listen()) {
-        hears = true;
-        if (PySys_AddAuditHook(hear_file, NULL) < 0) PyErr_Clear(); /* another hook refuses */
+    if (!watches && mt_shm_saw_strays() && mt_shm_share_notes()) {
+        watches = true;
+        if (PySys_AddAuditHook(on_audit_event, NULL) < 0) PyErr_Clear(); /* another hook refuses */
     }
     Py_RETURN_NONE;
 }
@@ -363,7 +365,7 @@ probe_peak(PyObject *op, PyObject *Py_UNUSED(none))
     Probe *self = (Probe *)op;
 
     if (!self->is_open)
-        return PyErr_Format(PyExc_RuntimeError, "peak() tells the peak since reset_peak(), which "
+        return PyErr_Format(PyExc_RuntimeError, "peak() returns the peak since reset_peak(), which "
                                                 "was not called; call it where you start to count");
     mt_peaks_look(self->peaks);
     return Py_BuildValue("(NN)", mt_py_number(self->since.peak),

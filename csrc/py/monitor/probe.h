@@ -20,10 +20,10 @@ bool mt_py_root(const char *given, const char *who, char out[MT_PATH_ROOM]);
 /* Bytes above 0; MT_UNLIMITED for None. False with an error that begins with `who`. */
 bool mt_py_limit(PyObject *given, const char *who, uint64_t *out);
 
-/* _tell_shm(name). Raises nothing. */
-PyObject *mt_py_tell_shm(PyObject *module, PyObject *name);
-/* _hear_files(). Raises nothing. */
-PyObject *mt_py_hear_files(PyObject *module, PyObject *none);
+/* _note_shm(name). Raises nothing. */
+PyObject *mt_py_note_shm(PyObject *module, PyObject *name);
+/* _watch_files(). Raises nothing. */
+PyObject *mt_py_watch_files(PyObject *module, PyObject *none);
 
 /* Registers Probe and Sample in the module. */
 int mt_py_probe_register(PyObject *module, mt_state *st);

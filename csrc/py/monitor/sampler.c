@@ -1,9 +1,10 @@
 /* sampler.c -- how this file works.
  *
  * memtools._core.Sampler is an object around one mt_sampler, which reads memory on a thread of its
- * own and never needs the GIL. sampler_new checks the arguments, opens the probe, the thread's timer
- * and the sampler over both, and keeps the record's writer alive. start() and stop() release the GIL,
- * because they wait for the thread. What the thread has found is asked under the sampler's lock. */
+ * own and never needs the GIL. sampler_new checks the arguments, opens the probe, the thread's
+ * timer and the sampler over both, and keeps the record's writer alive. start() and stop() release
+ * the GIL, because they wait for the thread. What the thread has found is read under the sampler's
+ * lock. */
 #include "py/base/state.h"
 
 #include "py/monitor/devices.h"

@@ -32,8 +32,8 @@ mt_py_traced_at(PyObject *Py_UNUSED(module), PyObject *object)
 
 #endif
 
-/* Bytes by stack: `numbers` says where in `bytes` those of a stack are. So a block that is added makes
- * no object, which tracemalloc would have to note. */
+/* Bytes by stack: `numbers` says where in `bytes` those of a stack are. So a block that is added
+ * makes no object, which tracemalloc would have to note. */
 typedef struct {
     PyObject *numbers; /* dict, from a stack to a number below `count` */
     size_t *bytes;
@@ -81,7 +81,8 @@ traced_add_all(sums *by, PyObject *blocks)
         if (!PyTuple_Check(block) || PyTuple_GET_SIZE(block) < 3) goto unknown;
         bytes = PyLong_AsSize_t(PyTuple_GET_ITEM(block, 1));
         if (bytes == (size_t)-1 && PyErr_Occurred()) return -1;
-        /* Held: a stack of a function that the program put in place may run code when it is hashed. */
+        /* Held: a stack of a function that the program put in place may run code when it is hashed.
+         * */
         Py_INCREF(block);
         at = traced_place_of(by, PyTuple_GET_ITEM(block, 2));
         Py_DECREF(block);

@@ -10,10 +10,10 @@
  * __dict__, which lies in front of it. */
 PyObject *mt_py_traced_at(PyObject *module, PyObject *object);
 
-/* _traced() -> [(((file, line), ...), bytes), ...]: what lives of all that was made since tracemalloc
- * was started, by stack, the innermost frame first; an empty list where it is not on. Nothing else of
- * the program runs meanwhile, some 0.5 us for each block, and nothing is collected, although a tuple is
- * made for each of them: so no finalizer runs on the thread that asks. */
+/* _traced() -> [(((file, line), ...), bytes), ...]: what lives of all that was made since
+ * tracemalloc was started, by stack, the innermost frame first; an empty list where it is not on.
+ * Nothing else of the program runs meanwhile, some 0.5 us for each block, and nothing is collected,
+ * although a tuple is made for each of them: so no finalizer runs on the thread that asks. */
 PyObject *mt_py_traced(PyObject *module, PyObject *unused);
 
 #endif

@@ -65,7 +65,7 @@ text_of(PyObject *text, const char *what, Py_ssize_t *bytes)
     const char *utf8;
 
     if (!PyUnicode_Check(text)) {
-        PyErr_Format(PyExc_TypeError, "%s is a str, not %s", what, Py_TYPE(text)->tp_name);
+        PyErr_Format(PyExc_TypeError, "%s must be a str, not %s", what, Py_TYPE(text)->tp_name);
         return NULL;
     }
     if ((utf8 = PyUnicode_AsUTF8AndSize(text, bytes)) == NULL) return NULL;
@@ -97,7 +97,7 @@ take_column(PyObject *given, mt_record_column *column)
     if (!PyTuple_Check(given))
         return take_field(given, "a column's name", column->name, MT_RECORD_NAME);
     if (PyTuple_GET_SIZE(given) != 2) {
-        PyErr_Format(PyExc_ValueError, "a column is a name or (name, unit), got %R", given);
+        PyErr_Format(PyExc_ValueError, "a column must be a name or (name, unit), got %R", given);
         return -1;
     }
     if (take_field(PyTuple_GET_ITEM(given, 0), "a column's name", column->name, MT_RECORD_NAME) < 0)
@@ -349,7 +349,7 @@ recordwriter_close_at_exit(PyObject *op, PyObject *args)
     self->failed_bytes = e.payload_bytes;
     self->ended_ns = time_ns;
     if (self->at_exit) Py_RETURN_NONE;
-    /* glibc's: atexit does not tell the status. torch itself comes for glibc only. */
+    /* on_exit is glibc's: atexit does not pass the status. torch itself comes for glibc only. */
     if (on_exit(end_with_status, op) != 0) return PyErr_NoMemory();
     Py_INCREF(op);
     self->at_exit = true;
@@ -378,7 +378,7 @@ recordwriter_enter(PyObject *op, PyObject *Py_UNUSED(none))
     return Py_NewRef(op);
 }
 
-/* After close a caller learns of it; in a forked child it is none of his business. */
+/* After close a caller gets an error; in a forked child the call does nothing. */
 static int
 recordwriter_is_open(const RecordWriter *self, const char *method)
 {
@@ -400,10 +400,11 @@ take_number(PyObject *given, const char *what, uint64_t *out)
         *out = PyLong_AsUnsignedLongLong(given);
         if (*out != MT_UNKNOWN) return 0;
         PyErr_Clear();
-        PyErr_Format(PyExc_ValueError, "%s is 0 to 2**64 - 2 or None, got %R", what, given);
+        PyErr_Format(PyExc_ValueError, "%s must be 0 to 2**64 - 2 or None, got %R", what, given);
         return -1;
     }
-    PyErr_Format(PyExc_TypeError, "%s is an int or None, not %s", what, Py_TYPE(given)->tp_name);
+    PyErr_Format(PyExc_TypeError, "%s must be an int or None, not %s", what,
+                 Py_TYPE(given)->tp_name);
     return -1;
 }
 

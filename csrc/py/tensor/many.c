@@ -1,6 +1,6 @@
 /* many.c -- how this file works.
  *
- * With the shim one call reads all tensors. Without it each one is asked through DLPack's exchange
+ * With the shim one call reads all tensors. Without it each one is read through DLPack's exchange
  * API and a few calls of Python whether its elements lie in one piece of host memory and are what
  * they seem to be; those that do are held by a reference until mt_py_flat_drop. */
 #include "py/tensor/many.h"

@@ -349,7 +349,7 @@ what_the_job_tells_of_is_its_own(void)
     int fd[3];
     pid_t child;
 
-    CHECK(mt_shm_listen() && mt_shm_listen());
+    CHECK(mt_shm_share_notes() && mt_shm_share_notes());
     CHECK(mt_children_new(&mt_alloc_libc, &mt_proc_sys_libc, "", &children, NULL) == MT_OK);
     CHECK(mt_shm_new(&mt_alloc_libc, &mt_proc_sys_libc, "", &shm, NULL) == MT_OK);
     CHECK(mt_children_scan(children));
@@ -360,16 +360,16 @@ what_the_job_tells_of_is_its_own(void)
         snprintf(path, sizeof path, "/dev/shm%s", name[i]);
         CHECK((fd[i] = open(path, O_RDWR | O_CREAT | O_EXCL, 0600)) >= 0);
     }
-    mt_shm_tell(name[0]);
+    mt_shm_note(name[0]);
     if ((child = fork()) == 0) {
-        mt_shm_tell(name[1]);
+        mt_shm_note(name[1]);
         _exit(0);
     }
     CHECK(waitpid(child, NULL, 0) == child);
-    mt_shm_tell("mt_test_that_is_not_there");
+    mt_shm_note("mt_test_that_is_not_there");
     for (int i = 0; i < 3; i++)
         CHECK(pwrite(fd[i], "x", 1, 5000 * i) == 1 && close(fd[i]) == 0);
-    mt_shm_tell(name[2]); /* it is not empty: another has made it */
+    mt_shm_note(name[2]); /* it is not empty: another has made it */
     CHECK(mt_children_scan(children));
     mt_shm_look(shm, children, 0, &after);
     CHECK(after.all == before.all + 8 * KIB);
@@ -401,7 +401,7 @@ what_is_written_under_a_told_path_is_the_jobs(void)
     mt_children *children;
     mt_shm *shm;
 
-    CHECK(mt_shm_listen());
+    CHECK(mt_shm_share_notes());
     CHECK(mt_children_new(&mt_alloc_libc, &mt_proc_sys_libc, "", &children, NULL) == MT_OK);
     CHECK(mt_shm_new(&mt_alloc_libc, &mt_proc_sys_libc, "", &shm, NULL) == MT_OK);
     CHECK(mt_children_scan(children));
@@ -412,8 +412,8 @@ what_is_written_under_a_told_path_is_the_jobs(void)
     snprintf(path[1], sizeof path[1], "%s/in.bin", folder);
     snprintf(path[2], sizeof path[2], "%s/stray.bin", folder);
     for (int i = 0; i < 2; i++)
-        mt_shm_tell_path(path[i]);
-    mt_shm_tell_path("/tmp/not-there");
+        mt_shm_note_path(path[i]);
+    mt_shm_note_path("/tmp/not-there");
     mt_shm_look(shm, children, 0, &after); /* comes between the word and the file */
     for (int i = 0; i < 3; i++)
         write_file(path[i], "x");
@@ -461,13 +461,13 @@ what_is_told_during_a_look_is_found_by_the_next(void)
     mt_shm *shm;
     uint64_t *page, *entry, told;
 
-    CHECK(mt_shm_listen());
+    CHECK(mt_shm_share_notes());
     CHECK(mt_children_new(&mt_alloc_libc, &mt_proc_sys_libc, "", &children, NULL) == MT_OK);
     CHECK(mt_shm_new(&mt_alloc_libc, &mt_proc_sys_libc, "", &shm, NULL) == MT_OK);
     CHECK(mt_children_scan(children));
     mt_shm_look(shm, children, 0, &before);
     snprintf(path, sizeof path, "/dev/shm/mt_test_late_%d", getpid());
-    mt_shm_tell_path(path);
+    mt_shm_note_path(path);
     page = shared_page();
     entry = &page[page[0]]; /* the count comes first, so the newest entry has its index */
     told = *entry;
