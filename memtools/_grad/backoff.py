@@ -1,16 +1,16 @@
-"""step(): a whole batch in micro-batches that fit. Out of memory is answered by smaller ones.
+"""step(): trains on a whole batch in micro-batches that fit, and takes smaller ones after an OOM.
 
     next micro-batch ─► forward, backward ─► counted ─► ... ─► the window's end: one update
           ▲                   │ out of memory
           │                   ▼
-        half the rows ◄─ out of the except block, frames cleared, cache emptied,
-                         random numbers, buffers, gradients and the window's numbers as before
+        half the rows ◄─ leave the except block, clear frames, empty the cache, restore
+                         random numbers, buffers, gradients and the window's numbers
 
-The window's end is never tried again: an optimizer that stopped halfway has moved parameters.
-Every other exception comes out as it is, with the window dropped.
+The end of a window is never tried again: an optimizer that stopped halfway has moved parameters.
+Any other exception propagates unchanged, and the window is dropped.
 
-`SizeControl` keeps the size from window to window, `BackOff` is one accumulator's step(), `_Step`
-is one window of it, and `Failed` is what ran out of memory.
+`SizeControl` keeps the size from window to window, `BackOff` is the step() of one accumulator,
+`_Step` is one window of it, and `Failed` is a micro-batch that ran out of memory.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from memtools._base import torch as bridge
 from memtools._base.limits import lowest_limit_of_process
 from memtools._base.oom import Shortage, remedy, shortage
 from memtools._base.size import format_bytes
-from memtools._grad.pressure import FIRST_ROWS, Watermark, WatermarkError, tell
+from memtools._grad.pressure import FIRST_ROWS, Watermark, WatermarkError, write_mark
 from memtools._grad.report import WATERMARK, Retry, WindowReport
 from memtools._grad.split import PartsByFunction, PartsByRows, Split
 from memtools._grad.undo import Undo
@@ -38,10 +38,14 @@ if TYPE_CHECKING:
     from memtools._grad.settings import Settings
     from memtools._grad.window import Mark, WindowRunner
 
-THRASHING: Final = 3  # windows in a row in which the device's allocator emptied its cache
-FIRST_WAIT: Final = 8  # good windows before a step up
+#: After so many windows in a row in which the allocator of a device emptied its cache, the size is
+#: halved.
+THRASHING: Final = 3
+#: A larger size is tried after so many good windows at first, and at most.
+FIRST_WAIT: Final = 8
 LONGEST_WAIT: Final = 1024
-PROVEN: Final = 32  # good windows after which one failure is the data's
+#: After so many good windows, one failure is due to the data.
+PROVEN: Final = 32
 _STATE: Final = ("size", "good", "wait", "before")
 _CHANGED: Final = (
     "set glibc's mmap_threshold to 1.0 MiB and its trim_threshold to 16.0 MiB, so that freed "
@@ -49,42 +53,42 @@ _CHANGED: Final = (
 )
 _REFUSAL: Final = "could not create a primitive"
 _ONEDNN_IS_OFF: Final = (
-    "turned oneDNN off, which makes no kernel on this thread any more since it found no memory for "
-    "one"
+    "turned oneDNN off, which cannot make kernels on this thread since it found no memory for one"
 )
-_new_widths = itertools.count(100_003, 2)  # of shapes for which oneDNN has no kernel yet
+#: oneDNN has no kernel for shapes of these widths yet.
+_new_widths = itertools.count(100_003, 2)
 
 
 class BackOff:
-    """One accumulator's step(), with what it has learnt of sizes.
+    """The step() of one accumulator, with what it has learned about sizes.
 
     Attributes:
         control: the size that windows begin with.
-        watermark: what a monitor says of the memory that is left; None without one.
+        watermark: compares memory with the limits of a monitor; None without one.
     """
 
     def __init__(self, runner: WindowRunner, settings: Settings) -> None:
         self._runner, self._torch = runner, bridge.connect().torch
         self.control = SizeControl(settings.micro_batch_size)
         self._undo = Undo(self._tensors())
-        # Whether the last backward pass reduces the gradients where they are.
+        # Whether the last backward pass of a window reduces the gradients in place.
         self._overlap = settings.overlap
-        self._thrashed = 0  # windows in a row in which the device's allocator emptied its cache
+        self._thrashed = 0  # windows in a row in which a device's allocator emptied its cache
         self._flushes = 0
         self.watermark: Watermark | None = None
         if settings.monitor is not None:
             self.watermark = Watermark(settings.monitor, runner)
-        # Let malloc keep no freed memory where a limit counts it, before anything runs out: what
-        # oneDNN needs for a kernel fails first otherwise, and not all of it checks that. A monitor
-        # keeps away from the limit, and pages that are kept are not faulted in again.
+        # If freed memory counts against a limit, malloc has to give it back before memory runs out:
+        # else oneDNN may fail first, in a place that does not check for it. With a monitor memory
+        # stays below the limit, and pages that malloc keeps need no page fault.
         self._set, limit = "", None if self.watermark is not None else lowest_limit_of_process()
         if limit is not None and malloc.map_large_blocks():
             self._set = f"{limit[1]} is {format_bytes(limit[0])}: {_CHANGED}"
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was set so that freed memory goes back to the system, and why sizes are not kept
-        below the watermark; a sentence each, or ""."""
+        """What was set so that freed memory goes back to the system, and why sizes do not depend on
+        the watermark; a sentence each, or ""."""
         return self._set, "" if self.watermark is None else self.watermark.note
 
     def step(
@@ -95,8 +99,8 @@ class BackOff:
         *,
         sizes: Sequence[int] = (),
     ) -> WindowReport:
-        """Run one window; `sizes` are the rows of its first micro-batches, instead of what was
-        learnt."""
+        """Run one window. `sizes` are the rows of its first micro-batches, in place of the learned
+        size."""
         runner = self._runner
         self._require_ready(loss_fn)
         left = PartsByRows(batch) if split is None else PartsByFunction(batch, split)
@@ -117,19 +121,19 @@ class BackOff:
             for retry in runner.retries:
                 error.add_note(f"memtools: {retry}")
             runner.keep_retries()
-            if isinstance(error, Exception):  # an interrupt reaches all ranks, and does not wait
+            if isinstance(error, Exception):  # An interrupt reaches all ranks by itself.
                 runner.ranks.fail(error)
             raise
         try:
             return self._end(window_step)
         except BaseException:
-            if runner.window is window:  # else it ended well, and a new one has begun
+            if runner.window is window:  # Else it has ended, and a new one has begun.
                 self._give_up(start, window.torn)
             raise
 
     def _tensors(self) -> list[Any]:
-        """All that a backward pass may add gradients to: the parameters of the model and of the
-        optimizer."""
+        """Return the tensors to which a backward pass may add gradients: the parameters of the
+        model and of the optimizer."""
         runner = self._runner
         found = (*runner.model.parameters(), *runner.gradients.parameters)
         return list(dict(zip(map(id, found), found, strict=True)).values())
@@ -148,13 +152,12 @@ class BackOff:
             )
         if not callable(loss_fn):
             raise TypeError(
-                "loss_fn is called with each micro-batch and returns (loss_sum, weight) or "
-                "(loss_sum, weight, sums); got "
-                f"{type(loss_fn).__name__}"
+                "loss_fn must be a function of a micro-batch that returns (loss_sum, weight) or "
+                f"(loss_sum, weight, sums), got {type(loss_fn).__name__}"
             )
 
     def _end(self, done: _Step) -> WindowReport:
-        """Make the update; then see what the sizes of this window say about the next."""
+        """Make the update, and choose the size of the next window."""
         runner, control = self._runner, self.control
         single = runner.window.count == 1
         runner.micro_batch_size = done.largest or None
@@ -170,8 +173,8 @@ class BackOff:
         return self.watermark is None or self.watermark.may_rise(rows)
 
     def _heed_allocator(self, rows: int) -> None:
-        """Halve the rows where the device's allocator emptied its cache window after window to find
-        a block: that is what it does before it gives up, and it is slower with each window."""
+        """Halve the rows if the allocator of a device emptied its cache in several windows in a row
+        to find a block: that is what it does before it gives up, and it takes time."""
         flushed = _allocator_flushes(self._torch) - self._flushes
         self._thrashed = self._thrashed + 1 if flushed else 0
         if self._thrashed < THRASHING or rows < 2:
@@ -196,8 +199,7 @@ class BackOff:
         )
 
     def _give_up(self, start: Mark, torn: str) -> None:
-        """Drop the window, as if it had not begun; where parameters have moved, it stays torn and
-        says so."""
+        """Drop the window as if it had not begun. If parameters have moved, it stays torn."""
         self._runner.window.rewind(start)
         self._runner.window.torn = torn
         self._undo.drop()
@@ -220,13 +222,13 @@ class _Step:
         self.start = self.mark = owner._runner.window.mark()
         self.size = owner.control.size
         self.failures = 0
-        # Rows of the largest micro-batch, the same in the units of sizes, and what the window went
-        # on with after the last failure; each 0 without one.
+        # The rows of the largest micro-batch, the same in the units of sizes, and the size after
+        # the last failure. Each is 0 if there is none.
         self.largest, self.used, self.lowest = 0, 0.0, 0
         self.gave_all_back = False
-        self.watched = True  # False: nothing smaller can be tried
-        self.spared = 0  # rows that this micro-batch left to the last one
-        #: when the window began, or began anew, and when this micro-batch did
+        self.watched = True  # False if no smaller size can be tried
+        self.spared = 0  # rows that this micro-batch leaves to the last one
+        # When the window last began, and when this micro-batch began.
         self.window_began = self.began = time.perf_counter()
 
     def run(self) -> None:
@@ -250,8 +252,8 @@ class _Step:
             self.largest = max(self.largest, rows)
 
     def _next_size(self) -> float:
-        """Return the size of the next micro-batch: what was learnt, below the watermark, and the
-        same on all ranks that go through it together."""
+        """Return the size of the next micro-batch: the learned size, below the watermark, and the
+        same on all ranks that run it together."""
         watermark, left = self.owner.watermark, self.left.left
         self.spared = 0
         if watermark is None or not left:
@@ -260,24 +262,24 @@ class _Step:
             self._heed_watermark(watermark, left)
         size = self.size
         if left - size == 1 and size >= FIRST_ROWS:
-            # A last micro-batch of one row is refused by BatchNorm.
+            # BatchNorm refuses a last micro-batch of one row.
             self.spared = 1 if size > FIRST_ROWS else -int(self._has_room_for(watermark, size + 1))
         return self.runner.ranks.least(size - self.spared)
 
     def _has_room_for(self, watermark: Watermark, rows: float) -> bool:
-        """Whether one row more than a size may be tried: not where rows ran out of memory in this
-        window, which would be tried again and again."""
+        """Whether one more row than a size may be tried. Not after an OOM in this window, as it
+        would be tried again and again."""
         return rows <= self.owner.control.top and not self.lowest and not watermark.over(rows)
 
     def _heed_watermark(self, watermark: Watermark, left: float) -> None:
-        """Take twice as many rows where the monitor has room for them and larger sizes are still
-        being looked for, half as many where it has none."""
+        """Double the rows if there is room for them and the search for a size still climbs; halve
+        them if there is no room."""
         control, rows = self.owner.control, min(self.size, left)
         if control.climbing and left > self.size and watermark.is_measured(self.size):
             most = min(2 * self.size, control.top)
-            if watermark.over(min(most, self.left.most)):  # the next window begins with as many
+            if watermark.over(min(most, self.left.most)):  # The next window begins with as many.
                 most = watermark.larger(self.size, most)
-            if not watermark.is_on:  # the monitor failed, and says nothing of larger sizes
+            if not watermark.is_on:  # The monitor failed, and no larger size is tried without it.
                 return
             if most > self.size:
                 self.size = control.size = most
@@ -306,19 +308,19 @@ class _Step:
             ms=1e3 * (time.perf_counter() - began),
         )
         self.runner.retries.append(retry)
-        tell(str(retry))
+        write_mark(str(retry))
         self.size = fits
         control.lower(fits)
 
     def _try(self, micro: Any, rows: int, last: bool) -> Failed | None:
-        """Run one micro-batch; return what failed, when the exception's block is left."""
+        """Run one micro-batch. Returns the failure, outside the `except` block."""
         runner = self.runner
         window = runner.window
         self.began, self.mark = time.perf_counter(), window.mark()
         self.undo.begin(in_place=last and self.owner._overlap)
         failed, watermark = None, self.owner.watermark
-        known = 0 if isinstance(self.left, PartsByFunction) else rows  # a loss is the mean of these
-        # What others took part in cannot be done again.
+        known = 0 if isinstance(self.left, PartsByFunction) else rows
+        # A micro-batch in which other ranks took part cannot run again.
         final = bool(runner.ranks.no_retry) or (last and self.owner._overlap)
         try:
             if watermark is None:
@@ -332,13 +334,14 @@ class _Step:
                 found = error.shortage
             if found is None:
                 raise
-            # ranks in one pass go back equally far, wherever in it each of them was
+            # Ranks that share a pass go back equally far, wherever each of them was.
             failed = Failed(error, found, runner.ranks.sharded or bool(window.torn))
         if failed is None and window.weighted is False:
             raise ValueError(
-                "step(): a loss came without a weight, and how many rows it is the mean of is not "
-                "known here, so that the gradient would depend on how the batch is cut: loss_fn "
-                "returns (loss_sum, weight), the SUM of the losses and the number of their units"
+                "step(): a loss came without a weight, and the number of rows that it is the mean "
+                "of is unknown, so that the gradient would depend on how the batch is cut: let "
+                "loss_fn return (loss_sum, weight), the SUM of the losses and the number of their "
+                "units"
             )
         if runner.ranks.world > 1 or runner.ranks.sharded:
             others = runner.ranks.agree("" if failed is None else failed.shortage.line)
@@ -349,12 +352,12 @@ class _Step:
         return failed
 
     def _go_back(self, failed: Failed, rows: int) -> None:
-        """Go back to before the micro-batch, or, where its gradients cannot be told from those of
-        before, to before the window; then go on with fewer rows."""
+        """Undo the micro-batch, or, if its gradients cannot be separated from the others, the
+        window. Then go on with fewer rows."""
         runner, undo, index = self.runner, self.undo, self.runner.window.count
         failed.clear()
         smaller = self.left.smaller(rows)
-        # where one more failure ends the window, all that can be given back is
+        # If one more failure ends the window, all idle memory is given back.
         is_last = smaller is None or smaller == 1
         changed = failed.give_back(thorough=self.failures > 0 or is_last)
         once_more = smaller is None and (bool(changed) or not self.gave_all_back)
@@ -364,7 +367,7 @@ class _Step:
         self.failures += 1
         try:
             whole, restored = undo.back(failed.touched)
-        except RuntimeError as error:  # a buffer that had never changed has changed
+        except RuntimeError as error:  # A buffer without a copy has changed.
             raise error from failed.error
         began = self.began if whole else self.window_began
         retry = Retry(
@@ -382,7 +385,7 @@ class _Step:
         )
         runner.retries.append(retry)
         if failed.phase == WATERMARK:
-            tell(str(retry))
+            write_mark(str(retry))
         if smaller is not None:
             self.size = self.lowest = smaller
             self.owner.control.climbing = False
@@ -392,8 +395,7 @@ class _Step:
         agreed = (window.guess, window.weighted)
         window.rewind(self.mark if whole else self.start)
         if self.owner._overlap and agreed[0]:
-            # Where ranks reduce in a backward pass they have agreed on a guess: that stays, for
-            # they would not agree again.
+            # Ranks that reduce in a backward pass agree on a guess once in a window. It stays.
             window.guess, window.weighted = agreed
         if whole:
             del self.plan[len(self.done) :]
@@ -403,15 +405,16 @@ class _Step:
         self.left.restart()
 
     def _raise(self, failed: Failed, retry: Retry) -> NoReturn:
-        """The smallest possible micro-batch did not fit."""
+        """Raise the error of a micro-batch that cannot be smaller."""
         if failed.error is None:
             raise MemoryError(
                 f"step(): another rank ran out of memory: {failed.shortage.line}; {retry}"
             )
         failed.error.add_note(
-            f"memtools: nothing smaller can be tried, so the window is dropped; {failed.remedy()}"
+            f"memtools: no smaller micro-batch is possible, so the window is dropped; "
+            f"{failed.remedy()}"
         )
-        with contextlib.suppress(Exception):  # it looks at all objects, when memory is out
+        with contextlib.suppress(Exception):  # It looks at all objects while memory is short.
             from memtools._census.holders import kept_graphs
 
             kept = kept_graphs([*self.owner._tensors(), *self.runner.model.buffers()])
@@ -421,13 +424,13 @@ class _Step:
 
 
 class Failed:
-    """What ran out of memory, when its `except` block is left.
+    """A micro-batch, or an optimizer's state, that ran out of memory.
 
     Attributes:
-        error: what was raised; None where that was on another rank.
-        shortage: what it says.
+        error: the exception; None if another rank raised it.
+        shortage: what the exception says.
         touched: whether a backward pass may have changed gradients.
-        phase: where it was raised, as a Retry has it.
+        phase: where it was raised, as in Retry.phase.
     """
 
     __slots__ = ("error", "phase", "shortage", "touched")
@@ -444,27 +447,29 @@ class Failed:
             self.phase = WATERMARK
 
     def clear(self) -> None:
-        """Clear the frames of the traceback, whose variables are the tensors that filled the
-        memory. What is young is most often enough: a collection of the whole heap takes half a
-        second in a program that has imported much."""
+        """Clear the frames of the traceback, whose variables hold the tensors that filled memory.
+        Collecting the young objects is enough in most cases: a collection of the whole heap takes
+        half a second in a program with many imports."""
         if self.error is not None:
             for error in _related(self.error, set()):
                 traceback.clear_frames(error.__traceback__)
         gc.collect(1)
 
     def give_back(self, thorough: bool) -> str:
-        """Give idle memory back to the device and the system, and turn oneDNN off where it makes no
-        kernels any more. Returns what was set for that.
+        """Give idle memory back to the device and the system, and turn oneDNN off if it cannot make
+        kernels any more.
 
         Args:
             thorough: collect the whole heap first.
+
+        Returns what was set for that, in words, or "".
         """
         if thorough:
             gc.collect()
         bridge.connect().torch.cuda.empty_cache()
         if not self.shortage.of_host:
             return ""
-        # At a watermark nothing has run out, and the next pass uses what malloc keeps.
+        # At the watermark memory has not run out, and the next pass uses what malloc keeps.
         is_out = self.phase != WATERMARK
         changed = [_CHANGED] if is_out and malloc.map_large_blocks() else []
         reclaim.trim()
@@ -473,28 +478,28 @@ class Failed:
         return "; ".join(changed)
 
     def remedy(self) -> str:
-        """Say what the program can do where no smaller micro-batch is left, in one clause."""
+        """Return what the program can do if no smaller micro-batch is possible, as a clause."""
         return remedy(*malloc.idle()) if self.shortage.of_host else remedy(None)
 
 
 def _turn_onednn_off() -> bool:
-    """Turn oneDNN off for the rest of the process where it makes no kernel on this thread. Its
-    assembler keeps the first error of a thread, so that one kernel whose code found no memory is
-    followed by the refusal of every new one. Takes 0.2 ms where nothing is to be done."""
+    """Turn oneDNN off for the rest of the process if it cannot make a kernel on this thread. Its
+    assembler keeps the first error of a thread, so that after one kernel without memory it refuses
+    every new one. Returns whether it was turned off. Takes 0.2 ms if not."""
     torch = bridge.connect().torch
     if not torch.backends.mkldnn.enabled:
         return False
     try:
-        torch.zeros(1, next(_new_widths)).to_mkldnn()  # makes a kernel
+        torch.zeros(1, next(_new_widths)).to_mkldnn()  # This makes a kernel.
     except RuntimeError as error:
         if _REFUSAL in str(error):
-            torch._C._set_mkldnn_enabled(False)  # mkldnn.enabled can be read only, in some programs
+            torch._C._set_mkldnn_enabled(False)  # mkldnn.enabled is read-only in some programs.
             return True
     return False
 
 
 def _related(error: BaseException | None, seen: set[int]) -> Iterator[BaseException]:
-    """Yield the error, what it was raised from or while handling, and what it groups."""
+    """Yield the error, its causes and contexts, and the members of groups."""
     if error is None or id(error) in seen:
         return
     seen.add(id(error))
@@ -505,8 +510,8 @@ def _related(error: BaseException | None, seen: set[int]) -> Iterator[BaseExcept
 
 
 def _allocator_flushes(torch: Any) -> int:
-    """Return how often the devices' allocators emptied their caches to find a block; without CUDA
-    that is 0."""
+    """Return how often the allocators of devices emptied their caches to find a block; 0 without
+    CUDA."""
     if not torch.cuda.is_initialized():
         return 0
     return sum(
@@ -519,8 +524,8 @@ def _allocator_flushes(torch: Any) -> int:
 
 
 class SizeControl:
-    """The size that windows begin with: half after an OOM, remembered, and tried upward later.
-    Numbers only; the same failures give the same sizes.
+    """The size that windows begin with: halved after an OOM, remembered, and raised later on trial.
+    It is arithmetic only: the same failures give the same sizes.
 
          rows
           16  ##x                    #x          x: out of memory
@@ -528,21 +533,21 @@ class SizeControl:
            4
                  |- 8 good windows -|  |- 16 good windows, and so on up to 1,024 -|
 
-    A step up that fails makes the next one wait twice as long; one that lasts as long as it waited
-    counts as found, and the wait is short again. It never goes above the size that it began with.
+    After a larger size fails, the next trial waits twice as long. A larger size that lasts for as
+    many windows as it waited is accepted, and the wait is short again. The size never exceeds the
+    first one.
 
-    A size that did well in 32 windows is not given up for one failure: data have giants now and
-    then. That window goes on in smaller parts, the next one begins with the old size.
+    A size that was good in 32 windows is not lowered after one failure, as data have an occasional
+    giant: that window goes on in smaller parts, and the next one begins with the old size.
 
     Attributes:
-        top: rows that it began with, inf for the whole batch.
-        size: rows of a micro-batch in the next window; inf: the whole batch, however large.
-        good: windows without a failure since the size last changed, of those that used it.
-        wait: good windows before it goes up.
-        before: the size before the last step up, while that is on trial; else 0.
-        climbing: whether the size began low, and larger ones are still being looked for within
-            windows.
-        is_new: whether no window and no state has said anything of it.
+        top: the first size, inf for the whole batch.
+        size: rows of a micro-batch in the next window; inf for the whole batch.
+        good: windows without a failure that used this size since it last changed.
+        wait: good windows before a larger size is tried.
+        before: the size before the current trial, 0 without one.
+        climbing: whether the size began low and still doubles within windows.
+        is_new: whether no window and no state has set it.
     """
 
     __slots__ = ("before", "climbing", "good", "is_new", "size", "top", "wait")
@@ -553,7 +558,7 @@ class SizeControl:
         self.climbing, self.is_new = False, True
 
     def start_low(self, rows: int) -> None:
-        """Begin with few rows, to climb from there."""
+        """Begin with few rows, and climb from there."""
         self.size, self.climbing, self.is_new = min(self.top, float(rows)), True, False
 
     def end_window(
@@ -566,10 +571,10 @@ class SizeControl:
         """Learn from a window that made its update.
 
         Args:
-            most: more rows in a micro-batch than these are of no use.
-            used: rows of the largest micro-batch that went well.
-            lowest: what the window went on with after its last failure; 0 without one.
-            may_rise: called with a larger size before it is taken.
+            most: the largest useful size.
+            used: rows of the largest successful micro-batch.
+            lowest: the size after the last failure of the window; 0 without one.
+            may_rise: called with a larger size; returns whether to take it.
         """
         self.is_new = False
         if lowest:
@@ -581,32 +586,32 @@ class SizeControl:
             self._rise(most, may_rise)
 
     def lower(self, smaller: float) -> None:
-        """Lower the size: to that before a step up on trial, else to `smaller`."""
+        """Lower the size, to that before the current trial, else to `smaller`."""
         if self.before:
             self.wait = min(2 * self.wait, LONGEST_WAIT)
-        halved_once = 2 * smaller >= self.size  # then what is known to fit has not failed
+        halved_once = 2 * smaller >= self.size  # Then the size before the trial has not failed.
         self.size = self.before if self.before and halved_once else min(self.size, smaller)
         self.before, self.good, self.climbing = 0.0, 0, False
 
     def _rise(self, most: float, may_rise: Callable[[float], bool]) -> None:
         if self.good < self.wait:
             return
-        if self.before:  # it lasted as long as it had waited
+        if self.before:  # The trial has lasted as long as it had waited.
             self.before, self.wait = 0.0, FIRST_WAIT
         if self.size < min(self.top, most):
             larger = min(2 * self.size, self.top)
             if not may_rise(min(larger, most)):
-                self.good = self.wait - min(self.wait, FIRST_WAIT)  # asked again soon: it is cheap
+                self.good = self.wait - min(self.wait, FIRST_WAIT)  # Ask again soon: it is cheap.
                 return
             self.before, self.size, self.good = self.size, larger, 0
 
     def state(self) -> dict[str, Any]:
-        """For a state_dict, with None for the whole batch."""
+        """Return its part of a state_dict, with None for the whole batch."""
         state = {name: getattr(self, name) for name in _STATE}
         return state | {"size": None if self.size == math.inf else self.size}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take over a state that was checked."""
+        """Load a state that was checked."""
         self.size, self.good, self.wait, self.before = (state[name] for name in _STATE)
         self.size = self.top if self.size is None else min(self.size, self.top)
         self.is_new = False

@@ -1,4 +1,4 @@
-"""checkpoint_layers: layers that keep their input alone, and compute again in backward."""
+"""checkpoint_layers: layers that save only their input, and compute again in backward."""
 
 from __future__ import annotations
 
@@ -28,33 +28,35 @@ def checkpoint_layers(
         handle = memtools.checkpoint_layers(model, names=["encoder.layers.*", "head"])
         print(handle); handle.remove()
 
-    A checkpointed layer keeps its input for backward, and nothing of what it computes; backward
-    runs its forward once more, with the same random numbers and the same autocast, so losses and
-    gradients have the same bits. Parameters, their names and `state_dict()` stay as they are, and
-    so does the layer's type: wrap before or after DDP, FSDP2 and `torch.compile`. The model can be
-    pickled and copied. Running statistics (BatchNorm) move once, though forward runs twice. Where
-    gradients are off, a layer runs as before.
+    A checkpointed layer saves its input for backward, and no intermediate result. The backward pass
+    runs its forward again, with the same random numbers and the same autocast, so that losses and
+    gradients have the same bits. Parameters, their names, `state_dict()` and the type of the layer
+    stay as they are: call this before or after DDP, FSDP2 and `torch.compile`. The model can be
+    pickled and copied. Running statistics (BatchNorm) are updated once, though forward runs twice.
+    Without grad mode a layer runs as before.
 
     Args:
-        model: changed in place.
-        every: of the layers that were found, each `every`-th, from the first one on. The last one
-            gains least: its turn comes first in backward, while all others' activations are there.
-        names: patterns of `model.named_modules()` names, in which "*" stands for one part or
-            for a piece of one: "blocks.*" means all blocks, and not what they consist of. Without
-            names: the repeated blocks, which are the members of the longest ModuleList or
-            Sequential of one type that is not itself inside such a list; of lists with members of
-            that type, and of equally long ones, all.
+        model: the model, which is changed in place.
+        every: checkpoint each `every`-th of the layers, from the first one on. The last layer gains
+            least: backward computes it first, while the activations of all others exist. 1, the
+            default, stands for all.
+        names: patterns of `model.named_modules()` names, in which "*" stands for one part of a name
+            or for a piece of it: "blocks.*" means all blocks, and not their submodules. None, the
+            default, stands for the repeated blocks: the members of the longest ModuleList or
+            Sequential whose members have one type, and which is not inside such a list. Lists of
+            the same length, or with members of the same type, count too.
 
     Returns:
-        what was wrapped, and `remove()`.
+        a handle with the names of the layers and `remove()`.
 
     Raises:
-        TypeError: `model` is not a module, `every` not an int, or `names` not of strings.
-        ValueError: `every` below 1; nothing found; a layer that is checkpointed already, or holds
-            or is held by one that is; a container that is never called. Nothing is wrapped then.
+        TypeError: `model` is not a module, `every` is not an int, or `names` has other than str.
+        ValueError: `every` is below 1, no layer was found, a layer is checkpointed already or
+            contains or is part of one that is, or a container is never called. No layer is wrapped
+            then.
 
-    Costs the forward of these layers again, in most models a third of the step; besides some 0.2 ms
-    a layer and step, which torch's own checkpoint takes.
+    It costs the forward of these layers, a third of the step in most models, and about 0.2 ms for
+    each layer and step in torch's own checkpoint.
     """
     torch = bridge.connect().torch
     if not isinstance(model, torch.nn.Module):
@@ -74,11 +76,11 @@ def checkpoint_layers(
 
 @dataclass(frozen=True, slots=True)
 class CheckpointedLayers:
-    """What `checkpoint_layers` wrapped. Does not keep the model alive."""
+    """The handle of `checkpoint_layers`. It does not keep the model alive."""
 
     #: the names of the layers that are checkpointed, as in `model.named_modules()`
     names: tuple[str, ...]
-    #: how many layers there were to choose from
+    #: the number of layers from which `every` chose
     found: int
     wrappers: tuple[_Recomputed, ...]
 
@@ -89,7 +91,7 @@ class CheckpointedLayers:
 
     @property
     def active(self) -> bool:
-        """False after `remove()`."""
+        """Whether the layers are checkpointed: False after `remove()`."""
         return any(wrapper.enabled for wrapper in self.wrappers)
 
     def __str__(self) -> str:
@@ -99,8 +101,8 @@ class CheckpointedLayers:
 
 
 class _Recomputed:
-    """In place of a layer's forward(), as an attribute of the layer, which it holds weakly: a model
-    that is dropped goes at once, not when garbage is collected."""
+    """Replaces a layer's forward(), as an attribute of the layer. It holds the layer weakly, so
+    that a model is freed at once and not by the garbage collector."""
 
     def __init__(
         self, layer: torch.nn.Module, before: Any, statistics: bool, enabled: bool = True
@@ -108,7 +110,7 @@ class _Recomputed:
         self._torch = bridge.connect().torch
         self._layer = weakref.ref(layer)
         self._forward = type(layer).forward
-        self._before = before  # a forward that something else had put there
+        self._before = before  # the forward that other code had put there
         self._statistics = statistics
         self._reserved = _reserved()
         self.enabled = enabled
@@ -121,7 +123,7 @@ class _Recomputed:
         if not self.enabled or not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         checkpoint = torch.utils.checkpoint.checkpoint
-        if not self._reserved.isdisjoint(kwargs):  # the layer's own, which are called the same
+        if not self._reserved.isdisjoint(kwargs):  # The layer has keywords of the same names.
             forward, kwargs = functools.partial(forward, **kwargs), {}
         if self._statistics and not torch.compiler.is_compiling():
             kwargs = {**kwargs, "context_fn": self._contexts}
@@ -133,13 +135,13 @@ class _Recomputed:
     def remove(self) -> None:
         layer, self.enabled = self._layer(), False
         if layer is None or layer.__dict__.get("forward") is not self:
-            return  # something else was put over it, and goes on calling it
+            return  # Other code has wrapped this, and goes on calling it.
         del layer.__dict__["forward"]
         if self._before is not None:
             layer.__dict__["forward"] = self._before
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The layer comes as state, not as an argument: it refers to this, and is made first.
+        # The layer is a part of the state, as it refers to this object and is made first.
         return _blank, (), (self._layer(), self._before, self._statistics, self.enabled)
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
@@ -149,7 +151,7 @@ class _Recomputed:
 
 @functools.cache
 def _reserved() -> frozenset[str]:
-    """Keywords that torch's checkpoint takes for itself, and does not hand on to the layer."""
+    """Return the keywords that torch's checkpoint does not pass to the layer."""
     checkpoint = bridge.connect().torch.utils.checkpoint.checkpoint
     return frozenset(inspect.signature(checkpoint).parameters) | {"preserve_rng_state"}
 
@@ -160,7 +162,7 @@ def _blank() -> _Recomputed:
 
 @contextmanager
 def _statistics_kept(torch: Any, layer: Any) -> Iterator[None]:
-    """Around the second forward: running statistics are afterwards what they were."""
+    """Restore running statistics after the second forward."""
     norms = torch.nn.modules.batchnorm._NormBase
     buffers = [
         buffer
@@ -173,12 +175,13 @@ def _statistics_kept(torch: Any, layer: Any) -> Iterator[None]:
         yield
     finally:
         for buffer, value in zip(buffers, before, strict=True):
-            buffer.data.copy_(value)  # .data: other backwards hold it by its version
+            buffer.data.copy_(value)  # .data, as other backward passes check its version
 
 
 # --- which layers ---------------------------------------------------------------------------------
 
-Layers = dict[str, Any]  # by name, in the model's order
+#: Layers by name, in the order of the model.
+Layers = dict[str, Any]
 
 
 def _repeated(torch: Any, model: Any) -> Layers:
@@ -187,7 +190,7 @@ def _repeated(torch: Any, model: Any) -> Layers:
     if not longest:
         raise ValueError(
             f"{type(model).__name__} has no ModuleList or Sequential of 2 or more modules of one "
-            'type; say which layers by names=["..."], as model.named_modules() has them'
+            'type; pass names=["..."] with names from model.named_modules()'
         )
     kinds = {type(next(iter(one.values()))) for one in lists if len(one) == longest}
     found: Layers = {}
@@ -198,8 +201,8 @@ def _repeated(torch: Any, model: Any) -> Layers:
 
 
 def _block_lists(torch: Any, module: Any, name: str) -> Iterator[Layers]:
-    """Lists of modules of one type, from the outside: what is inside of one is part of a block."""
-    children = module._modules.items()  # a layer that is there twice counts twice
+    """Yield the outermost lists of modules of one type."""
+    children = module._modules.items()  # A layer that is there twice counts twice.
     inside = {f"{name}.{key}".lstrip("."): child for key, child in children if child is not None}
     if isinstance(module, (torch.nn.ModuleList, torch.nn.Sequential)):
         called = not any(_is_container(torch, child) for child in inside.values())
@@ -211,19 +214,19 @@ def _block_lists(torch: Any, module: Any, name: str) -> Iterator[Layers]:
 
 
 def _is_container(torch: Any, module: Any) -> bool:
-    """Whether it has no forward() that could be called."""
+    """Whether it has no forward()."""
     return type(module).forward is torch.nn.Module.forward and "forward" not in module.__dict__
 
 
 def _named(model: Any, names: str | Iterable[str]) -> Layers:
     patterns = [names] if isinstance(names, str) else list(names)
     if not patterns:
-        raise ValueError('names is empty; give patterns like "blocks.*", or leave it out')
+        raise ValueError('names is empty; pass patterns like "blocks.*", or leave it out')
     matched: set[str] = set()
     modules: Layers = dict(model.named_modules())
     for pattern in patterns:
         if not isinstance(pattern, str):
-            raise TypeError(f'names are patterns like "blocks.*", got {type(pattern).__name__}')
+            raise TypeError(f'names must be patterns like "blocks.*", got {type(pattern).__name__}')
         hits = [name for name in modules if _matches(name, pattern)]
         if not hits:
             raise ValueError(f"no module of {type(model).__name__} is called {pattern!r}")
@@ -237,7 +240,7 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def _check(torch: Any, model: Any, chosen: Layers) -> None:
-    """ValueError for what must not be wrapped."""
+    """Raise ValueError if a layer cannot be checkpointed."""
     wrapped = [
         name
         for name, module in model.named_modules()

@@ -1,11 +1,10 @@
-"""What a window's end does to gradients: measure them in one pass, and multiply them at most once.
+"""Measures gradients in one pass, and multiplies them in one pass.
 
     gradients on the CPU    memtools._core.GradSet: one native pass over all of them
-    what that leaves        torch's operations in float64, further down
-    gradients on a device   torch's foreach operations there, and nothing waits for the device
+    others on the CPU       torch's operations in float64, at the end of this file
+    gradients on a device   torch's foreach operations, without waiting for the device
 
-Nothing here decides anything: the caller makes one factor of the loss scale, the weights, the ranks
-and the clip coefficient, and may not multiply at all.
+The caller combines the loss scale, the weights, the ranks and the clip coefficient into one factor.
 """
 
 from __future__ import annotations
@@ -26,22 +25,23 @@ if TYPE_CHECKING:
 
 
 _LEAVE_OUT: Final = (
-    "leave that call out, as GradAccumulator drops the gradients where a window ends"
+    "leave that call out, as GradAccumulator drops the gradients at the end of a window"
 )
 _MEASURE_OR_KEEP_OUT: Final = (
-    "memtools.grad_norm() measures them and writes nothing, where torch's clip_grad_norm_ writes "
-    "with max_norm=inf too; requires_grad_(False) on this model keeps out the backward pass of "
-    "another one that goes through it, as that of a GAN's generator does"
+    "memtools.grad_norm() measures them without writing, while torch's clip_grad_norm_ writes even "
+    "with max_norm=inf; requires_grad_(False) on this model keeps out the backward pass of another "
+    "model that goes through it, such as a GAN's generator"
 )
 
 
-_WRITTEN: Final = 1  # as GradSet.changed() tells them
+# The return values of GradSet.changed().
+_WRITTEN: Final = 1
 _REPLACED: Final = 2
 _DROPPED: Final = 3
 
 
 class Change(NamedTuple):
-    """What somebody did to gradients, and what to do instead, in words."""
+    """What other code did to gradients, and what to do instead, in words."""
 
     what: str
     remedy: str
@@ -49,16 +49,17 @@ class Change(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Measure:
-    """What gradients add up to."""
+    """The sum of squares of gradients, and whether they are finite."""
 
-    #: a float, or a 0-d float64 tensor on the device where some gradients are on one
+    #: a float, or a 0-d float64 tensor on the device if some gradients are on one
     sum_squares: float | torch.Tensor
-    #: how many parameters have a gradient
+    #: the number of parameters that have a gradient
     count: int
     #: whether no element is inf or nan: a bool, or a 0-d bool tensor on the device
     finite: bool | torch.Tensor
     _bad: tuple[int, int, str | None] = (0, 0, None)
-    _uncounted: Gradients | None = None  # where inf and nan are counted when they are asked for
+    #: the gradients whose inf and nan elements `bad` has to count first
+    _uncounted: Gradients | None = None
 
     @property
     def norm(self) -> float | torch.Tensor:
@@ -68,9 +69,9 @@ class Measure:
 
     @property
     def bad(self) -> tuple[int, int, str | None]:
-        """Elements that are inf, those that are nan, and the name of the first parameter that has
-        one, or None. Those of gradients on a device are counted when they are first asked for,
-        which waits for the device, and the gradients must still be there."""
+        """The number of inf elements, that of nan elements, and the name of the first parameter
+        that has one, or None. If gradients are on a device, the first read counts them, which waits
+        for the device; the gradients must still be there."""
         if self._uncounted is not None:
             gradients, self._uncounted = self._uncounted, None
             if not bool(self.finite):
@@ -79,13 +80,13 @@ class Measure:
 
 
 class Gradients:
-    """The gradients of some parameters, whatever they are on. They are looked up at each call.
+    """The gradients of some parameters, which each call looks up.
 
-    Measuring reads each gradient once. Multiplying changes it in place, as an in-place operation of
-    torch does. Dtypes, devices and layouts may be mixed; of a DTensor it is this process's shard.
+    Measuring reads each gradient once. Multiplying changes it in place, like an in-place operation
+    of torch. Dtypes, devices and layouts may be mixed. Of a DTensor the local shard is used.
 
     Attributes:
-        parameters: the tensors whose `.grad` is measured and multiplied.
+        parameters: the tensors with these gradients.
         remembered: whether remember() was called since the last backward pass.
     """
 
@@ -96,36 +97,34 @@ class Gradients:
         self._torch = bridge.connect().torch
         self._native = _core.GradSet(self.parameters)
         self._names = None if names is None else list(names)
-        if self._names is not None and len(self._names) != len(self.parameters):
-            raise ValueError(f"{len(self.parameters)} parameters and {len(self._names)} names")
         half = (self._torch.bfloat16, self._torch.float16)
         self._of_16_bits = [p for p in self.parameters if p.dtype in half]
         self.forget()
 
     def name(self, index: int) -> str:
-        """What a message calls the parameter: by its name, or by its place and shape."""
+        """Return a name for messages: the parameter's own, or its index and shape."""
         if self._names is not None:
             return self._names[index]
         return f"parameter {index} {list(self.parameters[index].shape)}"
 
     def tensors(self) -> list[torch.Tensor]:
-        """The gradients that there are, in the order of the parameters."""
+        """Return the existing gradients, in the order of the parameters."""
         return [p.grad for p in self.parameters if p.grad is not None]
 
     def sparse(self) -> str | None:
-        """The name of the first parameter whose gradient is sparse, or None."""
-        for index in self._native.multiply(1.0):  # those that the native pass leaves
+        """Return the name of the first parameter whose gradient is sparse, or None."""
+        for index in self._native.multiply(1.0):  # those that the native pass cannot read
             if (grad := self.parameters[index].grad) is not None and _is_sparse(grad):
                 return self.name(index)
         return None
 
     def sharded(self) -> list[str]:
-        """The names of parameters that are DTensors: a measure has their local shards only."""
+        """Return the names of parameters that are DTensors."""
         found = enumerate(self.parameters)
         return [self.name(i) for i, parameter in found if hasattr(parameter, "_local_tensor")]
 
     def measure(self) -> Measure:
-        """One read pass. Raises TypeError for a sparse gradient, before anything is read."""
+        """Read all gradients once. Raises TypeError if one is sparse."""
         found = self._native.measure()
         if not found.left:
             first = None if found.first_bad < 0 else self.name(found.first_bad)
@@ -137,19 +136,19 @@ class Gradients:
             return self._with_devices(torch, self._with_left(torch, found, left), left)
 
     def _with_left(self, torch: Any, native: _core.GradMeasure, left: Left) -> Measure:
-        """The measure with what is on the CPU, but was not read natively."""
+        """Add the gradients on the CPU that were not read natively."""
         host = [grad for _, grad in left if grad.device.type == "cpu"]
         squares = [host_squares(torch, grad) for grad in host]
-        # The squares of finite float64 may overflow: only a count tells.
+        # The squares of finite float64 may overflow, so that their elements have to be counted.
         odd = [grad for grad, sum_ in zip(host, squares, strict=True) if not math.isfinite(sum_)]
         fine = not (native.infs or native.nans or any(sum(count_bad(torch, g)) for g in odd))
-        only = len(host) == len(left)  # nothing is on a device, so that counting waits for none
+        only = len(host) == len(left)  # Nothing is on a device for which counting would wait.
         bad = self.bad() if only and not fine else (0, 0, None)
         total = exact_sum([native.sum_squares, *squares])
         return Measure(total, native.tensors + len(left), fine, bad)
 
     def _with_devices(self, torch: Any, host: Measure, left: Left) -> Measure:
-        """The measure with what is on devices, on the first of them."""
+        """Add the gradients on devices. The sums are on the first of these."""
         groups = _by_device(left)
         if not groups:
             return host
@@ -164,19 +163,19 @@ class Gradients:
         return Measure(squares + host.sum_squares, host.count, finite, _uncounted=self)
 
     def multiply(self, factor: float | torch.Tensor) -> None:
-        """Multiply every gradient, in one pass.
+        """Multiply every gradient in one pass.
 
-        A factor that is a tensor on a device is used there; gradients on the CPU beside it make the
-        call wait for it. With factor 1.0 nothing is touched.
+        A factor may be a tensor on a device. The call waits for it only if other gradients are on
+        the CPU. A factor of 1.0 changes nothing.
 
-        Raises TypeError for a sparse gradient; then nothing was changed.
+        Raises TypeError if a gradient is sparse, and changes nothing then.
         """
         torch = self._torch
         if not isinstance(factor, torch.Tensor):
             factor = float(factor)
             if factor == 1.0:
                 return
-        unread = self._native.multiply(1.0)  # by 1 it only looks
+        unread = self._native.multiply(1.0)  # This writes nothing.
         left = self._left(unread) if unread else []
         if self._native.tensors:
             self._native.multiply(float(factor))
@@ -191,8 +190,8 @@ class Gradients:
                 device_multiply(torch, grads, near)
 
     def bad(self) -> tuple[int, int, str | None]:
-        """Counts inf and nan elements in all gradients, and names the first parameter that has
-        one. Waits for devices."""
+        """Count inf and nan elements of all gradients, and return the name of the first parameter
+        that has one. Waits for devices."""
         torch = bridge.connect().torch
         found = self._native.measure()
         infs, nans = found.infs, found.nans
@@ -204,23 +203,23 @@ class Gradients:
                 infs, nans = infs + more[0], nans + more[1]
         return infs, nans, self.name(first) if infs + nans else None
 
-    # --- whether somebody else changes them ---
+    # --- changes by other code ---
 
     def remember(self) -> None:
-        """Remember the gradients as they are now: the tensors, and how often each was written to.
-        From now on nobody but the next micro-batch may change them."""
+        """Remember the gradient tensors and how often each was written to. Until the next
+        micro-batch nothing may change them."""
         self._before = None
-        if not self._native.remember():  # there is no shim
+        if not self._native.remember():  # There is no shim.
             before = self._before = [p.grad for p in self.parameters]
             self._versions = [grad._version for grad in before if grad is not None]
         self.remembered = True
 
     def forget(self) -> None:
-        """Forget what remember() saw: a backward pass begins, or the gradients are dropped."""
+        """Discard what remember() saved: a backward pass begins, or the gradients are dropped."""
         self._before, self._versions, self.remembered = None, [], False
 
     def changed(self) -> Change | None:
-        """What happened to the gradients since remember(); None for nothing."""
+        """Return what happened to the gradients since remember(), or None."""
         found = self._native.changed() if self._before is None else self._compared(self._before)
         if found == _DROPPED:
             return Change("set to None, as by zero_grad()", _LEAVE_OUT)
@@ -233,7 +232,7 @@ class Gradients:
         return Change(what, f"{_LEAVE_OUT}; {_MEASURE_OR_KEEP_OUT}")
 
     def _compared(self, before: list[Any]) -> int:
-        """The same as GradSet.changed(), by Python."""
+        """Do what GradSet.changed() does, in Python."""
         grads = [p.grad for p in self.parameters]
         if not all(map(operator.is_, grads, before)):
             pairs = zip(grads, before, strict=True)
@@ -251,12 +250,12 @@ class Gradients:
             parameter.grad = None
 
     def wide(self) -> list[torch.Tensor]:
-        """The 16-bit parameters whose gradients are in fp32, as their `grad_dtype` asks for."""
+        """Return the 16-bit parameters whose gradients are in fp32 because of `grad_dtype`."""
         found = self._of_16_bits
         return [p for p in found if p.grad is not None and p.grad.dtype != p.dtype]
 
     def _left(self, indices: Iterable[int]) -> Left:
-        """The gradients that are not read natively, of a DTensor the shard that is here."""
+        """Return the gradients that are not read natively, of a DTensor the local shard."""
         left = []
         for index in indices:
             if (grad := self.parameters[index].grad) is None:
@@ -268,7 +267,7 @@ class Gradients:
 
 
 def sparse_error(name: str) -> TypeError:
-    """What to raise where the gradient of the parameter `name` is sparse."""
+    """Return the error for a sparse gradient of the parameter `name`."""
     return TypeError(
         f"the gradient of {name} is sparse; use a layer with sparse=False, such as "
         "torch.nn.Embedding(..., sparse=False)"
@@ -287,25 +286,26 @@ def _by_device(left: Left) -> dict[torch.device, list[torch.Tensor]]:
     return groups
 
 
-# --- torch's own operations, for what the native pass leaves ---
+# --- torch's operations, for gradients that are not read natively ---
 
-PIECE = 1 << 20  # elements that are copied to float64 at a time: 8 MiB
+#: So many elements are copied to float64 at a time: 8 MiB.
+PIECE = 1 << 20
 
 
 class DeviceSums(NamedTuple):
-    """What the gradients on one device add up to: 0-d tensors on it, float64 and bool."""
+    """The sums over the gradients on one device: 0-d tensors on it, float64 and bool."""
 
     squares: torch.Tensor
     finite: torch.Tensor
 
 
 def _real(torch: Any, grad: torch.Tensor) -> torch.Tensor:
-    """A complex gradient as pairs of real numbers: |z|^2 is the sum of their squares."""
+    """Return a complex gradient as pairs of real numbers: |z|^2 is the sum of their squares."""
     return torch.view_as_real(grad.resolve_conj()) if grad.is_complex() else grad
 
 
 def _pieces(grad: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Views that together are the gradient, of PIECE elements or one row."""
+    """Yield views that together are the gradient, of PIECE elements or one row."""
     if grad.numel() <= PIECE:
         yield grad
         return
@@ -316,14 +316,13 @@ def _pieces(grad: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def host_squares(torch: Any, grad: torch.Tensor) -> float:
-    """The exact sum of squares of a gradient on the CPU. Needs no more than 16 MiB or one row
-    beside it."""
+    """Return the exact sum of squares of a gradient on the CPU. Needs up to 16 MiB, or one row."""
     pieces = _pieces(_real(torch, grad))
     return exact_sum([float(piece.double().square().sum()) for piece in pieces])
 
 
 def exact_sum(squares: Sequence[float]) -> float:
-    """Their exact sum; fsum refuses what overflows, and inf beside nan."""
+    """Return the exact sum. fsum refuses an overflow, and inf beside nan."""
     try:
         return math.fsum(squares)
     except (OverflowError, ValueError):
@@ -331,7 +330,7 @@ def exact_sum(squares: Sequence[float]) -> float:
 
 
 def count_bad(torch: Any, grad: torch.Tensor) -> tuple[int, int]:
-    """How many elements are inf and how many nan; waits for the device that they are on."""
+    """Return the numbers of inf and of nan elements. Waits for their device."""
     infs = nans = 0
     for piece in _pieces(_real(torch, grad)):
         infs += int(piece.isinf().sum())
@@ -340,7 +339,7 @@ def count_bad(torch: Any, grad: torch.Tensor) -> tuple[int, int]:
 
 
 def host_multiply(grad: torch.Tensor, factor: float) -> None:
-    """grad *= factor; 16-bit gradients are rounded once."""
+    """Multiply a gradient in place. 16-bit gradients are rounded once."""
     if grad.is_floating_point() and grad.element_size() < 4:
         for piece in _pieces(grad):
             piece.copy_(piece.float().mul_(factor))
@@ -349,15 +348,15 @@ def host_multiply(grad: torch.Tensor, factor: float) -> None:
 
 
 def device_sums(torch: Any, grads: Sequence[torch.Tensor]) -> DeviceSums:
-    """The sum of squares of gradients of one device, added in float64: fp32, bf16 and fp16 neither
-    overflow nor vanish in it, so it is finite where they all are."""
+    """Return the sum of squares of gradients on one device, in float64: squares of fp32, bf16 and
+    fp16 neither overflow nor vanish, so that the sum is finite if all elements are."""
     real = [_real(torch, grad) for grad in grads]
     norms: list[torch.Tensor] = []
     finite: list[torch.Tensor] = []
     for alike in _by_dtype(real):
         found = torch._foreach_norm(alike, 2, dtype=torch.float64)
         norms += found
-        # Squares of float64 may overflow: their largest elements tell whether they are finite.
+        # Squares of float64 may overflow. The largest element says whether all are finite.
         finite += found if alike[0].dtype != torch.float64 else _largest(torch, alike)
     squares = torch.stack(norms).square_().sum()
     return DeviceSums(squares, torch.stack(finite).isfinite().all())
@@ -372,9 +371,9 @@ def _largest(torch: Any, grads: list[torch.Tensor]) -> list[torch.Tensor]:
 def device_multiply(
     torch: Any, grads: Sequence[torch.Tensor], factor: float | torch.Tensor
 ) -> None:
-    """grad *= factor for gradients of one device, where the factor is too. 16-bit gradients go by
-    an fp32 copy of one of them at a time where torch would round the factor to 16 bits first, which
-    is everywhere but for a Python number on CUDA."""
+    """Multiply gradients on one device in place by a factor on the same device. torch would first
+    round the factor to the 16 bits of a gradient, except a Python number on CUDA: these gradients
+    are multiplied as fp32 copies, one at a time."""
     for alike in _by_dtype(grads):
         exact = torch.promote_types(alike[0].dtype, torch.float32)
         if exact != alike[0].dtype and (
@@ -389,7 +388,7 @@ def device_multiply(
 
 
 def _by_dtype(grads: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """torch's foreach operations are fast for lists of one dtype."""
+    """Group gradients, as torch's foreach operations are fast for lists of one dtype."""
     groups: dict[torch.dtype, list[torch.Tensor]] = {}
     for grad in grads:
         groups.setdefault(grad.dtype, []).append(grad)

@@ -1,4 +1,4 @@
-"""clip_grad_norm_ and grad_norm: torch's, with a norm that is right on large tensors."""
+"""clip_grad_norm_ and grad_norm: like torch's, with a norm that is exact for large tensors."""
 
 from __future__ import annotations
 
@@ -24,22 +24,23 @@ def grad_norm(
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> torch.Tensor:
-    """Return the norm of all gradients of `parameters` as if they were one vector; reads them once.
+    """Return the norm of all gradients of `parameters` as one vector. Reads each of them once.
 
     Args:
-        parameters: a tensor, or tensors; one that is given twice counts once.
+        parameters: a tensor or tensors. A tensor that is given twice counts once.
         norm_type: the p of the p-norm, inf for the largest element. 2.0 by default.
-        error_if_nonfinite: raise where the norm is inf or nan. False by default.
-        foreach: as torch takes it, for norms that are left to torch: whether the gradients of a
-            device are read by one call. None: torch chooses.
+        error_if_nonfinite: raise an error if the norm is inf or nan. False by default.
+        foreach: for norms that torch computes: whether one call reads all gradients of a device.
+            None, the default: torch chooses.
 
-    Returns a 0-d tensor on the first gradient's device: fp32, or float64 where some gradient is.
-    Its 2-norm is right to 1e-7 for any number of elements, for bf16 and fp16, and for values whose
-    squares fp32 cannot hold, and has the same bits for any number of threads; torch's on the CPU is
-    1 % off at 100 million elements. Other norms, and DTensors, are left to torch's own function.
+    Returns a 0-d tensor on the device of the first gradient: fp32, or float64 if a parameter is
+    float64. The 2-norm is exact to 1e-7 for any number of elements, for bf16 and fp16, and for
+    values whose squares fp32 cannot represent. It has the same bits for any number of threads.
+    torch's norm on the CPU is 1 % off at 100 million elements. torch's own function computes other
+    norms, and those of DTensors.
 
-    Raises RuntimeError when the norm is not finite and `error_if_nonfinite`, and TypeError for a
-    sparse gradient.
+    Raises RuntimeError if the norm is not finite and `error_if_nonfinite` is set, TypeError if a
+    gradient is sparse.
     """
     torch = bridge.connect().torch
     gradients = _gradients(parameters)
@@ -62,30 +63,30 @@ def clip_grad_norm_(
     """Scale the gradients of `parameters` in place so that their norm is at most `max_norm`.
 
     A drop-in for `torch.nn.utils.clip_grad_norm_` with the same coefficient,
-    `max_norm / (norm + 1e-6)`. It returns the norm from before as `grad_norm()` gives it. Reads the
-    gradients once; on the CPU they are written only when they are too large. A norm that is not
-    finite makes all of them nan or 0, as torch's does, unless `error_if_nonfinite` is set. On a
-    CUDA device nothing waits for it, unless `error_if_nonfinite` is set.
+    `max_norm / (norm + 1e-6)`. Returns the norm from before, as `grad_norm()` does. Reads the
+    gradients once, and on the CPU writes them only if they are too large. A norm that is not finite
+    makes all of them nan or 0, as in torch. On a CUDA device the call does not wait for the device,
+    unless `error_if_nonfinite` is set.
 
     Args:
-        parameters: a tensor, or tensors; one that is given twice counts once.
-        max_norm: the largest norm that is left as it is; 0 or more.
+        parameters: a tensor or tensors. A tensor that is given twice counts once.
+        max_norm: the largest norm that is left unchanged, 0 or more.
         norm_type, error_if_nonfinite, foreach: as for `grad_norm()`.
 
-    Raises ValueError for a negative or nan `max_norm`, RuntimeError when the norm is not finite and
-    `error_if_nonfinite`, and TypeError for a sparse gradient; then nothing was changed.
+    Raises ValueError if `max_norm` is negative or nan, RuntimeError if the norm is not finite and
+    `error_if_nonfinite` is set, TypeError if a gradient is sparse. An error changes nothing.
     """
     torch = bridge.connect().torch
     max_norm = as_float(max_norm)
     if not max_norm >= 0:
-        raise ValueError(f"max_norm is 0 or more, got {max_norm}")
+        raise ValueError(f"max_norm must be 0 or more, got {max_norm}")
     gradients = _gradients(parameters)
     if _is_torchs(norm_type, gradients):
         options = as_float(norm_type), error_if_nonfinite, foreach
         return torch.nn.utils.clip_grad_norm_(gradients.parameters, max_norm, *options)  # type: ignore[no-any-return]
     found = gradients.measure()
     _check(found, error_if_nonfinite)
-    total = _as_tensor(torch, gradients, found)  # may be refused, so before anything is changed
+    total = _as_tensor(torch, gradients, found)  # It may raise, so it comes before any change.
     norm = found.norm
     if not isinstance(norm, float):
         gradients.multiply((max_norm / (norm + 1e-6)).clamp(max=1.0))
@@ -115,7 +116,7 @@ def _check(found: Measure, error_if_nonfinite: bool) -> None:
         infs, nans, first_bad = found.bad
         raise RuntimeError(
             f"the norm of the gradients is not finite: {infs} inf and {nans} nan "
-            f"elements, the first of {first_bad}; to clip by it all the same, call with "
+            f"elements, the first of {first_bad}; to clip by it nevertheless, pass "
             "error_if_nonfinite=False"
         )
 

@@ -1,11 +1,10 @@
-"""What a window's end does with the optimizer: its state, one factor, its step; and whose it is.
+"""The optimizer at the end of a window: its owner, its state, and its step.
 
-Ownership    which accumulator the optimizer belongs to, and who may step it
-make_state   before the first step: all of an optimizer's state, or nothing
-Finish       one factor, 1 / (constant * weight) * clip coefficient, then the step; the factor is
-                 not applied                      where it is 1
-                 folded into `grad_scale`         of a fused optimizer, which divides as it reads
-                 multiplied into the gradients    else
+Ownership    the accumulator that the optimizer belongs to, and who may step it
+make_state   before the first step, makes all of the optimizer's state or none of it
+Finish       applies one factor, 1 / (constant * weight) * clip coefficient, and steps. The factor
+             is not applied if it is 1, handed to a fused optimizer as `grad_scale`, which divides
+             while it reads the gradients, and multiplied into the gradients otherwise.
 """
 
 from __future__ import annotations
@@ -39,22 +38,23 @@ if TYPE_CHECKING:
 
 
 def parameters_of(optimizer: Any) -> list[torch.Tensor]:
-    """The parameters of all groups, in order."""
+    """Return the parameters of all groups, in order."""
     return list(chain.from_iterable(map(itemgetter("params"), optimizer.param_groups)))
 
 
 # --- the step ---
 
 _ONE: Final = struct.pack("f", 1.0)
-_FOLDABLE: Final = (1e-37, 1e37)  # factors whose reciprocal is a normal float32
+#: The reciprocal of a factor between these is a normal float32.
+_FOLDABLE: Final = (1e-37, 1e37)
 
 
 class Finish:
-    """How one optimizer's gradients are averaged, clipped and stepped with.
+    """Averages and clips gradients, and steps the optimizer.
 
     Args:
-        optimizer: steps.
-        settings: how gradients are clipped, if they are.
+        optimizer: the optimizer to step.
+        settings: has `max_norm` and `clip`.
     """
 
     __slots__ = ("_clip", "_max_norm", "_optimizer", "_torch")
@@ -70,18 +70,19 @@ class Finish:
         """Apply one factor to the gradients and step the optimizer.
 
         Args:
-            sum_squares: of the gradients as they are.
-            average: what they are multiplied with to be the average, before clipping.
+            gradients: the gradients of the optimizer's parameters.
+            sum_squares: the sum of their squares.
+            average: the factor that makes them the average, before clipping.
 
         Returns the norm to report, the clip coefficient, and how the factor was applied: "nothing",
         "folded" or "multiplied".
         """
         norm, coefficient = math.sqrt(sum_squares) * average, 1.0
         if self._max_norm is not None:
-            coefficient = min(1.0, self._max_norm / (norm + 1e-6))  # as torch has it
+            coefficient = min(1.0, self._max_norm / (norm + 1e-6))  # as in torch
         factor = average * coefficient
-        changes = struct.pack("f", factor) != _ONE  # a multiplication in float32 does something
-        # Sums in fp32 are rounded last, so that none overflows: they are not folded.
+        changes = struct.pack("f", factor) != _ONE  # as a float32
+        # fp32 sums of 16-bit gradients are averaged before they are rounded: none overflows then.
         wide = [] if takes_fp32(self._optimizer) else gradients.wide()
         if changes and not wide and self._folds(factor):
             self._step_folded(factor)
@@ -98,20 +99,20 @@ class Finish:
         return norm, coefficient, applied
 
     def _folds(self, factor: float) -> bool:
-        """Whether nobody but the optimizer sees the gradients, and it takes a divisor."""
+        """Whether the optimizer takes a divisor, and no other code sees the gradients."""
         optimizer = self._optimizer
         if self._clip is not None:
             return False
         if not _FOLDABLE[0] < factor < _FOLDABLE[1]:
             return False
-        # Not one that wraps another, as trainers do: it has the attributes of the one that steps.
+        # A wrapper, as trainers use, has the attributes of the optimizer that steps.
         if hasattr(getattr(optimizer, "optimizer", None), "param_groups"):
             return False
         if not getattr(optimizer, "_step_supports_amp_scaling", False):
             return False
         if not all(group.get("fused") is True for group in optimizer.param_groups):
             return False
-        # Hooks before the step may look at the gradients.
+        # Hooks before the step may read the gradients.
         module = sys.modules[self._torch.optim.Optimizer.__module__]
         if getattr(module, "_global_optimizer_pre_hooks", None):
             return False
@@ -119,7 +120,7 @@ class Finish:
         return all(isinstance(hook, Ownership) for hook in hooks.values())
 
     def _step_folded(self, factor: float) -> None:
-        """As GradScaler hands it over: attributes that are there during the step."""
+        """Step with the divisor as an attribute of the optimizer, as GradScaler does."""
         torch, optimizer = self._torch, self._optimizer
         device = next(p.device for group in optimizer.param_groups for p in group["params"])
         optimizer.grad_scale = torch.full((), 1.0 / factor, dtype=torch.float32, device=device)
@@ -131,9 +132,9 @@ class Finish:
 
 # --- gradients in fp32 of 16-bit parameters ---
 
-#: torch's that step a 16-bit parameter by an fp32 gradient, and none of whose state takes the
-#: gradient's dtype, which a saved state would lose. SGD's momentum does, and a centered RMSprop
-#: mixes none.
+#: Optimizers of torch that step a 16-bit parameter by an fp32 gradient, and whose state does not
+#: take the dtype of the gradient, which a saved state would lose. The momentum of SGD takes it, and
+#: a centered RMSprop refuses two dtypes.
 _TAKE_FP32: Final = ("SGD", "Adagrad", "RMSprop", "Adadelta")
 
 
@@ -150,8 +151,8 @@ def takes_fp32(optimizer: torch.optim.Optimizer) -> bool:
 
 @contextmanager
 def _rounded(parameters: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Round gradients to the dtype of their parameters, and free the wide ones; in the end there
-    are none."""
+    """Round gradients to the dtype of their parameters, and free the wide ones. At the end the
+    parameters have no gradients."""
     before = [p.grad_dtype for p in parameters]
     try:
         for p in parameters:
@@ -167,7 +168,7 @@ def _rounded(parameters: Sequence[torch.Tensor]) -> Iterator[None]:
 
 @contextmanager
 def _stand_ins(parameters: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Show the optimizer gradients in the dtype of their parameters: zeros, with the memory of one
+    """Replace gradients by zeros in the dtype of the parameters, which take the memory of one
     element."""
     before = [(p, p.grad, p.grad_dtype) for p in parameters]
     try:
@@ -181,27 +182,26 @@ def _stand_ins(parameters: Sequence[torch.Tensor]) -> Iterator[None]:
             p.grad = grad
 
 
-# --- whose it is ---
+# --- the owner ---
 #
 #   optimizer ──► Ownership, a hook before optimizer.step() ──(weakly)──► WindowRunner
 #                     └ ended by close(), by a newer accumulator, or with the accumulator
 #
-# In the middle of a window the gradients are sums that nobody has averaged yet. A step() of the
-# program's own would train on them, so the hook refuses it; the accumulator's own step is let
-# through.
+# In the middle of a window the gradients are sums that are not averaged yet. If the program called
+# optimizer.step(), it would train on them, so the hook refuses that call.
 
-_OWNER: Final = "_memtools_accumulator"  # on the optimizer
+#: The attribute of an optimizer with its Ownership.
+_OWNER: Final = "_memtools_accumulator"
 
 
 class Ownership:
-    """What binds an optimizer to the newest accumulator that was made with it. Called before each
-    step of the optimizer.
+    """Binds an optimizer to the newest accumulator of it. The optimizer calls it before each step.
 
     Attributes:
-        window: the accumulator's, to be looked at when the accumulator is gone.
-        saved: a window and its count when a state_dict() took its gradients along.
-        ended: why the optimizer is not the accumulator's any more; "" while it is.
-        stepping: whether a step comes from the accumulator.
+        window: the current window, which is needed after the accumulator is gone.
+        saved: the window and its count at the last state_dict() with gradients.
+        ended: why the optimizer no longer belongs to the accumulator; "" while it does.
+        stepping: whether the accumulator itself is stepping the optimizer.
     """
 
     window: Window
@@ -216,8 +216,8 @@ class Ownership:
         self.stepping = False
 
     def take(self, optimizer: Any) -> None:
-        """Take the optimizer; the accumulator that had it is closed."""
-        # The optimizer inside of those that wrap it, as trainers do.
+        """Take the optimizer, and close the accumulator that had it."""
+        # Trainers wrap optimizers: use the innermost one.
         while hasattr(inner := getattr(optimizer, "optimizer", None), "param_groups"):
             optimizer = inner
         before: Ownership | None = getattr(optimizer, _OWNER, None)
@@ -231,33 +231,33 @@ class Ownership:
         self._finalizer = weakref.finalize(runner, self.end, "it is gone")
 
     def end(self, why: str) -> None:
-        """Free the optimizer. Gives notice where that leaves a window without its update."""
+        """Release the optimizer. Warns if an unfinished window gets no update."""
         if self.ended:
             return
         self.ended = why
         if self._handle is not None:
             self._handle.remove()
         if self._finalizer is not None:
-            self._finalizer.detach()  # what runs there would swallow a Ctrl-C
-        if os.getpid() == self._process:  # not in a forked child that ends
-            self._give_notice()
+            self._finalizer.detach()  # A finalizer would swallow a Ctrl-C.
+        if os.getpid() == self._process:  # A forked child that ends does not warn.
+            self._warn()
 
-    def _give_notice(self) -> None:
+    def _warn(self) -> None:
         window = self.window
         if window.count == 0 or window.torn or self.saved == (window, window.count):
             return
-        # Functions of atexit run when the main thread is over.
+        # If the program ends by an exception, its traceback is enough.
         if hasattr(sys, "last_value") and not threading.main_thread().is_alive():
-            return  # the program ends by an exception, which says enough
+            return
         many = f"{window.count:,} micro-batch{'es' * (window.count != 1)}"
         units = f" of weight {window.weight:,.6g}" if window.on_device is None else ""
         notice(
-            f"{many}{units} came to no update, as their GradAccumulator ended in the middle of a "
+            f"{many}{units} got no update, as their GradAccumulator ended in the middle of a "
             f"window ({self.ended}): call acc.flush() after the loop, or acc.reset() to drop them"
         )
 
     def __call__(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Raise RuntimeError where the program steps in the middle of a window."""
+        """Raise RuntimeError if the program steps in the middle of a window."""
         if self.ended or self.stepping:
             return
         runner = self._runner()
@@ -266,27 +266,26 @@ class Ownership:
         raise RuntimeError(
             f"optimizer.step() after {runner.window.count} of {runner.steps} micro-batches of a "
             "window, whose gradients are not averaged yet: leave it out, as GradAccumulator steps "
-            "the optimizer where a window ends; flush() ends this one early, reset() drops it"
+            "the optimizer at the end of a window; flush() ends this one early, reset() drops it"
         )
 
 
 # --- its state ---
 #
-# Most of torch's optimizers make their state in the first step(), group by group, between updates.
-# An out-of-memory error there leaves parameters of which some have moved, and state of which a part
-# is missing, so that the next step raises KeyError. Here the state is made before any parameter
-# moves:
+# Most optimizers of torch make their state in the first step(), group by group, between updates. An
+# out-of-memory error there leaves some parameters changed and a part of the state missing, so that
+# the next step raises KeyError. Here the state is made before any parameter changes:
 #
 #   no state yet ─► make it ─► room for the step's own tensors? ─► step()
 #                     │ out of memory            │
 #                     ▼                          ▼
-#           drop what was made, give idle memory back, once more; then the error
+#           drop it, give idle memory back, try once more; then raise the error
 
 #: These make no state in `_init_group`: SGD makes its momentum while it steps.
 _NONE_IN_INIT_GROUP: Final = ("SGD", "SparseAdam")
-#: Tensors that a step holds for itself at a time, measured: as large as the largest parameter where
-#: it goes from one to the next; for each parameter of a group with `foreach`, and how many more
-#: there with weight decay or `maximize`. A fused step needs none.
+#: The number of temporary tensors of a step, as measured: of the size of the largest parameter in a
+#: step that goes from one to the next; for each parameter of a group with `foreach`; and how many
+#: more there with weight decay or `maximize`. A fused step needs none.
 _OF_A_STEP: Final = {
     "SGD": (0, 0, 1),
     "ASGD": (0, 1, 0),
@@ -299,7 +298,7 @@ _OF_A_STEP: Final = {
     "Muon": (4, 0, 0),
 }
 _OF_ANOTHER_STEP: Final = (3, 1, 0)
-#: Their weight decay leaves the gradient as it is, as that of a group with the key does.
+#: Their weight decay does not change the gradient.
 _DECOUPLED: Final = ("Adafactor", "Muon")
 
 
@@ -308,14 +307,14 @@ def make_state(optimizer: Any, window: int, micro_batches: int) -> list[Retry]:
     have a gradient and no state.
 
     Args:
-        optimizer: of any class; nothing is done for those that are not torch's own.
-        window, micro_batches: what a retry's line says of the place.
+        optimizer: an optimizer of any class. Only for those of torch something is done.
+        window, micro_batches: the place for the line of a retry.
 
-    Returns one retry where memory ran out and sufficed after idle memory was given back, else none.
+    Returns one retry if memory ran out, and was enough after idle memory was given back; else none.
 
-    Raises the second out-of-memory error; then state and parameters are as they were.
+    Raises the second out-of-memory error, with state and parameters unchanged.
     """
-    groups, state = optimizer.param_groups, getattr(optimizer, "state", {})  # a wrapper has none
+    groups, state = optimizer.param_groups, getattr(optimizer, "state", {})  # A wrapper has none.
     if len(state) >= sum(map(len, map(itemgetter("params"), groups))):
         return []
     kind = type(optimizer)
@@ -361,14 +360,14 @@ def _made(optimizer: Any, new: list[torch.Tensor], window: int, micro_batches: i
         return [retry]
     assert again.error is not None
     again.error.add_note(
-        "memtools: the optimizer's state did not fit before its first step, also after idle memory "
+        "memtools: the optimizer's state did not fit before its first step, even after idle memory "
         f"was given back; no parameter moved and no state was made; {again.remedy()}"
     )
     raise again.error
 
 
 def _without_state(optimizer: Any) -> list[torch.Tensor]:
-    """Parameters whose state the next step makes."""
+    """Return the parameters whose state the next step makes."""
     state, groups = optimizer.state, optimizer.param_groups
     if type(optimizer).__name__ == "SGD":
         groups = [group for group in groups if group["momentum"]]
@@ -376,7 +375,7 @@ def _without_state(optimizer: Any) -> list[torch.Tensor]:
 
 
 def _try(optimizer: Any, new: list[torch.Tensor]) -> Failed | None:
-    """Makes it; what failed, with nothing made."""
+    """Make the state. Returns None, or the failure, after which there is no new state."""
     try:
         _make(optimizer, new)
     except BaseException as error:
@@ -391,7 +390,7 @@ def _try(optimizer: Any, new: list[torch.Tensor]) -> Failed | None:
 def _make(optimizer: Any, new: list[torch.Tensor]) -> None:
     torch = bridge.connect().torch
     if type(optimizer).__name__ in _NONE_IN_INIT_GROUP:
-        kept = [torch.empty_like(p) for p in new]  # as much as its momentum will take
+        kept = [torch.empty_like(p) for p in new]  # as large as its momentum
     else:
         kept = []
         lists = len(inspect.signature(optimizer._init_group).parameters) - 1
@@ -406,7 +405,7 @@ def _make(optimizer: Any, new: list[torch.Tensor]) -> None:
 
 
 def _try_room(kind: str, group: dict[str, Any], parameters: list[torch.Tensor]) -> None:
-    """Whether what a step holds for itself can be had, too."""
+    """Allocate the temporary tensors of a step, and free them."""
     torch = bridge.connect().torch
     if group.get("fused"):
         return
@@ -418,12 +417,12 @@ def _try_room(kind: str, group: dict[str, Any], parameters: list[torch.Tensor]) 
     else:
         largest = max(parameters, key=lambda p: p.numel())
         like = [largest] * (single + changes + bool(group.get("nesterov") and kind == "SGD"))
-    room = [torch.empty_like(p) for p in like]  # all at a time
+    room = [torch.empty_like(p) for p in like]  # all at once
     del room
 
 
 def _takes_foreach(group: dict[str, Any]) -> bool:
-    """Whether torch steps all parameters of a group at once: on most devices, and where asked."""
+    """Whether torch steps all parameters of a group at once: on most devices, and on request."""
     asked = group.get("foreach", False)
     if asked is not None:
         return bool(asked)

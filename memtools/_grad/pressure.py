@@ -1,24 +1,25 @@
-"""Smaller micro-batches before memory runs out: by what a monitor reads, and not by an error.
+"""Takes smaller micro-batches before memory runs out, by the readings of a monitor.
 
-An out-of-memory error comes where an allocator meets a limit. A control group and a machine that is
-full raise none: the kernel kills. So step() with a monitor keeps what is in use below a watermark:
+An allocator at its limit raises an out-of-memory error. In a full control group, or on a full
+machine, the kernel kills instead. So step() with a monitor keeps memory in use below a watermark:
 
-    window begins   base: what this process holds without gradients, less what malloc keeps idle
-    micro-batch     its peak, exact, less the base: the rise of so many rows
-    before each     use of others + base + rise of the rows to come  <  watermark?
-                      no: ask what can give back, look again; then half the rows, until it is
-    inside of one   a size not proven yet, or one close to the mark: looked at before each module's
-                    forward pass, and left as if memory had run out where the watermark is passed
+    window begins      base: what this process holds without gradients and without malloc's idle
+                       memory
+    micro-batch        its exact peak minus the base is the rise for its number of rows
+    before each        use of others + base + rise of the next rows  <  watermark?
+                         if not: ask for idle memory, read again; then halve the rows until it is
+    in a forward pass  if its size is new or close to the watermark, memory is read before each
+                       module, and the pass is stopped like an OOM where the watermark is passed
 
-It begins with few rows and doubles as long as the next size fits by these measures:
+It begins with few rows and doubles them while the forecast of the next size fits:
 
-    rows  2 2 4 8 16 ...    | largest that stays below, kept from window to window
-                            | up again only where the forecast is 5 % of the limit below the mark
+    rows  2 2 4 8 16 ...    | the largest that stays below, kept from window to window
+                            | larger again only if the forecast is 5 % of the limit below the mark
 
-The rise of rows not tried yet is a line through the last two sizes. Until there are two, all of a
-rise counts as caused by its rows, which is the most that it can be.
+The rise of rows that were not tried is on a line through the last two sizes. With one size, all of
+its rise counts as due to its rows, which is the most that it can be.
 
-Any object that has what `Monitor` lists will do; memtools.MemoryMonitor has.
+Any object with the attributes of `Monitor` will do, such as memtools.MemoryMonitor.
 """
 
 from __future__ import annotations
@@ -39,19 +40,28 @@ from memtools._base.size import format_bytes
 if TYPE_CHECKING:
     from memtools._grad.window import WindowRunner
 
-LEVEL: Final = 0.9  # the watermark, as a part of each limit
-FIRST_ROWS: Final = 2  # one row is refused by BatchNorm
-RISE: Final = 0.05  # of the limit: so far below the watermark a larger size has to stay
-FLATTEST: Final = 0.25  # of the mean bytes a row: a line through two sizes is no flatter than this
-FORGETS: Final = 8  # times that a measured rise refuses a larger size before it is measured anew
-SLOWLY: Final = 8  # a rise that is not seen again falls by this part of the difference
+#: The watermark is this part of each limit.
+LEVEL: Final = 0.9
+#: BatchNorm refuses one row.
+FIRST_ROWS: Final = 2
+#: A larger size has to stay below the watermark by this part of the limit.
+RISE: Final = 0.05
+#: The slope of a line through two sizes is at least this part of the mean bytes per row.
+FLATTEST: Final = 0.25
+#: A measured rise is dropped after it refused a larger size so often.
+FORGETS: Final = 8
+#: A lower rise lowers the measured one by the difference divided by this.
+SLOWLY: Final = 8
+#: give_back() skips at most so many calls in a row.
 MOST_SKIPS: Final = 63
-LOOK_EVERY = 0.002  # seconds between two looks within a forward pass, at least
-PHASE: Final = "micro-batch"  # as the monitor's summary calls it
+#: Two readings in a forward pass are at least so many seconds apart.
+LOOK_EVERY = 0.002
+#: The name of the phase in the monitor's summary.
+PHASE: Final = "micro-batch"
 
 
 class Room(Protocol):
-    """One memory of a monitor: what is in use, its limit, and the part that this process holds."""
+    """One memory of a monitor: what is in use, the limit, and what this process holds of it."""
 
     @property
     def memory(self) -> str: ...
@@ -73,7 +83,7 @@ class Passage(AbstractContextManager[Any], Protocol):
 
 
 class Monitor(Protocol):
-    """What step() asks a monitor."""
+    """The attributes of a monitor that step() uses."""
 
     @property
     def running(self) -> bool: ...
@@ -83,11 +93,11 @@ class Monitor(Protocol):
 
 
 class WatermarkError(MemoryError):
-    """Memory in use has passed the watermark in a micro-batch, which is to be tried with fewer
-    rows. It does not leave step().
+    """Memory in use has passed the watermark in a micro-batch. step() catches it and takes fewer
+    rows.
 
     Attributes:
-        shortage: what it says, as the back-off counts it.
+        shortage: the facts for the back-off.
     """
 
     def __init__(self, text: str, of_host: bool) -> None:
@@ -96,7 +106,7 @@ class WatermarkError(MemoryError):
 
 
 class Rises:
-    """By how much micro-batches of each size raise one memory above its base, in bytes."""
+    """The bytes by which micro-batches of each size raise one memory above its base."""
 
     __slots__ = ("_of",)
 
@@ -104,18 +114,18 @@ class Rises:
         self._of: dict[float, float] = {}
 
     def see(self, rows: float, rise: int, *, anew: bool) -> None:
-        """Count a micro-batch. A higher rise counts at once, a lower one little by little, since
-        batches differ; `anew`: what was measured before is not typical."""
+        """Count a micro-batch. A higher rise counts at once, a lower one little by little, because
+        batches differ. `anew`: drop what was measured before, which was not typical."""
         before = None if anew else self._of.get(rows)
         low = float(rise) if before is None else before - (before - rise) / SLOWLY
         self._of[rows] = max(float(rise), low)
 
     def forget_from(self, rows: float) -> None:
-        """Forget what so many rows took, and more."""
+        """Drop the rises of so many rows and more."""
         self._of = {size: rise for size, rise in self._of.items() if size < rows}
 
     def of(self, rows: float) -> float | None:
-        """The rise of so many rows, measured or estimated; None before the first measure."""
+        """Return the rise of so many rows, measured or estimated; None before the first one."""
         if rows in self._of or not self._of:
             return self._of.get(rows)
         below = sorted(size for size in self._of if size < rows)
@@ -132,15 +142,15 @@ class Rises:
 
     @property
     def sizes(self) -> int:
-        """How many sizes were measured."""
+        """The number of sizes that were measured."""
         return len(self._of)
 
 
 class Watermark:
-    """The watermark of one accumulator's step().
+    """Compares memory with the watermark, for the step() of one accumulator.
 
     Attributes:
-        note: why sizes are not kept below the watermark, or "".
+        note: why sizes do not depend on the watermark, or "".
     """
 
     def __init__(self, monitor: Monitor, runner: WindowRunner) -> None:
@@ -151,21 +161,21 @@ class Watermark:
         self._highest: dict[str, int] = {}  # bytes of this process seen within a micro-batch
         self._proven: float = 0.0  # rows of the largest micro-batch that was measured
         self._windows = self._refused = self._seen = 0
-        self._wait = self._skips = 0  # occasions to ask for memory that are left out
-        self._answers = True  # False: the monitor was stopped, or its last reading failed
-        # How often malloc has given its idle pages back, and, since the last time, the least and
-        # the most that this process held; the least without the gradients of a window.
+        self._wait = self._skips = 0  # calls of give_back() to skip
+        self._answers = True  # False if the monitor was stopped or its last reading failed
+        # How often malloc has given its idle pages back, and, since then, the least (without the
+        # gradients of a window) and the most that this process held.
         self._trims, self._bare, self._top = 0, 0, math.inf
-        self._is_off = environment.is_off  # MEMTOOLS=0: the monitor does nothing either
+        self._is_off = environment.is_off  # MEMTOOLS=0
         self._probe = _core.Probe()
 
     # --- a window ---
 
     def begin_window(self) -> None:
-        """Read the base, before the window's first micro-batch.
+        """Read the base before the first micro-batch of a window.
 
-        Raises RuntimeError if the monitor was not started, ValueError if it does not watch a device
-        of the model; both in the first window alone. A monitor that stops later is noted.
+        Raises RuntimeError if the monitor does not run, ValueError if it does not watch a device of
+        the model; both in the first window only. If the monitor stops later, a note says so.
         """
         self._windows += 1
         if self._is_off:
@@ -180,8 +190,8 @@ class Watermark:
                     "how much memory is left: call monitor.start(), or train in `with monitor:`"
                 )
             self.note = (
-                "the monitor does not run any more, so that micro-batches get smaller where memory "
-                "runs out, and not before"
+                "the monitor does not run any more, so that micro-batches get smaller after memory "
+                "has run out, and not before"
             )
             self._base = {}
             return
@@ -195,25 +205,25 @@ class Watermark:
                 raise
         if not rooms and not self.note:
             self.note = (
-                "no limit of memory is known here, so that micro-batches get smaller where memory "
-                "runs out, and not before: give the monitor one by limit="
+                "no limit of memory is known here, so that micro-batches get smaller after memory "
+                "has run out, and not before: pass limit= to the monitor"
             )
         self._set_base(rooms)
 
     def _set_base(self, rooms: Sequence[Room]) -> None:
-        """Take what is held now as the base. What malloc keeps idle is used again by the passes to
-        come, so that it is no part of it."""
+        """Take what is held now as the base, without malloc's idle memory, which the next passes
+        use again."""
         idle = self._idle() if rooms else 0
         self._base = {room.memory: room.own_bytes - idle * _is_host(room) for room in rooms}
 
     def _idle(self) -> int:
-        """Freed bytes that malloc keeps and that are resident; 0 where it does not tell. It counts
-        pages that it gave back as well: of those, only what was used since is resident again."""
+        """Return the freed resident bytes that malloc keeps; 0 if unknown. malloc also counts pages
+        that it gave back. Of those, only what was used since is resident again."""
         free = self._probe.read(_core.READ_HEAP).heap_free or 0
         return int(max(0, min(free, self._top - self._bare)))
 
     def _check_devices(self, rooms: Sequence[Room]) -> None:
-        """Raise ValueError for a CUDA device that has parameters and is not watched."""
+        """Raise ValueError if a CUDA device has parameters and is not watched."""
         watched = {room.memory for room in rooms}
         for parameter in self._runner.gradients.parameters:
             name = str(parameter.device)
@@ -226,7 +236,7 @@ class Watermark:
 
     @property
     def has_limits(self) -> bool:
-        """Whether memory has a limit here, as far as the monitor answers."""
+        """Whether memory has a limit. True if the monitor does not answer."""
         return bool(self._base) or not self._answers
 
     @property
@@ -235,14 +245,15 @@ class Watermark:
         return bool(self._base)
 
     def _read(self) -> Sequence[Room]:
-        """What the monitor says; nothing, and a note, where it fails: training goes on."""
+        """Return the readings of the monitor. If it fails, return none and set a note, so that
+        training goes on."""
         try:
             rooms = self._monitor.headroom()
         except Exception as error:
             self._base, self._answers = {}, False
             self.note = (
                 f"the monitor failed with {type(error).__name__}: {error}; micro-batches get "
-                "smaller where memory runs out, and not before"
+                "smaller after memory has run out, and not before"
             )
             return ()
         is_trimmed, self._trims = self._trims != reclaim.times_trimmed, reclaim.times_trimmed
@@ -256,16 +267,16 @@ class Watermark:
     # --- before a micro-batch ---
 
     def is_measured(self, rows: float) -> bool:
-        """Whether enough is known of this size to double it. What the first micro-batch of all
-        takes is not typical: libraries are opened and kernels are made in it."""
+        """Whether this size was measured well enough to double it. The very first micro-batch is
+        not typical: it opens libraries and makes kernels."""
         return self._seen > 1 and rows <= self._proven
 
     def over(self, rows: float, below: float = 0.0) -> str:
-        """Say which memory a micro-batch of so many rows would take to the watermark, and how far;
-        "" where all stay below it.
+        """Return which memory a micro-batch of so many rows would take to the watermark, and how
+        far; "" if all stay below it.
 
         Args:
-            rows: of the micro-batch.
+            rows: the rows of the micro-batch.
             below: the part of the limit by which it has to stay below the watermark.
         """
         for room in self._read() if self._base else ():
@@ -282,9 +293,9 @@ class Watermark:
         return ""
 
     def larger(self, rows: float, most: float) -> float:
-        """Return a size above `rows` that is safe to try where `most`, its double, is not known to
-        be: as long as one size alone was measured, its rise may be one that any size has. What lies
-        between watermark and limit is used for that. Returns `rows` where there is none.
+        """Return a size above `rows` that is safe to try although `most`, its double, may not be.
+        If only one size was measured, its rise may be one that any size has. The memory between the
+        watermark and the limit is used for that. Returns `rows` if there is no such size.
         """
         found = most
         for room in self._read() if self._base else ():
@@ -298,10 +309,10 @@ class Watermark:
         return max(found, rows)
 
     def may_rise(self, rows: float) -> bool:
-        """Whether a window may begin with more rows than the last one: not while the monitor does
-        not answer. A measure that forbids it again and again is dropped: it may have been of an
-        unusual batch."""
-        if self._base:  # the gradients are gone, and the optimizer may have made its state
+        """Whether a window may begin with more rows than the last one. Not while the monitor does
+        not answer. A rise that refuses it again and again is dropped, as it may have been that of
+        an unusual batch."""
+        if self._base:  # The gradients are gone, and the optimizer may have made its state.
             self._set_base(self._read())
         why = self.over(rows, RISE)
         if not self._answers:
@@ -317,9 +328,9 @@ class Watermark:
         return False
 
     def give_back(self) -> None:
-        """Ask what can give back: pools, Python's cycles, torch's cache and malloc's idle pages.
-        Where that lowered the base by less than 5 % of a limit, more and more occasions are left
-        out: it takes some 100 ms, and the next pass faults malloc's pages in again."""
+        """Give back the idle memory of pools, Python's cycles, torch's cache and malloc. It takes
+        about 100 ms, and the next pass faults malloc's pages in again: if it lowers the base by
+        less than 5 % of a limit, more and more calls are skipped."""
         if self._skips:
             self._skips -= 1
             return
@@ -329,7 +340,7 @@ class Watermark:
         self._monitor.cleanup_memory()
         for room in self._read():
             freed = before.get(room.memory, 0) - room.own_bytes
-            freed -= idle * _is_host(room)  # which is no part of the base
+            freed -= idle * _is_host(room)  # Idle memory is not a part of the base.
             if freed >= RISE * room.limit_bytes:
                 self._wait = self._skips = 0
             if room.memory in self._base and freed > 0:
@@ -339,11 +350,12 @@ class Watermark:
 
     @contextmanager
     def measured(self, rows: float, watched: bool) -> Iterator[None]:
-        """Measure the peak of a micro-batch. Where its size is not proven, or close to the
-        watermark, raise WatermarkError in its forward pass as soon as the watermark is passed.
+        """Measure the peak of a micro-batch. If its size is new or close to the watermark, raise
+        WatermarkError in its forward pass as soon as the watermark is passed.
 
         Args:
-            rows: of the micro-batch; 0 for a whole batch of which only the user's function knows.
+            rows: the rows of the micro-batch; 0 for a whole batch whose size only the split
+                function knows.
             watched: whether it can be tried with fewer rows.
         """
         if not self._base:
@@ -356,7 +368,7 @@ class Watermark:
         with passage, self._looks(armed):
             yield
         rooms = self._read()
-        if not self._base:  # the monitor failed, so that nothing was measured
+        if not self._base:  # The monitor failed, so that nothing was measured.
             return
         self._seen += 1
         measured = False
@@ -368,7 +380,7 @@ class Watermark:
             peak = max(peak or 0, self._highest.get(room.memory, 0))
             if _is_host(room):
                 self._top = max(self._top, peak)
-            # One whole batch, of which the rows are not known, says nothing of another one.
+            # A whole batch of unknown size says nothing about another one.
             if base is not None and peak and rows < math.inf:
                 rises = self._rises.setdefault(room.memory, Rises())
                 rises.see(rows, max(0, peak - base), anew=self._seen == 2)
@@ -378,7 +390,7 @@ class Watermark:
 
     @contextmanager
     def _looks(self, armed: bool) -> Iterator[None]:
-        """Look at memory before each module's forward pass."""
+        """Read memory before the forward pass of each module."""
         torch = bridge.connect().torch
         if not armed or self._is_compiled():
             yield
@@ -410,7 +422,8 @@ class Watermark:
             handle.remove()
 
     def _passed(self) -> Room | None:
-        """A memory whose use is at the watermark or above; notes how much this process has."""
+        """Return a memory in use up to the watermark or above it. Also records how much this
+        process holds."""
         found = None
         for room in self._read():
             self._highest[room.memory] = max(self._highest.get(room.memory, 0), room.own_bytes)
@@ -419,7 +432,7 @@ class Watermark:
         return found
 
     def _is_compiled(self) -> bool:
-        """Whether a part of the model is compiled: a hook of all modules would compile it anew."""
+        """Whether a part of the model is compiled: a hook of all modules would compile it again."""
         return any(
             type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
             for module in self._runner.model.modules()
@@ -427,10 +440,10 @@ class Watermark:
 
 
 def _is_host(room: Room) -> bool:
-    """Whether it is memory of the host, by whatever limit."""
+    """Whether it is host memory, with any limit."""
     return not room.memory.startswith("cuda:")
 
 
-def tell(text: str) -> None:
-    """Write a line into the record of every monitor that runs."""
+def write_mark(text: str) -> None:
+    """Write a line into the record of every running monitor."""
     running.event("mark", text)

@@ -2,14 +2,14 @@
 
         rank 0   |-- micro --|-- micro --|-- micro --|-- micro --|
         rank 1   |-- micro --|-- micro --|-- flush()             |
-                     nobody waits for anybody here               | table, then gradients
+                     no rank waits for another here              | table, then gradients
                                                                  | one step, the same on all
 
-Until the window's end a rank works alone: no collective lies in a forward or backward pass, so a
-rank may run out of memory, halve and go on, or have fewer batches, without the others. Then the
-ranks tell each other how many units they have, and whether one has failed; only if none has, the
-gradients are summed. This file is the way of one process; `ranks_ddp` and
-`ranks_fsdp` are the others.
+Until the end of the window a rank works alone: forward and backward passes have no collective, so
+that a rank may run out of memory, halve its rows and go on, or have fewer batches. At the end the
+ranks exchange how many units they have and whether one has failed. Only if none has failed, the
+gradients are summed. This file has what all ways share, and the way of one process; the others are
+in `ranks_ddp` and `ranks_fsdp`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     import torch
 
 RUNNING, FLUSHING, FAILED = 0.0, 1.0, 2.0
-WIDTH: Final = 7  # numbers that a rank gives of its window
+#: The length of a rank's row in the table.
+WIDTH: Final = 7
 _CODE, _COUNT, _WEIGHT, _GUESS, _WEIGHTED, _SCALE, _HAVING = range(WIDTH)
 _ALONE: Final = nullcontext()
 
@@ -35,11 +36,10 @@ class Reduced(NamedTuple):
     """A window over all ranks.
 
     Attributes:
-        weight: units of all ranks.
-        counts: micro-batches of each rank.
-        guess: what every rank's gradients are in units of now, where the ranks had different
-            guesses; 0.0 where no rank had a loss.
-        divided: the gradients are the sum over the ranks divided by this: times
+        weight: the units of all ranks.
+        counts: the micro-batches of each rank.
+        guess: the guess that is now in the gradients of every rank; 0.0 if no rank had a loss.
+        divided: the gradients are the sum over the ranks divided by this. Multiplied by
             divided / (loss scale * guess * weight) they are those of the mean.
         finished: whether every rank has flushed.
     """
@@ -52,22 +52,22 @@ class Reduced(NamedTuple):
 
 
 class RankError(RuntimeError):
-    """Another rank could not end its window; nothing was reduced and no rank has stepped."""
+    """Another rank could not end its window. Nothing was reduced, and no rank has stepped."""
 
 
 class Ranks:
-    """One process: nothing to agree on.
+    """One process, which agrees with itself. The base class of the other ways.
 
     Attributes:
-        world: how many ranks there are.
-        rank: which of them this is.
-        no_retry: why a micro-batch cannot be tried again; "" where it can.
-        finished: whether every rank had flushed at the last window's end.
-        sharded: each rank has parts of the parameters, and runs each micro-batch with the others.
-        reduces: a window's end reduces over the ranks; where it does not, the gradients and the
-            numbers of this process are all there are.
-        surrounds: a micro-batch's passes run within forward(), in a job of one rank too: DDP and
-            fully_shard reduce there as well.
+        world: the number of ranks.
+        rank: the number of this rank.
+        no_retry: why a micro-batch cannot be tried again; "" if it can.
+        finished: whether every rank had flushed at the end of the last window.
+        sharded: whether each rank has parts of the parameters, and runs each micro-batch together
+            with the others.
+        reduces: whether the end of a window calls reduce().
+        surrounds: whether the passes of a micro-batch run inside forward(). This holds for DDP and
+            fully_shard in a job of one rank too, as they reduce there as well.
     """
 
     surrounds = False
@@ -79,70 +79,70 @@ class Ranks:
     reduces = False
 
     def attach(self) -> None:
-        """From now on the accumulator has the model: what is put on it, is put on it here."""
+        """Put hooks on the model, which now belongs to the accumulator."""
 
     def close(self) -> None:
-        """Leave the model as attach() found it. May be called again."""
+        """Restore the model from before attach(). May be called again."""
 
     def forward(self, last: bool) -> Any:
-        """A context for a micro-batch's forward and backward pass."""
+        """Return a context manager for the forward and backward pass of a micro-batch."""
         return _ALONE
 
     def guess(self, own: float) -> float:
-        """The guess of this window, given this rank's; called at its first backward pass."""
+        """Return the guess of this window for that of this rank. It is called at the first backward
+        pass of a window."""
         return own
 
     def agree(self, failed: str) -> str:
-        """Return why a micro-batch is to be tried again, or "", given why it failed here. Where
-        ranks are sharded, it is a collective that every rank calls after every micro-batch."""
+        """Return why a micro-batch has to be tried again, or "", for why it failed here. If ranks
+        are sharded, it is a collective that every rank calls after every micro-batch."""
         return failed
 
     @property
     def in_step(self) -> bool:
-        """Whether all ranks go through each micro-batch together, and so need as many of them."""
+        """Whether all ranks run each micro-batch together, and need the same number of them."""
         return self.world > 1 and (self.sharded or bool(self.no_retry))
 
     def share(self, number: float) -> list[float]:
-        """Return the number that each rank gave. A collective."""
+        """Return the numbers of all ranks. A collective."""
         return [number]
 
     def least(self, size: float) -> float:
-        """Return the smallest size of all ranks. A collective, which every rank calls before each
-        micro-batch where they are in step and each has a monitor."""
+        """Return the smallest size of all ranks. If ranks are in step and have monitors, it is a
+        collective that every rank calls before each micro-batch."""
         return size
 
     def reduce(
         self, gradients: Any, window: Any, *, flushing: bool = False, problem: Any = None
     ) -> Reduced:
-        """Sum the gradients over the ranks, at the window's end. It is called where `reduces` is
-        set.
+        """Sum the gradients over the ranks at the end of a window, if `reduces` is set.
 
         Args:
-            gradients: where the gradients lie.
-            window: this rank's numbers; empty where its loader has ended.
-            flushing: this rank has no more batches; others may have.
-            problem: the exception by which this rank failed, raised here after the others know.
+            gradients: the gradients of this rank.
+            window: the numbers of this rank; empty if its loader has ended.
+            flushing: whether this rank has no more batches.
+            problem: the exception of this rank, which is raised here after the others know.
         """
         raise NotImplementedError
 
     def fail(self, error: BaseException) -> None:
-        """This rank cannot end its window: tells the others, who raise RankError at theirs. Waits
-        for them."""
+        """Report that this rank cannot end its window. The others raise RankError at the end of
+        theirs. Waits for them."""
 
     def abort(self, error: BaseException, window: Any) -> None:
-        """An exception left a micro-batch's block: fails where the window cannot go on."""
+        """Handle an exception in a micro-batch: call fail() if the window cannot go on."""
 
     def measure(self, measure: Any) -> Any:
-        """Return the measure of the whole gradient, given that of this rank's part. It is called
-        where ranks are sharded."""
+        """Return the measure of the whole gradient for that of this rank's part. It is called if
+        ranks are sharded."""
         raise NotImplementedError
 
 
 class SummingRanks(Ranks):
-    """Several processes with a copy of the model each; gradients are summed by hand.
+    """Several processes that have a copy of the model each, and sum the gradients.
 
     Attributes:
-        left_out: ids of parameters whose gradients stay each rank's own.
+        left_out: the ids of parameters whose gradients are not summed.
     """
 
     reduces = True
@@ -155,8 +155,8 @@ class SummingRanks(Ranks):
     def reduce(
         self, gradients: Any, window: Any, *, flushing: bool = False, problem: Any = None
     ) -> Reduced:
-        """One small table, one more of the parameters where not all ranks have gradients of the
-        same, and the gradients."""
+        """Exchange a small table, a second one if the ranks have gradients of different parameters,
+        and the gradients."""
         code = FAILED if problem is not None else FLUSHING if flushing else RUNNING
         holders = [p for p in gradients.parameters if id(p) not in self.left_out]
         having = [p.grad is not None for p in holders]
@@ -182,16 +182,16 @@ class SummingRanks(Ranks):
         return self._wire.table([RUNNING, number] + [0.0] * (WIDTH - 2)).column(1)
 
     def abort(self, error: BaseException, window: Any) -> None:
-        if window.torn:  # else the window can go on with another micro-batch
+        if window.torn:  # Else the window can go on with another micro-batch.
             self.fail(error)
 
     def fail(self, error: BaseException) -> None:
-        if isinstance(error, Exception):  # ctrl-C does not wait for anybody
+        if isinstance(error, Exception):  # Ctrl-C does not wait for other ranks.
             report_failure(self._wire, error)
 
     def _sum(self, holders: list[Any], factor: float) -> None:
-        """A factor goes from this rank's guess to the common one: a power of two, but for means of
-        losses in 16 bits."""
+        """Sum the gradients. The factor converts this rank's guess to the common one: a power of
+        two, except for means of losses in 16 bits."""
         torch = bridge.connect().torch
         for holder in holders:
             if holder.grad is None:
@@ -200,17 +200,15 @@ class SummingRanks(Ranks):
 
 
 def report_failure(wire: Wire, error: Exception) -> None:
-    """Tell the other ranks that this one cannot go on."""
+    """Report to the other ranks that this one cannot go on."""
     try:
         wire.table([FAILED] + [0.0] * (WIDTH - 1))
-    except RuntimeError as unheard:
-        error.add_note(f"the other ranks could not be told of this: {unheard}")
+    except RuntimeError as failed:
+        error.add_note(f"this could not be reported to the other ranks: {failed}")
 
 
 def row(window: Any, code: float, having: float = 0.0) -> list[float]:
-    """What this rank gives of its window, which without a loss has no guess and no scale to
-    compare."""
-
+    """Return this rank's row of the table. Without a loss it has no guess and no scale."""
     if code == FAILED or window.empty:
         return [code] + [0.0] * _SCALE + [having]
     weighted = 1.0 if window.weighted else 0.0
@@ -218,12 +216,12 @@ def row(window: Any, code: float, having: float = 0.0) -> list[float]:
 
 
 def _digest(having: list[bool]) -> float:
-    """48 bits: exact in a float64."""
+    """Return a hash of 48 bits, which is exact in a float64."""
     return float(int.from_bytes(hashlib.blake2b(bytes(having), digest_size=6).digest()))
 
 
 def check(table: Table, rank: int) -> None:
-    """Raises where the ranks cannot end this window together, on all of them alike."""
+    """Raise the same error on all ranks if they cannot end this window together."""
     failed = [i for i, code in enumerate(table.column(_CODE)) if code == FAILED]
     if failed:
         raise RankError(
@@ -233,17 +231,19 @@ def check(table: Table, rank: int) -> None:
     losses = [row for row in table.rows if row[_GUESS]]
     if len({row[_WEIGHTED] for row in losses}) > 1:
         raise ValueError(
-            "some ranks gave their losses a weight and others none; give one on all ranks or none"
+            "some ranks passed a weight with their losses and others none: pass it on all ranks or "
+            "on none"
         )
     if len({row[_SCALE] for row in losses}) > 1:
         raise ValueError(
-            f"the ranks have different loss scales, {sorted(table.column(_SCALE))}; make "
-            "GradAccumulator alike on all ranks and load the same state"
+            f"the ranks have different loss scales, {sorted(table.column(_SCALE))}: make the "
+            "GradAccumulator with the same arguments on all ranks, and load the same state"
         )
 
 
 def total(table: Table, divided: float = 1.0) -> Reduced:
-    """The least guess of all, so that a sum of fp16 gradients does not overflow by it."""
+    """Return the window over all ranks. It takes the smallest guess, with which a sum of fp16
+    gradients does not overflow."""
     guesses = [guess for guess in table.column(_GUESS) if guess]
     return Reduced(
         weight=sum(table.column(_WEIGHT)),
@@ -257,16 +257,14 @@ def total(table: Table, divided: float = 1.0) -> Reduced:
 def find_ranks(
     model: Any, parameters: Sequence[torch.Tensor], ranks: Any = None, overlap: bool = False
 ) -> Ranks:
-    """How this model's ranks work together.
+    """Return how the ranks of this model work together.
 
     Args:
-        ranks: None looks for DistributedDataParallel and fully_shard in the model; False for one
-            process in any case; True for all ranks of the job, or a process group: the model is
-            a plain one, and starts as it is on the group's first rank.
-        overlap: DistributedDataParallel reduces in the backward pass of the last micro-batch.
+        model: the module to train.
+        parameters: those of its optimizer.
+        ranks, overlap: as in GradAccumulator.
 
-    Raises:
-        ValueError: the model is wrapped in what is not supported, or `overlap` without DDP.
+    Raises ValueError if the wrapper of the model is not supported, or for `overlap` without DDP.
     """
     wrappers: set[str] = set()
     if ranks is None and bridge.process_group() is not None:
@@ -298,22 +296,21 @@ def find_ranks(
 def check_together(
     ranks: Ranks, parameters: Sequence[torch.Tensor], overlap: bool, has_monitor: bool = False
 ) -> None:
-    """Raises ValueError where gradients of another dtype than the parameters' would be refused in
-    the backward pass, or where ranks that go through each micro-batch together do not all have a
-    monitor."""
+    """Raise ValueError if only some of the ranks that run each micro-batch together have a monitor,
+    or if the backward pass would refuse gradients of another dtype than the parameters."""
     if ranks.in_step and 0 < sum(ranks.share(float(has_monitor))) < ranks.world:
         raise ValueError(
-            "some ranks have a monitor and others none, and all of them go through each "
-            "micro-batch together: pass monitor on all ranks, or on none"
+            "some ranks have a monitor and others none, and all of them run each micro-batch "
+            "together: pass monitor on all ranks, or on none"
         )
     if not (overlap or ranks.sharded) or all(p.grad_dtype in (None, p.dtype) for p in parameters):
         return
     if overlap:
         raise ValueError(
             "overlap=True reduces the gradients of the last backward pass in the dtype of the "
-            "parameters, and grad_dtype gives them another one: pick one"
+            "parameters, and grad_dtype gives them another one: leave one of them out"
         )
     raise ValueError(
-        "grad_dtype is not for fully_shard, which reduces each micro-batch: leave it out, and give "
-        "fully_shard MixedPrecisionPolicy(reduce_dtype=torch.float32)"
+        "grad_dtype does not work with fully_shard, which reduces each micro-batch: leave it out, "
+        "and pass fully_shard mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32)"
     )

@@ -1,14 +1,14 @@
 """Ranks with a whole model each: DistributedDataParallel, or a plain model and a process group.
 
-DDP's own reduction is not used, but with overlap=True: it starts in a backward pass, where a rank
-that runs out of memory, or has no batch left, would leave the others waiting. And three things
-that DDP does in a forward pass wait for other ranks too, under no_sync as well:
+DDP's own reduction is used with overlap=True only. It starts in a backward pass, where a rank that
+runs out of memory or has no more batches would leave the others waiting. Three more things in DDP
+wait for other ranks, with no_sync too:
 
-    buffers     broadcast in the first forward pass after a reduction. An OOM in that pass makes
-                the rank that tries again broadcast twice. We broadcast at the window's end: the
-                values that every forward pass sees are the same.
-    buckets     rebuilt in the forward pass after the first reduction; never, without one
-    static_graph  reduces in the first backward pass in any case; refused
+    buffers       are broadcast in the first forward pass after a reduction. After an OOM in that
+                  pass a rank would broadcast twice. Here they are broadcast at the end of a window,
+                  so that every forward pass sees the same values.
+    buckets       are rebuilt in the forward pass after the first reduction, and so never here.
+    static_graph  reduces in the first backward pass in any case, and is refused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from memtools._grad.ranks import FLUSHING, RUNNING, Reduced, SummingRanks, check
 
 
 class PlainRanks(SummingRanks):
-    """A model without a wrapper: parameters and buffers start as they are on the first rank."""
+    """A model without a wrapper. Parameters and buffers start with the values of the first rank."""
 
     def __init__(self, model: Any, group: Any) -> None:
         super().__init__(group)
@@ -45,7 +45,7 @@ class PlainRanks(SummingRanks):
 
 
 class DataParallelRanks(SummingRanks):
-    """A model in DistributedDataParallel, itself or a part of it."""
+    """A model that is, or contains, a DistributedDataParallel."""
 
     surrounds = True
 
@@ -74,7 +74,7 @@ class DataParallelRanks(SummingRanks):
         return self._together if last and self._overlap else self._alone
 
     def guess(self, own: float) -> float:
-        """DDP sums what the ranks have as it is, so that they need the same guess before."""
+        """With overlap DDP sums the gradients unchanged, so that all ranks need the same guess."""
         if not self._overlap:
             return own
         return min(self._wire.table([own]).column(0))
@@ -107,7 +107,7 @@ class DataParallelRanks(SummingRanks):
 
 
 class _Forward:
-    """DDP's flags, set for a forward and backward pass and put back."""
+    """Sets the flags of DDP for a forward and backward pass, and restores them."""
 
     __slots__ = ("_before", "_sync", "_wrappers", "done")
 
@@ -138,18 +138,18 @@ def _wrappers(model: Any) -> list[Any]:
 def _check_wrapper(wrapper: Any, overlap: bool) -> None:
     if not overlap and wrapper.static_graph:
         raise ValueError(
-            "DistributedDataParallel(static_graph=True) reduces in its first backward pass "
-            "whatever no_sync() says; leave static_graph out, or pass overlap=True"
+            "DistributedDataParallel(static_graph=True) reduces in its first backward pass, even "
+            "with no_sync(): leave static_graph out, or pass overlap=True"
         )
     if not overlap and wrapper.mixed_precision is not None:
         raise ValueError(
-            "DistributedDataParallel(mixed_precision=...) casts gradients in its own reduction; "
+            "DistributedDataParallel(mixed_precision=...) casts gradients in its own reduction: "
             'use precision="bf16", or pass overlap=True'
         )
     if not overlap and wrapper._comm_hooks:
         raise ValueError(
-            "the model has a communication hook of DistributedDataParallel, which runs in DDP's "
-            "own reduction only; pass overlap=True, or register none"
+            "the model has a communication hook of DistributedDataParallel, which runs only in "
+            "DDP's own reduction: pass overlap=True, or register no hook"
         )
 
 
@@ -166,7 +166,7 @@ def _buffers(wrapper: Any) -> list[Any]:
 
 
 def _sync_batch_norm(model: Any) -> str:
-    """SyncBatchNorm waits for the other ranks in the middle of a forward pass."""
+    """Return why no micro-batch can be tried again, if the model has a SyncBatchNorm, else ""."""
     kind = bridge.connect().torch.nn.SyncBatchNorm
     if not any(isinstance(module, kind) for module in model.modules()):
         return ""

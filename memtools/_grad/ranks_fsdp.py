@@ -4,14 +4,13 @@
     backward   gather them again             -> compute -> reduce, drop    agree, then reduce
     end        gradients are reduced already, each rank has its part of the mean; table only
 
-Every collective waits for all ranks, and one that ran out of memory between two of them does not
-come. So the ranks agree before each: a word from every rank, by host memory. Who failed says so at
-the next agreement, where the others are or soon will be; all leave the pass together, take back
-what it did, and may try again with less. That costs an all_reduce of some bytes before each of
-FSDP's own.
+Every collective waits for all ranks, and a rank that ran out of memory between two of them would
+not come. So the ranks agree before each collective, by one word of each rank in host memory. A rank
+that failed says so at the next agreement. All ranks leave the pass together, undo it, and may try
+again with fewer rows. This costs an all_reduce of a few bytes before each collective of FSDP.
 
-Loaders have to be even, and batches to be cut into as many micro-batches on each rank: the ranks
-go through all passes together.
+Loaders must be even, and batches must be cut into the same number of micro-batches on each rank, as
+the ranks run all passes together.
 """
 
 from __future__ import annotations
@@ -41,11 +40,12 @@ from memtools._grad.ranks_wire import Table, Wire
 if TYPE_CHECKING:
     import torch
 
-_PASS, _FULL = 3.0, 4.0  # codes beside those of a window's end
+#: The codes inside a micro-batch, beside those of the end of a window.
+_PASS, _FULL = 3.0, 4.0
 
 
 class PeerMemoryError(MemoryError):
-    """Another rank ran out of memory in this micro-batch, which all try again with less."""
+    """Another rank ran out of memory in this micro-batch. All try again with fewer rows."""
 
 
 class ShardedRanks(Ranks):
@@ -61,9 +61,9 @@ class ShardedRanks(Ranks):
         self._wire = Wire(_whole_group(parameters[0]))
         self.world, self.rank = self._wire.world, self._wire.rank
         self._pass = _Pass(model, self._before)
-        self._reason = ""  # why this pass is tried again, once all ranks know
+        self._reason = ""  # why this pass is tried again, as all ranks know
         if not self._pass.can_go_back:
-            self.no_retry = "an interrupted pass of fully_shard is taken back from torch 2.13 on"
+            self.no_retry = "an interrupted pass of fully_shard can be undone from torch 2.13 on"
 
     def attach(self) -> None:
         self._pass.attach()
@@ -76,7 +76,7 @@ class ShardedRanks(Ranks):
         return self._pass
 
     def guess(self, own: float) -> float:
-        """FSDP sums what the ranks have as it is, so that they need the same guess before."""
+        """FSDP sums the gradients unchanged, so that all ranks need the same guess."""
         table = self._agree([_PASS, 0.0, 0.0, own])
         return min(guess for guess in table.column(3) if guess)
 
@@ -113,10 +113,10 @@ class ShardedRanks(Ranks):
         self._pass.take_back()
 
     def abort(self, error: BaseException, window: Any) -> None:
-        self.fail(error)  # the others wait in the middle of this micro-batch
+        self.fail(error)  # The other ranks wait in the middle of this micro-batch.
 
     def measure(self, measure: Any) -> Any:
-        """Sums over all shards; replicas have the same, and count once."""
+        """Sum over all shards. Replicas count once."""
         infs, nans, first_bad = measure.bad
         first = self._names.get(first_bad, -1)
         table = self._wire.table([float(measure.sum_squares), infs, nans, first])
@@ -127,11 +127,11 @@ class ShardedRanks(Ranks):
         return Measure(squares, measure.count, not (infs or nans), (infs, nans, first_bad))
 
     def _before(self) -> None:
-        """Called before each of FSDP's collectives inside of a micro-batch."""
+        """Agree before a collective of FSDP inside a micro-batch."""
         self._agree([_PASS])
 
     def _agree(self, words: list[float]) -> Table:
-        """All go on, or all leave the pass."""
+        """Exchange words. Either all ranks go on, or all leave the pass."""
         table = self._exchange(words + [0.0] * (WIDTH - len(words)))
         codes = table.column(0)
         if _FULL in codes:
@@ -142,7 +142,8 @@ class ShardedRanks(Ranks):
         return table
 
     def _exchange(self, words: list[float]) -> Table:
-        """Every rank's words. Those in a pass, and those at a window's end, must not meet."""
+        """Return the words of all ranks. Raises RankError if some ranks are in a pass and others at
+        the end of a window."""
         table = self._wire.table(words)
         codes = table.column(0)
         if FAILED in codes:
@@ -159,13 +160,12 @@ class ShardedRanks(Ranks):
         places = ", ".join(f"rank {i} is {place}" for i, place in enumerate(where))
         return RankError(
             f"the ranks do not have the same micro-batches: {places}. With fully_shard every rank "
-            "needs as many: drop what is left over (drop_last=True), or use DistributedDataParallel"
+            "needs the same number: drop the rest (drop_last=True), or use DistributedDataParallel"
         )
 
 
 class _Pass:
-    """A forward and backward pass: `before` is called before each collective in it, and a pass
-    that ends by an exception is taken back."""
+    """A forward and backward pass. It calls `before` before each collective, and can be undone."""
 
     def __init__(self, model: Any, before: Callable[[], None]) -> None:
         kind = bridge.connect().torch.distributed.fsdp.FSDPModule
@@ -176,8 +176,7 @@ class _Pass:
         self._before, self._inside = before, False
 
     def attach(self) -> None:
-        """Wrap FSDP's own calls, in place of the wrappers that an accumulator without close() left
-        behind."""
+        """Wrap methods of FSDP, in place of wrappers that an accumulator without close() left."""
         for group in self._groups:
             _unwrap(group)
             group.unshard = functools.partial(self._unshard, group, group.unshard)
@@ -189,12 +188,12 @@ class _Pass:
                 _unwrap(group)
 
     def divided(self, world: int) -> float:
-        """By what FSDP divides a sum of gradients."""
+        """Return the divisor that FSDP applies to a sum of gradients."""
         factors = {group.gradient_divide_factor or float(world) for group in self._groups}
         if len(factors) > 1:
             raise ValueError(
-                f"parts of the model have different gradient divide factors, {sorted(factors)}; "
-                "set_gradient_divide_factor() to one, or to none"
+                f"parts of the model have different gradient divide factors, {sorted(factors)}: "
+                "call set_gradient_divide_factor() with the same for all, or leave it out"
             )
         return float(factors.pop())
 
@@ -207,8 +206,7 @@ class _Pass:
         self._inside = False
 
     def take_back(self) -> None:
-        """Undo what a pass that ended by an exception began. Before the first pass of all that is
-        nothing."""
+        """Undo a pass that ended by an exception. Before the very first pass it does nothing."""
         if self.root._get_fsdp_state()._is_root is None or not self.can_go_back:
             return
         self.root.reset_iter_state()
@@ -230,7 +228,7 @@ class _Pass:
 
 
 def _unwrap(group: Any) -> None:
-    """FSDP's own calls again, which are those of the group's class."""
+    """Restore the methods of the group's class."""
     for name, function in (("unshard", _Pass._unshard), ("post_backward", _Pass._reduce)):
         wrapper = vars(group).get(name)
         if getattr(getattr(wrapper, "func", None), "__func__", None) is function:
@@ -245,14 +243,14 @@ def _groups(module: Any) -> list[Any]:
 
 
 def _check_parameters(model: Any, parameters: Sequence[torch.Tensor]) -> int:
-    """Return how many replicas of each part exist. Raises ValueError for a mixture of layouts."""
+    """Return the number of replicas of each part. Raises ValueError for a mixture of layouts."""
     names = {id(p): name for name, p in model.named_parameters()}
     layouts = {}
     for parameter in parameters:
         if not hasattr(parameter, "device_mesh"):
             raise ValueError(
-                f"{names.get(id(parameter), 'a parameter')} is not sharded: wrap the whole model "
-                "in fully_shard, without ignored_params, before the optimizer is made"
+                f"{names.get(id(parameter), 'a parameter')} is not sharded: apply fully_shard to "
+                "the whole model, without ignored_params, before the optimizer is made"
             )
         mesh: Any = parameter.device_mesh
         placements: Any = parameter.placements  # type: ignore[attr-defined]
@@ -260,7 +258,7 @@ def _check_parameters(model: Any, parameters: Sequence[torch.Tensor]) -> int:
         layouts[mesh, tuple(copies)] = names.get(id(parameter), "")
     if len(layouts) > 1:
         raise ValueError(
-            f"parameters are sharded in different ways, for example {sorted(layouts.values())}; "
+            f"parameters are sharded in different ways, for example {sorted(layouts.values())}: "
             "fully_shard with one mesh is supported, tensor parallelism is not"
         )
     (_, copies_of), = layouts  # fmt: skip
@@ -268,13 +266,13 @@ def _check_parameters(model: Any, parameters: Sequence[torch.Tensor]) -> int:
 
 
 def _whole_group(parameter: Any) -> Any:
-    """All ranks of the mesh."""
+    """Return the process group of all ranks of the mesh."""
     dist, mesh = bridge.connect().torch.distributed, parameter.device_mesh
     if mesh.ndim == 1:
         return mesh.get_group()
     if mesh.size() == dist.get_world_size():
         return dist.group.WORLD
     raise ValueError(
-        f"the model's mesh {tuple(mesh.shape)} is a part of the job's {dist.get_world_size()} "
-        "ranks; use a mesh of all, or of one dimension"
+        f"the mesh {tuple(mesh.shape)} of the model is a part of the {dist.get_world_size()} ranks "
+        "of the job: use a mesh of all ranks, or of one dimension"
     )

@@ -1,9 +1,9 @@
-"""What the ranks send each other at a window's end: a small table, then the gradients.
+"""What the ranks send each other at the end of a window: a small table, then the gradients.
 
-table   one all_reduce (SUM) of float64; a row is one rank's own, the others add zeros to it
+table   one all_reduce (SUM) of float64. Each rank fills its row, the others add zeros to it.
         rank 0  [code, micro-batches, weight, ...]   per parameter: how many ranks have a gradient
         rank 1  [code, micro-batches, weight, ...]
-flat    gradients side by side in buffers of up to 25 MiB, summed; fp16 and bf16 in fp32
+flat    gradients in buffers of up to 25 MiB, which are summed; fp16 and bf16 in fp32
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from memtools._base.ranks import device_of, host_group
 if TYPE_CHECKING:
     import torch
 
-BUCKET_BYTES = 25 << 20  # as DDP's
+#: The size of a buffer, the same as in DDP.
+BUCKET_BYTES = 25 << 20
 
 
 class Wire:
-    """A process group, and where its small tables lie: in host memory, where that can be.
+    """A process group, with tables in host memory if possible.
 
-    Not all backends take host tensors (nccl does not); a gloo group of the same ranks is made for
-    the tables then, if the group is the whole job: making one is a collective of the whole job.
+    Not all backends take host tensors (nccl does not). If the group is the whole job, a gloo group
+    of the same ranks is made for the tables: making a group is a collective of the whole job.
     """
 
     def __init__(self, group: Any = None) -> None:
@@ -40,8 +41,8 @@ class Wire:
         self._table_device = device_of(self._table_group)
 
     def table(self, row: Sequence[float], counts: Sequence[float] = ()) -> Table:
-        """Every rank's row, and the sums of the counts. A collective of (world * len(row) +
-        len(counts)) * 8 bytes; each number is exact, as only zeros are added to it."""
+        """Return the rows of all ranks and the sums of the counts. A collective of
+        (world * len(row) + len(counts)) * 8 bytes. Each number is exact: only zeros are added."""
         width, start = len(row), self.rank * len(row)
         with self._torch.inference_mode(False), self._torch.no_grad():
             sent = self._torch.zeros(
@@ -59,17 +60,16 @@ class Wire:
         return Table(rows, flat[self.world * width :])
 
     def sum(self, tensors: Sequence[torch.Tensor], factor: float = 1.0) -> None:
-        """Each tensor becomes its own sum over the ranks, after it was multiplied by `factor`.
+        """Multiply each tensor by `factor`, and replace it by its sum over the ranks.
 
-        Tensors have the same shapes and dtypes on all ranks. Afterwards they have the same bits
-        on all of them. Takes up to two buffers of 25 MiB meanwhile; a contiguous tensor larger than
-        one is summed where it lies.
+        The tensors must have the same shapes and dtypes on all ranks. Afterwards they have the same
+        bits. Takes up to two buffers of 25 MiB; a larger contiguous tensor is summed in place.
         """
         self._each(tensors, factor, lambda flat: self._dist.all_reduce(flat, group=self.group,
                                                                        async_op=True))  # fmt: skip
 
     def broadcast(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Each tensor becomes what it is on the group's first rank."""
+        """Replace each tensor by that of the group's first rank."""
         source = self._dist.get_global_rank(self.group, 0)
         self._each(tensors, 1.0, lambda flat: self._dist.broadcast(
             flat, source, group=self.group, async_op=True), widen=False)  # fmt: skip
@@ -77,7 +77,7 @@ class Wire:
     def _each(
         self, tensors: Sequence[torch.Tensor], factor: float, send: Any, widen: bool = True
     ) -> None:
-        """Fills the next buffer while the one before is on its way."""
+        """Send the tensors, and fill the next buffer while the one before is sent."""
         under_way: list[tuple[Any, torch.Tensor, list[torch.Tensor]]] = []
         with self._torch.inference_mode(False), self._torch.no_grad():
             for bucket in self._buckets(tensors):
@@ -91,7 +91,7 @@ class Wire:
                 _land(work, flat, bucket)
 
     def _buckets(self, tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-        """In the given order within a device and dtype, as all ranks see them alike."""
+        """Yield lists of tensors of one device and dtype, in the same order on all ranks."""
         kinds: dict[Any, list[torch.Tensor]] = {}
         for tensor in tensors:
             real = self._torch.view_as_real(tensor) if tensor.is_complex() else tensor
@@ -108,8 +108,8 @@ class Wire:
             yield bucket
 
     def _filled(self, bucket: list[torch.Tensor], widen: bool) -> torch.Tensor:
-        """One flat tensor of what the bucket holds. A sum of half floats rounds once, not once for
-        each rank, and does not overflow on its way: it is made in fp32."""
+        """Return the bucket as one flat tensor. Sums of 16-bit floats are made in fp32, so that
+        they are rounded once and intermediate sums do not overflow."""
         first = bucket[0]
         half = first.dtype in (self._torch.float16, self._torch.bfloat16)
         if len(bucket) == 1 and first.is_contiguous() and not (half and widen):

@@ -1,19 +1,19 @@
-"""Taking back what a micro-batch changed, so that it can be run again as if for the first time.
+"""Undoes what a micro-batch changed, so that it can run again as if for the first time.
 
-    begin()   random numbers, buffers, gradients as they are now
-      the micro-batch: fails, or keep()
-    back()    all of them as they were
+    begin()   save random numbers, buffers and gradients
+      the micro-batch fails, or keep()
+    back()    restore all of them
 
-What is kept of the gradients, from a window's second micro-batch on (before the first there are
-none), depends on the memory. The results have the same bits in both ways:
+From the second micro-batch of a window on there are gradients. There are two ways to save them,
+and the results have the same bits:
 
-    scratch   where the gradients take less than a tenth of the memory there is: p.grad is put
-              aside, the micro-batch makes new ones, keep() adds them to the old: the addition that
-              autograd would have made. Costs the memory of the gradients once more, while the
-              backward pass runs, and the time to find that memory each time.
-    redo      else: nothing is kept. After a failure in a backward pass the window runs again from
-              its start, in the same micro-batches up to the one that failed. No memory; the time
-              of what had been done.
+    scratch   if the gradients take less than a tenth of the memory: p.grad is put aside, the
+              micro-batch makes new gradients, and keep() adds them to the old ones, as autograd
+              would have done. This takes the memory of the gradients once more during the backward
+              pass, and the time to allocate it.
+    redo      else: nothing is saved. After a failure in a backward pass the window runs again from
+              its start, in the same micro-batches up to the one that failed. This takes no memory,
+              and the time of the lost micro-batches.
 """
 
 from __future__ import annotations
@@ -31,20 +31,24 @@ from memtools._base.oom import shortage
 if TYPE_CHECKING:
     import torch
 
-LARGE: Final = 1 << 20  # bytes of a buffer from which on copying it each time is worth avoiding
-QUIET: Final = 2  # times that a large buffer is found unchanged before it is no longer copied
+#: Buffers of so many bytes are not copied each time if they do not change.
+LARGE: Final = 1 << 20
+#: A large buffer is no longer copied after it was found unchanged so often.
+QUIET: Final = 2
+#: A checksum takes the bytes as a table with so many columns.
 COLUMNS: Final = 4096
-SMALL: Final = 0.1  # of the memory of a device or the host: the most that copies may take
+#: Copies may take this part of the memory of a device or the host.
+SMALL: Final = 0.1
 _PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
-#: Modules of torch itself: forward passes change their buffers and no other attributes, and those
-#: of DistributedDataParallel describe its reducer.
+#: In torch's own modules a forward pass changes buffers and no other attributes. The attributes of
+#: DistributedDataParallel describe its reducer.
 _FIXED: Final = ("torch.nn.modules.", "torch.nn.parallel.")
 _LISTS: Final = "torch.nn.modules.container"
 
 
 class RandomState:
-    """Where the random number generators stand: torch's of the CPU and of the devices in use,
-    Python's `random`, and numpy's global one where the program has it."""
+    """The states of the random number generators: torch's of the CPU and of the devices in use,
+    Python's `random`, and numpy's global one if the program has imported numpy."""
 
     __slots__ = ("_devices", "_numpy", "_python", "_torch")
 
@@ -60,6 +64,7 @@ class RandomState:
             self._devices.append((device, state))
 
     def restore(self) -> None:
+        """Set all generators to these states."""
         random.setstate(self._python)
         if self._numpy is not None:
             sys.modules["numpy"].random.set_state(self._numpy)
@@ -74,38 +79,40 @@ def _index(device: torch.device) -> tuple[torch.device, ...]:
 
 
 class Buffers:
-    """What the modules of a model hold at one moment: the values of their buffers, such as
-    BatchNorm's running statistics, and which buffers, submodules and attributes they have.
+    """The state of a model's modules at one moment: the values of their buffers, such as the
+    running statistics of BatchNorm, and which buffers, submodules and attributes they have.
 
-    Small buffers are copied each time. A large one (a causal mask, a cache) is copied until it was
-    found unchanged twice; from then on it is looked at instead: its tensor, address, shape and
-    version before each micro-batch, and a checksum too before it is taken for restored, since
-    `.data` leaves no trace in the version.
+    Small buffers are copied each time. A large buffer (a causal mask, a cache) is copied until it
+    was found unchanged twice. From then on its tensor, address, shape and version are compared
+    before each micro-batch, and its checksum is compared as well before it counts as restored,
+    since a change through `.data` does not raise the version.
 
-    Of attributes, small tensors without a gradient are copied like buffers, and numbers, texts and
-    None are kept. Others may be the activations of the pass before, and are not held.
+    Attributes that are small tensors without a gradient are copied like buffers. Numbers, str and
+    None are saved. Other attributes may be activations of the pass before, and are not saved.
 
     Attributes:
-        kept: one for each tensor.
-        count: how many of these are buffers.
+        kept: the saved tensors.
+        count: how many of them are buffers.
     """
 
     __slots__ = ("_held", "_names", "count", "kept")
 
     def __init__(self) -> None:
-        self._held: list[_Held] = []
+        self._held: list[_ModuleState] = []
         self._names: list[str] = []
-        self.kept: list[_Kept] = []
+        self.kept: list[_SavedTensor] = []
         self.count = 0
 
     def save(self, model: torch.nn.Module, others: Sequence[tuple[str, torch.Tensor]] = ()) -> None:
-        """Save what the model holds, and other tensors by their names, into the copies of before
-        where the tensors are the same.
+        """Save the state of the model and other named tensors. Existing copies of the same tensors
+        are used again.
 
-        Raises TypeError for a buffer of a kind that cannot be copied and put back.
+        Raises TypeError for a buffer of a kind that cannot be copied and restored.
         """
         torch = bridge.connect().torch
-        self._held = [_Held(module, torch) for module in _modules_of(model) if _may_change(module)]
+        self._held = [
+            _ModuleState(module, torch) for module in _modules_of(model) if _may_change(module)
+        ]
         found = [(name, value) for held in self._held for name, value in held.buffers.items()]
         places = [(name, value) for name, value in found if value is not None]
         self.count = len(places)
@@ -116,7 +123,9 @@ class Buffers:
             kept.tensor is not tensor for kept, tensor in zip(self.kept, tensors, strict=True)
         ):
             known = {id(kept.tensor): kept for kept in self.kept}
-            self.kept = [known.get(id(tensor)) or _Kept(tensor, name) for name, tensor in places]
+            self.kept = [
+                known.get(id(tensor)) or _SavedTensor(tensor, name) for name, tensor in places
+            ]
         with torch.no_grad():
             due = [kept for kept in self.kept if kept.is_due()]
             if due:
@@ -124,11 +133,11 @@ class Buffers:
                 torch._foreach_copy_(copies, [_memory(kept.tensor) for kept in due])
 
     def restore(self) -> None:
-        """The same tensors with the same values, replaced and resized ones as well; what was added
-        since is gone.
+        """Restore the tensors and their values, also of replaced and resized ones, and remove what
+        was added.
 
-        Raises RuntimeError where a large buffer has changed that never had before: there is no copy
-        of it. The others are restored, and from the next window on it is copied.
+        Raises RuntimeError if a large buffer has changed for the first time, as there is no copy of
+        it. The others are restored, and from the next window on it is copied.
         """
         changed = []
         with bridge.connect().torch.no_grad():
@@ -140,19 +149,19 @@ class Buffers:
         if changed:
             raise RuntimeError(
                 f"step(): the buffer {changed[0]!r} changed in a micro-batch that ran out of "
-                "memory, and had never changed before, so that no copy of it was made: put it as "
-                "it was; from now on it is copied before each micro-batch"
+                "memory, and had never changed before, so that there is no copy of it: restore its "
+                "values; from now on it is copied before each micro-batch"
             )
 
 
 @functools.cache
 def _own_names(torch: Any) -> frozenset[str]:
-    """Names of the attributes that every module has, without that of its mode."""
+    """Return the names of the attributes that every module has, except `training`."""
     return frozenset(vars(torch.nn.Module())) - {"training"}
 
 
 def _modules_of(model: torch.nn.Module) -> list[Any]:
-    """`list(model.modules())`, in a fifth of its time."""
+    """Return `list(model.modules())` in a fifth of its time."""
     found = {id(model): model}
     queue = [model]
     for module in queue:
@@ -164,14 +173,14 @@ def _modules_of(model: torch.nn.Module) -> list[Any]:
 
 
 def _may_change(module: Any) -> Any:
-    """Whether more than the values of a module's parameters can change. Most modules are a Linear
-    or the like; a list of modules may be empty before a pass and not after it."""
+    """Whether a pass can change more of a module than the values of its parameters. In most modules
+    it cannot, but a list of modules may get its first one."""
     home = type(module).__module__
     return module._buffers or module._modules or home == _LISTS or not home.startswith(_FIXED)
 
 
-class _Held:
-    """What one module has: its buffers, submodules, parameters and attributes by their names.
+class _ModuleState:
+    """The buffers, submodules, parameters and attributes of one module, by name.
 
     Attributes:
         buffers: tensors or None.
@@ -186,12 +195,12 @@ class _Held:
         self._attributes: dict[str, Any] = {}
         self._all: frozenset[str] | None = None
         self._parts: dict[str, dict[str, Any]] = {}
-        if type(module._buffers) is not dict:  # of TorchScript, whose parts are fixed
+        if type(module._buffers) is not dict:  # A module of TorchScript cannot get new parts.
             self.buffers = dict(module.named_buffers(recurse=False))
             return
         self.buffers = dict(module._buffers)
         self._temporary = frozenset(module._non_persistent_buffers_set)
-        # Parameters are not replaced: fully_shard does that itself, in each pass.
+        # Only the names of parameters are saved: fully_shard replaces parameters in each pass.
         self._parts = {"_buffers": self.buffers, "_modules": dict(module._modules)}
         self._parts["_parameters"] = dict.fromkeys(module._parameters)
         if type(module).__module__.startswith(_FIXED):
@@ -211,7 +220,7 @@ class _Held:
                 self.tensors.append((name, value))
 
     def restore(self) -> None:
-        """Put back what was replaced or removed, and take away what was added."""
+        """Put back what was replaced or removed, and remove what was added."""
         names = vars(self._module)
         for part, before in self._parts.items():
             now = names[part]
@@ -233,10 +242,10 @@ class _Held:
                 names[name] = value
 
 
-class _Kept:
-    """One tensor: a copy of it, or the proof that it does not change.
+class _SavedTensor:
+    """One tensor with a copy of its values, or with a checksum if it does not change.
 
-    Raises TypeError for one that cannot be copied and put back.
+    Raises TypeError for a tensor that cannot be copied and restored.
     """
 
     __slots__ = ("_checksum", "_moves", "_quiet", "_seen", "_shape", "copy", "tensor")
@@ -254,7 +263,7 @@ class _Kept:
             self._try(name)
 
     def _try(self, name: str) -> None:
-        """Put it back once, unchanged: kinds of tensors differ in what they allow."""
+        """Restore it once, unchanged, as not all kinds of tensors allow that."""
         try:
             with bridge.connect().torch.no_grad():
                 self.is_due()
@@ -265,11 +274,11 @@ class _Kept:
             kind, first = type(self.tensor).__name__, str(error).partition("\n")[0]
             raise TypeError(
                 f"step(): the buffer {name!r}, a {kind} of layout {self.tensor.layout}, cannot be "
-                f"put back when memory runs out ({first}): keep it as a strided tensor"
+                f"restored when memory runs out ({first}): make it a strided tensor"
             ) from error
 
     def is_due(self) -> bool:
-        """Whether `copy` has to take the tensor's values now; it is made anew where it has to."""
+        """Whether the values have to be copied into `copy` now. Allocates it if necessary."""
         tensor = self.tensor
         if self._checksum is not None:
             if self._seen == _look(tensor):
@@ -291,7 +300,7 @@ class _Kept:
         return False
 
     def restore(self) -> bool:
-        """Whether it is as it was at the last look."""
+        """Restore the saved values. Returns whether that was possible."""
         tensor, copy = self.tensor, self.copy
         if copy is None:
             now = _checksum(tensor) if self._seen == _look(tensor) else None
@@ -308,7 +317,7 @@ class _Kept:
         else:
             _memory(tensor).copy_(copy)
         if not self._moves:
-            self._seen = _look(tensor)  # the copy itself raised the version
+            self._seen = _look(tensor)  # The copy has raised the version.
         return True
 
 
@@ -319,8 +328,8 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _memory(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements of a tensor, each once: an expanded one repeats some of them, and cannot be
-    written to."""
+    """Return the elements of a tensor, each once. An expanded tensor repeats some of them, and
+    cannot be written to."""
     if tensor.is_nested:
         return tensor.values()
     if tensor.layout is not bridge.connect().torch.strided or 0 not in tensor.stride():
@@ -332,30 +341,30 @@ def _memory(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _shape(tensor: torch.Tensor) -> Any:
-    """None for a nested one, whose shape does not change."""
+    """Return the shape, or None for a nested tensor, whose shape does not change."""
     return None if tensor.is_nested else tensor.shape
 
 
 def _look(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """What changes with most changes, in a microsecond."""
+    """Return facts that most changes of a tensor alter. Takes a microsecond."""
     return tensor._version, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
 def _integers(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Its bytes as integers of 64 bits, without a copy; None where that cannot be."""
+    """Return its bytes as 64-bit integers without a copy; None if that is impossible."""
     torch = bridge.connect().torch
     plain = type(tensor) in (torch.Tensor, torch.nn.Buffer) and tensor.layout is torch.strided
     if not plain or tensor.is_inference() or tensor.is_meta or not tensor.is_contiguous():
         return None
     try:
         return tensor.detach().view(-1).view(torch.int64)
-    except RuntimeError:  # their number is odd, or they begin at an odd address
+    except RuntimeError:  # The number of bytes or their address is not a multiple of 8.
         return None
 
 
 def _checksum(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Sums over the rows and the columns of its bytes as a table, which tell a moved value from one
-    in its place. None where the tensor has become one that cannot be summed."""
+    """Return the sums of the rows and of the columns of its bytes as a table, which differ if two
+    values change places. None if the tensor cannot be summed any more."""
     integers = _integers(tensor)
     if integers is None:
         return None
@@ -366,12 +375,12 @@ def _checksum(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 class Frozen:
-    """The parameters without a gradient that the forward pass itself changes: a momentum encoder, a
-    codebook. The first window shows which these are: after each of its micro-batches all of them
-    are compared with checksums of what they were at its start.
+    """The parameters without a gradient that the forward pass itself changes, such as those of a
+    momentum encoder. The first window finds them: after each of its micro-batches, all frozen
+    parameters are compared with their checksums from its start.
 
-    Where together they take less than a tenth of the memory there is, all of them are copied like
-    buffers meanwhile; from then on, those that were changed.
+    In the first window all of them are copied like buffers, if together they take less than a tenth
+    of the memory. After it, those that changed are copied.
     """
 
     __slots__ = ("_before", "_changed", "_copied", "_is_first")
@@ -386,15 +395,15 @@ class Frozen:
 
     @property
     def tensors(self) -> Sequence[tuple[str, torch.Tensor]]:
-        """(name, parameter) of those that are to be copied like buffers."""
+        """(name, parameter) of those that are copied like buffers."""
         return list(self._changed.values()) if self._copied is None else self._copied
 
     def _differing(self) -> list[tuple[str, torch.Tensor]]:
         return [(name, p) for name, p, sums in self._before if not _has_bytes(_sums_of(p), sums)]
 
     def compare(self) -> None:
-        """After a micro-batch that went well: look which have changed, in the first window. Where
-        memory runs out meanwhile, all of them count as changed."""
+        """Find those that a successful micro-batch of the first window changed. If memory runs out
+        meanwhile, all of them count as changed."""
         try:
             found = self._differing()
         except Exception as error:
@@ -405,11 +414,11 @@ class Frozen:
         self._is_first = False
 
     def require_copies(self, whole: bool) -> None:
-        """After a failure in the first window, raise RuntimeError where a parameter has changed of
-        which there was no copy.
+        """Raise RuntimeError if a parameter without a copy has changed. This is called after a
+        failure in the first window.
 
         Args:
-            whole: whether only a micro-batch was taken back, rather than the window.
+            whole: whether only a micro-batch was undone, and not the window.
         """
         if self._copied is not None or (whole and not self._is_first):
             return
@@ -426,21 +435,21 @@ class Frozen:
 
 
 def _sums_of(parameter: torch.Tensor) -> torch.Tensor:
-    """A checksum; the values themselves where there is none."""
+    """Return a checksum, or the values if there is none."""
     tensor = parameter.detach()
     summed = _checksum(tensor)
     return tensor if summed is None else summed
 
 
 def _is_frozen(parameter: torch.Tensor) -> bool:
-    """And a plain tensor that has memory."""
+    """Whether it has no gradient, and is a plain tensor with memory."""
     torch = bridge.connect().torch
     is_there = not torch.nn.parameter.is_lazy(parameter) and not parameter.is_meta
     return is_there and not parameter.requires_grad and _is_plain(parameter)
 
 
 def _has_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Bit for bit: a nan equals itself."""
+    """Whether two tensors have the same bytes, so that a nan equals itself."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     uint8 = bridge.connect().torch.uint8
@@ -452,7 +461,7 @@ def _has_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 class Redo:
-    """Keeps nothing; back() cannot give back what a backward pass has added to."""
+    """Saves no gradients: back() cannot restore those to which a backward pass has added."""
 
     name = "redo"
     __slots__ = ("_empty", "_parameters")
@@ -464,22 +473,22 @@ class Redo:
         self._empty = all(p.grad is None for p in self._parameters)
 
     def keep(self) -> None:
-        """The micro-batch is part of the window."""
+        """Make the micro-batch a part of the window."""
 
     def back(self) -> bool:
-        """Undo the micro-batch; False where the window has to begin anew."""
+        """Undo the micro-batch. Returns False if the window has to run again from its start."""
         if self._empty:
             self.drop()
         return self._empty
 
     def drop(self) -> None:
-        """No gradients, as at the begin of a window."""
+        """Drop all gradients, as at the begin of a window."""
         for p in self._parameters:
             p.grad = None
 
 
 class Scratch(Redo):
-    """Puts the gradients aside and adds the micro-batch's to them."""
+    """Puts the gradients aside, and adds those of the micro-batch to them."""
 
     name = "scratch"
     __slots__ = ("_aside",)
@@ -518,13 +527,13 @@ class Scratch(Redo):
 
 
 def choose(parameters: list[torch.Tensor]) -> Redo:
-    """Return the way of one accumulator: redo where the gradients take a tenth or more of the
-    memory of some device, or of what this process may have of the host's."""
+    """Return the way for these parameters: redo if the gradients take a tenth or more of the memory
+    of a device, or of the host memory that this process may use."""
     return (Scratch if _is_small([p for p in parameters if p.requires_grad]) else Redo)(parameters)
 
 
 def _is_small(tensors: list[torch.Tensor]) -> bool:
-    """Whether they take less than a tenth of the memory of each device that they are on."""
+    """Whether their gradients take less than a tenth of the memory of each of their devices."""
     sizes: dict[torch.device, int] = {}
     for tensor in tensors:
         size = tensor.numel() * (tensor.grad_dtype or tensor.dtype).itemsize
@@ -547,11 +556,11 @@ def memory_of(device: torch.device) -> float:
 
 
 class Undo:
-    """What is kept before a micro-batch, and given back.
+    """Saves the state before a micro-batch, and restores it.
 
     Args:
-        parameters: all that a backward pass may add gradients to.
-        choose: returns what keeps the gradients of such parameters.
+        parameters: the tensors to which a backward pass may add gradients.
+        choose: returns a Redo or Scratch for such parameters.
     """
 
     def __init__(
@@ -568,12 +577,12 @@ class Undo:
         self._random: list[RandomState] = []
 
     def begin_window(self, model: torch.nn.Module, parameters: list[torch.Tensor]) -> None:
-        """Keep what is needed to go back to the window's start; call it before the first
-        micro-batch. `parameters` may be others than before: groups are added to optimizers."""
+        """Save what is needed to go back to the start of the window. Call it before the first
+        micro-batch. `parameters` may differ from before, as programs add groups to optimizers."""
         if list(map(id, parameters)) != list(map(id, self._parameters)):
             self._parameters, self._gradients = parameters, self._choose(parameters)
         self._model = model
-        # The CPU's generator counts in any case.
+        # The generator of the CPU is always saved.
         devices: set[Any] = set()
         for tensor in (*model.parameters(), *model.buffers()):
             if tensor.device.type not in ("cpu", "meta"):
@@ -591,8 +600,8 @@ class Undo:
             self._first.save(model, self._frozen.tensors)
 
     def begin(self, in_place: bool = False) -> None:
-        """Keep what is needed to go back to now, before a micro-batch. `in_place`: its gradients
-        can be neither moved nor given back."""
+        """Save the state before a micro-batch. `in_place`: its gradients can neither be moved nor
+        restored."""
         self._random[1:] = [RandomState(self._devices)]
         self._buffers.save(self._model, self._frozen.tensors if self._frozen else ())
         self._in_place = in_place
@@ -600,18 +609,20 @@ class Undo:
             self._gradients.begin()
 
     def keep(self) -> None:
-        """Add the micro-batch, which went well, to what is kept."""
+        """Make a successful micro-batch a part of the window."""
         if self._frozen is not None:
             self._frozen.compare()
         if not self._in_place:
             self._gradients.keep()
 
     def back(self, backward: bool) -> tuple[bool, str]:
-        """Undo the failed micro-batch. Returns whether that could be done, and in words what is as
-        before; where only the whole window could be undone, it has to run again from its start.
+        """Undo the failed micro-batch, or, if that is impossible, the window.
 
         Args:
             backward: whether it may have failed in its backward pass.
+
+        Returns False if the window was undone and has to run again from its start, and what was
+        restored, in words.
         """
         whole = self._in_place or self._gradients.back() or not backward
         (self._random[-1] if whole else self._random[0]).restore()
@@ -630,5 +641,5 @@ class Undo:
         return whole, ", ".join(parts)
 
     def drop(self) -> None:
-        """Give the window up: drop its gradients. Random numbers and buffers stay."""
+        """Drop the gradients of the window. Random numbers and buffers stay as they are."""
         self._gradients.drop()

@@ -90,7 +90,7 @@ def test_a_newer_one_may_come_in_the_middle_of_a_window(caplog):
     older = GradAccumulator(model, optimizer, steps=2)
     micro(older, data[0])
     newer = GradAccumulator(model, optimizer, steps=2)
-    assert "1 micro-batch of weight 3 came to no update" in caplog.text
+    assert "1 micro-batch of weight 3 got no update" in caplog.text
     for x in data[1:]:
         micro(newer, x)
     assert error(optimizer.seen[0], reference(model, data[1:])) < 1e-6
@@ -185,10 +185,10 @@ def test_a_window_that_is_left_is_said_once_and_an_exception_says_enough(tmp_pat
     assert (done.stdout.split(), done.stderr) == (["0"] * 4 + ["1"], "")
     *left, raised = [(tmp_path / str(number)).read_text() for number in range(len(ends))]
     for text in left:
-        assert text.count("3 micro-batches of weight 6 came to no update") == 1
+        assert text.count("3 micro-batches of weight 6 got no update") == 1
         assert "Traceback" not in text
     assert raised.endswith("ValueError: of the loader\n")
-    assert "came to no update" not in raised
+    assert "got no update" not in raised
 
 
 @pytest.mark.parametrize("way", ["close", "newer"])
@@ -202,7 +202,7 @@ def test_a_window_that_is_left_is_said_at_the_programs_own_line(way, recwarn):
     else:
         GradAccumulator(model, optimizer, steps=4)
     (said,) = recwarn.list
-    assert "came to no update" in str(said.message)
+    assert "got no update" in str(said.message)
     assert said.filename == __file__
 
 

@@ -77,7 +77,7 @@ def test_one_row_that_does_not_fit_raises_the_original_error_with_the_report(pha
         acc.step(batch(), loss_of(model))
     assert caught.value is last
     first, *notes = caught.value.__notes__
-    assert "nothing smaller can be tried" in first
+    assert "no smaller micro-batch is possible" in first
     assert [note.partition(" of ")[2][:6] for note in notes] == ["4 rows", "2 rows", "1 row,"]
     assert notes[-1].rpartition(" lost")[0].split("; ")[-2] == "gave up"
     assert (grads(model), acc._runner.window.empty, acc.report().windows) == ([], True, 0)
@@ -372,7 +372,7 @@ def test_a_buffer_that_cannot_be_put_back_is_refused_before_memory_runs_out():
     model.register_buffer("table", torch.ones(3).as_subclass(Stubborn))
     acc = memtools.GradAccumulator(model, torch.optim.SGD(model.parameters(), 0.1))
     before = model.weight.detach().clone()
-    sentence = r"the buffer 'table', a Stubborn of layout torch.strided, cannot be put back"
+    sentence = r"the buffer 'table', a Stubborn of layout torch.strided, cannot be restored"
     with pytest.raises(TypeError, match=sentence):
         acc.step(torch.ones(ROWS, 4), lambda x: (model(x).sum(), len(x)))
     assert torch.equal(model.weight, before)

@@ -228,7 +228,7 @@ def test_one_part_that_cannot_be_cut_raises():
     acc, model = linear(micro_batch_size=1000)
     with pytest.raises(MemoryError) as caught:
         acc.step(Graphs([500, 7]), by_nodes(model, 400, []), Graphs.split)
-    assert "nothing smaller can be tried" in caught.value.__notes__[0]
+    assert "no smaller micro-batch is possible" in caught.value.__notes__[0]
     assert "of 500 rows, forward: MemoryError; restored" in caught.value.__notes__[-1]
 
 
@@ -340,7 +340,7 @@ def test_a_loss_of_unknown_weight_is_refused_before_anything_ran_out(split):
             return loss
         return acc.backward(loss)
 
-    with pytest.raises(ValueError, match=r"loss_fn returns \(loss_sum, weight\)"):
+    with pytest.raises(ValueError, match=r"let loss_fn return \(loss_sum, weight\)"):
         acc.step(Graphs([1, 3]) if split else torch.ones(4, 6), loss_fn, split)
     assert before == [p.tolist() for p in model.parameters()]
     assert all(p.grad is None for p in model.parameters())

@@ -165,7 +165,7 @@ def test_error_if_nonfinite_tells_what_is_bad_and_changes_nothing(call: Call) ->
 @pytest.mark.parametrize("max_norm", [-1.0, math.nan])
 def test_max_norm_is_no_less_than_zero(max_norm: float) -> None:
     grads: Grads = [torch.ones(2)]
-    with pytest.raises(ValueError, match="max_norm is 0 or more"):
+    with pytest.raises(ValueError, match="max_norm must be 0 or more"):
         memtools.clip_grad_norm_(parameters_of(grads), max_norm)
     assert torch.equal(grads[0], torch.ones(2))  # type: ignore[arg-type]
 
@@ -225,5 +225,5 @@ def test_an_int_beyond_the_largest_float_is_an_infinite_limit():
     memtools.clip_grad_norm_([parameter], 10**400)
     assert parameter.grad.tolist() == [4.0] * 3
     assert memtools.grad_norm([parameter], norm_type=10**400) == 4.0
-    with pytest.raises(ValueError, match="max_norm is 0 or more, got -inf"):
+    with pytest.raises(ValueError, match="max_norm must be 0 or more, got -inf"):
         memtools.clip_grad_norm_([parameter], -(10**400))

@@ -445,7 +445,7 @@ def test_windows_of_two_kinds_are_an_error_on_every_rank(rank: int, world: int) 
     acc = made(DDP(Net()))
     with acc.micro_batch():
         acc.backward(acc.model(data(0)[0][0]).sum(), weight=1 if rank == 0 else None)
-    with pytest.raises(ValueError, match="some ranks gave their losses a weight and others"):
+    with pytest.raises(ValueError, match="some ranks passed a weight with their losses and others"):
         acc.flush()
     acc.reset()
     other = made(DDP(Net()), precision="fp16", init_scale=2.0 ** (4 + rank))

@@ -192,7 +192,11 @@ def test_what_is_not_sharded_alike_is_refused(rank: int, world: int) -> None:
         ("first.weight is not sharded", part, {}),
         ("last.bias is not sharded", ignored, {}),
         ("overlap=True is for models in Distributed", sharded(Deep()), {"overlap": True}),
-        ("grad_dtype is not for fully_shard", summed_in_fp32(sharded(Deep().bfloat16())), {}),
+        (
+            "grad_dtype does not work with fully_shard",
+            summed_in_fp32(sharded(Deep().bfloat16())),
+            {},
+        ),
     ):
         with pytest.raises(ValueError, match=words):
             made(wrong, **options)
