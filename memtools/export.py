@@ -16,27 +16,27 @@ __all__ = ["MetricsSource", "write_scalars"]
 def write_scalars(
     target: Any, source: MetricsSource, step: int | None = None, *, expert: bool = False
 ) -> None:
-    """Write what `source.metrics()` says now as scalars of step `step`.
+    """Write the values of `source.metrics()` as scalars of step `step`.
 
-    Values that are not finite (no end in sight: `memory/steps_left`) are left out. Costs one
-    `metrics()` and one call of the target for each key (`add_scalar`) or for all (`log`).
+    Values that are not finite are left out, such as `memory/steps_left` without a forecast. Calls
+    `metrics()` once, and the target once for each key (`add_scalar`) or once for all (`log`).
 
     Args:
-        target: something with `add_scalar(tag, value, global_step)`, like a SummaryWriter of
+        target: an object with `add_scalar(tag, value, global_step)`, like a SummaryWriter of
             TensorBoard, or with `log(dict, step=)`, like a run of wandb or the module `wandb`.
-        source: the monitor, or anything with `metrics()`.
-        step: for `add_scalar` and `log`; None leaves the count to them.
-        expert: all figures there are, in place of the dozen that most people want.
+        source: the monitor, or any object with `metrics()`.
+        step: the step for `add_scalar` and `log`. None, the default: they count by themselves.
+        expert: whether to write all values, and not only the most useful dozen. False by default.
 
     Raises:
-        TypeError: the target has neither method, or the source no `metrics()`.
+        TypeError: the target has neither method, or the source has no `metrics()`.
     """
     check_source(source, "write_scalars()")
     add_scalar, log = getattr(target, "add_scalar", None), getattr(target, "log", None)
     if callable(add_scalar):
         for key, value in finite(source.metrics(expert)).items():
             add_scalar(key, value, step)
-    elif callable(log) and not _is_no_run(target):
+    elif callable(log) and not _has_another_log(target):
         log(finite(source.metrics(expert)), step=step)
     else:
         raise TypeError(
@@ -45,8 +45,8 @@ def write_scalars(
         )
 
 
-def _is_no_run(target: Any) -> bool:
-    """What has a log() that is something else: loggers of text, and the modules of mathematics."""
+def _has_another_log(target: Any) -> bool:
+    """Whether log() does something else: that of loggers of text, and of mathematical modules."""
     if isinstance(target, (logging.Logger, logging.LoggerAdapter)):
         return True
     return isinstance(target, type) or getattr(target, "__name__", "") in ("math", "numpy", "torch")

@@ -2,10 +2,10 @@
 
     Record, Figures ──► chart.py: lines, lanes, marks ──► heading, graphs, tiles, growth, phases
 
-What becomes a part of a picture as text is escaped by the function that takes it: names and paths
-may come from anywhere. A picture has neither ids, style sheets nor scripts: it disturbs no other
-cell, and stays the same when the notebook is saved. Text has the notebook's own colour, and the
-colours of lines are dark enough for white paper and light enough for black.
+The function that puts a text into a picture escapes it, because names and paths may come from
+anywhere. A picture has no ids, style sheets or scripts: it does not disturb other cells, and stays
+the same when the notebook is saved. Text has the notebook's own colour, and the colours of lines
+are dark enough for white paper and light enough for black.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""One self-contained HTML page out of one or several records, and plain facts about a record.
+"""Make one self-contained HTML page of one or several records.
 
     memtools.report.write_report(memtools.read_record("run.mem"), "run.html")
 
-The page needs the extra `report` (jinja2); the facts that `memtools explain` prints need nothing.
+The page needs jinja2, which the extra `report` installs. `memtools explain` does not.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Page", "render", "write_report"]
 
-#: records whose pictures a notebook shows of a page
+#: A notebook shows the pictures of so many records of a page.
 PICTURES = 4
 
 
 class Page(str):
-    """The page as text. A notebook shows the still pictures of its records in place of its HTML,
-    which may have 2 MiB and brings its own style: that is for a file.
+    """The page as text. A notebook shows the pictures of its records instead of the HTML, which may
+    have 2 MiB and a style of its own, and is meant for a file.
 
     Args:
         text: the HTML.
-        records: of which the page was made.
+        records: the records on the page.
     """
 
     __slots__ = ("records",)
@@ -44,14 +44,14 @@ class Page(str):
         return page
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
-        return str, (str(self),)  # a copy is its text: records stay where they were read
+        return str, (str(self),)  # A copy is the text alone.
 
     def __repr__(self) -> str:
         paths = ", ".join(shown(record.path) for record in self.records)
         return f"<page of {paths}, {format_bytes(len(self))}>"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the pictures of the first records."""
+        """Return the pictures of the first records, which a notebook shows."""
         from memtools._record.picture import card, line
 
         left = len(self.records) - PICTURES
@@ -65,14 +65,14 @@ def render(records: Record | Sequence[Record], *, title: str | None = None) -> P
 
     Args:
         records: a record, or several that are shown side by side.
-        title: the head line. None, the default: the name of the script.
+        title: the headline. None, the default: the name of the script.
 
     Returns the page, which has at most 2 MiB.
 
     Raises:
         MemtoolsError: jinja2 is not installed.
-        TypeError: `records` is something else, or `title` is not a str.
-        ValueError: there is no record.
+        TypeError: `records` is not a record or a sequence of records, or `title` is not a str.
+        ValueError: `records` is empty.
     """
     from memtools._record.record import Record
     from memtools.report._page import page
@@ -81,10 +81,10 @@ def render(records: Record | Sequence[Record], *, title: str | None = None) -> P
     wrong = [type(one).__name__ for one in several if not isinstance(one, Record)]
     if wrong:
         raise TypeError(
-            f"a report takes records, got {wrong[0]}; read one by memtools.read_record(path)"
+            f"records must be Records, got {wrong[0]}; read one by memtools.read_record(path)"
         )
     if title is not None and not isinstance(title, str):
-        raise TypeError(f"title is a str or None, got {type(title).__name__}")
+        raise TypeError(f"title must be a str or None, got {type(title).__name__}")
     if not several:
         raise ValueError("a report needs at least one record")
     return Page(page(several, title), several)
@@ -98,24 +98,25 @@ def write_report(
 ) -> int:
     """Write the page of a report to a file.
 
-    The file appears in one step: a reader never sees half of it. An earlier report is replaced, any
-    other file is not.
+    The file appears in one step, so that a reader never sees half of it. An earlier report is
+    replaced; any other file is not.
 
     Args:
         records: a record, or several that are shown side by side.
         path: the file.
-        title: the head line. None, the default: the name of the script.
+        title: the headline. None, the default: the name of the script.
 
     Returns the size of the file in bytes.
 
     Raises:
-        FileExistsError: there is a file of that name, and it is not a report.
-        OSError: the file cannot be written. MemtoolsError, ValueError: as `render`.
+        FileExistsError: there is a file of that name that is not a report.
+        OSError: the file cannot be written.
+        MemtoolsError, TypeError, ValueError: as for `render`.
     """
     text = render(records, title=title).encode("utf-8")
     target = Path(path)
     if target.exists() and not target.is_file():
-        target.write_bytes(text)  # a pipe, a device; a directory refuses by itself
+        target.write_bytes(text)  # to a pipe or a device; a directory raises OSError
         return len(text)
     _refuse_other_files(target)
     if not target.parent.is_dir():
@@ -133,5 +134,5 @@ def _refuse_other_files(target: Path) -> None:
         head = file.read(4096)
     if head and GENERATOR not in head:
         raise FileExistsError(
-            f"{target} is no report of memtools and is left as it is; name another file"
+            f"{target} is not a report of memtools and is left as it is; name another file"
         )

@@ -1,4 +1,4 @@
-"""What to do next about a record: one line each, the most useful first, with the run's names."""
+"""What to do next: one line for each advice, the most useful first, with the names of the run."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from memtools._record.kills import Cause
     from memtools._record.series import Timeline
 
-#: findings whose advice is given
+#: The advice of so many findings is given.
 MOST = 4
-#: reserved on a device and not allocated, as a share of reserved, that is worth a line
+#: There is advice if this share of a device's reserved memory is not allocated.
 IDLE = 0.25
-#: what each limit of a process counts, and what to do when it acts
+#: what each limit of a process counts, and what to do if it acts
 PROCESS_LIMITS = {
     "RLIMIT_AS": "counts addresses, touched or not: raise it (ulimit -v), or limit resident memory "
     "by a control group instead (systemd-run --scope -p MemoryMax=12G)",
     "RLIMIT_DATA": "counts private memory, freed heap too: raise it (ulimit -d)",
 }
-#: limits that count something else than memory
+#: limits that do not count memory
 COUNTED = {
     "RLIMIT_NPROC": "RLIMIT_NPROC was met, which counts the threads of all processes of the user: "
     "take fewer workers and threads (OMP_NUM_THREADS), or raise it (ulimit -u)",
@@ -42,13 +42,13 @@ SIGNALS = {
     "SIGXCPU": "SIGXCPU says that the processor time of RLIMIT_CPU is used up (ulimit -t)",
     "SIGXFSZ": "SIGXFSZ says that a file grew beyond RLIMIT_FSIZE (ulimit -f)",
     "SIGSEGV": "SIGSEGV is a fault in native code: run it with python -X faulthandler to see where",
-    "SIGABRT": "SIGABRT comes from native code that gave up, such as std::bad_alloc that nobody "
-    "catches: its last words are on stderr",
+    "SIGABRT": "SIGABRT comes from native code that gave up, for example by a std::bad_alloc that "
+    "is not caught: its last words are on stderr",
 }
 
 
 def advise(figures: Figures) -> list[str]:
-    """The lines; empty when nothing is to be done."""
+    """The advice; empty if there is nothing to do."""
     end = figures.ending
     lines = [] if end.code is None else [f"exit code {end.code} stands for {end.signal} in a shell"]
     lines += _about_the_end(figures) + _about_growth(figures) + to_do(figures)
@@ -105,7 +105,7 @@ def _about_the_end(figures: Figures) -> list[str]:
 
 
 def _about_host_memory(figures: Figures) -> list[str]:
-    """The program's own error says that an allocation was refused."""
+    """The advice if the program's own error says that an allocation was refused."""
     lines = [
         f"{name} of {format_bytes(limit)} refused an allocation; it {PROCESS_LIMITS[name]}"
         for name, limit in figures.refusing.items()
@@ -124,7 +124,7 @@ def _about_host_memory(figures: Figures) -> list[str]:
 
 
 def _about_the_cause(figures: Figures, cause: Cause) -> list[str]:
-    """The headline says who did it."""
+    """The advice about a known cause, which the headline names."""
     if cause.by == "shm":
         return [
             "workers hand batches over in /dev/shm: give it more room (docker run --shm-size=8g, "
@@ -156,9 +156,9 @@ def _about_a_kill(figures: Figures) -> list[str]:
     room, cause = figures.room_bytes, figures.ending.cause
     if cause is not None and cause.by == "nobody":
         return [
-            "the kernel killed nobody there for memory: look for who sends SIGKILL, a scheduler at "
-            "its time limit, a container that stops, systemd-oomd or earlyoom, kill -9; or whether "
-            "its processes were in a group of their own"
+            "the kernel killed no process there for memory: look for what sends SIGKILL (a "
+            "scheduler at its time limit, a container that stops, systemd-oomd or earlyoom, kill "
+            "-9), or whether its processes were in a group of their own"
         ]
     if room is None:
         return ["no limit is recorded: ask the kernel's log (dmesg) or the scheduler what ended it"]
@@ -184,7 +184,7 @@ def _about_peak(figures: Figures) -> str:
 
 
 def _about_growth(figures: Figures) -> list[str]:
-    """What each finding advises, and that what is meant to fill can be declared."""
+    """The advice of the findings, and that a buffer that is meant to fill can be declared."""
     found = figures.verdict.findings
     lines = list(dict.fromkeys(one.advice for one in found if one.advice))[:MOST]
     meant = next((one for one in found if one.holder and not is_call(one.grade)), None)
@@ -212,7 +212,7 @@ def _about_device(line: Timeline, device: int) -> list[str]:
 
 
 def _about_cleanups(figures: Figures) -> list[str]:
-    """Those that cost more than 1 % of the run and gave back less than 1 % of the peak a call."""
+    """Cleanups that cost more than 1 % of the run and freed less than 1 % of the peak a call."""
     lines = []
     worth = (figures.used.peak_bytes if figures.used else 0) / 100
     for cleanup in figures.cleanups:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from memtools._record.figures import Figures, Tier
 
 PHASES, GROWTH = 10, 8
-#: what is left or allowed has no peak; of the job a sample knows what was read with it
+#: Limits and free memory have no peak, and the job is shown by its parts.
 NOT_USED = ("limit", "_total", "available", "_free", "job")
 
 
@@ -61,7 +61,7 @@ def _memory(figures: Figures) -> list[str]:
     shown_tiers = [tier for tier in figures.tiers if is_bytes(tier.unit) and tier.peak > 0]
     shown_tiers = [tier for tier in shown_tiers if not tier.name.endswith(NOT_USED)]
     shown_tiers = [tier for tier in shown_tiers if not _is_rss(tier, figures)]
-    if figures.shared is None:  # but for a page of memtools' own
+    if figures.shared is None:  # There is only a page of memtools.
         shown_tiers = [tier for tier in shown_tiers if tier.name != "shm"]
     rows = [["", "first", "peak", "last", "peak at"]]
     for tier in shown_tiers:
@@ -71,7 +71,7 @@ def _memory(figures: Figures) -> list[str]:
 
 
 def _is_rss(tier: Tier, figures: Figures) -> bool:
-    """The process's own column, where no page is mapped twice: it says what rss says."""
+    """Whether it is the process's own column and equals rss, because no page is mapped twice."""
     rss = next((other for other in figures.tiers if other.name == "rss"), None)
     return tier.name == "process" and rss is not None and tier.peak == rss.peak
 

@@ -1,4 +1,4 @@
-"""The HTML page: one template, two scripts and two style sheets, all inside it."""
+"""The HTML page: one template that contains two scripts and two style sheets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GENERATOR = b'<meta name="generator" content="memtools'
 
 
 def page(records: list[Record], head: str | None) -> str:
-    """The page as text."""
+    """Return the page as text, with this headline."""
     template = _template()
     from markupsafe import Markup
 
@@ -49,7 +49,7 @@ def page(records: list[Record], head: str | None) -> str:
 
 
 def policy(style: str, scripts: list[str]) -> str:
-    """Nothing is loaded, and nothing runs but what is here: each part by its hash."""
+    """The content security policy: nothing is loaded, and only these parts run, by their hashes."""
     allowed = " ".join(map(_hash, scripts))
     return (
         f"default-src 'none'; script-src {allowed}; style-src {_hash(style)}; "

@@ -1,4 +1,4 @@
-"""What the page's script draws: the series of each record in few enough cells, spans and marks.
+"""The data that the page's script draws: the series, the lanes and the marks of each record.
 
     {"records": [{"name", "ms": [...], "step": [...] | null, "lines": {key: LINE},
                   "lanes", "marks"}],
@@ -7,9 +7,9 @@
      "stacks": [{"place", "step", "lines": [{"label", "colour", "bytes": [...]}],
                  "spans": [[phase, columns]], "highest"}]}
 
-A LINE has `most` and `least` of each cell in bytes (or hundredths of a percent), null for no
-reading; `least` is left out where it is the same. A level, such as a limit, has `level` alone.
-A stack is the recorded step with the highest peak over time: of each part its bytes by columns.
+A LINE has `most` and `least` of each cell in bytes (or hundredths of a percent), and null without a
+reading. `least` is left out if it is the same. A level, such as a limit, has only `level`. A stack
+is the recorded step with the highest peak over time: the bytes of each part in each column.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-#: cells of one record: as many as a wide screen has columns of pixels
+#: cells of one record, at most: a wide screen has as many columns of pixels
 CELLS = 2_400
-#: numbers in all series of a page: about 1.3 MB
+#: numbers in all series of a page, at most: about 1.3 MB
 NUMBERS = 120_000
 SPANS, MARKS = 4_000, 2_000
-#: kinds of events, each with its letter on the time line, of which no two are alike
+#: the letter of each kind of event on the time line
 LETTERS = {
     "start": "S",
     "end": "E",
@@ -61,7 +61,7 @@ OTHER = "?"
 
 
 def payload(records: list[Record], figures: list[Figures], names: list[str]) -> Json:
-    """All of it; `figures[i]` and `names[i]` are of `records[i]`."""
+    """Return the data of the page; `figures[i]` and `names[i]` belong to `records[i]`."""
     several = len(records) > 1
     found = [
         _record(record, own, len(records)) for record, own in zip(records, figures, strict=True)
@@ -81,7 +81,7 @@ def payload(records: list[Record], figures: list[Figures], names: list[str]) -> 
 
 
 def as_script(data: Json) -> str:
-    """JSON that may stand in a script element whatever its texts hold."""
+    """Return JSON that is safe in a script element, whatever its texts are."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -108,7 +108,8 @@ def _record(record: Record, figures: Figures, records: int) -> Json:
 
 
 def _use(line: Timeline, figures: Figures) -> dict[str, Json]:
-    """What counts against the limit, to compare records by, and a limit that has no column."""
+    """The line of what counts against the limit, to compare records, and a limit without a
+    column."""
     assert figures.used is not None
     found = {}
     counted = used_cells(line, figures.used.source)
@@ -125,7 +126,7 @@ def _line(least: list[int], most: list[int]) -> Json:
     if least != most:
         line["least"] = [None if value == UNKNOWN else value for value in least]
     if 2 * known < len(most):
-        line["seldom"] = True  # read now and then: what lies between is drawn through
+        line["sparse"] = True  # The script connects its readings across gaps.
     return line
 
 
@@ -136,7 +137,7 @@ def _steps(line: Timeline) -> list[int | None] | None:
 
 
 def _stack(i: int, record: Record) -> Json | None:
-    """The recorded step that is told, from its begin to its end."""
+    """The recorded step with the highest peak, from its beginning to its end."""
     peak = peak_of(record)
     stack = None if peak is None else stack_of(peak)
     if peak is None or stack is None:
@@ -152,14 +153,14 @@ def _stack(i: int, record: Record) -> Json | None:
 
 
 def part_colour(what: str) -> str:
-    """The class of one of PARTS: one of the page's eight of series, or its own."""
+    """The class of one of PARTS: one of the eight classes of series, or one of its own."""
     own = {BACKWARDS: "backwards", OTHERS: "others", OLDER: "older", UNSEEN: "unseen"}
     number = PARTS.index(what) if what in PARTS else len(PARTS)
     return own.get(what) or (f"s{number}" if number < 8 else "unseen")
 
 
 def slug(kind: str) -> str:
-    """The kind where it is one of ours, else "other"."""
+    """The kind if it is one of LETTERS, else "other"."""
     return kind if kind in LETTERS else "other"
 
 
@@ -174,7 +175,8 @@ def _chart(i: int, chart: Chart) -> Json:
 
 
 def _compared(records: list[Json], figures: list[Figures]) -> list[Json]:
-    """One line per record: what counts against the limit, and allocated on each device."""
+    """Charts with one line for each record: what counts against the limit, and what is allocated on
+    each device."""
     titles = {drawn.USED: "Host memory of all"}
     for n in sorted({n for own in figures for n in own.devices}):
         titles[f"cuda{n}_allocated"] = f"Allocated on cuda:{n} of all"
@@ -192,7 +194,7 @@ def _compared(records: list[Json], figures: list[Figures]) -> list[Json]:
 
 
 def _one_limit(chart: Json, records: list[Json], figures: list[Figures]) -> None:
-    """The limit, where all that have one have the same."""
+    """Add the limit if all records that have one have the same."""
     ours = [own.used for own in figures if own.used and own.used.source != "machine"]
     limits = {used.limit_bytes for used in ours if used.limit_bytes}
     at = next((i for i, record in enumerate(records) if drawn.LIMIT in record["lines"]), None)

@@ -1,4 +1,4 @@
-"""The page's texts: what the template shows of one record, and of several side by side."""
+"""The texts of the page: what the template shows of a record, and of several side by side."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from memtools._record.record import Record, RecordEvent
     from memtools._record.verdict import Verdict
 
-EVENTS = 400  # rows of a page's tables of events
-BARS = 12  # recorded steps that are drawn
-#: kinds of events whose names do not say what they are
+EVENTS = 400  # rows in all tables of events of a page, at most
+BARS = 12  # recorded steps that are drawn, at most
+#: explanations of kinds of events
 MEANINGS = {
     "finding": "something grows",
     "holder": "who holds what the device is full of",
@@ -53,7 +53,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Stripe:
-    """A part of a bar: from where, and how wide, in percent; `colour` is a class of the page."""
+    """A part of a bar: its start and its width in percent. `colour` is a class of the page."""
 
     colour: str
     start: float
@@ -77,7 +77,7 @@ class PeakView:
 
     headline: str
     bars: list[Bar]
-    #: where the highest is drawn over time, and its title; None where the record does not have it
+    #: the place and the title of the drawing of the highest over time; None if there is none
     stack: tuple[str, str] | None
     #: class of the colour, what, bytes, share, blocks
     parts: list[list[str]]
@@ -85,7 +85,7 @@ class PeakView:
     largest: list[list[str]]
     #: who saved for the backward pass, bytes, blocks
     saved: list[list[str]]
-    #: what the parts mean whose names are not PyTorch's, and what is too small to be listed
+    #: explanations of parts, and the parts whose blocks are too small for the list
     meanings: list[str]
     smaller: list[str]
 
@@ -169,7 +169,7 @@ def kind_of(name: str) -> Kind:
 
 
 def _marks(data: dict[str, Any]) -> list[tuple[Kind, str]]:
-    """The kinds of events on the time line, each with what it means: a legend of their letters."""
+    """The legend of the letters on the time line: kinds of events with explanations."""
     there = {kind for _, kind, _ in data["marks"]}
     found = [(kind_of(kind), MEANINGS.get(kind, "")) for kind in LETTERS if kind in there]
     return found + ([(kind_of("other"), "")] if "other" in there else [])
@@ -179,7 +179,7 @@ def _marks(data: dict[str, Any]) -> list[tuple[Kind, str]]:
 
 
 def _leaks(figures: Figures) -> list[dict[str, Any]]:
-    """What grows, one row for each finding: when it was first said, and what to do."""
+    """What grows: a row for each finding, with the step of its first report and the advice."""
     verdict, found = figures.verdict, []
     for one, text in zip(verdict.findings, verdict.lines(), strict=True):
         found.append(
@@ -195,8 +195,8 @@ def _leaks(figures: Figures) -> list[dict[str, Any]]:
 
 
 def _peak(figures: Figures, stack: dict[str, Any] | None) -> PeakView | None:
-    """What lived at the peaks of the steps that were recorded; None where none was. `stack` is what
-    is drawn of the highest."""
+    """What lived at the peaks of the recorded steps; None if no step was recorded. `stack` is the
+    drawing of the highest."""
     highest = peak_of(figures.record)
     if highest is None:
         return None
@@ -229,7 +229,7 @@ def _peak(figures: Figures, stack: dict[str, Any] | None) -> PeakView | None:
 
 
 def _bar(peak: Peak, most: int) -> Bar:
-    """Stripes in the order of PARTS, so that bars can be compared."""
+    """A bar with stripes in the order of PARTS, so that bars can be compared."""
     order = {what: number for number, what in enumerate(PARTS)}
     stripes, start = [], 0.0
     for part in sorted(peak.parts, key=lambda part: order.get(part.what, len(order))):
@@ -300,7 +300,7 @@ def _column(tier: Tier) -> list[str]:
 
 
 def compare(views: list[View], data: dict[str, Any]) -> dict[str, Any]:
-    """The table and the charts that hold all records at once."""
+    """The table and the charts that show all records together."""
     devices = sorted({device for view in views for device in view.figures.devices})
     names = ["Peak", "Of the limit", "Growth", "Steps", "Each step (median)", "Duration"]
     names += [f"Peak of cuda:{device}" for device in devices]
@@ -316,7 +316,7 @@ def compare(views: list[View], data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _no_leaks(verdict: Verdict) -> list[str]:
-    """What is said where nothing was found, and why the run itself has tested nothing."""
+    """The text if nothing was found, and why the run did not test itself."""
     return [line for line in (verdict.short or verdict.nothing, verdict.untested) if line]
 
 
@@ -337,7 +337,7 @@ def _cells(figures: Figures, devices: list[int]) -> list[str]:
 
 
 def names(records: list[Record]) -> list[str]:
-    """A short name of each record: the file's, or its path where two are alike."""
+    """A short name of each record: its file name, or its path if two names are the same."""
     short = [os.path.basename(record.path) for record in records]
     alike = len(set(short)) < len(short)
     return [
@@ -346,7 +346,7 @@ def names(records: list[Record]) -> list[str]:
 
 
 def title(records: list[Record]) -> str:
-    """Named after the script, which is what people look for."""
+    """The title of the page, with the name of the script."""
     if len(records) > 1:
         return f"Memory of {len(records)} runs"
     return shown(f"Memory of {script_of(records[0]) or 'a run'}")

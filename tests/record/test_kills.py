@@ -193,7 +193,7 @@ CASES = {
         f"it ended with exit code 137; it was {OF_JOB}{ROSE}", "group"),
     "by hand, at its limit": Case(
         lambda m: [*m.counters(), *m.counters()[:1], SIGKILL], NEAR,
-        f"it was killed by SIGKILL; {NOBODY}", "nobody", "killed nobody there for memory"),
+        f"it was killed by SIGKILL; {NOBODY}", "nobody", "killed no process there for memory"),
     "by the machine's own killer": Case(
         lambda m: [*m.counters(), *counted_alone(m), SIGKILL], NEAR,
         "it was killed by SIGKILL; it was killed by the kernel's out-of-memory killer (oom_kill "

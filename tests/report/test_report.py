@@ -344,7 +344,7 @@ def test_only_an_earlier_report_is_replaced(path, tmp_path, capsys):
     for other in (mine, Path(path)):
         before = other.read_bytes()
         assert cli.main(["report", path, "-o", str(other)]) == 1
-        assert "is no report of memtools and is left as it is" in capsys.readouterr().err
+        assert "is not a report of memtools and is left as it is" in capsys.readouterr().err
         assert other.read_bytes() == before
     assert sorted(os.listdir(tmp_path)) == ["notes.html", "run.html", "run.mem"]
 

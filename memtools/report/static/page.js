@@ -122,7 +122,7 @@
       tables.push(values.least ? [x, most, values.least] : [x, most]);
       line.at = count;
       const stroke = colour(line.colour === "limit" ? "--limit" : `--${line.colour}`);
-      const shared = { show: line.on, spanGaps: flat || values.seldom || chart.several, points: { show: false } };
+      const shared = { show: line.on, spanGaps: flat || values.sparse || chart.several, points: { show: false } };
       series.push({ ...shared, stroke, width: 1.6, dash: line.colour === "limit" ? [6, 4] : undefined });
       count++;
       if (values.least) {
