@@ -1,7 +1,7 @@
 """The command line: `memtools COMMAND`, also `python -m memtools COMMAND`.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage. An error is one line on stderr. A new command is one
-class in a module of its own and one entry in COMMANDS.
+Exit codes: 0 done, 1 failed, 2 wrong usage. An error is one line on stderr. A command is one class
+in a module of its own and one entry in COMMANDS.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ EXIT_OK, EXIT_FAILURE, EXIT_USAGE = 0, 1, 2
 
 
 class Command(Protocol):
-    """One sub-command. The class docstring is its help text: the first line in the list of
-    commands, all of it in the command's own --help."""
+    """A sub-command. The class docstring is its help text: the first line in the list of commands,
+    all of it in the command's own --help."""
 
     name: str
 
@@ -51,7 +51,7 @@ COMMANDS: tuple[type[Command], ...] = (
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse's own error() prints the usage above the error: here an error is one line."""
+    """A parser whose errors are one line. argparse's own error() prints the usage above it."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(EXIT_USAGE, shown(f"{self.prog}: {message} (see {self.prog} --help)") + "\n")
@@ -81,21 +81,22 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.error(f"give a command: {', '.join(kind.name for kind in COMMANDS)}")
         args, unknown = parser.parse_known_args(argv)
         if unknown:
-            parser.prog = args.prog  # its own --help is the one that helps
+            parser.prog = args.prog  # so that the message names the command's own --help
             parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    except SystemExit as stop:  # --help, --version and usage errors have printed what they say
+    except SystemExit as stop:  # --help, --version and usage errors have printed their text.
         return stop.code if isinstance(stop.code, int) else EXIT_OK
     try:
         code: int = args.run(args)
-        sys.stdout.flush()  # a reader that has gone shows here, not in the interpreter's shutdown
+        sys.stdout.flush()  # raises here if the reader has gone, not later
         return code
     except BrokenPipeError:
-        # Whatever is still buffered has no reader; the interpreter must not try to write it.
+        # What is still buffered has no reader. The interpreter must not try to write it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILURE
     except KeyboardInterrupt:
         reason = "interrupted"
-    except (MemtoolsError, OSError) as error:  # anything else is a defect: its traceback says more
+    # Any other exception is a defect, whose traceback is needed.
+    except (MemtoolsError, OSError) as error:
         reason = " ".join(str(error).split())
     print(shown(f"{args.prog}: {reason}"), file=sys.stderr)
     return EXIT_FAILURE

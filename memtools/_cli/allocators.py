@@ -1,4 +1,4 @@
-"""How malloc and torch's CUDA allocator are set in this environment."""
+"""How malloc and torch's CUDA allocator are set in this environment, for `memtools doctor`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from memtools._cli.facts import Fact, Section, known, unknown, why
 
 
 def allocator_facts() -> Section:
-    """Of this process: a program started in the same shell finds the same. Raises ImportError
-    without _core."""
+    """The settings of this process, which are those of a program that is started in the same shell.
+    Raises ImportError without _core."""
     from memtools import allocator_settings
 
     try:
@@ -36,7 +36,7 @@ def allocator_facts() -> Section:
 
 def _arenas(count: int | None, limit: int, name: str) -> Fact:
     if count is None:
-        return unknown(f"{name} does not tell")
+        return unknown(f"{name} does not say")
     return Fact(count, f"{count}, at most {limit}")
 
 

@@ -26,16 +26,16 @@ COMPILERS = ("c++", "g++", "clang++")
 
 
 class BuildError(MemtoolsError):
-    """One clear sentence that says why the shim cannot be built, and what to do."""
+    """The shim cannot be built. The message is one sentence that says why, and what to do."""
 
 
 class BuildShim:
     """Compile the extension module that is made for one exact torch.
 
     memtools works without it, some of it slower. Run this once after torch was installed or
-    upgraded: nothing else builds the module, and memtools never builds it by itself. It needs a
-    C++ compiler and Python's headers; the sources and torch's headers are here already. The module
-    is written into the folder of memtools, or into the user's cache where that is read-only.
+    upgraded: nothing else builds the module. It needs a C++ compiler and Python's headers; the
+    sources and torch's headers are installed already. The module is written into the folder of
+    memtools, or into the user's cache if that folder is read-only.
     """
 
     name = "build-shim"
@@ -68,7 +68,7 @@ class BuildShim:
 
 
 def find_torch() -> tuple[Path, Torch]:
-    """The folder of the package torch and its version, without importing it."""
+    """The folder of the package torch, and its version, without importing it."""
     folder = find_package("torch")
     torch = read_torch(folder)
     if folder is None or torch is None:
@@ -98,7 +98,7 @@ def find_sources() -> Path:
 
 
 def find_compiler() -> list[str]:
-    """The command of the C++ compiler: CXX, else the one that Python was built with, else any."""
+    """The command of the C++ compiler: CXX, or that with which Python was built, or any other."""
     if not Path(sysconfig.get_path("include"), "Python.h").is_file():
         raise BuildError(
             f"Python's C headers are missing: there is no {sysconfig.get_path('include')}/Python.h;"
@@ -115,11 +115,11 @@ def find_compiler() -> list[str]:
 
 
 def find_place() -> Path:
-    """The first of the folders for shims that can be written to, and not by other users as well."""
+    """The first of the folders for shims to which this user, and no other user, can write."""
     folders, refused = shim.folders(), ""
     for folder in folders:
         with suppress(OSError):
-            for one in (folder.parent, folder):  # whatever the umask lets others do
+            for one in (folder.parent, folder):  # also if the umask lets others write
                 one.mkdir(mode=0o755, parents=True, exist_ok=True)
             if os.access(folder, os.W_OK):
                 refused = shim.why_not_ours(folder)
@@ -136,9 +136,9 @@ def find_place() -> Path:
 def compile_shim(
     compiler: list[str], sources: Path, folder: Path, torch: Torch, path: Path
 ) -> None:
-    """Compile and link the shim, and put it in its place as a whole or not at all.
+    """Compile and link the shim, and move it to its place.
 
-    Raises BuildError if the compiler fails; what it wrote has been printed to stderr then.
+    Raises BuildError if the compiler fails. The compiler's output is printed to stderr then.
     """
     clang = "clang" in os.path.basename(compiler[-1])
     with tempfile.TemporaryDirectory(prefix=".shim-", dir=path.parent) as work:
@@ -160,12 +160,12 @@ def compile_shim(
                 f"{compiler[0]} cannot compile the shim for torch {torch.version}, its errors are "
                 "above; a compiler that knows C++20 is needed, such as gcc 12 or clang 14"
             )
-        made.chmod(made.stat().st_mode & ~0o022)  # one that others may write to is not loaded
+        made.chmod(made.stat().st_mode & ~0o022)  # A shim that others may write to is not loaded.
         os.replace(made, path)
 
 
 def why_not_loaded() -> str:
-    """Connect to torch as a program would. Returns why the shim is not in use; "" where it is."""
+    """Connect to torch as a program does. Return why the shim is not in use; "" if it is."""
     from memtools._base import torch as bridge
 
     try:
@@ -178,9 +178,9 @@ def why_not_loaded() -> str:
 
 
 def enter_in_record(path: Path) -> None:
-    """Enter the file in pip's list of what it installed, so that uninstalling memtools removes it.
-    Where there is no such list beside the package, nothing is done."""
-    from importlib import metadata  # takes 20 ms, and is for this command alone
+    """Enter the file in pip's list of installed files, so that uninstalling memtools removes it. If
+    there is no such list beside the package, do nothing."""
+    from importlib import metadata  # Importing it takes 20 ms.
 
     try:
         files = metadata.files("memtools") or []
@@ -192,7 +192,7 @@ def enter_in_record(path: Path) -> None:
         if record.name != "RECORD" or not path.is_relative_to(root):
             continue
         line = f"{path.relative_to(root)},,\n"
-        with suppress(OSError):  # the module works; only uninstalling leaves it behind
+        with suppress(OSError):  # The module works; uninstalling leaves it behind.
             if line not in record.read_text("utf-8"):
                 with record.open("a", encoding="utf-8") as file:
                     file.write(line)

@@ -1,4 +1,4 @@
-"""`memtools compare`: two records side by side, and whether bounds are kept."""
+"""`memtools compare`: compare two records, and check bounds."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class Compare:
     memtools compare base.mem new.mem                               a table
     memtools compare base.mem new.mem --fail peak=+5%,growth=+1KiB/step,leak
 
-    What differs by no more than two runs of one script do is told as "same", or as "within noise"
-    with the difference. A bound is a rise
-    above base (peak=+5%, peak=+20MiB, growth=+1KiB/step, seconds=+10%) or the most that new may
-    have (peak=2GiB, growth=4KiB/step, seconds=0.5s), of peak (what counts against the limit),
-    process, device, growth, seconds (of a step) or phase:NAME; leak fails on a leak that base does
-    not have. The exit code is 1 where a bound is broken, and 2 where one cannot be judged or a file
-    is not a record.
+    Figures that differ by no more than those of two runs of one script are called "same", or
+    "within noise" with the difference. A bound is a rise above base (peak=+5%, peak=+20MiB,
+    growth=+1KiB/step, seconds=+10%) or the most that new may have (peak=2GiB, growth=4KiB/step,
+    seconds=0.5s). It is about peak (what counts against the limit), process, device, growth,
+    seconds (of a step) or phase:NAME. The bound "leak" fails on a leak that base does not have.
+    The exit code is 1 if a bound is broken, and 2 if a bound cannot be judged or a file is not a
+    record.
     """
 
     name = "compare"
@@ -58,7 +58,7 @@ class Compare:
         add(
             "--same-script",
             action="store_true",
-            help="refuse runs of different programs, which are otherwise told by a note",
+            help="refuse runs of different programs; without it a note says that they differ",
         )
         add("--json", action="store_true", help="all figures as JSON: bytes, seconds, stable keys")
 
@@ -97,7 +97,7 @@ def _different(compared: Comparison) -> str:
     )
 
 
-# --- for people -----------------------------------------------------------------------------------
+# --- the table ------------------------------------------------------------------------------------
 
 
 def show(compared: Comparison, judged: Sequence[Judgement]) -> None:

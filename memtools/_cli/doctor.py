@@ -1,4 +1,4 @@
-"""`memtools doctor`: what is installed, what the host allows, what works here and why not."""
+"""`memtools doctor`: what works here, what does not and why, and what the host allows."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PAGE_REMEDY = "jinja2 is not installed; run python -m pip install jinja2"
 LIVE_REMEDY = "for the live view run python -m pip install rich"
 
 
-#: labels of facts whose keys are words of memtools' own
+#: labels of facts whose keys are words of memtools
 LABELS = {
     "core": "memtools' C part",
     "core_path": "its path",
@@ -57,9 +57,15 @@ LABELS = {
 
 @dataclass(frozen=True)
 class Part:
-    """One line of "what works here": for a no, the remark says why and what to do. `package`: what
-    is not installed and nothing else is missing; "" for all else. `can`: whether it could work on
-    this machine, which a part for GPUs cannot where there is none."""
+    """A line of "What works here".
+
+    Attributes:
+        title: the name of the part.
+        works: whether it works.
+        remark: if it does not, why, and what to do.
+        package: the package that is missing, if nothing else is; "" otherwise.
+        can: whether it could work on this machine. A part for GPUs cannot if there is none.
+    """
 
     title: str
     works: bool
@@ -70,18 +76,18 @@ class Part:
 
 @dataclass
 class Findings:
-    """What was found: facts by section, what works here, and what is broken."""
+    """The report: facts by section, what works here, and what is broken."""
 
     sections: dict[str, Section] = field(default_factory=dict)
     parts: dict[str, Part] = field(default_factory=dict)
-    # What should work on this machine and does not: the reason for exit code 1. A machine without
-    # a GPU or without torch lacks something, but nothing is broken there.
+    # What should work on this machine and does not: the reason for exit code 1. A missing GPU or a
+    # missing torch does not count.
     broken: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Torch:
-    """What torch's version.py says, read without importing torch."""
+    """The contents of torch's version.py, read without importing torch."""
 
     version: str
     git: str | None = None  #: the commit that it was built from
@@ -89,24 +95,24 @@ class Torch:
 
 
 def one_line(error: BaseException | str) -> str:
-    """The first line: errors out of torch carry a C++ backtrace behind it."""
+    """The first line of an error: those of torch have a C++ backtrace after it."""
     lines = str(error).strip().splitlines()
     return lines[0].strip() if lines else type(error).__name__
 
 
 def find_package(name: str) -> Path | None:
-    """Where `import name` would find it, without importing it."""
+    """The folder in which `import name` would find the package, without importing it."""
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):  # ValueError: a half-imported module has no spec
         return None
-    # A directory that an uninstalled package left behind is found as a namespace, with no origin.
+    # The folder that an uninstalled package leaves behind is a namespace, without an origin.
     return Path(spec.origin).parent if spec and spec.origin else None
 
 
 def installed_version(package: str) -> Fact:
     """Its version, without importing it."""
-    from importlib import metadata  # takes 20 ms, a third of what any command takes to begin
+    from importlib import metadata  # Importing it takes 20 ms, also for other commands.
 
     try:
         return known(metadata.version(package))
@@ -147,10 +153,10 @@ def version_facts(torch: Torch | None) -> Section:
 
 
 def load(name: str) -> ModuleType | str:
-    """The module, or one line that says why it does not import."""
+    """The module, or one line that says why it cannot be imported."""
     try:
         return importlib.import_module(name)
-    except Exception as error:  # a broken module may raise anything, and that is the finding
+    except Exception as error:  # A broken module may raise anything.
         return one_line(error)
 
 
@@ -162,7 +168,7 @@ def connect(torch: Torch | None, core: ModuleType | str) -> tuple[str, str]:
         return reason, reason
     try:
         bridge = importlib.import_module("memtools._base.torch")
-        # What the bridge or torch would warn of is what this report says by itself.
+        # The report itself says what the bridge or torch would warn about.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             bridge.connect()
@@ -193,7 +199,8 @@ def extension_facts(
 def cuda_facts(
     core: ModuleType | str, info: ModuleType | str, root: Path, broken: list[str]
 ) -> Section:
-    """Call it after connect(): the CUDA runtime of a process is the one that torch loaded."""
+    """The facts about CUDA. Call it after connect(): the CUDA runtime is the one that torch
+    loads."""
     headers = None if isinstance(info, str) else info.CUDA_HEADERS
     facts = {
         "headers_version": Fact(headers, headers or "none (the CUDA backend is left out)"),
@@ -205,7 +212,7 @@ def cuda_facts(
     try:
         found = core.cuda_info()
     except Exception as error:
-        # Our own error states a fact of this machine; anything else is a defect of ours.
+        # A MemtoolsError is a fact about this machine. Any other exception is a defect.
         if not isinstance(error, MemtoolsError):
             broken.append(f"memtools._core.cuda_info() fails: {one_line(error)}")
         return facts | dict.fromkeys(keys, Fact(None, f"none ({one_line(error)})"))
@@ -229,12 +236,12 @@ def _kernel_driver(path: Path) -> Fact:
 
 
 def _cuda_version(number: int) -> Fact:
-    """CUDA writes 13.0 as 13000, and no driver at all as 0."""
+    """CUDA writes 13.0 as 13000, and 0 if there is no driver."""
     return Fact(number, f"{number // 1000}.{number % 1000 // 10}" if number else "0 (no driver)")
 
 
 def environment_facts(environ: Mapping[str, str], broken: list[str]) -> Section:
-    """The keys of memtools that are set, and what the others would do."""
+    """The environment keys that are set, and what the others are for."""
     try:
         environment.read(environ)
     except ValueError as error:
@@ -247,7 +254,7 @@ def environment_facts(environ: Mapping[str, str], broken: list[str]) -> Section:
 
 
 def works_here(findings: Findings, no_torch: str, no_shim: str) -> dict[str, Part]:
-    """One line per part. For every no: why, and what to do."""
+    """A line for each part. If it does not work, the line says why, and what to do."""
     extensions, cuda = findings.sections["extensions"], findings.sections["cuda"]
     rebuild = rebuild_command()
     no_core, blocked = "", ""
@@ -289,7 +296,7 @@ def works_here(findings: Findings, no_torch: str, no_shim: str) -> dict[str, Par
 
 
 def _by(title: str, package: str, version: Fact, reason: str) -> Part:
-    """What takes a package; `reason`: why it does not work, "" where it does."""
+    """A part that needs a package. `reason`: why it does not work, "" if it does."""
     missing = package if reason and version.value is None else ""
     return Part(title, not reason, reason or f"by {package} {version.value}", missing)
 
@@ -299,7 +306,7 @@ def _has_gpu(cuda: Section) -> bool:
 
 
 def _why_no_cuda(cuda: Section, torch_cuda: Fact, rebuild: str) -> str:
-    """Everything that is missing at once: one reason at a time would cost one attempt each."""
+    """All reasons why CUDA does not work, so that they can be removed at once."""
     devices, missing = cuda["devices"].value, []
     if not devices and (devices == 0 or cuda["kernel_driver"].value is None):
         missing.append("no CUDA device answers: it takes an NVIDIA GPU and its driver")
@@ -342,7 +349,7 @@ def examine(root: Path = ROOT, environ: Mapping[str, str] = os.environ) -> Findi
 
 
 def _of_core(core: ModuleType | str, facts: Callable[[], Section]) -> Section:
-    """Facts that are read by means of _core; none where it does not load."""
+    """Facts that need _core; empty if it does not load."""
     return {} if isinstance(core, str) else facts()
 
 
@@ -357,7 +364,8 @@ def as_text(findings: Findings) -> str:
 
 
 def verdict(findings: Findings) -> str:
-    """One line: whether all works that can, what is broken, and which packages would add to it."""
+    """The first line: whether all works that can, what is broken, and which packages are
+    missing."""
     broken = list(findings.broken)
     missing = {part.title: part.package for part in findings.parts.values() if part.package}
     no = [p.title for p in findings.parts.values() if not (p.works or p.package) and p.can]
@@ -388,7 +396,7 @@ def label(key: str) -> str:
 
 
 def as_json(findings: Findings) -> str:
-    """The facts as raw values; "notes" says why a value is null or false."""
+    """The facts as JSON. "notes" says why a value is null or false."""
     notes = {
         f"{name}.{key}": fact.text
         for name, section in findings.sections.items()
@@ -410,12 +418,12 @@ def as_json(findings: Findings) -> str:
 class Doctor:
     """Say what works here, what does not and what to do about it.
 
-    Prints one line on whether all works, one line per part of memtools, and then the details:
-    versions, the state of the extension modules, CUDA, the memory that this process may use (the
-    lowest limit over its control group and all ancestors) and kernel settings. It imports torch to
-    see whether it connects. The exit code is 1 when something that should work on this machine is
-    broken, such as a part that was compiled against another torch; a machine without a GPU or
-    without torch is not a failure.
+    Prints a line that says whether all works, a line for each part of memtools, and then the
+    details: versions, the state of the extension modules, CUDA, the memory that this process may
+    use (the lowest limit over its control group and all ancestors) and kernel settings. It imports
+    torch to see whether it connects. The exit code is 1 if something that should work on this
+    machine is broken, such as a part that was compiled against another torch. A machine without a
+    GPU or without torch is not a failure.
     """
 
     name = "doctor"

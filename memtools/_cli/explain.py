@@ -1,4 +1,4 @@
-"""`memtools explain`: what a record says about how a run used memory, and how it ended."""
+"""`memtools explain`: how a run used memory, and how it ended."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from memtools._cli.records import UnreadableError, complain, newest_record, prin
 
 
 class Explain:
-    """Say what happened in a run, from its run.mem.
+    """Explain what happened in a run, from its run.mem.
 
-    How it ended (properly, by an exception, out of memory, or killed), how near to the limit memory
-    was, what grew and since when, who holds it and when the limit comes, the phases by peak, and
-    what to do next. What grows is graded: suspect, growing, likely, leak; docs/guides/leaks.md says
-    how to read that ("How to read a finding"). A record is read during the run, after it, or after
-    a kill. The exit code is 2 for a file that is not a record.
+    Prints how it ended (by itself, by an exception, out of memory, or killed), how near to the
+    limit memory was, what grew and since when, who holds it and when the limit comes, the phases by
+    peak, and what to do next. What grows has a grade: suspect, growing, likely or leak;
+    docs/guides/leaks.md explains them ("How to read a finding"). The run may go on, have ended, or
+    have been killed. The exit code is 2 for a file that is not a record.
     """
 
     name = "explain"

@@ -1,4 +1,4 @@
-"""`memtools export`: a record in the forms that other programs read."""
+"""`memtools export`: write a record in a format that other programs read."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Export:
 
     jsonl: one object a line, its "type" first: the record, then its buckets (the whole run),
     samples (the newest, one by one), events and phases. trace: Chrome's trace format, which
-    ui.perfetto.dev and chrome://tracing open: a counter for each column, spans for what has a
-    duration. The record may be of a run that goes on or was killed. Nothing is written in place
-    of a file that is there without --force; a failure leaves no half of one.
+    ui.perfetto.dev and chrome://tracing open: a counter for each column, and a span for each event
+    with a duration. The run may go on or have been killed. A file that exists is replaced only with
+    --force, and a failure leaves no part of a file.
     """
 
     name = "export"
@@ -33,7 +33,7 @@ class Export:
         parser.add_argument(
             "record", nargs="?", metavar="RECORD", help="by default the newest *.mem here"
         )
-        parser.add_argument("--to", choices=sorted(FORMATS), required=True, help="the form")
+        parser.add_argument("--to", choices=sorted(FORMATS), required=True, help="the format")
         parser.add_argument(
             "-o",
             "--output",
@@ -41,8 +41,8 @@ class Export:
             help="where to; - is the standard output; by default the record's name with .jsonl or "
             ".trace.json",
         )
-        parser.add_argument("--force", action="store_true", help="write over a file that is there")
-        parser.add_argument("--json", action="store_true", help="say what was written as JSON")
+        parser.add_argument("--force", action="store_true", help="replace a file that exists")
+        parser.add_argument("--json", action="store_true", help="print what was written as JSON")
 
     def run(self, args: argparse.Namespace) -> int:
         name = args.record or newest_record()
@@ -69,11 +69,11 @@ def as_utf8(file: BinaryIO, write: Callable[[IO[str]], None]) -> None:
         write(text)
         text.flush()
     finally:
-        text.detach()  # or it would close the file
+        text.detach()  # Otherwise it would close the file.
 
 
 def save(path: str, write: Callable[[IO[str]], None], force: bool) -> None:
-    """Write the file in one step. Raises FileExistsError if it is there and `force` is False."""
+    """Write the file in one step. Raises FileExistsError if it exists and `force` is False."""
     if os.path.exists(path) and not os.path.isfile(path):  # a pipe, a device
         with open(path, "wb") as file:
             as_utf8(file, write)

@@ -1,4 +1,4 @@
-"""What `memtools doctor` found out: facts, each as a value for programs and a text for people."""
+"""Facts of `memtools doctor`: each has a value for programs and a text for people."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ SHIM = "part compiled against torch"
 
 @dataclass(frozen=True)
 class Fact:
-    """`value` is what --json prints and `text` what people read: where the value is None or
-    False, the text says why."""
+    """--json prints `value`, and people read `text`. If the value is None or False, the text says
+    why."""
 
     value: str | int | bool | None
     text: str
@@ -46,7 +46,7 @@ def size(count: int) -> Fact:
 
 
 def why(error: Exception) -> str:
-    """One line for a failed read: the file and what is wrong with it."""
+    """One line about a file that could not be read."""
     if isinstance(error, FileNotFoundError):
         return f"no {error.filename}"
     if isinstance(error, OSError):
@@ -55,7 +55,7 @@ def why(error: Exception) -> str:
 
 
 def guarded(read: Callable[[], Fact]) -> Fact:
-    """The one place where a missing, unreadable or odd file becomes a fact that says so."""
+    """The fact that `read` returns, or an unknown one with the reason if it raises."""
     try:
         return read()
     except (OSError, ValueError) as error:
@@ -63,12 +63,12 @@ def guarded(read: Callable[[], Fact]) -> Fact:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file of the kernel's, whose names of groups are bytes and need not be UTF-8."""
+    """The text of a file of the kernel. Names of groups in it are bytes, and need not be UTF-8."""
     return path.read_text(encoding="utf-8", errors="surrogateescape").strip()
 
 
 def read_number(path: Path) -> int:
-    """The whole number that a file consists of. Raises ValueError if it says something else."""
+    """The whole number in a file. Raises ValueError if the file has another text."""
     text = read_text(path)
     if not re.fullmatch(r"-?[0-9]+", text):
         raise ValueError(f"{path} says {text[:40]!r}")

@@ -1,4 +1,4 @@
-"""A frame of `memtools watch`: what a record holds at one moment, as figures and as plain text."""
+"""A frame of `memtools watch`: a record at one moment, as figures and as plain text."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from memtools._record.figures import Figures, figures_of, of, plain, used_cells
 from memtools._record.record import Record
 from memtools._record.series import series
 
-POINTS = 512  # of the series, at most
+POINTS = 512  # points of the series, at most
 EVENTS = 8
 
 
 @dataclass(frozen=True)
 class Device:
-    """A CUDA device, in bytes; None where it is not known yet."""
+    """A CUDA device, in bytes; None if it is not known yet."""
 
     name: str
     allocated: int | None
@@ -29,7 +29,7 @@ class Device:
 
 @dataclass(frozen=True)
 class ShownEvent:
-    """An event of the record: how long after the start, and its text made harmless."""
+    """An event of the record: seconds after the start, and its text, which is made harmless."""
 
     seconds: float
     kind: str
@@ -41,22 +41,22 @@ class ShownEvent:
 
 @dataclass(frozen=True)
 class Frame:
-    """A record's figures at one moment, and what only a live view shows."""
+    """The figures of a record at one moment, and what only a live view shows."""
 
     figures: Figures
     state: str  # running, ended, killed
     pressure_percent: float | None
     devices: list[Device]
     leak: list[str]
-    leaks: list[dict[str, Any]]  # the same as programs read them
+    leaks: list[dict[str, Any]]  # the same for programs
     leaking: bool
-    series: list[int]  # used, oldest first, each the most of a stretch of equal length
+    series: list[int]  # the highest use in intervals of equal length, the oldest first
     events_total: int
     events: list[ShownEvent]
 
     @property
     def share(self) -> float | None:
-        """How full it is, 0 to 1 or above: of the limit, or without one, of the machine."""
+        """The use as a share of the limit, or of the machine without one: from 0 to 1, or above."""
         used, machine = self.figures.used, self.figures.machine
         if used is None or not used.limit_bytes:
             return None
@@ -66,7 +66,7 @@ class Frame:
 
     @property
     def limit(self) -> int | None:
-        """What a chart of use may be drawn against: not the machine's, which is not its own."""
+        """The limit for a chart of the use. The machine's memory is not one."""
         used = self.figures.used
         return None if used is None or used.source == "machine" else used.limit_bytes
 
@@ -104,7 +104,7 @@ class Frame:
         }
 
     def bar_words(self) -> str:
-        """What the bar shows: the use of the limit, or without one, of the machine."""
+        """The text beside the bar: the use of the limit, or of the machine without one."""
         used, machine = self.figures.used, self.figures.machine
         if used is None:
             return "memory unknown"
@@ -118,7 +118,7 @@ class Frame:
         return "running" if self.state == "running" else self.figures.ending.text
 
     def line(self) -> str:
-        """One line, as it goes into a log."""
+        """The frame as one line, for a log."""
         figures = self.figures
         parts = [f"{figures.seconds:,.1f} s"]
         parts += [f"step {figures.steps:,}"] if figures.steps else []
@@ -130,7 +130,7 @@ class Frame:
         return ", ".join(parts)
 
     def block(self) -> str:
-        """All of it, on several lines."""
+        """The frame on several lines."""
         figures = self.figures
         lines = [f"{figures.path}: {figures.command} (process {figures.pid}), {self.state_words()}"]
         lines.append(f"  {self.line()}")
@@ -150,16 +150,15 @@ def known(count: int | None) -> str:
 
 
 class GrowthLines:
-    """What grows, in lines, kept between two looks at the same record. To judge growth takes up to
-    0.2 s; it is done for 2 % of the time at most, or when the run itself has recorded something
-    new."""
+    """What grows, in lines that are kept between two looks at the same record. Judging growth takes
+    up to 0.2 s. It is done for at most 2 % of the time, or when the run has recorded a finding."""
 
     def __init__(self) -> None:
         self._due = 0.0
         self._seen: tuple[int, bool] = (-1, False)
         self._lines: list[str] = []
         self.leaks: list[dict[str, Any]] = []
-        self.leaking = False  # as those lines say
+        self.leaking = False  # whether one of them is called a leak
 
     def lines(self, figures: Figures) -> list[str]:
         now = time.monotonic()
@@ -174,7 +173,7 @@ class GrowthLines:
 
 
 def frame_of(record: Record, growth: GrowthLines | None = None) -> Frame:
-    """The frame of a record as it is now. Pass the same `growth` at each look at one run."""
+    """The frame of a record as it is now. Pass the same `growth` at each look at a run."""
     figures = figures_of(record)
     line = figures.line
     pressure = line.last("pressure")

@@ -1,4 +1,4 @@
-"""What the memory monitor can do on this machine, tried with its own parts."""
+"""What the memory monitor can do on this machine, for `memtools doctor`: each part is tried."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from memtools._base.size import format_bytes
 from memtools._cli.facts import SHIM, Fact, Section, guarded, no, why, yes
 from memtools._cli.system import ROOT
 
-INTERVAL_NS = 10_000_000  # of a MemoryMonitor by default
+INTERVAL_NS = 10_000_000  # the default of a MemoryMonitor
 
 
 def monitor_facts(root: Path = ROOT) -> Section:
-    """What can be read, and whether thread, record and census work. Raises ImportError without
-    _core."""
+    """What can be read, and whether the thread, the record and the census work. Raises ImportError
+    without _core."""
     from memtools import _core
     from memtools._base import torch as bridge
 
@@ -35,7 +35,7 @@ def monitor_facts(root: Path = ROOT) -> Section:
         return yes(f"{thread.samples} samples taken")
 
     def record() -> Fact:
-        """Made where a script would make its run.mem, and removed again."""
+        """Make a record in the folder in which a script would make it, and remove it."""
         try:
             with tempfile.TemporaryDirectory(prefix=".memtools-", dir=os.getcwd()) as folder:
                 writer = _core.RecordWriter(Path(folder, "run.mem"), ["rss"])

@@ -1,4 +1,4 @@
-"""Finding and reading the record that a command is given, and printing what is made of it."""
+"""Find and read the record for a command, and print text."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 EXIT_UNREADABLE = 2
 MAGIC = b"MTRECORD"
-# The magic, and the start in ns since 1970: see docs/internals/record.md.
+# The magic and the start in ns since 1970; docs/internals/record.md has the layout.
 HEAD = struct.Struct("<8s56xQ")
 
 
 class UnreadableError(MemtoolsError):
-    """One clear sentence about a file that is not a record, or that cannot be read."""
+    """A file is not a record, or cannot be read. The message is one sentence."""
 
 
 def read(path: str) -> Record:
-    """Raises UnreadableError for every file that cannot be read as a record."""
+    """Read a record. Raises UnreadableError for a file that cannot be read as one."""
     from memtools._base.text import shown
     from memtools._record.reader import read_record
 
@@ -41,10 +41,8 @@ def read(path: str) -> Record:
 
 
 def newest_record(folder: str | os.PathLike[str] = ".") -> str:
-    """The record that was begun last, of those in the folder whose name ends in .mem.
-
-    Returns the file's name, with the folder's before it unless that is ".".
-    Raises UnreadableError if there is none.
+    """Return the path of the record that was begun last, of those in the folder whose names end in
+    .mem. Raises UnreadableError if there is none.
     """
     found = [(start, path) for path in _candidates(folder) if (start := _started(path)) is not None]
     if not found:
@@ -61,9 +59,9 @@ def _candidates(folder: str | os.PathLike[str]) -> list[str]:
 
 
 def _started(path: str) -> int | None:
-    """When the record was begun; None for a file that is not a record."""
+    """The start of the record in ns since 1970; None for a file that is not a record."""
     try:
-        if not os.path.isfile(path):  # a pipe would be waited for
+        if not os.path.isfile(path):  # Opening a pipe would wait.
             return None
         with open(path, "rb") as file:
             magic, start = HEAD.unpack(file.read(HEAD.size))
@@ -73,8 +71,8 @@ def _started(path: str) -> int | None:
 
 
 def printed(text: str) -> None:
-    """Print to stdout. Characters that the terminal's encoding does not have are escaped: a record
-    may hold any name."""
+    """Print to stdout. Characters that the terminal's encoding does not have are escaped, because a
+    record may have any names."""
     from memtools._base.text import shown_lines
 
     encoding = sys.stdout.encoding or "ascii"

@@ -1,4 +1,4 @@
-"""`memtools report`: one self-contained HTML page out of one or several records."""
+"""`memtools report`: make one self-contained HTML page of one or several records."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from memtools._cli.records import UnreadableError, complain, newest_record, prin
 class Report:
     """Make one HTML page of a run.mem, or of several side by side.
 
-    The page needs no network: a time line by tier with phases and events, the phases, leaks with
-    their holders, what the cleanups brought, and a table that compares the records. It is written
-    beside the first record as run.html unless -o names another file. The exit code is 2 for a file
-    that is no record; nothing is written then. Needs jinja2: pip install jinja2.
+    The page needs no network. It has a time line by tier with phases and events, the phases, leaks
+    with their holders, what the cleanups freed, and a table that compares the records. It is
+    written beside the first record as run.html unless -o names another file. The exit code is 2 for
+    a file that is not a record; nothing is written then. Needs jinja2: pip install jinja2.
     """
 
     name = "report"
@@ -33,7 +33,7 @@ class Report:
             help="mask what looks like a secret in command lines and texts",
         )
         parser.add_argument("-o", "--output", help="the page; by default run.html beside run.mem")
-        parser.add_argument("--title", help="the head line of the page")
+        parser.add_argument("--title", help="the headline of the page")
         parser.add_argument(
             "--json", action="store_true", help="print the facts and the page's path as JSON"
         )

@@ -1,4 +1,4 @@
-"""`memtools run`: a script in an interpreter of its own, or any command as a child."""
+"""`memtools run`: run a script in an interpreter of its own, or any command as a child."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from memtools._base.text import shown
 PACKAGE = Path(__file__).resolve().parent.parent
 BOOT = PACKAGE / "_cli" / "boot"
 SUMMARY = PACKAGE / "_cli" / "summary.py"
-NOT_EXECUTABLE, NOT_FOUND = 126, 127  # of a command, as shells have it
+NOT_EXECUTABLE, NOT_FOUND = 126, 127  # the exit codes of shells for such a command
 
 
 def size(text: str) -> int:
@@ -50,7 +50,7 @@ def every(text: str) -> Every:
 def milliseconds(text: str) -> int:
     if text.isdecimal() and 1 <= int(text) <= 60_000:
         return int(text)
-    raise argparse.ArgumentTypeError(f"an interval is 1 to 60000 ms, got {text}")
+    raise argparse.ArgumentTypeError(f"an interval must be 1 to 60000 ms, got {text}")
 
 
 class Run:
@@ -60,9 +60,9 @@ class Run:
     memtools run -m package.train       a module; -c CODE and - (standard input) work as well
     memtools run -- torchrun train.py   any command, watched from outside with all its descendants
 
-    The record, run.mem, survives whatever ends the run. What grows is said on stderr at once, and a
-    summary at the end; stdout is the program's own. MEMTOOLS_LOG, _LIMIT, _GUARD, _PRINT_EVERY and
-    _TRACE set what no option sets; with MEMTOOLS=0 the program runs alone.
+    The record, run.mem, survives whatever ends the run. What grows is printed on stderr at once,
+    and a summary at the end; stdout is the program's own. MEMTOOLS_LOG, _LIMIT, _GUARD,
+    _PRINT_EVERY and _TRACE set what no option sets. With MEMTOOLS=0 the program runs alone.
 
     The exit code is the program's; a signal that ends the program ends this command too. memtools'
     own are 1 for a record that cannot be made, 2 for wrong usage or for a script that is not there,
@@ -94,7 +94,7 @@ class Run:
         traced = "trace no step for the line that makes what leaks, nor for the peak"
         add("--no-trace", dest="trace", action="store_false", default=None, help=traced)
         add("-q", "--quiet", action="store_true", help="nothing on stderr")
-        add("--json", action="store_true", help="what is said as lines of JSON, on stderr")
+        add("--json", action="store_true", help="print lines of JSON on stderr")
         rest = argparse.REMAINDER
         add("-m", nargs=rest, dest="module", metavar="MODULE", help="a module and its arguments")
         add("-c", nargs=rest, dest="code", metavar="CODE", help="a program and its arguments")
@@ -136,7 +136,7 @@ def wrong(reason: str) -> int:
 
 
 def interpreter() -> list[str]:
-    """This Python with its own flags. What starts the monitor in it comes by PYTHONPATH."""
+    """The command of this Python with its own flags. PYTHONPATH makes it start the monitor."""
     if (sys.flags.ignore_environment or sys.flags.no_site) and not environment.is_off:
         raise MemtoolsError(
             "a script cannot be run under Python's -E, -I or -S, which ignore what starts the "
@@ -151,7 +151,8 @@ def interpreter() -> list[str]:
 
 
 def own_flags(command: Sequence[str], arguments: int) -> list[str]:
-    """What stands between `python` and `-m memtools`, or its script, with so many arguments."""
+    """The flags between `python` and `-m memtools`, or the script; `arguments` is how many
+    follow."""
     flags = list(command[1 : max(1, len(command) - arguments - 1)])
     if flags and re.fullmatch("-[A-Za-z]*[mc]", flags[-1]):
         others = flags.pop()[:-1]
@@ -190,7 +191,7 @@ def exec_python(args: argparse.Namespace, words: Sequence[str]) -> NoReturn:
 
 
 def exec_command(words: Sequence[str]) -> int:
-    """Become the command, where MEMTOOLS=0 asks for the plain program."""
+    """Become the command: MEMTOOLS=0 asks for the plain program."""
     sys.stdout.flush()
     sys.stderr.flush()
     try:

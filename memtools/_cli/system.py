@@ -1,9 +1,8 @@
 """The host's memory, its limits and the kernel's settings, for `memtools doctor`.
 
-Memory, its limit and pressure are asked of `_core.Probe`, by which the monitor reads them: what
-doctor says is what a run will see. `root` is the directory that stands for "/", so that tests can
-drive each reader with a made-up tree. Nothing here raises because a file is missing, unreadable or
-odd: the fact's value is then None and its text says why.
+`_core.Probe` reads memory, its limit and pressure, as it does for the monitor: a run will see what
+doctor prints. `root` is the folder that stands for "/"; tests have trees of their own. A file that
+is missing, unreadable or odd does not raise: the fact's value is None, and its text says why.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from memtools._cli.facts import (
 
 ROOT = Path("/")
 OVERCOMMIT_MODES = {0: "heuristic", 1: "always", 2: "never past the commit limit"}
-SHM_NARROW = 64 * 2**20  # what a container has of it by default
+SHM_NARROW = 64 * 2**20  # the default size of /dev/shm in a container
 
 
 def host_memory(root: Path = ROOT) -> Section:
-    """The machine's memory, and what this process may use of it. Raises ImportError without _core,
-    as the two below."""
+    """The machine's memory, and how much of it this process may use. Raises ImportError without
+    _core."""
     from memtools import _core
 
     nobody_counts = "no control group accounts for memory"
@@ -77,8 +76,8 @@ def host_memory(root: Path = ROOT) -> Section:
 
 
 def _shared_memory(room: int | None, free: int | None, folder: Path) -> Section:
-    """The room in /dev/shm, and what a program meets that needs more. `room` and `free` are bytes,
-    None where they are not known."""
+    """The size of /dev/shm, and what happens to a program that needs more. `room` and `free` are
+    bytes, None if they are not known."""
     keys = ("shared_memory_size_bytes", "shared_memory_free_bytes")
     if room is None or free is None:
         return dict.fromkeys(keys, unknown(f"no {folder}"))
@@ -94,7 +93,7 @@ def _shared_memory(room: int | None, free: int | None, folder: Path) -> Section:
 
 
 def _chosen(path: Path) -> Fact:
-    """The bracketed one of "always [madvise] never"."""
+    """The word in brackets of a text like "always [madvise] never"."""
     text = read_text(path)
     match = re.search(r"\[(\w+)\]", text)
     if match is None:

@@ -1,4 +1,4 @@
-"""`memtools run -- command`: watches a command and all that it starts, from outside.
+"""`memtools run -- command`: watch a command and all processes that it starts, from outside.
 
     terminal ── Ctrl-C ──► both, as one job          memtools  ── posix_spawn ──►  command
     kill, scheduler ─────► memtools ── passes it on ─────────────────────────►       │
@@ -6,10 +6,10 @@
                               └── every interval: /proc of all descendants ──► run.mem
                               ◄── orphans come here, and still count ─────────── grandchildren
 
-One thread and no signal handlers: signals are blocked and waited for until a sample is due.
+There is one thread and no signal handler: signals are blocked, and awaited until a sample is due.
 The command is in memtools' process group, so that the terminal, the shell's job control and
-memtools agree who is in the foreground. The kernel sends what is typed to both: memtools leaves the
-command to decide then, and passes on only what another process sent.
+memtools agree which process is in the foreground. The kernel sends signals of the keyboard to both.
+memtools leaves those to the command, and passes on only signals that another process sent.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ PASSED_ON = tuple(
 )
 WATCHED = {signal.SIGCHLD, *PASSED_ON}
 FIELDS = _core.READ_ROOM | _core.READ_PRESSURE | _core.READ_CHILDREN
-FROM_KERNEL = 128  # si_code of a key typed at the terminal; what a process sends has 0 or less
+FROM_KERNEL = 128  # si_code of a key of the terminal; signals of processes have 0 or less
 PAGE = resource.getpagesize()
 PR_SET_CHILD_SUBREAPER = 36
 COLUMNS = columns(devices=0)
@@ -63,8 +63,8 @@ COLUMNS = columns(devices=0)
 class Ended:
     """How the command ended."""
 
-    status: int  # as wait gives it
-    peak_bytes: int | None  # of its largest process; None: below what memtools itself takes
+    status: int  # as wait4 returns it
+    peak_bytes: int | None  # of its largest process; None if it is below that of memtools
 
     @property
     def signal(self) -> int | None:
@@ -82,11 +82,11 @@ class Process:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._statm = -1
-        with contextlib.suppress(OSError):  # it has ended already
+        with contextlib.suppress(OSError):  # The process has ended already.
             self._statm = os.open(f"/proc/{pid}/statm", os.O_RDONLY | os.O_CLOEXEC)
 
     def read(self) -> tuple[int, int]:
-        """Resident bytes, and those of them that are private; zeros when it has ended."""
+        """Resident bytes, and how many of them are private; zeros if it has ended."""
         try:
             _, resident, shared, *_ = os.pread(self._statm, 256, 0).split()
         except (OSError, ValueError):
@@ -109,13 +109,14 @@ class Tree:
         self._room = room_of_shm()
 
     def write_counters(self) -> None:
-        """What the kernel has counted so far in the control groups, and what is in /dev/shm."""
+        """Write what the kernel has counted so far in the control groups, and what is in
+        /dev/shm."""
         for event in [*self._counters, *([] if self._room is None else [self._room])]:
             write(self.writer, event)
 
     def _follow(self, process: Process) -> None:
-        """Where the command was moved to other control groups, as systemd-run does it, theirs are
-        the counters that tell of it. One that has ended is in none any more."""
+        """If the command was moved to other control groups, as systemd-run does, write the counters
+        of those. A process that has ended is in no group."""
         groups = membership_of(process.pid)
         if not groups or groups == self._groups or process.read() == (0, 0):
             return
@@ -125,8 +126,8 @@ class Tree:
             write(self.writer, counters)
 
     def write_ended(self, ended: Ended) -> None:
-        """What it has counted since; where the command was killed, the most that was seen in
-        /dev/shm, whose files may be gone with it."""
+        """Write what the kernel has counted since. If the command did not end well, write the
+        highest use of /dev/shm that was seen: the files may be gone now."""
         now = read_counters(self._probe, membership=self._groups)
         for counters in counters_to_write(self._counters, now):
             write(self.writer, counters)
@@ -141,9 +142,9 @@ class Tree:
         self._process = Process(pid)
 
     def sample(self) -> None:
-        """One row, whose rss and private are the tree's: the command's resident bytes in full, of
-        all others what is theirs alone, so that what they share counts once. A reader that adds
-        children_private to rss must find none there."""
+        """Write one row, whose rss and private are the tree's: the command's resident bytes, and
+        the private bytes of all others, so that what they share counts once. children_private is
+        left empty, because readers add it to rss."""
         now = self._probe.read(FIELDS)
         rss, private = self._process.read() if self._process else (0, 0)
         # The command is one of the children, and its private memory part of theirs.
@@ -162,8 +163,9 @@ class Tree:
             self._room = room
 
     def _used(self, now: _core.Sample, tree: int) -> int:
-        """What counts against the limit: the tree's memory against one that was given, the control
-        group's against that of the group, and all that is not available against the machine's."""
+        """What counts against the limit: the tree's memory against a limit that was given, the
+        control group's against the group's limit, and all that is not available against the
+        machine's."""
         if self.source == "cgroup" and now.cgroup_used is not None:
             return now.cgroup_used
         if self.source == "machine" and now.total is not None and now.available is not None:
@@ -175,13 +177,13 @@ class Tree:
 
 
 def adopt_orphans() -> None:
-    """A daemon of the command becomes our child, not init's: it is still in the tree. Where the
-    kernel refuses, such processes are not seen."""
+    """Make daemons of the command children of this process, not of init, so that they stay in the
+    tree. If the kernel refuses, such processes are not seen."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def reap(command: int) -> Ended | None:
-    """Wait for every child that has ended. Returns how the command ended, None while it runs."""
+    """Wait for each child that has ended. Return how the command ended, None while it runs."""
     ended = None
     while True:
         try:
@@ -191,15 +193,15 @@ def reap(command: int) -> Ended | None:
         if pid == 0:
             return ended
         if pid == command:
-            # The kernel carries our own peak over into that of what we spawn, for a moment of which
-            # the two share their memory.
+            # The peak of a spawned process includes ours, because both share their memory for a
+            # moment.
             peak = usage.ru_maxrss * 1024
             ended = Ended(status, peak if peak > (high_water() or 0) else None)
 
 
 def pass_on(info: signal.struct_siginfo, command: int) -> None:
-    """Send the command a signal that another process sent to memtools; what was typed at the
-    terminal went there by itself. A stop stops memtools too, until both are continued."""
+    """Send the command a signal that another process sent to memtools. The kernel sends those of
+    the terminal itself. A stop stops memtools, too, until both are continued."""
     if info.si_code != FROM_KERNEL:
         os.kill(command, info.si_signo)
     if info.si_signo == signal.SIGTSTP:
@@ -207,7 +209,7 @@ def pass_on(info: signal.struct_siginfo, command: int) -> None:
 
 
 class Guard:
-    """Asks the command to end by SIGTERM, once, when its tree uses this fraction of the limit."""
+    """Send the command SIGTERM once, when its tree uses this fraction of the limit."""
 
     def __init__(self, fraction: float | None) -> None:
         self._fraction = fraction
@@ -227,7 +229,7 @@ def write(writer: _core.RecordWriter, event: Event) -> None:
 
 
 def watch(command: int, tree: Tree, guard: Guard, interval: float) -> Ended:
-    """Sample the tree until the command has ended. Returns how it ended."""
+    """Sample the tree until the command has ended. Return how it ended."""
     due = time.monotonic()
     while True:
         info = signal.sigtimedwait(WATCHED, max(0.0, due - time.monotonic()))
@@ -244,7 +246,8 @@ def watch(command: int, tree: Tree, guard: Guard, interval: float) -> Ended:
 
 
 def start(words: Sequence[str], mask: set[signal.Signals | int]) -> int:
-    """Start the command with the signals as memtools found them. Returns its process id."""
+    """Start the command with the signal mask that memtools was started with. Return its process
+    id."""
     ignored_by_python = [signal.SIGPIPE, signal.SIGXFSZ]
     return os.posix_spawnp(
         words[0], list(words), os.environ, setsigmask=mask, setsigdef=ignored_by_python
@@ -252,17 +255,17 @@ def start(words: Sequence[str], mask: set[signal.Signals | int]) -> int:
 
 
 def end_like(ended: Ended) -> int:
-    """Ends by the signal that ended the command, so that a shell or scheduler sees the same."""
+    """End by the signal that ended the command, so that a shell or a scheduler sees the same."""
     number = ended.signal
     if number is None:
         return os.WEXITSTATUS(ended.status)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # one core is enough
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # One core is enough.
     sys.stderr.flush()
     if number != signal.SIGKILL:
         signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
     os.kill(os.getpid(), number)
-    return SIGNALLED + number  # process 1 of a container does not die of it
+    return SIGNALLED + number  # The signal does not end process 1 of a container.
 
 
 def run_command(words: Sequence[str], args: argparse.Namespace) -> int:

@@ -32,7 +32,7 @@ def seconds(text: str) -> float:
         value = 0.0
     if 0.05 <= value <= 3600:
         return value
-    raise argparse.ArgumentTypeError(f"an interval is 0.05 to 3600 seconds, got {text}")
+    raise argparse.ArgumentTypeError(f"an interval must be 0.05 to 3600 seconds, got {text}")
 
 
 class Watch:
@@ -42,9 +42,9 @@ class Watch:
     memtools watch PATH         another record; of a run that has ended, the last state
     memtools watch PID          the record that this process writes
 
-    On a terminal it draws, where rich is installed; otherwise, into a file or pipe, and in the cell
-    of a notebook, it writes a line each time, and one per event. It ends with the run, and says how
-    that ended. Ctrl-C leaves the run alone.
+    On a terminal it draws a live view if rich is installed. Otherwise, and into a file, a pipe or
+    the cell of a notebook, it writes a line each time, and one for each event. It ends with the
+    run, and says how that ended. Ctrl-C ends it and not the run.
     """
 
     name = "watch"
@@ -57,8 +57,12 @@ class Watch:
             metavar="PATH|PID",
             help="default: the newest record of this folder",
         )
-        add("--once", action="store_true", help="one look, and end")
-        add("--json", action="store_true", help="an object each time, on a line of its own")
+        add("--once", action="store_true", help="show it once, and end")
+        add(
+            "--json",
+            action="store_true",
+            help="print a JSON object each time, on a line of its own",
+        )
         add("--interval", type=seconds, default=1.0, metavar="S", help="default: 1 second")
 
     def run(self, args: argparse.Namespace) -> int:
@@ -74,7 +78,7 @@ class Watch:
 
 
 def find_record(target: str) -> str:
-    """A path that is there, or the record that a process has mapped."""
+    """Return a path that exists, or the path of the record that a process has mapped."""
     if os.path.exists(target):
         return target
     if not target.isdecimal():
@@ -97,8 +101,8 @@ def find_record(target: str) -> str:
 
 
 def record_in(line: str) -> str | None:
-    """The record that a line of /proc/<pid>/maps is of. It was made under a name beside its own,
-    which the kernel goes on to show."""
+    """The record in a line of /proc/<pid>/maps; None for another file. A record is made under a
+    temporary name, which the kernel goes on to show."""
     parts = line.split(maxsplit=5)
     if len(parts) < 6:
         return None
@@ -113,7 +117,7 @@ def record_in(line: str) -> str | None:
 
 
 def follow(path: str, interval: float, once: bool) -> Iterator[Frame]:
-    """A frame now and after each interval, to the end of the run."""
+    """Yield a frame now and after each interval, until the end of the run."""
     from memtools._cli.frame import GrowthLines, frame_of
 
     growth = GrowthLines()

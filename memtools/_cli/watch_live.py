@@ -1,4 +1,4 @@
-"""The live view of `memtools watch`, drawn by rich, in the width that there is at each look."""
+"""The live view of `memtools watch`, drawn by rich in the current width of the terminal."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from memtools._base.text import count
 from memtools._cli.frame import Device, Frame, known
 
 LEVELS = " ▁▂▃▄▅▆▇█"
-STEPS, ROWS = len(LEVELS) - 1, 3  # of a character, and characters above each other
+STEPS, ROWS = len(LEVELS) - 1, 3  # levels of a character, and rows of characters
 FULL, FREE = "█", "░"
-NEAR, TIGHT = 0.75, 0.9  # of the limit
+NEAR, TIGHT = 0.75, 0.9  # shares of the limit
 PHASES, EVENTS = 6, 6
 LEAST_BAR = 8
 
@@ -28,7 +28,7 @@ def colour(share: float) -> str:
 
 
 class Bar:
-    """Parts of a whole, each in its colour, as wide as there is room."""
+    """A bar of parts, each in its colour, as wide as there is room."""
 
     def __init__(self, *parts: tuple[float, str]) -> None:
         self._parts = parts
@@ -44,7 +44,8 @@ class Bar:
 
 
 class Sparkline:
-    """A series squeezed into the width. Its foot is zero: growth looks as large as it is."""
+    """A series drawn in the available width. It begins at zero, so that growth looks as large as it
+    is."""
 
     def __init__(self, series: list[int], limit: int | None) -> None:
         self._series = series
@@ -86,7 +87,7 @@ def bars(frame: Frame) -> Table:
 
 
 def device_bar(device: Device) -> Bar:
-    """Allocated, then what is reserved beyond it, then what else is in use on the device."""
+    """A bar of allocated memory, then of what is reserved beyond it, then of other use."""
     if not device.total:
         return Bar()
     total = device.total

@@ -64,7 +64,7 @@ def test_another_malloc_and_a_host_that_does_not_tell(monkeypatch: pytest.Monkey
     monkeypatch.setattr(malloc, "find_serving", lambda: other)
     facts = allocators.allocator_facts()
     assert facts["malloc"].text == "musl (/lib/ld-musl-x86_64.so.1)"
-    assert facts["malloc_arenas"].text == "unknown (musl does not tell)"
+    assert facts["malloc_arenas"].text == "unknown (musl does not say)"
 
     def fails() -> malloc.Serving:
         raise OSError("no such thing")

@@ -1,13 +1,13 @@
-"""What `memtools run` starts an interpreter with, before the program itself.
+"""Start the monitor of `memtools run` in an interpreter, before the program itself.
 
     memtools run train.py ──► exec python train.py, this folder first on PYTHONPATH
                                    │
                                    └─ site ──► this file: puts the environment back, runs the
                                                user's sitecustomize, starts the monitor
 
-The interpreter does the rest by itself, so that `__main__`, tracebacks and exit codes are its own
-and no frame of ours is below the program's. Where the user has no sitecustomize, this ends as if
-there were none: with the ImportError that site expects.
+The interpreter then runs the program by itself, so that `__main__`, tracebacks and exit codes are
+its own, and the program's first frame is the lowest. If the user has no sitecustomize, this ends as
+if there were none: with the ImportError that site expects.
 """
 
 import importlib
@@ -20,13 +20,13 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def _leave_the_path() -> None:
-    """The program sees sys.path of the command line; and this file is not found a second time."""
+    """Remove this folder from sys.path, which is then that of the command line."""
     sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder) != _HERE]
     sys.path_importer_cache.pop(_HERE, None)
 
 
 def _put_back(options: dict[str, Any]) -> None:
-    """The program and its children see the environment of the command line."""
+    """Restore the environment of the command line for the program and its children."""
     if options["pythonpath"] is None:
         os.environ.pop("PYTHONPATH", None)
     else:
@@ -34,7 +34,8 @@ def _put_back(options: dict[str, Any]) -> None:
 
 
 def _import_the_users() -> bool:
-    """The sitecustomize that Python would have found without this one."""
+    """Import the sitecustomize that Python would have found without this one. Return whether there
+    is one."""
     sys.modules.pop("sitecustomize", None)
     try:
         importlib.import_module("sitecustomize")
@@ -46,8 +47,8 @@ def _import_the_users() -> bool:
 
 
 def _start_monitor(options: dict[str, Any]) -> None:
-    """memtools may lie where only the command line looked for it. Its folder is on sys.path no
-    longer than it takes to import it."""
+    """Import memtools and start the monitor. The folder of memtools may not be on the program's
+    sys.path, so it is there only during the import."""
     sys.path.insert(0, options["root"])
     try:
         started = importlib.import_module("memtools._monitor.inprocess")
