@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from collections.abc import Callable, Iterator
-from typing import Literal, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -14,7 +14,6 @@ from benchmarks.kit.harness import Runner, compiled
 from memtools import _core
 from memtools._base import torch as base_torch
 
-TRIMS: tuple[Literal["half", "oldest"], ...] = ("half", "oldest")
 MIB, PAGE = 2**20, 4096
 SMALL, LARGE = (512, 8), (2048, 64)
 SLOTS = {SMALL: 1000, LARGE: 128}  # what the default limits, 1000 entries and 64 MiB, hold

@@ -21,7 +21,7 @@ import torch
 from benchmarks.gate.common import LARGE, MEMCPY, SMALL
 from benchmarks.gate.limits import limits
 from benchmarks.gate.process import LAYERS, MEMORY, import_time, memory, update, update_summary
-from benchmarks.gate.timing import added, added_summary, reading, record, trims
+from benchmarks.gate.timing import added, added_summary, record
 from benchmarks.kit.harness import (
     Json,
     Samples,
@@ -55,9 +55,6 @@ SECTIONS = {
     **{f"memory: {variant}": Section(partial(memory, variant), 0) for variant in MEMORY},
     **{f"update_{layers}": Section(partial(update, layers), 4) for layers in LAYERS},
     "import": Section(import_time, 2),
-    "reading_512x8": Section(partial(reading, SMALL), 2),
-    "reading_2048x64": Section(partial(reading, LARGE), 3),
-    "trims": Section(trims, 3),
 }
 
 

@@ -158,14 +158,12 @@ def recorders_of_layers(layers: int) -> dict[str, Append]:
     some = [gates_like(SMALL, grad=False).clone() for _ in range(1000)]
     clones = [deque(some, maxlen=1000) for _ in range(layers)]
     aliases = [deque(some, maxlen=1000) for _ in range(layers)]
-    ring, at = torch.zeros(layers, 1000, *SMALL), itertools.cycle(range(1000))
     return {
         CLOCK: lambda layer, gates: None,
         "GateHistory": lambda layer, gates: full[layer].append(gates),
         "GateHistory, statistics=False": lambda layer, gates: plain[layer].append(gates),
         "deque, alias": lambda layer, gates: aliases[layer].append(gates.detach().cpu()),
         "deque, clone": lambda layer, gates: clones[layer].append(gates.detach().clone()),
-        "torch ring, copy_": lambda layer, gates: ring[layer, next(at)].copy_(gates.detach()),
     }
 
 

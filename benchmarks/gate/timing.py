@@ -1,8 +1,7 @@
-"""What an append, its statistics, a read and a trim take, in turns with what people write."""
+"""What an append and its statistics take, in turns with what people write."""
 
 from __future__ import annotations
 
-import itertools
 import statistics
 from collections import deque
 from typing import NamedTuple
@@ -18,7 +17,6 @@ from benchmarks.gate.common import (
     OURS_BARE,
     SLOTS,
     SMALL,
-    TRIMS,
     gates_like,
     memcpy_ring,
     shimless,
@@ -32,10 +30,8 @@ from memtools import GateHistory
 
 def recorders(gates: Tensor, slots: int) -> dict[str, Runner]:
     """Every way of keeping the newest gates, or in the case of a list all of them."""
-    g, shape = gates, (slots, *gates.shape)
+    g = gates
     ours, bare = (GateHistory(statistics=False).append for _ in range(2))
-    at = itertools.cycle(range(slots))
-    numbers = itertools.cycle([torch.tensor([i]) for i in range(slots)])
     kept = "kept.append(g.detach().%s())"
     return {
         MEMCPY: memcpy_ring(g, slots),
@@ -46,18 +42,6 @@ def recorders(gates: Tensor, slots: int) -> dict[str, Runner]:
         "list, clone": statement(kept % "clone", "kept = []", g=g),
         "deque, alias": statement(kept % "cpu", kept=deque[Tensor](maxlen=slots), g=g),
         "deque, clone": statement(kept % "clone", kept=deque[Tensor](maxlen=slots), g=g),
-        "torch ring, copy_": statement(
-            "ring[next(at)].copy_(g.detach())", ring=torch.zeros(shape), at=at, g=g
-        ),
-        "torch ring, index_copy_": statement(
-            "ring.index_copy_(0, next(numbers), g.detach().unsqueeze(0))",
-            ring=torch.zeros(shape),
-            numbers=numbers,
-            g=g,
-        ),
-        "numpy ring": statement(
-            "ring[next(at)] = g.detach().numpy()", ring=torch.zeros(shape).numpy(), at=at, g=g
-        ),
     }
 
 
@@ -155,45 +139,3 @@ def added_summary(kind: str, samples: Samples) -> Json:
         "whole_append_times_faster_min": samples.least(torch1) / samples.least(full),
         "whole_append_times_faster_median": samples.median(torch1) / samples.median(full),
     }
-
-
-# --- (f) reading, (g) trimming -------------------------------------------------------------------
-
-
-def reading(shape: tuple[int, int], seconds: float) -> Json:
-    slots, g = SLOTS[shape], gates_like(shape, grad=False)
-    history, kept = GateHistory(trim="oldest"), [g.clone() for _ in range(slots)]
-    history.extend(kept)
-    names: Json = {"h": history, "l": kept, "cat": torch.cat, "half": slots // 2}
-    codes = {
-        "cat(list)": "cat(l)",
-        "cat(history)": "cat(h)",
-        "list[-half:]": "l[-half:]",
-        "history[-half:]": "h[-half:]",
-        "for g in list": "for g in l: pass",
-        "for g in history": "for g in h: pass",
-        "list[0]": "l[0]",
-        "history[0]": "h[0]",
-    }
-    runners = {name: statement(code, **names) for name, code in codes.items()}
-    calls = {name: 200 if name.endswith("[0]") else 2 for name in runners}
-    return {"turns": interleave(runners, calls, seconds=seconds).turns}
-
-
-def trims(seconds: float) -> Json:
-    """Appends at the limit: every 501st drops 500 entries, or every one drops one. Beside that the
-    first appends of a new history, whose pages are touched for the first time."""
-    g = gates_like(SMALL)
-    by_hand = "kept.append(g.detach().clone())\nif len(kept) > 1000: kept = kept[-500:]"
-    runners = {
-        "list of clones, trimmed to half": statement(by_hand, "kept = [g] * 600", g=g),
-    }
-    for trim, flag in itertools.product(TRIMS, (False, True)):
-        history = GateHistory(trim=trim, statistics=flag)
-        name = f'trim="{trim}"' + ("" if flag else ", statistics=False")
-        runners[name] = statement("append(g)", append=history.append, g=g)
-    runners["first 1,000, statistics=False"] = statement(
-        "append(g)", "append = new(statistics=False).append", new=GateHistory, g=g
-    )
-    calls = {name: 1000 if "first" in name else 2004 for name in runners}
-    return {"turns": interleave(runners, calls, seconds=seconds, first=2004).turns}

@@ -47,7 +47,7 @@ KINDS = {
 READ_SOURCE = r"""
 #include <stddef.h>
 
-/* The exclusive or of `rows` x `heads` stretches of `words` words. */
+/* The exclusive or of `rows` x `heads` runs of `words` words. */
 unsigned long
 read_words(const char *at, size_t rows, size_t row_stride, size_t heads, size_t head_stride,
            size_t words)

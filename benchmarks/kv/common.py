@@ -22,7 +22,7 @@ class Geometry(NamedTuple):
 
     @property
     def ranges(self) -> int:
-        """Stretches of tokens that a sequence consists of: K and V of each head of each layer."""
+        """Ranges of tokens that a sequence consists of: K and V of each head of each layer."""
         return self.layers * 2 * self.heads
 
     @property

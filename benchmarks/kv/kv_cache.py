@@ -36,7 +36,7 @@ from benchmarks.kv.limits import limits
 from benchmarks.kv.pages import HOLDERS, cycles, footprint, generations
 from benchmarks.kv.rollout import OURS as GROUP
 from benchmarks.kv.rollout import PLAIN, WAYS, rollout
-from benchmarks.kv.update import fresh, update, update_rows
+from benchmarks.kv.update import update
 
 MS = 1e6
 ROLLOUTS = 2  # processes of each way
@@ -56,8 +56,6 @@ SECTIONS = {
         for rows in (4, 16)
         for at in (1024, 4000)
     },
-    "fresh pages, 512 tokens after 16": Section(partial(fresh, 16, 512)),
-    "fresh pages, a prompt of 1,024": Section(partial(fresh, 1024, 0)),
     **{
         f"attention, {tokens} tokens, {kind}": Section(
             partial(over_views, tokens, kind), 5, quick=tokens == 512 and "float32" not in kind
@@ -100,10 +98,8 @@ def found(name: str, threads: int, quick: bool) -> Json:
     return repeated(__file__, name, options, 1)[0]
 
 
-def summary(name: str, result: Json) -> Any:
+def summary(result: Json) -> Any:
     """A section's content of the JSON file."""
-    if name.startswith("update"):
-        return update_rows([result])
     if "turns" not in result:
         return result
     samples = Samples(result.pop("turns"))
@@ -160,7 +156,7 @@ def main() -> None:
             rollouts.setdefault(name, []).append(result)
             print(f"{name}: {result}\n", flush=True)
             continue
-        sections[name] = summary(name, result)
+        sections[name] = summary(result)
         print(f"{name}\n{shown(sections[name])}\n", flush=True)
     if rows := rollout_rows(rollouts):
         sections["rollout"] = rows

@@ -71,7 +71,7 @@ def minor_faults() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
-def mapped_stretches() -> int:
+def map_lines() -> int:
     with Path("/proc/self/maps").open("rb") as lines:
         return sum(1 for _ in lines)
 

@@ -14,7 +14,7 @@ from transformers import DynamicCache, StaticCache
 
 from benchmarks.kit.harness import Json
 from benchmarks.kv.common import NANO, TINY, Geometry, Pair, append, filled, views
-from benchmarks.kv.memory import Memory, mapped_stretches, memory, minor_faults
+from benchmarks.kv.memory import Memory, map_lines, memory, minor_faults
 from benchmarks.kv.update import config
 from memtools import KVLease, KVPool
 
@@ -237,7 +237,7 @@ def mark(cycle: int, pool: KVPool) -> Json:
         "anonymous_bytes": now.anonymous,
         "memory_file_bytes": now.memory_files,
         "page_table_bytes": now.page_tables,
-        "map_lines": mapped_stretches(),
+        "map_lines": map_lines(),
         "physical_bytes": pool.stats().physical_bytes,
     }
 
