@@ -1,4 +1,4 @@
-"""Budget: one limit that several parts share, and who holds how much of it."""
+"""Budget: one limit that several parts share, and how much each of them holds."""
 
 from __future__ import annotations
 
@@ -103,8 +103,8 @@ class Budget(_core.Budget):
     A part reserves bytes here before it takes memory, and releases them when it has given the
     memory back; `used` is the sum of the parts at every moment. When a reservation does not fit,
     the other parts are asked to give back what they hold idle, such as pages that a KVPool keeps
-    for its next lease. Only then BudgetError is raised, which names who holds what. Thread-safe. A
-    forked child has a copy, which counts what the child does from then on.
+    for its next lease. Only then BudgetError is raised, which lists what each part holds.
+    Thread-safe. A forked child has a copy, which counts what the child does from then on.
 
     Args:
         limit: the most bytes, at least 1, as an int or like `"20 GiB"`; None counts without a
@@ -135,7 +135,7 @@ class Budget(_core.Budget):
         """Make a budget within this one: what its parts reserve counts in both.
 
         Several suballocations may add up to more than there is; then the first to reserve gets it.
-        A suballocation lives as long as somebody uses it.
+        A suballocation lives as long as any part uses it.
 
         Args:
             name: its name in reports and errors; characters that can be shown.
@@ -154,7 +154,7 @@ class Budget(_core.Budget):
         return _core.Budget.__new__(type(self), size, name, self.device, self)
 
     def report(self) -> BudgetReport:
-        """Return who holds how much; `print` shows it as a table. Takes a few us for each part."""
+        """Return how much each part holds; `print` shows a table. Takes a few us for each part."""
         return BudgetReport(self, tuple(Holding(*line) for line in self._report()))
 
     def __repr__(self) -> str:
@@ -186,11 +186,11 @@ def _refusal(
     lines: list[tuple[str, int, int, int, int | None, int, bool]],
     remedy: str,
 ) -> str:
-    """The sentence of a BudgetError, which the C code raises.
+    """Return the sentence of a BudgetError, which the C code raises.
 
     Args:
         doing: the call that was refused.
-        asked, used, limit: in bytes; None is no limit.
+        asked, used, limit: in bytes; None means no limit.
         within: the name of the budget that refused, if it is not the part's own.
         lines: that budget's `_report()`. Holders of the first level are named, those of one name
             together.

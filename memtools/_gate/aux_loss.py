@@ -36,11 +36,11 @@ class AuxLoss:
 
     The sum keeps its graph, because the gates must get their gradient. A sum that is never reset
     keeps every step's graph alive, which is the usual leak of a hand-written
-    `self.aux_loss += loss`: it is warned of once.
+    `self.aux_loss += loss`: AuxLoss warns of it once.
 
     A forward pass that activation checkpointing runs again adds nothing. With reentrant
     checkpointing the first forward pass has no graph, and a loss that was added inside the region
-    gives the gates no gradient; this, too, is warned of once, when the region is run again.
+    gives the gates no gradient; AuxLoss warns of this once, too, when the region is run again.
 
     Args:
         warn_after: how many updates may pass without a reset() before it warns, at least 1; 3 by
@@ -69,9 +69,9 @@ class AuxLoss:
         self._clear()
 
     def _locked(self) -> threading.RLock:
-        """The lock of the sum. The thread that holds it may come again, by a signal handler, a
-        finalizer or a tensor subclass. A forked child makes its own, because the thread that holds
-        the parent's may not exist in the child."""
+        """Return the lock of the sum. The thread that holds it may take it again, from a signal
+        handler, a finalizer or a tensor subclass. A forked child makes its own, because the thread
+        that holds the parent's may not exist in the child."""
         if self._owner != _forks:
             self._lock, self._owner = threading.RLock(), _forks
         return self._lock

@@ -10,9 +10,8 @@
              of each entry  u32 rows  u32 dtype
              the records, oldest first, one after another
 
-Little-endian. A file is not trusted: nothing in it is executed, and each length is held against the
-bytes that are there. The entries themselves are checked where they are taken in
-(csrc/core/gate/state.c).
+Little-endian. A file is not trusted: nothing in it is executed, and each length is compared with
+the bytes that are there. csrc/core/gate/state.c checks the entries themselves.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def write(path: str | os.PathLike[str], body: bytes) -> None:
 
 
 def read(path: str | os.PathLike[str]) -> bytes:
-    """The body of a file that `write` wrote.
+    """Return the body of a file that `write` wrote.
 
     Raises ValueError if the file is damaged, not a saved history, or of a later version.
     """
@@ -71,7 +70,7 @@ def read(path: str | os.PathLike[str]) -> bytes:
 
 
 def dump(history: GateHistory) -> bytes:
-    """The body of a history. Waits for gates that are still on their way from a device."""
+    """Return the body of a history. Waits for gates that are still on their way from a device."""
     experts, appended, counted, span, sums, index, records = history._state()
     dtype = -1 if history.dtype is None else DTYPES.index(history.dtype)
     head = _HEAD.pack(
@@ -92,7 +91,7 @@ def dump(history: GateHistory) -> bytes:
 
 
 def parse(kind: type[_History], body: bytes) -> _History:
-    """The history of a body, which counts in no budget.
+    """Return the history of a body; it counts in no budget.
 
     Raises ValueError if `dump` cannot have written it, MemoryError if there is not enough address
     space for its limits.

@@ -88,8 +88,8 @@ class GateHistory(_core.GateHistory):
     def stats(self, window: int | None = None) -> GateStats:
         """Return the statistics of everything that was ever appended, or of the newest entries.
 
-        Entries that were dropped since are included. The call waits for gates that are still on
-        their way from a device.
+        Entries that have been dropped since are included. The call waits for gates that are still
+        on their way from a device.
 
         Args:
             window: how many of the newest entries to look at, 0 to `len(self)`, with the values as
@@ -114,10 +114,10 @@ class GateHistory(_core.GateHistory):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write limits, records and statistics to a file, in one step: if the program dies
-        meanwhile, the file is as it was before.
+        meanwhile, the old file is unchanged.
 
         Args:
-            path: the file; one that is there is replaced.
+            path: the file, which is replaced if it exists.
 
         Raises OSError if the file cannot be written.
         """

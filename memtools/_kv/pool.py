@@ -29,11 +29,11 @@ class KVStats:
     idle_bytes: int  #: pages kept for the next lease; trim() gives them back
     promised_bytes: int  #: reserved for the num_tokens of leases, and not taken yet
     reserved_bytes: int  #: live_bytes + max(idle_bytes, promised_bytes), which the budget counts
-    physical_bytes: int  #: what the system itself counts for the pool
+    physical_bytes: int  #: what the system counts for the pool
     peak_bytes: int  #: the largest live_bytes + idle_bytes so far
     payload_bytes: int  #: the tokens of all rows as if nothing were shared, as copies would take
     address_bytes: int  #: address space, which is not memory
-    maps: int  #: mapped stretches of address space, an upper bound
+    maps: int  #: memory map areas, an upper bound
     mapped_again_bytes: int  #: pages mapped at a further address, where resident bytes repeat them
     leases: int  #: leases that are alive, including those in `lingering`
     rows: int  #: rows of these leases
@@ -46,9 +46,9 @@ class KVStats:
     recycled: int  #: blocks that a later lease used again
     dropped: int  #: blocks given back to the system
     copied: int  #: blocks copied because a row wrote to one that was shared
-    map_calls: int  #: stretches of address space mapped
+    map_calls: int  #: memory map areas made, ever
     limit_bytes: int | None  #: limit of the budget that the pool counts in; None is unlimited
-    #: such leases in words, like "lease 3 (16 rows x 1,088 tokens), 2 views"
+    #: the leases counted in `lingering`, like "lease 3 (16 rows x 1,088 tokens), 2 views"
     lingering_names: tuple[str, ...]
 
     def __str__(self) -> str:
@@ -107,7 +107,7 @@ class KVPool(_core.KVPool):
         dtype: the dtype of K and V, a torch.dtype or its name.
         device: `"cpu"`, `"cuda"` (torch's current device) or like `"cuda:1"`.
         limit: the most bytes of pages, where shared ones count once: an int, a text like `"2 GiB"`,
-            or a `Budget` that other parts count in as well. None, the default, is no limit.
+            or a `Budget` that other parts count in as well. None, the default, means no limit.
         layout: `"head"` keeps the tokens of a head together, which attention on the host reads
             fastest; `"token"` keeps the heads of a token together, which suits the large pages of
             CUDA. None, the default, is `"head"` on the host and `"token"` on CUDA.
@@ -121,7 +121,7 @@ class KVPool(_core.KVPool):
         TypeError: an argument has the wrong type.
         ValueError: an argument is out of range, or the Budget counts another device's memory.
         MemoryError: the system refuses what the pool needs from the start.
-        DeviceError: CUDA is asked for and there is no device.
+        DeviceError: `device` is CUDA and there is no device.
     """
 
     __slots__ = ()
@@ -171,7 +171,7 @@ class KVPool(_core.KVPool):
         wait: bool = False,
         timeout: float | None = None,
     ) -> KVLease:
-        """Lend rows that are empty. Takes a few us, and no page.
+        """Lend empty rows. Takes a few us, and no page.
 
         Args:
             batch_size: the number of rows, 1 to max_sequences; 1 by default.
@@ -180,7 +180,7 @@ class KVPool(_core.KVPool):
                 the limit allows. 0 by default.
             wait: wait for room instead of raising BudgetError; False by default. Callers are served
                 in the order in which they came. Other threads run meanwhile, and Ctrl-C works.
-            timeout: how many seconds to wait at most, 0 or more. None, the default: for ever.
+            timeout: how many seconds to wait at most, 0 or more. None, the default, waits for ever.
 
         Returns the lease, which is used as a context manager. If it raises, nothing has changed.
 

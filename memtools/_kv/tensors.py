@@ -1,8 +1,8 @@
 """What the KV-cache pool does by public torch calls. `memtools._core` calls these functions.
 
-dtype_of, device_of     what KVPool's arguments mean
-plain, whole_numbers    checks of tensors that come in, in sentences of their own
-base, views, ...        what the shim does faster where there is one
+dtype_of, device_of     turn KVPool's arguments into torch's own objects
+plain, whole_numbers    check the tensors of a call
+base, views, ...        do by public calls what the shim does faster
 """
 
 from __future__ import annotations
@@ -33,10 +33,12 @@ def dtype_of(dtype: Any) -> torch.dtype:
     """
     torch = connect().torch
     if not isinstance(dtype, (str, torch.dtype)):
-        raise TypeError(f"dtype is a torch.dtype or its name, got {type(dtype).__name__}")
+        raise TypeError(f"dtype must be a torch.dtype or its name, got {type(dtype).__name__}")
     name = str(dtype).removeprefix("torch.")
     if name not in _DTYPES or not hasattr(torch, name):
-        raise ValueError(f"dtype is a real number type of 1, 2, 4 or 8 bytes, got {brief(name)}")
+        raise ValueError(
+            f"dtype must be a real number type of 1, 2, 4 or 8 bytes, got {brief(name)}"
+        )
     return getattr(torch, name)  # type: ignore[no-any-return]
 
 
@@ -51,7 +53,7 @@ def device_of(device: Any) -> tuple[torch.device, int]:
     if found.type == "cpu":
         return torch.device("cpu"), -1
     if found.type != "cuda":
-        raise ValueError(f'device is "cpu" or "cuda", got "{found.type}"')
+        raise ValueError(f'device must be "cpu" or "cuda", got "{found.type}"')
     index = found.index
     if index is None:
         index = torch.cuda.current_device() if torch.cuda.is_available() else 0
@@ -141,11 +143,11 @@ def whole_numbers(tensor: Any, what: str) -> int | list[int]:
     if tensor.dtype is torch.bool or tensor.is_floating_point() or tensor.is_complex():
         hint = "; a mask is turned into numbers by mask.nonzero().flatten()"
         raise TypeError(
-            f"{what} are whole numbers, got a tensor of {tensor.dtype}"
+            f"{what} must be whole numbers, got a tensor of {tensor.dtype}"
             f"{hint if tensor.dtype is torch.bool else ''}"
         )
     if tensor.dim() > 1:
-        raise ValueError(f"{what} are a 1-D tensor, got {tensor.dim()} dimensions")
+        raise ValueError(f"{what} must be a 1-D tensor, got {tensor.dim()} dimensions")
     return tensor.tolist()  # type: ignore[no-any-return]
 
 

@@ -315,7 +315,7 @@ def test_a_process_with_the_most_arenas_says_how_many_and_what_helps():
         with pytest.raises(MemoryError) as caught:
             leases.extend(pool.acquire(1) for _ in range(2049))
         assert str(caught.value) == (
-            "acquire(): the KV pools of this process have 2048 stretches of addresses for "
+            "acquire(): the KV pools of this process have 2048 ranges of addresses for "
             "max_sequences rows each (1 in this pool), the most that can be closed in forked "
             "children; make pools with a larger max_sequences, or close those that are not in use"
         )

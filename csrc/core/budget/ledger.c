@@ -16,7 +16,7 @@
 #include "base/utf8.h"
 
 /* What a ledger and all its suballocations share: one lock for every figure, so that a reservation
- * that counts in several of them is one step for whoever looks.
+ * that counts in several of them is one step for every reader.
  *
  * Lists change with turn and lock held, in this order: either is enough to walk them. Members are
  * called with turn alone. All of this holds within one process: tree_take makes the tree a
@@ -35,7 +35,7 @@ typedef struct mt_tree {
     size_t ledgers;
 } mt_tree;
 
-typedef struct mt_place { /* in the queue of those who wait */
+typedef struct mt_place { /* in the queue of waiting threads */
     uint64_t ticket;
     struct mt_place *next;
 } mt_place;
@@ -86,7 +86,7 @@ move_in_ledger(mt_ledger *ledger)
     }
 }
 
-/* Makes a tree that was copied by fork() this process's own: fresh locks, nobody waiting, the
+/* Makes a tree that was copied by fork() this process's own: fresh locks, no waiting thread, the
  * parent's members silent, and sums that agree although a thread of the parent may have been
  * halfway through a change. Of several threads one does it, and the others wait for it. */
 static void
@@ -125,7 +125,7 @@ figure(mt_tree *t, const size_t *at)
     return value;
 }
 
-/* Wakes all who wait. pre: lock is held. */
+/* Wakes all waiting threads. pre: lock is held. */
 static void
 notify_all(mt_tree *t)
 {
@@ -228,7 +228,7 @@ link_member(mt_member *m)
     mt_lock_give(&t->turn);
 }
 
-/* Takes a member out, once nobody asks it any more. The reference stays to be dropped. */
+/* Takes a member out, once no reclaim asks it any more. The reference stays to be dropped. */
 static void
 unlink_member(mt_member *m)
 {
@@ -471,26 +471,8 @@ reclaim_ask(const mt_ledger *ledger, const mt_member *asker, const mt_member *do
     return given;
 }
 
-static bool
-has_room(const mt_ledger *ledger, size_t bytes)
-{
-    bool has;
-
-    tree_take(ledger->tree, &ledger->tree->lock);
-    has = bytes <= room_of(ledger);
-    mt_lock_give(&ledger->tree->lock);
-    return has;
-}
-
-/* What is missing until so many bytes can be reserved. */
-static size_t
-shortage(mt_ledger *ledger, size_t bytes)
-{
-    return bytes - mt_size_min(bytes, mt_ledger_available(ledger));
-}
-
 /* Where a ledger's own limit leaves no room for `bytes` after its members have given, those of its
- * parents would give in vain. */
+ * parents would give for nothing. */
 size_t
 mt_ledger_reclaim(mt_ledger *ledger, const mt_member *asker, size_t bytes)
 {
@@ -500,9 +482,9 @@ mt_ledger_reclaim(mt_ledger *ledger, const mt_member *asker, size_t bytes)
 
     tree_take(t, &t->turn);
     for (mt_ledger *l = ledger; l != NULL; l = l->line.ledger) {
-        if ((missing = shortage(ledger, bytes)) == 0) break;
+        if ((missing = bytes - mt_size_min(bytes, mt_ledger_available(ledger))) == 0) break;
         given += reclaim_ask(l, asker, done, missing);
-        if (!has_room(l, bytes)) break;
+        if (bytes > l->limit - mt_ledger_used(l)) break;
         done = &l->line;
     }
     mt_lock_give(&t->turn);

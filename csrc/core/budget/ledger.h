@@ -13,12 +13,12 @@
  *
  * A child of fork() has a copy of the ledger that counts what the child does, on top of what its
  * parent's members had reserved. Those are not asked there: what they hold is the parent's. For
- * that, a ledger without a parent is told how to notice (mt_ledger_notice_forks).
+ * that, a ledger without a parent gets the means to notice (mt_ledger_notice_forks).
  *
  * Thread-safe. A member's give_back and idle are called with no ledger lock held except one that
  * serialises reclaims, reports, joining and leaving. So they may take their own lock and release in
  * the ledger; they must not reclaim, report, join or leave, and must not wait for a lock under
- * which anybody does that (an interpreter's lock is one). */
+ * which another thread does that (an interpreter's lock is one). */
 #ifndef MT_BUDGET_LEDGER_H
 #define MT_BUDGET_LEDGER_H
 
@@ -56,7 +56,7 @@ typedef struct mt_holder { /* one line of a report */
  * suballocation and keeps the parent alive. *out is written on MT_OK only. MT_ENOMEM. */
 mt_status mt_ledger_new(const mt_alloc *mem, size_t limit, const char *name, mt_ledger *parent,
                         mt_ledger **out, mt_error *err);
-/* From now on the ledger and its suballocations make their locks anew in a child of fork(), at the
+/* From now on the ledger and its suballocations make their locks again in a child of fork(), at the
  * first use there. pre: no parent, no other thread uses it yet; birth->forks is not NULL. */
 void mt_ledger_notice_forks(mt_ledger *ledger, const mt_birth *birth);
 /* References; the last drop frees it. Members hold one each. NULL is ignored by drop.
@@ -74,7 +74,7 @@ mt_status mt_ledger_join(mt_ledger *ledger, const char *name, int rank, const mt
 void mt_ledger_leave(mt_member *member);
 
 /* Reserves, in this ledger and its parents, or changes nothing: MT_ELIMIT with asked, and used and
- * limit of the ledger that refuses. Asks nobody. bytes may be 0. */
+ * limit of the ledger that refuses. Does not ask other members. bytes may be 0. */
 mt_status mt_member_reserve(mt_member *member, size_t bytes, mt_error *err);
 /* pre: bytes <= what is reserved. */
 void mt_member_release(mt_member *member, size_t bytes);
@@ -96,19 +96,19 @@ size_t mt_ledger_available(mt_ledger *ledger);
 /* What the members other than `asker` hold idle, in this ledger (not its parents). */
 size_t mt_ledger_idle(mt_ledger *ledger, const mt_member *asker);
 /* Fills at most `cap` lines in the order of asking, those of suballocations behind their own, and
- * returns how many there are. Reserved and peak are of one moment, idle is asked after it. */
+ * returns how many there are. Reserved and peak are of one moment, idle is of a moment later. */
 size_t mt_ledger_report(mt_ledger *ledger, mt_holder *out, size_t cap);
 
 /* Waiting for room. `changes` counts releases and notices; wait returns true once it is no longer
- * `seen`, false after `ns`. Whoever makes something idle without releasing it calls notify. Changes
+ * `seen`, false after `ns`. A part that makes something idle without releasing it calls notify. Changes
  * in a suballocation count in its parents, and a parent's in its suballocations. */
 uint64_t mt_ledger_changes(mt_ledger *ledger);
 void mt_ledger_notify(mt_ledger *ledger);
 bool mt_ledger_wait(mt_ledger *ledger, uint64_t seen, uint64_t ns);
 
-/* The queue of those who wait in this ledger: first come, first served. enter gives a ticket; only
+/* The queue of threads that wait in this ledger: first come, first served. enter gives a ticket; only
  * the holder of the oldest may try. quit is owed, also after a timeout, and counts as a change.
- * Without memory for a place enter gives 0: such a one is first while nobody has a place. */
+ * Without memory for a place enter gives 0: it is first while the queue is empty. */
 uint64_t mt_ledger_enter(mt_ledger *ledger);
 bool mt_ledger_is_first(mt_ledger *ledger, uint64_t ticket);
 void mt_ledger_quit(mt_ledger *ledger, uint64_t ticket);

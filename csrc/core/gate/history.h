@@ -41,7 +41,7 @@ mt_gatehist_format(const mt_gatehist *h, size_t experts, mt_dtype dtype)
 mt_status mt_gatehist_fix_experts(mt_gatehist *h, size_t experts, mt_error *err);
 
 /* Reserves room for `bytes` of records in all, where there is a ledger. pre: bytes <= max_bytes.
- * Asks nobody: MT_ELIMIT, and nothing has changed. */
+ * Does not ask the other members: MT_ELIMIT, and nothing has changed. */
 mt_status mt_gatehist_hold(mt_gatehist *h, size_t bytes, mt_error *err);
 
 #endif

@@ -51,12 +51,6 @@ mt_ring_slot(const mt_ring *r, size_t i)
     return &r->slots[slot_index(r, i)];
 }
 
-static bool
-wrapped(const mt_ring *r)
-{
-    return r->head + r->bytes > r->extent;
-}
-
 /* Grows the circle while it is wrapped: the part from head on moves up to the new end. */
 static void
 grow_wrapped(mt_ring *r, size_t need)
@@ -81,7 +75,7 @@ ring_make_room(mt_ring *r, size_t bytes)
 
     if (r->bytes == 0) r->head = 0; /* start over where the pages are warm */
     if (need <= r->extent) return;
-    if (wrapped(r))
+    if (r->head + r->bytes > r->extent) /* it is wrapped */
         grow_wrapped(r, need);
     else
         r->extent = mt_size_min(r->bound, r->head + need);

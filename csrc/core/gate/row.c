@@ -17,13 +17,6 @@ mt_gaterow_bytes(const mt_gaterow_format *f)
     return f->keep == MT_KEEP_ALL ? f->experts * size : f->top_k * (index_bytes(f) + size);
 }
 
-/* Little-endian, as every machine this runs on; setup.py refuses others. */
-static void
-put_index(unsigned char *dst, uint32_t expert, size_t width)
-{
-    memcpy(dst, &expert, width);
-}
-
 static uint32_t
 get_index(const unsigned char *src, size_t width)
 {
@@ -40,7 +33,7 @@ encode_row(const mt_gaterow_format *f, const unsigned char *values, const uint32
     size_t width = index_bytes(f), size = mt_dtype_size(f->dtype);
 
     for (unsigned k = 0; k < f->top_k; k++)
-        put_index(dst + k * width, top[k], width);
+        memcpy(dst + k * width, &top[k], width); /* little-endian: setup.py refuses others */
     dst += f->top_k * width;
     for (unsigned k = 0; k < f->top_k; k++)
         memcpy(dst + k * size, values + top[k] * size, size);

@@ -46,7 +46,7 @@ largest_below(const float *row, size_t experts, float limit)
     return best;
 }
 
-/* The top_k-th largest gate, equal gates taken as one: too many pass it then, and the counts tell.
+/* The top_k-th largest gate, equal gates taken as one: then too many pass it, and the counts show that.
  */
 INLINE float
 threshold(const float *row, size_t experts, unsigned top_k)

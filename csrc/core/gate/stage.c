@@ -2,7 +2,7 @@
  *
  * Items lie in a ring of bytes, the same on the device and in pinned memory. push() makes room,
  * copies the source into the device block on the producer's stream, and lets the side stream wait
- * for that and copy the slot on to pinned memory; an event behind the second copy tells that the
+ * for that and copy the slot on to pinned memory; an event behind the second copy says that the
  * host has the bytes. peek() asks that event of the oldest item. A push that failed half-way may
  * leave a copy running, and waits for it on the host (wait_for_copy). */
 #include "gate/stage.h"
@@ -36,7 +36,7 @@ struct mt_stage {
     size_t len;
     bool head_arrived;
     size_t tail; /* offset behind the newest item */
-    bool lost;   /* a copy that nobody could wait for may still write to the device block */
+    bool lost;   /* a copy that could not be waited for may still write to the device block */
 };
 
 static slot *
@@ -201,7 +201,7 @@ wait_for_copy(mt_stage *s, void *stream)
 }
 
 /* Enqueues source -> device block on the producer's stream and device block -> host block on the
- * side stream. `taken` is recorded anew by every push: a wait means the record before it. */
+ * side stream. `taken` is recorded again by every push: a wait means the record before it. */
 static mt_status
 enqueue(mt_stage *s, const slot *to, const void *src, void *stream, mt_error *err)
 {

@@ -22,18 +22,6 @@ mt_gatestats_fini(mt_gatestats *s)
     s->experts = 0;
 }
 
-/* Deals the two blocks out: the totals first, then a stretch for every mark. */
-static void
-deal(mt_gatestats *s, size_t experts)
-{
-    s->total.importance = s->doubles;
-    s->total.load = s->counts;
-    for (size_t i = 0; i < MT_MARKS; i++) {
-        s->mark[i].importance = s->doubles + (i + 1) * experts;
-        s->mark[i].load = s->counts + (i + 1) * experts;
-    }
-}
-
 mt_status
 mt_gatestats_reserve(mt_gatestats *s, size_t experts, mt_error *err)
 {
@@ -51,7 +39,12 @@ mt_gatestats_reserve(mt_gatestats *s, size_t experts, mt_error *err)
         return mt_fail(err, MT_ENOMEM, "mt_gatestats_reserve", 0);
     }
     s->experts = experts;
-    deal(s, experts);
+    s->total.importance = s->doubles; /* each block: the totals, then the marks */
+    s->total.load = s->counts;
+    for (size_t i = 0; i < MT_MARKS; i++) {
+        s->mark[i].importance = s->doubles + (i + 1) * experts;
+        s->mark[i].load = s->counts + (i + 1) * experts;
+    }
     memset(s->doubles, 0, experts * sizeof *s->doubles); /* the totals: a mark is written whole */
     memset(s->counts, 0, experts * sizeof *s->counts);
     return MT_OK;

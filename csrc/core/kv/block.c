@@ -3,7 +3,7 @@
  * the sums of the pool and of the extent. The rest is choice: which idle blocks are missed least when
  * some must be dropped (victim), and which block costs a row least when it takes one (choose).
  * Where a row lets go of a block that its addresses may still map, the slot is called stale, and
- * the block remembers which slot it was (let_go), so that nobody takes or drops it before those
+ * the block remembers which slot it was (let_go), so that it is neither taken nor dropped before those
  * addresses have changed. */
 #include "kv/block.h"
 
@@ -112,7 +112,7 @@ may_drop(const mt_kvpool *pool, const mt_kvslot *s, size_t place)
     return mt_kvblock_is_idle(&s->blocks[place]) && !may_be_shown(pool, mt_kvslot_block(s, place));
 }
 
-/* Drops the extent's idle blocks at places [first, end): all, or those that nobody may be shown. */
+/* Drops the extent's idle blocks at places [first, end): all, or those that no view may show. */
 static void
 drop_idle_in(mt_kvpool *pool, mt_kvslot *s, size_t first, size_t end, bool all)
 {
@@ -128,7 +128,7 @@ drop_idle_in(mt_kvpool *pool, mt_kvslot *s, size_t first, size_t end, bool all)
     }
 }
 
-/* An extent that nobody names is one stretch of the store: one call drops it. */
+/* An extent that no row names is one range of the store: one call drops it. */
 static void
 drop_extent(mt_kvpool *pool, mt_kvslot *s)
 {
@@ -148,8 +148,8 @@ is_missed_less(const mt_kvslot *s, const mt_kvslot *than)
     return s->used_at < than->used_at;
 }
 
-/* Whether idle blocks of the extent can be dropped. What code may have written in place is nobody's
- * to drop. */
+/* Whether idle blocks of the extent can be dropped. What code may have written in place
+ * stays. */
 static bool
 has_to_drop(const mt_kvpool *pool, const mt_kvslot *s)
 {
@@ -220,7 +220,7 @@ block_here(const mt_kvpool *pool, const mt_kvslot *s, size_t place)
     return mt_kvmapped_is_block(mapped) ? mapped >> 1 : MT_KV_ANY;
 }
 
-/* The block behind the row's last one, so that both are one stretch. */
+/* The block behind the row's last one, so that both are one map area. */
 static uint32_t
 block_behind(const mt_kvpool *pool, const mt_kvslot *s, size_t place)
 {
@@ -231,7 +231,7 @@ block_behind(const mt_kvpool *pool, const mt_kvslot *s, size_t place)
     return before + 1;
 }
 
-/* The extent's first idle block that does not lie behind one in use: that is for whoever uses it.
+/* The extent's first idle block that does not lie behind one in use: that row takes it next.
  */
 static uint32_t
 first_of_run(const mt_kvpool *pool, const mt_kvslot *s)
@@ -266,7 +266,7 @@ any_spare(mt_kvpool *pool, size_t slot)
     return MT_KV_ANY;
 }
 
-/* Whether an idle block may be mapped at a place where it does not lie. Each is a stretch or more
+/* Whether an idle block may be mapped at a place where it does not lie. Each is a map area or more
  * in every range: where they run short, rather a new page than a copy of the whole row. */
 static bool
 may_scatter(const mt_kvpool *pool)

@@ -24,10 +24,10 @@ void mt_kvblock_note_undone(const mt_kvpool *pool, size_t reserved, mt_error *wh
 
 /* --- taking and naming --- */
 
-/* Takes a block that nobody names for a place of the row in `slot`: the block `exact`; or, with
+/* Takes a block that no row names for a place of the row in `slot`: the block `exact`; or, with
  * MT_KV_ANY, the idle one that lies there, else any idle one, else a new one, for which idle ones
- * are dropped so that the physical count does not rise. Where the system has no stretches for other
- * rows to leave the block, one that nobody shows is taken instead. Its refs become 1, and no
+ * are dropped so that the physical count does not rise. Where the system has no map areas for other
+ * rows to leave the block, one that no view shows is taken instead. Its refs become 1, and no
  * address that a view has shown maps it but at that place. pre: a promise is left; refs of `exact`
  * are 0. */
 mt_status mt_kvblock_take(mt_kvlease *lease, size_t slot, size_t place, uint32_t exact,
@@ -41,7 +41,7 @@ void mt_kvblock_untake(mt_kvlease *lease, size_t slot, uint32_t block, bool fill
 uint32_t mt_kvblock_nearest(const mt_kvpool *pool, size_t slot, size_t place);
 /* One more row names the block. pre: refs > 0. MT_KV_ZERO is ignored. */
 void mt_kvblock_name(mt_kvpool *pool, uint32_t block);
-/* One row less names the block: a row that is over, so that nobody sees its addresses any more.
+/* One row less names the block: a row that has ended, so that no view shows its addresses any more.
  * MT_KV_ZERO is ignored. */
 void mt_kvblock_unname(mt_kvpool *pool, uint32_t block);
 /* The same for a row that goes on and named the block at `place`, where its addresses may map it
@@ -51,14 +51,14 @@ void mt_kvblock_let_go(mt_kvpool *pool, size_t slot, size_t place, uint32_t bloc
 void mt_kvblock_let_go_from(mt_kvpool *pool, size_t slot, size_t keep);
 /* Remembers that the slot's addresses may map the block, though its row does not name it. */
 void mt_kvblock_note_shown(mt_kvpool *pool, size_t slot, uint32_t block);
-/* Whether a row that goes on may show the block, which nobody names, other than at `place` of the
+/* Whether a row that goes on may show the block, which no row names, other than at `place` of the
  * slot. */
 bool mt_kvblock_is_in_view(const mt_kvpool *pool, size_t slot, size_t place, uint32_t block);
 
 /* --- dropping --- */
 
 /* Drops idle blocks until at most `keep` are left. Two kinds stay: those of exposed extents, and,
- * where the system has no stretches to change that, those that rows may show which let go of them.
+ * where the system has no map areas to change that, those that rows may show which let go of them.
  */
 void mt_kvblock_drop(mt_kvpool *pool, size_t keep);
 /* The slot's extent is open to other rows again. What code wrote there past the

@@ -80,7 +80,7 @@ slot_holds(mt_kvpool *pool, size_t index)
     for (size_t unit = 0; unit < pool->geom.units; unit++)
         for (size_t place = s->seen[unit]; place < pool->geom.blocks; place++)
             if (s->in_sight[unit * pool->geom.blocks + place]) return false;
-    return s->named == named && s->idle == idle && s->maps == mt_kvmap_count_stretches(pool, s);
+    return s->named == named && s->idle == idle && s->maps == mt_kvmap_count_areas(pool, s);
 }
 
 /* What the lease's thread takes for mapped without looking is mapped as the table says, or to zeros

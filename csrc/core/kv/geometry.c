@@ -37,7 +37,7 @@ geometry_lay_out(mt_kvgeom *g)
     return c->layer_group == 1 || mt_size_mul(both, c->layer_group, &g->token_bytes);
 }
 
-/* The least stretch of tokens that fills whole pages, and how many of them cover max_tokens. */
+/* The shortest run of tokens that fills whole pages, and how many of them cover max_tokens. */
 static bool
 cut_blocks(mt_kvgeom *g, size_t page_bytes)
 {

@@ -8,7 +8,7 @@
  *   MT_KV_TOKEN_MAJOR, group 1  a unit is a layer; a range is K or V of it:       [T, H, D]
  *   MT_KV_TOKEN_MAJOR, group g  a unit is g layers; one range:                    [T, g, 2, H, D]
  *
- * A *block* of a sequence is the same stretch of tokens in all its ranges: block_tokens tokens,
+ * A *block* of a sequence is the same run of tokens in all its ranges: block_tokens tokens,
  * ranges x part_bytes bytes, where part_bytes is the least multiple of the page that holds whole
  * tokens. It is what is counted, shared and copied. Head-major suits pages of 4 KiB and gives every
  * attention kernel the layout it likes best; token-major suits pages of 2 MiB. */

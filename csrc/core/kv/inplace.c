@@ -15,17 +15,6 @@
 
 /* --- reserve --- */
 
-/* Twice: first the blocks are owned, then what lies in them past the lengths is zeros. */
-static mt_status
-reserve_layer(mt_kvlease *lease, size_t layer, size_t tokens, bool held, mt_error *err)
-{
-    mt_kvwant own = {.layer = layer, .to = tokens, .view = tokens, .held = held, .own_only = true};
-    mt_kvwant zeros = {.layer = layer, .view = tokens};
-    mt_status st = mt_kvprepare(lease, &own, err);
-
-    return st == MT_OK ? mt_kvprepare(lease, &zeros, err) : st;
-}
-
 /* The rows' tables end where they did, and what was promised then is promised again. */
 static void
 unreserve_rows(mt_kvlease *lease, const size_t *taken, size_t promised)
@@ -57,8 +46,14 @@ mt_kvlease_reserve(mt_kvlease *lease, size_t tokens, bool held, mt_error *err)
     for (size_t row = 0; row < lease->rows; row++)
         taken[row] = mt_kvlease_slot(lease, row)->taken;
     mt_lock_give(&pool->lock);
-    for (size_t i = 0; st == MT_OK && i < 2 * layers; i++) /* again: a later layer may move rows */
-        st = reserve_layer(lease, i % layers, tokens, held, err);
+    for (size_t i = 0; st == MT_OK && i < 2 * layers; i++) { /* twice: a layer may move rows */
+        mt_kvwant zeros = {.layer = i % layers, .view = tokens}, own = zeros;
+
+        own.to = tokens;
+        own.held = held;
+        own.own_only = true;
+        if ((st = mt_kvprepare(lease, &own, err)) == MT_OK) st = mt_kvprepare(lease, &zeros, err);
+    }
     if (st != MT_OK) {
         mt_lock_take(&pool->lock);
         unreserve_rows(lease, taken, promised);
@@ -84,19 +79,6 @@ expose_row(mt_kvlease *lease, size_t row, mt_error *err)
             st = mt_kvblock_zero(pool, mt_kvslot_block(s, place), 0, err);
     if (st == MT_OK) s->exposed = true;
     return st;
-}
-
-/* The row's addresses are to leave its extent again past its table, where older views may have
- * been. */
-static void
-hide_row(mt_kvlease *lease, size_t row)
-{
-    mt_kvpool *pool = lease->pool;
-    mt_kvslot *s = mt_kvlease_slot(lease, row);
-
-    s->exposed = false;
-    for (size_t place = s->taken; place < pool->geom.blocks; place++)
-        mt_kvblock_note_shown(pool, lease->first + row, mt_kvslot_block(s, place));
 }
 
 /* Blocks that every row has to have of its own before it is exposed: up to the last one that others
@@ -156,11 +138,15 @@ mt_kvlease_expose(mt_kvlease *lease, mt_error *err)
         st = expose_row(lease, row, err);
     if (st == MT_EAGAIN) st = mt_fail(err, MT_ENOMEM, MT_STORE_MAPS, 0);
     for (size_t row = 0; st != MT_OK && row < lease->rows; row++) {
-        if (!lease->exposed) hide_row(lease, row);
+        mt_kvslot *s = mt_kvlease_slot(lease, row);
+
+        if (!lease->exposed) s->exposed = false;
+        for (size_t place = s->taken; !lease->exposed && place < g->blocks; place++)
+            mt_kvblock_note_shown(pool, lease->first + row, mt_kvslot_block(s, place));
         mt_kvprepare_forget_maps(lease, row); /* a mapping may have failed half-way */
     }
     if (st != MT_OK)
-        (void)mt_kvmap_clear_stale(pool, NULL); /* what it leaves is left when it is taken */
+        (void)mt_kvmap_clear_stale(pool, NULL); /* the rest changes when its blocks are taken */
     mt_lock_give(&pool->lock);
     if (st != MT_OK) return st;
     lease->exposed = true;

@@ -12,7 +12,7 @@
  * write to a shared block first gets its own copy. The mapping of addresses to blocks follows the
  * table late, layer by layer, when a layer is used: a fork costs one mapping per row.
  *
- * Blocks that nobody names any more stay physical ("idle"), so that the next lease of the same
+ * Blocks that no row names any more stay physical ("idle"), so that the next lease of the same
  * shape takes no page and maps nothing. Before a new page is taken, idle ones are used or dropped:
  * physical bytes never exceed the largest need there has been. All bytes, live, idle and promised
  * to leases that were given a hint, are reserved in a ledger.
@@ -49,7 +49,7 @@ typedef struct mt_kvstats {
     uint64_t peak_bytes;     /* largest live + idle so far */
     uint64_t payload_bytes;  /* tokens x bytes of a token over all rows, as copies would take */
     uint64_t address_bytes;  /* reserved address space */
-    uint64_t maps;           /* stretches mapped, an upper bound */
+    uint64_t maps;           /* map areas mapped, an upper bound */
     uint64_t
         mapped_again_bytes;   /* of pages that views show more than once, beyond the first time */
     uint64_t leases, rows;    /* alive, those below too */
@@ -60,7 +60,7 @@ typedef struct mt_kvstats {
     uint64_t recycled;                   /* blocks used again without that */
     uint64_t dropped;                    /* blocks given back to the system, ever */
     uint64_t copied;                     /* blocks copied on write */
-    uint64_t map_calls;                  /* stretches mapped, ever */
+    uint64_t map_calls;                  /* map areas mapped, ever */
 } mt_kvstats;
 
 /* Takes over the store, also on failure; joins the ledger as `name` (rank 0). `mapped_again`, or

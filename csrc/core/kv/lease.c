@@ -1,8 +1,8 @@
 /* How this file works. A lease gets the run of free slots where the blocks that it will need lie
- * already (find_run), and an arena more where there is none. Forking names the parent's blocks in the child's tables and
- * copies nothing. Appending is three calls: room has the layer prepared, write copies tokens,
- * advance makes the rows longer. Releasing gives the blocks back, unless views still hold the
- * lease. */
+ * already (best_run), or a new arena where there is none. Forking names the parent's blocks in the
+ * child's tables and copies nothing. Appending is three calls: room prepares the layer, write copies
+ * tokens, advance makes the rows longer. Releasing gives the blocks back, unless views still hold
+ * the lease. */
 #include <assert.h>
 #include <string.h>
 
@@ -14,7 +14,7 @@
 
 /* --- which slots --- */
 
-typedef struct mt_score { /* of a run of slots: more is better, then less */
+typedef struct mt_score { /* of a run of slots: more `wanted` is better, then fewer `others` */
     size_t wanted;        /* resident blocks where the lease will need them: at places [lo, hi) */
     size_t others;        /* idle blocks that some other lease may want */
 } mt_score;
@@ -32,17 +32,11 @@ run_score(const mt_kvpool *pool, size_t first, size_t rows, size_t lo, size_t hi
         if (s->lease != NULL || s->exposed || (!named && s->named > 0)) return false;
         for (size_t place = lo; s->idle > 0 && place < hi; place++)
             wanted += mt_kvblock_is_idle(&s->blocks[place]);
-        if (lo == hi) wanted = s->idle; /* nobody says how long it will be: the more the better */
+        if (lo == hi) wanted = s->idle; /* its length is not known: the more the better */
         out->wanted += wanted;
         out->others += s->idle - wanted;
     }
     return true;
-}
-
-static bool
-better(mt_score a, mt_score b)
-{
-    return a.wanted != b.wanted ? a.wanted > b.wanted : a.others < b.others;
 }
 
 /* The best run of free slots within one arena, with or without those whose extents hold blocks that
@@ -56,24 +50,14 @@ best_run(const mt_kvpool *pool, size_t rows, size_t lo, size_t hi, bool named)
     for (size_t first = 0; first < pool->slot_count; first++) {
         if (first % arena + rows > arena) continue;
         if (!run_score(pool, first, rows, lo, hi, named, &score)) continue;
-        if (best < pool->slot_count && !better(score, best_score)) continue;
+        if (best < pool->slot_count &&
+            (score.wanted != best_score.wanted ? score.wanted < best_score.wanted
+                                               : score.others >= best_score.others))
+            continue;
         best = first;
         best_score = score;
     }
     return best;
-}
-
-/* A row whose extent others have named finds its blocks elsewhere, in more stretches; so before a
- * pool has some arenas it rather takes one more. */
-static size_t
-find_run(const mt_kvpool *pool, size_t rows, size_t lo, size_t hi)
-{
-    enum { SOME_ARENAS = 4 };
-    size_t first = best_run(pool, rows, lo, hi, false);
-
-    if (first < pool->slot_count) return first;
-    if (pool->slot_count < SOME_ARENAS * pool->geom.config.max_rows) return first;
-    return best_run(pool, rows, lo, hi, true);
 }
 
 /* --- the struct --- */
@@ -140,6 +124,7 @@ static mt_status
 lend(mt_kvpool *pool, size_t rows, size_t lo, size_t hi, size_t promise, mt_kvlease **out,
      mt_error *err)
 {
+    enum { SOME_ARENAS = 4 };
     mt_kvlease *lease;
     size_t first;
     mt_status st;
@@ -148,7 +133,11 @@ lend(mt_kvpool *pool, size_t rows, size_t lo, size_t hi, size_t promise, mt_kvle
         return mt_fail_shape(err, MT_SHAPE_ROWS, rows, pool->geom.config.max_rows);
     if ((lease = new_lease(pool, rows)) == NULL) return mt_fail(err, MT_ENOMEM, "kvpool", 0);
     if ((st = mt_kvblock_promise(lease, promise, err)) != MT_OK) goto no_promise;
-    first = find_run(pool, rows, lo, hi);
+    /* A row whose extent others have named finds its blocks elsewhere, in more map areas; so a pool
+     * has some arenas before it takes such a slot. */
+    first = best_run(pool, rows, lo, hi, false);
+    if (first == pool->slot_count && first >= SOME_ARENAS * pool->geom.config.max_rows)
+        first = best_run(pool, rows, lo, hi, true);
     if (first == pool->slot_count && (st = mt_kvpool_add_arena(pool, err)) != MT_OK) goto no_slots;
     occupy(lease, first); /* where there was none, the new arena begins there */
     *out = lease;

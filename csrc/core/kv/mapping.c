@@ -1,7 +1,7 @@
 /* How this file works. A row's table says which blocks it names; its addresses are mapped to them
  * unit by unit, when a unit is used. Every change goes the same way: the unit's mappings as they
  * are (`had`) and as they should be (`want`) stand in two arrays, and `change` maps what differs,
- * in as few stretches as the blocks' numbers allow, unless there are too many. A whole slot can
+ * in as few map areas as the blocks' numbers allow, unless there are too many. A whole slot can
  * also be mapped at once, to one extent or to zeros (map_whole). What is mapped where for a view is
  * counted in `sights`, so that the pool knows which pages the system counts more than once. */
 #include "kv/mapping.h"
@@ -111,7 +111,7 @@ set_have(mt_kvpool *pool, mt_kvslot *s, size_t unit, size_t place, uint32_t mapp
     uint32_t *differences = &s->differences[unit * pool->geom.blocks + place];
     uint32_t value = mapped ^ mt_kvslot_initial(s, place);
 
-    if (*differences == value) return; /* an array of zeros that nobody writes to is free */
+    if (*differences == value) return; /* an array of zeros that is never written takes no memory */
     if (is_in_sight(pool, s, unit, place)) {
         count_sight(pool, mt_kvslot_mapped(pool, s, unit, place), false);
         count_sight(pool, mapped, true);
@@ -135,7 +135,7 @@ maps_of(mt_kvpool *pool, const mt_kvslot *s, size_t unit)
     return m;
 }
 
-/* Whether a place mapped as `next` lies behind one mapped as `mapped` in one stretch. */
+/* Whether a place mapped as `next` lies behind one mapped as `mapped` in one map area. */
 static bool
 continues(const mt_kvpool *pool, uint32_t mapped, uint32_t next)
 {
@@ -143,10 +143,10 @@ continues(const mt_kvpool *pool, uint32_t mapped, uint32_t next)
     return next == mapped + 2 && mt_kvblock_index(pool, next >> 1) != 0;
 }
 
-/* Stretches of one unit. One that is mapped to a single extent throughout is contiguous over its
- * ranges, in addresses and in the store; its own extent is the arena's own stretch. */
+/* Map areas of one unit. One that is mapped to a single extent throughout is contiguous over its
+ * ranges, in addresses and in the store; its own extent is the arena's own map area. */
 static size_t
-stretches(const mt_kvpool *pool, const mt_kvslot *s, const uint32_t *maps)
+areas_of(const mt_kvpool *pool, const mt_kvslot *s, const uint32_t *maps)
 {
     size_t runs = 1;
 
@@ -157,22 +157,22 @@ stretches(const mt_kvpool *pool, const mt_kvslot *s, const uint32_t *maps)
 }
 
 static size_t
-stretches_now(mt_kvpool *pool, const mt_kvslot *s, size_t unit)
+areas_now(mt_kvpool *pool, const mt_kvslot *s, size_t unit)
 {
     uint32_t *maps = pool->scratch + 2 * pool->geom.blocks; /* not the two of a change under way */
 
     for (size_t place = 0; place < pool->geom.blocks; place++)
         maps[place] = mt_kvslot_mapped(pool, s, unit, place);
-    return stretches(pool, s, maps);
+    return areas_of(pool, s, maps);
 }
 
 size_t
-mt_kvmap_count_stretches(mt_kvpool *pool, const mt_kvslot *s)
+mt_kvmap_count_areas(mt_kvpool *pool, const mt_kvslot *s)
 {
     size_t maps = 0;
 
     for (size_t unit = 0; unit < pool->geom.units; unit++)
-        maps += stretches_now(pool, s, unit);
+        maps += areas_now(pool, s, unit);
     return maps;
 }
 
@@ -205,7 +205,7 @@ map_stretch(mt_kvpool *pool, void *at, size_t bytes, size_t offset, uint32_t to,
 }
 
 /* Maps places [lo, hi) of the unit's ranges to a run of blocks from `to` on; a whole unit is one
- * stretch. */
+ * map area. */
 static mt_status
 map_run(mt_kvpool *pool, mt_kvslot *s, size_t unit, size_t lo, size_t hi, uint32_t to,
         mt_error *err)
@@ -283,7 +283,7 @@ map_changes(mt_kvpool *pool, mt_kvslot *s, size_t unit, unit_maps m, mt_error *e
     return st;
 }
 
-/* Whether the pool may have so many stretches. The process has one limit for all that it maps, so
+/* Whether the pool may have so many map areas. The process has one limit for all that it maps, so
  * the system is asked what is left, a quarter of which is this pool's until it asks again: others
  * may be at it as well. Asking takes milliseconds where there are many, so a refusal stands for
  * some time. */
@@ -305,7 +305,7 @@ may_have(mt_kvpool *pool, size_t maps)
     return pool->refusals == 0;
 }
 
-/* How many stretches a change may take. */
+/* How many map areas a change may take. */
 typedef enum limit {
     ALLOWED,      /* as many as the pool may have now */
     AFTER_OTHERS, /* as many as it may have, if need be without those of free slots */
@@ -313,9 +313,8 @@ typedef enum limit {
 } limit;
 
 /* Brings the unit to m.want, if it is not there, or fails with MT_EAGAIN where that takes too many
- * stretches. This is
- * the one place that gives up mappings of free slots for those of a row and tries again. One
- * stretch always passes: to it a row moves when there are too many. An exposed row does not move:
+ * map areas. Only this function gives up mappings of free slots for those of a row and tries
+ * again. One map area always passes: to it a row moves when there are too many. An exposed row does not move:
  * code writes into its extent. */
 static mt_status
 change(mt_kvpool *pool, mt_kvslot *s, size_t unit, unit_maps m, limit most, mt_error *err)
@@ -324,15 +323,15 @@ change(mt_kvpool *pool, mt_kvslot *s, size_t unit, unit_maps m, limit most, mt_e
     mt_status st;
 
     if (memcmp(m.want, m.had, pool->geom.blocks * sizeof *m.want) == 0) return MT_OK;
-    before = stretches(pool, s, m.had);
-    after = stretches(pool, s, m.want);
+    before = areas_of(pool, s, m.had);
+    after = areas_of(pool, s, m.want);
     if (most != ANY_NUMBER && after > before && after > 1 && !s->exposed &&
         !may_have(pool, pool->maps - before + after) &&
         !(most == AFTER_OTHERS && mt_kvmap_unmap_idle(pool) &&
           may_have(pool, pool->maps - before + after)))
         return mt_fail(err, MT_EAGAIN, MT_STORE_MAPS, 0);
     st = map_changes(pool, s, unit, m, err);
-    after = stretches_now(pool, s, unit); /* fewer or more where it failed half-way */
+    after = areas_now(pool, s, unit); /* fewer or more where it failed half-way */
     pool->maps = pool->maps - before + after;
     s->maps = s->maps - before + after;
     return st;
@@ -342,7 +341,7 @@ static void
 map_recount(mt_kvpool *pool, mt_kvslot *s)
 {
     pool->maps -= s->maps;
-    s->maps = mt_kvmap_count_stretches(pool, s);
+    s->maps = mt_kvmap_count_areas(pool, s);
     pool->maps += s->maps;
 }
 
@@ -440,7 +439,7 @@ mt_kvmap_own_extent(mt_kvpool *pool, size_t slot, size_t unit, mt_error *err)
 
 /* Whether a place that maps `mapped` shows what the row neither names there nor has for itself. */
 static bool
-is_astray(const mt_kvpool *pool, const mt_kvslot *s, size_t place, uint32_t mapped)
+maps_other_block(const mt_kvpool *pool, const mt_kvslot *s, size_t place, uint32_t mapped)
 {
     const mt_kvslot *extent;
 
@@ -451,8 +450,8 @@ is_astray(const mt_kvpool *pool, const mt_kvslot *s, size_t place, uint32_t mapp
     return !extent->exposed || extent != s;
 }
 
-/* Places where a view has been map the table again: all of them, as many stretches as that takes,
- * because the row had about as many before; or those that are astray. */
+/* Places where a view has been map the table again: all of them, as many map areas as that takes,
+ * because the row had about as many before; or those that map a block which the row no longer names. */
 static mt_status
 follow_again(mt_kvpool *pool, mt_kvslot *s, bool all, mt_error *err)
 {
@@ -462,7 +461,7 @@ follow_again(mt_kvpool *pool, mt_kvslot *s, bool all, mt_error *err)
         unit_maps m = maps_of(pool, s, unit);
 
         for (size_t place = 0; place < s->reach; place++) {
-            if (!all && !is_astray(pool, s, place, m.had[place])) continue;
+            if (!all && !maps_other_block(pool, s, place, m.had[place])) continue;
             m.want[place] = wanted(pool, s, unit, place, false);
             if (m.want[place] == m.had[place]) continue;
             /* Also where all was mapped at once. */
@@ -591,7 +590,7 @@ mt_kvmap_must_leave(const mt_kvpool *pool, size_t slot, uint32_t block)
            (extent->exposed && extent != &pool->slots[slot]);
 }
 
-/* Places that must leave their blocks map zeros: `anyway`, or unless that takes too many stretches;
+/* Places that must leave their blocks map zeros: `anyway`, or unless that takes too many map areas;
  * all, or only those where a write would reach the block. */
 static mt_status
 map_leave(mt_kvpool *pool, size_t slot, const mt_kvspan *span, bool anyway, bool writable,
@@ -628,8 +627,8 @@ mt_kvmap_leave(mt_kvpool *pool, size_t slot, const mt_kvspan *span, bool anyway,
 }
 
 /* Whether a place that maps `mapped` must leave it before the row's table becomes another one. It
- * leaves what nobody is to have as well, so that it is free for others: mt_kvmap_clear_stale may
- * find too few stretches for that, and cannot map all of a row to zeros, whose views must go on. */
+ * leaves what no row may have as well, so that it is free for others: mt_kvmap_clear_stale may
+ * find too few map areas for that, and cannot map all of a row to zeros, whose views must go on. */
 static bool
 must_change(const mt_kvpool *pool, const mt_kvslot *s, size_t place, uint32_t mapped, uint32_t next)
 {
@@ -797,8 +796,8 @@ settle_slot(mt_kvpool *pool, mt_kvslot *s)
     return st;
 }
 
-/* Whether a slot that nobody uses may keep its stretches: not so many that others lack them, nor so
- * scattered that the next row would rather not find them. */
+/* Whether a slot without a row may keep its map areas: not so many that others lack them, nor so
+ * scattered that the next row had better map again. */
 static bool
 may_keep(const mt_kvpool *pool, const mt_kvslot *s)
 {
@@ -812,7 +811,7 @@ void
 mt_kvmap_end_row(mt_kvpool *pool, size_t slot)
 {
     mt_kvslot *s = &pool->slots[slot];
-    size_t must = 0, others = 0; /* places to settle, and other ones in sight */
+    size_t must = 0, others = 0; /* places to release, and other ones in sight */
     mt_status st = MT_OK;
 
     assert(s->lease == NULL);
@@ -852,7 +851,7 @@ hide(mt_kvpool *pool, mt_kvslot *s, uint32_t block)
     if (settle_slot(pool, s) != MT_OK) unmap_idle_slot(pool, s);
 }
 
-/* The block's extent has seen it nearly always, and mostly nobody else. */
+/* The block is nearly always in sight of its extent, and mostly of no other slot. */
 void
 mt_kvmap_hide_in_free_slots(mt_kvpool *pool, size_t slot, size_t place, uint32_t block)
 {

@@ -39,24 +39,12 @@ pool_give_back(void *ctx, size_t bytes)
 
 /* --- from new to close --- */
 
-static mt_status
-new_parts(mt_kvpool *pool, mt_ledger *ledger, const char *name, const mt_kvconfig *config,
-          mt_error *err)
-{
-    mt_member_ops ops = {.idle = idle_bytes, .give_back = pool_give_back, .ctx = pool};
-    mt_status st = mt_kvgeom_init(&pool->geom, config, pool->store.page_bytes, err);
-
-    if (st != MT_OK) return st;
-    pool->scratch = mt_alloc_zeroed(&pool->mem, 3 * pool->geom.blocks, sizeof *pool->scratch);
-    if (pool->scratch == NULL) return mt_fail(err, MT_ENOMEM, "kvpool", 0);
-    return mt_ledger_join(ledger, name, 0, &ops, &pool->member, err);
-}
-
 mt_status
 mt_kvpool_new(const mt_alloc *mem, const mt_store_ops *store, mt_ledger *ledger, const char *name,
               const mt_kvconfig *config, mt_gauge *mapped_again, mt_kvpool **out, mt_error *err)
 {
     mt_kvpool *pool = mt_alloc_zeroed(mem, 1, sizeof *pool);
+    mt_member_ops ops = {.idle = idle_bytes, .give_back = pool_give_back, .ctx = pool};
     mt_status st;
 
     if (pool == NULL) {
@@ -67,7 +55,12 @@ mt_kvpool_new(const mt_alloc *mem, const mt_store_ops *store, mt_ledger *ledger,
     pool->store = *store;
     pool->mapped_again = mapped_again;
     mt_lock_init(&pool->lock);
-    if ((st = new_parts(pool, ledger, name, config, err)) != MT_OK) {
+    st = mt_kvgeom_init(&pool->geom, config, store->page_bytes, err);
+    if (st == MT_OK && (pool->scratch = mt_alloc_zeroed(mem, 3 * pool->geom.blocks,
+                                                        sizeof *pool->scratch)) == NULL)
+        st = mt_fail(err, MT_ENOMEM, "kvpool", 0);
+    if (st == MT_OK) st = mt_ledger_join(ledger, name, 0, &ops, &pool->member, err);
+    if (st != MT_OK) {
         mt_kvpool_free(pool);
         return st;
     }
@@ -103,7 +96,7 @@ mt_kvpool_trim(mt_kvpool *pool, size_t target_bytes)
     mt_kvblock_drop(pool, keep > pool->live ? keep - pool->live : 0);
     before -= pool->idle;
     if (pool->store.lazy)
-        (void)mt_kvmap_unmap_idle(pool); /* other pools may be short of stretches */
+        (void)mt_kvmap_unmap_idle(pool); /* other pools may be short of map areas */
     mt_kvblock_shrink_reservation(pool);
     mt_kvpool_unlock(pool);
     return before * pool->geom.block_bytes;
@@ -168,7 +161,7 @@ set_counted(const mt_kvlease *lease, bool counted)
     return changed;
 }
 
-/* Blocks that released leases hold, each once, whoever else has them. */
+/* Blocks that released leases hold, each once, though other rows may have them too. */
 static size_t
 lingering_blocks(const mt_kvpool *pool)
 {
@@ -196,17 +189,6 @@ add_lease(const mt_kvlease *lease, mt_kvstats *out)
     out->lingering += lease->released;
 }
 
-static size_t
-shared_blocks(const mt_kvpool *pool)
-{
-    size_t shared = 0;
-
-    for (size_t i = 0; i < pool->slot_count; i++)
-        for (size_t place = 0; pool->slots[i].named > 0 && place < pool->geom.blocks; place++)
-            shared += pool->slots[i].blocks[place].refs > 1;
-    return shared;
-}
-
 void
 mt_kvpool_stats(mt_kvpool *pool, mt_kvstats *out)
 {
@@ -215,7 +197,9 @@ mt_kvpool_stats(mt_kvpool *pool, mt_kvstats *out)
     mt_lock_take(&pool->lock);
     *out = pool->ever;
     out->live_bytes = pool->live * unit;
-    out->shared_bytes = shared_blocks(pool) * unit;
+    for (size_t i = 0; i < pool->slot_count; i++)
+        for (size_t place = 0; pool->slots[i].named > 0 && place < pool->geom.blocks; place++)
+            out->shared_bytes += pool->slots[i].blocks[place].refs > 1 ? unit : 0;
     out->idle_bytes = pool->idle * unit;
     out->promised_bytes = pool->promised * unit;
     out->reserved_bytes = pool->reserved * unit;

@@ -274,7 +274,7 @@ own_written(mt_kvjournal *j, size_t row, size_t place, mt_error *err)
 
 /* --- moving --- */
 
-/* Nobody but the row itself, alone and at the block's own place, names or shows one of blocks
+/* Whether only the row itself, at the block's own place, names or shows the extent's blocks
  * [0, hi). */
 static bool
 is_free_for(const mt_kvlease *lease, size_t row, size_t extent, size_t hi)
@@ -294,7 +294,7 @@ is_free_for(const mt_kvlease *lease, size_t row, size_t extent, size_t hi)
     return true;
 }
 
-/* The extent that the row moved to before, its own if it did not; or that of a slot that nobody
+/* The extent that the row moved to before, its own if it did not; or that of a slot that no row
  * uses. */
 static mt_status
 find_extent(mt_kvlease *lease, size_t row, size_t hi, size_t *extent, mt_error *err)
@@ -336,8 +336,8 @@ copy_to(mt_kvjournal *j, size_t row, size_t hi, size_t extent, mt_error *err)
     return st;
 }
 
-/* Where stretches are short: the row's blocks move into one extent, its own or that of a free slot,
- * and all its addresses map that extent, in one stretch. Blocks of zeros are added for the first
+/* Where map areas are short: the row's blocks move into one extent, its own or that of a free slot,
+ * and all its addresses map that extent, in one map area. Blocks of zeros are added for the first
  * `view` places and for all others that a view has ever reached, so that no view shows what lies
  * behind them in that extent. pre: a lazy store. */
 static mt_status
@@ -376,8 +376,8 @@ follow_copy(mt_kvjournal *j, mt_kventry e, size_t unit, size_t view, mt_error *e
     return st;
 }
 
-/* The other units of rows whose blocks were copied show the old blocks, which are somebody else's.
- * They follow at once, all but this unit (SIZE_MAX: all). Where stretches are short the row moves,
+/* The other units of rows whose blocks were copied show the old blocks, which are other rows'.
+ * They follow at once, all but this unit (SIZE_MAX: all). Where map areas are short the row moves,
  * with as many blocks as a view of this unit shows. */
 static mt_status
 follow_copies(mt_kvjournal *j, size_t unit, size_t view, mt_error *err)
@@ -488,7 +488,7 @@ unit_of(const mt_kvlease *lease, const mt_kvwant *want)
     return mt_kvgeom_unit(&lease->pool->geom, want->layer);
 }
 
-/* Where all rows end at the view the marks alone say it, without the lock. */
+/* Where all rows end at the view, the marks are enough, and the lock is not taken. */
 static bool
 is_ready(mt_kvlease *lease, const mt_kvwant *want)
 {
@@ -570,7 +570,7 @@ prepare_follow(mt_kvlease *lease, const mt_kvwant *want, size_t row, mt_kvspan w
     return mt_kvmap_follow(lease->pool, lease->first + row, unit, &see, &write, err);
 }
 
-/* Where the system allows no more stretches, the row's blocks move to one extent, which all of its
+/* Where the system allows no more map areas, the row's blocks move to one extent, which all of its
  * addresses map: then there is nothing left to follow but what is in view. */
 static mt_status
 follow_or_move(mt_kvjournal *j, const mt_kvwant *want, size_t row, mt_kvspan write, mt_error *err)

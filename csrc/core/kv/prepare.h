@@ -1,7 +1,7 @@
 /* prepare.h -- making one layer of a lease ready: for tokens that are to be written at the ends of
  * its rows, and for a view, which shows zeros past the ends.
  *
- *   1. own     each block to be written gets a name that nobody else has: a new block at the end of
+ *   1. own     each block to be written gets a name that no other row has: a new block at the end of
  *              the table, a copy where it was shared          (the journal: undone on failure)
  *   2. map     the addresses of the layer follow the table
  *   3. zero    what the view will show past a row's end becomes zeros

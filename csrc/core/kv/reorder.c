@@ -4,8 +4,8 @@
  *   after    row 0: A B b'   row 1: A B b          b': a copy of b, in row 0's block of that place
  *
  * Full blocks are shared by naming. The last, partial block of a row is written to next, so it is
- * copied at once, into the block that the row has at that place. Nobody else wants what that holds,
- * or it is copied first; rows that want each other's blocks in a ring need one block more.
+ * copied at once, into the block that the row has at that place. If another row needs what that
+ * block holds, it is copied first; rows that need each other's blocks in a ring take one block more.
  *
  * What code wrote privately into rows that are copied is put into blocks before all this
  * (mt_kvwritten_save), and what it wrote into those that become others is dropped after it. All
@@ -58,7 +58,7 @@ has_own_partial(const mt_kvlease *lease, size_t row, size_t place)
     return mt_kvblock_at(lease->pool, s->table[place])->refs == 1;
 }
 
-/* The new row's table; its last block, when it is partial and somebody else's, as a move. */
+/* The new row's table; its last block, when it is partial and another row's, as a move. */
 static void
 plan_row(plan *p, size_t row)
 {
@@ -216,7 +216,7 @@ copy_all(plan *p, mt_error *err)
 /* --- addresses --- */
 
 /* The row's addresses leave what its table will not name and others will; all, where that takes too
- * many stretches, unless the row goes on as it is and has what is nowhere else. */
+ * many map areas, unless the row goes on as it is and has what is nowhere else. */
 static mt_status
 change_row(plan *p, size_t row, mt_error *err)
 {
@@ -259,7 +259,7 @@ reorder_count_names(const plan *p, bool after)
     }
 }
 
-/* Of rows [0, end), as far as the system lets it be; else when they are used, or when somebody
+/* Of rows [0, end), as far as the system lets it be; else when they are used, or when another row
  * takes what they may show of others. */
 static void
 restore_rows(const plan *p, size_t end)
@@ -335,7 +335,7 @@ let_go_of_row(const plan *p, size_t row)
 }
 
 /* What the row wrote privately over blocks that it has still, or that were copied over, is not the
- * other row's. Where it cannot be dropped the addresses map their blocks anew. */
+ * other row's. Where it cannot be dropped the addresses map their blocks again. */
 static void
 drop_written(const plan *p, size_t row)
 {
@@ -412,45 +412,28 @@ reorder_locked(void *arg, mt_error *err)
     return st;
 }
 
-/* --- memory --- */
-
-static void
-free_plan(plan *p)
-{
-    const mt_alloc *mem = &p->lease->pool->mem;
-    size_t n = p->n;
-
-    mem->put(mem->ctx, p->table, n * p->lease->pool->geom.blocks * sizeof *p->table);
-    mem->put(mem->ctx, p->taken, n * sizeof *p->taken);
-    mem->put(mem->ctx, p->moves, (n + 1) * sizeof *p->moves);
-    mem->put(mem->ctx, p->written, p->rows * sizeof *p->written);
-}
-
-static bool
-new_plan(plan *p)
-{
-    const mt_alloc *mem = &p->lease->pool->mem;
-    size_t blocks = p->lease->pool->geom.blocks;
-
-    p->table = mt_alloc_zeroed(mem, p->n * blocks, sizeof *p->table);
-    p->taken = mt_alloc_zeroed(mem, p->n, sizeof *p->taken);
-    p->moves = mt_alloc_zeroed(mem, p->n + 1, sizeof *p->moves);
-    p->written = mt_alloc_zeroed(mem, p->rows, sizeof *p->written);
-    return p->table != NULL && p->taken != NULL && p->moves != NULL && p->written != NULL;
-}
-
 mt_status
 mt_kvlease_reorder(mt_kvlease *lease, const size_t *index, size_t n, mt_error *err)
 {
     plan p = {.lease = lease, .index = index, .n = n, .rows = lease->rows};
+    const mt_alloc *mem = &lease->pool->mem;
+    size_t places = n * lease->pool->geom.blocks;
     mt_status st;
 
     assert(n > 0 && n <= lease->max_rows);
     for (size_t i = 0; i < n; i++)
         assert(index[i] < lease->rows);
-    st = new_plan(&p) ? mt_kvwritten_save(lease, index, n, p.written, err)
-                      : mt_fail(err, MT_ENOMEM, "kvpool", 0);
+    p.table = mt_alloc_zeroed(mem, places, sizeof *p.table);
+    p.taken = mt_alloc_zeroed(mem, n, sizeof *p.taken);
+    p.moves = mt_alloc_zeroed(mem, n + 1, sizeof *p.moves);
+    p.written = mt_alloc_zeroed(mem, p.rows, sizeof *p.written);
+    st = p.table != NULL && p.taken != NULL && p.moves != NULL && p.written != NULL
+             ? mt_kvwritten_save(lease, index, n, p.written, err)
+             : mt_fail(err, MT_ENOMEM, "kvpool", 0);
     if (st == MT_OK) st = mt_kvpool_retry(lease->pool, reorder_locked, &p, err);
-    free_plan(&p);
+    mem->put(mem->ctx, p.table, places * sizeof *p.table);
+    mem->put(mem->ctx, p.taken, n * sizeof *p.taken);
+    mem->put(mem->ctx, p.moves, (n + 1) * sizeof *p.moves);
+    mem->put(mem->ctx, p.written, p.rows * sizeof *p.written);
     return st;
 }

@@ -1,5 +1,5 @@
 /* How this file works. First come the getters of leases, which take no lock: a lease is one
- * thread's. The second part makes arenas: max_rows slots each, with one stretch of addresses and of
+ * thread's. The second part makes arenas: max_rows slots each, with one range of addresses and of
  * the store for all of them. The third part is the pool's lock: trying again when others gave back
  * what the ledger lacked, and the end, when the pool is closed and the last lease is over. */
 #include "kv/state.h"
@@ -161,7 +161,7 @@ state_ask_others(mt_kvpool *pool, size_t bytes)
     mt_ledger *ledger = mt_member_ledger(pool->member);
     size_t free = mt_ledger_available(ledger);
 
-    if (free >= bytes) return true; /* somebody gave back in between */
+    if (free >= bytes) return true; /* another part gave bytes back meanwhile */
     return mt_ledger_reclaim(ledger, pool->member, bytes) > 0;
 }
 

@@ -21,7 +21,7 @@
  * Each slot keeps what its addresses map now, for each unit and place: a *mapping*, which is a
  * block, zeros, or nothing. Mappings follow the table late. They are kept as differences from what
  * a new arena maps, so that rows and tokens that are never used cost no memory: the arrays come as
- * zeros, and pages of zeros that nobody writes to are free.
+ * zeros, and pages that are never written take no memory.
  *
  * A place of a unit is *in sight* when a view may have touched its addresses, so that the system
  * may have page-table entries for them. The pages of a block that is in sight at several places are
@@ -30,10 +30,10 @@
  * Isolation. An address that a view of a lease has ever shown maps one of
  *   - the block that the lease's row names at that place,
  *   - zeros,
- *   - an idle block that the row *let go* of: nobody's content. Whoever takes that block first has
- *     all such addresses changed (mt_kvmap_clear_stale), and so has whoever drops it,
+ *   - an idle block that the row *let go* of: no row's content. Before that block is taken or
+ *     dropped, all such addresses change (mt_kvmap_clear_stale),
  *   - a block of its own extent, while the row is exposed: no other row takes one there.
- * So a row lets go of a block that somebody else names only after its addresses have left it. */
+ * So a row lets go of a block that another row names only after its addresses have left it. */
 #ifndef MT_KV_STATE_H
 #define MT_KV_STATE_H
 
@@ -53,7 +53,7 @@ enum {
 enum { MT_MAPPED_PRIVATE = 1 };
 #define MT_MAPPED_ZERO    UINT32_C(0xFFFFFFFE) /* MT_KV_ZERO << 1 */
 #define MT_MAPPED_NONE    UINT32_C(0xFFFFFFFC) /* nothing is mapped */
-#define MT_MAPPED_UNKNOWN UINT32_C(0xFFFFFFFA) /* a call failed half-way: map anew */
+#define MT_MAPPED_UNKNOWN UINT32_C(0xFFFFFFFA) /* a call failed half-way: map again */
 
 typedef struct mt_kvblock {
     uint32_t refs;   /* rows that name it */
@@ -80,7 +80,7 @@ typedef struct mt_kvslot {
     uint32_t *differences; /* [units x blocks] mappings, each xor what a new arena maps there */
     bool *in_sight;        /* [units x blocks] see above */
     uint32_t *seen;        /* [units] places from here on are not in sight */
-    size_t maps;           /* stretches its addresses are mapped in, beyond the arena's one */
+    size_t maps;           /* map areas its addresses are mapped in, beyond the arena's one */
     size_t extent;         /* the slot whose extent the row moved to; its own where it did not */
     bool lazy;             /* a new arena maps the extent, not nothing */
     bool stale;            /* the row let go of blocks that its addresses may map still */
@@ -100,15 +100,15 @@ struct mt_kvpool {
     size_t live, idle, promised; /* blocks; live + max(idle, promised) are reserved */
     size_t reserved;             /* blocks, in the ledger */
     size_t peak;                 /* largest live + idle */
-    size_t maps;                 /* stretches, over all slots and arenas */
+    size_t maps;                 /* map areas, over all slots and arenas */
     size_t maps_allowed;         /* so many before the system is asked again */
-    size_t refusals;             /* for want of stretches, since it was asked */
+    size_t refusals;             /* for want of map areas, since it was asked */
     size_t stale;                /* slots that are */
     size_t extra_sights;         /* sights beyond the first of each block in each unit */
     mt_gauge *mapped_again;      /* the same in bytes, with other pools'; or NULL */
     uint64_t clock;
     mt_kvlease *leases; /* doubly linked: alive and lingering */
-    bool notify_due;    /* blocks became idle, and those who wait in the ledger were not told */
+    bool notify_due;    /* blocks became idle, and threads that wait in the ledger were not woken */
     bool closed;
     mt_kvstats ever; /* the counts of what was done; the rest of it is zeros */
 };
@@ -250,13 +250,13 @@ mt_kvpool_mapped_again(const mt_kvpool *pool)
 
 /* One more arena of max_rows slots: pool->slots may move. */
 mt_status mt_kvpool_add_arena(mt_kvpool *pool, mt_error *err);
-/* Gives the lock, and wakes those who wait in the ledger. pre: a lease of the pool is alive, or it
+/* Gives the lock, and wakes the threads that wait in the ledger. pre: a lease of the pool is alive, or it
  * is not closed. */
 void mt_kvpool_unlock(mt_kvpool *pool);
 /* The same for the end of a lease, or of the pool: frees the pool when it is closed and nothing is
  * lent. */
 void mt_kvpool_unlock_or_free(mt_kvpool *pool);
-/* Frees a pool that nobody uses, and its store. */
+/* Frees a pool that is no longer used, and its store. */
 void mt_kvpool_free(mt_kvpool *pool);
 /* Calls once(arg, &error) under the lock, which it takes and gives, and again as long as that is
  * refused with MT_ELIMIT and the ledger's other members give back something of what it lacks.

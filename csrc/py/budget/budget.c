@@ -39,7 +39,7 @@ new_ledger(mt_state *st, size_t limit, const char *name, mt_ledger *parent)
     return NULL;
 }
 
-/* None is no limit; text and wrong types are memtools._base.size's business. */
+/* None is no limit; memtools._base.size reads text and refuses other types. */
 static bool
 budget_bytes_of(PyObject *limit, size_t *out)
 {
@@ -86,7 +86,7 @@ bytes_or_none(size_t bytes)
 /* --- reports --------------------------------------------------------------------------------- */
 
 /* All lines, in PyMem memory. Asking the members may take a while, so other threads run. NULL with
- * MemoryError. pre: somebody holds the ledger. */
+ * MemoryError. pre: the ledger is held. */
 static mt_holder *
 take_report(mt_ledger *ledger, size_t *n)
 {
@@ -130,7 +130,7 @@ budget_report(PyObject *op, PyObject *Py_UNUSED(none))
 /* --- the sentence ---------------------------------------------------------------------------- */
 
 /* The ledger that said no, by its figures: borrowed, this one or a parent. Two of one limit are
- * told apart by what is used. */
+ * distinguished by what is used. */
 static mt_ledger *
 refuser(mt_ledger *ledger, const mt_error *err)
 {
@@ -143,7 +143,7 @@ refuser(mt_ledger *ledger, const mt_error *err)
     return found != NULL ? found : ledger;
 }
 
-/* What memtools._budget makes of the refusal and of who holds what in `by`. */
+/* What memtools._budget makes of the refusal and of what the members of `by` hold. */
 static PyObject *
 sentence(mt_ledger *by, bool nested, const mt_error *err, const char *doing, const char *remedy)
 {
@@ -240,7 +240,7 @@ get_peak(PyObject *op, void *Py_UNUSED(which))
     return PyLong_FromSize_t(mt_ledger_peak(((Budget *)op)->ledger));
 }
 
-/* Where nothing has a limit, what is left of size_t is no figure that helps anybody. */
+/* Where nothing has a limit, what is left of size_t is not a useful figure. */
 static PyObject *
 get_available(PyObject *op, void *Py_UNUSED(which))
 {

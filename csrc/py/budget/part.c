@@ -4,7 +4,7 @@
  * and takes its memory by torch. It holds nothing idle: a member is asked for that without the GIL.
  * A reservation that does not fit asks the other members with the GIL released, so another thread may
  * close the part meanwhile; that is looked at again after each time. One that is larger than the limit
- * asks nobody: what the others gave would not help. */
+ * does not ask: what the others gave would not help. */
 #include "py/budget/budget.h"
 
 #include "py/base/errors.h"

@@ -218,7 +218,7 @@ push_and_claim(GateHistory *self, const mt_rows *rows, size_t bytes, void *strea
     return MT_OK;
 }
 
-/* One attempt that does not wait. MT_EAGAIN when it would have to: *lacks tells whether for the
+/* One attempt that does not wait. MT_EAGAIN when it would have to: *lacks says whether for the
  * others in the budget. pre: locked, open. */
 static mt_status
 try_record(GateHistory *self, const mt_py_tensor *t, size_t bytes, void *stream, bool *lacks,
@@ -239,7 +239,7 @@ try_record(GateHistory *self, const mt_py_tensor *t, size_t bytes, void *stream,
 
 /* A full stage means that the device is many appends behind: the oldest copy is waited for, which
  * is counted. Every wait lets other threads append, clear or close the history, so all is checked
- * anew after it; closed, it is left alone. pre: locked. */
+ * again after it; closed, it is left alone. pre: locked. */
 static mt_status
 record(GateHistory *self, const mt_py_tensor *t, void *stream, mt_error *err)
 {

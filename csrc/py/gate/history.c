@@ -4,7 +4,7 @@
  * appends, and is the sequence of it: device.c records tensors on a CUDA device, statistics.c makes
  * tuples and bytes. Whatever runs Python or gives the GIL up may close or change the history, so
  * each function asks again afterwards (history.h says what guards what). An append that the budget
- * refuses asks the others in it with the GIL released, and begins anew. */
+ * refuses asks the others in it with the GIL released, and starts again. */
 #include "py/gate/history.h"
 
 #include <stddef.h>
@@ -248,23 +248,12 @@ try_append(GateHistory *self, PyObject *tensor, bool *lacks)
     return failed;
 }
 
-/* Other threads run while the budget is asked, and may change the tensor: it is read anew. */
-static int
-append_tensor(GateHistory *self, PyObject *tensor)
-{
-    bool lacks;
-    int failed;
-
-    while ((failed = try_append(self, tensor, &lacks)) == 0 && lacks)
-        mt_py_gatehist_ask(self);
-    return failed;
-}
-
 static PyObject *
 gatehist_append(PyObject *op, PyObject *tensor)
 {
     GateHistory *self = (GateHistory *)op;
-    int backward;
+    int backward, failed;
+    bool lacks;
 
     if (!mt_py_gatehist_is_open(self) || mt_state_connect(self->state) < 0) return NULL;
     if ((backward = mt_py_in_backward(self->state)) < 0) return NULL;
@@ -272,7 +261,9 @@ gatehist_append(PyObject *op, PyObject *tensor)
         self->recomputed++;
         Py_RETURN_NONE;
     }
-    if (append_tensor(self, tensor) < 0) return NULL;
+    while ((failed = try_append(self, tensor, &lacks)) == 0 && lacks)
+        mt_py_gatehist_ask(self);
+    if (failed < 0) return NULL;
     Py_RETURN_NONE;
 }
 
@@ -342,16 +333,6 @@ gatehist_item(PyObject *op, Py_ssize_t i)
     return entry_tensor(self, (size_t)i);
 }
 
-static mt_status
-slice_now(const GateHistory *self, Py_ssize_t start, Py_ssize_t stop, Py_ssize_t step,
-          mt_gatehist **out, mt_error *err)
-{
-    Py_ssize_t len = (Py_ssize_t)mt_gatehist_len(self->core);
-    Py_ssize_t count = PySlice_AdjustIndices(len, &start, &stop, step);
-
-    return mt_gatehist_slice(self->core, (size_t)start, step, (size_t)count, out, err);
-}
-
 /* Where the budget refuses, the others in it are asked once; the indices count what is there after
  * that. */
 static PyObject *
@@ -363,8 +344,11 @@ gatehist_slice(GateHistory *self, PyObject *slice)
 
     if (PySlice_Unpack(slice, &start, &stop, &step) < 0) return NULL; /* this may close it */
     for (bool asked = false;; asked = true) {
+        Py_ssize_t first = start, end = stop, count;
+
         if (mt_py_gatehist_arrive_all(self) < 0) return NULL;
-        if (slice_now(self, start, stop, step, &core, &err) == MT_OK)
+        count = PySlice_AdjustIndices((Py_ssize_t)mt_gatehist_len(self->core), &first, &end, step);
+        if (mt_gatehist_slice(self->core, (size_t)first, step, (size_t)count, &core, &err) == MT_OK)
             return mt_py_gatehist_wrap(Py_TYPE(self), self->state, core);
         if (asked || !mt_py_gatehist_ask_for(self, &err))
             return mt_py_gatehist_raise(self->state, self->core, &err, "GateHistory[slice]");

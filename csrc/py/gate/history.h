@@ -4,9 +4,9 @@
  * from start to end under it, so an append, a clear or a read of one thread is one step for all
  * others. A function that ran Python code or gave the GIL up knows nothing of the history any more:
  * it asks again whether it is open, how long it is, and for how many experts. So an append on the
- * device admits, pushes and claims without a pause in between, and begins anew after every wait.
+ * device admits, pushes and claims without a pause in between, and starts again after every wait.
  *
- * `lock` guards the stage and `oldest_pending` over such pauses: whoever pushes, peeks, pops, frees
+ * `lock` guards the stage and `oldest_pending` over such pauses: a thread that pushes, peeks, pops, frees
  * or replaces the stage holds it. It is taken with the GIL released and no Python code runs under
  * it, so neither lock can wait for the other in a circle. */
 #ifndef MT_PY_GATE_HISTORY_H
@@ -71,7 +71,7 @@ PyObject *mt_py_gatehist_cat(PyObject *op, PyObject *none);
 PyObject *mt_py_gatehist_reset_statistics(PyObject *op, PyObject *none);
 
 /* Raises what err says of a history and what to do about it, and returns NULL. With the core, which
- * may be NULL, a budget that refuses is told with who holds what in it. */
+ * may be NULL, the message of a budget that refuses lists what its members hold. */
 PyObject *mt_py_gatehist_raise(mt_state *st, const mt_gatehist *core, const mt_error *err,
                                const char *doing);
 

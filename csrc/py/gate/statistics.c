@@ -91,16 +91,6 @@ recount(GateHistory *self, size_t n, sums_copy *out)
     return true;
 }
 
-static bool
-valid_window(GateHistory *self, Py_ssize_t n)
-{
-    size_t len = mt_gatehist_len(self->core);
-
-    if (n >= 0 && (size_t)n <= len) return true;
-    PyErr_Format(PyExc_ValueError, "window is %zd entries, the history holds %zu", n, len);
-    return false;
-}
-
 /* Argument: None for everything ever appended, or how many of the newest records. */
 PyObject *
 mt_py_gatehist_sums(PyObject *op, PyObject *window)
@@ -112,7 +102,10 @@ mt_py_gatehist_sums(PyObject *op, PyObject *window)
     sums_copy copy = {0};
 
     if (window != Py_None && !mt_py_whole_take(window, &n)) return NULL;
-    if (!keeps_statistics(self) || !valid_window(self, n.value)) return NULL;
+    if (!keeps_statistics(self)) return NULL;
+    if (n.value < 0 || (size_t)n.value > mt_gatehist_len(self->core))
+        return PyErr_Format(PyExc_ValueError, "window is %zd entries, the history holds %zu",
+                            n.value, mt_gatehist_len(self->core));
     stats = mt_gatehist_stats(self->core);
     if (sums_copy_new(&copy, stats->experts)) {
         if (window == Py_None) sums_copy_take(&copy, stats->entries, &stats->total);

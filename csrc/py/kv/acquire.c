@@ -85,7 +85,7 @@ acquire_once(KVPool *self, const request *r, mt_kvlease **out, mt_error *err)
 
 /* --- waiting --------------------------------------------------------------------------------- */
 
-/* Bytes of the blocks that the request alone takes; SIZE_MAX where that is no number. */
+/* Bytes of the blocks that the request alone takes; SIZE_MAX where it overflows. */
 static size_t
 acquire_bytes_of(const KVPool *self, const request *r)
 {

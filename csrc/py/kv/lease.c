@@ -1,8 +1,8 @@
-/* lease.c -- memtools._core.KVLease: arguments, lifecycle, what a lease tells, and its type.
+/* lease.c -- memtools._core.KVLease: arguments, lifecycle, its attributes, and its type.
  *
  * How this file works. A method reads its arguments, enters the lease (mt_py_kvlease_enter, which
  * refuses a released, a busy or a forked one), calls the core by mt_py_kvlease_try, and leaves. The
- * lease ends in kvlease_let_go, whoever ends it: release(), the with block or the garbage collector.
+ * lease ends in kvlease_let_go, however it ends: release(), the with block or the garbage collector.
  * update() and advance() are in update.c, what gives tensors in views.c, what changes rows in
  * rows.c. */
 #include <stddef.h>
@@ -21,7 +21,7 @@ static int
 kvlease_refuse(PyObject *object, const char *what)
 {
     PyErr_Format(PyExc_TypeError,
-                 "%s are whole numbers in a sequence or a 1-D integer tensor, got %s", what,
+                 "%s must be whole numbers in a sequence or a 1-D integer tensor, got %s", what,
                  Py_TYPE(object)->tp_name);
     return -1;
 }
@@ -33,7 +33,7 @@ kvlease_read_one(PyObject *item, const char *what, size_t *out)
     mt_py_whole number = MT_PY_INDEX(what);
 
     if (!PyIndex_Check(item) || PyBool_Check(item)) {
-        PyErr_Format(PyExc_TypeError, "%s are whole numbers, got %s among them", what,
+        PyErr_Format(PyExc_TypeError, "%s must be whole numbers, got %s among them", what,
                      Py_TYPE(item)->tp_name);
         return -1;
     }
@@ -42,11 +42,11 @@ kvlease_read_one(PyObject *item, const char *what, size_t *out)
         *out = (size_t)number.value;
         return 0;
     }
-    PyErr_Format(PyExc_IndexError, "%s are 0 or more, got %zd among them", what, number.value);
+    PyErr_Format(PyExc_IndexError, "%s must be 0 or more, got %zd among them", what, number.value);
     return -1;
 }
 
-/* A tuple, so that nobody changes it while __index__ of its items runs. */
+/* A tuple, so that it cannot change while __index__ of its items runs. */
 static int
 read_tuple(PyObject *tuple, const char *what, mt_py_sizes *out)
 {
@@ -313,7 +313,7 @@ mt_py_kvlease_with_sizes(PyObject *op, PyObject *object, const char *what, bool 
     return failed < 0 ? NULL : Py_NewRef(Py_None);
 }
 
-/* --- what it tells --------------------------------------------------------------------------- */
+/* --- attributes --------------------------------------------------------------------------- */
 
 static PyObject *
 length_of_row(const void *core, size_t row)
@@ -408,7 +408,8 @@ static PyMethodDef methods[] = {
      "        None, the default: all t.\n\n"
      "Returns (K, V). If it raises, nothing has changed.\n\n"
      "Raises:\n"
-     "    IndexError: there is no such layer, or a row would be longer than max_tokens.\n"
+     "    IndexError: the pool does not have that layer, or a row would be longer than "
+     "max_tokens.\n"
      "    BudgetError: the limit leaves no room for the tokens.\n"
      "    ValueError: a shape, a device or a count does not fit, or k or v requires grad while\n"
      "        grad mode is on.\n"
@@ -426,7 +427,8 @@ static PyMethodDef methods[] = {
      "    tokens: the length T of the views, 0 to max_tokens. None, the default: the longest\n"
      "        row.\n\n"
      "Returns (K, V).\n\n"
-     "Raises IndexError if there is no such layer or tokens is more than max_tokens; ValueError\n"
+     "Raises IndexError if the pool does not have that layer or tokens is more than max_tokens; "
+     "ValueError\n"
      "if tokens is negative or layout is another text; BudgetError if zeros behind a row need a\n"
      "page and the limit leaves no room."},
     {"crop", mt_py_kvlease_crop, METH_O,
@@ -506,7 +508,7 @@ static PyMethodDef methods[] = {
      "Return the number of tokens of the longest row in one layer.\n\n"
      "Args:\n"
      "    layer: the number of the layer, 0 to num_layers - 1.\n\n"
-     "Raises IndexError if there is no such layer."},
+     "Raises IndexError if the pool does not have that layer."},
     {"release", kvlease_release, METH_NOARGS,
      "release($self, /)\n--\n\n"
      "End the lease: every page goes back to the pool.\n\n"

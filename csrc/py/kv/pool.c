@@ -214,7 +214,7 @@ kvpool_close(PyObject *op, PyObject *Py_UNUSED(none))
     if (self->users == 0)
         close_core(self);
     else
-        mt_ledger_notify(self->ledger); /* who waits looks again, and finds it closed */
+        mt_ledger_notify(self->ledger); /* waiting threads look again, and find it closed */
     Py_RETURN_NONE;
 }
 
@@ -278,7 +278,7 @@ kvpool_raise_shape(const KVPool *self, const mt_error *err, const char *doing)
                             doing, err->asked, err->limit);
     if (err->shape == MT_SHAPE_PAGE_BYTES)
         return PyErr_Format(PyExc_ValueError,
-                            "%s: page_bytes is a power of two and a multiple of %zu here, got %zu",
+                            "%s: page_bytes must be a power of two and a multiple of %zu here, got %zu",
                             doing, err->limit, err->asked);
     return PyErr_Format(PyExc_ValueError,
                         "%s: a lease of %zu rows was asked for, max_sequences of this pool is %zu",
@@ -300,14 +300,14 @@ raise_no_memory(const KVPool *self, const mt_error *err, const char *doing)
                             doing, self->config.max_tokens, self->config.max_rows, gib);
     if (strcmp(err->call, MT_STORE_ARENAS) == 0)
         return PyErr_Format(PyExc_MemoryError,
-                            "%s: the KV pools of this process have %zu stretches of addresses for "
+                            "%s: the KV pools of this process have %zu ranges of addresses for "
                             "max_sequences rows each (%zu in this pool), the most that can be "
                             "closed in forked children; make pools with a larger max_sequences, or "
                             "close those that are not in use",
                             doing, err->limit, self->config.max_rows);
     if (strcmp(err->call, MT_STORE_MAPS) == 0)
         return PyErr_Format(PyExc_MemoryError,
-                            "%s: the process maps as many stretches of memory as vm.max_map_count "
+                            "%s: the process has as many memory map areas as vm.max_map_count "
                             "allows, less a tenth for the program; release leases or close other "
                             "pools, or raise it (sysctl -w vm.max_map_count=262144)",
                             doing);
@@ -337,7 +337,7 @@ raise_no_memory(const KVPool *self, const mt_error *err, const char *doing)
                         doing, err->call, err->native, err->asked);
 }
 
-/* What is reserved and not allocated is no mistake, but it surprises who reads physical bytes. */
+/* What is reserved and not allocated is not a mistake, but it surprises a reader of physical bytes. */
 static PyObject *
 kvpool_raise_limit(KVPool *self, const mt_error *err, const char *doing)
 {

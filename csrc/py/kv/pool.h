@@ -62,7 +62,7 @@ bool mt_py_kvpool_is_open(KVPool *self);
 bool mt_py_kvpool_enter(KVPool *self);
 void mt_py_kvpool_leave(KVPool *self);
 /* Waits for another thread's trim, and lets other threads run as long. core is the pool's, which
- * somebody keeps: an enter of the pool, or a lease that is busy or being released. */
+ * something holds: an enter of the pool, or a lease that is busy or being released. */
 void mt_py_kvpool_await_trims(KVPool *self, mt_kvpool *core);
 static inline void
 mt_py_kvpool_await(KVPool *self, mt_kvpool *core)
@@ -94,7 +94,7 @@ mt_py_kvlease_leave(KVLease *self)
     assert(self->busy);
     self->busy = false;
 }
-/* Calls fork, reorder, room, ... until it succeeds or nobody frees anything. pre: busy. */
+/* Calls fork, reorder, room, ... until it succeeds or no other part frees anything. pre: busy. */
 typedef mt_status mt_py_kvcall(KVLease *self, const void *args, mt_error *err);
 /* -1 with an error. */
 int mt_py_kvlease_try(KVLease *self, mt_py_kvcall *call, const void *args, const char *doing);

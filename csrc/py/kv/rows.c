@@ -2,7 +2,7 @@
  *
  * How this file works. Each method reads its arguments, which may run Python code, before it enters
  * the lease. Then it checks them against the lease's rows, calls the core through
- * mt_py_kvlease_try, and tells autograd that what views show has changed. */
+ * mt_py_kvlease_try, and marks the views as changed for autograd. */
 #include "py/kv/pool.h"
 
 #include "py/base/number.h"
