@@ -3,10 +3,11 @@
     python -m benchmarks.blocks.peak        # about two minutes; writes results/peak.json
     python -m benchmarks.blocks.peak --quick
 
-Each of seven training loops is run in four ways, in turn, in CPU time of the process: plain; with a
-recording of memtools._core.Blocks; with all that a monitor does besides, which is a pass over the
-heap for modules and optimizers before the step, and the answer with its lines after it; and under
-torch.profiler.profile(profile_memory=True, with_stack=True), without reading what it has found.
+Each model of tests/blocks/peakmodels.py runs in four ways, in turn, in CPU time of the process:
+plain; with a recording of memtools._core.Blocks; with all that a monitor does besides, which is a
+pass over the heap for modules and optimizers before the step, and the answer with its lines after
+it; and under torch.profiler.profile(profile_memory=True, with_stack=True), without reading what it
+has found.
 """
 
 from __future__ import annotations
@@ -21,41 +22,42 @@ import torch
 from benchmarks.kit.harness import Json, arguments, environment, repeated, table, write_json
 from benchmarks.kit.limits import Limit, finish, number_limit
 from memtools import _core
+from memtools._base.libraries import library_paths
 from memtools._blocks.recorder import Recording
 from memtools._blocks.tensors import Tensors
 from memtools._monitor.run import spot_of
-from tests.blocks.peaktruth import LOOPS, Loop, libraries, one_step
+from tests.blocks.peakmodels import MODELS, Step
 
 MOST = 2.5  # times a plain step may a recorded one take
 
 
-def plain(loop: Loop, blocks: _core.Blocks) -> None:
-    one_step(loop)
+def plain(step: Step, blocks: _core.Blocks) -> None:
+    step()
 
 
-def recorded(loop: Loop, blocks: _core.Blocks) -> None:
+def recorded(step: Step, blocks: _core.Blocks) -> None:
     blocks.record(True)
-    one_step(loop)
+    step()
     blocks.record(False)
 
 
-def with_its_ends(loop: Loop, blocks: _core.Blocks) -> None:
+def with_its_ends(step: Step, blocks: _core.Blocks) -> None:
     recording = Recording(blocks, Tensors())
     recording.begin(60.0)
-    one_step(loop)
+    step()
     found = recording.end(3, spot_of)
     recording.close()
     assert found is not None
 
 
-def profiled(loop: Loop, blocks: _core.Blocks) -> None:
+def profiled(step: Step, blocks: _core.Blocks) -> None:
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, with_stack=True
     ):
-        one_step(loop)
+        step()
 
 
-WAYS: dict[str, Callable[[Loop, _core.Blocks], None]] = {
+WAYS: dict[str, Callable[[Step, _core.Blocks], None]] = {
     "plain": plain,
     "recorded": recorded,
     "with its ends": with_its_ends,
@@ -66,15 +68,15 @@ WAYS: dict[str, Callable[[Loop, _core.Blocks], None]] = {
 def measure(name: str, rounds: int) -> Json:
     """Median and least CPU time of a step, in milliseconds, by the way in which it is run."""
     blocks = _core.Blocks()
-    blocks.start(libraries())
+    blocks.start(library_paths())
     torch.manual_seed(7)
-    loop = LOOPS[name]()
+    step = MODELS[name]()
     times: dict[str, list[float]] = {way: [] for way in WAYS}
     for number in range(rounds + 1):
         for way, run in WAYS.items():
             gc.collect(1)  # what the way before has left: the profiler leaves much
             begun = time.process_time()
-            run(loop, blocks)
+            run(step, blocks)
             if number:  # the first round warms up
                 times[way].append(1e3 * (time.process_time() - begun))
     blocks.stop()
@@ -106,7 +108,7 @@ def main() -> None:
         write_json(options.out, measure(options.child, int(options.seconds)))
         return
     given = ["--seconds", "3" if options.quick else "15", "--threads", str(options.threads)]
-    rows = [row for name in LOOPS for row in repeated(__file__, name, given, 1)]
+    rows = [row for name in MODELS for row in repeated(__file__, name, given, 1)]
     print(
         table(
             ("loop", "plain", "recorded", "with its ends", "torch.profiler"),

@@ -112,9 +112,8 @@ CASES: dict[str, list[Callable[[], object]]] = {
         with_started(lambda blocks: blocks.contents()),
         lambda: refused(RuntimeError, lambda: _core.Blocks().contents()),
     ],
-    "Blocks.reset_peak": [with_started(lambda blocks: blocks.reset_peak())],
 }
-for _name in ["is_on", "in_use", "peak", "births", "blocks", "missed"]:
+for _name in ["is_on", "in_use", "peak", "missed"]:
     CASES[f"Blocks.{_name}"] = [
         with_started(lambda blocks, name=_name: getattr(blocks, name)),  # type: ignore[misc]
         lambda name=_name: getattr(_core.Blocks(), name),  # type: ignore[misc]

@@ -1,6 +1,7 @@
 """Models whose peak is known, trained for five steps; for tests/blocks/test_peak_runs.py.
 
 python tests/blocks/peakmodels.py MODEL [RECORD | truth]
+python tests/blocks/peakmodels.py all FOLDER      # each model in both ways, into files
 
 Prints the loss of each step. With RECORD a monitor of the program's own writes it, and step() is
 called at the end of each step. With `truth` torch's profiler tells, as the last line, what the peak
@@ -10,11 +11,13 @@ of step 3 was, and shapes tell how large parameters, gradients and state are.
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import json
 import math
+import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -22,7 +25,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 STEPS, RECORDED = 5, 3
-Step = Callable[[], torch.Tensor]
+Step = Callable[[], Any]
 
 
 class Mlp(nn.Module):
@@ -31,7 +34,7 @@ class Mlp(nn.Module):
         sizes = (512, 1024, 1024, 512)
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(sizes))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         for layer in self.layers:
             x = layer(x).relu()
         return x
@@ -45,7 +48,7 @@ class Block(nn.Module):
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
-    def attend(self, x: torch.Tensor) -> torch.Tensor:
+    def attend(self, x: torch.Tensor) -> Any:
         n, length, width = x.shape
         q, k, v = (
             part.view(n, length, self.heads, width // self.heads).transpose(1, 2)
@@ -54,7 +57,7 @@ class Block(nn.Module):
         weights = (q @ k.transpose(-1, -2) / math.sqrt(width // self.heads)).softmax(-1)
         return self.out((weights @ v).transpose(1, 2).reshape(n, length, width))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> Any:
         x = x + self.attend(self.first(x))
         h = self.up(self.second(x))
         return x + self.down(0.5 * h * (1 + torch.tanh(0.79 * (h + 0.044 * h**3))))
@@ -69,7 +72,7 @@ class Gpt(nn.Module):
         self.head.weight = self.tokens.weight
         self.checkpointed = checkpointed
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, ids: torch.Tensor) -> Any:
         x = self.tokens(ids) + self.places.weight[: ids.shape[1]]
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False) if self.checkpointed else block(x)
@@ -81,7 +84,7 @@ class Gru(nn.Module):
         super().__init__()
         self.cell, self.out = nn.GRUCell(64, 192), nn.Linear(192, 8)
 
-    def forward(self, series: torch.Tensor) -> torch.Tensor:
+    def forward(self, series: torch.Tensor) -> Any:
         h = torch.zeros(series.shape[1], 192)
         for x in series:
             h = self.cell(x, h)
@@ -92,11 +95,11 @@ def trained(
     model: nn.Module,
     batch: Callable[[], tuple[torch.Tensor, torch.Tensor]],
     loss_of: nn.Module,
-    **how: bool,
+    **how: Any,
 ) -> Step:
     optimizer = torch.optim.AdamW(model.parameters(), **(how or {"fused": True}))
 
-    def step() -> torch.Tensor:
+    def step() -> Any:
         optimizer.zero_grad()
         x, y = batch()
         loss = loss_of(model(x).flatten(0, -2), y)
@@ -107,7 +110,7 @@ def trained(
     return step
 
 
-def mlp(**how: bool) -> Step:
+def mlp(**how: Any) -> Step:
     def batch() -> tuple[torch.Tensor, torch.Tensor]:
         return torch.randn(32, 512), torch.randn(32, 512)
 
@@ -140,7 +143,7 @@ def sampler() -> Step:
             kept.append(x)
         return kept
 
-    def step() -> torch.Tensor:
+    def step() -> Any:
         goal = torch.stack(sample()).mean(0)
         optimizer.zero_grad()
         loss = (model(torch.ones(512, 64)) - goal.detach()).square().mean()
@@ -155,7 +158,7 @@ def rollout() -> Step:
     """The same sampler without any training: its graphs come and go within a step."""
     model = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 64))
 
-    def step() -> torch.Tensor:
+    def step() -> Any:
         x, kept = torch.randn(512, 64), []
         for _ in range(50):
             x = x - 0.1 * model(x)
@@ -203,15 +206,14 @@ def profiled(found: dict[str, int]) -> Iterator[None]:
     found["peak"] = most
 
 
-def storages(tensors: list[torch.Tensor]) -> int:
+def storages(tensors: Iterable[torch.Tensor]) -> int:
     each = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors}
     return sum(each.values())
 
 
-def main() -> None:
+def run(kind: str, how: str) -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    kind, how = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else ""
     truth: dict[str, int] = {}
     monitor = None
     with contextlib.ExitStack() as stack:
@@ -232,8 +234,6 @@ def main() -> None:
             if monitor is not None:
                 monitor.step()
     if truth:
-        import gc
-
         weights = [one for one in gc.get_objects() if type(one) is nn.Parameter]
         optimizers = [one for one in gc.get_objects() if type(one) is torch.optim.AdamW]
         states = [one for o in optimizers for kept in o.state.values() for one in kept.values()]
@@ -242,5 +242,26 @@ def main() -> None:
         print(json.dumps(truth))
 
 
+def run_all(folder: str) -> None:
+    """Run each model in both ways, each in a forked process, which has imported torch."""
+    for kind in MODELS:
+        for suffix, how in (("truth", "truth"), ("losses", f"{folder}/{kind}.mem")):
+            sys.stdout.flush()
+            child = os.fork()
+            if child == 0:
+                status = 1
+                try:
+                    path = f"{folder}/{kind}.{suffix}"
+                    with open(path, "w") as out, contextlib.redirect_stdout(out):
+                        run(kind, how)
+                    status = 0
+                finally:
+                    os._exit(status)
+            assert os.waitpid(child, 0)[1] == 0, (kind, how)
+
+
 if __name__ == "__main__":
-    main()
+    if sys.argv[1] == "all":
+        run_all(sys.argv[2])
+    else:
+        run(sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "")

@@ -4,7 +4,6 @@ listens. Against torch's own profiler: test_contents_truth.py."""
 from __future__ import annotations
 
 import gc
-import itertools
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -13,11 +12,8 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from torch.utils.checkpoint import checkpoint
 
 from memtools import _core
-from tests.kit.children import in_child
-from tests.kit.ownprocess import in_own_process
 
 KIB = 1 << 10
 LIBRARIES = (f"{Path(torch.__file__).parents[1]}/", f"{Path(os.__file__).parent}/")
@@ -112,17 +108,6 @@ def test_the_peak_and_what_lived_then(blocks: _core.Blocks) -> None:
     assert len(old) + len(kept) + len(later) + len(unheard) > 0
 
 
-def test_marks_are_of_what_lives_and_the_first_one_stays(blocks: _core.Blocks) -> None:
-    old, kept = make(100), make(50)
-    blocks.record(True)
-    made = make(20)
-    assert blocks.mark(storages([old, made]), PARAMETER) == 0
-    assert blocks.mark(storages([old, kept, made[3:]]), GRADIENT) == 0
-    assert blocks.mark([(0, 0)], GRADIENT) == 0, "an empty storage has no block"
-    blocks.record(False)
-    assert {block.bytes: block.category for block in at_peak(blocks)} == {100: 1, 50: 2, 20: 1}
-
-
 def test_a_block_older_than_the_reports_lives_all_the_time() -> None:
     older = make(400)
     blocks = _core.Blocks()
@@ -205,47 +190,6 @@ def test_one_object_records_at_a_time(blocks: _core.Blocks) -> None:
     assert contents_of(blocks).peak_bytes == 30
 
 
-def test_bad_calls_say_so_and_change_nothing(blocks: _core.Blocks) -> None:
-    off = _core.Blocks()
-    for call in (lambda: off.record(True), lambda: off.mark([], 1), off.contents):
-        with pytest.raises(RuntimeError, match="not started in this process; call start"):
-            call()
-    with pytest.raises(RuntimeError, match=r"nothing is recorded; call record\(True\) first"):
-        blocks.mark([], 1)
-    blocks.record(True)
-    kept = make(64)
-    for category in (0, 6, -1):
-        with pytest.raises(ValueError, match=f"category is from 1 to 5, got {category}"):
-            blocks.mark(storages([kept]), category)
-    for bad in ([*storages([kept]), 3], [*storages([kept]), (1, "x")], [(1, 2, 3)]):
-        with pytest.raises(TypeError, match=r"a tuple \(address, bytes\) of two int"):
-            blocks.mark(bad, PARAMETER)  # type: ignore[arg-type]
-    with pytest.raises(OverflowError):
-        blocks.mark([*storages([kept]), (-1, 2)], PARAMETER)
-    with pytest.raises(TypeError):
-        blocks.mark(3, PARAMETER)  # type: ignore[arg-type]
-    blocks.record(False)
-    assert [block.category for block in at_peak(blocks)] == [0]
-
-
-def test_all_threads_count(blocks: _core.Blocks) -> None:
-    kept: list[torch.Tensor] = []
-    blocks.record(True)
-    threads = [
-        threading.Thread(target=lambda: [kept.append(make(KIB).clone()) for _ in range(50)])
-        for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    blocks.record(False)
-    found = contents_of(blocks)
-    assert found.base_bytes == 0
-    assert 200 * KIB <= found.peak_bytes <= 204 * KIB
-    assert {block.operator for block in at_peak(blocks)} <= {"aten::clone", "aten::empty"}
-
-
 def test_recordings_begin_and_end_while_other_threads_compute(blocks: _core.Blocks) -> None:
     done = threading.Event()
 
@@ -269,98 +213,7 @@ def test_recordings_begin_and_end_while_other_threads_compute(blocks: _core.Bloc
         thread.join()
 
 
-def test_many_blocks_are_told_by_sums(blocks: _core.Blocks) -> None:
-    kept = [make(10) for _ in range(5000)]
-    recorded(blocks, lambda: make(10))
-    found = contents_of(blocks)
-    assert len(found.blocks) == 4096
-    assert sum(size for size, *_ in found.rest) == 9050
-    assert sum(count for *_, count in found.rest) == 905
-    assert {tuple(kind) for _, *kind, _ in found.rest} <= {
-        (0, 0, False, False), (0, FORWARD, False, True)
-    }  # fmt: skip
-    assert found.peak_bytes == 50010
-    assert len(kept) == 5000
-
-
-def stack_at_peak(found: _core.Contents) -> dict[tuple[int, int, bool, bool], int]:
-    """Bytes of the layers at the highest stretch, by kinds."""
-    at = [bytes_ for _, _, bytes_ in found.stretches].index(found.peak_bytes)
-    return {tuple(kind): each[at] for *kind, each in found.layers if each[at]}  # type: ignore[misc]
-
-
-def test_the_stack_at_the_peak_is_what_is_told_of_it(blocks: _core.Blocks) -> None:
-    torch.manual_seed(0)
-    layers = torch.nn.ModuleList(torch.nn.Linear(20, 20) for _ in range(12))
-    optimizer = torch.optim.AdamW(layers.parameters())
-    kept = [make(10) for _ in range(4200)]
-    for _ in range(3):
-        x = torch.randn(8, 20)
-        blocks.record(True)
-        optimizer.zero_grad()
-        for layer in layers:
-            x = layer(x).relu()
-        x.sum().backward()
-        optimizer.step()
-        blocks.mark(storages(layers.parameters()), PARAMETER)
-        blocks.mark(storages(p.grad for p in layers.parameters() if p.grad is not None), GRADIENT)
-        blocks.record(False)
-        found = contents_of(blocks)
-        assert len(found.stretches) > 64
-        told: dict[tuple[int, int, bool, bool], int] = {}
-        for block in map(Block._make, found.blocks):
-            kind = block.category, block.birth, block.saved, block.shape is not None
-            told[kind] = told.get(kind, 0) + block.bytes
-        for size, category, birth, saved, has_shape, _ in found.rest:
-            kind = category, birth, saved, has_shape
-            told[kind] = told.get(kind, 0) + size
-        assert found.rest
-        assert stack_at_peak(found) == told
-        for at, (_, _, size) in enumerate(found.stretches):
-            assert sum(each[at] for *_, each in found.layers) == size
-    assert len(kept) == 4200
-
-
-def test_a_gradient_that_was_let_go_of_before_the_end_counts_as_one(blocks: _core.Blocks) -> None:
-    layer = torch.nn.Linear(30, 50, bias=False)
-    x = torch.randn(2, 30)
-    blocks.record(True)
-    (layer(x) * 2).sum().backward()
-    layer.weight.grad = None
-    blocks.mark(storages(layer.parameters()), PARAMETER)
-    blocks.record(False)
-    gradient = one_of([b for b in at_peak(blocks) if b.birth == BACKWARD], 6000)
-    assert (gradient.category, gradient.death) == (GRADIENT, FORWARD)
-    other = [b for b in at_peak(blocks) if b.birth == BACKWARD and b.bytes != 6000]
-    assert {b.category for b in other} <= {0}
-
-
 # --- phases, operators and shapes -----------------------------------------------------------------
-
-
-def test_phases_of_a_step(blocks: _core.Blocks) -> None:
-    layer = torch.nn.Linear(32, 32, bias=False)
-    optimizer = torch.optim.AdamW(layer.parameters(), foreach=False)
-    x = torch.randn(8, 32)
-    blocks.record(True)
-    loss = layer(x).relu().square().sum()
-    loss.backward()
-    optimizer.step()
-    blocks.mark(storages(layer.parameters()), PARAMETER)
-    blocks.record(False)
-    found = contents_of(blocks)
-    assert (found.phase, found.backward) == (OPTIMIZER, True)
-    assert found.operator.startswith("aten::")
-    weight = one_of([b for b in at_peak(blocks) if b.category == PARAMETER], 4096)
-    assert weight.birth == 0
-    gradient = [b for b in at_peak(blocks) if b.birth == BACKWARD and b.bytes == 4096]
-    assert [(b.operator, b.dtype, b.shape) for b in gradient] == [
-        ("MmBackward0", "float32", (32, 32))
-    ]
-    states = [b for b in at_peak(blocks) if b.birth == OPTIMIZER and b.death == 0]
-    assert [b.bytes for b in states[:2]] == [4096, 4096]
-    phases = [phase for phase, _ in itertools.groupby(phase for _, phase, _ in found.stretches)]
-    assert phases == [FORWARD, BACKWARD, OPTIMIZER]
 
 
 def test_what_is_saved_for_backward(blocks: _core.Blocks) -> None:
@@ -384,23 +237,6 @@ def test_what_is_saved_for_backward(blocks: _core.Blocks) -> None:
     blocks.record(False)
     saved = [block for block in at_peak(blocks) if block.saved and block.bytes > 4]
     assert [(s.operator, s.shape, s.death) for s in saved] == [("aten::exp", (64, 100), BACKWARD)]
-
-
-def test_a_checkpoint_computes_again_in_the_backward_phase(blocks: _core.Blocks) -> None:
-    layer = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64))
-    x = torch.randn(128, 64, requires_grad=True)
-
-    def step(reentrant: bool) -> None:
-        y = checkpoint(layer, x, use_reentrant=reentrant)
-        y.sum().backward()
-
-    for reentrant in (False, True):
-        recorded(blocks, lambda reentrant=reentrant: step(reentrant))  # type: ignore[misc]
-        found = contents_of(blocks)
-        assert found.phase == BACKWARD
-        hidden = [b for b in at_peak(blocks) if b.shape == (128, 256)]
-        assert hidden
-        assert all(b.birth == BACKWARD and not b.saved for b in hidden)
 
 
 def test_steps_of_any_optimizer_and_stretches_of_the_program(blocks: _core.Blocks) -> None:
@@ -649,50 +485,6 @@ def test_a_profiler_of_the_program_hears_the_same_events(blocks: _core.Blocks) -
     blocks.record(False)
     assert contents_of(blocks).phase == OPTIMIZER
     assert profiled(step) == alone
-
-
-def test_a_forked_child_is_not_followed_and_may_record_itself(blocks: _core.Blocks) -> None:
-    torch.set_num_threads(1)
-    blocks.record(True)
-    kept = make(100)
-
-    def child() -> None:
-        other = make(50) + make(50)
-        with pytest.raises(RuntimeError, match="not started"):
-            blocks.contents()
-        own = _core.Blocks()
-        own.start(LIBRARIES)
-        found = recorded(own, lambda: make(7).clone())
-        assert [b.bytes for b in found] == [7, 7]
-        assert found[0].operator in ("aten::clone", "aten::empty")
-        blocks.stop()
-        assert contents_of(own).peak_bytes == 14
-        del other
-        own.stop()
-
-    for _ in range(3):
-        assert in_child(child) == 0
-    blocks.record(False)
-    assert [b.bytes for b in at_peak(blocks)] == [100]
-    assert len(kept) == 100
-
-
-AT_EXIT = """
-import torch
-from memtools import _core
-blocks = _core.Blocks()
-blocks.start(("/usr/",))
-blocks.record(True)
-torch.kept = torch.zeros(50) + 1  # dies with the interpreter
-class Late:
-    def __del__(self): torch.zeros(5) + 1
-late = Late()
-"""
-
-
-@pytest.mark.slow
-def test_the_interpreter_ends_cleanly_while_it_records() -> None:
-    assert in_own_process(AT_EXIT) == ""
 
 
 @pytest.mark.slow

@@ -49,7 +49,6 @@ CASES: dict[str, list[Callable[[], object]]] = {
         _core.GrowthTable,
     ],
     "GrowthTable.__new__": [_core.GrowthTable],
-    "GrowthTable.bytes": [lambda: TABLE.bytes],
     "GrowthTable._look": [
         now_and_then,
         lambda: refused(TypeError, lambda: look(TABLE, "x")),

@@ -18,14 +18,7 @@ import torch
 import memtools
 from memtools import _core
 from memtools._base import torch as bridge
-from memtools._census.census import Census, TensorGroup
-from memtools._census.holders import TensorKind
 from tests.census.older import older_torch
-
-
-def group(look: Census, *shape: int, type: str = "torch.Tensor") -> TensorGroup:
-    found = [g for g in look.groups if g.kind.shape == shape and g.kind.type == type]
-    return found[0] if found else TensorGroup(TensorKind(type, shape, "", None), 0, 0)
 
 
 @pytest.fixture(params=["shim", "public attributes"])
@@ -38,40 +31,6 @@ def _each_way(
     with without_shim():
         monkeypatch.setattr("memtools._base.torch.connect", older_torch)
         yield
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("_each_way")
-def test_tensors_are_counted_by_type_shape_dtype_and_device():
-    before = memtools.census()
-    kept = [torch.empty(3, 91) for _ in range(5)] + [torch.empty(3, 91, dtype=torch.int8)]
-    kept += [torch.nn.Parameter(torch.empty(3, 91)), torch.empty(3, 91, device="meta")]
-    rows = {(g.kind.type, g.kind.dtype, g.kind.device): (g.count, g.bytes)
-            for g in memtools.census().diff(before).groups if g.kind.shape == (3, 91)}  # fmt: skip
-    assert rows == {
-        ("torch.Tensor", "float32", "cpu"): (5, 5 * 3 * 91 * 4),
-        ("torch.Tensor", "int8", "cpu"): (1, 3 * 91),
-        ("torch.nn.Parameter", "float32", "cpu"): (1, 3 * 91 * 4),
-        ("torch.Tensor", "float32", "meta"): (1, 0),
-    }
-    assert len(kept) == 8
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("_each_way")
-def test_a_storage_that_views_share_is_counted_once_and_in_whole():
-    base = torch.empty(64, 93)
-    views = [base[i : i + 8] for i in range(20)]
-    look = memtools.census()
-    assert group(look, 64, 93).bytes == 64 * 93 * 4
-    assert group(look, 8, 93) == TensorGroup(group(look, 8, 93).kind, 20, 0)
-    flat = base.untyped_storage()
-    views = [torch.empty(0).set_(flat, 93 * i, (8, 93)) for i in range(20)]  # no reference to base
-    del base, flat
-    look = memtools.census()
-    assert group(look, 64, 93).count == 0
-    assert group(look, 8, 93).bytes == 64 * 93 * 4  # what the views keep alive
-    assert len(views) == 20
 
 
 class Plain(torch.Tensor):
@@ -353,24 +312,6 @@ CALLS = {
     "_referrers": lambda: _core._referrers([CALLS, ARMED, gc]),
     "_instances": lambda: _core._instances((type(gc), torch.Tensor)),
 }
-
-
-def test_objects_of_some_types_are_of_just_these():
-    class Own(dict):
-        pass
-
-    class Other(Own):
-        pass
-
-    mine, other = Own(), Other()
-    found = _core._instances((Own, type(gc)))
-    assert sum(one is mine for one in found) == sum(one is gc for one in found) == 1
-    assert all(one is not other for one in found)
-    assert _core._instances(()) == []
-    with pytest.raises(TypeError, match="classes holds types; item 1 is int"):
-        _core._instances((Own, 7))
-    with pytest.raises(TypeError, match="classes is a tuple, not list"):
-        _core._instances([Own])
 
 
 def by_the_list(*classes):

@@ -285,13 +285,6 @@ def test_a_young_collection_counts_the_young():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bad", [-1, 3, True, 1.0, "2", None])
-def test_a_wrong_generation_says_so(bad):
-    with pytest.raises(ValueError, match="generation is 0, 1 or 2, got"):
-        collect(bad)
-
-
-@pytest.mark.slow
 def test_an_inspection_within_an_inspection_is_an_ordinary_collection():
     class Final:
         def __del__(self) -> None:

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import sys
 import weakref
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
 
 import memtools
-from memtools import _core
-from memtools._base import torch as bridge
+from tests.census.test_growth import named
 
 N = 300
-MOST = 1_000_000  # nodes
 WEIGHT = torch.nn.Parameter(torch.randn(16, 16))
 
 
@@ -37,129 +34,8 @@ def _without_garbage():
     gc.collect()  # graphs that another test left in a cycle are found as well
 
 
-# --- which tensor keeps which nodes ---------------------------------------------------------------
-
-
-class Share(NamedTuple):
-    """A root's share of the nodes."""
-
-    nodes: int
-    old: int
-    oldest: int
-    of_grad: bool
-
-
-def shares(
-    *tensors: torch.Tensor, most: int = MOST, then: int = 0
-) -> tuple[dict[int, Share], int, bool]:
-    """What `_graphs` says, by the tensors' ids, and in its order."""
-    bridge.connect()
-    found = _core._graphs(list(tensors), most, then)
-    assert found is not None
-    rows, now, cut = found
-    return {id(root): Share(*row) for root, *row in rows}, now, cut
-
-
-def carried(steps: int, begun: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A hidden state that is carried on without detach(), two nodes a step, and what the last step
-    made of it in five more."""
-    hidden = begun
-    for _ in range(steps):
-        hidden = torch.tanh(hidden @ WEIGHT)
-    made = hidden
-    for _ in range(5):
-        made = made * 1.0
-    return hidden, made
-
-
-def test_the_chain_is_its_oldest_roots_and_what_was_made_from_it_has_its_own():
-    hidden, made = carried(10, torch.zeros(4, 16))
-    found, then, cut = shares(made, hidden, WEIGHT)
-    assert list(found) == [id(hidden), id(made)]  # the oldest first; a parameter is no root
-    assert [(share.nodes, share.old) for share in found.values()] == [(20, 0), (5, 0)]
-    oldest = found[id(hidden)].oldest
-    hidden, made = carried(8, hidden)
-    later, now, _ = shares(made, hidden, then=then)
-    assert [(share.nodes, share.old) for share in later.values()] == [(36, 20), (5, 0)]
-    assert later[id(hidden)].oldest == oldest < then
-    assert later[id(made)].oldest >= then
-    assert now >= then + 16
-    assert not cut
-
-
-def test_a_sentence_that_is_longer_keeps_nothing_old():
-    _, made = carried(10, torch.zeros(4, 16))
-    _, then, _ = shares(made)
-    _, made = carried(30, torch.zeros(4, 16))
-    found, _, _ = shares(made, then=then)
-    assert (found[id(made)].nodes, found[id(made)].old) == (65, 0)
-
-
-def test_of_two_tensors_of_one_node_the_first_has_its_graph():
-    left, right = (WEIGHT * 2.0).unbind()[:2]
-    found, _, _ = shares(right, left)
-    assert [(root, share.nodes) for root, share in found.items()] == [(id(right), 2), (id(left), 0)]
-
-
-def test_a_leaf_whose_gradient_has_a_graph_is_a_root():
-    """backward(create_graph=True) makes a cycle that no collector sees."""
-    leaf = torch.randn(3, requires_grad=True)
-    with pytest.warns(UserWarning, match="create_graph"):
-        (leaf**3).sum().backward(create_graph=True)
-    found, _, _ = shares(leaf)
-    assert found[id(leaf)].of_grad
-    assert found[id(leaf)].nodes >= 2
-    leaf.grad = None
-    assert shares(leaf)[0] == {}
-
-
-def test_depth_does_not_matter_and_a_walk_that_is_too_long_is_cut():
-    total = torch.ones((), requires_grad=True)
-    for _ in range(50_000):
-        total = total + 1.0
-    found, _, cut = shares(total)
-    assert (found[id(total)].nodes, cut) == (50_000, False)
-    found, _, cut = shares(total, WEIGHT * 1.0, most=1000)
-    assert (found[id(total)].nodes, cut) == (1000, True)
-    assert sum(share.nodes for share in found.values()) == 1000
-
-
-def test_a_walk_leaves_nothing_behind_and_runs_no_hook_of_what_was_saved():
-    def unpack(packed: object) -> torch.Tensor:
-        raise AssertionError("a saved tensor was touched")
-
-    with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, unpack):
-        hidden, made = carried(200, torch.zeros(4, 16))
-    leaf = torch.randn(3, requires_grad=True)
-    leaf.sum().backward()
-    shares(made, hidden, leaf)
-    blocks, objects = sys.getallocatedblocks(), len(gc.get_objects())
-    for _ in range(10):
-        shares(made, hidden, leaf)
-    assert sys.getallocatedblocks() - blocks < 20
-    assert len(gc.get_objects()) - objects < 5
-
-
-def test_a_walk_keeps_no_graph_alive():
-    class Doubled(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            contexts.append(weakref.ref(ctx))
-            return 2 * x
-
-        @staticmethod
-        def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
-            return 2 * grads[0]
-
-    contexts: list[weakref.ref[Any]] = []
-    made = Doubled.apply(WEIGHT).sum()
-    assert shares(made)[0][id(made)].nodes == 2
-    del made
-    assert contexts[0]() is None
-
-
 def odd() -> Iterator[torch.Tensor]:
-    """Tensors of which nothing is said: they have no graph, or no memory, or no implementation."""
+    """Tensors that have no graph, or no memory, or no implementation."""
 
     class Wrapper(torch.Tensor):
         @staticmethod
@@ -168,7 +44,7 @@ def odd() -> Iterator[torch.Tensor]:
 
         @classmethod
         def __torch_dispatch__(cls, *args: object, **kwargs: object) -> object:
-            raise AssertionError("a wrapper was asked")
+            raise AssertionError("a look has run code of the program")
 
     yield Wrapper()
     with torch.inference_mode():
@@ -178,29 +54,42 @@ def odd() -> Iterator[torch.Tensor]:
     yield torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
 
 
-def test_tensors_without_a_graph_are_no_roots():
-    assert shares(*odd())[0] == {}
-    made = (WEIGHT.detach().to_sparse().requires_grad_() * 2.0).coalesce()
-    assert shares(made)[0][id(made)].nodes >= 1
+class Doubled(torch.autograd.Function):
+    contexts: list[weakref.ref[Any]] = []
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        Doubled.contexts.append(weakref.ref(ctx))
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        return 2 * grads[0]
 
 
-def test_what_backward_freed_is_counted_as_it_stands():
-    made = loss()
-    nodes = shares(made)[0][id(made)].nodes
-    made.backward()
-    assert shares(made)[0][id(made)].nodes == nodes
-    WEIGHT.grad = None
+def test_looks_at_a_deep_graph_run_no_hook_and_keep_nothing_alive():
+    global TRAINER
 
+    def unpack(packed: object) -> torch.Tensor:
+        raise AssertionError("a look has unpacked a saved tensor")
 
-def test_graphs_refuses_what_is_no_tensor():
-    bridge.connect()
-    with pytest.raises(TypeError, match=r"torch\.Tensor, not str"):
-        _core._graphs(["a"], MOST, 0)
-    with pytest.raises(ValueError, match="most is 0 or more"):
-        _core._graphs([], -1, 0)
+    TRAINER = trainer = Trainer()
+    trainer.losses = list(odd())
+    trainer.total = torch.ones((), requires_grad=True)
+    for _ in range(50_000):
+        trainer.total = trainer.total + 1.0
 
+    def step(i: int) -> None:
+        for _ in range(4):
+            trainer.total = Doubled.apply(trainer.total).cos()
 
-# --- who holds a graph, by the holders of a growth ------------------------------------------------
+    with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, unpack):
+        (holder,) = named(step).values()
+    assert holder.kind == "autograd graph"
+    assert holder.path.endswith("kept by Trainer.total")
+    trainer.total = torch.zeros(())
+    assert Doubled.contexts[0]() is None
+    del TRAINER
 
 
 @pytest.mark.slow

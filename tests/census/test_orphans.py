@@ -6,7 +6,7 @@ import gc
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from memtools._census.growth import GrowthCensus
-from tests.census.test_growth import looked, named
+from tests.census.test_growth import named
 
 CYCLES = "cycles of .grad made by backward(create_graph=True)"
 WIDTH = 64
@@ -87,20 +87,6 @@ def test_a_graph_beside_cycles_keeps_its_name(trainer):
 
     (holder,) = named(step).values()
     assert holder.path.endswith("kept by Trainer.hidden")
-
-
-def test_lost_leaves_are_looked_for_only_where_cycles_are_made(trainer, monkeypatch):
-    asked: list[int] = []
-    whole: Callable[[], list[Any]] = gc.get_objects
-    monkeypatch.setattr(gc, "get_objects", lambda: asked.append(1) or whole())
-    looked(lambda i: None, (1, 2))
-    assert asked == []
-    backward(trainer.model)
-    census = GrowthCensus(least_rate=1024)
-    census.look(1)
-    trainer.model.zero_grad()
-    census.look(2)
-    assert asked == [1]  # from the look on that comes after one was seen
 
 
 def test_code_in_the_place_of_the_collectors_list_may_look_itself(trainer, monkeypatch):

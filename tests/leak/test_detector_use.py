@@ -11,7 +11,7 @@ import pytest
 
 from memtools import LeakDetector
 from memtools.types import LeakVerdict, StepsLeft
-from tests.traces import record, synthetic
+from tests.traces import record
 
 T = np.arange(8000)
 NOISE = np.random.default_rng(5).normal(0, 2**16, 8000)
@@ -381,25 +381,3 @@ def test_a_recorded_leak_is_found_in_its_signal_at_its_rate(name):
     assert verdict.signal in signals
     if leaked:
         assert verdict.rate_bytes_per_step == pytest.approx(leaked, rel=0.1)
-
-
-def test_recorded_traces_are_small_and_whole():
-    for name in (*record.LEAK_FREE, *record.LEAKS):
-        assert (record.FOLDER / f"{name}.npz").stat().st_size <= 100_000
-        assert {len(y) for y in record.load(name).values()} == {record.STEPS}
-
-
-@pytest.mark.parametrize("family", synthetic.FAMILIES)
-def test_series_are_the_same_whenever_they_are_made(family):
-    one, two = (synthetic.leak_free(family, 1, 2, n=1000) for _ in range(2))
-    assert np.array_equal(one.bytes, two.bytes)
-    assert one.bytes.min() >= 0
-    assert len(np.unique(one.bytes)) > 1
-
-
-@pytest.mark.parametrize("leak", synthetic.LEAKS)
-def test_a_leak_leaks_what_it_says(leak):
-    leaked = [synthetic.leaking("flat", leak, 200, 1, i).leaked for i in range(20)]
-    whole = 200 * 8 * 2**20
-    mean = float(np.mean(leaked))
-    assert mean == pytest.approx(whole * (0.6 if leak == "late" else 1), rel=0.12)

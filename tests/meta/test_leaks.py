@@ -83,12 +83,6 @@ CASES: dict[str, list[Callable[[], object]]] = {
         lambda: refused(ValueError, lambda: _core._fresh(list, b"", 9)),
         lambda: refused(TypeError, lambda: _core._fresh(1, bytes(1024), 9)),  # type: ignore[arg-type]
     ],
-    "_graphs": [
-        lambda: _core._graphs([SCORED, GATES], 9, 0),
-        lambda: _core._graphs([SCORED], 1, 0),
-        lambda: refused(ValueError, lambda: _core._graphs([], -1, 0)),
-        lambda: refused(TypeError, lambda: _core._graphs([1], 9, 0)),
-    ],
     "_instances": [
         lambda: _core._instances((dict, GateHistory)),
         lambda: refused(TypeError, lambda: _core._instances((1,))),  # type: ignore[arg-type]

@@ -27,7 +27,6 @@ count_death(mt_live *live, const mt_block *block)
     assert(live->figures.in_use >= block->bytes && live->figures.blocks > 0);
     live->figures.in_use -= block->bytes;
     live->figures.blocks--;
-    live->figures.deaths++;
 }
 
 static void
@@ -36,7 +35,6 @@ live_add(mt_live *live, mt_block block)
     mt_live_figures *f = &live->figures;
     mt_block *slot = mt_addrs_add(&live->blocks, block.address);
 
-    f->births++;
     if (slot == NULL) {
         f->missed++;
         return;
@@ -100,15 +98,6 @@ mt_live_read(mt_live *live)
     figures = live->figures;
     mt_lock_give(&live->lock);
     return figures;
-}
-
-void
-mt_live_reset_peak(mt_live *live)
-{
-    if (!mt_birth_is_here(&live->birth)) return;
-    mt_lock_take(&live->lock);
-    live->figures.peak = live->figures.in_use;
-    mt_lock_give(&live->lock);
 }
 
 void

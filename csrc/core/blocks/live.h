@@ -7,7 +7,7 @@
  *     died(0x7f10) ────────────────┤
  *                                  ├──►  0x7f10    4,096    3       17
  *     turn() ──► generation 18     │     0x7f44      512    1       12
- *     in use, peak, births, deaths ◄
+ *     in use, peak, blocks ◄──────┘
  *
  * A site is a number that the caller gives: the lines of the program that asked for the block, or 0.
  * A generation is a stretch between two turns, such as a step: blocks that live and were born in
@@ -36,8 +36,6 @@ typedef struct mt_block {
 typedef struct mt_live_figures {
     uint64_t in_use; /* bytes of the blocks that live */
     uint64_t peak;   /* the most that in_use has been since the table began, or was cleared */
-    uint64_t births;
-    uint64_t deaths; /* of blocks that the table knew; one from before it began is none */
     uint64_t blocks; /* that live */
     uint64_t missed; /* births that found no memory for the table: then in_use is too low */
 } mt_live_figures;
@@ -71,9 +69,6 @@ void mt_live_died(mt_live *live, const void *address);
 uint32_t mt_live_turn(mt_live *live);
 
 mt_live_figures mt_live_read(mt_live *live);
-
-/* The peak begins anew with what is in use. */
-void mt_live_reset_peak(mt_live *live);
 
 /* Adds up the blocks that live and were born in the generations from first to last, each included,
  * by their site: n sums, zeros before. Sites from n on are left out. Takes a pass over the table: 1

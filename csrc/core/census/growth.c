@@ -352,20 +352,3 @@ mt_growth_judge(const mt_growth *g, uint32_t watch, bool may_fill, mt_growth_gai
     };
     return true;
 }
-
-static size_t
-rows_bytes(const mt_growth_rows *rows)
-{
-    return rows->cap * sizeof *rows->at + rows->index.room * sizeof *rows->index.slots;
-}
-
-size_t
-mt_growth_bytes(const mt_growth *g)
-{
-    size_t bytes = rows_bytes(&g->last) + rows_bytes(&g->now);
-
-    bytes += g->watches_cap * sizeof *g->watches;
-    for (size_t i = 0; i < g->watches_n; i++)
-        bytes += g->watches[i].points_cap * sizeof *g->watches[i].points;
-    return bytes;
-}

@@ -128,7 +128,4 @@ const mt_growth_row *mt_growth_known(const mt_growth *g, uint64_t address);
  * With `may_fill` the third rule does not count, as for what has a bound: then out->slows tells. */
 bool mt_growth_judge(const mt_growth *g, uint32_t watch, bool may_fill, mt_growth_gain *out);
 
-/* Bytes that the tables take. */
-size_t mt_growth_bytes(const mt_growth *g);
-
 #endif

@@ -4,7 +4,7 @@
  * as the process, as a thread may report to it at any time. A Blocks object takes part in it from
  * start() to stop(); the first one has torch report, and the last one has it stop and forgets all.
  *
- *     Blocks.start() ─┐                      ┌─ in_use, peak, births, sites(), site_of()
+ *     Blocks.start() ─┐                      ┌─ in_use, peak, sites(), site_of()
  *     Blocks.start() ─┴─► heard.users: 2     │
  *     torch's allocator ──► born, died ──► heard.live (core/blocks/live.h)
  *                              ├─ while anybody traces: heard.sites (sites.h)
@@ -376,14 +376,6 @@ Blocks_site_of(Blocks *self, PyObject *address)
 }
 
 static PyObject *
-Blocks_reset_peak(Blocks *self, PyObject *Py_UNUSED(none))
-{
-    if (!require_on(self, "reset_peak()")) return NULL;
-    mt_live_reset_peak(&heard.live);
-    Py_RETURN_NONE;
-}
-
-static PyObject *
 get_is_on(PyObject *self, void *Py_UNUSED(which))
 {
     return PyBool_FromLong(is_on((Blocks *)self));
@@ -405,9 +397,7 @@ static PyGetSetDef getters[] = {
     {"is_on", get_is_on, NULL, "Whether it is started, in this process.", NULL},
     FIGURE(in_use,
            "Bytes of the blocks that live now, of those given out since the first start()."),
-    FIGURE(peak, "The most that in_use has been since then, or since reset_peak()."),
-    FIGURE(births, "Blocks given out since then."),
-    FIGURE(blocks, "Blocks that live now."),
+    FIGURE(peak, "The most that in_use has been since then."),
     FIGURE(missed, "Blocks that could not be followed for want of memory; in_use is without them."),
     {NULL, NULL, NULL, NULL, NULL},
 };
@@ -437,8 +427,6 @@ static PyMethodDef methods[] = {
     MT_PY_METHOD(Blocks, site_of, METH_O,
                  "site_of($self, address, /)\n--\n\n"
                  "The site of the block that begins at this address, or None."),
-    MT_PY_METHOD(Blocks, reset_peak, METH_NOARGS,
-                 "reset_peak($self, /)\n--\n\nThe peak begins anew with what is in use."),
     MT_PY_METHOD(
         Blocks, record, METH_O,
         "record($self, on, /)\n--\n\n"

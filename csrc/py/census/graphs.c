@@ -4,7 +4,6 @@
 #include <stdlib.h>
 
 #include "os/base/pages.h"
-#include "py/base/objects.h"
 
 void
 mt_graphs_begin(mt_graphs *graphs, const mt_torch_ops *shim)
@@ -39,7 +38,6 @@ mt_graphs_add(mt_graphs *graphs, PyObject *tensor)
         .number = links.node != NULL ? links.number : links.grad_number,
         .order = graphs->n,
         .of_grad = links.node == NULL,
-        .oldest = MT_TORCH_LEAF,
     };
     graphs->n++;
     return 0;
@@ -80,7 +78,6 @@ share(void *ctx, const void *node, uint64_t number)
     graphs->nodes++;
     s->root->nodes++;
     s->root->old += number < s->then;
-    if (number < s->root->oldest) s->root->oldest = number;
     return MT_TORCH_ENTER;
 }
 
@@ -97,67 +94,4 @@ mt_graphs_count(mt_graphs *graphs, size_t most, uint64_t then)
             return -1;
     }
     return 0;
-}
-
-/* --- from Python ------------------------------------------------------------------------------ */
-
-static PyObject *
-graph_row(const void *from, size_t i)
-{
-    const mt_graph *graph = &((const mt_graph *)from)[i];
-
-    return Py_BuildValue("OKKKO", graph->root, (unsigned long long)graph->nodes,
-                         (unsigned long long)graph->old, (unsigned long long)graph->oldest,
-                         graph->of_grad ? Py_True : Py_False);
-}
-
-static PyObject *
-share_out(mt_graphs *graphs, PyObject *tensors, size_t most, uint64_t then)
-{
-    PyObject *rows, *result;
-
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tensors); i++)
-        if (mt_graphs_add(graphs, PyTuple_GET_ITEM(tensors, i)) < 0) return PyErr_NoMemory();
-    if (mt_graphs_count(graphs, most, then) < 0) return PyErr_NoMemory();
-    if ((rows = mt_py_list(graphs->n, graph_row, graphs->roots)) == NULL) return NULL;
-    result = Py_BuildValue("OKO", rows, (unsigned long long)graphs->now,
-                           graphs->cut ? Py_True : Py_False);
-    Py_DECREF(rows);
-    return result;
-}
-
-/* False with an error. */
-static bool
-are_tensors(const mt_state *st, PyObject *tensors)
-{
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tensors); i++) {
-        PyTypeObject *type = Py_TYPE(PyTuple_GET_ITEM(tensors, i));
-        if (PyType_IsSubtype(type, st->tensor)) continue;
-        PyErr_Format(PyExc_TypeError, "tensors are torch.Tensor, not %s", type->tp_name);
-        return false;
-    }
-    return true;
-}
-
-PyObject *
-mt_py_graphs(PyObject *module, PyObject *args)
-{
-    mt_state *st = PyModule_GetState(module);
-    PyObject *list, *tensors, *result = NULL;
-    unsigned long long then;
-    mt_graphs graphs;
-    Py_ssize_t most;
-
-    if (!PyArg_ParseTuple(args, "O!nK:_graphs", &PyList_Type, &list, &most, &then)) return NULL;
-    if (most < 0) return PyErr_Format(PyExc_ValueError, "most is 0 or more, not %zd", most);
-    if (st->shim == NULL) Py_RETURN_NONE;
-    /* A tuple: the rows name tensors, and making them may run code that empties the list. */
-    if ((tensors = PyList_AsTuple(list)) == NULL) return NULL;
-    if (are_tensors(st, tensors)) {
-        mt_graphs_begin(&graphs, st->shim);
-        result = share_out(&graphs, tensors, (size_t)most, then);
-        mt_graphs_end(&graphs);
-    }
-    Py_DECREF(tensors);
-    return result;
 }

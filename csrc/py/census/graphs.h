@@ -32,7 +32,6 @@ typedef struct mt_graph {
     size_t order;     /* in which the roots were added */
     size_t nodes;     /* that no older root reached, without those of leaves */
     size_t old;       /* of them: how many are from before the look before */
-    uint64_t oldest;  /* the lowest number among them; MT_TORCH_LEAF where there are none */
     bool of_grad;     /* the graph of root.grad: backward(create_graph=True) has made a cycle */
 } mt_graph;
 
@@ -61,12 +60,5 @@ int mt_graphs_count(mt_graphs *graphs, size_t most, uint64_t then);
 
 /* Frees what the others took; the graphs may be begun anew. */
 void mt_graphs_end(mt_graphs *graphs);
-
-/* _graphs(tensors, most, then) -> (rows, now, cut), or None without the shim
- *   rows  [(tensor, nodes, old, oldest, of_grad)] of those tensors that have a graph, oldest first
- *   now   what to pass as `then` at the next look; at the first it is 0
- *   cut   whether there were more than `most` nodes
- * Raises TypeError for a list of anything but torch.Tensor, ValueError if most is below 0. */
-PyObject *mt_py_graphs(PyObject *module, PyObject *args);
 
 #endif

@@ -647,12 +647,6 @@ table_look(PyObject *op, PyObject *args)
 /* --- the type --------------------------------------------------------------------------------- */
 
 static PyObject *
-get_bytes(PyObject *op, void *Py_UNUSED(closure))
-{
-    return PyLong_FromSize_t(mt_growth_bytes(&((GrowthTable *)op)->core));
-}
-
-static PyObject *
 table_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     GrowthTable *self;
@@ -683,17 +677,11 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static PyGetSetDef getters[] = {
-    {"bytes", get_bytes, NULL, "Bytes that the tables take.", NULL},
-    {NULL, NULL, NULL, NULL, NULL},
-};
-
 static PyType_Slot slots[] = {
     {Py_tp_doc, "The native half of memtools' GrowthCensus."},
     {Py_tp_new, table_new},
     {Py_tp_dealloc, table_dealloc},
     {Py_tp_methods, methods},
-    {Py_tp_getset, getters},
     {0, NULL},
 };
 

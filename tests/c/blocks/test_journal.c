@@ -179,33 +179,6 @@ the_lives_of_a_step_are_told(void)
 }
 
 static void
-a_block_that_nobody_reported_lived_all_the_time(void)
-{
-    mt_journal_contents c;
-    rig r;
-
-    rig_open(&r, &mt_alloc_libc, NULL);
-    CHECK(mt_journal_begin(&r.journal, &r.live));
-    mt_journal_born(&r.journal, at(1), 10, in(MT_PHASE_OPTIMIZER, 0, 0));
-    mt_journal_died(&r.journal, at(1), MT_PHASE_OPTIMIZER);
-    CHECK(mt_journal_mark(&r.journal, at(5), 100, 5) == MT_MARK_OLDER);
-    CHECK(mt_journal_mark(&r.journal, at(5), 100, 5) == MT_MARK_KNOWN);
-    mt_journal_born(&r.journal, at(1), 10, in(MT_PHASE_FORWARD, 7, 0));
-    c = read_all(&r);   /* while it is on */
-    CHECK(c.site == 0); /* the first of two peaks */
-    CHECK(c.base_bytes == 100 && c.peak_bytes == 110 && c.blocks_n == 2 && !c.had_backward);
-    CHECK(c.phase == MT_PHASE_OPTIMIZER);
-    mt_journal_contents_drop(&r.journal, &c);
-    CHECK(mt_journal_begin(&r.journal, &r.live)); /* anew */
-    c = read_all(&r);
-    CHECK(c.base_bytes == 0 && c.peak_bytes == 0 && c.events == 0 && c.blocks_n == 0);
-    CHECK(c.phase == MT_PHASE_BEFORE && c.stretches_n == 1 && c.layers_n == 0);
-    CHECK(c.stretches[0].phase == MT_PHASE_BEFORE);
-    mt_journal_contents_drop(&r.journal, &c);
-    rig_close(&r);
-}
-
-static void
 the_outermost_operator_of_a_birth_tells_its_shape(void)
 {
     int64_t sizes[] = {2, 3, 4}, many[9] = {1, 1, 1, 1, 1, 1, 1, 1, 96};
@@ -241,38 +214,6 @@ the_outermost_operator_of_a_birth_tells_its_shape(void)
     CHECK(!c.blocks[1].kind.has_shape && c.blocks[1].bytes == 96);
     CHECK(!c.blocks[2].kind.has_shape && c.blocks[2].bytes == 16);
     CHECK(c.blocks[3].kind.has_shape && c.blocks[3].dims == 0 && c.blocks[3].dtype == 5);
-    mt_journal_contents_drop(&r.journal, &c);
-    rig_close(&r);
-}
-
-static void
-each_backward_pass_saves_what_was_born_before_it(void)
-{
-    mt_journal_contents c;
-    rig r;
-
-    rig_open(&r, &mt_alloc_libc, NULL);
-    CHECK(mt_journal_begin(&r.journal, &r.live));
-    for (uint64_t micro = 0; micro < 3; micro++) {
-        mt_journal_born(&r.journal, at(4 * micro), 16, in(MT_PHASE_FORWARD, 0, 0));
-        mt_journal_born(&r.journal, at(4 * micro + 1), 8, in(MT_PHASE_FORWARD, 0, 0));
-        mt_journal_died(&r.journal, at(4 * micro + 1), MT_PHASE_FORWARD);
-        /* What a backward pass does first may be to let go of what was saved. */
-        if (micro < 2) mt_journal_died(&r.journal, at(4 * micro), MT_PHASE_BACKWARD);
-        if (micro < 2)
-            mt_journal_born(&r.journal, at(4 * micro + 2), 1, in(MT_PHASE_BACKWARD, 0, 0));
-        CHECK(r.journal.backwards_n == micro + (micro < 2));
-    }
-    c = read_all(&r);
-    CHECK(c.peak_bytes == 26 && c.blocks_n == 4 && c.blocks[0].bytes == 16);
-    for (size_t i = 0; i < c.blocks_n;
-         i++) /* none has seen a backward pass begin after its birth */
-        CHECK(!c.blocks[i].kind.is_saved);
-    mt_journal_contents_drop(&r.journal, &c);
-    mt_journal_died(&r.journal, at(8), MT_PHASE_BACKWARD);
-    c = read_all(&r);
-    for (size_t i = 0; i < c.blocks_n; i++)
-        CHECK(c.blocks[i].kind.is_saved == (c.blocks[i].bytes == 16));
     mt_journal_contents_drop(&r.journal, &c);
     rig_close(&r);
 }
@@ -835,9 +776,7 @@ int
 main(void)
 {
     RUN(the_lives_of_a_step_are_told);
-    RUN(a_block_that_nobody_reported_lived_all_the_time);
     RUN(the_outermost_operator_of_a_birth_tells_its_shape);
-    RUN(each_backward_pass_saves_what_was_born_before_it);
     RUN(the_moment_is_that_of_the_largest_birth_of_the_last_thousandth);
     RUN(many_blocks_are_told_by_sums);
     RUN(what_finds_no_room_is_counted);
