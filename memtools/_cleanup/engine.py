@@ -129,9 +129,6 @@ class Done(NamedTuple):
     paid: int = 0
     skipped: int = 0
 
-    def since(self, before: Done) -> Done:
-        return Done(*(now - then for now, then in zip(self, before, strict=True)))
-
 
 class CycleCounts(NamedTuple):
     """Objects and tensors in cycles that were collected, and how many collections looked."""
@@ -140,16 +137,6 @@ class CycleCounts(NamedTuple):
     tensors: int = 0
     tensor_bytes: int = 0
     inspected: int = 0
-
-
-class Counts(NamedTuple):
-    """What a policy has counted so far; a report says what came since earlier counts."""
-
-    seconds: float
-    updates: int
-    looks: int
-    own_ns: int
-    done: dict[int, Done]
 
 
 # --- events ---------------------------------------------------------------------------------------
@@ -381,7 +368,7 @@ class Engine:
             self._warn_of_ranks(process_group())
         # What was before the first update of all is not the policy's time.
         used = any(self.core.ticks(clock) for clock in range(MOST_CLOCKS))
-        self._past = self._seconds() if used else 0.0
+        self._past = self.seconds() if used else 0.0
         self._stopped = None
         self.core.forget()
         self._base = dict(self._done)
@@ -653,31 +640,22 @@ class Engine:
                 f"{' or strict=False' if self.settings.strict else ''}",
             )
 
-    def _seconds(self) -> float:
+    def seconds(self) -> float:
+        """Seconds of all runs so far."""
         now = self.core.seconds
         return self._past + (now if self._stopped is None else self._stopped)
 
-    def counts(self) -> Counts:
-        """What was counted so far."""
+    def counts(self) -> dict[int, Done]:
+        """What each action did so far."""
         done = {}
         for action, ran in self._done.items():
             paid, skipped, _ = self.core.figures(action)
             done[action] = ran._replace(paid=paid, skipped=skipped)
-        return Counts(
-            self._seconds(),
-            self.core.ticks(UPDATE),
-            self.core.looks,
-            self.own_ns + self.core.look_ns,
-            done,
-        )
+        return done
 
     def cycles(self) -> tuple[CycleCounts, tuple[str, ...]]:
         """What collections found, and examples of it, the most frequent first."""
         return self._cycles, tuple(text for text, _ in self._examples.most_common())
-
-    def forget_cycles(self) -> None:
-        self._cycles = CycleCounts()
-        self._examples.clear()
 
     @property
     def frozen_objects(self) -> int | None:

@@ -83,7 +83,7 @@ class CleanupPolicy:
         TypeError, ValueError: an argument that makes no sense; it is named.
     """
 
-    __slots__ = ("__weakref__", "_base", "_core", "_engine")
+    __slots__ = ("__weakref__", "_core", "_engine")
 
     _root = "/"  # under which proc and sys are read; tests have their own
 
@@ -116,7 +116,6 @@ class CleanupPolicy:
             )
         self._engine = Engine(settings, ranks, self._root)
         self._core = self._engine.core
-        self._base = self._engine.counts()._replace(seconds=0.0)
         weakref.finalize(self, self._engine.close)  # the native half may live on in functions
 
     # --- in the loop ---
@@ -269,12 +268,7 @@ class CleanupPolicy:
         """Return what each action did, cost and freed, and whether it pays. Takes some 0.1 ms."""
         from memtools._cleanup.report import report_of
 
-        return report_of(self._engine, self._base)
-
-    def reset_report(self) -> None:
-        """Begin a new report. What was learnt, such as back-off, stays."""
-        self._base = self._engine.counts()
-        self._engine.forget_cycles()
+        return report_of(self._engine)
 
 
 def _remade(settings: dict[str, Any]) -> CleanupPolicy:

@@ -9,12 +9,13 @@ from typing import Any
 from memtools._base.size import format_bytes
 from memtools._base.text import aligned
 from memtools._cleanup.actions import NAMES, WARM_UP, trigger_words
-from memtools._cleanup.engine import MAX_COST, MUCH, Counts, Done, Engine
+from memtools._cleanup.cadence import UPDATE
+from memtools._cleanup.engine import MAX_COST, MUCH, Done, Engine
 
 
 @dataclass(frozen=True, slots=True)
 class ActionReport:
-    """One action of a policy: what was asked of it and what it did, since the report began.
+    """One action of a policy: what was asked of it and what it did.
 
     Attributes:
         name: "gc", "gc_young", "empty_cache", "trim", "pool_trim", "freeze", or a callback's name.
@@ -75,7 +76,7 @@ class PolicyReport:
     """What a CleanupPolicy did so far. `str()` is a table; byte figures are sums over all runs.
 
     Attributes:
-        seconds: since the policy began, or its report was reset.
+        seconds: since the policy began.
         updates: counted in that time.
         actions: those that can become due, and those that ran.
         cycles: what collections found.
@@ -239,16 +240,14 @@ def _percent(share: float) -> str:
 # --- put together ---------------------------------------------------------------------------------
 
 
-def report_of(engine: Engine, base: Counts) -> PolicyReport:
-    """What an engine did since the counts `base`."""
-    now = engine.counts()
-    seconds, updates = now.seconds - base.seconds, now.updates - base.updates
+def report_of(engine: Engine) -> PolicyReport:
+    """What an engine did so far."""
+    done, seconds, updates = engine.counts(), engine.seconds(), engine.core.ticks(UPDATE)
     cycles, examples = engine.cycles()
     frozen = engine.frozen_objects
     reports = []
-    for action in sorted({*engine.rules, *now.done}):
-        ran = now.done.get(action, Done()).since(base.done.get(action, Done()))
-        when = _when(engine, action)
+    for action in sorted({*engine.rules, *done}):
+        ran, when = done.get(action, Done()), _when(engine, action)
         if when or ran.times:
             reports.append(_action(engine, action, when, ran, seconds, updates))
     return PolicyReport(
@@ -258,8 +257,8 @@ def report_of(engine: Engine, base: Counts) -> PolicyReport:
         CycleReport(*cycles, examples),
         frozen is not None,
         frozen or 0,
-        now.looks - base.looks,
-        (now.own_ns - base.own_ns) / 1e6,
+        engine.core.looks,
+        (engine.own_ns + engine.core.look_ns) / 1e6,
         engine.notes(),
     )
 

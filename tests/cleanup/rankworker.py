@@ -179,9 +179,7 @@ def alone_warns(rank: int) -> Any:
 
 def healthy(rank: int) -> Any:
     """One after the other: a process that imports torch takes seconds. The last ends the group."""
-    cases = [alone, modes, one_collective, pressure, costs, capture, unlike, alone_warns]
-    if dist.get_world_size() == 3:
-        cases.append(subset)
+    cases = [alone, modes, one_collective, pressure, costs, capture, unlike, alone_warns, subset]
     return {case.__name__: case(rank) for case in [*cases, destroyed]}
 
 

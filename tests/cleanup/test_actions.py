@@ -10,32 +10,19 @@ import pytest
 import torch
 
 import memtools
-from memtools._base import reclaim
-from memtools._census.cycles import Collected
 from memtools._cleanup.actions import (
-    DEVICE,
-    EMPTY_CACHE,
-    FIRST_CALLBACK,
     GC,
     GC_YOUNG,
-    HOST,
-    IDLE_HEAP,
     LEAST_TOTAL,
     POOL_TRIM,
     Change,
-    Outcome,
     Pools,
     Readings,
     Usage,
-    capturing,
     change,
-    devices_in_use,
     measured,
-    synchronize,
-    trigger_words,
     work_of,
 )
-from memtools._cleanup.engine import Done
 from tests.cleanup.policycases import no_gc  # noqa: F401 - a fixture
 from tests.kit.fakedevice import FakeCuda, cuda  # noqa: F401 - a fixture
 from tests.kit.ownprocess import in_own_process
@@ -103,45 +90,6 @@ def test_tensors_in_cycles_are_shown_when_asked_for(no_gc: None):  # noqa: F811
     found = run(GC, inspect=True).collected
     assert (found.tensors, found.tensor_bytes) == (1, 1024)
     assert found.examples == ("[256] float32 tensor, beside SimpleNamespace, dict",)
-
-
-def test_the_heap_rests_after_a_reading():
-    readings = Readings("/")
-    assert readings.heap_is_cheap()
-    assert readings.read(heap=True).heap > 0
-    assert not readings.heap_is_cheap()
-    assert readings.read(heap=False).heap is None
-    assert readings.heap_is_cheap(10 * readings._heap_ns), "little beside what the action takes"
-    assert not readings.heap_is_cheap(10 * readings._heap_ns - 1)
-
-
-@pytest.mark.parametrize("action", [GC, GC_YOUNG])
-def test_a_cheap_collect_does_without_the_heap_while_that_rests(action: int):
-    readings, read = Readings("/"), []
-    plain = readings.read
-    watched = SimpleNamespace(
-        read=lambda heap: (read.append(heap), plain(heap))[1], heap_is_cheap=readings.heap_is_cheap
-    )
-    none, some = (Collected(objects, None, None, (), 0.0) for objects in (0, 3))
-    measured(action, lambda: some, watched)
-    measured(action, lambda: some, watched)
-    assert read == [True, True, False, False]
-    measured(action, lambda: none, watched)
-    assert read[4:] == [False], "what falls while nothing is found, others have freed"
-    measured(action, lambda: some, watched, last_ns=10**12)
-    assert read[5:] == [True, True]
-
-
-def test_where_collects_find_something_the_heap_is_read_sooner():
-    readings = Readings("/")
-    readings.read(heap=True)
-    readings._heap_ended -= 1000 * readings._heap_ns
-    assert not readings.heap_is_cheap()
-    measured(GC, lambda: Collected(3, None, None, (), 0.0), readings)
-    assert readings.heap_is_cheap()
-    measured(GC, lambda: Collected(0, None, None, (), 0.0), readings)
-    readings._heap_ended -= 1000 * readings._heap_ns
-    assert not readings.heap_is_cheap()
 
 
 @pytest.mark.parametrize(
@@ -231,41 +179,11 @@ def test_pools_are_held_weakly_and_closed_ones_are_passed_over():
     assert pools.alive() == []
 
 
-@pytest.mark.parametrize("pool", [None, 3, "pool", torch.ones(1)])
-def test_only_pools_are_pools(pool):
-    with pytest.raises(TypeError, match=r"takes a memtools.KVPool, got \w+"):
-        watching(pool)
-
-
 def test_a_closed_pool_is_refused():
     pool = memtools.KVPool(1, 1, 8, max_tokens=64, max_sequences=1, dtype="float32", name="old")
     pool.close()
     with pytest.raises(ValueError, match="old is closed"):
         watching(pool)
-
-
-def test_what_work_raises_is_told_and_what_is_no_exception_passes():
-    error = OSError("no")
-
-    def fail() -> None:
-        raise error
-
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    outcome = measured(FIRST_CALLBACK, fail, Readings("/"))
-    assert outcome.error is error
-    assert outcome.ns > 0
-    with pytest.raises(KeyboardInterrupt):
-        measured(FIRST_CALLBACK, interrupt, Readings("/"))
-
-
-def test_a_device_by_what_is_reserved(cuda: FakeCuda):  # noqa: F811
-    cuda.allocate(0, 3 << 30)
-    cuda.cached = [1 << 30, 2 << 30]
-    outcome = run(EMPTY_CACHE)
-    assert outcome.device == Change(6 << 30, 3 << 30, 6 << 30)
-    assert cuda.order == ["empty_cache"]
 
 
 @pytest.mark.slow
@@ -280,43 +198,3 @@ def test_a_collect_by_what_is_allocated(cuda: FakeCuda):  # noqa: F811
     holder.me = holder
     del holder
     assert run(GC).device == Change(4 << 30, 3 << 30, (4 << 30) + 10)
-
-
-@pytest.mark.slow
-def test_without_a_context_nothing_asks_a_device(cuda: FakeCuda):  # noqa: F811
-    cuda.ready = False
-    assert devices_in_use() == ()
-    assert not capturing()
-    synchronize()
-    assert run(GC).device == Change()
-    assert not reclaim.empty_cache()
-
-
-def test_only_devices_in_use_are_waited_for(cuda: FakeCuda):  # noqa: F811
-    cuda.allocate(1, 100)
-    synchronize()
-    assert cuda.order == ["synchronize 1"]
-
-
-def test_trigger_words():
-    assert trigger_words(HOST | DEVICE) == "pressure"
-    assert trigger_words(HOST | IDLE_HEAP) == "host pressure, idle heap"
-    assert trigger_words(DEVICE) == "device pressure"
-    assert trigger_words(0) == ""
-
-
-def test_a_young_collection_that_was_not_measured_counts_as_the_last_one_that_was() -> None:
-    engine = memtools.CleanupPolicy()._engine
-    engine._manages_gc = True  # as in `with policy:`
-    engine._done[GC_YOUNG] = Done(times=1, ns=10**15)  # young collections are dear
-    found = Collected(10, None, None, (), 0.1)
-    nothing = Outcome(1, Change(), Change(), "", found, None)
-
-    def measured_as(share: float) -> Outcome:
-        return nothing._replace(gain=share)
-
-    unknown = nothing._replace(knows_heap=False)
-    assert engine._is_insurance(measured_as(0.005))
-    assert engine._is_insurance(unknown)
-    assert not engine._is_insurance(measured_as(0.0))
-    assert not engine._is_insurance(unknown)

@@ -31,12 +31,6 @@ def test_a_cadence_by_clock(cadence, clocks):
     assert every(cadence) == clocks
 
 
-def test_a_default_counts_for_clocks_that_are_not_named():
-    assert every(100, epoch=1) == {0: 100, 3: 1}
-    assert every(None, epoch=1) == {3: 1}
-    assert every({"epoch": 7}, epoch=1) == {3: 7}
-
-
 @pytest.mark.parametrize(
     ("cadence", "error", "words"),
     [
@@ -67,20 +61,6 @@ def test_phases_get_their_clocks_as_they_come_and_keep_them():
     assert clocks.every({"rollout": 2}, "x")[4] == 2
     assert clocks.phase("eval") == 5
     assert clocks.names == (*BUILT_IN, "rollout", "eval")
-
-
-@pytest.mark.parametrize(
-    ("name", "error", "words"),
-    [
-        ("epoch", ValueError, "cannot be called 'epoch'"),
-        ("update", ValueError, "counts those by itself"),
-        ("", ValueError, "has 1 or more characters that can be shown"),
-        (3, TypeError, "must be a str, got int"),
-    ],
-)
-def test_a_phase_that_has_no_name_of_its_own(name, error, words):
-    with pytest.raises(error, match=words):
-        Clocks().phase(name)
 
 
 def test_there_is_an_end_to_phases():

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
-import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
@@ -53,43 +51,7 @@ def begun() -> ManagedGc:
 
 
 @pytest.mark.slow
-def test_freeze_puts_all_aside_and_end_gives_it_back():
-    before, manager = state(), begun()
-    assert state() == before
-    assert (manager.managed, manager.frozen) == (True, 0)
-    known = len(gc.get_objects())
-    objects = manager.freeze()
-    assert 0.5 * known < gc.get_freeze_count() <= objects == manager.frozen
-    assert not gc.isenabled()
-    assert len(gc.get_objects()) < 0.05 * known
-    manager.end()
-    assert state() == before
-    assert (manager.managed, manager.frozen) == (False, 0)
-
-
-@pytest.mark.slow
-def test_freeze_collects_first():
-    class Node:
-        pass
-
-    died = []
-    node = Node()
-    node.self, node.weak = node, weakref_to(node, died)
-    manager = begun()
-    gc.disable()
-    del node
-    manager.freeze()
-    assert died == [True]
-    manager.end()
-
-
-def weakref_to(obj: object, died: list[bool]) -> Any:
-
-    return weakref.finalize(obj, died.append, True)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("order", ["abc", "acb", "bac", "bca", "cab", "cba"])
+@pytest.mark.parametrize("order", ["abc", "cba", "bca"])
 def test_the_last_one_out_restores_in_whatever_order(order):
     before = state()
     managers = {name: begun() for name in "abc"}
@@ -109,54 +71,22 @@ def test_the_last_one_out_restores_in_whatever_order(order):
 def test_what_others_change_within_does_not_stay(enabled, nothing_to_collect):
     (gc.enable if enabled else gc.disable)()
     before = state()
-    changes: list[Callable[[], Any]] = [
-        gc.enable, gc.disable, gc.freeze, gc.unfreeze, lambda: gc.set_threshold(7, 3, 2),
-    ]  # fmt: skip
-    for change in changes:
-        for first in (False, True):
-            nothing_to_collect()
-            manager = begun()
-            if first:
-                change()
-                gc.unfreeze()
-            manager.freeze()
+
+    def change() -> None:
+        (gc.disable if enabled else gc.enable)()
+        gc.set_threshold(7, 3, 2)
+        gc.freeze()
+
+    for early in (False, True):
+        nothing_to_collect()
+        manager = begun()
+        if early:
             change()
-            manager.end()
-            assert state() == before, change
-
-
-def test_what_others_freeze_between_begin_and_freeze_is_theirs_too():
-    manager = begun()
-    gc.freeze()
-    assert manager.freeze() == 0
-    manager.end()
-    assert gc.get_freeze_count() > 0
-
-
-def test_an_end_while_freeze_collects_is_the_end(monkeypatch):
-    before, manager = state(), begun()
-    with monkeypatch.context() as patched:  # as a finalizer does it, or another thread
-        patched.setattr(gc, "collect", manager.end)
-        assert manager.freeze() == 0
-    assert state() == before
-
-
-@pytest.mark.slow
-def test_another_freeze_puts_aside_what_is_new():
-    first, second = begun(), begun()
-    before = first.freeze()
-    kept = [[] for _ in range(10_000)]
-    assert second.freeze() >= before + 0.9 * len(kept)
-    assert first.frozen == second.frozen
-    first.end(), second.end()
-
-
-def test_freeze_and_end_without_begin_do_nothing():
-    before, manager = state(), ManagedGc()
-    assert manager.freeze() == 0
-    manager.end()
-    assert state() == before
-    assert not manager.managed
+            gc.unfreeze()
+        manager.freeze()
+        change()
+        manager.end()
+        assert state() == before
 
 
 @pytest.mark.slow
@@ -184,8 +114,9 @@ def test_threads_that_begin_and_end_at_the_same_time():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["begin", "freeze", "end"])
-@pytest.mark.parametrize("company", [False, True])
+@pytest.mark.parametrize(
+    ("name", "company"), [("begin", False), ("freeze", False), ("end", False), ("end", True)]
+)
 def test_an_interrupt_anywhere_leaves_a_state_that_end_completes(name, company, nothing_to_collect):
     before, places = state(), 0
     while True:

@@ -5,11 +5,8 @@ What it decides is tested in C, tests/c/cleanup; what a CleanupPolicy makes of i
 from __future__ import annotations
 
 import _testcapi
-import gc
 import subprocess
 import sys
-import threading
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +22,6 @@ from tests.monitor.test_sampler_life import ENV, PROJECT
 Rule = tuple[tuple[int, ...], int, bool]
 GIB = 1 << 30
 PAID = (GIB, 0, GIB, UNKNOWN, UNKNOWN, UNKNOWN)
-NOTHING = (GIB, GIB, GIB, 0, 0, GIB)
 HOST, HEAP = 1, 16
 
 
@@ -61,30 +57,6 @@ def root(tmp_path: Path) -> Root:
     return Root(tmp_path)
 
 
-class Slow:
-    """Acts until it is let go; `inside` is set meanwhile."""
-
-    def __init__(self) -> None:
-        self.inside, self.go, self.calls = threading.Event(), threading.Event(), 0
-        self.core = ruled(self.act, ((1,), 0, False))
-        self.thread = threading.Thread(target=self.core.tick)
-
-    def act(self, mask: int, clock: int) -> None:
-        self.calls += 1
-        self.inside.set()
-        assert self.go.wait(60)
-        self.core.done(0, 1, *PAID)
-
-    def __enter__(self) -> Slow:
-        self.thread.start()
-        assert self.inside.wait(60)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.go.set()
-        self.thread.join()
-
-
 # --- forks ----------------------------------------------------------------------------------------
 
 
@@ -102,19 +74,6 @@ def test_a_forked_child_goes_on(root: Root) -> None:
     root.use(0.1)
     actor.core.tick()
     assert actor.asked == [(1, 0, 500)]
-
-
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-def test_a_child_forked_while_another_thread_acts_goes_on() -> None:
-    def run() -> None:
-        slow.go.set()
-        slow.core.tick()
-        assert slow.calls == 2
-        slow.core.tick()
-        assert slow.calls == 3
-
-    with Slow() as slow:
-        assert in_child(run) == 0
 
 
 def test_a_child_forked_from_within_act_is_in_it_too() -> None:
@@ -136,53 +95,6 @@ def test_a_child_forked_from_within_act_is_in_it_too() -> None:
 
 
 # --- life -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_policy_in_a_cycle_is_collected() -> None:
-    actor = Actor(((1,), 0, False))
-    actor.tick(3)
-    gone = weakref.ref(actor)
-    del actor
-    gc.collect()
-    assert gone() is None
-
-
-def test_what_act_returns_is_let_go() -> None:
-    class Result:
-        pass
-
-    def act(mask: int, clock: int) -> Result:
-        result = Result()
-        gone.append(weakref.ref(result))
-        return result
-
-    gone: list[Any] = []
-    ruled(act, ((1,), 0, False)).tick()
-    assert gone[0]() is None
-
-
-@pytest.mark.slow
-def test_policies_keep_no_hold_of_their_type() -> None:
-    gc.collect()
-    before = sys.getrefcount(_core.Policy)
-    for _ in range(20):
-        core_policy(print)
-    after = sys.getrefcount(_core.Policy)
-    assert after == before
-
-
-@pytest.mark.slow
-def test_a_policy_that_act_drops_lives_until_its_end() -> None:
-    def act(mask: int, clock: int) -> None:
-        kept.clear()
-        gc.collect()
-
-    kept: list[Any] = []
-    kept.append(ruled(act, ((1,), 0, False)))
-    tick = kept[0].tick
-    tick()
-    assert kept == []
 
 
 @pytest.mark.parametrize("what", ["made", "ticked", "asked"])

@@ -111,19 +111,6 @@ def test_days_of_it_leave_the_record_its_other_events(tmp_path: Path, clock: lis
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("clock")
-def test_the_rest_is_told_at_the_end(tmp_path: Path):
-    path = tmp_path / "run.mem"
-    policy = quiet(gc_every=1)
-    with monitor(path), policy:
-        for _ in range(4):
-            policy.step()
-    said = [text for text in texts(path) if text.startswith("gc (")]
-    assert len(said) == 2
-    assert "3 times" in said[1]
-
-
-@pytest.mark.slow
 def test_the_economics_are_in_the_facts_of_the_record(tmp_path: Path):
     path = tmp_path / "run.mem"
     policy = quiet(gc_every=1, trim_every=2)
@@ -136,14 +123,3 @@ def test_the_economics_are_in_the_facts_of_the_record(tmp_path: Path):
     assert found["gc"].seconds == pytest.approx(report["gc"].total_ms / 1e3, abs=1e-6)
     assert found["gc"].freed_bytes == pytest.approx(report["gc"].host_freed_bytes, rel=0.1, abs=2e5)
     assert found["malloc_trim"].seconds == pytest.approx(report["trim"].total_ms / 1e3, abs=1e-6)
-
-
-@pytest.mark.slow
-def test_without_a_monitor_nothing_is_kept_for_one(tmp_path: Path):
-    policy = quiet(gc_every=1)
-    for _ in range(3):
-        policy.step()
-    policy._engine.events.forget()
-    with monitor(tmp_path / "run.mem"), policy:
-        pass
-    assert texts(tmp_path / "run.mem") == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -95,14 +94,6 @@ def test_there_is_an_end_to_callbacks_and_phases():
     with pytest.raises(ValueError, match="counts 12 phases at most"):
         policy.phase("one more")
     policy.phase("p3")
-
-
-def test_a_cadence_of_a_callback_that_is_refused_makes_no_clock():
-    policy = quiet()
-    with pytest.raises(ValueError, match=r"every\['b'\]"):
-        policy.add("x", print, {"a": 1, "b": 0})
-    for i in range(12):
-        policy.phase(f"p{i}")
 
 
 # --- callbacks ---
@@ -311,19 +302,3 @@ def test_empty_cache_runs_once_there_is_a_context(cuda: FakeCuda):  # noqa: F811
     policy.step()
     found = policy.report()["empty_cache"]
     assert (found.count, found.device_freed_bytes, found.backoff) == (1, 1 << 30, 1)
-
-
-def test_an_object_of_a_callback_that_dies_is_let_go_with_the_handle():
-    class Big:
-        def clear(self) -> None: ...
-
-    policy = quiet()
-    big = Big()
-    gone = SimpleNamespace(ref=__import__("weakref").ref(big))
-    handle = policy.add("clear", big.clear, 1)
-    policy.step()
-    del big
-    assert gone.ref() is not None
-    handle.remove()
-    del handle
-    assert gone.ref() is None

@@ -6,7 +6,6 @@ import asyncio
 import inspect
 import subprocess
 import sys
-import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -136,19 +135,6 @@ def test_only_the_outermost_counts():
     assert CALLS == [1, 1]
 
 
-def test_policies_count_by_themselves_in_one_phase():
-    calls: list[int] = []
-    other = memtools.generation(policy=new_policy(calls))
-
-    def both() -> None:
-        with generates, other:
-            rollout()
-
-    with MemoryMonitor() as monitor:
-        assert generations(monitor, both) == 1
-    assert (CALLS, calls) == ([1], [1])
-
-
 def test_the_policy_learns_of_the_pool_and_holds_it_weakly():
     pool, policy = new_pool(), CleanupPolicy()
     with pool.acquire(1) as lease:
@@ -244,35 +230,6 @@ def test_coroutines_and_asynchronous_streams():
         assert len(CALLS) == 6
 
     asyncio.run(main())
-
-
-def test_threads_generate_by_themselves():
-    inside = threading.Barrier(3)
-
-    @memtools.generation(policy=POLICY)
-    def together() -> None:
-        inside.wait(20)
-
-    threads = [threading.Thread(target=together) for _ in range(2)]
-    with generates:
-        for thread in threads:
-            thread.start()
-        inside.wait(20)
-        for thread in threads:
-            thread.join(20)
-    assert POLICY._core.ticks(4) >= 3
-    assert 1 <= len(CALLS) <= 3, "those that end while another's action runs only count"
-
-
-def test_a_stream_may_end_on_another_thread():
-    values = stream(3)
-    next(values)
-    thread = threading.Thread(target=lambda: list(values))
-    thread.start()
-    thread.join(20)
-    assert CALLS == [1]
-    rollout()
-    assert CALLS == [1, 1]
 
 
 # --- bad input, and cost --------------------------------------------------------------------------

@@ -259,21 +259,6 @@ def test_without_torch_host_actions_work():
 
 
 @pytest.mark.slow
-def test_a_forked_child_has_gc_enabled_and_the_policy_does_not_manage_it():
-    policy = CleanupPolicy(1, strict=True)
-    with policy:
-        policy.step(2)
-        done = times(policy, "gc")
-        child = os.fork()
-        if child == 0:
-            good = gc.isenabled() and not policy.report().manages_gc
-            policy.step()
-            os._exit(0 if good and times(policy, "gc") == done + 1 else 1)
-        assert os.waitpid(child, 0)[1] == 0
-        assert not gc.isenabled()
-
-
-@pytest.mark.slow
 def test_forked_while_another_thread_acts_the_child_can_act():
     policy = quiet()
     inside, go = threading.Event(), threading.Event()

@@ -5,22 +5,18 @@ from __future__ import annotations
 import abc
 import copy
 import functools
-import gc
 import inspect
-import multiprocessing
 import pickle
 import pydoc
-import sys
 import threading
 import typing
-import weakref
 from collections.abc import Callable
 
 import pytest
 
 import memtools
 from memtools import HostMemoryPressure, _core
-from tests.cleanup.managedcases import chain, policy
+from tests.cleanup.managedcases import policy
 
 P, Q = policy(), policy()
 
@@ -163,27 +159,6 @@ def test_threads_have_their_own_outermost_calls():
     assert P.ticks(0) - before == 5
 
 
-def test_many_threads_lose_no_update():
-    def work() -> None:
-        agent = Agent()
-        for i in range(500):
-            agent.update(i)
-            agent.depth(3)
-
-    before = P.ticks(0)
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-    finally:
-        sys.setswitchinterval(interval)
-    assert P.ticks(0) - before == 4 * 1000
-
-
 # --- actions --------------------------------------------------------------------------------------
 
 
@@ -244,15 +219,6 @@ def test_it_looks_like_the_function():
     assert "function(a: 'int', /" in pydoc.render_doc(function, renderer=pydoc.plaintext)
 
 
-def test_attributes_may_be_set():
-    @memtools.managed(P)
-    def update() -> None: ...
-
-    update.tag = [1]  # type: ignore[attr-defined]
-    assert update.tag == [1]  # type: ignore[attr-defined]
-    assert weakref.ref(update)() is update
-
-
 def test_abstract_methods_stay_abstract():
     class Base(abc.ABC):
         @memtools.managed(P)
@@ -281,12 +247,6 @@ def test_pickled_by_name_and_copied_as_itself():
         pickle.dumps(local)
 
 
-def test_it_goes_to_spawned_processes():
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        assert pool.apply(function, (7,)) == (7, 2, 3)
-        assert pool.apply(Agent().update, (7,)) == "done"
-
-
 def test_partials_and_objects_with_a_call_are_functions_too():
     part = memtools.managed(P)(functools.partial(function, 1, c=9))
     assert counted(lambda: part()) == 1
@@ -302,51 +262,6 @@ def test_partials_and_objects_with_a_call_are_functions_too():
 
 
 # --- memory ---------------------------------------------------------------------------------------
-
-
-def test_references_are_right():
-    agent, big, error = Agent(), object(), LookupError()
-    agent.seen = []
-    update, kept = memtools.managed(P)(lambda *a, **k: big), sys.getrefcount(big)
-    held = sys.getrefcount(error)
-    for _ in range(100):
-        assert update(big, x=big) is big
-        with pytest.raises(LookupError):
-            agent.broken(error)
-        error.__traceback__ = None
-    assert sys.getrefcount(big) == kept
-    assert sys.getrefcount(error) == held
-
-
-@pytest.mark.slow
-def test_a_cycle_through_it_is_collected():
-    class Owner:
-        def __init__(self) -> None:
-            self.update = memtools.managed(policy())(lambda: self)
-
-    gone = weakref.ref(Owner().update())
-    gc.collect()
-    assert gone() is None
-
-
-@pytest.mark.slow
-def test_a_function_may_undo_itself():
-    class Short:
-        @memtools.managed(P)
-        def update(self) -> str:
-            del Short.update
-            gc.collect()
-            return "done"
-
-    assert counted(lambda: Short().update()) == 1
-
-
-def test_a_chain_of_any_length_neither_recurses_for_ever_nor_breaks():
-    long = chain(50_000)
-    with pytest.raises(RecursionError, match="in a managed function"):
-        long()
-    del long
-    assert counted(lambda: function(1)) == 1, "all are closed again"
 
 
 def test_memory_that_runs_out_at_any_allocation_leaves_nothing_open():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 
 import pytest
 
@@ -102,19 +101,6 @@ def test_it_needs_no_torch():
         "assert X.clear_me is None and 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_a_generator_belongs_to_where_it_began():
-    def two() -> Iterator[int]:
-        yield 1
-        yield 2
-
-    begun = memtools.managed(P)(two)()
-    next(begun)
-    assert counted(lambda: memtools.managed(P)(lambda: list(begun))()) == 2, "both are updates"
-    inside = memtools.managed(P)(two)()
-    assert counted(lambda: memtools.managed(P)(lambda: next(inside))()) == 1
-    assert counted(lambda: list(inside)) == 0, "it is a part of that one"
 
 
 # --- what Python itself calls ---------------------------------------------------------------------

@@ -7,7 +7,6 @@ import gc
 import inspect
 import pickle
 import threading
-import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, Literal
 
@@ -217,28 +216,6 @@ def test_exceptions_go_both_ways_through_a_generator():
     assert caught.value is error
 
 
-@pytest.mark.slow
-def test_an_exception_thrown_in_is_not_kept():
-    class MineError(LookupError):
-        pass
-
-    def provoke() -> weakref.ref[MineError]:
-        values = stream(2)
-        next(values)
-        try:
-            values.throw(MineError())
-        except MineError as error:
-            return weakref.ref(error)
-        raise AssertionError
-
-    gc.collect()
-    gc.disable()
-    try:
-        assert provoke()() is None
-    finally:
-        gc.enable()
-
-
 def test_what_a_generator_calls_is_part_of_it_and_what_its_reader_calls_is_not():
     @memtools.managed(P)
     def values() -> Iterator[int]:
@@ -321,16 +298,6 @@ def test_what_a_coroutine_awaits_is_part_of_it():
             pass
 
     assert counted(run(outer)) == 1
-
-
-def test_objects_with_an_async_call_and_partials():
-    class Updater:
-        async def __call__(self) -> str:
-            return "called"
-
-    update = memtools.managed(P)(Updater())
-    assert inspect.iscoroutinefunction(update)
-    assert counted(lambda: asyncio.run(update())) == 1
 
 
 # --- asynchronous generators ----------------------------------------------------------------------

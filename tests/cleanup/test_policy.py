@@ -6,8 +6,6 @@ import asyncio
 import gc
 import itertools
 import os
-import threading
-import time
 import warnings
 import weakref
 from collections.abc import Callable
@@ -47,16 +45,6 @@ def test_a_cadence_is_kept_at_its_multiples():
     for _ in range(10):
         policy.step()
     assert seen == [3, 6, 9]
-
-
-def test_several_updates_at_once_are_due_once():
-    policy = quiet()
-    seen = calls(policy, 3)
-    policy.step(2)
-    policy.step(5)
-    policy.step(0)
-    policy.step(2)
-    assert seen == [7, 9]
 
 
 @pytest.mark.slow
@@ -201,38 +189,6 @@ def test_what_frees_nothing_rests_longer_and_longer(
     assert policy.report()["seen"].verdict == "frees nothing: runs 64 times less often"
 
 
-@pytest.mark.slow
-def test_one_that_pays_ends_the_rest(
-    memory: Root,  # noqa: F811
-    unbounded: Callable[[], CleanupPolicy],
-):
-    gc.collect()  # what other tests left is not to be freed while an action runs
-    policy = unbounded()
-    memory.use(0.5)
-    policy.add("drop", lambda: memory.use(0.5 if policy._core.ticks(0) < 30 else 0.4), 1)
-    aged(policy)
-    for _ in range(29):
-        policy.step()
-    assert policy.report()["drop"].backoff > 4
-    done = times(policy, "drop")
-    for _ in range(40):
-        policy.step()
-        if times(policy, "drop") > done:
-            break
-    found = policy.report()["drop"]
-    assert (found.backoff, found.paid) == (1, 1)
-    assert found.host_freed_bytes == pytest.approx(100 * MIB, rel=0.01)
-
-
-def test_strict_keeps_the_cadence_whatever_it_frees():
-    policy = quiet()
-    seen = calls(policy, 1)
-    for _ in range(50):
-        policy.step()
-    assert seen == list(range(1, 51))
-    assert "less often" not in policy.report()["seen"].verdict
-
-
 def test_what_does_not_pay_has_its_part_of_the_time_and_the_rest_is_skipped(
     memory: Root,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
@@ -329,34 +285,6 @@ def test_a_limit_that_was_given_is_for_the_whole_job(what: str, memory: Root):  
     assert times(policy, "gc") == (what != "nothing")
 
 
-@pytest.mark.slow
-def test_pressure_is_found_by_ticks_alone(memory: Root):  # noqa: F811
-    policy = quiet()
-    memory.use(0.95)
-    for _ in range(2000):
-        policy.step()
-        if times(policy, "gc"):
-            return
-    raise AssertionError("nothing looked at memory")
-
-
-@pytest.mark.slow
-def test_idle_pages_of_a_pool_go_back_under_pressure(memory: Root):  # noqa: F811
-    pool = memtools.KVPool(1, 4, 64, max_tokens=4096, max_sequences=2, dtype="float32")
-    k = torch.ones(1, 4, 4096, 64)
-    lease = pool.acquire(1)
-    lease.update(0, k, k)
-    with pool.acquire(1) as other:
-        other.update(0, k, k)
-    assert pool.stats().idle_bytes > MIB
-    policy = quiet()
-    policy.watch(pool)
-    memory.use(0.9)
-    looked(policy)
-    assert pool.stats().idle_bytes == 0
-    assert torch.equal(lease.layer(0)[0], k)
-
-
 # --- what else ---
 
 
@@ -410,28 +338,6 @@ def test_cleanup_by_hand():
 
 
 @pytest.mark.slow
-def test_the_report_begins_anew_and_what_was_learnt_stays(
-    memory: Root,  # noqa: F811
-    unbounded: Callable[[], CleanupPolicy],
-):
-    policy = unbounded()
-    seen = calls(policy, 1)
-    aged(policy)
-    for _ in range(20):
-        policy.step()
-    before = policy.report()
-    begun = time.monotonic()
-    policy.reset_report()
-    after = policy.report()
-    passed = time.monotonic() - begun
-    assert (after.updates, after["seen"].count, after["seen"].total_ms) == (0, 0, 0.0)
-    assert after["seen"].backoff == before["seen"].backoff > 1
-    assert 0 <= after.seconds <= passed
-    policy.step(64)
-    assert (policy.report().updates, times(policy, "seen"), seen[-1]) == (64, 1, 84)
-
-
-@pytest.mark.slow
 def test_cycles_that_held_tensors_are_shown(no_gc: None):  # noqa: F811
     policy = quiet(gc_every=1)
     for _ in range(6):
@@ -443,17 +349,6 @@ def test_cycles_that_held_tensors_are_shown(no_gc: None):  # noqa: F811
     assert found.tensors >= 600
     assert any("SimpleNamespace" in example for example in found.examples)
     assert "Cycles held" in str(policy.report())
-
-
-def test_ticks_of_another_thread_act_there():
-    policy = quiet()
-    where: list[int] = []
-    policy.add("where", lambda: where.append(threading.get_ident()), 1)
-    thread = threading.Thread(target=policy.step)
-    thread.start()
-    thread.join()
-    policy.step()
-    assert where == [thread.ident, threading.get_ident()]
 
 
 @pytest.mark.slow
@@ -480,8 +375,3 @@ def test_an_epoch_that_was_not_entered_is_said_once_for_each_policy(recwarn):
     policy.epoch()(lambda: None)()
     quiet().epoch()
     assert len(recwarn.list) == 3
-
-
-def test_where_warnings_are_errors_it_goes_to_the_log(caplog):
-    quiet().epoch()
-    assert "policy.epoch() was called and not entered" in caplog.text

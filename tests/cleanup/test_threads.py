@@ -152,7 +152,6 @@ def test_reports_and_callbacks_come_and_go_meanwhile():
                 handle.remove()
             elif number == 2:
                 assert str(policy.report())
-                policy.reset_report()
             else:
                 policy.phase(f"p{i % 12}")
 

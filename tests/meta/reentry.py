@@ -826,7 +826,7 @@ def end_of(owner: Any) -> None:
 
 
 def _clear(owner: Any) -> None:
-    for name in ("clear", "reset", "forget", "reset_stats", "crop", "reset_report"):
+    for name in ("clear", "reset", "forget", "reset_stats", "crop"):
         if callable(getattr(owner, name, None)):
             getattr(owner, name)(*((0,) if name == "crop" else ()))
 
