@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import pickle
 from typing import Any
 
 import pytest
-import torch
-from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, dataloader
+from torch.utils.data import DataLoader, dataloader
 
 from memtools import Budget, MemoryMonitor
 from memtools.data import BoundedLoader, bounded
@@ -18,9 +16,7 @@ from tests.data.loadercases import (
     KIB,
     Failing,
     Killed,
-    Lazy,
     Rows,
-    Stream,
     Unreachable,
     alive,
     drawn,
@@ -29,47 +25,6 @@ from tests.data.loadercases import (
 )
 
 ROW = 4 * KIB
-LOADERS: dict[str, Any] = {
-    "two workers": lambda: loader_of(batch_size=2),
-    "no worker": lambda: loader_of(batch_size=2, num_workers=0),
-    "shuffled": lambda: loader_of(batch_size=3, shuffle=True, drop_last=True),
-    "own generator": lambda: loader_of(shuffle=True, generator=torch.Generator().manual_seed(1)),
-    "persistent": lambda: loader_of(batch_size=2, persistent_workers=True, shuffle=True),
-    "batch sampler": lambda: loader_of(
-        batch_sampler=BatchSampler(SequentialSampler(range(24)), 5, drop_last=False)
-    ),
-    "no batches": lambda: loader_of(batch_size=None),
-    "lazy sampler": lambda: loader_of(sampler=Lazy(24), batch_size=2, prefetch_factor=3),
-    "stream": lambda: loader_of(Stream(), batch_size=2),
-    "persistent stream": lambda: loader_of(Stream(), persistent_workers=True),
-    "one worker": lambda: loader_of(batch_size=2, num_workers=1, prefetch_factor=5),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", LOADERS)
-def test_order_batches_and_random_state_are_those_of_the_plain_loader(name):
-    plain = drawn(LOADERS[name](), epochs=2)
-    assert len(plain) > 12
-    for in_flight in ("1 B", "1 GiB"):
-        assert same(drawn(bounded(LOADERS[name](), in_flight), epochs=2), plain)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [{}, {"shuffle": True}, {"sampler": Lazy(24)}])
-@pytest.mark.parametrize("taken", [1, 4, 9])
-def test_random_numbers_after_an_epoch_that_was_left(taken, kind):
-    """Persistent workers have drawn numbers for batches that nobody took."""
-
-    def epochs(loader: Any) -> list[Any]:
-        torch.manual_seed(3)
-        first = list(itertools.islice(loader, taken))
-        return [*first, *drawn(loader), *drawn(loader)]
-
-    settings = {"batch_size": 2, "persistent_workers": True, "prefetch_factor": 3} | kind
-    plain = epochs(loader_of(**settings))
-    for in_flight in ("1 B", "1 GiB"):
-        assert same(epochs(bounded(loader_of(**settings), in_flight)), plain)
 
 
 @pytest.mark.slow
@@ -197,25 +152,6 @@ def test_a_loop_that_catches_the_error_of_a_worker_goes_on():
         next(batches)
     assert first_fails.batch_bytes == 0  # an error is not a batch
     assert len(list(batches)) == 2
-
-
-def test_what_is_in_flight_may_be_read_while_the_loop_changes_it():
-    """`in_flight` and `shrink()` are called by another thread where a monitor's step is there."""
-    loader, changed = bounded(loader_of(batch_size=2), "1 MiB"), []
-    iterator: Any = iter(loader)
-
-    class Workers(list[bool]):
-        def __getitem__(self, i: Any) -> Any:
-            changed.append(iterator._task_info.pop(max(iterator._task_info), None))
-            return True
-
-    taken, statuses = dict(iterator._task_info), iterator._workers_status
-    iterator._task_info = {n: (0,) for n in range(4)}
-    iterator._workers_status = Workers()
-    assert loader.batches_in_flight == 4
-    assert len(changed) == 4
-    iterator._task_info, iterator._workers_status = taken, statuses
-    assert len(list(iterator)) == 12
 
 
 def test_a_killed_worker_gives_the_loaders_own_error_with_what_was_in_flight():

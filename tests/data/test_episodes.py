@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from memtools import Budget
-from memtools.data import ByteCache, H5Episodes
+from memtools.data import H5Episodes
 from tests.data.episodecases import FRAME, TOP, stored, write_episode, write_episodes
 from tests.kit.children import in_child
 
@@ -352,9 +352,3 @@ def test_without_h5py_it_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "h5py", None)
     with pytest.raises(ImportError, match=r"run python -m pip install h5py$"):
         H5Episodes(path)
-
-
-def test_the_cache_of_a_data_set_is_a_byte_cache(tmp_path):
-    path = write_episode(tmp_path / "a.h5")
-    assert type(H5Episodes(path).cache) is ByteCache
-    assert repr(H5Episodes(path, chunk=3)) == "H5Episodes(1 episode, 10 frames, chunk=3)"

@@ -3,11 +3,9 @@ on."""
 
 from __future__ import annotations
 
-import itertools
 import random
 import sys
 from array import array
-from typing import Any
 
 import numpy as np
 import pytest
@@ -39,50 +37,6 @@ def test_batches_are_cut_in_order_where_the_next_sample_does_not_fit():
     assert list(BudgetSampler([0, 0], 1)) == [[0, 1]]
 
 
-@pytest.mark.parametrize("replicas", [2, 7, 64, 301])
-def test_the_largest_batches_are_halved_until_each_replica_has_as_many(replicas):
-    """As the definition says: the first of the largest is halved, one at a time."""
-    batches = list(BudgetSampler(LENGTHS, 400))
-    cuts = [0, *itertools.accumulate(map(len, batches))]
-    while (len(cuts) - 1) % replicas:
-        at = max(range(len(cuts) - 1), key=lambda i: cuts[i + 1] - cuts[i])
-        cuts.insert(at + 1, (cuts[at] + cuts[at + 1] + 1) // 2)
-    shares = [
-        list(BudgetSampler(LENGTHS, 400, num_replicas=replicas, rank=rank))
-        for rank in range(replicas)
-    ]
-    dealt = [batch for row in zip(*shares, strict=True) for batch in row]
-    assert dealt == [list(range(a, b)) for a, b in itertools.pairwise(cuts)]
-
-
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize("max_count", [None, 6])
-@pytest.mark.parametrize("replicas", [1, 3, 8])
-def test_every_sample_is_in_one_batch_within_the_budget(padded, shuffle, max_count, replicas):
-    settings: dict[str, Any] = {
-        "padded": padded,
-        "shuffle": shuffle,
-        "max_count": max_count,
-        "seed": 3,
-    }
-    samplers = [
-        BudgetSampler(LENGTHS, 300, num_replicas=replicas, rank=rank, **settings)
-        for rank in range(replicas)
-    ]
-    for epoch in range(3):
-        seen = []
-        for sampler in samplers:
-            sampler.set_epoch(epoch)
-            batches = list(sampler)
-            assert len(batches) == len(sampler) == len(samplers[0])
-            for batch in batches:
-                assert 0 < used(batch, padded) <= 300
-                assert len(batch) <= (max_count or 500)
-            seen += [i for batch in batches for i in batch]
-        assert sorted(seen) == list(range(500))
-
-
 def test_each_epoch_has_its_own_order_and_the_same_again():
     sampler = BudgetSampler(LENGTHS, 300, shuffle=True, seed=1)
     first = list(sampler)
@@ -106,28 +60,6 @@ def test_padded_batches_bring_similar_lengths_together():
     assert padding(BudgetSampler(LENGTHS, 300, padded=True)) > 1.3
     first = [LENGTHS[batch[0]] for batch in BudgetSampler(LENGTHS, 300, padded=True, shuffle=True)]
     assert first != sorted(first)  # and batches do not come by length
-
-
-def test_the_last_batch_is_dropped_where_it_is_not_full():
-    assert list(BudgetSampler([4, 4, 4, 4, 4], 8, drop_last=True)) == [[0, 1], [2, 3]]
-    assert list(BudgetSampler([4, 4, 4, 4], 8, drop_last=True)) == [[0, 1], [2, 3]]
-    assert list(BudgetSampler([4, 4, 4, 4], 99, max_count=2, drop_last=True)) == [[0, 1], [2, 3]]
-    assert list(BudgetSampler([4, 4, 4, 4, 4], 8, padded=True, drop_last=True)) == [[0, 1], [2, 3]]
-
-
-def ranks(lengths: list[int], budget: int, replicas: int, **settings: Any) -> list[list[list[int]]]:
-    return [
-        list(BudgetSampler(lengths, budget, num_replicas=replicas, rank=r, **settings))
-        for r in range(replicas)
-    ]
-
-
-def test_batches_are_split_until_all_replicas_have_as_many():
-    assert ranks([1] * 9, 3, 2) == [[[0, 1], [3, 4, 5]], [[2], [6, 7, 8]]]
-    assert ranks([1] * 9, 3, 2, drop_last=True) == [[[0, 1, 2]], [[3, 4, 5]]]
-    assert ranks([3] * 5, 3, 2) == [[[0], [2]], [[1], [3]]]  # a batch of one cannot be split
-    assert ranks([1, 1], 9, 5) == [[]] * 5
-    assert ranks([2, 2, 3, 1, 1], 3, 3) == [[[0]], [[1]], [[2]]]  # 5 samples for 6 batches
 
 
 def test_the_ranks_of_torch_distributed_are_taken(monkeypatch):

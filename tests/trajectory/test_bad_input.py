@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import multiprocessing
 import pickle
 
 import pytest
@@ -182,11 +181,3 @@ def test_it_is_neither_copied_nor_pickled():
             use(store)
     with pytest.raises(TypeError, match="save their state_dict"):
         pickle.dumps(store.epochs(1))
-
-
-def test_a_spawned_worker_cannot_be_given_one():
-    context = multiprocessing.get_context("spawn")
-    store = filled()
-    with pytest.raises(TypeError, match="cannot be copied or pickled"):
-        context.Process(target=print, args=(store,)).start()
-    assert contents(store) == contents(filled())

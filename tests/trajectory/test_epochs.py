@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -162,16 +163,6 @@ def test_epochs_that_do_not_fit_again_stay_over():
     assert len(walked(epochs)) == 2
 
 
-def test_a_state_in_the_middle_leaves_the_first_loop_alone():
-    epochs = filled().epochs(2, time_steps=2)
-    found = []
-    for epoch in epochs:
-        for chunk in epoch:
-            found.append((chunk.epoch, chunk.index))
-            epochs.state_dict()
-    assert found == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
-
-
 def test_a_state_of_other_epochs_is_refused():
     epochs = filled().epochs(2, time_steps=2, seed=1)
     state = epochs.state_dict()
@@ -198,39 +189,27 @@ def test_a_state_of_other_epochs_is_refused():
 # --- the end --------------------------------------------------------------------------------------
 
 
-def epochs_run(reports: list[list[float]], threshold: float | None = 0.02) -> tuple[int, object]:
-    """How many epochs ran when each chunk's KL divergence was as it says."""
+@pytest.mark.parametrize(
+    ("reports", "threshold", "ran", "kl", "early"),
+    [
+        ([[0.01, 0.02], [0.01, 0.04], [0.0, 0.0]], 0.02, 2, (0.015, 0.025), True),
+        ([[0.0, 0.0], [0.5, 0.5]], 0.02, 2, (0.0, 0.5), False),  # the last epoch
+        ([[0.03, 0.01], [0.02, 0.02]], 0.02, 2, (0.02, 0.02), False),
+        ([[9.0, 9.0], [9.0, 9.0]], None, 2, (9.0, 9.0), False),
+        ([[math.nan, 0.0], [0.0, 0.0]], 0.02, 1, (math.nan,), True),
+        ([[math.nan, 0.0], [0.0, 0.0]], None, 2, (math.nan, 0.0), False),
+    ],
+)
+def test_a_mean_above_the_threshold_ends_the_epochs(reports, threshold, ran, kl, early):
     epochs = filled().epochs(len(reports), time_steps=3, kl_threshold=threshold)
-    ran = 0
+    found = 0
     for epoch, values in zip(epochs, reports, strict=False):
-        ran += 1
+        found += 1
         for chunk, value in zip(epoch, values, strict=True):
             epochs.report_kl(torch.tensor(value), chunk.weight)
     list(epochs)
-    return ran, epochs
-
-
-def test_a_mean_above_the_threshold_ends_the_epochs():
-    ran, epochs = epochs_run([[0.01, 0.02], [0.01, 0.04], [0.0, 0.0]])
-    assert ran == 2
-    assert epochs.kl == pytest.approx((0.015, 0.025))
-    assert epochs.ended_early
-
-
-def test_a_mean_above_the_threshold_in_the_last_epoch_ends_nothing_early():
-    ran, epochs = epochs_run([[0.0, 0.0], [0.5, 0.5]])
-    assert (ran, epochs.kl, epochs.ended_early) == (2, (0.0, 0.5), False)
-
-
-def test_a_mean_within_the_threshold_does_not():
-    ran, epochs = epochs_run([[0.03, 0.01], [0.02, 0.02]])
-    assert (ran, epochs.ended_early) == (2, False)
-    assert not epochs_run([[9.0, 9.0]] * 2, None)[1].ended_early
-
-
-def test_what_is_not_a_number_ends_them():
-    assert epochs_run([[float("nan"), 0.0], [0.0, 0.0]])[0] == 1
-    assert epochs_run([[float("nan"), 0.0], [0.0, 0.0]], None)[0] == 2
+    assert (found, epochs.ended_early) == (ran, early)
+    assert epochs.kl == pytest.approx(kl, nan_ok=True)
 
 
 def test_a_threshold_that_nobody_reports_to_is_an_error():
@@ -420,14 +399,6 @@ def test_a_store_that_changes_meanwhile_ends_the_epochs(change):
         next(epoch)
 
 
-def test_values_of_samples_may_be_put_again_meanwhile():
-    store = filled()
-    epoch = next(store.epochs(1, time_steps=2))
-    next(epoch)
-    store.put(advantages=torch.full((SAMPLES,), 7.0))
-    assert next(epoch)["advantages"].tolist() == [7] * SAMPLES
-
-
 # --- arguments ------------------------------------------------------------------------------------
 
 
@@ -469,32 +440,6 @@ def test_lengths_may_be_a_field_that_was_put_or_whole_numbers_of_any_type():
         assert walked(store.epochs(1, max_tokens=9, lengths=lengths)) == expected
 
 
-@pytest.mark.parametrize(
-    ("lengths", "most", "groups"),
-    [
-        ((5, 3, 4, 6), 9, [(1, 3), (0, 2)]),
-        ((1, 1, 1, 3), 3, [(3,), (0, 1, 2)]),
-        ((3, 3), 3, [(0,), (1,)]),
-        ((0, 2, 0), 2, [(0, 1, 2)]),
-    ],
-)
-def test_a_group_may_be_full_to_the_last_token(lengths, most, groups):
-    assert balanced(lengths, most, None) == groups
-    store = TrajectoryStore(1)
-    store.extend(x=torch.arange(float(len(lengths)))[None])
-    chunks = list(next(store.epochs(1, max_tokens=most, lengths=lengths)))
-    assert [chunk.samples for chunk in chunks] == groups
-    assert [chunk.weight for chunk in chunks] == [sum(lengths[i] for i in g) for g in groups]
-    for chunk in next(store.epochs(1, max_tokens=most, lengths=lengths)):
-        assert chunk["x"].tolist() == [list(chunk.samples)]
-
-
-def test_samples_of_like_length_change_their_group_from_epoch_to_epoch():
-    options = {"max_tokens": 4, "lengths": [2] * SAMPLES, "shuffle": True}
-    groups = {entry[3] for entry in walked(filled().epochs(8, **options)) if 0 in entry[3]}
-    assert groups == {(0, 1), (0, 2), (0, 3)}
-
-
 def test_epochs_that_were_made_under_inference_mode_train():
     store = filled()
     with torch.inference_mode():
@@ -516,11 +461,3 @@ def test_groups_are_within_the_tokens_and_balanced(lengths, most, order):
         assert max(sums) <= most
         assert len(groups) == len(plain)
         assert max(sums) - min(sums) <= max(lengths)
-
-
-def test_a_store_of_one_sample_and_one_step():
-    store = TrajectoryStore(1)
-    store.append(x=torch.ones(1))
-    assert [chunk["x"].tolist() for chunk in next(store.epochs(1, samples=1, shuffle=True))] == [
-        [[1]]
-    ]

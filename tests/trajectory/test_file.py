@@ -19,7 +19,7 @@ import torch
 from memtools import TrajectoryStore
 from memtools._trajectory import mapped
 from tests.kit.children import in_child
-from tests.trajectory.stores import SAMPLES, T, contents, filled, latents, log_probs, walked
+from tests.trajectory.stores import SAMPLES, T, contents, filled, walked
 
 
 @pytest.fixture
@@ -44,28 +44,6 @@ def test_a_file_is_its_owners_and_has_everything(path):
 
 def test_a_limit_is_for_memory_and_not_for_a_file(path):
     assert filled(file=path, limit=1).is_complete
-
-
-@pytest.mark.slow
-def test_a_killed_process_leaves_what_was_appended(path):
-    program = f"""
-import os, signal, torch
-from memtools import TrajectoryStore
-from tests.trajectory.stores import latents, log_probs
-store = TrajectoryStore(6, states=("latents",), file={str(path)!r})
-store.append(latents=latents(0))
-for t in range(3):
-    store.append(latents=latents(t + 1), log_probs=log_probs(t))
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    done = subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2])
-    assert done.returncode == -9
-    store = TrajectoryStore.open(path)
-    assert len(store) == 3
-    for t in range(3, T):
-        store.append(latents=latents(t + 1), log_probs=log_probs(t))
-    store.put(advantages=torch.arange(float(SAMPLES)))
-    assert contents(store) == contents(filled())
 
 
 def test_casts_and_states_go_on_after_it_was_opened(path):

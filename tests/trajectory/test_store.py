@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -42,15 +40,6 @@ def test_an_entry_is_a_copy_of_the_values_at_that_time():
     assert store["x"].tolist() == [[[0, 0]] * 3, [[1, 1]] * 3]
 
 
-def test_whole_fields_are_the_same_as_steps():
-    store = TrajectoryStore(T)
-    store.extend(latents=torch.stack([latents(t) for t in range(T + 1)]))
-    store.extend({"log_probs": torch.stack([log_probs(t) for t in range(4)])})
-    store.extend(log_probs=torch.stack([log_probs(t) for t in range(4, T)]))
-    store.put(advantages=torch.arange(float(SAMPLES)))
-    assert contents(store) == contents(filled())
-
-
 def test_a_rollout_begins_anew_in_the_same_memory():
     store = filled()
     address = store["latents"].data_ptr()
@@ -61,26 +50,6 @@ def test_a_rollout_begins_anew_in_the_same_memory():
     filled(store)
     assert store["latents"].data_ptr() == address
     assert contents(store) == contents(filled())
-
-
-@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.uint8, torch.float64])
-def test_other_dtypes_stay_as_they_come(dtype):
-    store = TrajectoryStore(1)
-    store.append(x=torch.ones(2, 2, dtype=dtype))
-    assert store["x"].dtype == dtype
-    assert store.stats().cast == 0
-
-
-def test_floating_point_fields_are_cast_and_others_are_not():
-    x = torch.tensor([[1 / 3, 1e30]])
-    store = TrajectoryStore(1, dtype="bf16")
-    store.append(x=x, actions=torch.tensor([7]))
-    assert torch.equal(store["x"][0], x.bfloat16())
-    assert store["actions"].dtype == torch.int64
-    assert store.stats().cast == 1
-    by_field = TrajectoryStore(1, dtype={"x": torch.float32})
-    by_field.append(x=x.double(), y=x.double())
-    assert (by_field["x"].dtype, by_field["y"].dtype) == (torch.float32, torch.float64)
 
 
 def test_values_that_fp16_cannot_hold_are_refused_and_counted():
@@ -263,9 +232,3 @@ def test_a_closed_store_says_so():
     with pytest.raises(ValueError, match=r"append\(\) of a TrajectoryStore that is closed"):
         store.append(x=torch.ones(2))
     store.close()
-
-
-def test_the_logger_is_the_packages_own(caplog):
-    with caplog.at_level(logging.ERROR, logger="memtools"):
-        chained(TrajectoryStore(T, states=("latents",)), torch.ones(1000, requires_grad=True))
-    assert caplog.records == []
