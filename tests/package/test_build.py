@@ -164,16 +164,6 @@ def test_free_threaded_python_is_refused_at_import_too():
 
 
 @pytest.mark.slow
-def test_a_warning_ends_the_build_only_where_that_is_asked_for(source):
-    first = sorted((source / "csrc/core").rglob("*.c"))[0]  # the first that is compiled
-    first.write_text(first.read_text() + "static int unused;\n")
-    build = [sys.executable, "setup.py", "-q", "build_ext"]
-    run(*build, cwd=source, **QUICK)
-    said = failure(*build, "--force", cwd=source, **QUICK | {"MEMTOOLS_WERROR": "1"})
-    assert "-Werror=unused-variable" in said
-
-
-@pytest.mark.slow
 def test_a_named_torch_or_toolkit_that_is_not_there_is_an_error(source, tmp_path):
     for name in ("MEMTOOLS_TORCH_DIR", "MEMTOOLS_CUDA_HOME"):
         settings = {name: str(tmp_path / "nowhere")}
