@@ -4,7 +4,6 @@ in the cell, once, and not on the terminal of the server."""
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -128,10 +127,6 @@ PAGE = (PROJECT / "docs" / "guides" / "notebooks.md").read_text()
 BLOCKS = [block.text for block in blocks_of(PAGE) if block.is_program]
 
 
-def masked(text: str) -> list[str]:
-    return re.sub(r"[\d.]+", "0", text).split("\n")
-
-
 @pytest.mark.slow
 def test_the_blocks_of_the_page_run_as_cells_and_write_what_it_shows(tmp_path: Path) -> None:
     executed = Executed(BLOCKS, tmp_path)
@@ -139,11 +134,6 @@ def test_the_blocks_of_the_page_run_as_cells_and_write_what_it_shows(tmp_path: P
     assert "made at In[1]:8" in executed.stream(0, "stderr")
     assert "live.mem" in executed.picture(1)  # drawn again in the same place
     assert (tmp_path / "run.html").stat().st_size > 50_000  # the charts' script alone
-    costs = executed.stream(3, "stdout")
-    rows = re.findall(r"^\| (.+) \| (.+ms, .+KiB) \|$", PAGE, re.MULTILINE)
-    written = [" ".join(line.split()) for line in costs.splitlines()]
-    assert [masked(line) for line in written] == [masked(" ".join(row)) for row in rows]
-    assert all(float(size) <= 30 for size in re.findall(r"([\d.]+) KiB", costs))
 
 
 NAMED = """
