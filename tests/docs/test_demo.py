@@ -58,7 +58,6 @@ SAID: dict[str, tuple[dict[str, Any], str]] = {
         "Finished all 250 updates with at most 431.0 MiB of the 768.0 MiB. The losses are NOT the "
         "same: they differ from update 2.",
     ),
-    "a failure": ({"failed": "Failed with exit status 1."}, "Failed with exit status 1."),
 }
 
 

@@ -87,14 +87,6 @@ def test_the_dataset_of_memtools_has_the_same_items(imitation: Any, files: list[
             np.testing.assert_array_equal(one[name], other[name])
 
 
-def test_a_cache_by_count_has_no_limit_in_bytes(imitation: Any, files: list[Path]) -> None:
-    frames = imitation.Frames(files, cached=1024, floats=True)
-    for index in range(20):
-        frames[index]
-    assert frames.decoded.cache_info().currsize == 20  # 17.6 MiB, of 7.2 kB that were read each
-    assert frames.decoded(files[0], 0).nbytes == HEIGHT * WIDTH * 3
-
-
 def test_actions_past_the_end_do_not_count(imitation: Any, files: list[Path]) -> None:
     item = imitation.Frames(files, cached=1, floats=True)[STEPS - 2]
     assert item["is_pad"].tolist() == [False, False] + [True] * (imitation.CHUNK - 2)
@@ -162,34 +154,7 @@ def test_a_control_group_is_made_where_its_version_allows(
         remover.communicate()
 
 
-def test_where_no_group_may_be_made_nothing_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    measure = load("measure")
-    (tmp_path / "said").write_text("0::/user/job\n")
-    monkeypatch.setattr(measure, "OWN_GROUPS", tmp_path / "said")
-    monkeypatch.setattr(measure, "GROUPS", tmp_path / "is not there")
-    assert not measure.make_group(1024)
-    assert [path.name for path in tmp_path.iterdir()] == ["said"]
-
-
 # --- the recording --------------------------------------------------------------------------------
-
-
-def test_the_grippers_move_on_straight_lines(aloha: Any) -> None:
-    cube = np.array([0.1, 0.5, 0.05])
-    for way in aloha.ways(cube):
-        poses = list(aloha.along(way))
-        assert len(poses) == aloha.STEPS
-        for step, place, rotation, gripper in way[:-1]:
-            np.testing.assert_allclose(poses[step][0], place)
-            np.testing.assert_allclose(poses[step][1], rotation)
-            assert poses[step][2] == gripper
-    left, right = (list(aloha.along(way)) for way in aloha.ways(cube))
-    np.testing.assert_allclose(right[170][0], cube + [0, 0, -0.015])  # takes the cube
-    assert (right[170][2], right[110][2]) == (0, 1)
-    assert (left[310][2], right[310][2]) == (0, 1)  # hands it over
-    np.testing.assert_allclose(right[110][0], (right[90][0] + right[130][0]) / 2)
 
 
 @pytest.mark.parametrize("missing", ["gym_aloha", "mujoco", "OpenGL", "h5py"])

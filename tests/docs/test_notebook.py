@@ -34,7 +34,7 @@ class Executed:
     """The outputs of cells, and what came out on the terminal of the server."""
 
     def __init__(self, cells: list[str], folder: Path) -> None:
-        terminal = folder / "terminal"
+        self.folder, terminal = folder, folder / "terminal"
         words = [sys.executable, "-c", EXECUTE, json.dumps(cells), str(folder), str(terminal)]
         done = subprocess.run(words, cwd=PROJECT, env=ENV, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -94,7 +94,44 @@ def test_the_records_of_the_notebook_draw_themselves(executed: Executed) -> None
     assert max(sizes) <= 30 * 1024
 
 
-CELLS = [
+PAGE = (PROJECT / "docs" / "guides" / "notebooks.md").read_text()
+BLOCKS = [block.text for block in blocks_of(PAGE) if block.is_program]
+
+
+@pytest.mark.slow
+def test_the_blocks_of_the_page_run_as_cells_and_write_what_it_shows(tmp_path: Path) -> None:
+    executed = Executed(BLOCKS, tmp_path)
+    assert "list module attribute __main__.kept" in executed.picture(0)
+    assert "made at In[1]:8" in executed.stream(0, "stderr")
+    assert "live.mem" in executed.picture(1)  # drawn again in the same place
+    assert (tmp_path / "run.html").stat().st_size > 50_000  # the charts' script alone
+
+
+KEPT = """
+import gc, weakref, torch
+def look():
+    global seen
+    made = torch.ones(9)
+    seen = weakref.ref(made)
+    return made
+def fail():
+    global held
+    made = torch.ones(9)
+    held = weakref.ref(made)
+    raise ValueError
+look();
+@@gc.collect(); print(seen() is None); look()
+@@gc.collect(); print(seen() is None)
+@@
+try:
+    get_ipython().run_cell("fail()")
+finally:
+    gc.collect()
+@@gc.collect(); print(held() is None)
+@@get_ipython().run_cell("1/0"); gc.collect(); print(held() is None)
+"""
+
+LINES = [
     """
 import logging, memtools, torch
 monitor = memtools.MemoryMonitor(log="run.mem", print_every=50)
@@ -122,20 +159,6 @@ memtools.read_record("failed.mem")
 """,
 ]
 
-
-PAGE = (PROJECT / "docs" / "guides" / "notebooks.md").read_text()
-BLOCKS = [block.text for block in blocks_of(PAGE) if block.is_program]
-
-
-@pytest.mark.slow
-def test_the_blocks_of_the_page_run_as_cells_and_write_what_it_shows(tmp_path: Path) -> None:
-    executed = Executed(BLOCKS, tmp_path)
-    assert "list module attribute __main__.kept" in executed.picture(0)
-    assert "made at In[1]:8" in executed.stream(0, "stderr")
-    assert "live.mem" in executed.picture(1)  # drawn again in the same place
-    assert (tmp_path / "run.html").stat().st_size > 50_000  # the charts' script alone
-
-
 NAMED = """
 import os, memtools
 os.environ["JPY_SESSION_NAME"] = "work/train.ipynb"  # as Jupyter's server does
@@ -148,54 +171,34 @@ record
 """
 
 
-@pytest.mark.slow
-def test_a_page_and_a_picture_have_the_notebooks_name(tmp_path: Path) -> None:
-    executed = Executed([NAMED], tmp_path)
-    assert "train.ipynb" in executed.picture(0)
-    assert "<title>Memory of train.ipynb</title>" in (tmp_path / "run.html").read_text()
-
-
-KEPT = """
-import gc, weakref, torch
-def look():
-    global seen
-    made = torch.ones(9)
-    seen = weakref.ref(made)
-    return made
-def fail():
-    global held
-    made = torch.ones(9)
-    held = weakref.ref(made)
-    raise ValueError
-look();
-@@gc.collect(); print(seen() is None); look()
-@@gc.collect(); print(seen() is None)
-@@
-try:
-    get_ipython().run_cell("fail()")
-finally:
-    gc.collect()
-@@gc.collect(); print(held() is None)
-@@get_ipython().run_cell("1/0"); gc.collect(); print(held() is None)
-"""
+@pytest.fixture(scope="module")
+def cells(tmp_path_factory: pytest.TempPathFactory) -> Executed:
+    """The cells of KEPT, LINES and NAMED, one after the other in one kernel."""
+    folder = tmp_path_factory.mktemp("cells")
+    return Executed([*KEPT.split("@@"), *LINES, NAMED], folder)
 
 
 @pytest.mark.slow
-def test_a_notebook_keeps_alive_what_the_page_says(tmp_path: Path) -> None:
-    executed = Executed(KEPT.split("@@"), tmp_path)
-    assert executed.stream(1, "stdout") == "True\n"  # a line that ends with ; is not kept
-    assert executed.stream(2, "stdout") == "False\n"
-    assert executed.stream(4, "stdout") == "False\n"
-    assert executed.stream(5, "stdout").endswith("True\n")
+def test_a_notebook_keeps_alive_what_the_page_says(cells: Executed) -> None:
+    assert cells.stream(1, "stdout") == "True\n"  # a line that ends with ; is not kept
+    assert cells.stream(2, "stdout") == "False\n"
+    assert cells.stream(4, "stdout") == "False\n"
+    assert cells.stream(5, "stdout").endswith("True\n")
 
 
 @pytest.mark.slow
-def test_lines_come_out_in_their_cell_once_and_not_on_the_terminal(tmp_path: Path) -> None:
-    executed = Executed(CELLS, tmp_path)
-    assert executed.stream(0, "stderr").count("Memory Usage:") == 2
-    assert executed.stream(1, "stderr").count("INFO:memtools:step 7: Memory Usage:") == 1
-    assert executed.stream(1, "stderr").count("Memory Usage:") == 1
-    assert executed.stream(2, "stderr").count("another monitor writes run.mem already") == 1
-    assert executed.picture(3).startswith("<div")
+def test_lines_come_out_in_their_cell_once_and_not_on_the_terminal(cells: Executed) -> None:
+    first = len(KEPT.split("@@"))
+    assert cells.stream(first, "stderr").count("Memory Usage:") == 2
+    assert cells.stream(first + 1, "stderr").count("INFO:memtools:step 7: Memory Usage:") == 1
+    assert cells.stream(first + 1, "stderr").count("Memory Usage:") == 1
+    assert cells.stream(first + 2, "stderr").count("another monitor writes run.mem already") == 1
+    assert cells.picture(first + 3).startswith("<div")
     for words in ("Memory Usage", "another monitor", "memtools:"):
-        assert words not in executed.terminal
+        assert words not in cells.terminal
+
+
+@pytest.mark.slow
+def test_a_page_and_a_picture_have_the_notebooks_name(cells: Executed) -> None:
+    assert "train.ipynb" in cells.picture(-1)
+    assert "<title>Memory of train.ipynb</title>" in (cells.folder / "run.html").read_text()

@@ -55,12 +55,6 @@ def test_a_page_is_made_of_whole_blocks(page: Path) -> None:
         assert len(block.text.splitlines()) <= 120
 
 
-@pytest.mark.parametrize("page", MIGRATING, ids=lambda page: page.stem)
-def test_a_page_on_migrating_begins_with_what_differs(page: Path) -> None:
-    headings = [line for line in page.read_text().splitlines() if line.startswith("## ")]
-    assert headings[0] == "## What differs"
-
-
 # --- the walk itself ------------------------------------------------------------------------------
 
 PAGE = """
