@@ -2,7 +2,7 @@
 
 The robot, its table and the red cube are the models of the package `gym-aloha`, of which only these
 files are used: `mujoco-core` simulates them. In each episode the right arm takes the cube, which
-lies at another place each time, and hands it over to the left arm. As ACT's authors do, a scripted
+is at another place each time, and hands it over to the left arm. As ACT's authors do, a scripted
 policy first moves the grippers from one pose to the next; the joint angles of that run are then
 replayed as actions of 14 joints, while the camera above the table records:
 
@@ -10,7 +10,7 @@ replayed as actions of 14 joints, while the camera above the table records:
     observations/qpos, qvel   [400, 14] float32; grippers from 0 (closed) to 1 (open)
     action                    [400, 14] float32
 
-It runs once, in a process of its own; what it wrote is kept for other runs. Rendering needs EGL
+It runs once, in its own process; its files are kept for other runs. Rendering needs EGL
 (Debian's libegl1 and libgl1-mesa-dri) or OSMesa (libosmesa6). Shadows are left out, since rendering
 with them takes several times as long.
 

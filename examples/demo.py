@@ -1,13 +1,13 @@
-"""The demo: each example trains as people write such loops, and then with memtools.
+"""The demo: each example trains as such loops are usually written, and then with memtools.
 
     python examples/demo.py                         at most 12 minutes on two cores
     python examples/demo.py --full                  longer runs, all layers, and one more example
     python examples/demo.py --only llm_grpo         one example; after -- come more options for it
 
-Each run has a process of its own and the same stated limit. The demo says in words what happened to
-each run, compares every loss and sample bit for bit, and writes a report of all records. The exit
-code is 1 if an example fails otherwise than by memory, if a run with memtools does not finish, or
-if its losses or samples are not the same.
+Each run has its own process and the same stated limit. The demo prints the result of each run,
+compares every loss and sample bit for bit, and writes a report of all records. The exit code is 1
+if an example fails for another reason than memory, if a run with memtools does not finish, or if
+its losses or samples differ.
 """
 
 from __future__ import annotations

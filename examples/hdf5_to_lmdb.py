@@ -5,9 +5,8 @@
 
 Every frame of every dataset of numbers becomes one record, as it is stored: a row of JPEG bytes
 stays one. Datasets of texts, and of rows of different lengths, are named and left out. The database
-is written in transactions of some megabytes, and each of them says how far it goes. So a conversion
-that was killed goes on where it was when the same command is given again. At the end every frame is
-read from both sides and compared.
+is written in transactions of some megabytes, which record how far they go. So the same command
+continues a conversion that was killed. At the end every frame is read from both sides and compared.
 
 `read_frame` shows how a data set reads it:
 
@@ -156,7 +155,7 @@ class Conversion:
         return json.dumps([VERSION, files, [sorted(of) for of in self.datasets]])
 
     def begin(self, environment: lmdb.Environment) -> Place:
-        """Where to go on: the beginning of an empty database."""
+        """Return the place to continue at: the beginning of an empty database."""
         plan = self.plan().encode()
         with environment.begin(write=True) as writing:
             found = writing.get(b"plan")
@@ -285,7 +284,7 @@ def convert(
     map_size: int | None = None,
     commit_bytes: int = 16 * MIB,
 ) -> int:
-    """Convert, or go on with it, and verify. Returns how many frames the database has.
+    """Convert, or continue a conversion, and verify. Returns the number of frames in the database.
 
     Raises ConversionError with one sentence; what was written before stays, and counts.
     """

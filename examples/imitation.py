@@ -1,15 +1,15 @@
 """Imitation from camera images and joint angles: the ALOHA two-arm robot hands over a cube.
 
 The episodes are those that `aloha.py` records: 400 steps each, 14 joints and a camera of 480x640.
-The policy is like ACT: it sees one image and the angles of the joints, and says the next 50
-actions. Images pass four strided convolutions; a small transformer does the rest.
+The policy is like ACT: it sees one image and the angles of the joints, and outputs the next
+50 actions. Images pass four strided convolutions; a small transformer does the rest.
 
-A frame takes 24 kB in its file and 900 kB decoded. What differs is who holds how many of them; the
-policy, the samples and the loop are the same, and so are the losses, to the last bit:
+A frame takes 24 kB in its file and 900 kB decoded. The variants differ in how many of them are
+kept; the losses are the same to the last bit:
 
     --data usual      the last 1,024 decoded frames in an `lru_cache` of each worker, and as many
                       batches of floats ahead as a DataLoader prefetches by default
-    --data by-hand    48 frames, and one batch of bytes for each worker: somebody worked it out
+    --data by-hand    48 frames, and one batch of bytes for each worker, worked out by hand
     --data memtools   a cache with a limit in bytes, and batches of bytes with a limit in bytes
 
     python examples/imitation.py --data usual        # and again with: --data memtools

@@ -5,8 +5,8 @@ number in each answer, which is its reward, and one update makes rewarded answer
 worked problems are the long part: with the question some 270 tokens, which all 16 answers begin
 with.
 
-What differs is how the answers are sampled. Everything else is the same code, and the samples and
-losses are the same to the last bit:
+The variants differ in how the answers are sampled. The samples and losses are the same to the last
+bit:
 
     --cache naive      model.generate(..., num_return_sequences=16): the prompt is computed 16
                        times, and 16 copies of its keys and values are kept
@@ -219,7 +219,7 @@ def main() -> None:
     parser.add_argument("--train-layers", type=int, default=2, help="the last so many; 0: all")
     parser.add_argument("--micro-batch", type=int, default=1, help="answers per backward pass")
     parser.add_argument("--lr", type=float, default=1e-5)
-    parser.add_argument("--model", metavar="FOLDER", help="kept there; default: made anew")
+    parser.add_argument("--model", metavar="FOLDER", help="keep it there; default: make it again")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--progress", action="store_true", help="print more often, for the demo")

@@ -1,7 +1,7 @@
-"""What the examples measure about themselves, so that their loops hold only what trains.
+"""Measurements of the examples, so that their loops contain only the training.
 
-The demo compares two runs of an example by what is written here: each loss as an exact float, a
-hash of everything that was sampled, and how much memory and processor time it took.
+The demo compares two runs of an example by these: each loss as an exact float, a hash of all
+samples, and the memory and processor time of the run.
 """
 
 from __future__ import annotations

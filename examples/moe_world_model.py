@@ -5,11 +5,11 @@ actions (`--env Pendulum-v1` needs no MuJoCo). After every step the agent update
 from its replay buffer: it encodes the first observation, rolls the latent forward, and learns to
 predict the next latents, the rewards and the values along the way.
 
-The dynamics send every row through the best 2 of 8 experts, and every block keeps its gates, since
-a router that collapses has to be noticed. Kept in a Python list, as it is usually written, that
-record grows until the machine is out of memory; and every 100th update collects garbage, whether
-there is any or not. memtools changes four lines, marked `memtools 1` to `4` below. With the same
-seed both variants train to the same losses, to the last digit:
+The dynamics send every row through the best 2 of 8 experts, and every block keeps its gates, to
+notice a router that collapses. Kept in a Python list, as usual, that record grows until the machine
+is out of memory; and every 100th update collects garbage. memtools changes four lines, marked
+`memtools 1` to `4` below. With the same seed both variants train to the same losses, to the last
+digit:
 
     python examples/moe_world_model.py --history list        # and again with: --history memtools
 """

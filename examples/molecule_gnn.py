@@ -1,16 +1,16 @@
-"""A graph network that tells the elements of real molecules, of any size, from where atoms are.
+"""A graph network that predicts the elements of real molecules, of any size, from positions.
 
 The molecules are those of the wwPDB's Chemical Component Dictionary (`molecules.py`). The network
 sees distances and bonds; every pair of atoms of a molecule sends messages both ways, so that memory
 goes with the square of its size. Most have some 25 atoms. The largest of the dictionary, the
 tungstate wheel P8 W48 O184, has 240, and takes what 75 usual ones take.
 
-As such loops are mostly written, so many molecules are a batch and so many batches an update: the
-loss of each is a mean, divided by their number; empty_cache() is called at every 10th; and the last
-update, which is shorter, is scaled as if it were full. The one batch with the wheel ends that run,
-under a limit (`--limit`, which the allocator really meets) that all others stay well below. With
-memtools (`memtools 1` to `6` below) an update is cut by numbers of atoms, into less where that does
-not fit, and its gradient is the mean over its atoms:
+In the usual loop, an update has a number of batches and a batch a number of molecules: the loss of
+each batch is a mean, divided by their number; empty_cache() is called at every 10th batch; and the
+last update, which is shorter, is scaled as if it were full. The batch with the wheel ends that run
+under a limit (`--limit`, which is enforced) that all others stay well below. With memtools
+(`memtools 1` to `6` below) an update is cut by numbers of atoms, into smaller parts if necessary,
+and its gradient is the mean over its atoms:
 
     python examples/molecule_gnn.py --memory naive        # and again with: --memory memtools
 """

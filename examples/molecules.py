@@ -2,8 +2,8 @@
 
 The dictionary has 49,086 components (ligands, cofactors, sugars, modified residues) with the
 coordinates of a deposited structure; 46,844 have all of those, and 6 to 240 atoms beside hydrogen.
-Read as text, its columns take 700 MB, so that this is a program of its own: it writes those
-molecules that are asked for, in a file of a megabyte, and ends.
+Its columns take 700 MB when they are read as text, so this is a separate program, which writes the
+requested molecules into a file of a megabyte.
 
     python examples/molecules.py molecules.npz --train 1000 --valid 200 --seed 0
 """

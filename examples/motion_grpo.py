@@ -2,11 +2,11 @@
 
 The policy makes motions of a humanoid, 196 frames of 263 numbers, out of noise in 50 steps. It has
 seen 20 clips of people (`motions.py`, `motion_policy.py`), and makes 4 motions in the manner of
-each of 2 clips. A program tells how fast the foot that stands slides over the ground: the less, the
+each of 2 clips. A program measures how fast the standing foot slides over the ground: the less, the
 higher the reward. The latents of all steps, [50 + 1, 8, 263, 1, 196], are kept for three epochs of
 updates, which end early where the policy has gone too far from the one that sampled (KL).
 
-What differs is how the latents are kept. The losses are the same to the last bit:
+The variants differ in how the latents are kept. The losses are the same to the last bit:
 
     --rollout published    in a list, as they come out of the policy: each has the graph of all
                            steps before it, which is in memory until the last epoch is over

@@ -1,8 +1,8 @@
 """The diffusion policy of motion_grpo.py: a transformer that takes noise out of motions.
 
 It is pretrained on real clips (`motions.py`) in the usual way: noise is added to a motion, and the
-network tells the motion. This program does that once, in a process of its own, so that a run that
-is measured does not hold what pretraining needs, and keeps the weights in the cache folder.
+network predicts the motion. This program does that once, in its own process, so that a measured run
+does not hold the memory of pretraining, and keeps the weights in the cache folder.
 
     python examples/motion_policy.py
 """
@@ -36,15 +36,15 @@ PRETRAIN_STEPS, PRETRAIN_BATCH, PRETRAIN_LR = 200, 16, 2e-3
 
 def schedule() -> tuple[Tensor, ...]:
     """Of each step, from the noisiest to the last: how much of the motion is in x, how much of the
-    motion told and of x is in the mean of the next x, and how that is spread."""
+    predicted motion and of x is in the mean of the next x, and how that is spread."""
     t = torch.arange(STEPS + 1, dtype=torch.float64) / STEPS
     kept = (math.pi / 2 * (t + 0.008) / 1.008).cos().square().clamp(1e-4, 1 - 1e-4)
     now, then = kept[1:], kept[:-1]
     beta = 1 - now / then
-    told = then.sqrt() * beta / (1 - now)
+    predicted = then.sqrt() * beta / (1 - now)
     same = (1 - beta).sqrt() * (1 - then) / (1 - now)
     spread = (beta * (1 - then) / (1 - now)).sqrt().clamp(min=LEAST_NOISE)
-    return tuple(values.flip(0).float() for values in (now, told, same, spread))
+    return tuple(values.flip(0).float() for values in (now, predicted, same, spread))
 
 
 class Block(nn.Module):
@@ -70,7 +70,7 @@ class MotionPolicy(nn.Module):
     which is to be like the recording `clip` [n]."""
 
     kept: Tensor
-    told: Tensor
+    predicted: Tensor
     same: Tensor
     spread: Tensor
     mean: Tensor
@@ -82,7 +82,7 @@ class MotionPolicy(nn.Module):
         self.place = nn.Parameter(0.02 * torch.randn(FRAMES // PATCH, WIDTH))
         self.clip, self.step = nn.Embedding(CLIPS, WIDTH), nn.Embedding(STEPS, WIDTH)
         self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)), nn.LayerNorm(WIDTH))
-        for name, values in zip(("kept", "told", "same", "spread"), schedule(), strict=True):
+        for name, values in zip(("kept", "predicted", "same", "spread"), schedule(), strict=True):
             self.register_buffer(name, values.view(-1, 1, 1, 1))
         self.register_buffer("mean", torch.zeros(FEATURES, 1, 1))
         self.register_buffer("std", torch.ones(FEATURES, 1, 1))
@@ -90,13 +90,13 @@ class MotionPolicy(nn.Module):
     def forward(self, x: Tensor, step: Tensor, clip: Tensor) -> Tensor:
         tokens = x.squeeze(2).transpose(1, 2).reshape(len(x), -1, PATCH * FEATURES)
         h = self.into(tokens) + self.place + (self.step(step) + self.clip(clip))[:, None]
-        told: Tensor = self.out(self.blocks(h))
-        frames = told.reshape(len(x), FRAMES, FEATURES)
+        predicted: Tensor = self.out(self.blocks(h))
+        frames = predicted.reshape(len(x), FRAMES, FEATURES)
         return frames.transpose(1, 2).unsqueeze(2).contiguous()
 
     def next_mean(self, x: Tensor, step: Tensor, clip: Tensor) -> Tensor:
         """The mean of what x becomes in this step."""
-        mean: Tensor = self.told[step] * self(x, step, clip) + self.same[step] * x
+        mean: Tensor = self.predicted[step] * self(x, step, clip) + self.same[step] * x
         return mean
 
     def log_prob(self, new: Tensor, mean: Tensor, step: Tensor) -> Tensor:

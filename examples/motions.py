@@ -143,7 +143,7 @@ class Clip:
     def at(self, times: Array) -> tuple[Array, dict[str, Array]]:
         """Where the root is [n, 3], and how each joint is turned [n, 4], at these times.
 
-        A clip that loops goes on where it ended, turned as it had turned. Another one stands still.
+        A clip that loops continues where and how it ended. Another one stands still.
         """
         end = self.times[-1]
         rounds = np.floor(times / end) if self.loops else np.zeros(len(times))
