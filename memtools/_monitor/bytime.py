@@ -7,12 +7,12 @@
                         └──► findings with bytes a second, and seconds until the limit
 
 A script that collects data, or serves requests, has no point that comes again and again. Its memory
-is read at any moment, so that more of what is read is noise; the leak test and the census tell that
-apart as they do for steps. Where a program's start ends nobody knows either: nothing is said before
-it has grown for 13 s, or 40 s where torch is there, as such a program is about to make steps; what
-grew until the first of them is taken back.
+is read at any moment, so more of what is read is noise, which the leak test and the census filter
+as they do for steps. The end of a program's start is not known either: nothing is reported before
+it has grown for 13 s, or 40 s if torch is imported, because such a program is about to make steps.
+What grew until the first of them is taken back.
 
-No callback of the program runs on this thread, no finalizer, and nothing of the logger.
+No callback of the program runs on this thread, no finalizer, and no handler of the logger.
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ from memtools._base import torch as bridge
 from memtools._leak.finding import LeakFinding
 from memtools._monitor.leakwatch import FIRST_LOOK, LeakWatch
 
-TICK = 0.2  # seconds, that are a step
-START, START_OF_TORCH = 1.0, 27.0  # seconds of a program in which nothing is looked at
-SPOKEN = 64  # ticks after which something is said
+TICK = 0.2  # A step is so many seconds.
+#: A program is not looked at in its first so many seconds; in the second number, if it uses torch.
+START, START_OF_TORCH = 1.0, 27.0
+QUIET = 64  # Nothing is reported in the first so many ticks.
 
 
 class ByTime:
     """Looks until the program makes steps, or `close`.
 
     Args:
-        steps: how many steps were made so far.
+        steps: returns how many steps were made so far.
         make: makes a LeakWatch, given the seconds of its steps and whether it is to look at child
             processes alone. Called on the thread, as all of it but `close` and `findings`.
-        complain: what gives notice of a failure, by a key and a text.
+        complain: reports a failure, by a key and a text.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class ByTime:
         process.start_thread(self._run)
 
     def findings(self) -> tuple[LeakFinding, ...]:
-        """What was said, and stands."""
+        """The findings that were reported, and stand."""
         watch = self._watch
         return () if watch is None or watch.is_quiet else watch.findings()
 
@@ -72,7 +73,7 @@ class ByTime:
             return
         self._is_over = True
         self._sleeps.release()
-        # A look that goes on is waited for, but for one that waits for whoever calls this.
+        # Wait for a look that goes on, but not for one that waits for this call.
         if self._watch is not None and self._busy.acquire(timeout=2.0):
             self._watch.close()
 
@@ -92,7 +93,7 @@ class ByTime:
                     return
 
     def tick(self, now_ns: int) -> bool:
-        """Look if it is time to. Returns False where there is nothing more to do."""
+        """Look if that is due. Returns False if there is nothing more to do."""
         steps = self._steps()
         if steps >= FIRST_LOOK:
             self._withdraw()
@@ -103,7 +104,7 @@ class ByTime:
         start = START_OF_TORCH if "torch" in sys.modules else START
         if now_ns - self._begun_ns < 1e9 * start or _imports_torch():
             if self._watch is not None:
-                self._watch.interrupt()  # torch has come, and steps may do so soon
+                self._watch.interrupt()  # torch is imported, so steps may begin soon
             return True
         if self._watch is None:
             self._looks_since_ns = now_ns
@@ -112,8 +113,8 @@ class ByTime:
         ticks = int((now_ns - self._looks_since_ns) / (1e9 * TICK))
         if ticks >= self._watch.due_step or now_ns >= self._watch.due_ns > 0:
             self._watch.look(ticks)
-        if ticks >= SPOKEN:
-            self._watch.speak()
+        if ticks >= QUIET:
+            self._watch.end_quiet()
         return True
 
     def _withdraw(self) -> None:
@@ -123,7 +124,7 @@ class ByTime:
 
 
 def _imports_torch() -> bool:
-    """Whether the program is importing torch now: nobody can ask it for a tensor yet."""
+    """Whether the program is importing torch now: it cannot be used yet."""
     spec = getattr(sys.modules.get("torch"), "__spec__", None)
     return "torch" in sys.modules and (
         bool(getattr(spec, "_initializing", False)) or bridge.loaded() is None

@@ -7,8 +7,8 @@
                  │              ▼
                  │        judge.findings_of(Evidence) ──► Ledger ──► what is new ──► Reporter
                  │  between looks, as often as a reading is cheap
-                 ├──────► Sensor: even readings for the test that tells a leak from a warm-up
-                 │  a finding stands, and where it was made is not known
+                 ├──────► Sensor: even readings for the test that separates a leak from a warm-up
+                 │  a finding stands, and its line is not known
                  └──────► Tracing, for some steps: the line that makes what stays
 
 A look is taken inside step(), so that the loss, the batch and the graph of a step are alive in
@@ -68,7 +68,7 @@ class Schedule:
         self._first: tuple[int, int] | None = None  # the first step, and when that was
 
     def begin(self, step: int) -> bool:
-        """A step has ended. Returns whether it is the first."""
+        """Note that a step has ended. Returns whether it is the first."""
         if self._first is not None:
             return False
         self._first = step, time.monotonic_ns()
@@ -80,7 +80,7 @@ class Schedule:
         return (time.monotonic_ns() - begun) / max(1, step - first)
 
     def passed(self, step: int) -> None:
-        """A look was taken. The next one is where the gaps, each of them twice, lead to."""
+        """Plan the next look after one at this step: each gap comes twice, then doubles."""
         while self.next <= step:
             self.next += self._gap
             if self._half:
@@ -88,11 +88,12 @@ class Schedule:
             self._half = not self._half
 
     def again(self, step: int) -> None:
-        """Begin again, as after the first look."""
+        """Look as densely as after the first look."""
         self.next, self._gap, self._half = step + 8, 8, True
 
     def soon(self, step: int) -> None:
-        """Somebody new grows. In a run that has gone on for long, who it is takes some looks."""
+        """Look densely again, because something new grows: to name it in a long run takes some
+        looks."""
         if not self.is_dense(step) and self.next > step + 8:
             self.again(step)
 
@@ -125,19 +126,20 @@ class Schedule:
 class LeakWatch:
     """Looks, judges and remembers what stands.
 
-    `look` is for the main thread, at the end of a step. All else may be asked at any time.
+    Call `look` on the main thread, at the end of a step. All other methods may be called at any
+    time.
 
     Args:
-        signals: what is read.
-        limits: where the signals end.
+        signals: the signals to read.
+        limits: the limits of these signals.
         reporter: reports what is found.
         census: makes the census of the heap; None: the heap is not walked.
-        children: the child processes; None, the default: nothing is known of them.
+        children: the child processes; None, the default: they are not read.
         origin: the step after which the run begins, 0 by default.
-        seconds: how long a step is, where steps are nothing but time. Then looks are taken on
-            another thread than the program's, at any point of it, and what they find is reported
-            by the second. None, the default: steps are the program's own.
-        tracing: finds the line that makes what grows; None, the default: that is not asked.
+        seconds: the length of a step if steps are ticks of time. Then looks are taken on another
+            thread than the program's, at any point of it, and rates are reported by the second.
+            None, the default: steps are the program's own.
+        tracing: finds the line that makes what grows; None, the default: lines are not looked for.
     """
 
     def __init__(
@@ -152,7 +154,7 @@ class LeakWatch:
         seconds: float | None = None,
         tracing: Tracing | None = None,
     ) -> None:
-        #: when to look again, in steps: reads nothing before, but as `due_ns` says
+        #: the step of the next call of `look`; before it, `due_ns` alone may be due
         self.due_step = origin + 1
         #: whether nothing is reported yet, and nothing recorded
         self.is_quiet = False
@@ -175,7 +177,7 @@ class LeakWatch:
 
     @property
     def is_traced(self) -> bool:
-        """Whether the step that begins is one that is traced."""
+        """Whether the step that begins is traced."""
         return self._tracing is not None and self._tracing.is_open
 
     @property
@@ -270,9 +272,9 @@ class LeakWatch:
         self._report(self._ledger.end(self._sensor.points, step))
 
     def _look_last(self, last: int) -> None:
-        """The run ends between two looks, and by its readings something has grown that nobody has
-        spoken of: look once more. The bytes are those of the newest step that was read, as what the
-        program does after its loop is no growth of its steps; who holds them, a walk tells now."""
+        """Look once more at the end of a run, if something has grown since the newest look that is
+        not reported. The bytes are those of the newest step that was read, because what the program
+        does after its loop is not growth of its steps. A walk finds the holders now."""
         if self._is_over or self._seconds is not None or not self._sensor.looks:
             return
         known = {one.part for one in self._ledger.findings()}
@@ -297,9 +299,9 @@ class LeakWatch:
     # --- judgement ---
 
     def _judge(self, step: int, *, is_walked: bool) -> None:
-        # Where a census has failed, for want of memory for example, those whom it named stay named.
+        # If a census has failed, for want of memory for example, the holders that it named stay.
         if not self._walks.are_on and not self._ledger.has_holders():
-            is_walked = True  # nobody looks, and nobody is known
+            is_walked = True  # the heap is not walked, and no holder is known
         seen = self._sensor.known(step)
         workers = self._ask_workers(seen)
         found = findings_of(
@@ -333,7 +335,7 @@ class LeakWatch:
         self._report([*withdrawn, *news, *self._ledger.end(points, step)], replaced=replaced)
 
     def _ask_workers(self, seen: Looks) -> Sequence[LeakFinding]:
-        """What workers have found out."""
+        """Return what workers have found out."""
         return self._children.ask(
             self._sensor.points.slope("children", seen.since),
             seen.step if self._seconds is None else 0,
@@ -385,8 +387,8 @@ class LeakWatch:
     # --- what is reported ---
 
     def _report(self, news: Sequence[LeakFinding], replaced: Sequence[LeakFinding] = ()) -> None:
-        """Report what is new. Those that are `replaced`, because their holder is known now, are not
-        printed: people read the holder."""
+        """Report what is new. Findings that are `replaced`, because their holder is known now, are
+        not printed: the holder is."""
         for finding in (*replaced, *news):
             if self._is_over or self.is_quiet:  # a callback has stopped the monitor
                 return
@@ -399,14 +401,14 @@ class LeakWatch:
             self._reporter.record(self._as_read(finding))
 
     def _as_read(self, finding: LeakFinding) -> LeakFinding:
-        """As users read it: with what to do, and by the second where steps are nothing but time."""
+        """The finding as users read it: with advice, and by the second if steps are ticks."""
         if self._seconds is not None:
             finding = replace(finding, first_step=None, since_step=None, steps_left=None)
             if finding.per == "step":
                 finding = replace(finding, per="s", rate_bytes=finding.rate_bytes / self._seconds)
         return replace(finding, advice=advice_for(finding))
 
-    def speak(self) -> None:
+    def end_quiet(self) -> None:
         """Report what stands and goes on, and from then on what is new."""
         if self.is_quiet and any(map(self._goes_on, self._ledger.findings())):
             self.is_quiet = False
@@ -420,12 +422,12 @@ class LeakWatch:
     # --- the end ---
 
     def interrupt(self) -> None:
-        """Do not look for a while: nothing that slows the program is to be on."""
+        """Turn off what slows the program: there will be no looks for a while."""
         if self._tracing is not None:
             self._tracing.interrupt()
 
     def withdraw(self) -> None:
-        """Look no more: what was found has been a part of something else."""
+        """Look no more, and take back what was found: it was the program's start."""
         self.leave()
         for finding in self._ledger.findings() if not self.is_quiet else ():
             self._reporter.report(self._as_read(replace(finding, over=True)))
@@ -438,27 +440,27 @@ class LeakWatch:
         self._children.close()
 
     def close(self, step: int = 0) -> None:
-        """The run ends, after so many steps: a last look where something has grown since the newest
-        one, and the record gets what stands, with the newest figures."""
+        """End the run, after so many steps: look once more if something has grown since the newest
+        look, and record what stands, with the newest figures."""
         try:
             self._look_last(max(step, self._step))
         finally:
             self.leave()
         if self.is_quiet and self._step >= START_BY_TIME:
-            self.speak()
+            self.end_quiet()
         if self._sensor.looks and not self.is_quiet:
             self._forecast(self._step)
             for finding in self.findings():
                 self._reporter.record(finding)
 
-    # --- what is asked ---
+    # --- results ---
 
     def findings(self) -> tuple[LeakFinding, ...]:
-        """What stands, the worst first."""
+        """The findings that stand, the worst first."""
         return tuple(map(self._as_read, self._ledger.findings()))
 
     def verdicts(self) -> list[LeakVerdict]:
-        """What the leak test says of each part of memory, by its signals alone: `fills` where
+        """The verdict of the leak test on each part of memory, by its signals alone: `fills` if
         containers with a bound take what grows."""
         filled = dict.fromkeys(self._sensor.parts, 0.0)
         for one in self._ledger.findings():

@@ -1,10 +1,10 @@
 """The readings of a leak test: at looks, and between them as often as they are cheap.
 
     at a look ──────► Points: each signal at the same point of a step ──► Looks, for the judge
-    between looks ──► LeakDetector: even readings for the test that tells a leak from a warm-up
+    between looks ──► LeakDetector: even readings for the test that separates a leak from a warm-up
 
-What memtools itself does to memory (walks, collections of garbage, traced steps) is left out of the
-books: `with sensor.left_out():`.
+What memtools itself does to memory (walks, collections of garbage, traced steps) is not counted:
+`with sensor.left_out():`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from memtools._leak.judge import THRESHOLDS
 from memtools._leak.series import Looks, Points, since_of
 from memtools._monitor.signals import COUNTED, Limits, Signal
 
-LARGE_SHARE, LARGE = 0.01, 1 << 20  # of the limit, and bytes: growth that is looked at at once
+#: Growth of this share of the limit, and so many bytes, causes a look at once.
+LARGE_SHARE, LARGE = 0.01, 1 << 20
 IN_USE = ("heap", "python")
 
 
@@ -30,16 +31,16 @@ class Sensor:
     """Reads the signals of a run, and keeps what they were.
 
     Args:
-        signals: what is read.
-        limits: where they end.
-        noisy: whether readings are not of the same point of a step, and are taken on a thread of
-            their own; by default False.
+        signals: the signals to read.
+        limits: the limits of what they read.
+        noisy: whether readings are taken on a thread of their own, at any point of a step; False by
+            default.
     """
 
     def __init__(self, signals: Sequence[Signal], limits: Limits, *, noisy: bool = False) -> None:
         self.signals, self._limits = list(signals), limits
         self._detector = LeakDetector()
-        #: the same readings for each part of memory that may grow by itself
+        #: the leak test of each part of memory that may grow by itself, over the same readings
         self.parts = {
             name: part_of(self._detector, (name,)) for name in ("children", "shm", "device")
         }
@@ -51,17 +52,18 @@ class Sensor:
         self.due_ns = 0
         self._counted = [signal for signal in self.signals if signal.name in COUNTED]
         self._is_even = False  # readings are even in steps by now
-        self._seen: dict[str, int] = {}  # what is watched between looks, at the last look
+        self._seen: dict[str, int] = {}  # what is watched between looks, as of the last look
         self._declared: dict[str, dict[str, Any]] = {}
 
     # --- readings ---
 
     def read(self, step: int, *, skips: str = "") -> dict[str, int]:
-        """One reading of each signal, for the test and for the caller, who adds it to the points.
+        """Read each signal once, for the leak test. Returns the bytes by signal, which the caller
+        adds to the points.
 
         Args:
-            step: that ends now.
-            skips: the name of a signal that tells nothing now.
+            step: the step that ends now.
+            skips: the name of a signal that must not be read now; "", the default: none.
         """
         known: dict[str, int] = {}
         now = time.monotonic_ns()
@@ -77,7 +79,7 @@ class Sensor:
         return known
 
     def read_newest(self) -> int:
-        """Enter the newest readings as those of a look. Returns their step."""
+        """Add the newest readings to the points, as those of a look. Returns their step."""
         step = self.newest_step()
         newest = [signal for signal in self.signals if signal.newest[0] >= step]
         known = {one.name: one.newest[1] for one in newest}
@@ -85,16 +87,16 @@ class Sensor:
         return step
 
     def newest_step(self) -> int:
-        """The step to which what is in use is known."""
+        """The step of the newest readings of what is in use."""
         return min(signal.newest[0] for signal in self.in_use() or self.signals)
 
     def read_counted(self, step: int) -> None:
-        """Read what torch counts anyhow, which costs next to nothing."""
+        """Read the counters of torch, which costs next to nothing."""
         for signal in self._counted:
             self._feed(signal, step, signal.read())
 
     def read_cheap(self, step: int, now: int) -> None:
-        """Read the signals that have rested long enough. In the first steps more often."""
+        """Read the signals that are due. In the first steps that is more often."""
         for signal in self.signals:
             if signal in self._counted and not self._is_even:
                 continue
@@ -106,13 +108,13 @@ class Sensor:
         self.due_ns = min(signal.due for signal in self.signals)
 
     def rest(self) -> None:
-        """A look was taken: signals rest after it, not beside it."""
+        """Read no signal for a while, because a look has read them all."""
         now = time.monotonic_ns()
         for signal in self.signals:
             signal.due = now + self._pause * signal.cost_ns
 
     def begin_units(self, step: int, step_ns: float) -> None:
-        """From this step on readings are even in steps, whatever one costs."""
+        """Read at even distances in steps from this step on, whatever a reading costs."""
         if not self._is_even:
             self._is_even = True
             for signal in self.signals:
@@ -120,12 +122,12 @@ class Sensor:
 
     @property
     def _pause(self) -> int:
-        """Readings of the first steps are denser, as there are few."""
+        """The pause after a reading. It is shorter in the first steps, as there are few."""
         return Signal.PAUSE if self._is_even else Signal.PAUSE // 8
 
     @property
     def every(self) -> int:
-        """In how many of the first steps something is read."""
+        """In the first steps something is read at every so many of them."""
         return 1 if any(signal.name == "device" for signal in self._counted) else 4
 
     def _feed(self, signal: Signal, step: int, size: int | None) -> None:
@@ -134,8 +136,8 @@ class Sensor:
 
     @contextmanager
     def left_out(self) -> Iterator[None]:
-        """Do not count what the block adds to memory, or gives back. In it Python does not collect
-        the garbage of the program by itself: nobody would see that go."""
+        """Do not count what the block adds to memory, or frees. In it Python does not collect the
+        garbage of the program by itself, because that would not be counted either."""
         is_on = gc.isenabled() and not self._is_noisy
         before = [signal.read() for signal in self.signals]
         if is_on:
@@ -162,7 +164,7 @@ class Sensor:
         return points[-1][1] if points else 0
 
     def known(self, step: int) -> Looks:
-        """What is known after the look at this step."""
+        """What the looks show after the look at this step."""
         verdicts = {name: detector.verdict() for name, detector in self.parts.items()}
         grades = {name: verdict.kind for name, verdict in verdicts.items()}
         tested = {
@@ -173,16 +175,16 @@ class Sensor:
         return Looks(step, self.looks, self.points, grades, tested)
 
     def paces(self, step: int) -> dict[str, float]:
-        """How fast each part of memory grows now, in bytes a step."""
+        """Bytes a step by which each part of memory grows now."""
         since = self.since(step)
         return {part: self.points.pace(part, since).rate for part in self.parts}
 
     def since(self, step: int) -> int:
-        """The step from which on slopes are taken at this step."""
+        """The first step whose points count for a slope at this step."""
         return since_of(self.looks, step)
 
     def grows(self) -> bool:
-        """Whether anything that counts grows: since the first look, or lately."""
+        """Whether memory as a whole grows, since the first look or since one of the last."""
         rates = [self.points.slope("all")]
         rates += [self.points.slope("all", since) for since in self.looks[-3:-1]]
         return max(rates) >= THRESHOLDS.least_rate
@@ -194,11 +196,11 @@ class Sensor:
     # --- growth that does not wait ---
 
     def note_seen(self) -> None:
-        """Growth until the next look counts from here on."""
+        """Count growth until the next look from here on."""
         self._seen = self._glance()
 
     def _glance(self) -> dict[str, int]:
-        """What the sampler and torch count anyhow: it costs some 0.3 us to read."""
+        """The counters of the sampler and of torch, which take some 0.3 us to read."""
         found = {"used": self._limits.used()}
         found |= {one.name: one.read() for one in self._counted if one.name == "device"}
         return {name: size for name, size in found.items() if size is not None}

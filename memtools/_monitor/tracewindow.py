@@ -53,7 +53,7 @@ TRACEMALLOC, TORCH, DISPATCH = "tracemalloc", "torch's reports", "a dispatch mod
 
 
 class BlocksLike(Protocol):
-    """What a window needs of memtools._core.Blocks, which hears of torch's blocks on the host."""
+    """The methods of memtools._core.Blocks, the table of torch's host blocks, used by a window."""
 
     @property
     def is_on(self) -> bool: ...
@@ -68,7 +68,8 @@ class _PythonBlocks:
     """Python's and NumPy's blocks, by tracemalloc.
 
     Args:
-        blocks: of torch; storages that are not among them count as well. None, the default: none.
+        blocks: torch's blocks: storages that are not among them count as well. None, the default:
+            storages do not count.
     """
 
     name, stopped = TRACEMALLOC, STOPPED
@@ -84,14 +85,14 @@ class _PythonBlocks:
         self._is_too_slow = False
 
     def begin(self) -> str:
-        """Start tracing, by one frame; "" or why not."""
+        """Start to trace one frame of each block. Returns "", or why not."""
         if self._module.is_tracing():
             return PROGRAMS_OWN
         self._start = self._module.start
         return "" if self._begin(1) else PROGRAMS_OWN
 
     def _begin(self, frames: int) -> bool:
-        """False where the program, on another thread, has started its own meanwhile."""
+        """Returns False if the program, on another thread, has started its own meanwhile."""
         self._module.start = self._hand_over
         if self._module.is_tracing():
             self._module.start = self._start
@@ -101,8 +102,8 @@ class _PythonBlocks:
         return True
 
     def go_on(self, slower: float) -> str:
-        """Begin anew with as many frames as the program can bear, where a step took so many times
-        as long with one; "" or why not."""
+        """Start again with as many frames as the program can bear, if a step took so many times as
+        long with one. Returns "", or why not."""
         if self._is_too_slow:
             return TOO_SLOW
         if not self.is_ours:
@@ -114,20 +115,21 @@ class _PythonBlocks:
         return TOO_SLOW
 
     def _hand_over(self, *args: Any, **kwargs: Any) -> None:
-        """What the program starts while ours is on is the program's from here on."""
+        """tracemalloc.start() while ours is on: the tracing is the program's from here on."""
         self.end()
         self._start(*args, **kwargs)
 
     @property
     def is_ours(self) -> bool:
-        """Whether what is traced now was started here."""
+        """Whether tracemalloc is on, and was started here."""
         module = self._module
         is_on = self._is_on and module.is_tracing()
         return is_on and bool(module.get_traceback_limit() == self._frames)
 
     def living(self, is_last: bool) -> Living | None:
-        """None where the program has stopped it, or started its own. Storages that torch's reports
-        do not tell are looked for at the last boundary alone, as that takes long."""
+        """Bytes by place of what lives; None if the program has stopped tracemalloc, or started its
+        own. Storages that torch does not report are looked for only at the last boundary, because
+        that takes long."""
         if not self.is_ours:
             return None
         found: Living = {}
@@ -143,23 +145,23 @@ class _PythonBlocks:
         return found
 
     def _add(self, found: Living, frames: Sequence[Place], size: int) -> None:
-        """Of a stack that was cut short a library's line is not named: who has called is not seen,
-        and it may be memtools itself."""
+        """Count a block for its place. Of a stack that was cut short a library's line is not named:
+        its caller is not seen, and may be memtools itself."""
         place = place_of(frames)
         is_cut = len(frames) == self._frames < FRAMES[0][0]
         if place is not None and not (is_cut and owner_of(place.file) != USER):
             found[place] = found.get(place, 0.0) + size
 
     def turn(self) -> None:
-        """A traced step has ended: of no matter here."""
+        """Do nothing at the end of a traced step."""
 
     def give_up(self) -> None:
-        """On another thread, inside of the step that tells how slow it is: it is too slow."""
+        """Stop, called on another thread, within the first step: it takes too long."""
         self._is_too_slow = self.is_ours
         self.end()
 
     def end(self) -> None:
-        """Stop tracing, if it is ours. May be called twice, and on another thread."""
+        """Stop tracemalloc, if it is ours. May be called twice, and on another thread."""
         is_ours, self._is_on = self.is_ours, False
         if is_ours:
             self._module.stop()
@@ -168,7 +170,7 @@ class _PythonBlocks:
 
 
 class _TorchBlocks:
-    """torch's blocks on the host: by its allocator's own reports, or by what operators return."""
+    """torch's blocks on the host, by its allocator's own reports, or by what operators return."""
 
     def __init__(self, blocks: BlocksLike, name: str = TORCH) -> None:
         self.name, self.stopped = name, ""
@@ -177,7 +179,7 @@ class _TorchBlocks:
         self._first = self._now = 0
 
     def begin(self) -> str:
-        """Have each block's line noted from now on; "" or why not."""
+        """Record each block's line from now on. Returns "", or why not."""
         if not self._blocks.is_on:
             return "torch's reports are off"
         self._blocks.trace(True)
@@ -190,7 +192,7 @@ class _TorchBlocks:
             self._now = self._blocks.turn()
 
     def go_on(self, slower: float) -> str:
-        """What has been made so far does not count."""
+        """Forget what has been made so far. Returns "", or why it does not go on."""
         if not self._blocks.is_on:
             return "torch's reports have ended"
         if self.name == DISPATCH and slower > SLOWEST:
@@ -199,7 +201,7 @@ class _TorchBlocks:
         return ""
 
     def give_up(self) -> None:
-        """It is not slow."""
+        """Do nothing: it is not slow."""
 
     def living(self, is_last: bool) -> Living | None:
         if not self._is_on or not self._blocks.is_on:
@@ -222,26 +224,26 @@ class TraceWindow:
 
         begin    probed     first boundary     middle              last
           │ step ── │ step ──── │ step ─────────── │ ──── step ─────── │
-          └ on      └ anew      └ what lives       └ what lives        └ what lives; off
+          └ on      └ again     └ what lives       └ what lives        └ what lives; off
 
-    The first step tells how much slower the program gets, and so how many frames it can bear. Where
-    it takes too long for even one, tracemalloc is turned off inside of it.
+    The first step tells how much slower the program gets, and so how many frames it can bear. If it
+    takes too long with one frame already, tracemalloc is turned off within it.
 
     Args:
         steps: traced steps from the first boundary to the last, at least 1.
-        blocks: of torch; None where none are heard in this window.
+        blocks: torch's blocks; None if they are not traced in this window.
         why_no_blocks: why there are no reports of torch's allocator, for the record; then `blocks`
-            are what a dispatch mode hears, and tracemalloc, with which it would take 24 times as
-            long as a plain step, is not used beside it. "", the default: there are, or torch is
-            not used.
+            are those that a dispatch mode sees, and tracemalloc, with which it would take 24 times
+            as long as a plain step, is not used beside it. "", the default: there are reports, or
+            torch is not used.
         untracked: whether storages that are not among the blocks count, too: for windows that
             follow one which explained nothing, as it takes a pass over all objects. Default: no.
         probe_s: seconds that the first step may take with tracemalloc. Default: LONGEST_S.
-        heap: lines of the C heap, which are then all that is traced: what other sources take at a
-            line is the heap's. None, the default: the other sources.
-        probe: steps that tell how slow it gets, at least 1. Default: 1.
-        parts: after each of so many parts of the window it is noted what lives, at least 2. With
-            more than two a place whose blocks become less between does not grow. Default: 2.
+        heap: lines of the C heap, which are then all that is traced, because what other sources
+            allocate at a line is part of the heap. None, the default: the other sources.
+        probe: steps that tell how slow it gets, at least 1; 1 by default.
+        parts: what lives is read after each of so many parts of the window, at least 2; 2 by
+            default. With more than two, a place whose blocks become less in between does not grow.
     """
 
     def __init__(
@@ -288,7 +290,7 @@ class TraceWindow:
         self._over = _thread.allocate_lock()
 
     def begin(self, step: int) -> bool:
-        """Start what can be started; False, with `why`, where nothing can."""
+        """Start what can be started. Returns False, with `why`, if nothing can."""
         started, refused = [], [self._why_no_blocks] if self._why_no_blocks else []
         self.is_open = True
         _open.add(self)
@@ -312,19 +314,19 @@ class TraceWindow:
 
     @property
     def slows(self) -> bool:
-        """Whether something traces that changes what memory is in use."""
+        """Whether something traces that changes how much memory is in use."""
         return self.is_open and bool({TRACEMALLOC, DISPATCH, HEAP_LINES} & set(self.sources))
 
     def turn(
         self, step: int, collect: Callable[[], None] | None = None, slower: float = 1.0
     ) -> bool:
-        """A step has ended. Returns whether it was the last one: then everything is off.
+        """Note that a step has ended. Returns whether it was the last one: then everything is off.
 
         Args:
             step: its number.
-            slower: how many times as long as a plain one it has taken.
-            collect: collects garbage, before what lives is noted for the last time; None: garbage
-                counts as what lives.
+            collect: collects garbage, before what lives is read for the last time; None, the
+                default: garbage counts as what lives.
+            slower: how many times as long as a plain one it has taken; 1 by default.
         """
         if not self.is_open:
             return True
@@ -353,7 +355,8 @@ class TraceWindow:
         return True
 
     def _probed(self, step: int, slower: float) -> bool:
-        """The first step has told how slow tracing is. Returns whether nothing traces on."""
+        """End the probe, whose steps have told how slow tracing is. Returns whether nothing traces
+        on."""
         with self._probing:
             self.is_probed, self.begun = True, step
         going, refused = [], [self.why] if self.why else []
@@ -374,7 +377,7 @@ class TraceWindow:
         self.why = ", ".join(reason for reason in (self.why, why) if reason)
 
     def drop(self, name: str, why: str) -> None:
-        """Trace on without this source, for this reason; without any the window is over."""
+        """Trace on without this source, for this reason. Without any source the window is over."""
         for source in self._sources:
             if source.name == name:
                 source.end()
@@ -386,12 +389,12 @@ class TraceWindow:
 
     @property
     def is_divided(self) -> bool:
-        """Whether it was noted in more than two parts what lived: a tick may come late, and more
-        parts than there are steps are not to be had."""
+        """Whether what lives was read in more than two parts: a tick may come late, and there are
+        no more parts than steps."""
         return len(self._marks) > PARTS + 1
 
     def wait(self, over: _thread.LockType) -> None:
-        """On a thread of its own: end what takes too long, until all is over."""
+        """End what takes too long, on a thread of its own, until the window is over."""
         if self._probe_s < LONGEST_S:
             if over.acquire(timeout=self._probe_s):
                 return
@@ -407,12 +410,12 @@ class TraceWindow:
                 return
 
     def look(self) -> None:
-        """Note what lives, for nobody."""
+        """Read what lives once, so that what this allocates is allocated."""
         for source in self._sources:
             source.living(False)
 
     def _is_mark(self, step: int) -> bool:
-        """Whether what lives is noted at this step: after the first one, and after each part."""
+        """Whether what lives is read at this step: after the first one, and after each part."""
         if not self._marks:
             return True
         n = len(self._marks)
@@ -428,10 +431,9 @@ class TraceWindow:
             self._over.release()
 
     def sites(self) -> tuple[list[Site], list[Site], list[Site]]:
-        """What grew, the most first, in the order in which it is to be believed: the places that
-        grew in both halves of the window by about the same; all of them; and those that grew in the
-        second half after they had appeared in the first, where one block that was there before is
-        seen as a whole when it is made larger."""
+        """Return three lists of what grew, the most certain first: the places that grew in both
+        halves of the window by about the same; all places; and those that grew in the second half
+        after they had appeared in the first. An older block that is enlarged appears so."""
         if len(self._marks) < 2:
             return [], [], []
         (first, before), (last, after) = self._marks[0], self._marks[-1]
@@ -461,12 +463,12 @@ class TraceWindow:
 
     @staticmethod
     def _falls(sizes: Sequence[float]) -> bool:
-        """Whether what lives of a place has become less by more than a part of its growth."""
+        """Whether what lives of a place has fallen by more than a share of its growth."""
         return max(a - b for a, b in pairwise(sizes)) > FALLS * (sizes[-1] - sizes[0])
 
 
 def _in_order(sites: Sequence[Site]) -> list[Site]:
-    """Those that grow, the most first; a line of which two sources know is one."""
+    """The sites that grow, the most first. A line that two sources report is one site."""
     found: dict[tuple[str, int], Site] = {}
     for site in sites:
         line = site.place.file, site.place.line
@@ -476,7 +478,7 @@ def _in_order(sites: Sequence[Site]) -> list[Site]:
     return sorted((site for site in found.values() if site.rate > 0), key=lambda site: -site.rate)
 
 
-_open: set[TraceWindow] = set()  # in this process, of all monitors
+_open: set[TraceWindow] = set()  # of all monitors of this process
 
 
 def is_any_open() -> bool:
@@ -485,7 +487,7 @@ def is_any_open() -> bool:
 
 
 def _in_child() -> None:
-    """A forked child has no traced steps."""
+    """Trace nothing in a forked child."""
     for window in list(_open):
         for source in window._sources:
             source.end()

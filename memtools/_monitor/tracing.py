@@ -81,9 +81,9 @@ CUT = "the window was closed before its end"
 
 
 def steps_for(readings: Sequence[int]) -> int:
-    """For how many steps to trace growth whose memory in use was so at the ends of steps: where it
-    comes in lumps, 2.2 times their distance, the usual or the newest one. Lumps that get larger are
-    of a buffer that is made larger by a part of itself: they come farther apart, too."""
+    """How many steps to trace, by memory in use at the ends of the steps before: if growth comes in
+    lumps, 2.2 times their distance, the usual or the newest one. Lumps that get larger are of a
+    buffer that grows by a share of itself: they come farther apart, too."""
     rises = [b - a for a, b in pairwise(readings)]
     grown = sum(rises)
     if grown <= 0:
@@ -102,7 +102,7 @@ def steps_for(readings: Sequence[int]) -> int:
 
 
 class ReportsLike(Protocol):
-    """What a run has of them: memtools._blocks.reports.HostBlocks."""
+    """The methods of memtools._blocks.reports.HostBlocks that are used here."""
 
     @property
     def blocks(self) -> BlocksLike: ...
@@ -116,14 +116,15 @@ class ReportsLike(Protocol):
 class Tracing:
     """When a run traces, what that has found, and what it has cost.
 
-    All of it is for the main thread, at the end of a step, or for the one thread on which a tick of
-    time is one; `close` for any.
+    Call the methods on the main thread, at the end of a step, or on the one thread that waits for
+    ticks of time; `close` on any thread.
 
     Args:
-        reports: torch's, which begin when torch is there. None, the default: tracemalloc alone.
-        why_not: the reason where nothing is to be traced, for the record; "", the default: trace.
-        progress: of a program whose steps are nothing but time. None, the default: of steps.
-        write: gets the fields of each event for the record.
+        reports: torch's reports, which begin when torch is imported. None, the default: tracemalloc
+            alone.
+        why_not: why nothing must be traced, for the record; "", the default: trace.
+        progress: the progress of a program without steps; None, the default: it makes steps.
+        write: called with the fields of each event for the record.
     """
 
     def __init__(
@@ -141,7 +142,8 @@ class Tracing:
         self._attempts: dict[Key, int] = {}
         self._known: set[tuple[str, int]] = set()  # files and lines that a finding has already
         self._of_heap: set[Key] = set()  # findings whose lines of the C heap are traced
-        #: these cannot be traced; nor by time, as they are of the thread that makes the steps
+        #: whether the lines of the C heap cannot be traced: by time they never are, as they are
+        #: those of the thread that makes the steps
         self._no_heap = progress is not None
         self._readings: deque[int] = deque(maxlen=READ_STEPS + 1)
         #: nanoseconds that the newest plain steps have taken, and the program's thread in them
@@ -210,7 +212,7 @@ class Tracing:
             with sensor.left_out():
                 self.prepare()
             self._before = step, [(signal, signal.read()) for signal in in_use]
-            self.begin(step)  # from here on Python does not tell how large its blocks are
+            self.begin(step)  # from here on the size of Python's blocks is not known
 
     def _leave_out(self, step: int, sensor: Sensor) -> None:
         """A window is over: memory has grown by what the program has kept in these steps, and by
@@ -243,8 +245,8 @@ class Tracing:
         return self._window is not None and self._window.slows
 
     def wants(self, step: int, findings: Sequence[LeakFinding]) -> bool:
-        """Whether to be called at the end of each step: a window is open, or to be opened, or
-        growth is read to see how it comes."""
+        """Whether something must be done at the end of each step: a window is open, or about to
+        be, or growth is read to see how it comes."""
         if self._window is not None:
             return True
         self._wanted = tuple(one for one in findings if self._is_wanted(step, one))
@@ -258,7 +260,8 @@ class Tracing:
         return True
 
     def _is_wanted(self, step: int, finding: LeakFinding) -> bool:
-        """A suspect in this process whose line is not known. Who nobody holds may get a name."""
+        """Whether it is a suspect of this process whose line is not known. Growth without a holder
+        may get one, and waits for that."""
         if finding.made_at or finding.process or finding.over or finding.part != "use":
             return False
         if RANK[finding.grade] < RANK["suspect"] or finding.kind == "mapped files":
@@ -278,7 +281,7 @@ class Tracing:
         return not self._no_heap and self._attempts.get(finding.key, 0) in attempts
 
     def ticked(self, heap: int, cost_ns: int) -> None:
-        """A tick has ended, and so many bytes of the heap are in use, which took so many
+        """Note that a tick has ended, and so many bytes of the heap are in use, which took so many
         nanoseconds to read."""
         assert self._progress is not None
         if self._window is None and cost_ns > MOST_READING_SHARE * 1e9 * self._progress.seconds:
@@ -288,10 +291,10 @@ class Tracing:
 
     @property
     def reads(self) -> bool:
-        """Whether it is to be told what is in use, by `read`."""
+        """Whether `read` must be called with what is in use."""
         is_open = self._window is not None
-        is_asked = not (self._is_first or self._is_soon or self._progress is not None)
-        return not is_open and is_asked and bool(self._wanted)
+        reads = not (self._is_first or self._is_soon or self._progress is not None)
+        return not is_open and reads and bool(self._wanted)
 
     @property
     def _is_first(self) -> bool:
@@ -300,39 +303,39 @@ class Tracing:
 
     @property
     def _is_soon(self) -> bool:
-        """Whether the lines of the C heap are to be traced without a look at how growth comes: what
-        is said to be C code's has come evenly."""
+        """Whether the lines of the C heap are traced before it is known how growth comes: the C
+        heap's has come evenly."""
         return any(
             one.kind == C_HEAP and self._asks_heap(one) and self._attempts[one.key] == OF_C_HEAP[0]
             for one in self._wanted
         )
 
     def step_took(self, ns: int, cpu_ns: int) -> None:
-        """How long the newest step has taken, without what is done at its end, and how much of the
-        processor the program's thread has had in it: what tracing takes shows in that, and other
-        programs' work does not."""
+        """Note how long the newest step has taken, without what is done at its end, and how long
+        the program's thread has run in it: that shows what tracing costs, and does not show the
+        work of other programs."""
         self._took_cpu_ns = cpu_ns
         if self._window is None:
             self._plain.append((ns, cpu_ns))
 
     @property
     def _plain_ns(self) -> int:
-        """Nanoseconds that a plain step takes, but not less than counts; of the newest ones: the
-        shortest of many is one in which less is done."""
+        """Nanoseconds that a plain step takes, at least SHORT_NS: the shortest of the newest ones.
+        The shortest of many may be one in which less was done."""
         return max(SHORT_NS, min((ns for ns, _ in self._plain), default=0))
 
     @property
     def _slower(self) -> float:
-        """So many times as long as a plain step the newest one would take beside no other work."""
+        """How many times as long as a plain step the newest one would take without other work."""
         plain = min((cpu_ns for _, cpu_ns in self._plain), default=0)
         return 1 + max(0, self._took_cpu_ns - plain) / self._plain_ns
 
     def read(self, in_use: int) -> None:
-        """What is in use at the end of this step."""
+        """Note what is in use at the end of this step."""
         self._readings.append(in_use)
 
     def is_due(self, step: int) -> bool:
-        """Whether a window is to be opened at the end of this step."""
+        """Whether to open a window at the end of this step."""
         if self._window is not None or not self._wanted:
             return False
         if is_any_open():  # another monitor's: one after the other
@@ -346,8 +349,8 @@ class Tracing:
         return step >= self._next and (self._is_soon or len(self._readings) > READ_STEPS)
 
     def _stands_out(self, progress: Progress) -> bool:
-        """Whether a window can be opened, by what was read at the newest ticks. Where growth is
-        lost in noise that counts as an attempt."""
+        """Whether the newest ticks show enough growth to open a window. If growth is lost in noise,
+        that counts as an attempt."""
         if progress.is_full and progress.least_ticks is None:
             self._attempt(self._wanted)
             progress.forget()
@@ -360,8 +363,8 @@ class Tracing:
             self._attempts[one.key] = self._attempts.get(one.key, 0) + 1
 
     def prepare(self) -> None:
-        """Make what the first window needs, and is kept: the import of tracemalloc and what that
-        makes when it is first used. So it can be told from the growth of the program."""
+        """Allocate what the first window needs and keeps, by importing and using tracemalloc, so
+        that it can be separated from the growth of the program."""
         importlib.import_module("tracemalloc")
         if self._windows == 0:
             window = TraceWindow(1, None)
@@ -392,11 +395,11 @@ class Tracing:
         if self._reports is not None and heap is None:
             blocks = self._reports.blocks if self._reports.join() else None
             why = self._reports.reason
-            # The other half is tracemalloc's. A mode is heard on the thread alone that enters it.
+            # The other half is tracemalloc's. A mode sees only the thread that enters it.
             if blocks is None and why and self._windows % 2 == 1 and progress is None:
                 blocks = self._reports.dispatched()
-        # What nobody reports takes a pass over all objects, and a reference to each tensor, whose
-        # finalizers are not for another thread to run.
+        # Untracked storages take a pass over all objects, and a reference to each tensor, whose
+        # finalizers must not run on another thread.
         is_later = not is_first and progress is None
         window = TraceWindow(
             steps,
@@ -416,7 +419,7 @@ class Tracing:
             raise
         if started:
             self._window = window
-        elif heap is not None:  # the other sources may still tell what they can
+        elif heap is not None:  # the other sources may still find something
             self._no_heap = True
             self._write({"why": window.why})
         else:
@@ -429,7 +432,7 @@ class Tracing:
         return HeapLines(self._plain_ns, reports.in_use if reports and is_on else None)
 
     def _refuse(self, why: str) -> None:
-        """Nothing is traced in this run, and the record says why."""
+        """Trace nothing in this run, and record why."""
         self._windows = MOST_WINDOWS
         self._write({"why": why})
 
@@ -439,13 +442,13 @@ class Tracing:
         findings: Sequence[LeakFinding],
         collect: Callable[[], None] | None = None,
     ) -> dict[Key, str]:
-        """The end of a step while a window is open. Returns what `made_at` is of the findings that
-        it explains, at its last step; else nothing.
+        """Note that a step has ended while a window is open. Returns, at its last step, `made_at`
+        of the findings that it explains; before that nothing.
 
         Args:
             step: its number.
-            findings: what stands.
-            collect: collects garbage; None where there is no time for that.
+            findings: the findings that stand.
+            collect: collects garbage; None, the default, if there is no time for that.
         """
         window = self._window
         if window is None:
@@ -457,7 +460,7 @@ class Tracing:
             before = time.thread_time_ns()
             assert collect is not None
             collect()
-            begun += time.thread_time_ns() - before  # whoever collects has a time for that
+            begun += time.thread_time_ns() - before  # collecting is paid for by the walks
 
         try:
             if self._progress is not None:
@@ -476,12 +479,12 @@ class Tracing:
         if is_over:
             self._cost_ns = self._spent_ns
             self._left_ns -= self._spent_ns
-            self._tell(window, len(found))
+            self._write_window(window, len(found))
         return found
 
     def _turn_by_time(self, step: int, window: TraceWindow, progress: Progress) -> bool:
-        """The end of a tick: tracemalloc goes on if the program bears it. Once that is known by one
-        frame, the window gets as long as tracemalloc's memory allows."""
+        """Note the end of a tick: tracemalloc goes on if the program bears it. Once that is known
+        by one frame, the window gets as long as tracemalloc's memory allows."""
         tables, was_probed = progress.tables, window.is_probed
         was_on = TRACEMALLOC in window.sources
         if was_on:
@@ -503,26 +506,26 @@ class Tracing:
             else:
                 window.steps = steps
         if was_on and not was_probed and TRACEMALLOC not in window.sources:
-            self._windows = MOST_WINDOWS  # it would not be borne later, either
+            self._windows = MOST_WINDOWS  # the program would not bear it later, either
         return is_over or not window.is_open
 
     def _lines(self, findings: Sequence[LeakFinding], window: TraceWindow) -> list[list[Site]]:
-        """What grew in a window, in the order in which it is to be believed.
+        """What grew in a window, the most certain list first.
 
-        By time only that which grew in both halves, as if nothing had slowed the program. If these
-        lines make more together than memory in use grows by, then some of it is let go of later
-        than a window is long, and nobody knows which.
+        By time it is only what grew in both halves, at the rate of a program that is not slowed. If
+        these lines make more together than memory in use grows by, some of it is freed later than a
+        window is long, and it is not known which.
         """
         if self._progress is None:
             return list(window.sites())
         slowed = self._progress.slowed or 1.0
         even = [Site(place, rate * slowed) for place, rate in window.sites()[0]]
         grows = max(self._progress.rate, sum(one.rate_bytes for one in findings))
-        is_told = window.is_divided and sum(site.rate for site in even) <= MOST * grows
-        return [even] if is_told else []
+        is_known = window.is_divided and sum(site.rate for site in even) <= MOST * grows
+        return [even] if is_known else []
 
     def _explained(self, findings: Sequence[LeakFinding], window: TraceWindow) -> dict[Key, str]:
-        """By what has grown in a window: what `made_at` is of the findings that it explains."""
+        """`made_at` of the findings that the growth in a window explains."""
         unknown = [
             one for one in findings if one.part == "use" and not one.process and not one.made_at
         ]
@@ -543,7 +546,7 @@ class Tracing:
                 return {key: " and ".join(map(name_of, found)) for key, found in named.items()}
         return {}
 
-    def _tell(self, window: TraceWindow, found: int) -> None:
+    def _write_window(self, window: TraceWindow, found: int) -> None:
         ms = round(self._spent_ns / 1e6, 3)
         seconds = None
         if self._progress is not None:
@@ -557,11 +560,11 @@ class Tracing:
         self.interrupt()
 
     def interrupt(self) -> None:
-        """Turn everything off, until a window is opened again."""
+        """Turn everything off. A window may be opened again later."""
         window, self._window = self._window, None
         if self._progress is not None:
             self._progress.forget()
         if window is not None:
             window.end()
             window.why = window.why or CUT
-            self._tell(window, 0)
+            self._write_window(window, 0)

@@ -1,4 +1,4 @@
-"""Walks of the heap, as long as something grows, and what they show of growth that nobody holds.
+"""Walks of the heap while something grows, and what they show of growth that no container explains.
 
 GrowthCensus.look ──► holders, and how much all that the program reaches takes
                                  │ that does not grow, and what is in use does, evenly
@@ -25,14 +25,14 @@ SHARE = 0.01  # ... and this share of a longer run.
 
 
 class Budget:
-    """Time of the processor that looks may take: 1.5 s in any run, and 1 % of the run beyond."""
+    """The processor time that looks may take: 1.5 s in any run, and 1 % of a longer run."""
 
     def __init__(self) -> None:
         self._begun_ns, self._spent_ns = time.monotonic_ns(), 0
 
     @contextmanager
     def spending(self) -> Iterator[None]:
-        """What the block takes of this thread's time is spent."""
+        """Spend what the block takes of this thread's time."""
         begun = time.thread_time_ns()
         try:
             yield
@@ -40,7 +40,7 @@ class Budget:
             self._spent_ns += time.thread_time_ns() - begun
 
     def can_afford(self, ns: int, steps: int) -> bool:
-        """Whether so much can be spent after so many steps of the run."""
+        """Whether `ns` more can be spent after so many steps of the run."""
         allowed = GRACE_NS
         if steps > 512:
             allowed += int(SHARE * (time.monotonic_ns() - self._begun_ns))
@@ -48,7 +48,7 @@ class Budget:
 
 
 class CensusLike(Protocol):
-    """What is needed of a GrowthCensus."""
+    """The methods of GrowthCensus that are used here."""
 
     looks: int
     cut: bool
@@ -63,11 +63,11 @@ class HeapWalks:
 
     Args:
         make: makes the census, for the first walk; None: the heap is not walked.
-        sensor: whose books leave out what is done here.
-        budget: of time, for walks.
-        complain: gives notice of a failure, by a key and a text.
-        collects: whether garbage may be collected here. On another thread than the program's its
-            finalizers are not for us to run.
+        sensor: does not count what is done here.
+        budget: the time that walks may take.
+        complain: reports a failure, by a key and a text.
+        collects: whether garbage may be collected here; True by default. On another thread than the
+            program's it must not be, because the program's finalizers would run there.
     """
 
     def __init__(
@@ -84,33 +84,32 @@ class HeapWalks:
         self._census: CensusLike | None = None
         #: who holds what grows, as of the newest walk
         self.holders: tuple[Holder, ...] = ()
-        self._cost_ns = 0  # of the newest walk
-        self._reached: list[tuple[int, int]] = []  # (step, bytes) of all that walks have reached
-        self._in_use = 0  # at the newest collection
-        self._collections = 0  # at the first look, and those made here since
-        self._unheld = ""  # what the newest search for it has found
+        self._cost_ns = 0  # what the newest walk took
+        self._reached: list[tuple[int, int]] = []  # (step, bytes) that each whole walk has reached
+        self._in_use = 0  # bytes in use at the newest collection
+        self._collections = 0  # those before the first look, and those made here since
+        self._unheld = ""  # what `unheld` has returned last
 
     @property
     def are_on(self) -> bool:
-        """Whether the heap is walked; it ends with the first walk that fails."""
+        """Whether the heap is walked. That ends with the first walk that fails."""
         return self._make is not None
 
     @property
     def is_collected(self) -> bool:
-        """Whether garbage goes without us: Python's collector is on, or the program has collected
-        since the first look."""
+        """Whether garbage is collected by Python, or by the program since the first look."""
         return gc.isenabled() or _collections() > self._collections
 
     def begin(self) -> None:
-        """Collect garbage before the first look: that of a program's start goes at some time, and
-        may hide the growth of a hundred steps. What it frees is given back to the books."""
+        """Collect garbage before the first look: that of a program's start is freed at some time,
+        which may hide the growth of a hundred steps. What it frees is not counted."""
         if self._collects:
             with self._sensor.left_out():
                 gc.collect()
         self._collections = _collections()
 
     def begun(self) -> None:
-        """The first look was taken."""
+        """Note what is in use at the first look."""
         self._in_use = self._sensor.use()
 
     def _can_afford(self, steps: int) -> bool:
@@ -118,12 +117,12 @@ class HeapWalks:
 
     def walk(self, step: int, steps: int, *, has_holders: bool) -> bool:
         """Walk the heap, the first time in any case, then while something grows. What the census
-        keeps itself is no growth.
+        itself keeps does not count.
 
         Args:
-            step: of the walk.
-            steps: of the run so far.
-            has_holders: whether a finding stands that names a holder.
+            step: the step of the walk.
+            steps: how many steps the run has made.
+            has_holders: whether a finding that names a holder stands.
 
         Returns whether there was a walk.
         """
@@ -142,7 +141,7 @@ class HeapWalks:
             if not isinstance(error, MemoryError) or not has_holders:
                 why = f"{type(error).__name__}: {error}".removesuffix(": ")
                 self._complain("census", f"holders are not looked for from here on: {why}")
-            return False  # else memory is nearly out, and who takes it is known
+            return False  # else memory is nearly used up, and its holder is known
         finally:
             self._cost_ns = time.thread_time_ns() - begun
         return True
@@ -159,8 +158,8 @@ class HeapWalks:
             self._reached = [*self._reached[-63:], (step, self._census.reached_bytes)]
 
     def collect(self, steps: int) -> Callable[[], None] | None:
-        """What collects garbage before the lines of traced steps are read, as garbage is not what
-        stays; None where that is not to be done. The books keep it, as the program goes on to."""
+        """Return a function that collects garbage before the lines of traced steps are read, so
+        that garbage does not count for them; None if there is no time for that."""
         if not self._collects or self._cost_ns == 0 or not self._can_afford(steps):
             return None
         return self._collect_now
@@ -172,21 +171,21 @@ class HeapWalks:
         self._in_use = self._sensor.use()
 
     def unheld(self, seen: Looks, steps: int) -> str:
-        """Whose the growth is that no container explains: C_HEAP, CYCLES, or "" where that is not
-        known. Before a word of the C heap the garbage is collected: if half of the growth goes with
-        it, it was the garbage's."""
+        """Classify growth that no container explains: C_HEAP, CYCLES, or "" if that is not known.
+        Before it is called the C heap's the garbage is collected: if half of the growth goes with
+        it, it was garbage."""
         if self._census is None or self._census.cut:
-            return ""  # nobody has looked for a holder, or not everywhere
+            return ""  # not all of the heap was searched for a holder
         if self._census.looks < THRESHOLDS.named_looks:
             return ""
         use, held = seen.pace("use"), sum(holder.rate_bytes for holder in self.holders)
         if use < THRESHOLDS.least_rate or held >= THRESHOLDS.unexplained * use:
             return ""
         if keeps_graphs(self.holders):
-            return ""  # which keep what nobody can measure
+            return ""  # graphs keep what cannot be measured
         whole = [point for point in self._reached if point[0] >= seen.since]
         if len(whole) < 2 or slope_of(whole) >= THRESHOLDS.explained * use:
-            return ""  # objects hold it, and no container is longer for it; or nobody knows
+            return ""  # objects hold it, and no container is longer for it, or that is not known
         if not seen.is_even():
             return CYCLES if self._unheld == CYCLES else ""
         if self._unheld == C_HEAP:
@@ -194,7 +193,7 @@ class HeapWalks:
         if not self._collects or not self._can_afford(steps):
             return ""
         before, grown = self._sensor.use(), self._sensor.use() - self._in_use
-        with self._sensor.left_out():  # the program would have it still, and goes on to make more
+        with self._sensor.left_out():  # the program would still have it, and goes on to make more
             gc.collect()
             after = sum(signal.read() or 0 for signal in self._sensor.in_use())
         self._collections += 1

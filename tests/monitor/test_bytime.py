@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from memtools._monitor import bytime
-from memtools._monitor.bytime import SPOKEN, START, START_OF_TORCH, TICK, ByTime
+from memtools._monitor.bytime import QUIET, START, START_OF_TORCH, TICK, ByTime
 from memtools._record import kinds
 from tests.cli.runs import run, write
 from tests.monitor.program import GIB, KIB, MIB, Clock, Program, clock, holder
@@ -37,7 +37,7 @@ class Watch:
     def look(self, step: int) -> None:
         self.done.append(step)
 
-    def speak(self) -> None:
+    def end_quiet(self) -> None:
         self.done.append("speak")
 
     def interrupt(self) -> None:
@@ -85,11 +85,11 @@ def test_it_looks_by_time_and_says_nothing_at_first() -> None:
     run = Run()
     assert run.at(START - 0.1)
     assert run.made == []
-    for n in range(SPOKEN + 2):
+    for n in range(QUIET + 2):
         assert run.at(START + n * TICK + 0.01)
     (watch,) = run.made
     assert watch.done[:4] == [0, 1, 2, 3]
-    assert watch.done.index("speak") == SPOKEN + 1, "behind the look"
+    assert watch.done.index("speak") == QUIET + 1, "behind the look"
     assert watch.is_quiet
     assert run.by_time.findings() == ()
     watch.is_quiet = False
@@ -206,7 +206,7 @@ def test_it_is_told_by_the_second(clock: Clock) -> None:
     program.held = [holder(32 * KIB)]
     program.run(70, heap=32 * KIB)
     assert (program.said, program.events.told) == ([], [])
-    program.watch.speak()
+    program.watch.end_quiet()
     (said,) = program.said
     assert said.rate_bytes == pytest.approx(160 * KIB, rel=0.01)
     assert (said.per, said.first_step, said.steps_left) == ("s", None, None)
@@ -226,7 +226,7 @@ def test_growth_that_has_stopped_before_it_was_said_is_not_said(clock: Clock) ->
     program.held = [holder(320 * KIB)]
     program.run(50, heap=320 * KIB)
     program.run(30)
-    program.watch.speak()
+    program.watch.end_quiet()
     program.watch.close()
     assert (program.said, program.events.told) == ([], [])
 
@@ -252,7 +252,7 @@ def test_no_garbage_is_collected_on_a_thread_of_ours(
     monkeypatch.setattr(gc, "collect", lambda: collected.append(1))
     program = by_time(clock)
     program.run(100, heap=36 * KIB)
-    program.watch.speak()
+    program.watch.end_quiet()
     assert collected == []
     assert [(one.grade, one.kind) for one in program.said] == [("suspect", "")]
 
@@ -264,7 +264,7 @@ def test_containers_that_are_longer_by_chance_are_no_finding(clock: Clock) -> No
     for _ in range(300):
         program.sizes["heap"] = 100 * MIB + chance.randrange(20 * MIB)
         program.run(1)
-        program.watch.speak()
+        program.watch.end_quiet()
     assert program.said == []
 
 
@@ -274,8 +274,8 @@ def test_growth_in_noise_is_told_with_its_rate(clock: Clock) -> None:
     for n in range(1, 301):
         program.sizes["heap"] = 100 * MIB + n * 400 * KIB + chance.randrange(4 * MIB)
         program.run(1)
-        if n >= SPOKEN:
-            program.watch.speak()
+        if n >= QUIET:
+            program.watch.end_quiet()
     assert not any(one.over for one in program.said)
     (found,) = program.watch.findings()
     assert found.rate_bytes == pytest.approx(2000 * KIB, rel=0.1)
@@ -289,7 +289,7 @@ def test_what_grew_until_the_first_step_is_taken_back(clock: Clock) -> None:
     program = by_time(clock)
     program.held = [holder(320 * KIB)]
     program.run(70, heap=320 * KIB)
-    program.watch.speak()
+    program.watch.end_quiet()
     program.watch.withdraw()
     assert [(one.holder, one.over) for one in program.said] == [
         ("list Trainer.losses", False), ("list Trainer.losses", True)

@@ -20,11 +20,10 @@ from memtools._monitor import heaplines, tracewindow, tracing
 from memtools._monitor.heaplines import HeapLines, staying
 from memtools._monitor.places import Place, Site
 from memtools._monitor.tracewindow import TraceWindow
-from memtools._monitor.tracing import Tracing
 from tests.kit.ownprocess import in_own_process
+from tests.monitor.traced import MS, STEADY, Traced, line_of
 
 KIB, MIB = 2**10, 2**20
-MS = 10**6
 
 
 @pytest.fixture(autouse=True)
@@ -83,10 +82,6 @@ take: Callable[[Heap, int], None] = _C_CODE["take"]
 tensor: Callable[[Heap, int], None] = _C_CODE["tensor"]
 spin: Callable[[], None] = _C_CODE["spin"]
 call: Callable[..., Any] = _C_CODE["call"]
-
-
-def line_of(function: Callable[..., object], after: int = 1) -> int:
-    return function.__code__.co_firstlineno + after
 
 
 def traced(heap: Heap, step: Callable[[], object], steps: int = 8) -> TraceWindow:
@@ -319,17 +314,6 @@ def test_what_grows_once_is_not_even() -> None:
     assert even == grown == [], "and its error is as large as what stays"
 
 
-def test_what_one_line_takes_and_another_one_gives_back_cancels() -> None:
-    heap = Heap()
-
-    def step() -> None:
-        take(heap, 200 * KIB)
-        decode(heap, 64 * KIB)
-        take(heap, -200 * KIB)
-
-    assert found(traced(heap, step)) == {line_of(decode): 64 * KIB}
-
-
 # --- whose trace function it is ---
 
 
@@ -543,43 +527,18 @@ def finding(rate: float, kind: str = "C heap") -> LeakFinding:
     return LeakFinding("growing", "heap", rate_bytes=rate, kind=kind, holder=holder)
 
 
-class Told:
-    """Tracing over a made-up heap, with what it writes."""
-
-    def __init__(self, heap: Heap, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.events: list[dict[str, Any]] = []
-        self.tracing = Tracing(write=lambda fields: self.events.append(dict(fields)))
-        monkeypatch.setattr(self.tracing, "_heap_lines", heap.lines)
-
-    def run(
-        self, steps: range, standing: list[LeakFinding], step: Callable[[], object]
-    ) -> list[int]:
-        """As LeakWatch does it. Returns the steps at which a window was opened."""
-        opened, tracing = [], self.tracing
-        for n in steps:
-            step()
-            tracing.step_took(100 * MS, 100 * MS)
-            if tracing.is_open:
-                made = tracing.turn(n, standing)
-                standing[:] = [
-                    LeakFinding(**{**vars(one), "made_at": made.get(one.key, one.made_at)})
-                    for one in standing
-                ]
-            if tracing.wants(n, standing):
-                if tracing.reads:
-                    tracing.read(10**9)
-                if tracing.is_due(n):
-                    tracing.begin(n)
-                    opened.append(n)
-        tracing.close()
-        return opened
+def over(heap: Heap, monkeypatch: pytest.MonkeyPatch) -> Traced:
+    """Tracing over a made-up heap."""
+    told = Traced(took=lambda step: (100 * MS, 100 * MS))
+    monkeypatch.setattr(told.tracing, "_heap_lines", heap.lines)
+    return told
 
 
 def test_what_no_object_holds_gets_its_line_in_the_second_window(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     heap = Heap()
-    told, standing = Told(heap, monkeypatch), [finding(64.0 * KIB)]
+    told, standing = over(heap, monkeypatch), [finding(64.0 * KIB)]
     opened = told.run(range(32, 120), standing, lambda: decode(heap, 64 * KIB))
     assert opened == [34, 34 + 4 + tracing.APART]
     assert standing[0].made_at.endswith(f"test_heap_lines.py:{line_of(decode)} in decode")
@@ -591,7 +550,7 @@ def test_what_objects_hold_gets_its_line_in_the_last_window(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     heap = Heap()
-    told, standing = Told(heap, monkeypatch), [finding(64.0 * KIB, "list")]
+    told, standing = over(heap, monkeypatch), [finding(64.0 * KIB, "list")]
     told.run(range(32, 300), standing, lambda: decode(heap, 64 * KIB))
     assert standing[0].made_at.endswith(f"test_heap_lines.py:{line_of(decode)} in decode")
     sources = [event["sources"] for event in told.events]
@@ -603,7 +562,7 @@ def test_growth_that_is_not_the_findings_says_nothing_of_it(
     rate: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heap = Heap()
-    told, standing = Told(heap, monkeypatch), [finding(rate * KIB)]
+    told, standing = over(heap, monkeypatch), [finding(rate * KIB)]
     told.run(range(32, 66), standing, lambda: decode(heap, 64 * KIB))
     assert told.events[-1]["sources"] == ("heap lines",)
     assert standing[0].made_at == ""
@@ -613,7 +572,7 @@ def test_of_what_grows_beside_the_finding_no_line_is_said_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     heap = Heap()
-    told, standing = Told(heap, monkeypatch), [finding(30.0 * KIB)]
+    told, standing = over(heap, monkeypatch), [finding(30.0 * KIB)]
 
     def step() -> None:
         decode(heap, 64 * KIB)
@@ -628,7 +587,7 @@ def test_beside_the_programs_own_trace_function_the_other_sources_go_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     heap = Heap()
-    told, standing = Told(heap, monkeypatch), [finding(64.0 * KIB)]
+    told, standing = over(heap, monkeypatch), [finding(64.0 * KIB)]
     sys.settrace(lambda *args: None)
     try:
         told.run(range(32, 300), standing, lambda: decode(heap, 64 * KIB))
@@ -643,9 +602,9 @@ def test_a_new_finding_does_not_take_the_window_of_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     heap = Heap()
-    told, standing = Told(heap, monkeypatch), [finding(64.0 * KIB)]
+    told, standing = over(heap, monkeypatch), [finding(64.0 * KIB)]
     told.run(range(32, 50), standing, lambda: decode(heap, 64 * KIB))
-    again = Told(heap, monkeypatch)
+    again = over(heap, monkeypatch)
     again.tracing._attempts[standing[0].key] = 1
     standing.append(finding(10.0 * KIB, "list"))
     again.run(range(50, 90), standing, lambda: decode(heap, 64 * KIB))
@@ -656,12 +615,6 @@ def test_a_new_finding_does_not_take_the_window_of_another(
 
 # --- whole programs ---
 
-#: how slow a traced step is, and what a look costs, depend on the machine: here on calls alone
-STEADY = """
-import itertools, time
-time.thread_time_ns = itertools.count(0, 10**6).__next__
-time.monotonic_ns = itertools.count(10**9, 10**6).__next__
-"""
 LIBRARY = """
 import ctypes
 libc = ctypes.CDLL(None)
@@ -791,30 +744,23 @@ def is_clean():
 
 
 @pytest.mark.slow
-def test_an_exception_of_the_program_inside_of_a_window_leaves_nothing() -> None:
+def test_an_exception_or_a_stop_inside_of_a_window_leaves_nothing() -> None:
     code = """
+monitor = MemoryMonitor(device="cpu")
 try:
-    with MemoryMonitor(device="cpu") as monitor:
+    with monitor:
         until_traced(monitor)
         print(is_clean())
         1 / 0
 except ZeroDivisionError:
     print(is_clean())
-"""
-    assert in_own_process(INSIDE + code) == "False\nTrue\n"
-
-
-@pytest.mark.slow
-def test_a_monitor_that_is_stopped_inside_of_a_window_leaves_nothing() -> None:
-    code = """
-monitor = MemoryMonitor(device="cpu")
 monitor.start()
 until_traced(monitor)
 print(is_clean())
 monitor.stop()
 print(is_clean())
 """
-    assert in_own_process(INSIDE + code) == "False\nTrue\n"
+    assert in_own_process(INSIDE + code) == "False\nTrue\nFalse\nTrue\n"
 
 
 MODEL = """

@@ -14,7 +14,6 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -32,6 +31,7 @@ from memtools._monitor.tracewindow import TraceWindow
 from memtools._monitor.tracing import Tracing
 from tests.kit.ownprocess import in_own_process
 from tests.monitor.program import LOOKS, Clock, Program, clock, holder
+from tests.monitor.traced import MS, STEADY, Traced, line_of
 
 __all__ = ["clock"]
 KIB, MIB = 2**10, 2**20
@@ -72,10 +72,6 @@ class Loop:
 
     def use(self, size: int) -> None:
         self.scratch = bytearray(size)
-
-
-def line_of(function: Callable[..., object]) -> int:
-    return function.__code__.co_firstlineno + 1
 
 
 def traced(step: Callable[[], object], steps: int = 2) -> TraceWindow:
@@ -474,48 +470,8 @@ def test_where_growth_comes_in_lumps_the_window_has_two_of_them(
 # --- when ---
 
 
-class Told:
-    """Tracing with what it writes."""
-
-    def __init__(self, blocks: FakeBlocks | None = None, why_not: str = "") -> None:
-        self.took: Callable[[int], int] = lambda step: 10**7
-        self.events: list[dict[str, Any]] = []
-        reports = SimpleNamespace(blocks=blocks, reason="", join=lambda: True)
-        self.tracing = Tracing(
-            None if blocks is None else reports,
-            why_not=why_not,
-            write=lambda fields: self.events.append(dict(fields)),
-        )
-
-    def takes_plain_steps(self) -> None:
-        for _ in range(tracing.PLAIN):
-            self.tracing.step_took(10**6, 10**6)
-
-    def run(
-        self, steps: range, standing: list[LeakFinding], step: Callable[[], object]
-    ) -> list[int]:
-        """As LeakWatch does it. Returns the steps at which a window was opened."""
-        opened, tracing = [], self.tracing
-        for n in steps:
-            step()
-            tracing.step_took(self.took(n), self.took(n))
-            if tracing.is_open:
-                made = tracing.turn(n, standing)
-                standing[:] = [
-                    LeakFinding(**{**vars(one), "made_at": made.get(one.key, one.made_at)})
-                    for one in standing
-                ]
-            if tracing.wants(n, standing):
-                if tracing.reads:
-                    tracing.read(10**9)
-                if tracing.is_due(n):
-                    tracing.begin(n)
-                    opened.append(n)
-        return opened
-
-
 def test_a_finding_gets_its_line_once() -> None:
-    told, loop = Told(), Loop()
+    told, loop = Traced(), Loop()
     standing = [finding(100.0 * KIB)]
     assert told.run(range(32, 80), standing, lambda: loop.keep(100 * KIB)) == [34]
     assert standing[0].made_at == f"{HERE}:{line_of(Loop.keep)} in keep"
@@ -527,7 +483,7 @@ def test_a_finding_gets_its_line_once() -> None:
 
 
 def test_what_is_not_explained_is_traced_longer_and_then_left() -> None:
-    told, loop = Told(), Loop()
+    told, loop = Traced(), Loop()
     standing = [finding(100.0 * KIB)]
     opened = told.run(range(32, 300), standing, lambda: loop.keep(10 * KIB))
     assert len(opened) == tracing.ATTEMPTS
@@ -539,7 +495,7 @@ def test_what_is_not_explained_is_traced_longer_and_then_left() -> None:
 
 
 def test_the_line_of_one_is_not_said_of_another() -> None:
-    told, loop = Told(), Loop()
+    told, loop = Traced(), Loop()
     standing = [finding(100.0 * KIB)]
     told.run(range(32, 40), standing, lambda: loop.keep(100 * KIB))
     standing.append(finding(90.0 * KIB, "list A.c"))
@@ -559,11 +515,11 @@ def test_the_line_of_one_is_not_said_of_another() -> None:
     ],
 )
 def test_nothing_is_traced_for_what_no_line_of_this_process_makes(other: LeakFinding) -> None:
-    assert not Told().tracing.wants(32, [other])
+    assert not Traced().tracing.wants(32, [other])
 
 
 def test_where_it_is_turned_off_the_record_says_so_once() -> None:
-    told = Told(why_not="it is turned off")
+    told = Traced(why_not="it is turned off")
     assert told.events == []
     for step in range(32, 40):
         assert not told.tracing.wants(step, [finding(KIB)])
@@ -573,7 +529,7 @@ def test_where_it_is_turned_off_the_record_says_so_once() -> None:
 def test_beside_the_programs_own_tracemalloc_the_record_says_why_nothing_is_known() -> None:
     tracemalloc.start()
     try:
-        told = Told()
+        told = Traced()
         assert told.run(range(32, 60), [finding(KIB)], lambda: None) == [34]
         assert told.events == [{"why": tracewindow.PROGRAMS_OWN}]
     finally:
@@ -581,7 +537,7 @@ def test_beside_the_programs_own_tracemalloc_the_record_says_why_nothing_is_know
 
 
 def test_two_monitors_trace_one_after_the_other() -> None:
-    first, second = Told(), Told()
+    first, second = Traced(), Traced()
     for told in (first, second):
         told.takes_plain_steps()
         assert told.tracing.wants(32, [finding(KIB)])
@@ -592,7 +548,7 @@ def test_two_monitors_trace_one_after_the_other() -> None:
 
 
 def test_an_end_inside_of_a_window_leaves_nothing() -> None:
-    told = Told()
+    told = Traced()
     told.takes_plain_steps()
     assert told.tracing.wants(32, [finding(KIB)])
     assert told.tracing.is_due(32)
@@ -622,12 +578,28 @@ def test_the_slower_a_program_gets_the_fewer_frames_are_kept(slower: float, fram
 
 
 def test_what_one_frame_makes_too_slow_is_not_traced_and_the_record_says_so() -> None:
-    told, loop = Told(), Loop()
-    told.took = lambda step: 10**7 if step < 35 else 12 * 10**7
+    told, loop = Traced(took=lambda step: (10 * MS, (10 if step < 35 else 120) * MS)), Loop()
     standing = [finding(100.0 * KIB)]
     told.run(range(32, 40), standing, lambda: loop.keep(100 * KIB))
     assert standing[0].made_at == ""
     assert [(event["steps"], event["why"]) for event in told.events] == [(0, tracewindow.TOO_SLOW)]
+
+
+def test_work_of_other_programs_does_not_make_tracing_slow() -> None:
+    """A step that had to wait for a processor is not slower by what it has waited."""
+    told, loop = Traced(took=lambda step: ((10 if step < 35 else 120) * MS, 10 * MS)), Loop()
+    standing = [finding(100.0 * KIB)]
+    told.run(range(32, 40), standing, lambda: loop.keep(100 * KIB))
+    assert standing[0].made_at == f"{HERE}:{line_of(Loop.keep)} in keep"
+
+
+def test_how_long_a_plain_step_takes_is_known_before_a_window_is_opened() -> None:
+    told = Traced()
+    assert told.tracing.wants(32, [finding(KIB)])
+    for ns in (100 * MS, MS, 10 * MS):  # one of them has collected garbage, or is noise
+        assert not told.tracing.is_due(32)
+        told.tracing.step_took(ns, ns)
+    assert told.tracing.is_due(35)
 
 
 def test_with_one_frame_generated_code_is_not_named() -> None:
@@ -685,46 +657,6 @@ def test_a_first_step_that_is_over_in_time_is_traced_on() -> None:
     assert window.is_open
     assert tracemalloc.is_tracing()
     window.end()
-
-
-def test_how_long_a_first_step_may_take_follows_from_a_plain_one() -> None:
-    for ns, seconds in ((10**5, 0.007), (10**8, 0.7)):
-        told = Told()
-        told.tracing.step_took(ns, ns)
-        assert told.tracing.wants(32, [finding(KIB, holder=f"list A.n{ns}")])
-        told.tracing.begin(32)
-        assert told.tracing._window is not None
-        assert told.tracing._window._probe_s == pytest.approx(seconds)
-        told.tracing._window.end()
-        told.tracing._window = None
-
-
-def test_work_of_other_programs_does_not_make_tracing_slow() -> None:
-    """A step that had to wait for a processor is not slower by what it has waited."""
-    told, ms = Told(), 10**6
-    for _ in range(3):
-        told.tracing.step_took(20 * ms, 5 * ms)
-    for took, cpu, slower in ((90, 5, 1.0), (90, 15, 1.5), (20, 4, 1.0)):
-        told.tracing.step_took(took * ms, cpu * ms)
-        assert told.tracing._slower == slower
-
-
-def test_a_plain_step_is_one_of_the_newest() -> None:
-    """In the shortest of all that were less is done, and steps may get longer."""
-    told, ms = Told(), 10**6
-    for n in (1, 20, 21, 22):
-        told.tracing.step_took(n * ms, n * ms)
-    assert told.tracing._plain_ns == 20 * ms
-
-
-def test_how_long_a_plain_step_takes_is_known_before_a_window_is_opened() -> None:
-    told = Told()
-    assert told.tracing.wants(32, [finding(KIB)])
-    for ns in (10**8, 10**6, 10**7):  # one of them has collected garbage, or is noise
-        assert not told.tracing.is_due(32)
-        told.tracing.step_took(ns, ns)
-    assert told.tracing.is_due(35)
-    assert told.tracing._plain_ns == 10**6
 
 
 # --- what is said ---
@@ -799,12 +731,6 @@ def test_what_tracing_leaves_in_memory_is_no_growth_of_the_program(
     program.watch.leave()
 
 
-#: how slow a traced step is, and what a look costs, depend on the machine: here on calls alone
-STEADY = """
-import itertools, time
-time.thread_time_ns = itertools.count(0, 10**6).__next__
-time.monotonic_ns = itertools.count(10**9, 10**6).__next__
-"""
 KEEPS = """
 import steady, memtools, sys, tracemalloc
 kept = []
@@ -893,25 +819,19 @@ def until_traced(monitor):
 
 
 @pytest.mark.slow
-def test_an_exception_of_the_program_inside_of_a_window_leaves_nothing() -> None:
+def test_an_exception_or_a_stop_inside_of_a_window_leaves_nothing() -> None:
     code = """
+monitor = MemoryMonitor(device="cpu")
 try:
-    with MemoryMonitor(device="cpu") as monitor:
+    with monitor:
         until_traced(monitor)
         1 / 0
 except ZeroDivisionError:
     print(tracemalloc.is_tracing())
-"""
-    assert in_own_process(INSIDE + code) == "False\n"
-
-
-@pytest.mark.slow
-def test_a_monitor_that_is_stopped_inside_of_a_window_leaves_nothing() -> None:
-    code = """
-monitor = MemoryMonitor(device="cpu")
+kept.clear()
 monitor.start()
 until_traced(monitor)
 monitor.stop()
 print(tracemalloc.is_tracing())
 """
-    assert in_own_process(INSIDE + code) == "False\n"
+    assert in_own_process(INSIDE + code) == "False\nFalse\n"

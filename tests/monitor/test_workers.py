@@ -20,8 +20,6 @@ import pytest
 
 import memtools
 from memtools._base import sentences
-from memtools._base import torch as bridge
-from memtools._census import growth as growth_of_census
 from memtools._census.holders import Holder
 from memtools._leak.finding import LeakFinding
 from memtools._monitor import children, worker, workers
@@ -350,13 +348,6 @@ def test_while_a_worker_looks_its_parent_knows(page, reports, monkeypatch):
     assert not reports.looking()
 
 
-def test_a_worker_that_is_asked_no_more_lets_go_of_its_census(page):
-    one = worker.Worker(page)
-    one._census, one._clock, one._looks, one._due = Fast(), 2, 9, 90
-    one.before(2)
-    assert (one._census, one._clock, one._looks, one._due) == (None, None, 0, 0)
-
-
 def test_looks_grow_apart(page):
     one, looked = worker.Worker(page), []
     one._census = Fast()
@@ -599,8 +590,3 @@ def test_a_long_report_leaves_out_the_last_holders(page):
     one.before(1)
     ((_, _, text),) = page.read()
     assert 1 <= len(text["holders"]) < 9
-
-
-def test_the_census_of_a_worker_is_the_one_of_its_parent():
-    bridge.connect()
-    assert type(worker.new_census()) is growth_of_census.GrowthCensus

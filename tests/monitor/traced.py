@@ -1,0 +1,72 @@
+"""Steps of a program under Tracing, as LeakWatch calls it, and programs whose time is made up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+from memtools import LeakFinding
+from memtools._monitor.tracing import PLAIN, Tracing
+
+MS = 10**6
+#: How slow a traced step is, and what a look costs, depend on the machine: here on calls alone.
+STEADY = """
+import itertools, time
+time.thread_time_ns = itertools.count(0, 10**6).__next__
+time.monotonic_ns = itertools.count(10**9, 10**6).__next__
+"""
+
+
+def line_of(function: Callable[..., object], after: int = 1) -> int:
+    return function.__code__.co_firstlineno + after
+
+
+class Traced:
+    """Tracing, and the events that it writes.
+
+    Args:
+        blocks: torch's blocks; None, the default: tracemalloc alone.
+        took: the nanoseconds that each step takes, and those of the processor in it.
+        why_not: as of Tracing.
+    """
+
+    def __init__(
+        self,
+        blocks: Any = None,
+        took: Callable[[int], tuple[int, int]] = lambda step: (10 * MS, 10 * MS),
+        why_not: str = "",
+    ) -> None:
+        self.took, self.events = took, list[dict[str, Any]]()
+        reports: Any = SimpleNamespace(blocks=blocks, reason="", join=lambda: True)
+        self.tracing = Tracing(
+            None if blocks is None else reports,
+            why_not=why_not,
+            write=lambda fields: self.events.append(dict(fields)),
+        )
+
+    def takes_plain_steps(self) -> None:
+        for _ in range(PLAIN):
+            self.tracing.step_took(MS, MS)
+
+    def run(
+        self, steps: range, standing: list[LeakFinding], step: Callable[[], object]
+    ) -> list[int]:
+        """Make these steps. Returns those at which a window was opened."""
+        opened, tracing = [], self.tracing
+        for n in steps:
+            step()
+            tracing.step_took(*self.took(n))
+            if tracing.is_open:
+                made = tracing.turn(n, standing)
+                standing[:] = [
+                    replace(one, made_at=made.get(one.key, one.made_at)) for one in standing
+                ]
+            if tracing.wants(n, standing):
+                if tracing.reads:
+                    tracing.read(10**9)
+                if tracing.is_due(n):
+                    tracing.begin(n)
+                    opened.append(n)
+        return opened
