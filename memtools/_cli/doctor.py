@@ -22,7 +22,6 @@ from memtools._base.install import rebuild_command
 from memtools._base.text import aligned
 from memtools._cli.allocators import allocator_facts
 from memtools._cli.facts import SHIM, Fact, Section, guarded, known, no, unknown, yes
-from memtools._cli.monitor import monitor_facts
 from memtools._cli.records import printed
 from memtools._cli.system import ROOT, host_memory, kernel
 
@@ -49,9 +48,6 @@ LABELS = {
     "shim_torch_version": "its torch version",
     "shim_rebuild": "to compile it again",
     "peak_reset": "exact peaks of phases",
-    "sampler": "sampling thread",
-    "record": "writing a record",
-    "census": "census of who holds what",
 }
 
 
@@ -339,7 +335,7 @@ def examine(root: Path = ROOT, environ: Mapping[str, str] = os.environ) -> Findi
         "versions": version_facts(torch),
         "extensions": extension_facts(core, info, no_torch, no_shim),
         "cuda": cuda_facts(core, info, root, findings.broken),
-        "host_memory": _of_core(core, lambda: {**host_memory(root), **monitor_facts(root)}),
+        "host_memory": _of_core(core, lambda: host_memory(root)),
         "kernel": kernel(root),
         "allocators": _of_core(core, allocator_facts),
         "environment": environment_facts(environ, findings.broken),

@@ -62,6 +62,7 @@ def host_memory(root: Path = ROOT) -> Section:
     else:
         group = "of the whole machine: this is the root group" if of_machine else f"{pressure_path}"
         pressure = yes(group)
+    exact = "/proc/self/clear_refs cannot be written: peaks of phases are at least what is reported"
     return {
         "total_bytes": machine(now.total, "MemTotal"),
         "available_bytes": machine(now.available, "MemAvailable"),
@@ -72,6 +73,7 @@ def host_memory(root: Path = ROOT) -> Section:
         "memory_limit_directory": stated_by,
         "memory_usage_bytes": usage,
         "pressure_readings": pressure,
+        "peak_reset": yes() if probe.reset_peak() else no(exact),
     }
 
 

@@ -84,7 +84,8 @@ LIMITS = {
 }  # fmt: skip
 MEMORY = (
     "total_bytes available_bytes swap_free_bytes shared_memory_size_bytes shared_memory_free_bytes "
-    "cgroup_version memory_limit_bytes memory_limit_directory memory_usage_bytes pressure_readings"
+    "cgroup_version memory_limit_bytes memory_limit_directory memory_usage_bytes pressure_readings "
+    "peak_reset"
 )
 CGROUP_KEYS = ("cgroup_version", "memory_limit_bytes", "memory_limit_directory",
                "memory_usage_bytes")  # fmt: skip
@@ -133,7 +134,7 @@ def test_a_limit_that_cannot_be_seen_is_unknown_with_its_reason(
 def test_on_an_empty_root_everything_is_unknown_and_nothing_raises(tmp_path: Path) -> None:
     facts = host_memory(tmp_path) | kernel(tmp_path)
     own = {"rlimit_as_bytes", "rlimit_data_bytes", "rlimit_memlock_bytes"}
-    for key in facts.keys() - own - {"pressure_readings"}:
+    for key in facts.keys() - own - {"pressure_readings", "peak_reset"}:
         assert (facts[key].value, facts[key].text[:12]) == (None, "unknown (no ")
     assert facts["pressure_readings"] == Fact(False, "no (no v2 control group is mounted)")
 
@@ -370,7 +371,7 @@ KEYS = {
     "versions": "memtools python platform kernel libc torch torch_cuda numpy",
     "extensions": "core core_path torch_connected shim shim_torch_version shim_rebuild",
     "cuda": "headers_version kernel_driver runtime_version driver_version devices",
-    "host_memory": f"{MEMORY} peak_reset sampler record leak_test census",
+    "host_memory": MEMORY,
     "kernel": "transparent_huge_pages transparent_huge_pages_shmem max_map_count overcommit_mode "
     "rlimit_as_bytes rlimit_data_bytes rlimit_memlock_bytes",
     "allocators": "malloc malloc_arenas malloc_settings cuda_settings cuda_caching advice",

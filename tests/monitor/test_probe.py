@@ -17,7 +17,6 @@ import pytest
 
 import memtools
 from memtools import _core
-from memtools._cli import monitor
 from memtools._cli.system import host_memory
 from tests.kit.ownprocess import in_own_process
 
@@ -305,7 +304,7 @@ def test_host_memory_tells_the_containers_limit(tmp_path: Path) -> None:
     memory = memtools.host_memory(str(tmp_path))
     assert (memory.cgroup_limit, memory.percent) == (None, 75.0)
     assert memory.limit_source == "no cgroup limit; machine 4.0 MiB"
-    assert monitor.monitor_facts(tmp_path)["peak_reset"].value is False
+    assert host_memory(tmp_path)["peak_reset"].value is False
     assert host_memory(tmp_path)["pressure_readings"].value is False
 
 
