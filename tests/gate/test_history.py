@@ -272,17 +272,6 @@ def test_every_slice_is_the_list_slice(start, stop, step):
     assert part.stats().tokens == sum(len(tensor) for tensor in tensors[start:stop:step])
 
 
-def test_the_hand_written_trim_still_works_on_it(gates):
-    history, plain = GateHistory(max_entries=10_000), []
-    for n in range(300):
-        tensor = gates(n % 7 + 1)
-        history.append(tensor)
-        plain.append(tensor)
-        if len(history) > 100:
-            history, plain = history[-50:], plain[-50:]
-    assert same(history, plain)
-
-
 def test_trim_half_leaves_what_the_hand_written_rule_leaves(gates):
     history, plain = GateHistory(max_entries=100), []
     for n in range(1000):
@@ -291,15 +280,6 @@ def test_trim_half_leaves_what_the_hand_written_rule_leaves(gates):
         plain.append(tensor)
         if len(plain) > 100:
             plain = plain[-50:]
-        assert len(history) == len(plain)
-    assert same(history, plain)
-
-
-def test_trim_oldest_is_a_deque(gates):
-    history, plain = GateHistory(max_entries=7, trim="oldest"), []
-    for n in range(50):
-        plain = [*plain, gates(n % 3)][-7:]
-        history.append(plain[-1])
         assert len(history) == len(plain)
     assert same(history, plain)
 

@@ -27,23 +27,6 @@ def test_a_fork_goes_on_from_what_is_there_and_neither_sees_the_other():
         assert same(lease, model)
 
 
-def test_a_fork_of_a_fork_and_the_parent_may_go_first():
-    with small_pool() as pool:
-        lease, model = pool.acquire(1), Plain(1)
-        step(lease, model, 33)
-        child, twin = lease.fork(2), model.fork(2)
-        step(child, twin, 20)
-        grandchild, third = child.fork(2), twin.fork(2)
-        lease.release()
-        child.release()
-        step(grandchild, third, 30)
-        assert same(grandchild, third)
-        assert pool.stats().leases == 1
-        grandchild.release()
-        assert pool.stats().live_bytes == 0
-        assert pool._check()
-
-
 def test_a_prompt_is_stored_once_and_only_written_pages_are_copied():
     with small_pool() as pool, pool.acquire(1) as lease:
         fill(lease, 40)  # two full blocks and a half
@@ -89,19 +72,6 @@ def test_reorder_shares_full_blocks():
         assert pool.stats().live_bytes == 4 * BLOCK
 
 
-def test_select_keeps_repeats_and_drops_rows():
-    with small_pool() as pool, pool.acquire(4) as lease:
-        model = Plain(4)
-        step(lease, model, 20, [20, 15, 10, 5])
-        for rows in ([3, 1], [1, 0, 0, 1], [2]):
-            lease.select(rows)
-            model.select(rows)
-            assert lease.batch_size == len(rows)
-            step(lease, model, 2)
-            assert same(lease, model)
-        assert pool.stats().live_bytes == BLOCK
-
-
 def test_finished_rows_give_their_pages_back():
     with small_pool() as pool, pool.acquire(4) as lease:
         fill(lease, 48)
@@ -130,34 +100,3 @@ def test_what_was_cropped_never_comes_back():
         assert not lease.layer(0, tokens=MAX_TOKENS)[0][:, :, 5:].any()
         lease.crop(0)
         assert (lease.num_tokens, pool.stats().live_bytes) == (0, 0)
-
-
-def test_crop_of_shared_pages_leaves_the_others_theirs():
-    with small_pool() as pool, pool.acquire(1) as lease:
-        model = Plain(1)
-        step(lease, model, 60)
-        child, twin = lease.fork(2), model.fork(2)
-        child.crop([10, 50])
-        twin.crop([10, 50])
-        step(child, twin, 12)
-        assert same(lease, model)
-        assert same(child, twin)
-
-
-def test_layers_of_different_lengths_are_cropped_to_at_most_n():
-    with small_pool() as pool, pool.acquire(1) as lease:
-        lease.update(0, some(1, 40), some(1, 40))
-        lease.update(1, some(1, 10), some(1, 10))
-        lease.crop(20)
-        assert [lease.seq_length(layer) for layer in range(2)] == [20, 10]
-
-
-def test_speculative_decoding_rolls_back_and_goes_on():
-    with small_pool() as pool, pool.acquire(2) as lease:
-        model = Plain(2)
-        for accepted in (1, 3, 0, 4, 2):
-            step(lease, model, 5)
-            lease.crop(accepted - 5)
-            model.crop(accepted - 5)
-            assert same(lease, model)
-        assert lease.lengths == [10, 10]

@@ -477,10 +477,12 @@ static mt_status
 adopt_entries(const mt_gatehist *h, const char *name, size_t start, ptrdiff_t step, size_t count,
               mt_gatehist **out, mt_error *err)
 {
-    mt_status st = new_named(h->mem, h->vm, &h->config, name, out, err);
+    mt_status st;
 
     assert(step != 0 && (count == 0 || start < h->ring.len));
-    if (st != MT_OK) return st;
+    *out = NULL;
+    if ((st = new_named(h->mem, h->vm, &h->config, name, out, err)) != MT_OK) return st;
+    assert(*out != NULL);
     if ((st = prepare_slice(*out, h, start, step, count, err)) != MT_OK) {
         mt_gatehist_free(*out);
         return st;

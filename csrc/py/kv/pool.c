@@ -277,9 +277,10 @@ kvpool_raise_shape(const KVPool *self, const mt_error *err, const char *doing)
                             "crop() first, or make the pool with a larger max_tokens",
                             doing, err->asked, err->limit);
     if (err->shape == MT_SHAPE_PAGE_BYTES)
-        return PyErr_Format(PyExc_ValueError,
-                            "%s: page_bytes must be a power of two and a multiple of %zu here, got %zu",
-                            doing, err->limit, err->asked);
+        return PyErr_Format(
+            PyExc_ValueError,
+            "%s: page_bytes must be a power of two and a multiple of %zu here, got %zu", doing,
+            err->limit, err->asked);
     return PyErr_Format(PyExc_ValueError,
                         "%s: a lease of %zu rows was asked for, max_sequences of this pool is %zu",
                         doing, err->asked, self->config.max_rows);
