@@ -1,9 +1,8 @@
-"""How this process is about to end, as far as the interpreter knows: by an exception that nobody
-caught.
+"""How this process is about to end, as far as the interpreter knows: by an uncaught exception.
 
-Not by sys.last_value, which pytest, IPython and debuggers set for exceptions that end nothing; but
-for Ctrl-C that a hook of somebody else's printed, of which nothing else tells (interrupt()).
-The exit code itself is known last of all, to exit(): see RecordWriter._close_at_exit.
+sys.last_value is not used, because pytest, IPython and debuggers set it for exceptions that end
+nothing, but for Ctrl-C that another package's hook has printed: nothing else shows that (see
+interrupt()). The exit code is known last of all, to exit(): see RecordWriter._close_at_exit.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from memtools._base.oom import MUCH_IDLE, Shortage, shortage
 from memtools._base.redact import redacted
 from memtools._record.kinds import End, Limit
 
-ROOM = 192 - len("exit: ")  # bytes of what an end event says of an exception, in one line
+ROOM = 192 - len("exit: ")  # An end event has so many bytes for an exception, in one line.
 
 
 class Ending:
@@ -32,12 +31,12 @@ class Ending:
     def __init__(self) -> None:
         self.uncaught: End | None = None
         self.interrupted = False  # the uncaught one is a KeyboardInterrupt: Python ends by SIGINT
-        #: bytes of freed memory that malloc kept when the host's memory ran out, where they are in
-        #: the way; None where they are not, or nobody knows
+        #: bytes of freed memory that malloc kept when the host's memory ran out, if they are in the
+        #: way; None if they are not, or that is not known
         self.idle_heap: int | None = None
         #: limits of the process that refused what the exception that ends it asked for
         self.acted: list[Limit] = []
-        #: called when an exception was not caught, before anything else
+        #: functions that are called first when an exception was not caught
         self.on_uncaught: list[Callable[[], None]] = []
 
     def hear_exception(self, error: BaseException) -> None:
@@ -55,15 +54,15 @@ class Ending:
             self.idle_heap = idle if is_in_the_way else None
 
     def note_limits(self, error: BaseException) -> None:
-        """Before what the exception keeps alive is gone: which limits refused what it asked for."""
+        """Note which limits refused what was asked for, while the exception keeps that alive."""
         self.acted = []
         with contextlib.suppress(Exception):
             self.acted = limits_met(error, shortage(error))
 
 
 def limits_met(error: BaseException, found: Shortage | None, root: str = "/") -> list[Limit]:
-    """The limits of the process that refused what `error` speaks of, with what was in use of each:
-    of memory the one with the least room, where it had less than was asked for."""
+    """The limits of the process by which `error` was raised, with what was in use of each: of the
+    limits of memory the one with the least room, if it had less than was asked for."""
     if found is not None:
         return _memory_limits_met(found, root) if found.of_host else []
     if isinstance(error, OSError) and error.errno == errno.EFBIG:
@@ -94,8 +93,8 @@ def _memory_limits_met(found: Shortage, root: str) -> list[Limit]:
 
 
 def _tasks_of_user(root: str) -> int | None:
-    """Threads of all processes of this user that are to be seen, which RLIMIT_NPROC counts; None
-    for one that it does not bind."""
+    """Threads of all visible processes of this user, which RLIMIT_NPROC counts; None for root, whom
+    it does not bind."""
     if os.geteuid() == 0:
         return None
     count = 0
@@ -112,8 +111,8 @@ _before: list[Any] = []  # the hook that was there before the newest watch()
 
 
 def watch(*, whole_program: bool = False) -> None:
-    """Note uncaught exceptions from now on. For a `whole_program`, which has not begun yet, also if
-    it puts sys.__excepthook__ back."""
+    """Note uncaught exceptions from now on. With `whole_program`, for a program that has not begun
+    yet, also if it puts sys.__excepthook__ back."""
     if sys.excepthook is not _core.excepthook:
         _before[:] = [sys.excepthook]
         _core._watch_end(ending.hear_exception, sys.excepthook)
@@ -123,8 +122,8 @@ def watch(*, whole_program: bool = False) -> None:
 
 
 def unwatch() -> None:
-    """Leave sys.excepthook as it was, unless somebody has put another over it, or it is watched for
-    a whole program."""
+    """Restore sys.excepthook, unless another hook was set since, or it is watched for a whole
+    program."""
     if sys.excepthook is not _core.excepthook or sys.__excepthook__ is _core.excepthook:
         return
     sys.excepthook = _before[0]  # first: an interrupt after the call below would lose it
@@ -132,21 +131,21 @@ def unwatch() -> None:
 
 
 def interrupt() -> End | None:
-    """The end by Ctrl-C if that ends the program; else None. A hook of another package may have
+    """Return the end by Ctrl-C if that ends the program, else None. Another package's hook may have
     printed it without calling ours: then the interpreter's last exception is used, but not at a
     prompt, where Ctrl-C ends nothing."""
     if hasattr(sys, "ps1"):
         return None
     last = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-    somebody_elses = sys.excepthook is not _core.excepthook
-    if ending.uncaught is None and somebody_elses and isinstance(last, KeyboardInterrupt):
+    is_another_hook = sys.excepthook is not _core.excepthook
+    if ending.uncaught is None and is_another_hook and isinstance(last, KeyboardInterrupt):
         ending.hear_exception(last)
     return ending.uncaught if ending.interrupted else None
 
 
 def keep_interrupt() -> None:
-    """Let the interpreter end by SIGINT after Ctrl-C, as it does unless a text was executed as a
-    program since: by dataclasses, for example, which an import at the end may bring."""
+    """Have the interpreter end by SIGINT after Ctrl-C. It does so unless code was executed from a
+    string since, as dataclasses do, which an import at the end may use."""
     if ending.interrupted:
         with contextlib.suppress(KeyboardInterrupt):
             exec("raise KeyboardInterrupt")
@@ -161,8 +160,8 @@ def end_by(error: BaseException) -> End:
 
 
 def text_of(error: BaseException) -> str:
-    """The text of an exception. Of a DataLoader's, that of its cause, which alone names the signal
-    that ended a worker, or with its last line, which has the worker's own exception."""
+    """The text of an exception. Of a DataLoader's it is that of its cause, which alone names the
+    signal that ended a worker, or includes its last line, which has the worker's exception."""
     text = str(error).strip()
     if "DataLoader worker" not in text:
         return text

@@ -1,8 +1,8 @@
-"""The five calls that monitors have which people write themselves: log_memory and
-format_memory_stats, get_peak_memory, check_memory_leak, cleanup_memory.
+"""The five methods of hand-written monitors: log_memory, format_memory_stats, get_peak_memory,
+check_memory_leak and cleanup_memory.
 
-They are methods of MemoryMonitor, so that it can take the place of such a class; `metrics()`,
-`findings()` and CleanupPolicy tell and do more.
+They are methods of MemoryMonitor, so that it can take the place of such a class. `metrics()`,
+`findings()` and CleanupPolicy do more.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from memtools._monitor.readings import GB
 if TYPE_CHECKING:
     from memtools._monitor.monitor import MemoryMonitor
 
-LOG_EVERY = 10.0  # seconds between two lines of log_memory
+LOG_EVERY = 10.0  # Lines of log_memory are so many seconds apart.
 
 
 def log_memory(

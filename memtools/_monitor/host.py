@@ -2,7 +2,7 @@
 
 process   this process alone
 job       it, its descendants and their shared memory: each page once, swapped out or not
-machine   everybody
+machine   all processes
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from memtools import _core
 from memtools._base import devices, limits
 from memtools._base.size import format_bytes
 
-LEAST_SAID = 64 * 2**10  # bytes of a job beside its process: a page or two are memtools' own
-SOURCE_NS = 1_000_000_000  # for so long the words about the limit's source are kept
+LEAST_SAID = 64 * 2**10  # Fewer bytes of a job beside its process may be memtools' own.
+SOURCE_NS = 1_000_000_000  # The words about the source of the limit are kept for so long.
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def percent(part: int | None, whole: int | None) -> float | None:
 
 
 def limit_source(probe: _core.Probe, total: int | None) -> str:
-    """Where the memory limit comes from, or that there is none, or why it is unknown."""
+    """Say where the memory limit comes from, or that there is none, or why it is unknown."""
     version, limit, directory, above, why, _, _ = probe.source()
     if limit is None:
         return f"unknown ({why})"
@@ -110,8 +110,8 @@ def limit_source(probe: _core.Probe, total: int | None) -> str:
 
 
 def high_water(root: str = "/") -> int | None:
-    """The most that was ever resident of this process, as far as the kernel's mark goes back, which
-    a monitor's phases set back."""
+    """The most that this process has had resident, since it began or since a monitor's phase has
+    reset the kernel's mark."""
     return limits.sizes_of_process(root).get("VmHWM")
 
 

@@ -7,7 +7,7 @@
 
 Nothing here may change what the program does. Steps are those of torch's optimizers, counted by a
 hook that torch offers for it, and until an optimizer acts the calls of outermost modules, which are
-heard without a hook (csrc/py/monitor/forwards.h). Both begin when the program imports torch. An
+counted without a hook (csrc/py/monitor/forwards.h). Both begin when the program imports torch. An
 unchanged program gets its leak test and guard there, at the end of a step on its own thread.
 """
 
@@ -42,9 +42,10 @@ if TYPE_CHECKING:
 
 MODULES = "torch.nn.modules.module"
 PROCESSES = "multiprocessing.process"
-RESERVE = 16 << 20  # bytes
-KEPT_BACK = 16  # calls of modules: the first look of the leak test is at the sixteenth step
-KEPT_BACK_TO_TRAIN = 1024  # of them, where the program has made an optimizer that has not acted yet
+RESERVE = 16 << 20  # Address space, in bytes, for the end of the run.
+#: So many calls of modules are kept back: the leak test looks first at the sixteenth step.
+KEPT_BACK = 16
+KEPT_BACK_TO_TRAIN = 1024  # So many are if the program has made an optimizer that has not acted.
 
 _Made = TypeVar("_Made")
 
@@ -189,7 +190,7 @@ class _Loader:
 
 
 def count_steps(monitor: MemoryMonitor) -> StepCounter:
-    """Have the steps of the program counted, which has not imported torch yet."""
+    """Count the steps of the program, which has not imported torch yet."""
     counter = StepCounter(monitor)
     then = {
         OPTIMIZERS: counter.hear_optimizers,
@@ -207,14 +208,14 @@ def _in_child() -> None:
 
 
 def _stop(reason: str) -> NoReturn:
-    """End the process before the program has begun. SystemExit would be reported as a fault of the
+    """End the process before the program has begun. SystemExit would be reported as an error of the
     module site."""
     os.write(2, f"memtools run: {reason}\n".encode(errors="backslashreplace"))
     os._exit(1)
 
 
 def log_name(log: str | None) -> str:
-    """The path that was asked for, else run.mem; with the rank in it on ranks of one job."""
+    """The given path, else run.mem; with the rank in it on ranks of one job."""
     return ranked(log or "run.mem")
 
 

@@ -4,9 +4,9 @@ torch's allocator gives up --> observer (once in a process) --> "oom"     tiers,
         |                                                       "holder"  who holds most, up to 3
         '--> OutOfMemoryError                                   of every monitor that is running
 
-torch cannot take an observer back, so there is one for the life of the process, and it knows the
-monitors weakly. It allocates nothing on the device, and nothing gets out of it: an exception in it
-would take the place of the one that the program may be waiting for.
+torch cannot remove an observer, so there is one for the life of the process, with weak references
+to the monitors. It allocates nothing on the device, and raises nothing: an exception in it would
+take the place of the one that the program may expect.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from memtools._record.kinds import Holder
 if TYPE_CHECKING:
     from memtools._monitor.monitor import MemoryMonitor
 
-EVENT_EVERY = 1.0  # seconds between two events: some libraries probe until memory is out
-CENSUS_EVERY = 30.0
-SLOW_CENSUS = 0.25  # seconds; looking for holders takes some ten times what the census took
-GROUPS = 3
+EVENT_EVERY = 1.0  # Events are so many seconds apart: some libraries probe until memory is out.
+CENSUS_EVERY = 30.0  # Censuses are so many seconds apart.
+SLOW_CENSUS = 0.25  # After a census of more seconds no holders are looked for: ten times as slow.
+GROUPS = 3  # So many groups of tensors are recorded.
 _HOOK = "_cuda_attach_out_of_memory_observer"
-_NOTHING_SEEN = bytes(4096)  # an empty filter: every object is new
+_NOTHING_SEEN = bytes(4096)  # This filter is empty: every object is new.
 
 
 class Observer:
@@ -43,13 +43,13 @@ class Observer:
         self._skipped = 0
 
     def follow(self, monitor: MemoryMonitor) -> None:
-        """Leave events in this monitor's records from now on."""
+        """Write events into this monitor's records from now on."""
         self.monitors.add(monitor)
         self.attach()
 
     def attach(self) -> bool:
         """Attach to torch, at the first call after the program made a CUDA context: attaching makes
-        one. Whether it is attached; then a call costs nothing."""
+        one. Returns whether it is attached; after that a call costs nothing."""
         if self._is_attached:
             return True
         torch = bridge.loaded()
@@ -60,12 +60,12 @@ class Observer:
         self._is_attached = True
         try:
             hook(self)
-        except Exception as error:  # an allocator of somebody else's has no observers
+        except Exception as error:  # an allocator that is not torch's has no observers
             self._complain(f"running out of device memory is not recorded: {error}")
         return True
 
     def __call__(self, device: int, asked: int, total: int, free: int) -> None:
-        """Called by torch; `total` is less than the device's where a fraction was set."""
+        """Called by torch; `total` is less than the device's if a fraction was set."""
         if self._is_busy:
             return
         self._is_busy = True
@@ -95,7 +95,7 @@ class Observer:
                     run.log.event("holder", holder)
 
     def _complain(self, text: str) -> None:
-        """In the log and on paper, where a monitor is running; raises nothing."""
+        """Report a failure through each running monitor. Raises nothing."""
         try:
             for monitor in list(self.monitors):
                 run = monitor._live
@@ -124,7 +124,7 @@ def tiers_of(device: int, asked: int, total: int, free: int) -> dict[str, int]:
 
 
 def largest_free(torch: Any, device: int) -> int:
-    """The largest block that torch could hand out without asking the driver, in bytes."""
+    """Bytes of the largest block that torch could hand out without asking the driver."""
     try:
         segments = torch.cuda.memory_snapshot(include_traces=False)
     except TypeError:  # an older torch
@@ -156,7 +156,7 @@ def tensors_on(device: str) -> Iterator[Holder]:
 
 
 def _nothing() -> Census:
-    """A census of before there was anything: all that lives is growth."""
+    """Make an empty census: compared with it, all that lives is growth."""
     nothing = Census.__new__(Census)
     nothing.groups, nothing.types, nothing.bytes = (), Counter(), 0
     nothing._seen = _NOTHING_SEEN

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from memtools._monitor.log import Log
     from memtools._monitor.monitor import MemoryMonitor
 
-EVENT_EVERY_NS = 1_000_000_000
-MOST_NAMES = 256  # of which events are written; totals keep fewer, see _core.Probe
-NO_PHASE = 0  # the token of a phase that is not counted
-SHOWN_PHASES = 8  # in a summary
+EVENT_EVERY_NS = 1_000_000_000  # Events of one name are so far apart.
+MOST_NAMES = 256  # Events of so many names are written; totals keep fewer, see _core.Probe.
+NO_PHASE = 0  # A phase that is not counted has this token.
+SHOWN_PHASES = 8  # A summary has at most so many.
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -71,20 +71,21 @@ class PhaseBook:
 
     def __init__(self, probe: _core.Probe, log: Log, devices: DevicePeaks | None) -> None:
         self._probe, self._log, self.devices = probe, log, devices
-        #: the probe's own, where nothing else is to be done: without a record and without devices
+        #: the probe's own methods if there is nothing else to do: no record and no devices
         self.begin: Callable[[str], int] = probe.enter if devices is None else self.enter
         self.finish = None if log.writes or devices is not None else probe.leave
         self._next_event: dict[str, int] = {}
         self._tops: dict[str, dict[int, int]] = {}  # largest device peaks by name
 
     def enter(self, name: str) -> int:
-        """A token. RuntimeError where no more phases can be open."""
+        """Begin a phase. Returns its token. Raises RuntimeError if no more phases can be open."""
         token = self._probe.enter(name)
         if self.devices is not None:
             self.devices.enter(token)
         return token
 
     def refused(self, name: str, error: RuntimeError) -> int:
+        """Report that a phase is not measured. Returns its token."""
         self._log.complain("phase", f"phase {name!r} is not measured: {error}")
         return NO_PHASE
 

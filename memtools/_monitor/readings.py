@@ -1,5 +1,5 @@
 """What a monitor reads, memory in use and its limits, and how that is written: as text for people,
-and as dicts of numbers for loggers and for programs that had a monitor of their own making."""
+and as dicts of numbers for loggers and for programs that had a hand-written monitor."""
 
 from __future__ import annotations
 
@@ -77,13 +77,13 @@ class Headroom(NamedTuple):
 
 
 class Readings:
-    """Memory as a run sees it now: what is used, and how much there is."""
+    """Memory as a run reads it now: what is in use, and how much there is."""
 
     __slots__ = ("_indexes", "_limit", "_probe", "_sampler", "_words")
 
     def __init__(self, sampler: _core.Sampler, probe: _core.Probe, indexes: Sequence[int]) -> None:
         self._sampler, self._probe, self._indexes = sampler, probe, indexes
-        self._limit: tuple[int, str] | None = None  # that `_words` are of
+        self._limit: tuple[int, str] | None = None  # the limit that `_words` describe
         self._words = ""
 
     def host(self) -> HostTiers:
@@ -128,8 +128,8 @@ class Readings:
         return [cuda_devices.tiers(index) for index in self._indexes]
 
     def headroom(self) -> tuple[Headroom, ...]:
-        """Each memory that has a limit. The host's use is that of the newest sample, with what this
-        process has of it read anew: a sample may be as old as the interval of the thread, and the
+        """Each memory that has a limit. The host's use is that of the newest sample, but the part
+        of this process is read again: a sample may be as old as the interval of the thread, and the
         tensors of a pass are gone by then."""
         found = []
         host, resident = self.host(), self._probe.rss()
@@ -151,8 +151,7 @@ def _gb(size: int | None) -> float | None:
 
 
 def memory_stats(host: HostTiers, devices: list[DeviceMemory]) -> dict[str, float | None]:
-    """`cpu_...` and `gpu_...`, as monitors that people write themselves have it, in units of 2**30
-    bytes.
+    """`cpu_...` and `gpu_...`, as in hand-written monitors, in units of 2**30 bytes.
 
     The first device is `gpu_`, each other one `gpu` and its index.
     """
@@ -259,7 +258,7 @@ def host_metrics(host: HostTiers, peak: int | None) -> dict[str, float | None]:
 
 
 def job_metrics(host: HostTiers) -> dict[str, float | None]:
-    """Of the job, and of what is in it."""
+    """Figures of the job, and of its parts."""
     return {
         "memory/job_bytes": host.job,
         "memory/job_swap_bytes": host.job_swap,
@@ -278,5 +277,5 @@ def device_metrics(tiers: DeviceMemory) -> dict[str, float | None]:
 
 
 def known(values: Mapping[str, float | None]) -> dict[str, float]:
-    """The values without those that are not known, for which a logger has no use."""
+    """The values that are known: a logger has no use for the others."""
     return {key: float(value) for key, value in values.items() if value is not None}

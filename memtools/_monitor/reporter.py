@@ -5,10 +5,9 @@
                                  └──► Listeners: on_leak(callback)       each holder and grade, and
                                                                          where its line gets known
 
-Who reads the terminal has read the finding some steps before its line gets known, and is told the
-line alone then.
+The terminal shows a finding some steps before its line gets known, and then the line alone.
 
-Nothing here gets an exception into training: what a callback raises is said once and ends here.
+Nothing here raises into training: what a callback raises is reported once and ends here.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from memtools._leak.finding import RANK, Key, LeakFinding
 from memtools._monitor.log import Log
 
 LeakCallback = Callable[[LeakFinding], object]
-Says = Callable[[LeakFinding, str], None]  # a finding, and what people are told of it
-RENEWED = 0.1  # a rate that differs by more from that in the record is written again
-MOST_REPORTS = 256  # of a run, through the logger: a program with ever new names is not a flood
+Says = Callable[[LeakFinding, str], None]  # a finding, and the text that people read
+RENEWED = 0.1  # A rate that differs by a larger share from that in the record is written again.
+MOST_REPORTS = 256  # A run logs at most so many findings, even if names always change.
 
 
 class Listeners:
@@ -43,8 +42,8 @@ class Listeners:
         text = f"<on_leak {harmless(name_of_callback(action))}>"
         return Handle(lambda: self._added.pop(key, None), text)
 
-    def tell(self, finding: LeakFinding, log: Log) -> None:
-        """Call each of them that is still there when its turn comes."""
+    def call(self, finding: LeakFinding, log: Log) -> None:
+        """Call each of them that has not been removed meanwhile."""
         for key, action in tuple(self._added.items()):
             if key not in self._added:
                 continue
@@ -65,22 +64,22 @@ class Reporter:
     Args:
         log: the run's record and its complaints.
         listeners: the monitor's callbacks.
-        says: what shows a finding to people: the logger, or the terminal of `memtools run`.
+        says: shows a finding to people: by the logger, or on the terminal of `memtools run`.
     """
 
     def __init__(self, log: Log, listeners: Listeners, says: Says) -> None:
         self._log, self._listeners, self._says = log, listeners, says
         self._reported: set[tuple[str, str, str, bool, str]] = set()
-        self._rates: dict[Key, float] = {}  # of each finding, as the record has it
+        self._rates: dict[Key, float] = {}  # the rate of each finding in the record
 
     def report(self, finding: LeakFinding, *, printed: bool = True) -> None:
         """Report a finding that is new, has a higher grade or a line, or is over.
 
         Args:
             finding: as users read it.
-            printed: whether it is shown to people; True by default. Where the next finding names
-                who holds the same, `no longer` would read as if nothing grew: such a finding goes
-                into the record and to the callbacks alone.
+            printed: whether it is shown to people; True by default. If the next finding names the
+                holder of the same growth, `no longer` would read as if nothing grew: such a finding
+                goes only into the record and to the callbacks.
         """
         self.record(finding)
         who = _kind_of_process(finding), finding.holder or finding.kind
@@ -96,11 +95,11 @@ class Reporter:
                 if printed:
                     self._says(finding, _line_alone(finding) if is_known else str(finding))
             except Exception as error:  # a handler of the logger's, for one
-                self._log.complain("says", f"a finding could not be said: {error}")
-        self._listeners.tell(finding, self._log)
+                self._log.complain("says", f"a finding could not be reported: {error}")
+        self._listeners.call(finding, self._log)
 
     def complain(self, key: str, text: str) -> None:
-        """Give notice of a failure in here, once for each key."""
+        """Report a failure of the leak test, once for each key."""
         self._log.complain(key, text)
 
     def record(self, finding: LeakFinding) -> None:
@@ -109,8 +108,8 @@ class Reporter:
         self._log.event("finding", finding)
 
     def renew(self, findings: Iterable[LeakFinding]) -> None:
-        """Record the findings whose rate has changed: whoever reads the record of a run that was
-        killed finds the newest."""
+        """Record the findings whose rate has changed, so that the record of a run that is killed
+        has the newest."""
         for finding in findings:
             known = self._rates.get(finding.key, 0.0)
             if abs(finding.rate_bytes - known) > RENEWED * known:
@@ -118,18 +117,18 @@ class Reporter:
 
 
 def _line_alone(finding: LeakFinding) -> str:
-    """Where that was made which has been said already, without the line."""
+    """The text about the line of a finding that has been printed already without it."""
     return f"{finding.grade}: {finding.subject}: made at {finding.made_at}"
 
 
 def _kind_of_process(finding: LeakFinding) -> str:
-    """The process, but the same in several workers is said once, for the first of them."""
+    """The process; but the same in several workers is reported once, for the first of them."""
     is_of_workers = finding.holder and finding.process.startswith("worker ")
     return "worker" if is_of_workers else finding.process
 
 
 class Printer:
-    """When the next summary is to be printed: so many steps or seconds after the last one."""
+    """When the next summary is due: so many steps or seconds after the last one."""
 
     def __init__(self, every: Every) -> None:
         self._every = every
@@ -144,7 +143,7 @@ class Printer:
             self.due_ns = time.monotonic_ns() + int(1e9 * (self._every.seconds or 0))
 
     def is_due(self, step: int) -> bool:
-        """Whether it is time; then the next time is set."""
+        """Whether a summary is due; then the next one is planned."""
         if step < self.due_step and time.monotonic_ns() < self.due_ns:
             return False
         self._next(step)

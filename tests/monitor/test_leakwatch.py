@@ -759,7 +759,7 @@ def test_a_logger_that_fails_is_no_fault_of_training(clock: Clock) -> None:
 
     program = Program(clock, says=fail)
     program.held = [holder(16 * KIB)]
-    with pytest.warns(RuntimeWarning, match="a finding could not be said: broken pipe"):
+    with pytest.warns(RuntimeWarning, match="a finding could not be reported: broken pipe"):
         program.run(100, heap=16 * KIB)
 
 
