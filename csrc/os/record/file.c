@@ -283,32 +283,12 @@ take_name(const mt_recordfile_sys *sys, const char *name, const char *path, char
 
 /* --- all of it --- */
 
-typedef struct making {
-    void (*format)(void *region, const mt_birth *birth, void *ctx);
-    void *ctx;
-} making;
-
-static mt_status
-file_fill(mt_recordfile *f, int fd, const making *how, mt_error *err)
-{
-    mt_status st;
-
-    if ((st = take_space(f->sys, fd, f->bytes, err)) != MT_OK) return st;
-    if ((st = map(f->sys, fd, f->bytes, &f->at, err)) != MT_OK) return st;
-    f->birth = mt_birth_now();
-    how->format(f->at, &f->birth, how->ctx);
-    /* Where the file system has no locks, a living writer cannot be recognised. */
-    (void)f->sys->flock(fd, LOCK_EX | LOCK_NB);
-    return MT_OK;
-}
-
 mt_status
 mt_recordfile_create(const mt_recordfile_sys *sys, const char *path, size_t bytes,
                      void (*format)(void *region, const mt_birth *birth, void *ctx), void *ctx,
                      mt_recordfile *out, char *kept, mt_error *err)
 {
     mt_recordfile f = {.sys = sys, .bytes = bytes};
-    making how = {format, ctx};
     char name[PATH_MAX];
     mt_status st;
     int fd;
@@ -316,8 +296,15 @@ mt_recordfile_create(const mt_recordfile_sys *sys, const char *path, size_t byte
     kept[0] = 0;
     st = make_new(sys, path, name, &fd, err);
     if (st == MT_OK) {
-        st = file_fill(&f, fd, &how, err);
-        if (st == MT_OK) st = take_name(sys, name, path, kept, err);
+        st = take_space(sys, fd, bytes, err);
+        if (st == MT_OK) st = map(sys, fd, bytes, &f.at, err);
+        if (st == MT_OK) {
+            f.birth = mt_birth_now();
+            format(f.at, &f.birth, ctx);
+            /* Where the file system has no locks, a living writer cannot be recognised. */
+            (void)sys->flock(fd, LOCK_EX | LOCK_NB);
+            st = take_name(sys, name, path, kept, err);
+        }
         if (st != MT_OK) sys->unlink(name);
         sys->close(fd);
     }
