@@ -41,7 +41,7 @@ SLOWEST = 10.0  # A traced step may take at most so many times as long as a plai
 BUSY = 5.0  # It is too slow if the processor has worked so many times as long as for a plain one.
 EVENT_NS = 2_000  # Each line takes so long, beside the reading.
 LEAST_EVENTS = 4  # If a step may have fewer lines than this, they are not traced.
-READINGS = 3  # The shortest of so many first readings tells what one costs.
+READINGS = 3  # A reading costs what the shortest of so many first ones takes.
 #: The numbers of two lines are taken for equal if they differ by at most this share, or so many
 #: bytes.
 EXACT, EXACT_BYTES = 0.02, 512.0

@@ -30,7 +30,7 @@ class HostMemory:
     #: what counts against the container's limit, less file cache that is easily dropped
     cgroup_used: int | None
     #: the lowest limit over the control group and its ancestors; None if there is none or it is
-    #: unknown, which `limit_source` tells apart
+    #: unknown, which `limit_source` says
     cgroup_limit: int | None
     #: what the machine could still hand out without swapping
     available: int | None
@@ -140,8 +140,8 @@ _readers: dict[str, _Reader] = {}  # of the machine's own root, from the first c
 def host_memory(root: str = "/") -> HostMemory:
     """Read the memory of this process and its job, the container's limit and the machine's memory.
 
-    Takes some 30 us. Every figure is read anew, but that the control group and its limit are looked
-    up at most once a second, and that descendants and shared memory, which take 0.1 to some ms, are
+    Takes some 30 us. Every figure is read again, but the control group and its limit are looked
+    up at most once a second, and descendants and shared memory, which take 0.1 to some ms, are
     read again when their last reading is 20 times as old as it took. Raises nothing for what cannot
     be read: such a figure is None. Imports no torch.
 

@@ -377,7 +377,7 @@ def begin(options: dict[str, Any]) -> None:
         monitor = _started(options)
         if options["guard"] is not None:
             monitor.guard(options["guard"], action="raise")
-            if monitor._live is not None:  # a record tells of a guard that got no step to act in
+            if monitor._live is not None:  # the record shows a guard that got no step to act in
                 monitor._live.log.event("guard_set", {"fraction": options["guard"]})
     except Exception as error:
         _stop(" ".join(str(error).split()) or type(error).__name__)

@@ -29,7 +29,7 @@ from memtools._monitor.heaplines import HEAP_LINES, SLOWEST, HeapLines
 from memtools._monitor.places import Living, Place, Site, place_of
 from memtools._monitor.untracked_storages import untracked_storages
 
-PROBE = 1  # The first step, which one frame traces, tells how many frames the program can bear.
+PROBE = 1  # The first step is traced by one frame, to see how many frames the program can bear.
 #: (frames that tracemalloc keeps, at most how many times what one frame costs they cost). More
 #: frames take longer, but four do not reach the user's line in a deep library. As steps differ, one
 #: frame gets some room, too.
@@ -226,7 +226,7 @@ class TraceWindow:
           │ step ── │ step ──── │ step ─────────── │ ──── step ─────── │
           └ on      └ again     └ what lives       └ what lives        └ what lives; off
 
-    The first step tells how much slower the program gets, and so how many frames it can bear. If it
+    The first step shows how much slower the program gets, and so how many frames it can bear. If it
     takes too long with one frame already, tracemalloc is turned off within it.
 
     Args:
@@ -279,7 +279,7 @@ class TraceWindow:
             sources.append(_TorchBlocks(blocks))
         self._sources, self._why_no_blocks, self._heap = sources, why_no_blocks, heap
         self._marks: list[tuple[int, dict[str, Living]]] = []
-        #: the step at which it began, or began anew once it was known how slow tracing is
+        #: the step at which it began, or began again once it was known how slow tracing is
         self.begun = 0
         #: whether it is known how slow tracing is
         self.is_probed = False
@@ -355,7 +355,7 @@ class TraceWindow:
         return True
 
     def _probed(self, step: int, slower: float) -> bool:
-        """End the probe, whose steps have told how slow tracing is. Returns whether nothing traces
+        """End the probe: it is known now how slow tracing is. Returns whether nothing traces
         on."""
         with self._probing:
             self.is_probed, self.begun = True, step

@@ -49,7 +49,7 @@ START_BY_TIME = 45  # In so many ticks of time growth may be the program's start
 MOST_READING_SHARE = 0.05  # What is in use is read at each tick, which may take this share of it.
 SLOW_NS = 1_000_000  # A reading of what is in use that takes longer is not taken at each step.
 SHORT_NS = 1_000_000  # A step that is shorter counts as that: its time is mostly noise.
-#: The shortest of so many newest steps tells how long a plain one takes: one may collect garbage.
+#: A plain step takes as long as the shortest of so many newest ones: one may collect garbage.
 PLAIN = 3
 TRACED = 2  # The first window for a finding has so many steps, ...
 LONGER = 8  # ... the next one so many, ...
@@ -75,7 +75,7 @@ MOST_LEFT = 128 << 10
 
 SLOWS = f"tracemalloc would make the program more than {SLOWEST:.0f} times as slow"
 TOO_MANY = "the program makes more blocks than can be listed without a long pause"
-UNKNOWN = "it cannot be told how much slower tracemalloc makes the program"
+UNKNOWN = "it is not known how much slower tracemalloc makes the program"
 TOO_SLOW_TO_READ = "it takes too long to read what is in use five times a second"
 CUT = "the window was closed before its end"
 
