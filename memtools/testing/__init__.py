@@ -1,6 +1,6 @@
 """Tests that keep memory flat: `assert_flat`, and the marker `memory` of pytest.
 
-Nothing is loaded before its first use: pytest imports this package at every start.
+pytest imports this package at each start, so `assert_flat` is loaded at its first use.
 """
 
 from __future__ import annotations

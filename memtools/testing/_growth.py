@@ -1,19 +1,20 @@
-"""GrowthTest: reads what is in use at the end of each step, and says at the end whether it grew.
+"""GrowthTest: reads what is in use at the end of each step, and says at the end whether it grows.
 
     step() ──► one reading of each part ──► Series        heap and Python's blocks, child processes,
       │                                       │           shared memory, devices
       └─ at four points of the run:           │
-           grew by then?                      │
-             ├─► gc.collect(): what goes is garbage, and no growth
-             └─► GrowthCensus.look: who holds more than before
+           grown by then?                     │
+             ├─► gc.collect(): what it frees is garbage, not growth
+             ├─► GrowthCensus.look: who holds more than before
+             └─► TracedTensors.mark: which lines made the tensors that live
                                               ▼
     end() ──► growth_of(series) above what is allowed? ──► the sentence, with the holder and advice
 
-The signals are those of the leak test of a monitor (memtools._monitor.signals): exact, and read at
-the same point of each step. What torch's host tensors take is a part of the heap and known by
-itself: where noise hides the growth of both together, each of the two halves is judged, and has to
-be held by somebody. Resident memory is not read. A flat run costs the readings and one
-collection; a run that grows at most three collections and three looks more.
+The signals are those of a monitor's leak test (memtools._monitor.signals): exact, and read at the
+same point of each step. Resident memory is not read. Torch's host tensors are a part of the heap
+that is known separately: if noise hides the growth of the whole, each of the two halves is judged,
+and a holder must explain its growth. A flat run costs the readings and one collection, a run that
+grows up to three collections and three looks more.
 """
 
 from __future__ import annotations
@@ -33,24 +34,25 @@ from memtools._census.holders import Holder
 from memtools._leak.finding import LeakFinding, advice_for
 from memtools._leak.growth import line_through
 from memtools._leak.judge import C_HEAP, THRESHOLDS, Children, Evidence, Part, findings_of
+from memtools._monitor.places import Living, Place, Site, name_of, place_of, places_of
 from memtools._monitor.signals import Signal, signals_of
-from memtools.testing._traced import TracedTensors
+from memtools._monitor.tracewindow import OF_A_BLOCK, BlocksLike
 from memtools.testing._trend import LEAST_READINGS, growth_of, growth_of_levels
 
 LEAST_WARMUP = 4
 LEAST_STEPS = LEAST_WARMUP + LEAST_READINGS
-_CAPACITY = 2048  # readings of a series; then every second one goes
-_READINGS_NS = 100_000_000  # for as many readings as take so long; then every second one goes
-_FEWEST = 20  # readings that are left, however dear they are
-_LOOKS_NS = 10_000_000_000  # that collections and looks of a run that grows may take together
+# A series has room for so many readings. When it is full, or when its readings have taken so long,
+# every second one goes, and from then on only every second step is read. So many always stay.
+_CAPACITY, _READINGS_NS, _FEWEST = 2048, 100_000_000, 20
+_LOOKS_NS = 10_000_000_000  # Collections and looks of a run may take so long together.
 _PARTS_OF_RUN = 3
-_UNKNOWN_FIRST, _UNKNOWN_FACTOR = 8, 1.5  # points of a run whose length is not known before
-_SUSPECT = 0.5  # of what is allowed: growth that is looked into
-_GARBAGE = 0.25  # of the growth between points: from there on only levels after collections tell
+_UNKNOWN_FIRST, _UNKNOWN_FACTOR = 8, 1.5  # The points of a run whose length is not known.
+_SUSPECT = 0.5  # Growth of this share of the limit is looked into.
+_GARBAGE = 0.25  # If garbage is this share of the growth, only levels after collections count.
 _IN_USE = ("heap", "python")
-#: parts of "use", each without the noise of the other: one of them is said where all of it is not
+#: The two parts of "use". Each is judged alone if the growth of both together is not known.
 _WITHIN = {"tensors": "others", "others": "tensors"}
-#: what grows, by part
+#: How messages name each part.
 _PARTS = {
     "use": "memory",
     "tensors": "memory of tensors",
@@ -62,11 +64,11 @@ _PARTS = {
 
 
 class Series:
-    """Readings of one part of memory, evenly apart, in room that was made before.
+    """Readings of one part of memory at even distances, in buffers that are allocated once.
 
     Args:
-        read: what reads it.
-        since: a step; none up to it is read. 0, the default: all steps are.
+        read: reads the bytes of the part.
+        since: the last step that is not read; 0, the default, to read all steps.
     """
 
     __slots__ = ("_apart", "_since", "_sizes", "_spent_ns", "_steps", "count", "read")
@@ -78,15 +80,15 @@ class Series:
         self._steps, self._sizes = (array("q", bytes(8 * _CAPACITY)) for _ in range(2))
 
     def take(self, step: int) -> None:
-        """The reading of a step; of some steps only where a reading is dear."""
+        """Read at the end of a step, or only at some steps if readings are slow."""
         if step <= self._since or step % self._apart:
             return
         begin = time.thread_time_ns()
         self._steps[self.count], self._sizes[self.count] = step, self.read()
         self.count += 1
         self._spent_ns += time.thread_time_ns() - begin
-        is_dear = self._spent_ns > _READINGS_NS and self.count >= 2 * _FEWEST
-        if self.count == _CAPACITY or is_dear:
+        is_slow = self._spent_ns > _READINGS_NS and self.count >= 2 * _FEWEST
+        if self.count == _CAPACITY or is_slow:
             self._thin()
 
     def _thin(self) -> None:
@@ -99,25 +101,70 @@ class Series:
         self.count = kept
 
     def lower(self, size: int) -> None:
-        """The newest reading, once garbage was collected."""
+        """Correct the newest reading after garbage was collected."""
         if self.count:
             self._sizes[self.count - 1] = min(size, self._sizes[self.count - 1])
 
     def after(self, step: int) -> tuple[Sequence[int], Sequence[int]]:
-        """(steps, bytes) of the readings after a step."""
+        """Return the steps and the bytes of the readings after a step."""
         begin = next((n for n in range(self.count) if self._steps[n] > step), self.count)
         return self._steps[begin : self.count], self._sizes[begin : self.count]
 
 
+class TracedTensors:
+    """The lines that make the tensors which stay: torch's blocks on the host by line, from now on.
+
+    What each step makes again lives at all marks alike, and is not a gain.
+
+    Args:
+        blocks: torch's reports, which are on. The lines end with them.
+    """
+
+    __slots__ = ("_blocks", "_first", "_marks")
+
+    def __init__(self, blocks: BlocksLike) -> None:
+        self._blocks = blocks
+        blocks.trace(True)
+        self._first = blocks.turn()
+        #: (step, bytes by line): the first mark and the newest
+        self._marks: list[tuple[int, Living]] = []
+
+    def mark(self, step: int) -> None:
+        """Note the bytes by line of what lives now."""
+        if not self._blocks.is_on:
+            return
+        living: Living = {}
+        for site, size, blocks in self._blocks.sites(self._first, self._blocks.turn()):
+            place = place_of(Place(*frame) for frame in self._blocks.frames(site))
+            if place is not None:
+                living[place] = living.get(place, 0.0) + size + OF_A_BLOCK * blocks
+        self._marks = [*self._marks[:1], (step, living)]
+
+    def with_lines(self, findings: Sequence[LeakFinding]) -> list[LeakFinding]:
+        """Add the line that makes it to each finding whose rate a line explains."""
+        if len(self._marks) < 2:
+            return list(findings)
+        (since, before), (until, now) = self._marks
+        gained = {place: size - before.get(place, 0.0) for place, size in now.items()}
+        sites = [Site(place, size / (until - since)) for place, size in gained.items() if size > 0]
+        found = places_of(findings, sorted(sites, key=lambda site: -site.rate))
+        return [
+            replace(one, made_at=" and ".join(map(name_of, found[one.key])))
+            if one.key in found
+            else one
+            for one in findings
+        ]
+
+
 class GrowthTest:
-    """Whether memory in use grows by more than so much a step.
+    """A test whether memory in use grows by more than the allowed bytes a step.
 
     Args:
         allowed: bytes a step, at least 1.
-        told: the same as the caller has written it, for the sentence.
+        text: the same as the caller has written it, for the message.
         devices: indexes of the CUDA devices to read.
-        steps: how many steps there will be; None where that is not known before.
-        warmup: how many of them, from the first one on, are not judged; None: one of eight, at
+        steps: the number of steps; None if it is not known yet.
+        warmup: the number of steps at the beginning that are not judged; None: one of eight, at
             least 4.
         unit: what a step is, in the plural.
         looking: a context for collections and looks, whose own memory is not the program's.
@@ -126,7 +173,7 @@ class GrowthTest:
     def __init__(
         self,
         allowed: int,
-        told: str,
+        text: str,
         devices: Sequence[int] = (),
         *,
         steps: int | None = None,
@@ -135,7 +182,7 @@ class GrowthTest:
         looking: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._looking = looking
-        self._allowed, self._told, self._warmup, self._unit = allowed, told, warmup, unit
+        self._allowed, self._text, self._warmup, self._unit = allowed, text, warmup, unit
         self._blocks = HostBlocks()
         self._blocks.join()
         signals = signals_of(_core.Probe(), devices, self._blocks)
@@ -152,19 +199,19 @@ class GrowthTest:
         self._points = [] if steps is None else _points(steps, since)
         self._is_open = steps is None
         self._next = _UNKNOWN_FIRST if steps is None else self._points.pop(0)
-        #: bytes at the points, by part: (step, bytes), after a collection where there was one
+        #: (step, bytes) of each part at the points, after the collection if there was one
         self._levels: dict[str, list[tuple[int, int]]] = {}
         self._first: dict[str, int] = {}  # heap and Python's blocks at the first point
         self._freed = dict.fromkeys(("use", "tensors"), 0)  # by collections
         self._spent_ns = self._gc_ns = self._look_ns = 0
         self._looked = -1  # the step of the newest look
         self._reached: list[tuple[int, int]] = []
-        self._traced: TracedTensors | None = None  # of a run in which tensors grow
-        self._has_garbage = True  # so that the next point collects it; not known before the first
+        self._traced: TracedTensors | None = None  # if tensors grow
+        self._has_garbage = True  # The next point collects it; the first one always does.
         self.steps = 0
 
     def warmup_of(self, steps: int) -> int:
-        """How many of so many steps are not judged."""
+        """The number of steps that are not judged, out of `steps`."""
         return max(LEAST_WARMUP, steps // 8) if self._warmup is None else self._warmup
 
     def step(self) -> None:
@@ -181,7 +228,7 @@ class GrowthTest:
                 self._next = self._points.pop(0) if self._points else 0
 
     def end(self) -> str:
-        """What to say of memory that grows by more than is allowed; "" where it does not."""
+        """Return a message if memory grows by more than is allowed, else ""."""
         if self._is_open and self._levels:
             self._point(is_last=True)
         warmup = self.warmup_of(self.steps)
@@ -192,8 +239,8 @@ class GrowthTest:
         return "\n".join(filter(None, found))
 
     def close(self) -> None:
-        """Leave nothing on. May be called twice."""
-        self._blocks.leave()  # which notes no more lines either
+        """Turn everything off. May be called twice."""
+        self._blocks.leave()  # This ends the lines as well.
 
     # --- points ---
 
@@ -239,8 +286,8 @@ class GrowthTest:
             self._look()
 
     def _suspects(self, now: Mapping[str, int], share: float = _SUSPECT) -> list[str]:
-        """The parts that have grown since the first point by this share of what is allowed, half of
-        it by default."""
+        """The parts that have grown since the first point by this share of the limit, by default
+        half of it."""
         found = []
         for part, levels in self._levels.items():
             since, first = levels[0]
@@ -249,7 +296,7 @@ class GrowthTest:
         return found
 
     def _look(self) -> None:
-        """A look of the census, whose own tables are no growth of the program's."""
+        """Let the census look. Its own tables are not counted as growth of the program."""
         begin = time.thread_time_ns()
         if self._looked == self.steps or self._spent_ns + self._look_ns + self._gc_ns > _LOOKS_NS:
             return
@@ -267,8 +314,8 @@ class GrowthTest:
             self._reached.append((self.steps, self._census.reached_bytes))
 
     def _trace(self) -> None:
-        """Note the lines of tensors from the first look on at which they have grown, in a run that
-        fails: a table of lines takes some KiB."""
+        """Note the lines of tensors from the first look at which they have grown by too much: a
+        table of lines takes some KiB."""
         if self._traced is not None:
             self._traced.mark(self.steps)
             return
@@ -301,9 +348,11 @@ class GrowthTest:
         return rate
 
     def _said_within(self, part: str, warmup: int) -> str:
-        """What to say of one part of what is in use, where all of it is not known to grow. What the
-        other part gives back is no growth: tensors that were made before are not counted, and may
-        make room for new ones. So somebody has to hold what grows."""
+        """The message about one part of what is in use, if the whole is not known to grow; else "".
+
+        What the other part gives back is not growth: tensors of before the test are not counted,
+        and new ones may replace them. So holders must explain what grows.
+        """
         rate = self._rate(part, warmup)
         if rate <= self._allowed:
             return ""
@@ -315,8 +364,8 @@ class GrowthTest:
         return self._said(part, rate, warmup)
 
     def _said(self, part: str, rate: float, warmup: int) -> str:
-        """The sentence, with who holds it; "" where it grows by no more than is allowed, or where
-        what is full by now explains the growth."""
+        """The message about a part, with its holders; "" if it grows by no more than is allowed, or
+        if containers that are full by now explain the growth."""
         if rate <= self._allowed:
             return ""
         holders = list(self._census.holders()) if part in ("use", "device", *_WITHIN) else []
@@ -327,10 +376,10 @@ class GrowthTest:
         findings = self._findings(part, rate, error, [one for one in holders if one not in full])
         if self._traced is not None and part in ("use", "tensors"):
             findings = self._traced.with_lines(findings)
-        told = [one.line() if one.holder or one.kind else _UNKNOWN for one in findings]
+        named = [one.line() if one.holder or one.kind else _UNKNOWN for one in findings]
         lines = [
-            f"{_PARTS[part]} grows by {format_bytes(rate)} a step (allowed: {self._told}): "
-            + "; ".join(told)
+            f"{_PARTS[part]} grows by {format_bytes(rate)} a step (allowed: {self._text}): "
+            + "; ".join(named)
         ]
         lines += [f"  {advice_for(one)}" for one in findings]
         count = self.steps - warmup
@@ -338,7 +387,7 @@ class GrowthTest:
         if part == "use" and garbage > self._allowed:
             lines.append(
                 f"  note: cycles that waited for the garbage collector took {format_bytes(garbage)}"
-                " a step besides, which is not counted"
+                " a step, which is not counted"
             )
         lines.append(f"  seen over {count:,} {self._unit}, after {warmup:,} of warm-up")
         return "\n".join(lines)
@@ -346,8 +395,8 @@ class GrowthTest:
     def _findings(
         self, part: str, rate: float, error: float, holders: list[Holder]
     ) -> list[LeakFinding]:
-        """Who holds what grows, the largest first; one without a holder where nobody is known.
-        `error`: the standard error of the rate."""
+        """Who holds what grows, the largest first; one finding without a holder if none is known.
+        `error` is the standard error of the rate."""
         grown = Part(part, rate, error, "growing")
         if part in ("children", "shm"):
             children = Children(grown) if part == "children" else None
@@ -367,15 +416,14 @@ class GrowthTest:
         return sorted(findings_of(seen), key=lambda one: (not one.holder, -one.rate_bytes))
 
     def _signal(self) -> str:
-        """Which of the two parts of use has grown more."""
+        """The signal of "use" that has grown more."""
         grown = {s.name: (s.read() or 0) - self._first.get(s.name, 0) for s in self._signals}
         return "python" if grown["python"] > grown["heap"] else "heap"
 
     def _unheld(self, rate: float) -> str:
-        """Whose growth is that no container explains: the C heap's where all that Python objects
-        reach has not grown."""
+        """C_HEAP if what Python objects reach has not grown; "" if that is not known."""
         if self._census.cut or len(self._reached) < THRESHOLDS.named_looks:
-            return ""  # what was left out may hold it
+            return ""  # What a cut look left out may hold it.
         (since, first), (until, last) = self._reached[0], self._reached[-1]
         reached = (last - first) / (until - since)
         is_outside = reached < THRESHOLDS.explained * rate and self._signal() == "heap"
@@ -392,5 +440,5 @@ def _points(steps: int, warmup: int) -> list[int]:
 
 
 def _known(signal: Signal) -> Callable[[], int]:
-    """What a signal reads, 0 where it is not known."""
+    """A function that reads a signal; 0 if it is not known."""
     return lambda: signal.read() or 0

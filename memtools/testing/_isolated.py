@@ -1,10 +1,10 @@
-"""A test in a process of its own: pytest is begun anew for it alone, and its reports come back.
+"""A test in a process of its own: a new pytest runs it alone and sends its reports back.
 
     run_isolated(item) ──► python -m pytest FILE::TEST ──► ReportWriter ──► reports, one a line
             ▲                                                                 │
             └────────── reports of this session, as if it had run here ◄──────┘
 
-The process is begun, not forked: a fork has the threads' locks and no threads, and no CUDA.
+The process is not forked: a fork has the locks of threads but not the threads, and no CUDA.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Any
 
 import pytest
 
-_TAIL = 4000  # characters of what a process without a report has written
+_TAIL = 4000  # A failure shows so many characters of what the process has written last.
 
 
 class ReportWriter:
-    """Writes each report of this session to a file, a line of JSON each."""
+    """Writes each report of this session to a file, as a line of JSON."""
 
     def __init__(self, config: pytest.Config, path: str) -> None:
         self._config, self._path = config, path
@@ -38,21 +38,21 @@ class ReportWriter:
 def run_isolated(
     item: pytest.Item, nextitem: pytest.Item | None, timeout: float | None, variable: str
 ) -> None:
-    """Run a test in a process of its own, and report what that reported.
+    """Run a test in a process of its own, and pass on its reports.
 
     Args:
         item: the test.
-        nextitem: the one after it.
-        timeout: seconds that the process may take; None for any time.
-        variable: of the environment, that tells the process where to write its reports.
+        nextitem: the test after it.
+        timeout: the seconds that the process may take; None: no limit.
+        variable: the environment variable that says where the process writes its reports.
     """
     hook = item.ihook
     hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     for report in _reports_of(item, timeout, variable):
         hook.pytest_runtest_logreport(report=report)
     hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
-    # What tests before this one have set up, and the next one does not need, ends here as it does
-    # at the end of any test; pytest has no public call for it.
+    # Tear down fixtures that the next test does not need, as at the end of any test. pytest has no
+    # public call for it.
     item.session._setupstate.teardown_exact(nextitem)
 
 
@@ -103,7 +103,7 @@ def _command(item: pytest.Item, folder: str) -> list[str]:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End it, with all that it has started."""
+    """Kill a process with its child processes."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -115,11 +115,11 @@ def _read(config: pytest.Config, path: Path) -> list[pytest.TestReport]:
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
             data: dict[str, Any] = json.loads(line)
-        except ValueError:  # it was ended while it wrote
+        except ValueError:  # The process was killed while it wrote the line.
             break
         for name, value in data.items():
             if name in ("longrepr", "location") and isinstance(value, list):
-                data[name] = tuple(value)  # JSON has no tuples, and pytest asks for them
+                data[name] = tuple(value)  # JSON has no tuples, but pytest needs them.
         found.append(config.hook.pytest_report_from_serializable(config=config, data=data))
     return found
 
@@ -131,7 +131,7 @@ def _broken(
     timeout: float | None,
     output: bytes,
 ) -> pytest.TestReport:
-    """The report of a process that has not brought one itself."""
+    """A report for a process that has not reported all of its test."""
     when: Any = "call" if any(report.when == "setup" for report in before) else "setup"
     if any(report.when == "call" for report in before):
         when = "teardown"

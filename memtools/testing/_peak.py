@@ -1,13 +1,12 @@
-"""Peak: the exact peak of a part of a test, and who held memory when it passed what is allowed.
+"""Peak: the exact peak of a part of a test, and who held memory when it exceeded the limit.
 
-    with Peak(...):      the mark of resident memory set back (or torch's, of a device)
-        call()  ◄─────── a thread reads every 2 ms; once it is above the limit, the test is stopped
-                         for a look: where is it, which tensors are new and who holds them, which
-                         variable is large
-    .text                the exact peak against the limit
+    with Peak(...):      resets the kernel's peak of resident memory (or torch's, of a device)
+        call()  ◄─────── a thread reads every 2 ms; above the limit the test stops for a look: where
+                         is it, which tensors are new, who holds them, and which variable is large
+    .text                a message if the peak exceeded the limit
 
-The number is the kernel's or the allocator's own, and misses nothing. Who held it is seen where the
-memory is kept for some milliseconds.
+The peak is the kernel's or the allocator's own number and misses nothing. A look finds a holder
+only if it keeps the memory for some milliseconds.
 """
 
 from __future__ import annotations
@@ -29,21 +28,21 @@ from memtools._base.devices import DevicePeaks, allocated
 from memtools._base.libraries import PACKAGE, is_users, library_paths
 from memtools._base.size import format_bytes
 from memtools._census.census import Census, census
-from memtools.testing._limits import Allowed
+from memtools.testing._flat import Allowed
 
 NO_PEAK = (
-    "peak= needs the kernel's mark of resident memory set back, and it refuses to write "
-    "/proc/self/clear_refs here; run the test where /proc may be written, or pass growth= alone"
+    "peak= has to reset the kernel's peak of resident memory, but /proc/self/clear_refs cannot be "
+    "written here; run the test where /proc is writable, or pass growth= alone"
 )
-_EVERY_S = 0.002
-_LOOKS = 4
-_SAMPLE = 1000  # entries of a container that are weighed
-_WORTH = 0.2  # of what is allowed: who holds less is not told
+_EVERY_S = 0.002  # The thread reads this often.
+_LOOKS = 4  # A test has at most this many looks.
+_SAMPLE = 1000  # A container is weighed by this many entries.
+_WORTH = 0.2  # A holder is named from this share of the limit on.
 _NOT_THE_PROGRAMS = (*library_paths(), PACKAGE, "<")
 
 
-def can_tell_peaks() -> bool:
-    """Whether the kernel lets a process set back the mark of its resident memory."""
+def can_reset_peak() -> bool:
+    """Whether the kernel lets a process reset the peak of its resident memory."""
     return _core.Probe().reset_peak()
 
 
@@ -51,9 +50,9 @@ class Peak:
     """The exact peak of a `with` statement above what was in use at its beginning.
 
     Args:
-        allowed: what it may be; None: anything, and nothing is measured.
-        devices: indexes of the CUDA devices whose peak it is; with none it is resident memory's.
-        given: objects that the test did not make, such as the values of its fixtures.
+        allowed: the limit; None: there is none, and nothing is measured.
+        devices: indexes of the CUDA devices to measure; if empty, resident memory is measured.
+        given: objects that the test has not made, such as its fixtures.
     """
 
     def __init__(
@@ -63,24 +62,25 @@ class Peak:
         self._given = {id(value) for value in given}
         self._probe = _core.Probe()
         self._token, self._first = 0, 0
-        self._top, self._looked_bytes = 0, 0  # before a look, and what looks have added
+        self._top = 0  # the highest so far
+        self._looked_bytes = 0  # what looks have added to resident memory
         self._is_exact = True
         self._peaks: DevicePeaks | None = None
         self._witness: Witness | None = None
-        #: what to say, once it has ended; "" where the peak is allowed
+        #: the message, once the statement has ended; "" if the peak is within the limit
         self.text = ""
 
     def __enter__(self) -> None:
         if self._allowed is None:
             return
-        gc.collect()  # what others left is not to be taken for what this one gives back
+        gc.collect()  # Garbage of earlier tests must not hide what this test takes.
         earlier = census()
         if self._devices:
             self._peaks = DevicePeaks(self._devices)
             self._first = allocated(self._devices) or 0
             self._peaks.enter(1)
         else:
-            reclaim.trim()  # else the test would first fill what malloc keeps, unseen
+            reclaim.trim()  # Otherwise the test would first fill free memory that malloc keeps.
             self._first = self._probe.rss() or 0
             self._token = self._probe.enter("test")
         self._witness = Witness(self, self._first + self._allowed.bytes, earlier, self._given)
@@ -100,18 +100,18 @@ class Peak:
             self.text = NO_PEAK
         elif taken > self._allowed.bytes:
             self.text = (
-                f"the test takes {format_bytes(taken)} at its peak (allowed: {self._allowed.told}),"
+                f"the test takes {format_bytes(taken)} at its peak (allowed: {self._allowed.text}),"
                 f" above the {format_bytes(self._first)} {where} when it began\n"
                 f"  {self._witness.text}"
             )
 
     @property
     def allowed_bytes(self) -> int:
-        """What the peak may be; 0 where anything is allowed."""
+        """The limit; 0 if there is none."""
         return 0 if self._allowed is None else self._allowed.bytes
 
     def read(self) -> int:
-        """Bytes in use now; 0 while somebody looks."""
+        """Bytes in use now; 0 during a look."""
         if self._devices:
             return allocated(self._devices) or 0
         if not self._token:
@@ -120,7 +120,7 @@ class Peak:
 
     @contextmanager
     def looking(self) -> Iterator[None]:
-        """A look that takes resident memory itself, which does not count."""
+        """A context for a look, whose own memory does not count."""
         if self._devices or not self._token:
             yield
             return
@@ -129,12 +129,12 @@ class Peak:
         try:
             yield
         finally:
-            reclaim.trim()  # what the look has freed is not for the test to fill, unseen
+            reclaim.trim()  # Otherwise the test would fill what the look has freed.
             self._looked_bytes += max(0, (self._probe.rss() or 0) - before)
             self._token = self._probe.enter("test")
 
     def _close(self) -> None:
-        """The end of an interval without looks in it."""
+        """End an interval between looks."""
         top, _, exact = self._probe.leave(self._token)
         self._is_exact = self._is_exact and exact and top is not None
         # The kernel's mark may lag behind what is resident by some pages of each processor.
@@ -147,18 +147,17 @@ _Pending = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 
 
 class Witness:
-    """Looks at who holds memory once it has passed a limit: at most four times, until somebody is
-    known.
+    """Looks at who holds memory once it exceeds a limit: up to four times, until a holder is found.
 
-    A thread reads; the look itself is a pending call of the interpreter, which the main thread
-    makes between two of the test's own instructions: so nothing of the test runs beside it, and
-    what the look takes is known. In a test of another thread nobody looks.
+    A thread reads memory. The look itself is a pending call of the interpreter, which the main
+    thread makes between two instructions of the test: so the test does not run beside it, and the
+    memory of the look is known. There are no looks in a test that runs on another thread.
 
     Args:
-        peak: what reads memory.
-        limit: bytes above which it looks.
-        earlier: a census of before.
-        given: ids of objects that were there before.
+        peak: reads memory.
+        limit: the bytes above which it looks.
+        earlier: a census of before the test.
+        given: ids of objects that the test has not made.
     """
 
     def __init__(self, peak: Peak, limit: int, earlier: Census, given: set[int]) -> None:
@@ -166,12 +165,12 @@ class Witness:
         self._worth = _WORTH * peak.allowed_bytes
         self._earlier, self._given = earlier, given
         self._is_over, self._looks, self._place = threading.Event(), 0, ""
-        self._is_done = threading.Event()  # no look is under way
+        self._is_done = threading.Event()  # set unless a look runs
         self._is_done.set()
         self._call = _Pending(self._look)
-        self._interrupt: type[BaseException] | None = None  # came within a look
+        self._interrupt: type[BaseException] | None = None  # raised during a look
         self._thread = threading.Thread(target=self._watch, name="memtools peak", daemon=True)
-        #: what it saw
+        #: what the looks have found
         self.text = "who held it is not known: it was there for some milliseconds only"
 
     def start(self) -> None:
@@ -183,7 +182,7 @@ class Witness:
         self._is_over.set()
         if self._thread.ident is not None:
             self._thread.join()
-        while not self._is_done.is_set():  # the interpreter still has the pending call
+        while not self._is_done.is_set():  # The interpreter still has the pending call.
             pass
 
     def _watch(self) -> None:
@@ -193,14 +192,14 @@ class Witness:
                 continue
             self._is_done.clear()
             if ctypes.pythonapi.Py_AddPendingCall(self._call, None) != 0:
-                self._is_done.set()  # the interpreter has too many; later, then
+                self._is_done.set()  # The interpreter has too many calls: try again later.
             pause = _EVERY_S * 10**self._looks
         if self._interrupt is not None:
             main = ctypes.c_ulong(threading.main_thread().ident or 0)
             ctypes.pythonapi.PyThreadState_SetAsyncExc(main, ctypes.py_object(self._interrupt))
 
     def _look(self, _: object) -> int:
-        """Called by the interpreter, on the main thread."""
+        """Look. The interpreter calls it on the main thread."""
         try:
             if not self._is_over.is_set():
                 with self._peak.looking():
@@ -211,7 +210,7 @@ class Witness:
         except Exception as error:
             self.text = f"who held it is not known: {type(error).__name__}: {error}"
             self._looks = _LOOKS
-        except BaseException as error:  # Ctrl-C, for example: a callback of C hands none on
+        except BaseException as error:  # A callback of C cannot raise Ctrl-C: the thread does.
             self._interrupt = type(error)
             self._looks = _LOOKS
         finally:
@@ -219,7 +218,7 @@ class Witness:
         return 0
 
     def _of_tensors(self) -> str:
-        """The new tensors of the kind that takes most, by who holds them."""
+        """The holder of the new tensors of the kind that takes most, or ""."""
         growth = census().diff(self._earlier)
         for group in growth.groups[:1]:
             if group.bytes >= self._worth:
@@ -228,7 +227,7 @@ class Witness:
         return ""
 
     def _of_variables(self, innermost: FrameType) -> str:
-        """The largest variable of the program's running functions."""
+        """The largest variable of the program's running functions, or ""."""
         most, name = self._worth, ""
         for frame in _frames_of(innermost):
             for variable, value in list(frame.f_locals.items()):
@@ -244,7 +243,7 @@ class Witness:
 
 
 def _place_of(innermost: FrameType) -> str:
-    """Where the program runs, like `test_it.py:14 in test_it`."""
+    """The line of the program that runs, like `test_it.py:14 in test_it`."""
     for frame in _frames_of(innermost):
         code = frame.f_code
         return f"{Path(code.co_filename).name}:{frame.f_lineno} in {code.co_qualname}"
@@ -252,7 +251,7 @@ def _place_of(innermost: FrameType) -> str:
 
 
 def _frames_of(innermost: FrameType) -> Iterator[FrameType]:
-    """The running functions of the program, the innermost first; without those of libraries."""
+    """The running functions of the program, without those of libraries, the innermost first."""
     frame: FrameType | None = innermost
     while frame is not None:
         name = frame.f_code.co_filename
@@ -262,8 +261,7 @@ def _frames_of(innermost: FrameType) -> Iterator[FrameType]:
 
 
 def _weight(value: object) -> int:
-    """Bytes of a buffer or a container of the built-in types, its entries by a sample; 0 of
-    others."""
+    """Bytes of a buffer or a built-in container, whose entries are sampled; 0 for other objects."""
     kind = type(value)
     if kind.__module__ == "numpy" and kind.__name__ == "ndarray":
         return int(value.nbytes)  # type: ignore[attr-defined]

@@ -1,19 +1,19 @@
-"""Does a short series of memory readings grow, and by how much a step? Arithmetic alone.
+"""Does a short series of memory readings grow, and by how much a step?
 
     readings, one a step      ▁▃▁▂▄▂▃▃▅▄ ...
-      │ floors: the least of each of up to 24 blocks of steps
-      │ kept: the least of this block and all later ones; what rises there is never given back
+      │ floors: the minimum of each of up to 24 blocks of steps
+      │ kept: the minimum of this block and all later ones; what rises there is never given back
       ▼
     rises from block to block ──► without single lumps (an import, a table that doubles)
       │                           ──► is what is left spread over the run, steady, there at the end,
       ▼                               and more than the noise?
     bytes a step, or 0
 
-What a program takes and gives back within the run is no growth, whatever its size: garbage that
-waits for the collector, batches of different sizes, caches that are emptied. What it takes once
-is a lump: one, two or three of them are left out. What fills slows down or ends, and is left out
-where that is seen. A leak that comes every n-th step is a row of equal lumps at equal distances,
-and three of them are needed.
+Memory that a program takes and gives back within the run is not growth, whatever its size: garbage
+that waits for the collector, batches of different sizes, caches that are emptied. Memory that it
+takes once is a lump: up to three of them are left out. Growth that slows down or ends is something
+that fills, and is left out. A leak that comes every n-th step is a row of equal lumps at equal
+distances; at least three of them are needed.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from statistics import median
 
-#: readings without which nothing can be said
+#: Fewer readings than these are not judged.
 LEAST_READINGS = 16
 _MOST_BLOCKS = 24
-_LUMPS = 3  # single ones that are left out
-_LUMP = 3.0  # a rise that is so many times the next but one
-_DENSE = 6.0  # rises that count, from which on they need not be even
-_EVEN_SIZES, _EVEN_GAPS = 2.0, 1.35  # of the others: the largest by the smallest
-_SLOWS = 0.75  # a third of the run whose growth is below that of the third before, twice
-_ENDS = 0.4  # the growth of the last third, or fifth, by the mean: below, it has ended
-_STEADY = 0.25  # the median of rises by their mean: from there on it grows in nearly all blocks
-_OVER_NOISE = 8.0  # what is kept rises by so many times what floors scatter above it
+_LUMPS = 3  # Up to so many single lumps are left out.
+_LUMP = 3.0  # A lump is a rise of more than so many times the third largest one.
+_DENSE = 6.0  # From so many rises on, they need not be even.
+_EVEN_SIZES, _EVEN_GAPS = 2.0, 1.35  # Otherwise the largest may be so many times the smallest.
+_SLOWS = 0.75  # Growth slows down if each third has less than this share of the one before.
+_ENDS = 0.4  # Growth has ended if the last third, or fifth, is below this share of the mean.
+_STEADY = 0.25  # It grows in nearly all blocks if the median rise is this share of the mean.
+_OVER_NOISE = 8.0  # The kept minimum must rise by so many times the scatter of the floors.
 
 
 def growth_of(sizes: Sequence[float], steps: Sequence[int] | None = None) -> float:
-    """Bytes a step that stay, over the whole of the series; 0 where nothing shows that it grows.
+    """Return by how many bytes a step a series grows; 0 if nothing shows that it grows.
 
     Args:
-        sizes: bytes, one reading for each step, read at the same point of it.
-        steps: the numbers of those steps, which rise; None, the default: one after the other.
+        sizes: the readings in bytes, each at the same point of a step.
+        steps: the numbers of the steps, which rise; None, the default: consecutive steps.
     """
     count = len(sizes)
     if count < LEAST_READINGS:
@@ -62,8 +62,8 @@ def growth_of(sizes: Sequence[float], steps: Sequence[int] | None = None) -> flo
 
 
 def growth_of_levels(levels: Sequence[tuple[int, float]]) -> float:
-    """The same of a few levels without noise, such as those after collections of garbage: of each
-    (step, bytes). All have to rise by about the same a step."""
+    """The same for a few (step, bytes) without noise, such as those after collections of garbage.
+    They must all rise by about the same a step."""
     rates = [(b - a) / (t - s) for (s, a), (t, b) in pairwise(levels)]
     if len(rates) < 3 or min(rates) <= 0 or max(rates) > _EVEN_SIZES * min(rates):
         return 0.0
@@ -71,7 +71,7 @@ def growth_of_levels(levels: Sequence[tuple[int, float]]) -> float:
 
 
 def _without_lumps(rises: list[float]) -> list[float]:
-    """The rises, with what lies beside them in the place of single large ones."""
+    """The rises, with single large ones replaced by the mean of their neighbours."""
     rises = list(rises)
     for _ in range(_LUMPS):
         order = sorted(range(len(rises)), key=rises.__getitem__, reverse=True)
@@ -83,7 +83,7 @@ def _without_lumps(rises: list[float]) -> list[float]:
 
 
 def _is_spread(rises: Sequence[float]) -> bool:
-    """Whether many blocks have a part in the growth, or a few even lumps at even distances."""
+    """Whether many blocks grow, or a few by even lumps at even distances."""
     effective = _effective(rises)
     if effective >= _DENSE:
         return True
@@ -99,7 +99,7 @@ def _is_spread(rises: Sequence[float]) -> bool:
 
 
 def _goes_on(rises: Sequence[float]) -> bool:
-    """Whether it grows from the first half on, does not slow down, and is there at the end."""
+    """Whether it grows from the first half on, does not slow down, and has not ended."""
     count, mean = len(rises), sum(rises) / len(rises)
     at = [n for n, rise in enumerate(rises) if rise > 0.1 * mean]
     if not at or at[0] >= count // 2:
@@ -116,7 +116,7 @@ def _goes_on(rises: Sequence[float]) -> bool:
         return False
     if median(rises) < _STEADY * mean:
         return True
-    usual = [median(third) for third in thirds]  # beside lumps that were not left out
+    usual = [median(third) for third in thirds]  # Medians ignore lumps that were not left out.
     return usual[2] >= 0.1 * median(rises) and not _slows(usual)
 
 
@@ -126,6 +126,6 @@ def _slows(thirds: Sequence[float]) -> bool:
 
 
 def _effective(rises: Sequence[float]) -> float:
-    """How many rises count: all of them where they are even, one where it is far above the rest."""
+    """How many rises count: all if they are even, one if it is far above the rest."""
     total = sum(rises)
     return total * total / sum(rise * rise for rise in rises)

@@ -24,7 +24,7 @@ import memtools
 import memtools.types
 from memtools._base.environment import KEYS
 from memtools._cli import COMMANDS
-from memtools.testing._limits import KEYWORDS
+from memtools.testing._marker import KEYWORDS
 from tests.docs.markdown import dead_links, figures_without_source, sections, source_of, sources
 from tests.meta.test_public import PARTS
 

@@ -144,7 +144,9 @@ def test_garbage_is_told_beside_a_leak() -> None:
 
     said = failure(step)
     assert said.startswith("memory grows by 2.0 KiB a step (allowed: 1 KiB): list Trainer.losses: ")
-    assert re.search(r"note: cycles that waited .* took \d+\.\d KiB a step besides", said)
+    assert re.search(
+        r"note: cycles that waited .* took \d+\.\d KiB a step, which is not counted", said
+    )
 
 
 def cached(bound: int | None) -> Callable[[], object]:
@@ -352,7 +354,7 @@ def test_what_a_step_raises_passes_through_and_nothing_stays() -> None:
 @pytest.mark.parametrize(
     ("arguments", "kind", "said"),
     [
-        ({"step": 3}, TypeError, "step is a function to call, got int"),
+        ({"step": 3}, TypeError, "step must be a function, got int"),
         ({"growth": "1 XB"}, ValueError,
          "growth is a number of bytes or like \"1 KiB/step\", got '1 XB'"),
         ({"growth": "1 KiB/s"}, ValueError,
@@ -366,9 +368,9 @@ def test_what_a_step_raises_passes_through_and_nothing_stays() -> None:
         ({"steps": True}, TypeError, "steps is an int, got bool"),
         ({"warmup": 5.0}, TypeError, "warmup is an int, got float"),
         ({"steps": 40, "warmup": 25}, ValueError,
-         "warmup is from 0 to 24, so that 16 of 40 steps are left, got 25"),
+         "warmup must be from 0 to 24, so that 16 of 40 steps are left, got 25"),
         ({"warmup": -1}, ValueError,
-         "warmup is from 0 to 184, so that 16 of 200 steps are left, got -1"),
+         "warmup must be from 0 to 184, so that 16 of 200 steps are left, got -1"),
         ({"device": "tpu"}, ValueError,
          "device is \"auto\", \"cpu\", \"cuda\" or like \"cuda:1\", got 'tpu'"),
     ],
@@ -399,27 +401,6 @@ def test_functions_whose_call_runs_nothing_are_refused() -> None:
 def test_a_device_that_is_not_there_is_refused() -> None:
     with pytest.raises(DeviceError, match="torch sees 0 CUDA devices"):
         assert_flat(lambda: None, device="cuda")
-
-
-def test_readings_stay_few_and_even_in_a_long_run() -> None:
-    series = Series(lambda: 7)
-    for step in range(1, 10_001):
-        series.take(step)
-    steps, sizes = series.after(0)
-    assert len(steps) == len(sizes) < 2048
-    assert len({b - a for a, b in itertools.pairwise(steps)}) == 1
-    assert set(sizes) == {7}
-
-
-def test_dear_readings_are_taken_of_fewer_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = itertools.count(0, 5_000_000)  # 5 ms each
-    monkeypatch.setattr(time, "thread_time_ns", lambda: next(now))
-    readings: list[int] = []
-    series = Series(lambda: readings.append(7) or 7)  # type: ignore[func-returns-value]
-    for step in range(1, 1001):
-        series.take(step)
-    assert 20 <= series.count <= 40
-    assert len(readings) < 200
 
 
 @pytest.mark.parametrize(("steps", "warmup"), [(20, None), (40, None), (400, 384), (3000, 2984)])

@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
-from memtools.testing import _limits as limits
-from memtools.testing import _measured as measured
 from memtools.testing import _peak as peak
+from memtools.testing._flat import Allowed
+from memtools.testing._marker import OptimizerSteps
 
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.usefixtures("frozen")
@@ -156,8 +156,7 @@ def test_talks(caplog):
 STEPS = """
 import torch
 
-@memory(growth="{growth}", steps=10 ** 6)
-def test_loop():
+def loop(kept):
     net = torch.nn.Linear(16, 16)
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     losses = []
@@ -166,21 +165,26 @@ def test_loop():
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        losses.append({kept})
+        losses.append(kept(loss))
+
+@memory(growth="1 KiB/step", steps=10 ** 6)
+def test_values():
+    loop(torch.Tensor.item)
+
+@memory(growth="512 B/step", steps=10 ** 6)
+def test_losses():
+    loop(lambda loss: loss)
 """
 
 
 @pytest.mark.slow
 def test_steps_of_an_optimizer_are_the_steps(pytester: pytest.Pytester) -> None:
-    def run(code: str) -> pytest.RunResult:  # torch loads parts of itself, once in a process
-        pytester.makepyfile(f"import pytest\nmemory = pytest.mark.memory\n{code}")
-        return pytester.runpytest_subprocess("-q", "-p", "no:cacheprovider")
-
-    run(STEPS.format(growth="1 KiB/step", kept="loss.item()")).assert_outcomes(passed=1)
-    result = run(STEPS.format(growth="512 B/step", kept="loss"))
-    result.assert_outcomes(failed=1)
+    # A process of its own: torch loads parts of itself at the first step.
+    pytester.makepyfile(f"import pytest\nmemory = pytest.mark.memory\n{STEPS}")
+    result = pytester.runpytest_subprocess("-q", "-p", "no:cacheprovider")
+    result.assert_outcomes(passed=1, failed=1)
     text = result.stdout.str()
-    assert "autograd graphs kept by list local 'losses' of test_loop()" in text
+    assert "autograd graphs kept by list local 'losses' of loop()" in text
     assert "seen over 87 steps of an optimizer, after 12 of warm-up" in text
 
 
@@ -191,7 +195,7 @@ def test_two_optimizers_make_one_step() -> None:
     steps: list[int] = []
     nets = [torch.nn.Linear(2, 2) for _ in range(2)]
     both = [torch.optim.SGD(net.parameters(), 0.1) for net in nets]
-    with measured.OptimizerSteps(lambda: steps.append(1)):
+    with OptimizerSteps(lambda: steps.append(1)):
         for _ in range(10):
             for optimizer in both:
                 optimizer.step()
@@ -212,7 +216,7 @@ def test_a_step_that_calls_the_one_of_its_base_is_one_step() -> None:
     weights = [torch.nn.Parameter(torch.zeros(2))]
     torch.optim.SGD(weights, 0.1)  # so that torch calls the hooks of SGD's own step, too
     optimizer = Own(weights, 0.1)
-    with measured.OptimizerSteps(lambda: steps.append(1)):
+    with OptimizerSteps(lambda: steps.append(1)):
         for _ in range(10):
             optimizer.step()
     assert len(steps) == 9
@@ -317,10 +321,12 @@ def test_fills():
 
 
 def test_a_kernel_without_marks_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peak, "can_tell_peaks", lambda: False)
+    monkeypatch.setattr(peak, "can_reset_peak", lambda: False)
     result = run(PEAK.format(peak="28 MiB"))
     result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["@pytest.mark.memory: peak= needs the kernel's mark * growth= *"])
+    result.stdout.fnmatch_lines(
+        ["@pytest.mark.memory: peak= has to reset the kernel's peak * growth= *"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -329,17 +335,17 @@ def test_a_kernel_without_marks_is_told(run: Run, monkeypatch: pytest.MonkeyPatc
         ('peak="1 XB"', "peak is a number of bytes or like \"64 MiB\", got '1 XB'"),
         ('growth="1 KiB/s"', "growth is a number of bytes or like \"1 KiB/step\", got '1 KiB/s'"),
         ("growth=2.5", 'growth is an int or like "1 KiB/step", got float'),
-        ("peek=1", "memory() has no keyword 'peek'; there are peak, growth, device, steps, "
-                   "isolate and timeout"),
-        ('"1 MiB"', "memory() takes keywords alone: peak, growth, device, steps, isolate and "
-                    "timeout"),
+        ("peek=1", "memory() has no keyword 'peek'; the keywords are peak, growth, device, "
+                   "steps, isolate and timeout"),
+        ('"1 MiB"', "memory() takes keyword arguments only: peak, growth, device, steps, "
+                    "isolate and timeout"),
         ("", "memory() checks nothing; pass peak or growth"),
         ("growth=1, steps=5", "steps is at least 20, got 5"),
-        ('growth=1, isolate="yes"', "isolate is True or False, got str"),
-        ("growth=1, timeout=5", "timeout needs isolate=True, as nothing can end a test of this "
-                                "process; without it take pytest-timeout"),
-        ("growth=1, isolate=True, timeout=0", "timeout is above 0 seconds, got 0"),
-        ("growth=1, isolate=True, timeout='1'", "timeout is a number of seconds, got str"),
+        ('growth=1, isolate="yes"', "isolate must be True or False, got str"),
+        ("growth=1, timeout=5", "timeout needs isolate=True, because a test of this process cannot "
+                                "be ended; without isolate=True use pytest-timeout"),
+        ("growth=1, isolate=True, timeout=0", "timeout must be above 0 seconds, got 0"),
+        ("growth=1, isolate=True, timeout='1'", "timeout must be a number of seconds, got str"),
         ('growth=1, device="tpu"', "device is \"auto\", \"cpu\", \"cuda\" or like \"cuda:1\", "
                                    "got 'tpu'"),
     ],
@@ -442,17 +448,9 @@ def test_a_project_that_does_not_use_it_loads_nothing() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_what_a_marker_means() -> None:
-    found = limits.limits_of((), {"peak": " 200 MiB", "growth": "1 KiB / step"})
-    assert found.peak == limits.Allowed(200 << 20, "200 MiB")
-    assert found.growth == limits.Allowed(1024, "1 KiB")
-    assert (found.device, found.steps, found.isolate, found.timeout) == (None, 50, False, None)
-    assert limits.limits_of((), {"growth": 2048}).growth == limits.Allowed(2048, "2.0 KiB")
-
-
 @pytest.mark.slow
 def test_looks_take_nothing_of_the_peak() -> None:
-    one = peak.Peak(limits.Allowed(1 << 20, "1 MiB"), ())
+    one = peak.Peak(Allowed(1 << 20, "1 MiB"), ())
     with one:
         with one.looking():
             look = b"x" * (32 << 20)
@@ -461,13 +459,6 @@ def test_looks_take_nothing_of_the_peak() -> None:
     assert taken is not None, (one.text, one._top, one._first, one._looked_bytes)
     assert 8 <= float(taken[1]) < 9.5
     del look, filled
-
-
-def test_nothing_is_measured_without_a_limit() -> None:
-    one = peak.Peak(None, ())
-    with one, one.looking():
-        pass
-    assert one.text == ""
 
 
 def test_the_peak_of_a_device_is_its_allocators(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -484,7 +475,7 @@ def test_the_peak_of_a_device_is_its_allocators(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(peak, "DevicePeaks", Peaks)
     monkeypatch.setattr(peak, "allocated", lambda devices: 50 << 20)
     for allowed, text in ((40, ""), (39, "the test takes 40.0 MiB at its peak (allowed: 39 MiB)")):
-        one = peak.Peak(limits.Allowed(allowed << 20, f"{allowed} MiB"), [0])
+        one = peak.Peak(Allowed(allowed << 20, f"{allowed} MiB"), [0])
         with one, one.looking():
             pass
         assert one.text.startswith(text)
