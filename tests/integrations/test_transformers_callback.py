@@ -152,13 +152,6 @@ def test_the_history_of_a_watched_and_of_a_resumed_run_is_that_of_a_plain_one(tm
 
 
 @pytest.mark.slow
-def test_experts_get_all_figures(tmp_path):
-    listener = Listener()
-    trainer(tmp_path, [MemoryCallback(expert=True), listener], max_steps=1).train()
-    assert "memory/samples" in listener.logs[0]
-
-
-@pytest.mark.slow
 def test_tensorboard_sees_them(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -186,15 +179,6 @@ def test_evaluation_and_saving_are_phases_inside_of_the_training(tmp_path):
     inner = totals["evaluate"].seconds + totals["save"].seconds
     assert totals["save"].seconds > 0
     assert totals["train"].seconds > inner
-
-
-@pytest.mark.slow
-def test_epochs_evaluate_and_save_too(tmp_path):
-    callback = MemoryCallback()
-    options = {"eval_strategy": "epoch", "save_strategy": "epoch", "max_steps": -1,
-               "num_train_epochs": 2, "gradient_accumulation_steps": 3}  # fmt: skip
-    trainer(tmp_path, [callback], **options).train()
-    assert phases(callback.monitor) == {"train": 1, "evaluate": 2, "save": 2}
 
 
 @pytest.mark.slow
@@ -226,17 +210,6 @@ def test_an_exception_in_training_stops_the_monitor_and_the_record_says_which(tm
 
 
 @pytest.mark.slow
-def test_so_does_one_that_the_guard_raises(tmp_path):
-    monitor = memtools.MemoryMonitor(limit="1 MiB")
-    monitor.guard(0.5)
-    made = trainer(tmp_path, [MemoryCallback(monitor)])
-    with pytest.raises(memtools.HostMemoryPressure):
-        made.train()
-    assert not monitor.running
-    assert made.state.global_step == 1
-
-
-@pytest.mark.slow
 def test_a_guard_may_act_between_two_batches_of_one_step(tmp_path):
     monitor = memtools.MemoryMonitor(limit="1 MiB")
     monitor.guard(0.5)
@@ -261,18 +234,6 @@ def test_a_guard_may_act_between_two_batches_of_an_evaluation(tmp_path, call):
             pass
     assert monitor.step_count == 0
     assert {phase.name for phase in monitor.phases()} == {"evaluate", "after"}  # not evaluate/after
-
-
-@pytest.mark.slow
-def test_it_trains_again_after_an_exception(tmp_path):
-    rows, callback = Rows(fails_at=7), MemoryCallback()
-    made = trainer(tmp_path, [callback], rows=rows)
-    with pytest.raises(RuntimeError):
-        made.train()
-    rows.fails_at = -1
-    made.train()
-    assert callback.monitor.step_count == 4
-    assert not callback.monitor.running
 
 
 @pytest.mark.slow

@@ -2,8 +2,7 @@
 
 Layers are the first level of csrc: core, os, cuda, torch, py. Rooms are the second level, and the
 first of memtools: one concept each, by the same word in every tree. ARROWS says which room may use
-which; what breaks an arrow today stands in BROKEN, and both a new breach and a line of BROKEN that
-is no longer needed fail.
+which.
 """
 
 from __future__ import annotations
@@ -118,10 +117,6 @@ ARROWS: dict[str, set[str]] = {
     "testing": {"_base", "_monitor", "_leak", "_census", "_record", "_blocks"},
     "types": {"*"},  # for annotations in programs: no room imports it
 }
-
-# Breaches of today: (file, what it reaches) and why it does.
-BROKEN: dict[tuple[str, str], str] = {}
-
 
 # --- the rules: C ---------------------------------------------------------------------------------
 
@@ -592,13 +587,7 @@ def breaches_of_rooms() -> Iterator[tuple[str, str]]:
 
 @pytest.mark.slow
 def test_rooms_use_each_other_along_the_arrows_alone() -> None:
-    found = set(breaches_of_rooms())
-    assert sorted(found - set(BROKEN)) == []
-
-
-@pytest.mark.slow
-def test_each_exception_from_the_arrows_is_still_needed() -> None:
-    assert sorted(set(BROKEN) - set(breaches_of_rooms())) == []
+    assert sorted(set(breaches_of_rooms())) == []
 
 
 @pytest.mark.parametrize("room", sorted(CORE_ARROWS))
