@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from memtools._allocators.settings import AllocatorSettings, CudaAllocator, HostAllocator
 
 MIB = 2**20
-IDLE = 64 * MIB  # less than this, or than 5 % of the resident memory, is not worth a setting
-FRAGMENTED = 0.25  # less than this share of what is reserved in holes is not, either
+IDLE = 64 * MIB  # Less than this, or than 5 % of the resident memory, needs no setting.
+FRAGMENTED = 0.25  # A smaller share of the reserved memory in holes needs no setting.
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def _host_variables(host: HostAllocator, seen: Seen) -> Iterator[str]:
     if host.trim_threshold.value is not None and host.mmap_threshold.value is None:
         yield (
             "trim_threshold is set and mmap_threshold is not: glibc then leaves the latter at "
-            "128 KiB, or where it was, so that larger blocks are mapped anew each time; set "
+            "128 KiB, or where it was, so that larger blocks are mapped again each time; set "
             "mmap_threshold too, 32 MiB at most."
         )
 
@@ -111,7 +111,7 @@ def _idle(host: HostAllocator, seen: Seen) -> Iterator[str]:
             "(CleanupPolicy's trim) gives it back at the least price; set(mmap_threshold='1 MiB', "
             "trim_threshold='16 MiB'), or MALLOC_MMAP_THRESHOLD_=1048576 "
             "MALLOC_TRIM_THRESHOLD_=16777216 before the program in the shell, gives back each "
-            "block when it is freed, and each then costs its page faults anew."
+            "block when it is freed, and each then costs its page faults again."
         )
     else:
         yield (

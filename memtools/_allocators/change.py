@@ -1,4 +1,4 @@
-"""Setting malloc: all that is asked for, or nothing and a sentence that says why.
+"""Set malloc: everything that was requested, or nothing and a sentence that says why.
 
 check values ─► read how it is now ─► too late for one of them? RuntimeError
                                           │ no
@@ -19,8 +19,8 @@ from memtools._base.size import format_bytes, parse_bytes
 if TYPE_CHECKING:
     from memtools._allocators.settings import HostAllocator
 
-_LARGEST_INT = 2**31 - 1  # mallopt takes a C int
-# The least and the largest value of each setting, arenas or bytes.
+_LARGEST_INT = 2**31 - 1  # mallopt takes a C int.
+# The minimum and the maximum of each setting, in arenas or bytes.
 _RANGES = {
     "arena_max": (1, _LARGEST_INT),
     "trim_threshold": (1, _LARGEST_INT),

@@ -41,9 +41,9 @@ T = TypeVar("T")
 class Setting(Generic[T]):
     """A value and who set it."""
 
-    #: the value; None if nobody set it, and the allocator's own value counts
+    #: the value; None if it is not set, and the allocator's own value counts
     value: T | None = None
-    #: the variable that set it, or the call; "" if nobody did
+    #: the variable or the call that set it; "" if it is not set
     source: str = ""
 
 
@@ -115,7 +115,7 @@ class HostAllocator:
     mmap_threshold: Setting[int]
     #: how much more than it needs a heap grows by
     top_pad: Setting[int]
-    #: all of glibc's settings that somebody made
+    #: all of glibc's settings that were made
     values: Mapping[str, Setting[int]]
     #: what the arenas hold; None where malloc does not tell
     heap: Heap | None
@@ -293,7 +293,7 @@ def _see() -> allocator_advice.Seen:
 
 def _of_allocators(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that allocators read. Others may hold tokens and passwords, which must not get
-    into notebooks, logs and tracebacks through an object that somebody keeps."""
+    into notebooks, logs and tracebacks through an object that the program keeps."""
     return {
         name: value
         for name, value in environ.items()

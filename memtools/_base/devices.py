@@ -18,7 +18,7 @@ from memtools._base import torch as bridge
 from memtools._base.size import format_bytes
 from memtools.errors import DeviceError
 
-MOST_DEVICES = 8  # a sample has room for so many
+MOST_DEVICES = 8  # A sample has room for 8 devices.
 
 
 @dataclass(frozen=True, slots=True)

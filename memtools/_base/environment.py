@@ -11,7 +11,7 @@
                     └─► read() ──► Keys  `memtools run`, and the defaults of MemoryMonitor()
 
 All keys are read and checked here. An option or an argument that is given beats a key. Any other
-name that begins with MEMTOOLS_ is nobody's and is left alone: a job's environment may have keys of
+name that begins with MEMTOOLS_ is ignored: a job's environment may have keys of
 another version, and a program must not fail on them.
 """
 

@@ -10,7 +10,7 @@ from memtools._base.number import LARGEST, shown
 
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 _PATTERN = re.compile(r"\s*(\d{1,15}(?:\.\d+)?)\s*(steps?|s|min|h|)\s*")
-_SHOWN = 40  # characters of a text that an error repeats
+_SHOWN = 40  # An error repeats this many characters of a text.
 
 
 class Every(NamedTuple):

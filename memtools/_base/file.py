@@ -34,7 +34,7 @@ def folder_now() -> str:
 
 
 def seen_from(folder: str, path: str) -> str:
-    """An absolute path as somebody in that folder would type it: without the folder, where the file
+    """An absolute path as a user in that folder would type it: without the folder, where the file
     lies in it or below."""
     return path.removeprefix(folder.rstrip(os.sep) + os.sep) if folder else path
 

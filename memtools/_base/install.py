@@ -1,4 +1,4 @@
-"""The command that messages about memtools._core tell people to run."""
+"""The command that messages about memtools._core name."""
 
 from __future__ import annotations
 

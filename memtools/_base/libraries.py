@@ -21,15 +21,15 @@ from urllib.parse import unquote, urlsplit
 
 from memtools._base.notebook import CELL
 
-#: read here, once: what a module does later a forked worker may do, whose pages it would copy
+#: Read once at the import: in a forked worker a later read would copy pages.
 _PATHS = sysconfig.get_paths()
 _STANDARD = tuple({f"{_PATHS[name]}/" for name in ("stdlib", "platstdlib")})
 _INSTALLED = tuple({f"{_PATHS[name]}/" for name in ("purelib", "platlib")})
-#: how pip and Linux distributions name the folders that they install to
+#: The names of the folders that pip and Linux distributions install to.
 _PACKAGES = ("/site-packages/", "/dist-packages/")
-#: in the name of the folder that torch.compile writes code to
+#: A part of the name of the folder that torch.compile writes code to.
 GENERATED = "torchinductor"
-#: where memtools lies, as it was imported
+#: The folder of memtools, as it was imported.
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 #: rooms of memtools that allocate for themselves, and not for the program; and who does it for them
 _OWN = (
@@ -37,14 +37,14 @@ _OWN = (
     f"{_PATHS['stdlib']}/tracemalloc.py",
 )
 
-USER, LIBRARY, NOBODY, MEMTOOLS = range(4)
+USER, LIBRARY, STANDARD, MEMTOOLS = range(4)
 
 
 def owner_of(file: str) -> int:
-    """Whose code a file has: the user's, a library's, memtools' own, or nobody's that a user could
-    look up: the standard library and what has no file."""
+    """Whose code a file has: the user's, a library's, memtools' own, or that of
+    the standard library, as which code without a file counts."""
     if file.startswith("<"):
-        return USER if file.startswith(CELL) else NOBODY
+        return USER if file.startswith(CELL) else STANDARD
     if is_users(file):
         return USER
     if file.startswith(_OWN):
@@ -52,7 +52,7 @@ def owner_of(file: str) -> int:
     if file.startswith((*_INSTALLED, PACKAGE)) or any(part in file for part in _PACKAGES):
         return LIBRARY
     if file.startswith(_STANDARD) or GENERATED in file:
-        return NOBODY
+        return STANDARD
     return USER
 
 

@@ -24,7 +24,7 @@ MALLOCS = {
     "snmalloc": r"libsnmalloc.*",
     "AddressSanitizer": r"lib(clang_rt\.)?asan.*",
 }
-#: what every allocator that takes the place of malloc has to have
+#: The functions that every allocator in the place of malloc must have.
 FUNCTIONS = ("malloc", "calloc", "realloc", "free")
 #: name here: (variable, name in GLIBC_TUNABLES, least value)
 TUNABLES = {
@@ -38,13 +38,13 @@ TUNABLES = {
 #: Any of them set: glibc leaves both thresholds where they are.
 END_THE_DYNAMIC = ("trim_threshold", "mmap_threshold", "mmap_max", "top_pad")
 MALLOPT = {"trim_threshold": -1, "mmap_threshold": -3, "arena_max": -8}  # <malloc.h>
-ARENA_TEST = 8  # on 64 bits: so many arenas before glibc counts the cores, once and for all
+ARENA_TEST = 8  # On 64 bits glibc makes 8 arenas before it counts the cores, once.
 ARENAS_A_CORE = 8
 LARGE_BLOCK = 1 << 20
 KEPT_AT_THE_END = 16 << 20
 BY_MALLOPT = "mallopt, by memtools"
 
-_done_here: dict[str, int] = {}  # by mallopt
+_done_here: dict[str, int] = {}  # The settings made by mallopt in this process.
 
 
 @dataclass(frozen=True)
@@ -198,8 +198,8 @@ def mallopt(name: str, value: int) -> bool:
 
 def map_large_blocks() -> bool:
     """Have glibc map blocks of 1 MiB and more one by one, so that they go back to the system when
-    they are freed. Only where malloc is glibc's and nobody has set its thresholds; True where that
-    was done now. It holds for the rest of the process: glibc cannot go back to its own way."""
+    they are freed. Only where malloc is glibc's and its thresholds are not set; True where that
+    was done now. It holds until the process ends: glibc cannot go back to its own way."""
     if any(name in _done_here for name in END_THE_DYNAMIC):
         return False
     try:
@@ -244,7 +244,7 @@ def malloc_info() -> str | None:
 
 def idle() -> tuple[int | None, bool]:
     """Bytes that are freed and kept in the heap, None where malloc does not tell; and whether
-    somebody set the thresholds by which they are kept."""
+    the thresholds by which they are kept were set."""
     try:
         xml = malloc_info() if find_serving().name == "glibc" else None
         found = settings(environment_at_start())

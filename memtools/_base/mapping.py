@@ -5,7 +5,7 @@ files of its own, which then have the same numbers. Python's `mmap` keeps a copy
 resizes by it and closes it. So:
 
     map_file(fd, ...) ──► memory of the file, which keeps no descriptor
-    Descriptor(fd)    ──► a number and the file it meant; it is asked for before each use
+    Descriptor(fd)    ──► a number and the file it meant; they are compared before each use
     file_of(fd)       ──► the same question for the descriptor of a socket or a library
 """
 

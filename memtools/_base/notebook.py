@@ -12,9 +12,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-#: what the file of a cell is called where no kernel gives it the name of a file
+#: The beginning of a cell's file name if no kernel gives it the name of a file.
 CELL = "<ipython-input-"
-#: what kernels set for the commands that cells start, and only they together
+#: Variables that kernels set for the commands of cells; no other program sets all of them.
 _OF_A_KERNEL = {"TERM": "xterm-color", "CLICOLOR": "1", "GIT_PAGER": "cat"}
 
 
@@ -30,10 +30,10 @@ def cell_of(file: str) -> str | None:
 
 
 def file_name(environment: Mapping[str, str] = os.environ) -> str:
-    """The file name of the notebook whose kernel this process is, such as `train.ipynb`; "" where
-    it is none, or where nobody has told the kernel.
+    """The file name of the notebook whose kernel this process is, such as `train.ipynb`; "" if it
+    is not one, or the kernel does not know the name.
 
-    Jupyter's server tells it by a variable, which commands of a cell inherit, and Visual Studio
+    Jupyter's server passes it in a variable, which commands of a cell inherit, and Visual Studio
     Code by a name in the first module.
     """
     if "ipykernel" not in sys.modules:

@@ -1,4 +1,4 @@
-"""Arguments that are numbers: what is taken, and the one sentence for what is not."""
+"""Check arguments that are numbers, and refuse others in one sentence."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import math
 import operator
 from typing import Any, Final
 
-#: the largest number that C code takes, and the smallest
+#: The largest and the smallest number that C code takes.
 LARGEST: Final = 2**63 - 1
 SMALLEST: Final = -(2**63)
-_SHORT: Final = 128  # bits of an int that a message shows as it is
+_SHORT: Final = 128  # A message shows an int of at most this many bits as it is.
 
 
 def any_whole_number(name: str, value: Any) -> int:

@@ -74,8 +74,8 @@ _UNITS: Final = {"b": 1, "bytes": 1} | {
     for power, letter in enumerate("kmgtpe", 1)
     for i in ("", "i")  # torch once wrote MB for what it counts in MiB
 }
-_DEEPEST: Final = 64  # of `raise ... from`: a chain may be a ring
-_LONGEST: Final = 200  # characters of a line
+_DEEPEST: Final = 64  # The maximum length of a chain of causes, which may be a ring.
+_LONGEST: Final = 200  # The maximum number of characters of a line.
 
 
 _NAME: Final = operator.attrgetter("__name__")
@@ -159,7 +159,7 @@ def remedy(idle_bytes: int | None, thresholds_are_set: bool = False) -> str:
     Args:
         idle_bytes: freed bytes that malloc kept at that time (`heap_free` of a reading,
             `allocator_settings().host.heap.idle_bytes`); None: not known, or not glibc.
-        thresholds_are_set: whether somebody set glibc's thresholds, as
+        thresholds_are_set: whether glibc's thresholds are set, as
             `not allocator_settings().host.dynamic` says.
     """
     if idle_bytes is None or idle_bytes < MUCH_IDLE or thresholds_are_set:

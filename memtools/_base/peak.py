@@ -17,14 +17,14 @@ BACKWARDS = "backward's temporaries"
 OTHERS = "other temporaries"
 OLDER = "older than the step"
 UNSEEN = "not seen"
-#: what a block may be. `OLDER`: it was there before the step, and is none of the others. `UNSEEN`:
-#: no tensor has shown what it is; an operator has used it by itself
+#: The kinds of blocks. `OLDER`: the block existed before the step, and is of no other kind.
+#: `UNSEEN`: no tensor has shown what it is; an operator has used it internally.
 PARTS = (PARAMETERS, BUFFERS, GRADIENTS, STATE, OPTIMIZERS, SAVED, INPUTS, BACKWARDS, OTHERS,
          OLDER, UNSEEN)  # fmt: skip
 
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
-#: phases of a step by their numbers in memtools._core.Contents; all that is neither of the others
-#: is the forward pass
+#: The phases of a step by their numbers in memtools._core.Contents; everything that is neither
+#: backward nor optimizer is the forward pass.
 PHASES = ("", FORWARD, BACKWARD, OPTIMIZER)
 
 
@@ -58,20 +58,20 @@ class Large(NamedTuple):
     line: str
 
 
-STRETCHES = 128  # of a step, at most
+STRETCHES = 128  # A step is divided into at most this many intervals.
 
 
 class Layer(NamedTuple):
-    """All blocks that were the same, one of PARTS, over a step: its bytes in each stretch of it, as
-    the difference to the stretch before; of the first one, to 0."""
+    """All blocks that were the same, one of PARTS, over a step: its bytes in each interval of the
+    step, as the difference to the interval before; the first difference is to 0."""
 
     what: str
     changes: tuple[int, ...]
 
 
 class Span(NamedTuple):
-    """Stretches of a step that follow each other, in one of PHASES: how many. "": nothing was made,
-    or what came after the optimizer's step let go of memory."""
+    """The number of successive intervals of a step in one of PHASES. "": nothing was allocated, or
+    what came after the optimizer's step released memory."""
 
     phase: str
     stretches: int
@@ -100,7 +100,7 @@ class PeakContents:
         ms: what memtools itself did for it at the two ends of the step, in milliseconds.
         layers: what there was over the step, in the order of PARTS: of up to STRETCHES parts of it
             the bytes at the moment when most was in use. At the highest of them, `parts`.
-        spans: the phases of these stretches, from the step's begin to its end.
+        spans: the phases of these intervals, from the step's beginning to its end.
     """
 
     step: int

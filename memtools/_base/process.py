@@ -39,7 +39,7 @@ def at_exit(function: Callable[..., object], *args: object) -> None:
     atexit.register(function, *args)
 
 
-#: signals that a thread gets for what it does itself
+#: Signals that a thread gets for its own faults.
 OWN_FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
 
 

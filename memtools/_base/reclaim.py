@@ -16,8 +16,8 @@ from memtools._base import torch as bridge
 from memtools._base.devices import initialised
 from memtools._base.environment import is_off
 
-WORTH = 64 << 20  # idle bytes of malloc that are worth a walk through its free lists
-#: of what `cleanup` returns
+WORTH = 64 << 20  # Fewer idle bytes of malloc are not worth a walk through its free lists.
+#: The keys of what `cleanup` returns.
 FIGURES = (
     "freed_bytes",
     "host_freed_bytes",
@@ -38,12 +38,12 @@ class Trims(Protocol):
 
 
 _trims: weakref.WeakSet[Any] = weakref.WeakSet()
-times_trimmed = 0  # how often malloc gave its idle pages back
+times_trimmed = 0  # How often malloc has given its idle pages back.
 
 
 def offer(part: Trims) -> None:
-    """From now on `ask()` asks this part, as long as somebody uses it. Its `trim()` is called on
-    the main thread, also in the middle of a forward pass."""
+    """Register a part for `ask()`, for as long as it is alive. Its `trim()` is called on the main
+    thread, also in the middle of a forward pass."""
     _trims.add(part)
 
 

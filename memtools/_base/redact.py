@@ -1,4 +1,4 @@
-"""Masks what a command line or the text of an error tells of secrets, before it is written.
+"""Mask secrets in command lines and in the texts of errors before they are written.
 
     --api-key=abc      --api-key=***          HF_TOKEN=abc       HF_TOKEN=***
     --token abc        --token ***            hf_abcdefgh...     ***
@@ -7,7 +7,7 @@
 A record is sent to colleagues and attached to reports. A value is masked by the name of its option
 or variable, or by its own shape. Where a name may mean either, the value is masked: a word too few
 is a smaller loss than a key too many. Tokens that a tokenizer means (--eos-token, --pad-token) are
-no secrets and are kept.
+not secrets and are kept.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MASK = "***"
 # --- names ---
 
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")
-# A name whose last word is one of these has a value that nobody else may see.
+# The value of a name whose last word is one of these is secret.
 _SECRET = (
     "password", "passwords", "passwd", "passphrase", "pwd", "secret", "secrets", "credential",
     "credentials", "cookie", "auth", "authorization",

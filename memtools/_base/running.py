@@ -1,4 +1,4 @@
-"""The monitors that run now, so that other parts of memtools can tell them what they do.
+"""The monitors that run now, so that other parts of memtools can report to them what they do.
 
     MemoryMonitor.start() ──► monitors ◄── event(...)    a cleanup policy, the back-off
                                        ◄── phases(...)   generation

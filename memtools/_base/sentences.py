@@ -144,12 +144,12 @@ def of_new_objects(holder: Holder | kinds.Holder, seconds: float | None = None) 
         return ""
     unit = "step" if seconds is None else "second"
     each = holder.new_objects / holder.steps / (seconds or 1.0)
-    return of_new(each, holder.what, unit if holder.steps > 1 or each < SELDOM else "")
+    return of_new(each, holder.what, unit if holder.steps > 1 or each < RARE else "")
 
 
-#: so many objects a step are told as one every so many steps
-SELDOM = 0.6
-#: a number of objects a step that is so near to a whole one is that
+#: Fewer objects a step than this are reported as one every several steps.
+RARE = 0.6
+#: A number of objects a step this close to a whole number is reported as that.
 WHOLE = 0.04
 
 
@@ -161,7 +161,7 @@ def of_new(each: float, what: str, unit: str) -> str:
         what: they are, as a plural.
         unit: "step" or "second"; "" where there was but one.
     """
-    if each < SELDOM:
+    if each < RARE:
         return f"1 new {what.removesuffix('s')} every {1 / each:,.0f} {unit}s"
     whole = each >= 100 or (round(each) > 0 and abs(each - round(each)) <= WHOLE * each)
     number = f"{each:,.0f}" if whole else f"{each:.2g}"

@@ -29,7 +29,7 @@ MODULE = "memtools._torch"
 PACKAGE = Path(__file__).resolve().parents[1]
 BUILD_COMMAND = "memtools build-shim"
 
-#: such as ".cpython-311-x86_64-linux-gnu.so": extension modules of this Python alone have it
+#: The suffix of this Python's extension modules, such as ".cpython-311-x86_64-linux-gnu.so".
 SUFFIX = EXTENSION_SUFFIXES[0]
 COMMIT_LENGTH = 12
 
@@ -100,12 +100,12 @@ def may_be_loaded(shims: list[Shim], version: str, git_version: str | None) -> b
 
 
 def why_not_ours(path: Path) -> str:
-    """Who but this user and root can write what is there, which is to be loaded as native code, and
-    what ends that; "" where nobody can. A folder of the cache is asked, and the one that it lies
+    """Which users other than this one and root can write the file, which is loaded as native code,
+    and how to end that; "" if none can. A folder of the cache is asked, and the one that it lies
     in."""
     for one in (path, path.parent):
         if one.is_relative_to(PACKAGE) or one == PACKAGE.parent:
-            continue  # whoever writes to the package needs no shim for it
+            continue  # A user who can write to the package does not need a shim to change it.
         try:
             found = one.stat()
         except OSError as error:

@@ -16,7 +16,7 @@ LIBRARIES = ("c10", "torch_cpu", "torch_python")
 
 
 def compile_flags(torch: Path, version: str, clang: bool) -> list[str]:
-    """What the compiler is told beside optimisation and Python's headers.
+    """The compiler's flags beside optimisation and Python's headers.
 
     Args:
         torch: the folder of the package torch.

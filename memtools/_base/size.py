@@ -18,7 +18,7 @@ _UNITS = {
     "GB": 10**9,
     "TB": 10**12,
 }
-_LONGEST = 20  # digits: 2**63 has 19
+_LONGEST = 20  # Digits; 2**63 has 19.
 _PATTERN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 

@@ -1,9 +1,9 @@
-"""Where one step of a training loop ends and the next one begins, told by who acts in it.
+"""Find where one step of a training loop ends and the next one begins, by what acts in it.
 
     optimizer  A ── B ── A ── B ── A ── B        of a generator and a discriminator
     begins     1         2         3             A has acted in the step before: the next one begins
 
-`who` is an optimizer or a model. An optimizer that dies is forgotten, so one that is made anew for
+`who` is an optimizer or a model. An optimizer that dies is forgotten, so one that is created for
 each step begins a step each time.
 """
 
@@ -12,20 +12,21 @@ from __future__ import annotations
 import weakref
 from types import FrameType
 
-OPTIMIZERS = "torch.optim.optimizer"  # the module that has register_optimizer_step_post_hook
-FRAMES = 4  # between two steps of which one calls the other: the optimizer's own, and decorators
+OPTIMIZERS = "torch.optim.optimizer"  # The module of register_optimizer_step_post_hook.
+#: Frames between two steps of which one calls the other: the optimizer's own, and decorators.
+FRAMES = 4
 
 
 class Steps:
-    """Who has acted in the step that goes on."""
+    """The optimizers and models that have acted in the current step."""
 
     def __init__(self) -> None:
         # By id; weak references, as an id is used again.
         self._acted: dict[int, weakref.ref[object]] = {}
 
     def begins(self, who: object) -> bool:
-        """Note that `who` acts. Returns whether a step begins with it: nobody has acted before, or
-        it has, in the step that ends by this."""
+        """Note that `who` acts. Returns whether a step begins with it: this is the first action, or
+        `who` has already acted in the step that ends by this."""
         acted, number = self._acted, id(who)
         if acted and number not in acted:
             is_first = False
@@ -38,7 +39,7 @@ class Steps:
         return is_first
 
     def clear(self) -> None:
-        """Whoever acts next begins a step."""
+        """Let the next action begin a step."""
         self._acted.clear()
 
     def __len__(self) -> int:

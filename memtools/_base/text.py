@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final
 
-_LONGEST: Final = 80  # characters of a text that a message repeats
+_LONGEST: Final = 80  # A message repeats this many characters of a text.
 
 
 def shown(text: str) -> str:
@@ -39,7 +39,7 @@ def as_name(what: str, name: Any) -> str:
 
 
 def brief(text: str) -> str:
-    """What a message repeats of a text that somebody passed: one line, of some 80 characters."""
+    """Shorten a text that a caller passed for a message: one line of about 80 characters."""
     return shown(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}...")
 
 

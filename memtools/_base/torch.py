@@ -110,7 +110,7 @@ def _load_shim(version: str, git_version: str) -> tuple[Any, str]:
                     return shims.load(shim), ""
             except ImportError as error:
                 reason = f"memtools._torch does not load: {error}"
-    if not shims.may_be_loaded(built, version, git_version):  # nobody has asked for it
+    if not shims.may_be_loaded(built, version, git_version):  # The user has not requested a shim.
         return None, f"memtools._torch has not been built for torch {version}"
     if not reason:
         there = " and for ".join(

@@ -37,7 +37,8 @@ ORDER: Final = (
     EMPTY_CACHE,
     TRIM,
 )
-LATER: Final = frozenset((EMPTY_CACHE, TRIM, POOL_TRIM))  # what they free may soon be back
+#: Programs may soon allocate again what these actions free, so they are judged later.
+LATER: Final = frozenset((EMPTY_CACHE, TRIM, POOL_TRIM))
 HOST, DEVICE, FRAGMENTED, IDLE_CACHE, IDLE_HEAP, CADENCE = 1, 2, 4, 8, 16, 32
 _WORDS: Final = {
     CADENCE: "cadence",
@@ -58,10 +59,11 @@ TRIGGERS: Final = {
     TRIM: IDLE_HEAP | HOST,
     POOL_TRIM: HOST | DEVICE,
 }
-LEAST_TOTAL: Final = 256 << 20  # a smaller process counts as one of this size: less is noise
-PAYS: Final = 0.01  # of what the process holds: an action that frees less does not pay
-#: A reading of malloc's bytes is not repeated for so many times what it took: where the last
-#: collection found nothing, and where it found something, whose size is to be known.
+#: Shares of memory are computed of at least this size: in a smaller process changes are noise.
+LEAST_TOTAL: Final = 256 << 20
+PAYS: Final = 0.01  # An action pays if it frees this share of what the process holds.
+#: The next reading of malloc's bytes waits this many times as long as the last one took: where the
+#: last collection found nothing, and where it found something whose size must be measured.
 HEAP_REST, HEAP_REST_FOUND = 4000, 500
 
 
@@ -77,11 +79,11 @@ class Change(NamedTuple):
         return max(0, self.before - self.after)
 
 
-UNKNOWN: Final = (-1, -1, -1)  # as _core.Policy.done takes a Change of which nothing is known
+UNKNOWN: Final = (-1, -1, -1)  # How _core.Policy.done takes a Change that was not measured.
 
 
 class Outcome(NamedTuple):
-    """What one action did."""
+    """The result of one action."""
 
     ns: int
     host: Change
@@ -90,12 +92,12 @@ class Outcome(NamedTuple):
     collected: Collected | None
     error: BaseException | None
     gain: float = 0.0  #: the larger of the shares that it freed of the host and of the devices
-    #: whether malloc's bytes were read, without which what went back to malloc alone is not seen
+    #: whether malloc's bytes were read: without them, memory that went back to malloc is not seen
     knows_heap: bool = True
 
 
 class Usage(NamedTuple):
-    """What this process holds, in bytes; None where that was not read."""
+    """The memory that this process holds, in bytes; None where it was not read."""
 
     rss: int | None
     heap: int | None  #: in use, as malloc counts
@@ -143,13 +145,13 @@ def devices_in_use() -> tuple[int, ...]:
 
 
 def capturing() -> bool:
-    """Whether the current stream captures a CUDA graph: an action would spoil it."""
+    """Whether the current stream captures a CUDA graph, which an action would break."""
     torch = bridge.loaded()
     return initialised(torch) and bool(torch.cuda.is_current_stream_capturing())
 
 
 def synchronize() -> None:
-    """Waits for the devices on which torch holds memory; others would get a context by it."""
+    """Wait for the devices on which torch holds memory; others would get a context by it."""
     torch = bridge.loaded()
     for index in devices_in_use():
         if (devices.held((index,)) or (0, 0))[1]:
@@ -189,7 +191,7 @@ class Pools:
         return [pool for pool in self._pools if not pool.closed]
 
     def trim(self) -> int:
-        """Bytes given back on devices, where torch does not count what pools hold."""
+        """Trim all pools. Returns the bytes given back on devices, which torch does not count."""
         freed = 0
         for pool in self.alive():
             given = pool.trim()

@@ -1,4 +1,4 @@
-"""What a cleanup policy is asked for, what it counts, and at which counts an action is due.
+"""The schedule of a cleanup policy: its clocks, and the counts at which an action is due.
 
 clock  0 update   1 micro_batch   2 validation   3 epoch   4.. the program's own phases
 every  gc_every={"update": 500, "generation": 1}  ->  (500, 0, 0, 0, 1, 0, ...)
@@ -20,8 +20,8 @@ from memtools._base.text import as_name
 UPDATE, MICRO_BATCH, VALIDATION, EPOCH = range(4)
 BUILT_IN: Final = ("update", "micro_batch", "validation", "epoch")
 MOST_CLOCKS: Final = 16
-MOST_EVERY: Final = 10**9  # counts from one time to the next
-MOST_TOGETHER: Final = 10  # updates between agreements of the ranks
+MOST_EVERY: Final = 10**9  # The largest cadence.
+MOST_TOGETHER: Final = 10  # The ranks agree at least every 10 updates.
 
 _MISTAKEN: Final = {
     "updates": "update",
@@ -32,7 +32,7 @@ _MISTAKEN: Final = {
 }
 
 Cadence = int | Mapping[str, int] | None
-Every = tuple[int, ...]  # by clock, 0 for never
+Every = tuple[int, ...]  # The cadence on each clock; 0 means never.
 NEVER: Final[Every] = (0,) * MOST_CLOCKS
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -184,7 +184,7 @@ class Span:
         self, core: _core.Policy, clock: int, call: str, complain: Callable[[str, str], None]
     ) -> None:
         self._core, self._clock, self._begins = core, clock, clock == EPOCH
-        #: as the program wrote it: "epoch()"
+        #: The call as the program wrote it, such as "epoch()".
         self._call = call
         self._complain = complain
         self._used = False

@@ -1,4 +1,4 @@
-"""What `managed(policy, clear=...)` names, found at the end of a call, and cleared.
+"""Find what `managed(policy, clear=...)` names at the end of a call, and clear it.
 
 "model.blocks.*.gate_history"      of the parameter `model`, else of the first argument
  └ start  └ each item  └ asked to clear(), else to reset(); a tensor or a number becomes None
@@ -19,7 +19,8 @@ from memtools._base import torch as bridge
 Clear = Any
 
 _MISSING: Any = object()
-_DROPPED: set[type] = {int, float}  # and torch.Tensor, once it was seen
+#: Types whose values None replaces. torch.Tensor joins them when the first one is seen.
+_DROPPED: set[type] = {int, float}
 
 
 class Target(NamedTuple):
@@ -106,7 +107,7 @@ class Names:
                     owner = kwargs[name]
                 else:
                     owner = args[position] if 0 <= position < len(args) else default
-                if owner is _MISSING:  # the call does not fit the function, which has raised
+                if owner is _MISSING:  # The call does not fit the function, which has raised.
                     continue
             try:
                 _clear(owner, path, text)
@@ -195,7 +196,7 @@ def _key(owner: Any, part: str, text: str) -> Any:
     """The key of the item that a part names. Raises AttributeError if there is none."""
     for key in (int(part), part) if part.isdigit() else (part,):
         try:
-            if isinstance(owner, Mapping):  # a defaultdict would make an item
+            if isinstance(owner, Mapping):  # A look-up in a defaultdict would create an item.
                 if key in owner:
                     return key
             elif key is not part:
@@ -204,7 +205,7 @@ def _key(owner: Any, part: str, text: str) -> Any:
         except (LookupError, TypeError):
             continue
     try:
-        return getattr(owner, part)  # for its error, which a property may have raised
+        return getattr(owner, part)  # Raise the error again, which may be a property's own.
     except AttributeError as error:
         raise AttributeError(_unknown(owner, part, text)) from error
 
@@ -258,7 +259,7 @@ def _is_cleared(value: Any, text: str) -> bool:
 
 
 def _method(value: Any) -> Callable[[], object] | None:
-    """What clears it."""
+    """Return the method that clears an object; None if there is none."""
     method = getattr(value, "clear", None)
     if not callable(method):
         method = getattr(value, "reset", None)

@@ -1,8 +1,8 @@
-"""The state of Python's collector, taken over for a training loop and given back as it was found.
+"""Take over Python's garbage collector for a training loop, and restore its state afterwards.
 
     begin() ── remembers: enabled? thresholds? frozen by others?
     freeze() ─ collect, freeze, disable: from here a collection sees only what is newer
-    end() ──── thaws what was frozen here, puts the rest back
+    end() ──── thaws what was frozen here, restores everything else
 
 There is one collector in a process and there may be many managers: the first that begins remembers
 what it found, the last that ends puts it back, in whatever order and on whatever threads they
@@ -31,14 +31,14 @@ _IMMORTAL = 0 if sys.version_info < (3, 12) else 1_000
 
 
 class _Found(NamedTuple):
-    """How the collector was before the first manager."""
+    """The state of the collector before the first manager."""
 
     enabled: bool
     thresholds: tuple[int, ...]
 
 
 class _Shared:
-    """What all managers of this process have in common."""
+    """The state that all managers of this process share."""
 
     def __init__(self) -> None:
         # Re-entrant: a finalizer may run under it, and may begin or end a manager itself.
@@ -63,8 +63,8 @@ class _Shared:
                     self.members.discard(member)
 
     def freeze(self, member: ManagedGc) -> None:
-        """Puts all objects aside, unless others have done so before: theirs could not be told from
-        ours afterwards. Nothing for a member that has ended while it collected."""
+        """Put all objects aside, unless other code has done so: its objects could not be
+        distinguished from ours afterwards. Does nothing for a member that has ended meanwhile."""
         with self.lock:
             if member not in self.members:
                 return
@@ -77,7 +77,7 @@ class _Shared:
             gc.disable()
 
     def restore(self) -> None:
-        """All as found. Each part is done even if an interrupt comes before it."""
+        """Restore the state that was found, each part even if an interrupt comes before it."""
         found = self.found
         if found is None:
             return
@@ -94,7 +94,7 @@ class _Shared:
                     self.found, self.frozen = None, 0
 
     def thaw(self) -> None:
-        """In a forked child, where nobody manages: what the parent has put aside."""
+        """Thaw what the parent has put aside, in a forked child without a manager."""
         if self.frozen and not self.members:
             gc.unfreeze()
             self.frozen = 0
@@ -117,7 +117,7 @@ class ManagedGc:
         self._shared = _shared
 
     def begin(self) -> None:
-        """Take part: how the collector is now is remembered, unless another manager has done so.
+        """Join the management, and remember the collector's state unless another manager has.
         Changes nothing yet."""
         process.at_fork(_forked)
         self._shared = _shared
@@ -137,7 +137,7 @@ class ManagedGc:
         return self.frozen
 
     def end(self) -> None:
-        """Take part no more; after the last manager's end() all is as the first one found it.
+        """Leave the management; the last end() restores the state that the first manager found.
 
         Nothing happens without a begin(). Takes microseconds: nothing is collected.
         """
@@ -159,7 +159,7 @@ class ManagedGc:
 
 
 def _forked() -> None:
-    """In the child. The lock may be held by a thread that is not here, so it is a new one."""
+    """Make new shared state in a forked child: the lock may belong to a thread that is gone."""
     global _shared
     before, _shared = _shared, _Shared()
     _shared.frozen = before.frozen

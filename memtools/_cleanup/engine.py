@@ -1,6 +1,6 @@
 """What a cleanup policy does when something is due, from its start to its stop.
 
-_core.Policy ──► Engine.act(mask, clock): ranks agree? no graph is captured? nobody else acts?
+_core.Policy ──► Engine.act(mask, clock): ranks agree? no graph is captured? no other thread acts?
                     │ yes
                     ▼
              each action, measured ──► _core.Policy.done ──► back-off, budget
@@ -69,43 +69,45 @@ from memtools._cleanup.cadence import (
 from memtools._cleanup.collector import ManagedGc
 from memtools.errors import MemoryPressure
 
-WARM_UP_UPDATES = 2  # before gc is frozen
-YOUNG_EVERY: Final = 10  # updates between young collections while gc is managed
-MAX_COST = 0.003  # of the time: what actions that do not pay may take
-WARN_SECONDS, WARN_UPDATES = 5.0, 100  # before which a share of the time says little
-MUCH = 0.01  # of the time: a schedule that costs more is reported
+WARM_UP_UPDATES = 2  # Updates before gc is frozen.
+YOUNG_EVERY: Final = 10  # Updates between young collections while gc is managed.
+MAX_COST = 0.003  # The share of the time that actions that do not pay may take.
+WARN_SECONDS, WARN_UPDATES = 5.0, 100  # No warning about costs comes before these.
+MUCH = 0.01  # A schedule that takes more than this share of the time is reported.
 MOST_EXAMPLES: Final = 8
 MOST_CALLBACKS: Final = WARM_UP - FIRST_CALLBACK
-CHEAP = 0.001  # of the time: what young collections may take without having to pay
-SOME: Final = 0.001  # of the memory: an action that frees this is needed, though it does not pay
+CHEAP = 0.001  # The share of the time that young collections may take without paying.
+SOME: Final = (
+    0.001  # An action that frees this share of the memory is kept, though it does not pay.
+)
 
 YOUNG: Final[Every] = (YOUNG_EVERY, *NEVER[1:])
 
-#: How ranks agree: the actions that all do now, of those asked for, whether this rank can, its step
+#: How ranks agree: (actions asked for, whether this rank can act, its step) -> actions to do now.
 Agree = Callable[[int, bool, int], int]
 
 
 class Cleaned(NamedTuple):
-    """What an action did that was asked for by hand."""
+    """The result of an action that `CleanupPolicy.cleanup` ran."""
 
     #: the name of the action
     name: str
-    #: what it took, in milliseconds
+    #: the time that it took, in milliseconds
     ms: float
-    #: what it freed in host memory
+    #: bytes of host memory that it freed
     host_freed_bytes: int
-    #: what it freed on all devices
+    #: bytes that it freed on all devices
     device_freed_bytes: int
-    #: what it raised, as text; "" for nothing
+    #: the exception that it raised, as text; "" if none
     error: str
 
 
 class CleanupCall(NamedTuple):
-    """What a callback of `CleanupPolicy.add` is called with."""
+    """The argument of a callback of `CleanupPolicy.add`."""
 
-    #: what was counted last, "update", "epoch" or a phase's name; "cleanup" when asked for by hand
+    #: the clock that ticked: "update", "epoch" or a phase's name; "cleanup" if cleanup() was called
     clock: str
-    #: how often that was counted
+    #: how often it has ticked
     ticks: int
     #: why it is due, of "cadence", "host pressure" and "device pressure"
     reasons: tuple[str, ...]
@@ -119,8 +121,8 @@ class Callback(NamedTuple):
 
 
 class Done(NamedTuple):
-    """What an action did, added up: how often, nanoseconds, bytes freed; how often it paid and was
-    skipped, as the core knows."""
+    """The sums of an action: runs, nanoseconds, bytes freed, and how often the core counted that it
+    paid or was skipped."""
 
     times: int = 0
     ns: int = 0
@@ -142,12 +144,12 @@ class CycleCounts(NamedTuple):
 # --- events ---------------------------------------------------------------------------------------
 
 FIRST_NS: Final = 1_000_000_000
-PART: Final = 20  # of the time since the first event
+PART: Final = 20  # Events of one kind are this part of the time since the first one apart.
 
 
 @dataclass(slots=True)
 class _Sum:
-    """What one kind of action did since its last event; the next one is not due before `due`."""
+    """The sums of one kind of action since its last event; the next comes at `due` or later."""
 
     due: int
     count: int = 0
@@ -159,7 +161,7 @@ class _Sum:
 
 
 class Events:
-    """What a policy did, as events of every running MemoryMonitor.
+    """Writes the actions of a policy as events to every running MemoryMonitor.
 
     A record keeps its last 1,024 events, and a policy may act ten times a second for days. So each
     kind of action gets an event at most once a second, later every 5 % of the time so far: what it
@@ -173,7 +175,7 @@ class Events:
         self._sums: dict[str, _Sum] = {}
 
     def add(self, name: str, outcome: Outcome, why: str) -> None:
-        """An action was done just now."""
+        """Add an action that has just run."""
         now = time.monotonic_ns()
         self._begin = self._begin or now
         if name not in self._sums:
@@ -198,7 +200,7 @@ class Events:
                 _write(name, sum_, now)
 
     def forget(self) -> None:
-        """In a forked child: what the parent did is for the parent's record."""
+        """Drop the sums in a forked child: they belong to the parent's record."""
         self._begin = 0
         self._sums.clear()
 
@@ -250,7 +252,7 @@ class Engine:
         self._freeze_at: int | None = None
         self._manages_gc = False
         self._postponed = False  # a collection was left to the one after warm-up
-        self._past = 0.0  # seconds before the core's clock began anew
+        self._past = 0.0  # Seconds of earlier runs, before the core's clock was restarted.
         self._stopped: float | None = None  # its reading at the stop
 
         self._done: dict[int, Done] = {}
@@ -259,7 +261,7 @@ class Engine:
         self.own_ns = 0
         self.errors: dict[int, str] = {}
         self._cycles = CycleCounts()
-        #: one each: quiet young collections say nothing of full ones
+        #: One for each kind: young collections that find nothing say nothing about full ones.
         self._inspectors = {GC: Inspector(), GC_YOUNG: Inspector()}
         self._examples: Counter[str] = Counter()
         self._complaints: set[str] = set()
@@ -295,7 +297,7 @@ class Engine:
     # --- rules ---
 
     def set_rule(self, action: int, every: Every, triggers: int) -> None:
-        """When an action is due from here on; never where MEMTOOLS=0 has turned memtools off."""
+        """Set when an action is due from now on; never if MEMTOOLS=0 has turned memtools off."""
         self.rules[action] = every, triggers
         if not is_off:
             self.core.set_rule(action, every, triggers, action in LATER)
@@ -331,13 +333,13 @@ class Engine:
             self.set_rule(action, NEVER, 0)
 
     def when(self, action: int) -> tuple[Every, int, bool]:
-        """Cadence and triggers of an action, and whether that is only while gc is managed."""
+        """Return an action's cadence and triggers, and whether only while gc is managed."""
         if action == GC_YOUNG:
             return YOUNG, 0, True
         return *self.rules.get(action, (NEVER, 0)), False
 
     def why_not(self, action: int) -> str:
-        """Why a built-in action has nothing to work on; "" where it has."""
+        """Return why a built-in action has nothing to do; "" if it has."""
         if action == EMPTY_CACHE and not devices_in_use():
             return "no CUDA in this process"
         if action == POOL_TRIM and not self.pools.alive():
@@ -388,7 +390,7 @@ class Engine:
                 self._depth -= 1
 
     def close(self) -> None:
-        """However often it was started; gc is as it was found, whatever else fails."""
+        """End all runs and restore gc, whatever else fails."""
         with self._life:
             if self._depth == 0:
                 return
@@ -404,7 +406,7 @@ class Engine:
                 self._depth = 0
 
     def _agreement(self) -> Agree | None:
-        """How the ranks agree; None where this one decides alone."""
+        """Return how the ranks agree; None if this rank decides alone."""
         if self._ranks and self._agree is None:
             from memtools._cleanup.ranks import Agreement
 
@@ -421,7 +423,7 @@ class Engine:
             )
 
     def after_fork(self) -> None:
-        """In the child: threads that held a lock are not here, and events are the parent's."""
+        """Replace locks in a forked child, since the threads that held them are gone."""
         self._life, self._lock, self._thread = threading.RLock(), threading.Lock(), 0
         self._manages_gc = False
         self.events.forget()
@@ -456,7 +458,7 @@ class Engine:
         self._complain_of_cost()
 
     def _do_due(self, action: int, clock: int) -> int:
-        """Nanoseconds that the work itself took."""
+        """Do one action that is due. Returns the nanoseconds that its work took."""
         why = self.core.why(action)
         double = action == GC and why == CADENCE and self._freeze_at is not None
         if double and not self._postponed and not self.settings.strict:
@@ -471,14 +473,16 @@ class Engine:
         return self._do(action, work, ", ".join(REASONS[why])).ns
 
     def _synchronize(self) -> None:
-        """Apart from the actions: waiting for the device's work is no cost of a cleanup."""
+        """Wait for the devices outside of the actions: it is not a cost of a cleanup."""
         try:
             synchronize()
-        except Exception as error:  # the device's own, of work before: the program will meet it
+        except (
+            Exception
+        ) as error:  # An error of earlier work on the device, which the program will get as well.
             self._failed(EMPTY_CACHE, error)
 
     def _decline(self, action: int) -> None:
-        """It cannot be done here and now; asked for again when it is due again."""
+        """Drop the request for an action that cannot run now; it is due again at its next time."""
         self.core.set_rule(action, NEVER, 0, False)
         if action in self.rules:
             self.set_rule(action, *self.rules[action])
@@ -517,7 +521,7 @@ class Engine:
             device=before.device + device.freed,
         )
         if action == WARM_UP:
-            # What freezing cost is no habit, so the budget of the others does not have to bear it.
+            # Freezing happens once, so its cost is not charged to the budget of the other actions.
             self._freeze_at = None
             self._decline(WARM_UP)
             if self.gc.managed:
@@ -563,7 +567,7 @@ class Engine:
         return cheap or outcome.gain >= SOME
 
     def _cost_ns(self, action: int) -> int:
-        """What an action took since the start."""
+        """Nanoseconds that an action has taken since the start."""
         return self._done.get(action, Done()).ns - self._base.get(action, Done()).ns
 
     def _failed(self, action: int, error: BaseException) -> None:
@@ -580,7 +584,7 @@ class Engine:
     # --- by hand ---
 
     def clean(self, actions: list[int]) -> tuple[Cleaned, ...]:
-        """Do these now, one at a time with what is due on other threads."""
+        """Run these actions now, one at a time with those that are due on other threads."""
         if is_off:
             return ()
         if self._thread == threading.get_ident():
@@ -646,7 +650,7 @@ class Engine:
         return self._past + (now if self._stopped is None else self._stopped)
 
     def counts(self) -> dict[int, Done]:
-        """What each action did so far."""
+        """The sums of each action so far."""
         done = {}
         for action, ran in self._done.items():
             paid, skipped, _ = self.core.figures(action)
@@ -654,7 +658,7 @@ class Engine:
         return done
 
     def cycles(self) -> tuple[CycleCounts, tuple[str, ...]]:
-        """What collections found, and examples of it, the most frequent first."""
+        """The objects that collections found, and examples of them, the most frequent first."""
         return self._cycles, tuple(text for text, _ in self._examples.most_common())
 
     @property
@@ -663,7 +667,7 @@ class Engine:
         return self.gc.frozen if self.gc.managed and self._freeze_at is None else None
 
     def notes(self) -> tuple[str, ...]:
-        """What limits this policy, a sentence each."""
+        """The limits of this policy, a sentence each."""
         rules = tuple(self.rules.values())  # another thread may add one meanwhile
         wanted = {name for every, _ in rules for name in self.clocks.phases_of(every)}
         found = [

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _PHASE = "generation"
-_MONITORS = 0  # as a key: no object's number
-LOOKS = 8  # at results with a graph, until one is large
+_MONITORS = 0  # The key of all monitors; no object has this id().
+LOOKS = 8  # Results with a small graph that are examined before the search ends.
 
 
 def generation(pool: KVPool | None = None, policy: CleanupPolicy | None = None) -> Generating:
@@ -47,7 +47,7 @@ def generation(pool: KVPool | None = None, policy: CleanupPolicy | None = None) 
 
     Args:
         pool: a KVPool whose idle pages the policy is to give back.
-        policy: the CleanupPolicy; None: only monitors are told.
+        policy: the CleanupPolicy; None marks the phase in monitors only.
 
     Raises TypeError if `pool` is not a KVPool or `policy` not a CleanupPolicy. Costs about 10 us,
     and what the phase costs, see MemoryMonitor.phase; a decorated coroutine or generator 1 us for
@@ -67,8 +67,8 @@ def generation(pool: KVPool | None = None, policy: CleanupPolicy | None = None) 
 
 
 class Generating:
-    """What `generation` returns: a decorator, and a context manager that may be entered anew, also
-    inside itself and on several threads."""
+    """What `generation` returns: a decorator, and a context manager that may be entered several
+    times, also inside itself and on several threads."""
 
     __slots__ = ("_entered", "_looks", "_policy")
 
@@ -130,7 +130,7 @@ class Generating:
 
 
 class _Here(threading.local):
-    """What generates on this thread now: policies by their number, and monitors as one."""
+    """What generates on this thread now: the id() of each policy, and _MONITORS."""
 
     def __init__(self) -> None:
         self.open: set[int] = set()
@@ -146,9 +146,9 @@ class _Generation:
 
     def __init__(self, policy: CleanupPolicy | None) -> None:
         self._policy = policy
-        self._phases: ExitStack | None = None  # those that it opened: the outermost one's
+        self._phases: ExitStack | None = None  # The phases that the outermost call has opened.
         self._keys = {_MONITORS} if policy is None else {_MONITORS, id(policy)}
-        self._mine: set[int] = set()  # what enter() added, until leave()
+        self._mine: set[int] = set()  # The keys that enter() has added, until leave().
         self._set = _here.open
 
     def __enter__(self) -> _Generation:
@@ -186,6 +186,6 @@ class _Generation:
     ) -> None:
         if self._phases is None:
             return
-        if kind is GeneratorExit:  # whoever reads a stream may have enough of it
+        if kind is GeneratorExit:  # A caller may close a stream early.
             kind = error = traceback = None
         self._phases.__exit__(kind, error, traceback)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from memtools._cleanup.policy import CleanupPolicy
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-_UPDATE = 0  # the clock of updates
+_UPDATE = 0  # The number of the clock that counts updates.
 _POLICY = Union["CleanupPolicy", _core.Policy, None]
 
 
@@ -78,9 +78,9 @@ def managed(policy: _POLICY, *, clear: Clear = ()) -> Managing:
 
 
 class Managing:
-    """What `managed` returns: a decorator, and a context manager that may be entered anew, also on
-    several threads. As a `with` block in a coroutine it spans what other tasks of its thread do
-    meanwhile; decorate the coroutine instead."""
+    """What `managed` returns: a decorator, and a context manager that may be entered several times,
+    also on several threads. As a `with` block in a coroutine it spans what other tasks of its
+    thread do meanwhile; decorate the coroutine instead."""
 
     __slots__ = ("_entered", "_gate", "_policy", "_targets")
 
@@ -151,7 +151,7 @@ def _finish(
     kwargs: dict[str, Any],
     error: BaseException | None,
 ) -> None:
-    """Clears. What fails is raised, but only noted while another exception passes."""
+    """Clear all targets. An error is raised, or added as a note to an exception that passes."""
     if names is None:
         return
     try:

@@ -42,8 +42,8 @@ class CleanupPolicy:
 
     `with policy:` takes over Python's garbage collector: after two updates it puts aside
     everything alive by gc.freeze() and turns automatic collection off; from there on the policy
-    collects what is younger, at steps of its own choice. At the end gc is as it was found. Used
-    without the `with`, the policy leaves gc as it is and does the rest.
+    collects what is younger, at steps of its own choice. At the end gc is restored. Without the
+    `with` block the policy leaves gc alone and does everything else.
 
     Actions run in `step()`, at epochs and at the ends of phases, on the thread that calls them: one
     at a time, and never during a CUDA graph capture. An action that frees less than 1 % of what the
@@ -85,7 +85,7 @@ class CleanupPolicy:
 
     __slots__ = ("__weakref__", "_core", "_engine")
 
-    _root = "/"  # under which proc and sys are read; tests have their own
+    _root = "/"  # The folder under which proc and sys are read; tests set another one.
 
     def __init__(
         self,
@@ -116,7 +116,9 @@ class CleanupPolicy:
             )
         self._engine = Engine(settings, ranks, self._root)
         self._core = self._engine.core
-        weakref.finalize(self, self._engine.close)  # the native half may live on in functions
+        weakref.finalize(
+            self, self._engine.close
+        )  # Decorated functions may keep the native half alive.
 
     # --- in the loop ---
 
@@ -215,8 +217,8 @@ class CleanupPolicy:
     # --- life ---
 
     def start(self) -> None:
-        """Begin to work: time and back-off start anew, and Python's gc is taken over. Each
-        `start()` needs a `stop()`.
+        """Start a run: reset time and back-off, and take over Python's gc. Each `start()` needs a
+        `stop()`.
 
         Raises RuntimeError if `ranks` asks for an agreement and there is no process group.
         """

@@ -2,7 +2,7 @@
 
 rank 0  asks for gc          --.  one all_reduce (OR) of 24 bytes of host memory
 rank 1  asks for nothing     --+--> gc, on each of them, at this step
-rank 2  records a CUDA graph --'    then nobody does anything: gc is asked for again later
+rank 2  records a CUDA graph --'    then no rank does anything: gc is due again later
 
 A rank that stops for 100 ms lets all the others wait in their next collective, so that cleanups
 at different steps cost the sum of them and cleanups at the same step cost one. And where cleanups
@@ -22,7 +22,7 @@ from memtools._base.ranks import host_group
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-_CANNOT = 1 << 62  # above every action's bit, and not the sign's
+_CANNOT = 1 << 62  # A bit above every action's, below the sign.
 
 
 class Agreement:
@@ -68,7 +68,7 @@ class Agreement:
             )
         torch = bridge.connect().torch
         self._dist = dist
-        # weakly: destroy_process_group() is to end its threads
+        # Weak references, so that destroy_process_group() can end the threads of the groups.
         self._world, self._group = weakref.ref(world), weakref.ref(host)
         self._words = array("q", (0, 0, 0))
         self._tensor = torch.frombuffer(self._words, dtype=torch.int64)
@@ -81,9 +81,9 @@ class Agreement:
 
         Args:
             mask: bit i for action i.
-            can: False where this rank must not act now, as in a CUDA graph capture: then nobody
-                acts, and who asked asks again.
-            step: the number of this step on this rank, which is to be the same on all.
+            can: False if this rank must not act now, as in a CUDA graph capture: then no rank acts,
+                and the actions stay due.
+            step: the number of this step on this rank, which must be the same on all ranks.
 
         Raises:
             RuntimeError: the process group has been destroyed; or, on every rank alike, the
@@ -98,7 +98,9 @@ class Agreement:
         words = self._words
         words[0] = mask if can else mask | _CANNOT
         words[1] = step
-        words[2] = ~step  # OR of all steps and OR of all their complements: a common bit differs
+        words[
+            2
+        ] = ~step  # If the steps differ, their OR and the OR of their complements share a bit.
         self._dist.all_reduce(self._tensor, op=self._dist.ReduceOp.BOR, group=group)
         if words[1] & words[2]:
             raise RuntimeError(

@@ -225,7 +225,7 @@ def _pays(action: ActionReport) -> str:
 
 
 def _round(count: float) -> int:
-    """Up, to two digits: more would say more than is known."""
+    """Round up to two digits, since more are not known."""
     digits = int(10 ** max(0, len(str(math.ceil(count))) - 2))
     return math.ceil(count / digits) * digits
 
@@ -241,7 +241,7 @@ def _percent(share: float) -> str:
 
 
 def report_of(engine: Engine) -> PolicyReport:
-    """What an engine did so far."""
+    """Return what an engine has done so far."""
     done, seconds, updates = engine.counts(), engine.seconds(), engine.core.ticks(UPDATE)
     cycles, examples = engine.cycles()
     frozen = engine.frozen_objects

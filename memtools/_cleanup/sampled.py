@@ -1,9 +1,9 @@
-"""Tensors that a sampling function returns with the autograd graph that made them.
+"""Find tensors that a sampling function returns together with their autograd graph.
 
     latents = sample(policy)        51 tensors, each with a node of the graph
         └ grad_fn ─► node ─► node ─► ... each with the tensors that it saved for a backward pass
 
-Who samples without torch.no_grad() keeps all of these as long as one of the samples lives.
+Without torch.no_grad() all of these stay in memory as long as one of the samples lives.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from memtools._base import torch as bridge
 from memtools._base.size import format_bytes
 from memtools._census.holders import graph_of
 
-MOST_ITEMS: Final = 4096  # of a result that are looked at
-MOST_NODES: Final = 20_000  # of a graph
-LEAST_BYTES: Final = 1 << 20  # of a graph that is worth a word
+MOST_ITEMS: Final = 4096  # At most this many items of a result are examined.
+MOST_NODES: Final = 20_000  # At most this many nodes of a graph are visited.
+LEAST_BYTES: Final = 1 << 20  # A smaller graph is not reported.
 
 
 def graph_of_result(result: Any, name: str) -> str | None:
-    """What a result keeps, as a sentence; "" where that is little, None for no graph at all.
+    """Describe the graph that a result keeps alive, in a sentence.
 
-    Takes some 0.1 us an item of the result, and 3 us a node where there is a graph.
+    Returns "" if the graph is small, None if there is none. Takes about 0.1 us for each item of the
+    result, and 3 us for each node of a graph.
     """
     torch = bridge.loaded()
     if torch is None:
@@ -46,7 +47,7 @@ def graph_of_result(result: Any, name: str) -> str | None:
 
 
 def _with_graph(torch: Any, result: Any) -> list[Any]:
-    """The tensors with a graph among what lists, dicts and dataclasses hold."""
+    """Find the tensors with a graph in nested lists, dicts and dataclasses."""
     found, todo, seen, left = [], [result], set(), MOST_ITEMS
     while todo and left > 0:
         one, left = todo.pop(), left - 1
@@ -73,7 +74,7 @@ def _items(kind: type, one: Any) -> Any:
 
 
 def _saved_bytes(torch: Any, tensors: list[Any]) -> int:
-    """Of the storages that the graph's nodes saved, without those of parameters. What a hook has
+    """Sum the storages that the graph's nodes saved, without those of parameters. What a hook has
     packed, as activation checkpointing does, is not unpacked and does not count."""
     storages: dict[int, int] = {}
     own: set[int] = set()
@@ -94,7 +95,7 @@ def _saved_bytes(torch: Any, tensors: list[Any]) -> int:
 
 
 def _storages(torch: Any, node: Any, name: str) -> list[tuple[int, int]]:
-    """Address and bytes of each tensor that a node saved under a name."""
+    """Return the address and the bytes of each tensor that a node saved under a name."""
     try:
         saved = getattr(node, name)
     except RuntimeError:  # freed by a backward pass

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 Kind = Literal["steps", "states", "samples"]
 
-#: what floating-point fields can be cast to, by the names that people write
+#: The dtypes that floating-point fields can be cast to, by their usual names.
 CASTS: Final = {
     **dict.fromkeys(("fp32", "float32", "float"), "float32"),
     **dict.fromkeys(("bf16", "bfloat16"), "bfloat16"),
     **dict.fromkeys(("fp16", "float16", "half"), "float16"),
 }
-#: what a field may have, by the names that a file has
+#: The dtypes of fields, by their names in a file.
 DTYPES: Final = (
     *("float64", "float32", "bfloat16", "float16", "complex64", "complex128"),
     *("int64", "int32", "int16", "int8", "uint8", "bool"),
@@ -108,12 +108,12 @@ def cast_name(dtype: object, field: str) -> str:
     """The name of a dtype to cast to. Raises TypeError and ValueError."""
     name = str(dtype).removeprefix("torch.")
     if not isinstance(dtype, str) and not str(dtype).startswith("torch."):
-        raise TypeError(f'dtype is like "bf16" or a torch.dtype, got {type(dtype).__name__}')
+        raise TypeError(f'dtype must be like "bf16" or a torch.dtype, got {type(dtype).__name__}')
     if name not in CASTS:
         of = f" of {field!r}" if field else ""
         raise ValueError(
-            f'dtype{of} is one of "fp32", "bf16" and "fp16" (floating-point fields are cast to it, '
-            f"others stay as they are), got {name!r}"
+            f'dtype{of} must be one of "fp32", "bf16" and "fp16" (floating-point fields are cast '
+            f"to it, others stay as they are), got {name!r}"
         )
     return CASTS[name]
 

@@ -37,12 +37,12 @@ from memtools._base.size import format_bytes
 if TYPE_CHECKING:
     import torch
 
-MAGIC: Final = b"MTTRAJ\x00\x02"  # the last byte is the version
+MAGIC: Final = b"MTTRAJ\x00\x02"  # The last byte is the version.
 HEADER: Final = 64 << 10
-COUNTS: Final = 60 << 10  # where the counts begin: u64 each, in the order of the fields
-ROOM: Final = COUNTS // 2  # of each header
-_FRAME: Final = struct.Struct("<8sIIQQ")  # magic, checksum, bytes of JSON, stamp, bytes of file
-_CHECKED: Final = 12  # the checksum (CRC-32) is of what follows from here on
+COUNTS: Final = 60 << 10  # The counts begin here: u64 each, in the order of the fields.
+ROOM: Final = COUNTS // 2  # The size of each header.
+_FRAME: Final = struct.Struct("<8sIIQQ")  # Magic, checksum, bytes of JSON, stamp, bytes of file.
+_CHECKED: Final = 12  # The checksum (CRC-32) covers the header from this byte on.
 _COUNT: Final = struct.Struct("<Q")
 MOST_FIELDS: Final = (HEADER - COUNTS) // _COUNT.size
 
@@ -76,7 +76,7 @@ class Blocks:
         return os.getpid() != self._process
 
     def flush(self) -> None:
-        """Nobody can open these files."""
+        """Do nothing: no other process can open these files."""
 
     def close(self) -> None:
         """Memory of blocks lives until the last tensor over it does."""
@@ -214,7 +214,7 @@ class MappedFile:
 
 
 def _lock(fd: int, path: str) -> None:
-    """Two that write would mix their values. Raises BlockingIOError."""
+    """Lock the file for one writer. Raises BlockingIOError if it is locked."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

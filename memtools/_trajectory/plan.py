@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 from memtools._base import torch as bridge
 from memtools._base.number import whole_number
 
-#: samples whose lengths differ by less than this part of the longest change places when shuffled
+#: Shuffling swaps samples whose lengths differ by less than this part of the longest one.
 SIMILAR = 8
 
 
 class Piece(NamedTuple):
-    """What a chunk is of."""
+    """The steps and the samples of a chunk."""
 
     steps: range
     samples: tuple[int, ...]
@@ -58,7 +58,7 @@ class Plan:
     ) -> None:
         """Raises TypeError and ValueError as `TrajectoryStore.epochs()` says."""
         if not isinstance(shuffle, bool):
-            raise TypeError(f"shuffle is True or False, got {type(shuffle).__name__}")
+            raise TypeError(f"shuffle must be True or False, got {type(shuffle).__name__}")
         if samples is not None and max_tokens is not None:
             raise ValueError(
                 "samples are counted by number or by tokens; pass samples or max_tokens"
@@ -105,7 +105,7 @@ class Plan:
         return count
 
     def as_json(self) -> dict[str, Any]:
-        """What an order depends on, to compare two plans."""
+        """Everything that an order depends on, to compare two plans."""
         return {
             "num_steps": self._steps,
             "num_samples": self._samples,

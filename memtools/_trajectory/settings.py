@@ -40,7 +40,7 @@ class UpdateSettings:
             positive("kl_threshold", self.kl_threshold)
         if not isinstance(self.single_update, bool):
             raise TypeError(
-                f"single_update is True or False, got {type(self.single_update).__name__}"
+                f"single_update must be True or False, got {type(self.single_update).__name__}"
             )
         if self.single_update and self.num_epochs != 1:
             raise ValueError(

@@ -34,7 +34,7 @@ from memtools.errors import BudgetError
 if TYPE_CHECKING:
     import torch
 
-#: the largest finite number of fp16
+#: The largest finite number of fp16.
 FP16_MAX = 65_504
 
 
@@ -321,7 +321,7 @@ class TrajectoryStore:
         stacked: bool,
         of_samples: bool = False,
     ) -> _Given:
-        """What is to be written into a field, which is made if it is new. Changes nothing."""
+        """Check what is written into a field, and make a new field. Changes nothing."""
         torch = bridge.connect().torch
         for part in came:
             if not isinstance(part, torch.Tensor):
@@ -415,7 +415,7 @@ class TrajectoryStore:
         )
 
     def _take(self, given: list[_Given], call: str) -> None:
-        """Write what was checked, all of it or nothing."""
+        """Write everything that was checked, or nothing."""
         self._require_own(call)
         samples = {each.field.samples for each in given}
         if len(samples) > 1:
@@ -486,7 +486,7 @@ class TrajectoryStore:
         return overflows
 
     def _count(self, given: list[_Given]) -> None:
-        """What was written is there from now on."""
+        """Count what was written."""
         changes_shape = any(each.is_new or each.field.kind != "samples" for each in given)
         self._changes += changes_shape
         totals, graphs = self._totals, list[Any]()
@@ -607,7 +607,7 @@ class TrajectoryStore:
         field.block = tensor_over(block, field.dtype, _shape(field))
 
     def _unmake(self, new: list[Field], file_size: int) -> None:
-        """Take new fields back whose first call has failed."""
+        """Remove new fields whose first call has failed."""
         for field in new:
             self._fields.pop(field.name, None)
             if field.block is not None and not field.in_file:
@@ -894,7 +894,7 @@ def _shape(field: Field) -> tuple[int, ...]:
 
 
 def _overflows(torch: Any, written: torch.Tensor, given: torch.Tensor) -> int:
-    """How many values became infinite by being written as fp16. Waits for a device."""
+    """Count the values that became infinite when written as fp16. Waits for a device."""
     infinite = torch.isinf(written)
     if not infinite.any():
         return 0

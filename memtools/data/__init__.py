@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from memtools.data._sampler import BudgetSampler as BudgetSampler
     from memtools.data._sizes import size_of as size_of
 
-#: where each public name lives
+#: The module of each public name.
 _HOMES = {
     "BoundedLoader": "_loader",
     "BudgetSampler": "_sampler",

@@ -37,9 +37,10 @@ from memtools.data._share import default_limit
 from memtools.data._sizes import size_of_entry
 from memtools.errors import BudgetError
 
-_NONE: Any = object()  # no value
-_NAMED: Any = object()  # between the positional and the named arguments in the key of a call
-MOST_RESTARTS = 1000  # of a change, because keys changed the cache while they were compared
+_NONE: Any = object()  # Stands for a missing value.
+_NAMED: Any = object()  # Separates positional from named arguments in the key of a call.
+#: A change is retried this often if keys change the cache while they are compared.
+MOST_RESTARTS = 1000
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
@@ -91,7 +92,7 @@ class CachedFunction(Protocol[P, R]):
 
 
 class _Entry:
-    """What is kept under one key."""
+    """The value under one key."""
 
     __slots__ = ("bytes", "key", "owner", "slot", "value")
 
@@ -106,7 +107,7 @@ class ByteCache(MutableMapping[Any, Any]):
 
     The bytes of the entries never exceed the limit. An entry that does not fit evicts those that
     were not used for the longest time. Thread-safe. Values are handed out as they are, without a
-    copy: whoever changes an array that came from the cache changes the cached one.
+    copy: a change to an array that came from the cache changes the cached one.
 
     After a fork, the child has the entries, which lie in pages that both processes share until one
     writes to them. Its figures begin at 0, and from then on each of the two has its own cache. A
@@ -166,7 +167,9 @@ class ByteCache(MutableMapping[Any, Any]):
         self._table: OrderedDict[Any, _Entry] = OrderedDict()
         self._clashes: dict[int, list[_Entry]] = {}
         self._mapped = 0  # entries of the mapping
-        self._budget: Budget | None = None  # None: the default limit is to be found in this process
+        self._budget: Budget | None = (
+            None  # None until the default limit was computed in this process.
+        )
         self._part: _core.BudgetPart | None = None
         self._zero()
         if limit is not None:
@@ -463,7 +466,7 @@ class ByteCache(MutableMapping[Any, Any]):
         self._drop(list(self._table.values()))
 
     def cache_clear(self) -> None:
-        """Drop all entries, and begin to count anew."""
+        """Drop all entries and reset the counts."""
         self.clear()
         self._zero()
 
@@ -504,7 +507,7 @@ class ByteCache(MutableMapping[Any, Any]):
 
     @property
     def name(self) -> str:
-        """What budgets call it."""
+        """The cache's name in reports of budgets."""
         return self._name
 
     def cache_info(self) -> CacheInfo:
@@ -610,7 +613,7 @@ def _too_large(size: int, limit: int) -> ValueError:
     )
 
 
-_slots = count()  # numbers for entries whose hash another one has
+_slots = count()  # Numbers for entries whose hash is taken by another entry.
 _caches: weakref.WeakSet[ByteCache] = weakref.WeakSet()
 
 

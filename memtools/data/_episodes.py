@@ -35,9 +35,9 @@ from memtools.data._cache import ByteCache
 if TYPE_CHECKING:
     import torch
 
-BLOCK_BYTES = 64 * 2**10  # of a block where the file has no chunks
-MOST_OPEN = 16  # file handles of a process
-SMALL_FRAME = 4096  # bytes of a frame below which a chunk of several is no matter
+BLOCK_BYTES = 64 * 2**10  # The size of a block where the file has no chunks.
+MOST_OPEN = 16  # A process keeps at most this many files open.
+SMALL_FRAME = 4096  # Bytes. Chunks of several smaller frames are not reported.
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,9 @@ class H5Episodes:
         if isinstance(observations, str):
             raise TypeError("observations is a sequence of paths, got a str; put it into a list")
         if not isinstance(decode, Mapping | None):
-            raise TypeError(f"decode is a dict of functions by path, got {type(decode).__name__}")
+            raise TypeError(
+                f"decode must be a dict of functions by path, got {type(decode).__name__}"
+            )
         named = [] if observations is None else list(observations)
         asked = named if actions is None else [*named, actions]
         wrong: list[object] = [path for path in asked if not isinstance(path, str)]
@@ -342,7 +344,7 @@ class H5Episodes:
             raise ValueError(
                 shown(
                     f"{file} has {found.shape[0]} frames of {path} and had {length} when the data "
-                    "set was made; make it anew"
+                    "set was made; make it again"
                 )
             )
         stop = min(length, start + self._frames[episode][path])
@@ -368,7 +370,7 @@ class H5Episodes:
         except TypeError as error:
             raise ValueError(
                 shown(
-                    f"{path} in {file} is of {found.dtype}, which is no number to torch; pass a "
+                    f"{path} in {file} is of {found.dtype}, which is not a number to torch; pass a "
                     "function for it in decode"
                 )
             ) from error
@@ -381,7 +383,7 @@ class H5Episodes:
         return f"H5Episodes({episodes}, {frames}, chunk={self._chunk})"
 
 
-#: files whose descriptor the program has closed: HDF5 would close what has its number now
+#: Files whose descriptor the program has closed: HDF5 would close the file that has its number now.
 _NOT_OURS: list[Any] = []
 
 
@@ -477,7 +479,7 @@ def _files_of(files: Any) -> list[Path]:
             raise ValueError(shown(f"{path} has no file that ends in .hdf5 or .h5"))
         return sorted(found, key=lambda p: ([int(n) for n in re.findall(r"\d+", p.stem)], p.name))
     if not isinstance(files, Iterable) or isinstance(files, bytes):
-        raise TypeError(f"files is a path or a sequence of paths, got {type(files).__name__}")
+        raise TypeError(f"files must be a path or a sequence of paths, got {type(files).__name__}")
     paths = [Path(file) for file in files]
     if not paths:
         raise ValueError("files is empty; pass a folder, or the path of each episode")

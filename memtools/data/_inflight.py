@@ -5,10 +5,10 @@ may be.
     └────────────────────────────── in flight ────────────────────────────┘
 
 The size of a batch is known when it arrives in the parent. Until then it counts as the largest
-batch that has been seen, so the first batch is asked for alone. One batch of each iterator may
+batch that has been seen, so the first batch is requested alone. One batch of each iterator may
 always be in flight: a limit below the size of a batch makes the loop slow and does not stop it.
 
-This is asked for every batch, so it is counted in one walk over a few tuples: some microseconds.
+The count is needed for every batch, so it is one walk over a few tuples: some microseconds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from memtools._base.size import format_bytes
 from memtools.errors import BudgetError
 
 READ_AGAIN_NS = 20_000_000  # what is left of the job's memory is read again after so long
-GROWS_EVERY = 16  # batches handed out, after which a limit that was halved grows by one batch
+GROWS_EVERY = 16  # A limit that was halved grows by one batch after this many batches.
 
 
 class Room:

@@ -27,11 +27,11 @@ from memtools.data._sizes import size_of
 if TYPE_CHECKING:
     import torch
 
-PRESSURE = 0.85  # share of the host's limit at which a monitor lets the loader shrink
-#: what is used of torch's iterator, which is not a public class
+PRESSURE = 0.85  # A monitor shrinks the loader at this share of the host's limit.
+#: The methods used of torch's iterator, which is not a public class.
 _USED = ("_reset", "_next_index", "_try_put_index", "_get_data", "_process_data")
-_END = object()  # of the sampler
-_classes: list[Any] = []  # empty, or the class that _iterator_class() made
+_END = object()  # Marks the end of the sampler.
+_classes: list[Any] = []  # The class that _iterator_class() has made, if any.
 
 
 class BoundedLoader:
@@ -165,8 +165,8 @@ def bounded(
 ) -> BoundedLoader:
     """Keep the batches that a DataLoader prefetches under a limit in bytes.
 
-    A batch is in flight from the moment at which a worker is asked for it until the loop gets it.
-    No further batch is asked for while this one and those in flight would be more than the limit,
+    A batch is in flight from its request to a worker until the loop gets it. No further batch is
+    requested while this one and those in flight would be more than the limit,
     or more than the job's memory and `/dev/shm` have room for; one of each iteration may always be
     in flight. So memory in flight is at most the limit and one batch, unless a batch comes that is
     larger than all before it.
@@ -181,7 +181,7 @@ def bounded(
             reserved.
         batch_bytes: the largest batch that will come, if you know it, in bytes or like
             `"64 MiB"`. None, the default: the largest one so far counts, and the first batch is
-            asked for alone.
+            requested alone.
         monitor: a MemoryMonitor; at 85 % of the host's limit the loader then calls `shrink()`.
             None, the default: it does not.
 
@@ -256,8 +256,9 @@ def _iterator_class() -> Any:
             super()._reset(loader, first_iter)
 
         def _work_off(self) -> None:
-            """Persistent workers of an epoch that was left: torch has asked them for all that was
-            drawn, and they have drawn random numbers for it. One batch at a time, for nobody."""
+            """Let persistent workers finish an epoch that was left: torch has requested all batches
+            that were drawn, and the workers have drawn random numbers for them. One batch at a
+            time; all are dropped."""
             waiting = {number: task for number, task in self._task_info.items() if len(task) == 1}
             self._task_info = waiting
             for _ in range(len(waiting)):
@@ -306,7 +307,7 @@ def _iterator_class() -> Any:
             while self._drawn and self._flight.admits(self):
                 sent = self._send_idx
                 super()._try_put_index()
-                if self._send_idx == sent:  # all streams have ended, and nobody takes the index
+                if self._send_idx == sent:  # All streams have ended, and no worker takes the index.
                     break
                 self._flight.asked()
 

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from memtools._base import torch as bridge
 from memtools.data._sizes import size_of
 
-_END = object()  # of the batches
+_END = object()  # Marks the end of the batches.
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from memtools.data._measure import Measured, measure
 if TYPE_CHECKING:
     import torch
 
-SHARE_OF_SHM = 0.5  # of what is free there that batches in flight may take
-SHARE_OF_JOB = 0.25  # of what the job may still take that the loader may
+SHARE_OF_SHM = 0.5  # Batches in flight may take this share of the free part of /dev/shm.
+SHARE_OF_JOB = 0.25  # The loader may take this share of what the job may still take.
 
 
 @dataclass(frozen=True)
@@ -47,15 +47,15 @@ class LoaderSettings:
 class LoaderCost:
     """What a loader takes with some settings, in bytes, at its most; None where it is not known."""
 
-    #: of the batches that wait for the loop
+    #: the batches that wait for the loop
     in_flight: int | None
-    #: of the batch that the loop uses
+    #: the batch that the loop uses
     loop: int | None
-    #: of them, in /dev/shm, with the batch that the loop uses
+    #: both in /dev/shm
     shm: int | None
-    #: of the worker processes themselves
+    #: the worker processes themselves
     workers: int | None
-    #: pinned for copies to a device, in blocks that torch rounds up to powers of two
+    #: memory pinned for copies to a device, in blocks that torch rounds up to powers of two
     pinned: int | None
 
     @property
@@ -354,7 +354,7 @@ def _unknown(
         yield "what a worker takes for itself: /proc/self/smaps_rollup cannot be read"
     elif loader.num_workers and _starts_anew(loader):
         yield (
-            "what a worker takes that is started anew and not forked: Python, torch and its copy "
+            "what a worker takes that is spawned and not forked: Python, torch and its copy "
             "of the data set come on top"
         )
     if step_seconds is not None and is_stream:

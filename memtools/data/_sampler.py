@@ -13,7 +13,7 @@ from typing import Any
 
 from memtools._base.number import repr_of, shown, whole_number
 
-#: samples that are sorted by length together before padded batches are cut out of them
+#: This many samples are sorted by length together before padded batches are cut out of them.
 _WINDOW = 1024
 _COMPARED = ("samples", "checksum", "budget", "max_count", "padded", "shuffle", "seed", "drop_last",
              "num_replicas")  # fmt: skip
@@ -127,19 +127,19 @@ class BudgetSampler:
         of other lengths, in another order, or of other settings. Then nothing is changed.
         """
         if not isinstance(state, dict):
-            raise TypeError(f"state is the dict of a state_dict(), got {type(state).__name__}")
+            raise TypeError(f"state must be the dict of a state_dict(), got {type(state).__name__}")
         for name, value in {"epoch": 0, "done": 0, **self._settings()}.items():
             if name not in state:
                 raise ValueError(f"the state has no {name!r}; pass what state_dict() returned")
             if name == "checksum" and state[name] != value:
                 raise ValueError(
                     "the state is of samples of other lengths, or in another order; pass the "
-                    "lengths as they were, or begin the epoch anew"
+                    "lengths as they were, or begin the epoch again"
                 )
             if name in _COMPARED and state[name] != value:
                 raise ValueError(
                     f"the state is of a sampler with {name} {repr_of(state[name])}, and this one "
-                    f"has {value!r}; make the sampler as it was, or begin the epoch anew"
+                    f"has {value!r}; make the sampler as it was, or begin the epoch again"
                 )
         epoch = whole_number("epoch", state["epoch"], 0)
         done = whole_number("done", state["done"], 0)

@@ -17,11 +17,11 @@ from typing import Any
 
 from memtools import _core
 
-#: what one entry of a cache takes beside its key and value: the entry, and its place in the table
+#: Bytes of a cache entry beside its key and value: the entry, and its place in the table.
 ENTRY_BYTES = 224
-#: about how many objects are visited; the rest of a long container counts as those before it
+#: About this many objects are visited; the rest of a long container counts like those before it.
 MOST_VISITED = 4096
-#: levels that are gone through at once; what lies deeper comes after them
+#: This many levels are visited recursively; what lies deeper is visited after them.
 MOST_DEPTH = 16
 #: The parts of a container divide its visits, so that a long list leaves some to what is beside it.
 #: Of many parts, each has a 64th of them, but at least 4. A record has at most 64 parts.
@@ -236,5 +236,5 @@ def _slots(value: object) -> Iterator[object]:
                     continue
 
 
-#: of which library, and what measures its objects; libraries that are not loaded have none
+#: The functions that measure the objects of a library; a library that is not loaded has none.
 _KINDS = (("numpy", _Walk.array), ("torch", _Walk.tensor), ("PIL.Image", _Walk.image))

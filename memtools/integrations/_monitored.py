@@ -11,8 +11,8 @@ from memtools._base.metrics import finite
 
 
 class MonitoredRun:
-    """A monitor for one training at a time. A monitor that runs already belongs to whoever started
-    it: it gets steps and phases, and is not stopped.
+    """A monitor for one training at a time. A monitor that already runs belongs to the code
+    that started it: it gets steps and phases, and is not stopped.
 
     Args:
         monitor: the monitor; None makes one.

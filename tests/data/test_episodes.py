@@ -315,7 +315,7 @@ def test_values_that_are_no_numbers_need_a_function(tmp_path):
         file["observations/text"] = ["a", "b"]
         file["one"] = 3.0
     with pytest.raises(
-        ValueError, match="observations/text in .*a.h5 is of object, which is no num"
+        ValueError, match="observations/text in .*a.h5 is of object, which is not a num"
     ):
         _ = H5Episodes(path, actions=None)[0]
     with pytest.raises(ValueError, match="one in .*a.h5 is one value; a frame has an index"):
@@ -332,9 +332,9 @@ def test_values_that_are_no_numbers_need_a_function(tmp_path):
         (TypeError, "observations is a sequence of paths, got a str", {"observations": "a"}),
         (TypeError, "are paths in the file .* got int", {"actions": 7}),
         (TypeError, "are paths in the file .* got int", {"actions": 0}),
-        (TypeError, "files is a path or a sequence of paths, got int", {"files": 7}),
-        (TypeError, "files is a path or a sequence of paths, got bytes", {"files": b"a.h5"}),
-        (TypeError, "decode is a dict of functions by path, got int", {"decode": 7}),
+        (TypeError, "files must be a path or a sequence of paths, got int", {"files": 7}),
+        (TypeError, "files must be a path or a sequence of paths, got bytes", {"files": b"a.h5"}),
+        (TypeError, "decode must be a dict of functions by path, got int", {"decode": 7}),
         (TypeError, "and decode functions by path, got str", {"decode": {"action": "x"}}),
         (ValueError, "files is empty", {"files": []}),
         (ValueError, "has no file that ends in .hdf5 or .h5", {"files": "."}),

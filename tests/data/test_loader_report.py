@@ -239,7 +239,7 @@ def test_more_workers_are_not_advised_for_a_stream(monkeypatch):
 def test_spawned_workers_take_more_than_is_measured():
     report = loader_report(loader_of(multiprocessing_context="spawn"), step_seconds=1)
     assert [line[:45] for line in report.unknown] == [
-        "what a worker takes that is started anew and "
+        "what a worker takes that is spawned and not f"
     ]
 
 

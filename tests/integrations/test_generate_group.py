@@ -295,7 +295,7 @@ def test_a_prompt_of_one_token_needs_no_prefill(pool: memtools.KVPool) -> None:
         ({"pixel_values": None, "position_ids": None}, "no use for pixel_values, position_ids"),
         ({"prefill": "left"}, '"unpadded" or "padded"'),
         ({"compact_every": 0}, "at least 1 token"),
-        ({"num_samples": 0}, "num_samples is at least 1"),
+        ({"num_samples": 0}, "num_samples must be at least 1"),
         ({"input_ids": torch.zeros(3, dtype=torch.long)}, r"\[prompts, tokens\], got \[3\]"),
         ({"attention_mask": torch.ones(1, 3)}, r"is \[1, 3\], input_ids are \[2, 6\]"),
         ({"attention_mask": torch.ones(2, 6).tril(4)}, "prompt 0 has padding at its end"),

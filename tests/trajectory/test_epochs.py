@@ -421,7 +421,7 @@ def test_a_store_that_changes_meanwhile_ends_the_epochs(change):
         ({"max_tokens": 4, "lengths": 7}, TypeError, "lengths are whole numbers"),
         ({"max_tokens": 4, "lengths": [0.5] * 4}, TypeError, r"lengths\[0\] is an int, got float"),
         ({"max_tokens": 4, "lengths": "latents"}, ValueError, "lengths names a field"),
-        ({"shuffle": 1}, TypeError, "shuffle is True or False"),
+        ({"shuffle": 1}, TypeError, "shuffle must be True or False"),
         ({"seed": "x"}, TypeError, "seed is an int"),
         ({"kl_threshold": -1.0}, ValueError, "kl_threshold is above 0"),
     ],

@@ -37,7 +37,7 @@ def test_they_are_frozen_and_replaced_with_checks():
         ({"kl_threshold": 0}, ValueError, "kl_threshold is above 0 and finite, got 0"),
         ({"kl_threshold": float("inf")}, ValueError, "above 0 and finite"),
         ({"kl_threshold": "x"}, TypeError, "kl_threshold is a number, got str"),
-        ({"single_update": 1}, TypeError, "single_update is True or False, got int"),
+        ({"single_update": 1}, TypeError, "single_update must be True or False, got int"),
         ({"single_update": True, "kl_threshold": 0.1}, ValueError, "no second epoch"),
     ],
 )

@@ -23,7 +23,7 @@ __all__ = ["MemoryCallback", "PooledCache", "generate_group", "pool_for"]
 
 
 def __getattr__(name: str) -> object:
-    """MemoryCallback when it is asked for: transformers takes a second to import what it is of."""
+    """Import MemoryCallback at its first use: its base class takes transformers a second."""
     if name != "MemoryCallback":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from memtools.integrations.transformers import _callback as callback

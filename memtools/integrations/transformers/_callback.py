@@ -6,10 +6,10 @@ on_substep_end   no step, but guards may act; as after each batch of an evaluati
 on_log           figures are added to the log
 on_train_end     stop; an exception that leaves train() stops it, too
 
-The Trainer tells its hooks neither whose they are nor that train() failed, and it calls reporters
-before other callbacks. So the callback looks for its Trainer in the frames above on_init_end, moves
-before the reporters and wraps `trainer.train`: `callbacks=[MemoryCallback()]` is all that a user
-writes.
+The Trainer does not pass itself to its hooks, does not report that train() failed, and calls
+reporters before other callbacks. So the callback looks for its Trainer in the frames above
+on_init_end, moves before the reporters and wraps `trainer.train`: `callbacks=[MemoryCallback()]` is
+all that a user writes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from transformers.trainer_callback import DefaultFlowCallback, TrainerCallback
 from memtools import MemoryMonitor
 from memtools.integrations._monitored import MonitoringCallback
 
-_DEPTH = 12  # the most frames between a hook and the Trainer that calls it
+_DEPTH = 12  # The maximum of frames between a hook and the Trainer that calls it.
 
 
 class MemoryCallback(MonitoringCallback, TrainerCallback):  # type: ignore[misc]

@@ -87,7 +87,7 @@ def generate_group(
     settings.check()
     if compact_every is not None:
         if compact_every < 1:
-            raise ValueError(f"compact_every is at least 1 token, got {compact_every}")
+            raise ValueError(f"compact_every must be at least 1 token, got {compact_every}")
         settings.check_chunks()
     if prefill not in ("unpadded", "padded"):
         raise ValueError(f'prefill is "unpadded" or "padded", got {prefill!r}')
@@ -126,7 +126,7 @@ def _shape(input_ids: torch.Tensor, num_samples: int) -> tuple[int, int]:
     if input_ids.ndim != 2 or 0 in input_ids.shape:
         raise ValueError(f"input_ids are [prompts, tokens], got {list(input_ids.shape)}")
     if num_samples < 1:
-        raise ValueError(f"num_samples is at least 1, got {num_samples}")
+        raise ValueError(f"num_samples must be at least 1, got {num_samples}")
     return input_ids.shape[0], input_ids.shape[1]
 
 

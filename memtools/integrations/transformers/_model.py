@@ -18,7 +18,7 @@ else:
 # Layers that keep K and V of every token. The mask of a sliding layer hides those before its
 # window.
 _ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
-# Models that cannot be served for a reason that no other entry of their config tells rightly.
+# Models that a pool cannot serve, for a reason that their config does not show.
 _BY_TYPE = {
     "cpmant": "it puts tokens of its own before each prompt",
     "mimo_v2_flash": "its sliding layers have twice the heads of the others",

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 else:
     torch = connect().torch
 
-_PADDING, _TOKENS = 3, 6  # of the row by which a model's way of counting is found
+_PADDING, _TOKENS = 3, 6  # The row that shows how a model counts positions.
 # By this share of their spread logits may differ, in 32 bits and in 16. Rounding makes 1e-6 and a
 # few hundredths; a token in another place makes about 1.
 _ROUNDING, _ROUNDING_16 = 1e-3, 0.2

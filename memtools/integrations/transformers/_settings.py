@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 else:
     torch = connect().torch
 
-_DEFAULT_NEW_TOKENS = 20  # of transformers, where no length is given
+_DEFAULT_NEW_TOKENS = 20  # The default of transformers if no length is given.
 
 # Keywords of generate() that are not settings, and mean the same for the rows of a group.
 _PASSED_ON = {
@@ -77,7 +77,7 @@ class Settings:
         self.keywords = keywords
 
     def get(self, name: str) -> Any:
-        """The value of a setting; None where nobody made it."""
+        """The value of a setting; None if it is not set."""
         return self._found(name)[0]
 
     def _found(self, name: str) -> tuple[Any, str]:
