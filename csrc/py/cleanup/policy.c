@@ -187,7 +187,7 @@ forget_parents_thread(Policy *self)
 
 /* False where a thread acts, this one included. */
 static bool
-enter(Policy *self)
+begin_actions(Policy *self)
 {
     forget_parents_thread(self);
     if (self->acts) return false;
@@ -223,7 +223,7 @@ decide_and_act(Policy *self, unsigned clock)
     unsigned mask;
     int status = 0;
 
-    if (act == NULL || !enter(self)) return 0;
+    if (act == NULL || !begin_actions(self)) return 0;
     Py_INCREF(act);
     Py_INCREF(self);
     mask = decide(self, clock, false);
@@ -328,7 +328,7 @@ policy_look(PyObject *op, PyObject *Py_UNUSED(none))
     Policy *self = (Policy *)op;
     unsigned mask;
 
-    if (!enter(self)) return PyLong_FromUnsignedLong(self->policy.asked);
+    if (!begin_actions(self)) return PyLong_FromUnsignedLong(self->policy.asked);
     mask = decide(self, self->policy.clock, true);
     self->acts = false;
     return PyLong_FromUnsignedLong(mask);
