@@ -65,7 +65,7 @@ def as_fraction(text: str, name: str) -> float:
         value = -1.0
     if 0 < value <= 1:
         return value
-    raise ValueError(f"{name} is a share of the limit, above 0 and at most 1, got {text}")
+    raise ValueError(f"{name} must be a share of the limit, above 0 and at most 1, got {text}")
 
 
 def _as_switch(text: str, name: str) -> bool:

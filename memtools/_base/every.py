@@ -34,7 +34,7 @@ def parse_every(every: int | str, name: str = "print_every") -> Every:
     Raises TypeError if it is neither an int nor a text, ValueError if it is not written so or out
     of its range.
     """
-    wanted = f'{name} is a number of steps, or a time like "30 s"'
+    wanted = f'{name} must be a number of steps, or a time like "30 s"'
     if not isinstance(every, str):
         if isinstance(every, bool) or not hasattr(every, "__index__"):
             raise TypeError(f"{wanted}, got {type(every).__name__}")

@@ -16,7 +16,7 @@ def any_whole_number(name: str, value: Any) -> int:
     """An argument as an int of any size. Raises TypeError if it is not an int."""
     __tracebackhide__ = True  # pytest shows the caller's line and the message
     if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} is an int, got {type(value).__name__}")
+        raise TypeError(f"{name} must be an int, got {type(value).__name__}")
     return operator.index(value)
 
 
@@ -30,10 +30,10 @@ def whole_number(name: str, value: Any, least: int | None = 1, most: int = LARGE
     number = any_whole_number(name, value)
     if number < (SMALLEST if least is None else least):
         smallest = "-2**63" if least is None else f"{least:,}"
-        raise ValueError(f"{name} is at least {smallest}, got {shown(number)}")
+        raise ValueError(f"{name} must be at least {smallest}, got {shown(number)}")
     if number > most:
         largest = "2**63 - 1" if most == LARGEST else f"{most:,}"
-        raise ValueError(f"{name} is at most {largest}, got {shown(number)}")
+        raise ValueError(f"{name} must be at most {largest}, got {shown(number)}")
     return number
 
 
@@ -51,7 +51,7 @@ def number(name: str, value: Any) -> float:
     Raises TypeError if it is not a number.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} is a number, got {type(value).__name__}")
+        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
     return as_float(value)
 
 
@@ -74,7 +74,7 @@ def positive(name: str, value: Any, remedy: str = "") -> float:
     found = number(name, value)
     if not (math.isfinite(found) and found > 0):
         hint = remedy if found == math.inf else ""
-        raise ValueError(f"{name} is above 0 and finite, got {shown(value)}{hint}")
+        raise ValueError(f"{name} must be above 0 and finite, got {shown(value)}{hint}")
     return found
 
 

@@ -44,16 +44,16 @@ def parse_bytes(size: int | str, name: str = "size", like: str = "64 MiB") -> in
                 f"got {size!r}"
             )
         if match is None or unit is None:
-            raise ValueError(f'{name} is a number of bytes or like "{like}", got {size!r}')
+            raise ValueError(f'{name} must be a number of bytes or like "{like}", got {size!r}')
         whole = _times(match[1], unit)
     elif isinstance(size, bool) or not isinstance(size, int):
-        raise TypeError(f'{name} is an int or like "{like}", got {type(size).__name__}')
+        raise TypeError(f'{name} must be an int or like "{like}", got {type(size).__name__}')
     else:
         whole = size
     if whole < 1:
-        raise ValueError(f"{name} is at least 1 byte, got {_cut(size)}")
+        raise ValueError(f"{name} must be at least 1 byte, got {_cut(size)}")
     if whole > LARGEST:
-        raise ValueError(f"{name} is at most 2**63 - 1 bytes, got {_cut(size)}")
+        raise ValueError(f"{name} must be at most 2**63 - 1 bytes, got {_cut(size)}")
     return whole
 
 

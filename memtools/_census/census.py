@@ -178,7 +178,7 @@ class Growth:
     def __init__(self, earlier: Census, later: Census) -> None:
         for look in (earlier, later):
             if not isinstance(look, Census):
-                raise TypeError(f"a growth is between two censuses, got {type(look).__name__}")
+                raise TypeError(f"a growth needs two censuses, got {type(look).__name__}")
         before, own = dict[TensorKind, TensorGroup](), 1  # tuples that came with the earlier look
         for old in earlier.groups:
             before[old.kind] = old
@@ -220,7 +220,9 @@ class Growth:
                 return []
             of = self.groups[0] if self.groups else self.types[0]
         if not isinstance(of, (GroupGrowth, TypeGrowth)):
-            raise TypeError(f"`of` is one of groups or types of a growth, got {type(of).__name__}")
+            raise TypeError(
+                f"`of` must be one of groups or types of a growth, got {type(of).__name__}"
+            )
         name = of.type if isinstance(of, TypeGrowth) else of.kind.type
         torch = bridge.loaded()
         found: list[Any] = Own()  # no plain list: it would be found among the new lists itself

@@ -717,7 +717,7 @@ def _checked_sums(torch: Any, sums: Any) -> dict[str, Any]:
     if not isinstance(sums, Mapping):
         raise TypeError(
             "a loss function must return (loss_sum, weight) or (loss_sum, weight, sums), where "
-            f"sums is a dict of numbers; got {type(sums).__name__} as sums"
+            f"sums must be a dict of numbers; got {type(sums).__name__} as sums"
         )
     found = {}
     for name, value in sums.items():

@@ -142,9 +142,7 @@ def _most(name: str, digits: str, unit: str, item: str) -> float:
     if name == "growth":
         unit, _, step = (part.strip() for part in unit.partition("/"))
         if step != "step":
-            raise ValueError(
-                f"growth is a size a step: give {EXAMPLES['growth']}, got {_quoted(item)}"
-            )
+            raise ValueError(f"growth is per step: give {EXAMPLES['growth']}, got {_quoted(item)}")
     if not unit and float(digits):
         raise ValueError(f"a size needs a unit: give {_example(name)}, got {_quoted(item)}")
     try:

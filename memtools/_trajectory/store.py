@@ -170,7 +170,9 @@ class TrajectoryStore:
         if num_samples is not None:
             self.num_samples = whole_number("num_samples", num_samples)
         if isinstance(states, str):
-            raise TypeError(f"states is a tuple of names, got a str; pass states=({states!r},)")
+            raise TypeError(
+                f"states must be a tuple of names, got a str; pass states=({states!r},)"
+            )
         self._states = frozenset(map(str, states))
         self._casts = Casts(dtype)
         self._device = str(bridge.connect().torch.device(device))
@@ -191,7 +193,9 @@ class TrajectoryStore:
         self._overflow = None if overflow is None else os.fspath(overflow)
         self._file_is_all = file is not None
         if self._overflow is not None and not os.path.isdir(self._overflow):
-            raise NotADirectoryError(f"overflow is a folder that is there, got {self._overflow!r}")
+            raise NotADirectoryError(
+                f"overflow must be a folder that is there, got {self._overflow!r}"
+            )
         if file is not None:
             self._file = MappedFile.create(file)
             try:

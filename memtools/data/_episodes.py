@@ -124,7 +124,9 @@ class H5Episodes:
     ) -> None:
         chunk = whole_number("chunk", chunk)
         if isinstance(observations, str):
-            raise TypeError("observations is a sequence of paths, got a str; put it into a list")
+            raise TypeError(
+                "observations must be a sequence of paths, got a str; put it into a list"
+            )
         if not isinstance(decode, Mapping | None):
             raise TypeError(
                 f"decode must be a dict of functions by path, got {type(decode).__name__}"

@@ -66,7 +66,7 @@ class BoundedLoader:
     def _follow(self, monitor: Any) -> None:
         """Shrink while memory of the host is short, for as long as this loader lives."""
         if not callable(getattr(monitor, "on_pressure", None)):
-            raise TypeError(f"monitor is a MemoryMonitor, got {type(monitor).__name__}")
+            raise TypeError(f"monitor must be a MemoryMonitor, got {type(monitor).__name__}")
         shrink = weakref.WeakMethod(self.shrink)
 
         def shrink_loader(pressure: object) -> None:

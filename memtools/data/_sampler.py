@@ -242,7 +242,7 @@ def _shuffled(
 def _lengths(lengths: Any, budget: int) -> array[int]:
     """The lengths as numbers of 8 bytes, each checked."""
     if isinstance(lengths, (str, bytes)) or not hasattr(lengths, "__iter__"):
-        raise TypeError(f"lengths is an iterable of int, got {type(lengths).__name__}")
+        raise TypeError(f"lengths must be an iterable of int, got {type(lengths).__name__}")
     found = array("q")
     for index, length in enumerate(lengths.tolist() if hasattr(lengths, "tolist") else lengths):
         number = length

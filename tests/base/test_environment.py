@@ -42,8 +42,8 @@ def test_an_empty_key_is_not_set() -> None:
     [
         ("MEMTOOLS", "off", "MEMTOOLS is 0 (off) or 1 (on), got 'off'"),
         ("MEMTOOLS_TRACE", "no", "MEMTOOLS_TRACE is 0 (off) or 1 (on), got 'no'"),
-        ("MEMTOOLS_LIMIT", "12 apples", "MEMTOOLS_LIMIT is a number of bytes or like"),
-        ("MEMTOOLS_LIMIT", "0", "MEMTOOLS_LIMIT is at least 1 byte, got '0'"),
+        ("MEMTOOLS_LIMIT", "12 apples", "MEMTOOLS_LIMIT must be a number of bytes or like"),
+        ("MEMTOOLS_LIMIT", "0", "MEMTOOLS_LIMIT must be at least 1 byte, got '0'"),
         ("MEMTOOLS_GUARD", "95 %", "MEMTOOLS_GUARD is a share of the limit, above 0 and at most"),
         ("MEMTOOLS_GUARD", "nan", "MEMTOOLS_GUARD is a share of the limit"),
         ("MEMTOOLS_PRINT_EVERY", "0", "MEMTOOLS_PRINT_EVERY is a number of steps, or a time like"),
@@ -98,7 +98,7 @@ def test_an_interval_may_be_an_int_of_steps() -> None:
 
 @pytest.mark.parametrize("every", [0, -1, "", "s", "0 s", "1.5", "1.5 steps", "-3 s", "5 days"])
 def test_an_interval_that_makes_no_sense_is_refused(every: int | str) -> None:
-    with pytest.raises(ValueError, match="print_every is a number of steps, or a time like"):
+    with pytest.raises(ValueError, match="print_every must be a number of steps, or a time like"):
         parse_every(every)
 
 

@@ -51,7 +51,7 @@ def test_sizes_are_read_in_each_spelling(text: int | str, size: int) -> None:
             "max_bytes is in bytes, and k may mean KiB (1,024 bytes) or KB (1,000 bytes): "
             "write 8 KiB or 8 KB, got '8k'",
         ),
-        ("12 apples", "max_bytes is a number of bytes or like \"64 MiB\", got '12 apples'"),
+        ("12 apples", "max_bytes must be a number of bytes or like \"64 MiB\", got '12 apples'"),
     ],
 )
 def test_a_unit_that_is_not_of_bytes_is_refused_with_the_right_ones(text: str, said: str) -> None:

@@ -47,10 +47,14 @@ def test_what_does_not_fit_is_refused_in_its_own_words():
 @pytest.mark.parametrize(
     ("call", "error", "match"),
     [
-        (lambda part: part.reserve(-1, "x", "y"), ValueError, "bytes is at least 0, got -1"),
-        (lambda part: part.reserve("1", "x", "y"), TypeError, "bytes is an int, got str"),
+        (lambda part: part.reserve(-1, "x", "y"), ValueError, "bytes must be at least 0, got -1"),
+        (lambda part: part.reserve("1", "x", "y"), TypeError, "bytes must be an int, got str"),
         (lambda part: part.release(11), ValueError, r"release\(11\) of 10 reserved bytes"),
-        (lambda part: part.release(-1), ValueError, r"release\(\): bytes is at least 0, got -1"),
+        (
+            lambda part: part.release(-1),
+            ValueError,
+            r"release\(\): bytes must be at least 0, got -1",
+        ),
         (lambda part: part.release(2**70), ValueError, "bytes is at most"),
         (lambda part: _core.BudgetPart("1 MiB", "x"), TypeError, "a Budget is needed, got str"),
     ],

@@ -230,7 +230,7 @@ def test_nothing_grew():
     assert not growth
     assert growth.sample() == []
     assert memtools.holder_of([]) == []
-    with pytest.raises(ValueError, match="steps is at least 1, got 0"):
+    with pytest.raises(ValueError, match="steps must be at least 1, got 0"):
         growth.holders(steps=0)
 
 

@@ -35,9 +35,9 @@ pytestmark = pytest.mark.usefixtures("_fake_library")
         ({"pressure": 0}, ValueError, "pressure must be above 0 and at most 1, got 0"),
         ({"pressure": 85}, ValueError, "pressure must be above 0 and at most 1, got 85"),
         ({"pressure": float("nan")}, ValueError, "pressure must be above 0"),
-        ({"pressure": True}, TypeError, "pressure is a number, got bool"),
-        ({"limit": "much"}, ValueError, "limit is a number of bytes"),
-        ({"limit": 0}, ValueError, "limit is at least 1 byte"),
+        ({"pressure": True}, TypeError, "pressure must be a number, got bool"),
+        ({"limit": "much"}, ValueError, "limit must be a number of bytes"),
+        ({"limit": 0}, ValueError, "limit must be at least 1 byte"),
         ({"ranks": "all"}, TypeError, "ranks must be a bool, a process group or None, got str"),
         ({"ranks": 2}, TypeError, "ranks must be a bool, a process group or None, got int"),
         ({"gc_evry": 3}, TypeError, "gc_evry"),
@@ -51,7 +51,7 @@ def test_a_bad_argument_is_named(settings, error, words):
 @pytest.mark.parametrize(
     ("use", "error", "words"),
     [
-        (lambda p: p.step(-1), ValueError, "n is from 0 to .*, got -1"),
+        (lambda p: p.step(-1), ValueError, "n must be from 0 to .*, got -1"),
         (lambda p: p.step(1.5), TypeError, "float"),
         (lambda p: p.step("3"), TypeError, "str"),
         (lambda p: p.phase(""), ValueError, "a phase's name has 1 or more characters"),

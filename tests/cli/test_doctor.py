@@ -396,7 +396,7 @@ def test_the_environment_keys_that_are_set_are_shown() -> None:
 
 def test_a_key_that_makes_no_sense_and_one_that_turns_memtools_off_are_told(tmp_path: Path) -> None:
     found = doctor.examine(tmp_path, {"MEMTOOLS": "0", "MEMTOOLS_LIMIT": "much"})
-    assert any(line.startswith("MEMTOOLS_LIMIT is a number of bytes") for line in found.broken)
+    assert any(line.startswith("MEMTOOLS_LIMIT must be a number of bytes") for line in found.broken)
     off = {part.title for part in found.parts.values() if "MEMTOOLS=0" in part.remark}
     assert off == {"cleanup policy", "memtools run"}
 

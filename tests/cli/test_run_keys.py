@@ -99,7 +99,7 @@ def test_a_monitor_takes_its_defaults_from_the_keys(tmp_path: Path) -> None:
     ("key", "value", "says"),
     [
         ("MEMTOOLS", "off", "MEMTOOLS is 0 (off) or 1 (on), got 'off'"),
-        ("MEMTOOLS_LIMIT", "much", 'MEMTOOLS_LIMIT is a number of bytes or like "64 MiB"'),
+        ("MEMTOOLS_LIMIT", "much", 'MEMTOOLS_LIMIT must be a number of bytes or like "64 MiB"'),
         ("MEMTOOLS_GUARD", "95", "MEMTOOLS_GUARD is a share of the limit, above 0 and at most 1"),
         ("MEMTOOLS_PRINT_EVERY", "often", "MEMTOOLS_PRINT_EVERY is a number of steps, or a time"),
     ],

@@ -248,8 +248,12 @@ class OwnIterators(DataLoader[Any]):
     [
         (TypeError, "takes a torch DataLoader, got list", ([1],)),
         (TypeError, "OwnIterators makes its own", (OwnIterators(Rows()),)),
-        (ValueError, 'in_flight is a number of bytes or like "2 GiB", got', (loader_of(), "much")),
-        (ValueError, "in_flight is at least 1 byte", (loader_of(), 0)),
+        (
+            ValueError,
+            'in_flight must be a number of bytes or like "2 GiB", got',
+            (loader_of(), "much"),
+        ),
+        (ValueError, "in_flight must be at least 1 byte", (loader_of(), 0)),
         (ValueError, "a bounded loader lies on cpu", (loader_of(), Budget(9, device="cuda"))),
     ],
 )
@@ -260,11 +264,11 @@ def test_bad_input_gets_one_sentence(error, message, arguments):
 
 def test_a_bad_limit_changes_nothing():
     loader = bounded(loader_of(), "1 MiB")
-    with pytest.raises(ValueError, match="limit is at least 1 byte"):
+    with pytest.raises(ValueError, match="limit must be at least 1 byte"):
         loader.limit = 0
     with pytest.raises(ValueError, match="batch_bytes"):
         bounded(loader_of(), batch_bytes="x")
-    with pytest.raises(TypeError, match="monitor is a MemoryMonitor, got int"):
+    with pytest.raises(TypeError, match="monitor must be a MemoryMonitor, got int"):
         bounded(loader_of(), monitor=7)
     assert loader.limit == 2**20
 

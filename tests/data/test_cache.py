@@ -115,7 +115,7 @@ def test_a_size_that_fails_changes_nothing(size, error, said):
 @pytest.mark.parametrize(("arguments", "error", "said"), [
     ((0,), ValueError, "at least 1 byte"),
     (("64 M",), ValueError, "64 MiB or 64 MB"),
-    ((1.5,), TypeError, "limit is an int or like"),
+    ((1.5,), TypeError, "limit must be an int or like"),
     ((len,), TypeError, "write @ByteCache"),
 ])  # fmt: skip
 def test_a_limit_that_is_none_is_refused(arguments, error, said):
@@ -130,7 +130,7 @@ def test_other_arguments_of_the_wrong_kind_are_refused():
         ByteCache(Budget("1 MiB", device="cuda"))
     with pytest.raises(TypeError, match="not callable"):
         ByteCache(5)(3)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="name is a str, got int"):
+    with pytest.raises(TypeError, match="name must be a str, got int"):
         ByteCache(5, name=3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"name has 1 or more characters .* got '.ud800'"):
         ByteCache(name="\ud800")

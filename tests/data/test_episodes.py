@@ -327,9 +327,9 @@ def test_values_that_are_no_numbers_need_a_function(tmp_path):
 @pytest.mark.parametrize(
     ("error", "message", "options"),
     [
-        (ValueError, "chunk is at least 1, got 0", {"chunk": 0}),
-        (TypeError, "chunk is an int, got float", {"chunk": 1.5}),
-        (TypeError, "observations is a sequence of paths, got a str", {"observations": "a"}),
+        (ValueError, "chunk must be at least 1, got 0", {"chunk": 0}),
+        (TypeError, "chunk must be an int, got float", {"chunk": 1.5}),
+        (TypeError, "observations must be a sequence of paths, got a str", {"observations": "a"}),
         (TypeError, "are paths in the file .* got int", {"actions": 7}),
         (TypeError, "are paths in the file .* got int", {"actions": 0}),
         (TypeError, "files must be a path or a sequence of paths, got int", {"files": 7}),

@@ -371,11 +371,11 @@ def test_a_class_of_its_own_is_not_made_anew():
     ("error", "message", "arguments"),
     [
         (TypeError, "takes a torch DataLoader, got int", {"loader": 3}),
-        (TypeError, "batches is an int, got str", {"batches": "2"}),
-        (ValueError, "batches is at least 1, got 0", {"batches": 0}),
-        (ValueError, "step_seconds is above 0 and finite, got 0", {"step_seconds": 0}),
-        (TypeError, "timeout is a number, got str", {"timeout": "1"}),
-        (ValueError, "timeout is above 0 and finite, got -1", {"timeout": -1}),
+        (TypeError, "batches must be an int, got str", {"batches": "2"}),
+        (ValueError, "batches must be at least 1, got 0", {"batches": 0}),
+        (ValueError, "step_seconds must be above 0 and finite, got 0", {"step_seconds": 0}),
+        (TypeError, "timeout must be a number, got str", {"timeout": "1"}),
+        (ValueError, "timeout must be above 0 and finite, got -1", {"timeout": -1}),
     ],
 )
 def test_bad_input_gets_one_sentence(error, message, arguments):

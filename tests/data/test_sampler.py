@@ -139,7 +139,7 @@ def test_states_that_are_none_are_refused():
         sampler.load_state_dict(3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no 'epoch'"):
         sampler.load_state_dict({})
-    with pytest.raises(TypeError, match="done is an int, got str"):
+    with pytest.raises(TypeError, match="done must be an int, got str"):
         sampler.load_state_dict(sampler.state_dict(done=2) | {"done": "2", "epoch": 8})
     with pytest.raises(ValueError, match="after batch 999"):
         sampler.load_state_dict(sampler.state_dict() | {"done": 999, "epoch": 8})
@@ -159,13 +159,13 @@ def test_lengths_may_be_of_any_kind(lengths):
 
 @pytest.mark.parametrize(("arguments", "error", "said"), [
     (([3, 12, 20], 10), ValueError, "sample 1 has a length of 12, above the budget of 10"),
-    (([3, -1], 10), ValueError, r"lengths\[1\] is at least 0, got -1"),
-    (([3, 2.5], 10), TypeError, r"lengths\[1\] is an int, got float"),
-    ((np.zeros((2, 2), int), 10), TypeError, r"lengths\[0\] is an int, got list"),
-    ((5, 10), TypeError, "lengths is an iterable of int, got int"),
-    (("55", 10), TypeError, "lengths is an iterable of int, got str"),
-    (([1], 0), ValueError, "budget is at least 1, got 0"),
-    (([1], "2 MiB"), TypeError, "budget is an int, got str"),
+    (([3, -1], 10), ValueError, r"lengths\[1\] must be at least 0, got -1"),
+    (([3, 2.5], 10), TypeError, r"lengths\[1\] must be an int, got float"),
+    ((np.zeros((2, 2), int), 10), TypeError, r"lengths\[0\] must be an int, got list"),
+    ((5, 10), TypeError, "lengths must be an iterable of int, got int"),
+    (("55", 10), TypeError, "lengths must be an iterable of int, got str"),
+    (([1], 0), ValueError, "budget must be at least 1, got 0"),
+    (([1], "2 MiB"), TypeError, "budget must be an int, got str"),
 ])  # fmt: skip
 def test_bad_lengths_and_budgets_are_refused(arguments, error, said):
     with pytest.raises(error, match=said):
@@ -173,11 +173,11 @@ def test_bad_lengths_and_budgets_are_refused(arguments, error, said):
 
 
 @pytest.mark.parametrize(("settings", "error", "said"), [
-    ({"max_count": 0}, ValueError, "max_count is at least 1"),
-    ({"seed": -1}, ValueError, "seed is at least 0"),
+    ({"max_count": 0}, ValueError, "max_count must be at least 1"),
+    ({"seed": -1}, ValueError, "seed must be at least 0"),
     ({"num_replicas": 2}, ValueError, "both num_replicas and rank"),
     ({"num_replicas": 2, "rank": 2}, ValueError, "rank 2 of 2"),
-    ({"num_replicas": 0, "rank": 0}, ValueError, "num_replicas is at least 1"),
+    ({"num_replicas": 0, "rank": 0}, ValueError, "num_replicas must be at least 1"),
 ])  # fmt: skip
 def test_bad_settings_are_refused(settings, error, said):
     with pytest.raises(error, match=said):
@@ -186,6 +186,6 @@ def test_bad_settings_are_refused(settings, error, said):
 
 def test_a_bad_epoch_is_refused():
     sampler = BudgetSampler([1, 2], 3)
-    with pytest.raises(ValueError, match="epoch is at least 0"):
+    with pytest.raises(ValueError, match="epoch must be at least 0"):
         sampler.set_epoch(-1)
     assert repr(sampler) == "BudgetSampler(2 samples, budget 3, epoch 0)"

@@ -335,30 +335,33 @@ def test_parameters_that_come_inside_of_a_window(model):
     ("settings", "kind", "match"),
     [
         ({"steps": 0}, ValueError, "steps .* at least 1, got 0"),
-        ({"steps": 2.0}, TypeError, "steps is an int, got float"),
-        ({"steps": True}, TypeError, "steps is an int, got bool"),
+        ({"steps": 2.0}, TypeError, "steps must be an int, got float"),
+        ({"steps": True}, TypeError, "steps must be an int, got bool"),
         ({"precision": "half"}, ValueError, "must be None or one of fp32, bf16, fp16; got 'half'"),
         (
             {"max_norm": 1.0, "clip": print},
             ValueError,
             "max_norm and clip are two ways to clip: pass one",
         ),
-        ({"max_norm": 0}, ValueError, "max_norm is above 0"),
-        ({"max_norm": float("nan")}, ValueError, "max_norm is above 0 and finite, got nan"),
+        ({"max_norm": 0}, ValueError, "max_norm must be above 0"),
+        ({"max_norm": float("nan")}, ValueError, "max_norm must be above 0 and finite, got nan"),
         ({"max_norm": float("inf")}, ValueError, "got inf; leave it out to measure the norm"),
-        ({"max_norm": "1"}, TypeError, "max_norm is a number, got str"),
+        ({"max_norm": "1"}, TypeError, "max_norm must be a number, got str"),
         ({"clip": 1.0}, TypeError, "clip must be a function of the parameters, got float"),
-        ({"init_scale": 0.0}, ValueError, "init_scale is above 0"),
-        ({"micro_batch_size": 0}, ValueError, "micro_batch_size is at least 1"),
+        ({"init_scale": 0.0}, ValueError, "init_scale must be above 0"),
+        ({"micro_batch_size": 0}, ValueError, "micro_batch_size must be at least 1"),
         *(
-            ({name: 2**63}, ValueError, rf"{name} is at most 2\*\*63 - 1, got 9,2")
+            ({name: 2**63}, ValueError, rf"{name} must be at most 2\*\*63 - 1, got 9,2")
             for name in COUNTS
         ),
         *(
-            ({name: 10**400}, ValueError, rf"{name} is at most .* about 2\*\*1329")
+            ({name: 10**400}, ValueError, rf"{name} must be at most .* about 2\*\*1329")
             for name in COUNTS
         ),
-        *(({name: 10**400}, ValueError, rf"{name} is above 0 and finite") for name in MEASURES),
+        *(
+            ({name: 10**400}, ValueError, rf"{name} must be above 0 and finite")
+            for name in MEASURES
+        ),
         ({"overlap": 1}, TypeError, "overlap must be True or False"),
         ({"scheduler": 3}, TypeError, r"scheduler must have a step\(\) method, got int"),
     ],

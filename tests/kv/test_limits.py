@@ -103,9 +103,9 @@ def test_would_fit_says_what_acquire_will():
         assert not pool.would_fit(2, 48)
         assert not pool.would_fit(9, 1)  # more rows than a lease can have
         assert not pool.would_fit(1, 101)  # more tokens than a row can hold
-        with pytest.raises(ValueError, match="batch_size is at least 1, got 0"):
+        with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
             pool.would_fit(0, 1)
-        with pytest.raises(ValueError, match="num_tokens is at least 0, got -1"):
+        with pytest.raises(ValueError, match="num_tokens must be at least 0, got -1"):
             pool.would_fit(1, -1)
 
 

@@ -68,7 +68,7 @@ def test_a_tensor_that_does_not_fit_is_refused_and_changes_nothing(name):
 CALLS: dict[str, tuple[Callable[[KVLease], object], type[Exception], str]] = {
     "layer too high": (lambda x: x.update(2, GOOD, GOOD), IndexError, "layer 2 of a pool of 2"),
     "layer below 0": (lambda x: x.layer(-1), IndexError, "layer -1 of a pool of 2 layers"),
-    "layer of no number": (lambda x: x.layer("0"), TypeError, "layer is an int, got str"),  # type: ignore[arg-type]
+    "layer of no number": (lambda x: x.layer("0"), TypeError, "layer must be an int, got str"),  # type: ignore[arg-type]
     "k and v differ": (lambda x: x.update(0, GOOD, some(2, 2)), ValueError, "got 1 and 2"),
     "no v": (lambda x: x.update(0, GOOD), TypeError, "layer, k, v and counts"),  # type: ignore[call-arg]
     "k twice": (lambda x: x.update(0, GOOD, GOOD, k=GOOD), TypeError, "k twice"),  # type: ignore[misc]
@@ -129,7 +129,7 @@ CALLS: dict[str, tuple[Callable[[KVLease], object], type[Exception], str]] = {
     "crop by text": (lambda x: x.crop("1"), TypeError, "got str"),  # type: ignore[arg-type]
     "fork none": (lambda x: x.fork(0), ValueError, "at least 1"),
     "fork too many": (lambda x: x.fork(5), ValueError, "10 rows was asked for, .* is 8"),
-    "fork below 0": (lambda x: x.fork(1, -1), ValueError, "num_tokens is at least 0, got -1"),
+    "fork below 0": (lambda x: x.fork(1, -1), ValueError, "num_tokens must be at least 0, got -1"),
 }
 
 
@@ -151,13 +151,13 @@ def test_a_call_that_makes_no_sense_is_refused_and_changes_nothing(name):
 @pytest.mark.parametrize(
     ("options", "error", "sentence"),
     [
-        ({"num_layers": 0}, ValueError, "num_layers is from 1 to 2147483647, got 0"),
-        ({"num_kv_heads": -1}, ValueError, "num_kv_heads is at least 1"),
-        ({"head_dim": 0}, ValueError, "head_dim is at least 1"),
-        ({"max_tokens": 0}, ValueError, "max_tokens is from 1 to"),
-        ({"max_sequences": 0}, ValueError, "max_sequences is at least 1"),
-        ({"layer_group": 0}, ValueError, "layer_group is at least 1"),
-        ({"max_tokens": 1.5}, TypeError, "max_tokens is an int, got float"),
+        ({"num_layers": 0}, ValueError, "num_layers must be from 1 to 2147483647, got 0"),
+        ({"num_kv_heads": -1}, ValueError, "num_kv_heads must be at least 1"),
+        ({"head_dim": 0}, ValueError, "head_dim must be at least 1"),
+        ({"max_tokens": 0}, ValueError, "max_tokens must be from 1 to"),
+        ({"max_sequences": 0}, ValueError, "max_sequences must be at least 1"),
+        ({"layer_group": 0}, ValueError, "layer_group must be at least 1"),
+        ({"max_tokens": 1.5}, TypeError, "max_tokens must be an int, got float"),
         ({"dtype": "complex64"}, ValueError, "real number type .* got complex64"),
         ({"dtype": torch.quint8}, ValueError, "got quint8"),
         ({"dtype": 32}, TypeError, "a torch.dtype or its name, got int"),
@@ -166,13 +166,13 @@ def test_a_call_that_makes_no_sense_is_refused_and_changes_nothing(name):
         ({"layer_group": 2}, ValueError, "layer_group of 2"),
         ({"page_bytes": 4097}, ValueError, "power of two"),
         ({"page_bytes": 1024}, ValueError, "multiple of 4096 here, got 1024"),
-        ({"limit": 0}, ValueError, "limit is at least 1"),
+        ({"limit": 0}, ValueError, "limit must be at least 1"),
         ({"limit": 1.5}, TypeError, "limit is"),
         ({"name": 5}, TypeError, "str"),
         ({"head_dim": 2**62}, ValueError, "give smaller ones"),
-        ({"max_tokens": 2**31}, ValueError, "max_tokens is from 1 to 2147483647"),
+        ({"max_tokens": 2**31}, ValueError, "max_tokens must be from 1 to 2147483647"),
         ({"max_tokens": 2**64}, ValueError, "from 1 to 2147483647, got 18446744073709551616"),
-        ({"num_layers": 2**31}, ValueError, "num_layers is from 1 to 2147483647"),
+        ({"num_layers": 2**31}, ValueError, "num_layers must be from 1 to 2147483647"),
         ({"limit": 2**64}, ValueError, "limit is at most"),
     ],
 )

@@ -303,7 +303,7 @@ def test_growth_beyond_the_declared_bytes_is_a_leak():
         (lambda d: d.update(9, rss=5, heap=1.5), TypeError, "heap must be an int of bytes"),
         (lambda d: d.update(5, heap=1), ValueError, "step 5 of heap comes after step 5"),
         (lambda d: d.update(2**60, heap=1), ValueError, "2\\*\\*53"),
-        (lambda d: d.update("x", heap=1), TypeError, "step is an int, got str"),
+        (lambda d: d.update("x", heap=1), TypeError, "step must be an int, got str"),
         (lambda d: d.update(heap=1), TypeError, "'step'"),
         (lambda d: d.update(6, 7, heap=1), TypeError, "takes 2 positional"),
         (lambda d: d.update(6, step=7), TypeError, "'step'"),
@@ -327,7 +327,11 @@ def test_growth_beyond_the_declared_bytes_is_a_leak():
         (lambda d: d.expect_growth("x", rate=math.nan), ValueError, "above 0"),
         (lambda d: d.expect_growth("x", bytes=0), ValueError, "at least 1"),
         (lambda d: d.expect_growth("x", bytes=1, signal="y"), ValueError, "no signal 'y'"),
-        (lambda d: d.expect_growth("x", bytes=1, until="z"), TypeError, "until is an int, got str"),
+        (
+            lambda d: d.expect_growth("x", bytes=1, until="z"),
+            TypeError,
+            "until must be an int, got str",
+        ),
     ],
 )
 def test_bad_input_is_told_and_changes_nothing(call, error, says):

@@ -90,5 +90,5 @@ def test_the_result_can_be_written_like_a_monitors_figures():
 
 
 def test_bad_arguments_are_refused_before_anybody_waits():
-    with pytest.raises(ValueError, match="max_bytes is at least 64, got 8"):
+    with pytest.raises(ValueError, match="max_bytes must be at least 64, got 8"):
         monitor_ranks(Figures(a=1.0), max_bytes=8)

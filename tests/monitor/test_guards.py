@@ -421,7 +421,7 @@ def test_fractions_that_are_none(fraction: float) -> None:
 
 def test_bad_arguments_change_nothing() -> None:
     m = monitor()
-    with pytest.raises(TypeError, match="fraction is a number, got str"):
+    with pytest.raises(TypeError, match="fraction must be a number, got str"):
         m.guard("90%")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="a function is needed, got str"):
         m.on_pressure(0.9, "raise")  # type: ignore[arg-type]

@@ -185,7 +185,7 @@ def test_things_of_a_wrong_type_are_refused(writer: _core.RecordWriter) -> None:
     for mark in (0, -1, 32, 2**40):
         with pytest.raises(ValueError, match=f"there is no watermark {mark}"):
             sampler.unwatch(mark)
-    with pytest.raises(ValueError, match="n is from 0 to 281474976710656, got -1"):
+    with pytest.raises(ValueError, match="n must be from 0 to 281474976710656, got -1"):
         sampler.step(-1)
     for _ in range(32):
         sampler.watch(1)

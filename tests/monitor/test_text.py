@@ -167,17 +167,17 @@ def test_lines_of_log_memory_come_every_log_interval(caplog: pytest.LogCaptureFi
         m.log_memory()
     said = [record.getMessage().partition(":")[0] for record in caplog.records]
     assert said == ["step 0", "step 12", "step 22", "step 3", "step 13"]
-    with pytest.raises(ValueError, match="log_interval is at least 1, got 0"):
+    with pytest.raises(ValueError, match="log_interval must be at least 1, got 0"):
         monitor(log_interval=0)
 
 
 @pytest.mark.parametrize("wrong", ["5", True, 1.5, [1]])
 def test_a_step_that_is_no_int_is_refused_and_changes_nothing(wrong: object) -> None:
     name = type(wrong).__name__
-    with pytest.raises(TypeError, match=f"log_interval is an int, got {name}"):
+    with pytest.raises(TypeError, match=f"log_interval must be an int, got {name}"):
         monitor(log_interval=wrong)
     m = monitor(log_interval=10)
-    with pytest.raises(TypeError, match=f"step is an int, got {name}"):
+    with pytest.raises(TypeError, match=f"step must be an int, got {name}"):
         m.log_memory(wrong)  # type: ignore[arg-type]
     assert m.log_memory()["step"] == 0
     assert m.log_memory(np.int64(3))["step"] == 3
@@ -341,12 +341,12 @@ def test_without_the_leak_test() -> None:
     [
         ({"interval_ms": 0}, ValueError, "must be between 0.1 and 3,600,000 .* got 0"),
         ({"interval_ms": float("nan")}, ValueError, "got nan"),
-        ({"interval_ms": "10"}, TypeError, "interval_ms is a number, got str"),
+        ({"interval_ms": "10"}, TypeError, "interval_ms must be a number, got str"),
         ({"device": "gpu"}, ValueError, "like \"cuda:1\", got 'gpu'"),
         ({"device": "cpu:1"}, ValueError, "got 'cpu:1'"),
         ({"device": "cuda:8"}, ValueError, "cuda:0 to cuda:7 can be watched"),
-        ({"limit": "much"}, ValueError, "limit is a number of bytes"),
-        ({"limit": 0}, ValueError, "limit is at least 1 byte"),
+        ({"limit": "much"}, ValueError, "limit must be a number of bytes"),
+        ({"limit": 0}, ValueError, "limit must be at least 1 byte"),
         ({"log": 3}, TypeError, "PathLike"),
     ],
 )

@@ -66,8 +66,8 @@ def test_each_example_that_a_sentence_gives_is_one() -> None:
         ("peak=+5", "a size needs a unit: give peak=+5%, got 'peak=+5'"),
         ("growth=+5%", "growth of a run that does not leak is near zero, so that it has no "
          "percent: give growth=+1KiB/step, got 'growth=+5%'"),
-        ("growth=+1KiB", "growth is a size a step: give growth=+1KiB/step, got 'growth=+1KiB'"),
-        ("growth=+1KiB/s", "growth is a size a step: give growth=+1KiB/step, got 'growth=+1KiB/s'"),
+        ("growth=+1KiB", "growth is per step: give growth=+1KiB/step, got 'growth=+1KiB'"),
+        ("growth=+1KiB/s", "growth is per step: give growth=+1KiB/step, got 'growth=+1KiB/s'"),
         ("growth=x/step", "a bound of growth is written growth=+1KiB/step, or growth=4KiB/step for "
          "what it may be at all, got 'growth=x/step'"),
         ("seconds=5", "a bound of seconds is written seconds=+10%, seconds=+20ms, or seconds=0.5s "

@@ -87,7 +87,7 @@ def test_too_few():
         ">       assert_flat([[]].pop)",
         "E       IndexError: pop from empty list",
         ">       assert_flat(list, steps=3)",
-        "E       ValueError: steps is at least 20, got 3",
+        "E       ValueError: steps must be at least 20, got 3",
     ]
     for line in lines:
         result.stdout.fnmatch_lines([line])
@@ -332,15 +332,16 @@ def test_a_kernel_without_marks_is_told(run: Run, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("marker", "said"),
     [
-        ('peak="1 XB"', "peak is a number of bytes or like \"64 MiB\", got '1 XB'"),
-        ('growth="1 KiB/s"', "growth is a number of bytes or like \"1 KiB/step\", got '1 KiB/s'"),
-        ("growth=2.5", 'growth is an int or like "1 KiB/step", got float'),
+        ('peak="1 XB"', "peak must be a number of bytes or like \"64 MiB\", got '1 XB'"),
+        ('growth="1 KiB/s"',
+         "growth must be a number of bytes or like \"1 KiB/step\", got '1 KiB/s'"),
+        ("growth=2.5", 'growth must be an int or like "1 KiB/step", got float'),
         ("peek=1", "memory() has no keyword 'peek'; the keywords are peak, growth, device, "
                    "steps, isolate and timeout"),
         ('"1 MiB"', "memory() takes keyword arguments only: peak, growth, device, steps, "
                     "isolate and timeout"),
         ("", "memory() checks nothing; pass peak or growth"),
-        ("growth=1, steps=5", "steps is at least 20, got 5"),
+        ("growth=1, steps=5", "steps must be at least 20, got 5"),
         ('growth=1, isolate="yes"', "isolate must be True or False, got str"),
         ("growth=1, timeout=5", "timeout needs isolate=True, because a test of this process cannot "
                                 "be ended; without isolate=True use pytest-timeout"),

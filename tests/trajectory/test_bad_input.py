@@ -155,14 +155,14 @@ def test_a_field_that_was_named_must_come(named):
 @pytest.mark.parametrize(
     ("arguments", "error", "match"),
     [
-        ({"num_steps": 0}, ValueError, "num_steps is at least 1"),
-        ({"num_steps": 2.0}, TypeError, "num_steps is an int"),
-        ({"num_steps": 2, "num_samples": 0}, ValueError, "num_samples is at least 1"),
+        ({"num_steps": 0}, ValueError, "num_steps must be at least 1"),
+        ({"num_steps": 2.0}, TypeError, "num_steps must be an int"),
+        ({"num_steps": 2, "num_samples": 0}, ValueError, "num_samples must be at least 1"),
         ({"num_steps": 2, "states": "latents"}, TypeError, r"pass states=\('latents',\)"),
         ({"num_steps": 2, "dtype": "int8"}, ValueError, "dtype must be one of .* got 'int8'"),
         ({"num_steps": 2, "dtype": {"x": "fp8"}}, ValueError, "dtype of 'x' must be one of"),
         ({"num_steps": 2, "dtype": 3}, TypeError, 'dtype must be like "bf16"'),
-        ({"num_steps": 2, "limit": 0}, ValueError, "limit is at least 1 byte"),
+        ({"num_steps": 2, "limit": 0}, ValueError, "limit must be at least 1 byte"),
         ({"num_steps": 2, "limit": "much"}, ValueError, "like \"256 MiB\", got 'much'"),
         ({"num_steps": 2, "file": "a", "overflow": "."}, ValueError, "pass one of them"),
         ({"num_steps": 2, "file": "a", "device": "meta"}, ValueError, 'pass "cpu"'),

@@ -405,9 +405,9 @@ def test_a_store_that_changes_meanwhile_ends_the_epochs(change):
 @pytest.mark.parametrize(
     ("arguments", "error", "match"),
     [
-        ({"num_epochs": 0}, ValueError, "num_epochs is at least 1"),
-        ({"time_steps": 0}, ValueError, "time_steps is at least 1"),
-        ({"samples": 1.5}, TypeError, "samples is an int"),
+        ({"num_epochs": 0}, ValueError, "num_epochs must be at least 1"),
+        ({"time_steps": 0}, ValueError, "time_steps must be at least 1"),
+        ({"samples": 1.5}, TypeError, "samples must be an int"),
         ({"samples": 2, "max_tokens": 4, "lengths": [1] * 4}, ValueError, "by number or by tokens"),
         ({"max_tokens": 4}, ValueError, "needs the lengths"),
         ({"lengths": [1] * 4}, ValueError, "needs the lengths"),
@@ -417,13 +417,21 @@ def test_a_store_that_changes_meanwhile_ends_the_epochs(change):
             ValueError,
             "sample 2 has 9 tokens, more than",
         ),
-        ({"max_tokens": 4, "lengths": [1, 1, -1, 1]}, ValueError, r"lengths\[2\] is at least 0"),
+        (
+            {"max_tokens": 4, "lengths": [1, 1, -1, 1]},
+            ValueError,
+            r"lengths\[2\] must be at least 0",
+        ),
         ({"max_tokens": 4, "lengths": 7}, TypeError, "lengths are whole numbers"),
-        ({"max_tokens": 4, "lengths": [0.5] * 4}, TypeError, r"lengths\[0\] is an int, got float"),
+        (
+            {"max_tokens": 4, "lengths": [0.5] * 4},
+            TypeError,
+            r"lengths\[0\] must be an int, got float",
+        ),
         ({"max_tokens": 4, "lengths": "latents"}, ValueError, "lengths names a field"),
         ({"shuffle": 1}, TypeError, "shuffle must be True or False"),
-        ({"seed": "x"}, TypeError, "seed is an int"),
-        ({"kl_threshold": -1.0}, ValueError, "kl_threshold is above 0"),
+        ({"seed": "x"}, TypeError, "seed must be an int"),
+        ({"kl_threshold": -1.0}, ValueError, "kl_threshold must be above 0"),
     ],
 )
 def test_other_arguments_are_refused(arguments, error, match):

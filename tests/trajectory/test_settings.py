@@ -31,12 +31,12 @@ def test_they_are_frozen_and_replaced_with_checks():
 @pytest.mark.parametrize(
     ("arguments", "error", "match"),
     [
-        ({"batch_size": 0}, ValueError, "batch_size is at least 1, got 0"),
-        ({"group_size": 2.0}, TypeError, "group_size is an int, got float"),
-        ({"num_epochs": True}, TypeError, "num_epochs is an int, got bool"),
-        ({"kl_threshold": 0}, ValueError, "kl_threshold is above 0 and finite, got 0"),
+        ({"batch_size": 0}, ValueError, "batch_size must be at least 1, got 0"),
+        ({"group_size": 2.0}, TypeError, "group_size must be an int, got float"),
+        ({"num_epochs": True}, TypeError, "num_epochs must be an int, got bool"),
+        ({"kl_threshold": 0}, ValueError, "kl_threshold must be above 0 and finite, got 0"),
         ({"kl_threshold": float("inf")}, ValueError, "above 0 and finite"),
-        ({"kl_threshold": "x"}, TypeError, "kl_threshold is a number, got str"),
+        ({"kl_threshold": "x"}, TypeError, "kl_threshold must be a number, got str"),
         ({"single_update": 1}, TypeError, "single_update must be True or False, got int"),
         ({"single_update": True, "kl_threshold": 0.1}, ValueError, "no second epoch"),
     ],

@@ -24,7 +24,7 @@ number_refuse(const mt_py_whole *whole, PyObject *index, bool is_small)
 
     if (digits == NULL) return;
     if (whole->maximum < PY_SSIZE_T_MAX)
-        PyErr_Format(error, "%s is from %zd to %zd, got %U", whole->name, whole->minimum,
+        PyErr_Format(error, "%s must be from %zd to %zd, got %U", whole->name, whole->minimum,
                      whole->maximum, digits);
     else
         PyErr_Format(error, "%s is at %s %zd, got %U", whole->name, is_small ? "least" : "most",
@@ -42,7 +42,7 @@ mt_py_whole_take(PyObject *given, void *to)
     bool fits;
 
     if (!PyIndex_Check(given)) {
-        PyErr_Format(PyExc_TypeError, "%s is an int, got %s", whole->name, Py_TYPE(given)->tp_name);
+        PyErr_Format(PyExc_TypeError, "%s must be an int, got %s", whole->name, Py_TYPE(given)->tp_name);
         return 0;
     }
     if ((index = PyNumber_Index(given)) == NULL) return 0;

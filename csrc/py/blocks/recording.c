@@ -313,7 +313,7 @@ mt_py_recording_mark(PyObject *blocks, long category)
     Py_ssize_t n;
 
     if (category < 1 || category >= MT_JOURNAL_CATEGORIES)
-        return PyErr_Format(PyExc_ValueError, "Blocks.mark(): category is from 1 to %d, got %ld",
+        return PyErr_Format(PyExc_ValueError, "Blocks.mark(): category must be from 1 to %d, got %ld",
                             MT_JOURNAL_CATEGORIES - 1, category);
     if ((items = PySequence_Tuple(blocks)) == NULL) return NULL;
     n = PyTuple_GET_SIZE(items);

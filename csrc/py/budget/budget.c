@@ -198,7 +198,7 @@ budget_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return NULL;
     if (parent != Py_None && (above = mt_py_budget_ledger(st, parent)) == NULL) return NULL;
     if (device != Py_None && !PyUnicode_Check(device))
-        return PyErr_Format(PyExc_TypeError, "device is a str or None, not %s",
+        return PyErr_Format(PyExc_TypeError, "device must be a str or None, not %s",
                             Py_TYPE(device)->tp_name);
     if (!budget_bytes_of(limit, &bytes) || (self = (Budget *)type->tp_alloc(type, 0)) == NULL)
         return NULL;

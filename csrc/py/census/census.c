@@ -341,7 +341,7 @@ mt_py_instances(PyObject *Py_UNUSED(module), PyObject *classes)
     int done;
 
     if (!PyTuple_Check(classes))
-        return PyErr_Format(PyExc_TypeError, "classes is a tuple, not %.100s",
+        return PyErr_Format(PyExc_TypeError, "classes must be a tuple, not %.100s",
                             Py_TYPE(classes)->tp_name);
     if (take_types(&types, classes) == 0 && (list = PyList_New(0)) != NULL) {
         done = mt_py_arcs_instances(list, &types); /* right after its birth: see there */

@@ -82,7 +82,7 @@ take_field(PyObject *text, const char *what, char *to, size_t bytes)
 
     if (utf8 == NULL) return -1;
     if ((size_t)n >= bytes) {
-        PyErr_Format(PyExc_ValueError, "%s is at most %zu bytes of UTF-8, %R has %zd", what,
+        PyErr_Format(PyExc_ValueError, "%s must have at most %zu bytes of UTF-8, %R has %zd", what,
                      bytes - 1, text, n);
         return -1;
     }
@@ -159,7 +159,7 @@ take_command(PyObject *given, char *to, size_t *used)
         PyObject *arg = PyTuple_GET_ITEM(items, i), *bytes;
         size_t n;
         if (!PyUnicode_Check(arg)) {
-            PyErr_Format(PyExc_TypeError, "command is a sequence of str, not of %s",
+            PyErr_Format(PyExc_TypeError, "command must be a sequence of str, not of %s",
                          Py_TYPE(arg)->tp_name);
             Py_CLEAR(items);
             break;
