@@ -1,4 +1,4 @@
-"""DispatchedBlocks: the lines that make tensors on the host, where memtools._torch is not there.
+"""DispatchedBlocks: finds the lines that make host tensors if memtools._torch is missing.
 
     trace(True) ──► a dispatch mode of torch on this thread
                         │ each operator that runs
@@ -8,9 +8,9 @@
                         ▼
                  sites(first, last): what lives of what was made in these generations
 
-It answers as memtools._core.Blocks does, but not how much is in use: what was made before is not
-known, so it is not a signal. It is on only for the steps that are traced. The operators of the
-thread that turned it on are heard, with their backward passes; those of compiled code are not.
+It has the methods of memtools._core.Blocks for lines, but not the bytes in use: it does not know
+tensors that were made before. It is on only for the steps that are traced. It sees the operators of
+the thread that turned it on, with their backward passes, but not those of compiled code.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from memtools._base import torch as bridge
 from memtools._base.libraries import GENERATED, is_users, library_paths
 
 Frame = tuple[str, int, str]  # file, line, function
-SITE_FRAMES = 3  # of the user's code, the innermost first
+SITE_FRAMES = 3  # A site has up to so many frames of the user's code, the innermost first.
 
 
 class _Block(NamedTuple):
     bytes: int
     site: int
     generation: int
-    alive: Any  # the weak reference to the storage, which is to live as long as the entry
+    alive: Any  # the weak reference to the storage, which must live as long as the entry
 
 
 class DispatchedBlocks:
-    """Blocks of host tensors that operators make, with their lines, while it is traced.
+    """The blocks of host tensors that operators make, with their lines, while it traces.
 
     Attributes:
-        is_on: whether torch is there; then it may be traced.
+        is_on: whether torch is loaded, so that it can trace.
 
     Args:
-        libraries: beginnings of paths whose files are not the user's code.
+        libraries: prefixes of paths whose files are not the user's code.
     """
 
     def __init__(self, libraries: Sequence[str] = ()) -> None:
         self._libraries = (*library_paths(), *libraries, "<")
-        self._mode: Any = None  # once it was turned on, as long as it is on torch's stack
-        self._thread = 0  # whose stack that is
+        self._mode: Any = None  # the dispatch mode, as long as it is on torch's stack
+        self._thread = 0  # the thread whose stack that is
         self._is_traced = False
         self._generation = 0
         self._living: dict[int, _Block] = {}  # by the address of the storage's implementation
@@ -60,8 +60,8 @@ class DispatchedBlocks:
         return bridge.loaded() is not None
 
     def trace(self, on: bool) -> None:
-        """Begin or end to note what is made. Ended on another thread, or below a mode of the
-        program, nothing is noted from then on, and it leaves the stack at the next occasion."""
+        """Begin or end to note what is made. If another thread ends it, or a mode of the program
+        lies above it, it notes nothing more, and the next call takes it off the stack."""
         self._is_traced = on
         if not on:
             self._living.clear()
@@ -72,7 +72,7 @@ class DispatchedBlocks:
             self._mode, self._thread = mode, threading.get_ident()
 
     def turn(self) -> int:
-        """Ends a generation; returns the number of the one that begins."""
+        """End a generation; return the number of the next one."""
         self._generation += 1
         return self._generation
 
@@ -87,7 +87,7 @@ class DispatchedBlocks:
         return sorted(found, key=lambda one: (-one[1], one[0]))
 
     def frames(self, site: int) -> tuple[Frame, ...]:
-        """(file, line, function) of a site, the innermost first; () for one that is not known."""
+        """(file, line, function) of a site, the innermost first; () if it is not known."""
         return next((frames for frames, number in self._sites.items() if number == site), ())
 
     def site_of(self, address: int) -> int | None:
@@ -99,7 +99,7 @@ class DispatchedBlocks:
         return None
 
     def ran(self, arguments: Iterable[Any], result: Any, frame: FrameType | None) -> None:
-        """Hear that an operator has returned. What none of its arguments has in memory is new."""
+        """Note the result of an operator. A storage that none of its arguments has is new."""
         if not self._is_traced:
             return
         before: set[int] | None = None
@@ -118,7 +118,7 @@ class DispatchedBlocks:
         living[key] = _Block(storage.nbytes(), site, self._generation, alive)
 
     def _frames_of(self, frame: FrameType | None) -> tuple[Frame, ...]:
-        """Up to three of the user's code; where there are none, the innermost of a library."""
+        """Up to three frames of the user's code; if there are none, the innermost of a library."""
         found: list[Frame] = []
         library: tuple[Frame, ...] = ()
         while frame is not None and len(found) < SITE_FRAMES:
@@ -132,7 +132,7 @@ class DispatchedBlocks:
         return tuple(found) or library
 
     def _leave(self) -> None:
-        """Take the mode off torch's stack, where it lies on top."""
+        """Take the mode off torch's stack, if it lies on top."""
         torch = bridge.loaded()
         if self._mode is None or torch is None or threading.get_ident() != self._thread:
             return
@@ -145,7 +145,7 @@ class DispatchedBlocks:
 
 
 def _mode_of(blocks: DispatchedBlocks) -> Any:
-    """A dispatch mode of torch that tells `blocks` of each operator."""
+    """A dispatch mode of torch that passes each operator to `blocks`."""
     torch = bridge.connect().torch
 
     class Lines(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc,name-defined]
@@ -159,17 +159,17 @@ def _mode_of(blocks: DispatchedBlocks) -> Any:
 
         @classmethod
         def _should_skip_dynamo(cls) -> bool:
-            return False  # else torch imports 820 modules at the first operator
+            return False  # Otherwise torch imports 820 modules at the first operator.
 
         @classmethod
         def ignore_compile_internals(cls) -> bool:
-            return True  # what is compiled runs as it would without
+            return True  # Compiled code runs as it would without the mode.
 
     return Lines()
 
 
 def _flat(values: Iterable[Any]) -> Iterable[Any]:
-    """What is in nested tuples, lists and dicts of arguments."""
+    """The values in nested tuples, lists and dicts."""
     for value in values:
         if isinstance(value, (tuple, list)):
             yield from _flat(value)
@@ -180,7 +180,7 @@ def _flat(values: Iterable[Any]) -> Iterable[Any]:
 
 
 def _storages(values: Iterable[Any]) -> Iterable[Any]:
-    """The storages of the host tensors among them that have one."""
+    """The storages of host tensors among the values."""
     torch = bridge.connect().torch
     for value in values:
         if not isinstance(value, torch.Tensor) or value.device.type != "cpu":

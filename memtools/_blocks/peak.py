@@ -1,15 +1,15 @@
-"""What lived at the peak of a recorded step, and what over the step: the blocks of
-memtools._core.Blocks, by what they were.
+"""What lived at the peak of a recorded step, and over the step: the blocks of
+memtools._core.Blocks, sorted by what they were.
 
     Blocks.contents() ──► contents_of ──► PeakContents
       bytes, phases of birth and death,      ▲
       operator, shape, site            Tensors (tensors.py): parameters and the like, by name
 
-What a block was is told by its life: one that was born in the forward pass and lived when the
-backward pass began was saved for it; one that was born in the optimizer's step, and is not its
-state, is a temporary of it. Parameters, gradients, state and inputs are known by their addresses,
-which were marked while they lived. All that this takes is a block's kind, as the core tells it of
-blocks and of sums of them alike; so the parts of the peak and the layers of the step agree.
+The life of a block shows what it was: a block that was allocated in the forward pass and lived when
+the backward pass began was saved for it; one that was allocated in the optimizer's step, and is not
+its state, is a temporary of that step. Parameters, gradients, state and inputs are known by their
+addresses, which were marked while they lived. The core returns blocks and sums of blocks by the
+same kinds, so the parts of the peak and the layers of the step agree.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import operator
 import re
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from memtools._base.peak import (
     BACKWARDS,
@@ -43,16 +43,19 @@ from memtools._base.peak import (
     Span,
 )
 
-LARGEST = 10  # blocks that are told by themselves
-SAVERS = 5  # modules or functions that are told
-OF_A_TEXT = 160  # characters of a name
+if TYPE_CHECKING:
+    from memtools import _core
+
+LARGEST = 10  # So many blocks are listed one by one.
+SAVERS = 5  # So many modules or functions are listed.
+OF_A_TEXT = 160  # A name has up to so many characters.
 PARAMETER, GRADIENT, OF_STATE, INPUT, BUFFER = 1, 2, 3, 4, 5  # categories of Blocks.mark
-BEFORE, FORWARD, BACKWARD, OPTIMIZER = range(4)  # phases of births; of deaths 0 is that it lives
+BEFORE, FORWARD, BACKWARD, OPTIMIZER = range(4)  # phases of births; death 0: the block lives
 _MARKED = {PARAMETER: PARAMETERS, GRADIENT: GRADIENTS, OF_STATE: STATE, INPUT: INPUTS,
            BUFFER: BUFFERS}  # fmt: skip
 #: operators that take logits, and what their backward passes are called
 _OF_LOGITS = re.compile(r"log_?softmax|cross_?entropy|nll_?loss", re.IGNORECASE)
-CLASSES = 256  # of logits at least: what has fewer is small beside what leads to it
+CLASSES = 256  # Logits of fewer classes are small beside what leads to them.
 
 # (bytes, category, birth phase, death phase, saved, operator, module, site, dtype, shape)
 Block = tuple[int, int, int, int, bool, str, str, int, str, tuple[int, ...] | None]
@@ -62,37 +65,6 @@ Rest = tuple[int, int, int, bool, bool, int]
 Stretch = tuple[int, int, int]
 # (category, birth phase, saved, has a shape, bytes of each stretch)
 OfKind = tuple[int, int, bool, bool, tuple[int, ...]]
-
-
-class ContentsLike(Protocol):
-    """What memtools._core.Blocks.contents() returns."""
-
-    @property
-    def peak_bytes(self) -> int: ...
-    @property
-    def base_bytes(self) -> int: ...
-    @property
-    def phase(self) -> int: ...
-    @property
-    def operator(self) -> str: ...
-    @property
-    def site(self) -> int: ...
-    @property
-    def backward(self) -> bool: ...
-    @property
-    def blocks(self) -> Sequence[Block]: ...
-    @property
-    def rest(self) -> Sequence[Rest]: ...
-    @property
-    def lost(self) -> int: ...
-    @property
-    def events(self) -> int: ...
-    @property
-    def stretches(self) -> Sequence[Stretch]: ...
-    @property
-    def layers(self) -> Sequence[OfKind]: ...
-    @property
-    def addresses(self) -> Sequence[int]: ...
 
 
 class Marked(NamedTuple):
@@ -107,7 +79,7 @@ class Marked(NamedTuple):
 
 
 class Spot(NamedTuple):
-    """A place of the program: its line, as it is told, and the function; "" where unknown."""
+    """A place of the program: its line in words, and the function; "" if unknown."""
 
     line: str
     function: str
@@ -123,23 +95,23 @@ class _Seen(NamedTuple):
 
 
 def contents_of(
-    found: ContentsLike,
+    found: _core.Contents,
     marked: Iterable[Marked],
     spot_of: Callable[[int], Spot],
     step: int,
     ms: float = 0.0,
     library: Container[str] = (),
 ) -> PeakContents:
-    """What lived at the peak, of a recording.
+    """Return what lived at the peak of a recording.
 
     Args:
-        found: of memtools._core.Blocks.contents().
-        marked: what was marked in it, each storage once.
-        spot_of: where a site is.
+        found: the result of memtools._core.Blocks.contents().
+        marked: the storages that were marked, each once.
+        spot_of: returns the place of a site.
         step: the number of the step that was recorded.
-        ms: what was done at its two ends, in milliseconds.
-        library: names of classes of modules that are torch's own: who saves by them is the
-            function that calls them. Empty, the default: none are.
+        ms: the milliseconds that memtools took at both ends of the step.
+        library: names of torch's own classes of modules. What they save is listed under the
+            function that calls them. Empty, the default: there are none.
     """
     names = _Names(marked)
     spots: dict[int, Spot] = {}
@@ -192,7 +164,7 @@ def _what(category: int, birth: int, saved: bool, has_shape: bool) -> str:
     return BACKWARDS if birth == BACKWARD else OTHERS
 
 
-def _parts(found: ContentsLike, seen: Sequence[_Seen]) -> tuple[Part, ...]:
+def _parts(found: _core.Contents, seen: Sequence[_Seen]) -> tuple[Part, ...]:
     size, count = Counter[str](), Counter[str]()
     for one in seen:
         size[one.what] += one.block[0]
@@ -204,7 +176,7 @@ def _parts(found: ContentsLike, seen: Sequence[_Seen]) -> tuple[Part, ...]:
     return tuple(Part(what, nbytes, count[what]) for what, nbytes in size.most_common() if nbytes)
 
 
-def _layers(found: ContentsLike) -> tuple[Layer, ...]:
+def _layers(found: _core.Contents) -> tuple[Layer, ...]:
     sums: dict[str, list[int]] = {}
     for category, birth, saved, has_shape, each in found.layers:
         what = _what(category, birth, saved, has_shape)
@@ -216,13 +188,13 @@ def _layers(found: ContentsLike) -> tuple[Layer, ...]:
     )
 
 
-def _spans(found: ContentsLike) -> tuple[Span, ...]:
+def _spans(found: _core.Contents) -> tuple[Span, ...]:
     phases = itertools.groupby(phase for _, phase, _ in found.stretches)
     return tuple(Span(PHASES[phase], len(list(same))) for phase, same in phases)
 
 
 def _savers(seen: Sequence[_Seen], library: Container[str]) -> tuple[Saver, ...]:
-    """By module where that is known, else by function, with the line in it that saves most."""
+    """By module if it is known, else by function, each with the line that saves most."""
     size, count = Counter[str](), Counter[str]()
     lines: dict[str, Counter[str]] = {}
     for one in seen:
@@ -245,7 +217,7 @@ def _savers(seen: Sequence[_Seen], library: Container[str]) -> tuple[Saver, ...]
 
 
 class _Names:
-    """What was marked: by address for a block that lives, else by category and size."""
+    """Finds what was marked: by address for a block that lives, else by category and size."""
 
     def __init__(self, marked: Iterable[Marked]) -> None:
         self._found: dict[tuple[int, int], list[Marked]] = {}
@@ -257,17 +229,17 @@ class _Names:
                 alike.append(one)
 
     def most_alike(self) -> int:
-        """How many parameters of one size there are at most, at least 1: a network of so many
-        layers runs the same line so often."""
+        """The largest number of parameters of one size, at least 1: a network of so many layers
+        runs the same line so often."""
         sizes = (len(alike) for key, alike in self._found.items() if key[0] == PARAMETER)
         return max(sizes, default=1)
 
     def of(self, seen: _Seen, number: int, count: int) -> tuple[str, Marked | None]:
-        """The name of a block, and one that is like it.
+        """The name of a block, and a marked storage like it.
 
         Args:
             seen: the block.
-            number: of its kind and size, from 0.
+            number: its number among those of its kind and size, from 0.
             count: how many of its kind and size lived at the peak.
         """
         block = seen.block
@@ -279,7 +251,7 @@ class _Names:
             alike = self._found.get((PARAMETER, block[0]), [])
         if not alike:
             return "", None
-        if len(alike) == count:  # all of them, in whatever order
+        if len(alike) == count:  # All of them lived, so the order does not matter.
             return alike[number].name, alike[number]
         name = alike[0].name
         return f"{name} or one like it" if name and len(alike) > 1 else name, alike[0]
@@ -287,11 +259,11 @@ class _Names:
 
 def _largest(seen: Sequence[_Seen], names: _Names) -> tuple[Large, ...]:
     counts = Counter((one.what, one.block[0]) for one in seen)
-    told, found = Counter[tuple[str, int]](), []
+    numbers, found = Counter[tuple[str, int]](), []
     for one in sorted(seen, key=lambda one: -one.block[0])[:LARGEST]:
         key = one.what, one.block[0]
-        name, like = names.of(one, told[key], counts[key])
-        told[key] += 1
+        name, like = names.of(one, numbers[key], counts[key])
+        numbers[key] += 1
         dtype, shape = one.block[8], one.block[9]
         if shape is None and like is not None:
             dtype, shape = like.dtype, like.shape
@@ -309,11 +281,11 @@ def _largest(seen: Sequence[_Seen], names: _Names) -> tuple[Large, ...]:
     return tuple(found)
 
 
-# --- what advice asks for -------------------------------------------------------------------------
+# --- what the advice needs ------------------------------------------------------------------------
 
 
 def _logits_bytes(seen: Sequence[_Seen]) -> int:
-    """Of all blocks with as many elements, and as many classes, as one of a cross entropy."""
+    """Bytes of all blocks with as many elements and classes as one of a cross entropy."""
     shapes = {
         (_elements(one.block[9]), one.block[9][-1])
         for one in seen

@@ -1,12 +1,11 @@
-"""PeakRecorder: which steps of a run are recorded, to tell what lived at their peak.
+"""PeakRecorder: records some steps of a run, to find what lived at their peak.
 
         step 2            step 3                  4 . . . . . . . 1,000
     ──────────────┤ begin ─────────── end ├──────────────────────┤ . . . .
                     marks              marks, contents ──► PeakContents ──► the record
 
-Step 3, each 1,000th, and one after a new peak was seen. Nothing is asked in any other step. What is
-on during a recorded step is off at its end, when the run ends, in a forked child, and where a step
-takes too long.
+It records step 3, each 1,000th step, and a step after a new peak. Other steps cost nothing. The
+recording ends with its step, with the run, in a forked child, and when the step takes too long.
 """
 
 from __future__ import annotations
@@ -17,71 +16,51 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from memtools import _core
 from memtools._base import process
 from memtools._base import torch as bridge
 from memtools._base.peak import PeakContents
-from memtools._blocks.peak import INPUT, ContentsLike, Marked, Spot, contents_of
+from memtools._blocks.peak import INPUT, Marked, Spot, contents_of
 from memtools._blocks.tensors import Storage, Tensors, inputs_of
 
-FIRST = 3  # step that is recorded first: by then an optimizer has its state
-EVERY = 1000  # steps
-RETRY = 16  # steps, where torch is not there yet or something else is on
-NEWER_SHARE, NEWER = 0.02, 1 << 20  # a peak that is higher by both of them is a new one
-APART, MOST = 16, 8  # steps between two that are recorded for a new peak, and how many in a run
-LONGEST_S, TIMES = 60.0, 5.0  # seconds that a recorded step may take, or so many of the one before
+if TYPE_CHECKING:
+    from memtools._blocks.reports import HostBlocks
 
-
-class BlocksLike(Protocol):
-    """What a recorder needs of memtools._core.Blocks."""
-
-    @property
-    def is_on(self) -> bool: ...
-    @property
-    def peak(self) -> int: ...
-    def record(self, on: bool, /) -> None: ...
-    def mark(self, blocks: Sequence[Storage], category: int, /) -> int: ...
-    def contents(self) -> ContentsLike | None: ...
-    def frames(self, site: int, /) -> tuple[tuple[str, int, str], ...]: ...
-    def site_of(self, address: int, /) -> int | None: ...
-
-
-class ReportsLike(Protocol):
-    """What a recorder needs of memtools._blocks.reports.HostBlocks."""
-
-    @property
-    def blocks(self) -> Any: ...
-    @property
-    def reason(self) -> str: ...
-    def join(self) -> bool: ...
+FIRST = 3  # The first step that is recorded: by then an optimizer has its state.
+EVERY = 1000  # Each such step is recorded.
+RETRY = 16  # Steps until the next try, if torch is not loaded yet or something else records.
+NEWER_SHARE, NEWER = 0.02, 1 << 20  # A new peak is higher by this share and by so many bytes.
+APART, MOST = 16, 8  # Recordings of new peaks are so many steps apart, and so many in a run.
+LONGEST_S = 60.0  # A recording is given up after so many seconds,
+TIMES = 5.0  # or, if that is longer, after so many times the step before.
 
 
 class PeakRecorder:
-    """Records steps of a run. `step_ended` and `step_begins` are for the main thread, at the end of
-    a step; `close` for any. None of them raises an exception.
+    """Records steps of a run. The main thread calls `step_ended` and `step_begins` at the end of a
+    step; any thread may call `close`. None of them raises an exception.
 
     Args:
-        reports: of torch's host allocator.
-        write: gets what lived at the peak of a recorded step, or, as a mapping, why nothing is
-            recorded.
-        spot: where the frames of a site are, the innermost first.
-        complain: gets one sentence where something has failed; nothing is recorded after it.
-        tensors: of the program.
+        reports: the reports of torch's host allocator.
+        write: called with what lived at the peak of a recorded step, or with a mapping that says
+            why nothing is recorded.
+        spot: returns the place of the program for frames, the innermost first.
+        complain: called with one sentence if something fails; nothing is recorded after it.
+        tensors: the tensors of the program.
     """
 
     def __init__(
         self,
-        reports: ReportsLike,
+        reports: HostBlocks,
         write: Callable[[object], None],
         spot: Callable[[Iterable[tuple[str, int, str]]], Spot],
         complain: Callable[[str], None],
         tensors: Tensors | None = None,
     ) -> None:
-        #: the step at whose end it is to be called next
+        #: the step at whose end `step_ended` has to be called next
         self.due_step = FIRST - 1
-        #: what was recorded of the step with the highest peak
+        #: the contents of the highest peak
         self.highest: PeakContents | None = None
         self.tensors = tensors or Tensors()
         self._reports, self._write, self._spot, self._complain = reports, write, spot, complain
@@ -89,12 +68,12 @@ class PeakRecorder:
         self._recording: Recording | None = None
         self._is_closed = False
         self._seen_bytes = 0  # the highest that torch's reports knew when a step was recorded
-        self._newer, self._newest = 0, 0  # how many were recorded for a new peak, and the last one
-        self._is_newer = False  # what is recorded now is for a new peak
+        self._newer, self._newest = 0, 0  # recordings of new peaks, and the last of them
+        self._is_newer = False  # whether the recording that runs is for a new peak
         self._ended, self._took = time.monotonic(), 0.0  # the newest step, on the monotonic clock
 
     def begin_anew(self, step: int) -> None:
-        """Count steps from here on: they are something else than before."""
+        """Count steps from here on, because another phase of the program begins."""
         if self._is_closed:
             return
         recording, self._recording = self._recording, None
@@ -108,7 +87,7 @@ class PeakRecorder:
         return self._recording is not None
 
     def step_ended(self, step: int) -> None:
-        """End what was recorded, where that is so."""
+        """End the recording of a step, if there is one."""
         if step <= self._step:
             return
         now = time.monotonic()
@@ -124,11 +103,11 @@ class PeakRecorder:
             self._seen_bytes = max(self._seen_bytes, self._reports.blocks.peak)
 
     def step_begins(self, step: int, *, is_free: bool = True) -> None:
-        """Begin to record, where the step that begins is one to be recorded.
+        """Begin to record, if the step that begins is due.
 
         Args:
-            step: the number of the one that has ended.
-            is_free: False where something else is on that may not be disturbed.
+            step: the number of the step that has ended.
+            is_free: False if something else runs that must not be disturbed.
         """
         if self._is_closed or self._recording is not None or step < self._step:
             return
@@ -161,16 +140,14 @@ class PeakRecorder:
         try:
             recording.begin(max(LONGEST_S, TIMES * self._took))
         finally:
-            if (
-                self._is_closed or not recording.is_on
-            ):  # closed meanwhile, on another thread, or failed
+            # It has failed, or another thread has closed it.
+            if self._is_closed or not recording.is_on:
                 self._recording = None
                 recording.close()
 
     def _keep(self, found: PeakContents) -> None:
-        """Write it, unless it was recorded for a new peak that has not come again. How the step
-        went from its begin to its end is of the highest alone: it is most of an event, and a record
-        has room for so many bytes of events."""
+        """Write the contents, unless they are of a new peak that has not come again. Only the
+        highest peak gets the layers over its step: they are most of the bytes of an event."""
         if self.highest is None or found.peak_bytes > self.highest.peak_bytes:
             self._write(found)
             self.highest = found
@@ -179,12 +156,11 @@ class PeakRecorder:
 
     @contextlib.contextmanager
     def _guarded(self, recording: Recording | None) -> Any:
-        """Whatever fails ends the recording, and all later ones. An interrupt goes on to the
-        program."""
+        """A failure ends this recording and all later ones. An interrupt propagates."""
         try:
             yield
         except Exception as error:
-            is_closed = self._is_closed  # on another thread: then this is what it has come to
+            is_closed = self._is_closed  # Another thread has closed it, which made this fail.
             self.close()
             why = f"{type(error).__name__}: {error}"
             if not is_closed:
@@ -197,7 +173,7 @@ class PeakRecorder:
                 recording.close()
 
     def close(self) -> None:
-        """Record nothing more, and turn off what is on. May be called twice."""
+        """End the recording, and record nothing more. May be called twice."""
         self._is_closed, self._next, self.due_step = True, 1 << 62, 1 << 62
         recording, self._recording = self._recording, None
         if recording is not None:
@@ -205,18 +181,18 @@ class PeakRecorder:
 
 
 class Recording:
-    """One step that is recorded, from `begin` to `end`.
+    """The recording of one step, from `begin` to `end`.
 
     Args:
-        blocks: of torch's host allocator.
-        tensors: of the program.
+        blocks: the blocks of torch's host allocator.
+        tensors: the tensors of the program.
     """
 
-    def __init__(self, blocks: BlocksLike, tensors: Tensors) -> None:
+    def __init__(self, blocks: _core.Blocks, tensors: Tensors) -> None:
         self._blocks, self._tensors = blocks, tensors
         self._marked: dict[tuple[int, int], Marked] = {}  # by address and category
-        self._called: set[int] = set()  # modules whose calls were heard, by id
-        self._ns = 0  # that memtools itself took
+        self._called: set[int] = set()  # ids of modules that were called
+        self._ns = 0  # the time that memtools took
         self._is_on = self._hears = self._is_late = False
         self._over = _thread.allocate_lock()
 
@@ -225,7 +201,7 @@ class Recording:
         return self._is_on
 
     def begin(self, longest_s: float) -> None:
-        """Begin. Where the step takes more than `longest_s` seconds it is given up."""
+        """Begin. The recording is given up after `longest_s` seconds."""
         begun = time.thread_time_ns()
         process.at_fork(_in_child)
         self._tensors.find()
@@ -249,8 +225,8 @@ class Recording:
                 self._marked.setdefault((address, category), one)
 
     def _heard(self, call: tuple[Any, ...]) -> None:
-        """A call of an outermost module has ended: its inputs are there still. Where no gradient is
-        computed, what an earlier call has made looks like an input: there the first call counts."""
+        """Mark the inputs of an outermost module whose call has ended. Without gradients the
+        results of earlier calls look like inputs, so only the first call counts."""
         try:
             is_first = id(call[0]) not in self._called
             self._called.add(id(call[0]))
@@ -259,13 +235,13 @@ class Recording:
             found = inputs_of(call[1:])
             known = [one for one in found if self._blocks.site_of(one[0][0]) is not None]
             self._add(INPUT, known)
-        except Exception:  # of the program's own tensors; it goes on as it would
+        except Exception:  # A tensor class of the program failed; the program must go on.
             self._stop_hearing()
 
     def end(
         self, step: int, spot: Callable[[Iterable[tuple[str, int, str]]], Spot]
     ) -> PeakContents | None:
-        """End, and tell what was recorded; None where the step was given up."""
+        """End, and return what lived at the peak; None if the step was given up."""
         if self._is_late or not self._is_on or not self._blocks.is_on:
             self.close()
             return None
@@ -273,7 +249,7 @@ class Recording:
         self._mark()
         self._off()
         found = self._blocks.contents()
-        if found is None or found.events == 0:  # a step without tensors has no peak
+        if found is None or found.events == 0:  # A step without tensors has no peak.
             return None
         self._ns += time.thread_time_ns() - begun
         return contents_of(
@@ -291,7 +267,7 @@ class Recording:
         self._tensors.forget()
 
     def give_up(self) -> None:
-        """End what takes too long."""
+        """End a recording that takes too long."""
         self._is_late = True
         self.close()
 
@@ -299,7 +275,7 @@ class Recording:
         is_on, self._is_on = self._is_on, False
         _open.discard(self)
         self._stop_hearing()
-        if is_on and self._blocks.is_on:  # not in a forked child, nor where they were stopped
+        if is_on and self._blocks.is_on:  # Not in a forked child.
             self._blocks.record(False)
         with contextlib.suppress(RuntimeError):
             self._over.release()
@@ -310,30 +286,30 @@ class Recording:
             _core._hear_calls(None, None, 0, True)
 
 
-_open: set[Recording] = set()  # in this process, of all monitors: one at a time
+_open: set[Recording] = set()  # The recording of this process: all monitors share one.
 
 
-def _hear(told: Callable[[tuple[Any, ...]], None]) -> bool:
-    """Whether the calls of outermost modules are heard from now on, with their arguments."""
+def _hear(called: Callable[[tuple[Any, ...]], None]) -> bool:
+    """Call `called` with the arguments of outermost modules. Returns whether that is possible."""
     module = getattr(getattr(bridge.loaded(), "nn", None), "Module", None)
     call = vars(module).get("__call__") if isinstance(module, type) else None
     if call is None:
         return False
     main = threading.main_thread().ident or 0
     try:
-        return _core._hear_calls(call, told, main, True)
-    except TypeError:  # a class of the program's own in its place
+        return _core._hear_calls(call, called, main, True)
+    except TypeError:  # The program has replaced the method.
         return False
 
 
 def _in_child() -> None:
-    """A forked child records nothing."""
+    """Record nothing in a forked child."""
     for recording in list(_open):
         recording._off()
     _open.clear()
 
 
 def _end_in_time(recording: Recording, over: _thread.LockType, longest_s: float) -> None:
-    """On a thread of its own: give a step up that does not end."""
+    """Give up a step that does not end. It runs on a thread of its own."""
     if not over.acquire(timeout=longest_s):
         recording.give_up()

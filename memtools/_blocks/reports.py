@@ -6,8 +6,8 @@
                               starts it as soon as         the leak test's signal `tensors`,
                               torch is there               and the lines of a trace window
 
-Blocks that torch gave out before it was started are not counted: what is told is how much more, or
-less, is in use since then, which is all that a leak test asks. torch is never imported for it.
+Blocks that torch has given out before the start are not counted: the figure is the change since
+then, which is all that a leak test needs. memtools never imports torch for it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class HostBlocks:
     """The blocks that torch's host allocator gives out, from the moment at which torch is loaded.
 
     Attributes:
-        blocks: the table, which `is_on` once it was started.
-        reason: why it cannot be started, in one sentence; "" as long as nothing is against it.
+        blocks: the table, which `is_on` once it is started.
+        reason: why it cannot be started, in one sentence; "" if it can.
     """
 
     __slots__ = ("_dispatched", "_is_left", "blocks", "reason")
@@ -35,28 +35,27 @@ class HostBlocks:
         self._dispatched: DispatchedBlocks | None = None
 
     def join(self) -> bool:
-        """Start it where the program has imported torch. Returns whether it is on; takes 0.1 us
-        where it is."""
+        """Start it if the program has imported torch. Returns whether it is on; takes 0.1 us if it
+        is."""
         if self.blocks.is_on:
             return True
         if self.reason or self._is_left or bridge.loaded() is None:
             return False
         try:
             self.blocks.start((*library_paths(), PACKAGE), users_paths())
-        except ImportError as error:  # a torch that memtools cannot work with
+        except ImportError as error:  # memtools does not work with this version of torch.
             self.reason = str(error)
         except RuntimeError as error:
             self.reason = bridge.shim_status()[1] or str(error)
         return self.blocks.is_on
 
     def in_use(self) -> int | None:
-        """Bytes that torch's tensors on the host take now, of those made since it was started; None
-        where that is not known."""
+        """Bytes of torch's host tensors that were made since the start; None if not known."""
         return self.blocks.in_use if self.join() and not self.blocks.missed else None
 
     def dispatched(self) -> DispatchedBlocks | None:
-        """What tells the lines of blocks where the table cannot be started; None where it can, and
-        where torch is not there."""
+        """The substitute that finds the lines of blocks if the table cannot be started; None if it
+        can, or without torch."""
         if not self.reason or self._is_left or bridge.loaded() is None:
             return None
         if self._dispatched is None:
@@ -64,6 +63,6 @@ class HostBlocks:
         return self._dispatched
 
     def leave(self) -> None:
-        """End this part in it, for good."""
+        """Leave the reports for good."""
         self._is_left = True
         self.blocks.stop()

@@ -1,8 +1,8 @@
-"""Tensors: which storages of the program are parameters, gradients, optimizer state and buffers.
+"""Tensors: finds the storages of parameters, gradients, optimizer state and buffers.
 
-One pass over the objects that Python's collector knows, frozen ones too, finds the modules and the
-optimizers; weak references to them are kept for as long as a step is recorded. torch is never
-imported for it.
+One pass over the objects that Python's collector knows, with the frozen ones, finds the modules and
+the optimizers. Weak references to them are kept while a step is recorded. torch is never imported
+for it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _MRO = type.__dict__["__mro__"].__get__
 
 #: address and bytes of a storage
 Storage = tuple[int, int]
-DEEPEST = 3  # lists and dicts within what an optimizer keeps, or within the arguments of a call
-MOST = 1 << 17  # tensors of one kind that are looked at
+DEEPEST = 3  # Lists and dicts are entered to this depth.
+MOST = 1 << 17  # So many tensors of one kind are looked at.
 _CATEGORIES = (PARAMETER, BUFFER, GRADIENT, OF_STATE)
 
 
@@ -35,28 +35,28 @@ class Tensors:
         self._names: dict[int, str] = {}  # of parameters and buffers, by the tensor's id
 
     def find(self) -> None:
-        """Look for modules and optimizers, and forget those of before."""
+        """Find modules and optimizers, and forget earlier ones."""
         self.forget()
         torch = bridge.loaded()
         modules = _classes(_class(torch, "nn.Module"))
         optimizers = _classes(_class(torch, "optim.Optimizer"))
-        # By the classes themselves: to ask an object, or a class, may run code of the program.
+        # Compare classes by identity: isinstance() may run code of the program.
         kinds = {id(cls) for cls in modules}, {id(cls) for cls in optimizers}
         for one in _core._instances((*modules, *optimizers)):
             for refs, kind in zip((self._modules, self._optimizers), kinds, strict=True):
                 if id(type(one)) in kind:
-                    with contextlib.suppress(TypeError):  # no weak references to it
+                    with contextlib.suppress(TypeError):  # It allows no weak references.
                         refs.append(weakref.ref(one))
         alive = [module for ref in self._modules if (module := ref()) is not None]
-        self._names = dict(reversed(list(_names(alive))))  # of two names the first
+        self._names = dict(reversed(list(_names(alive))))  # The first of two names stays.
 
     def forget(self) -> None:
         """Keep nothing of the program."""
         self._modules, self._optimizers, self._names = [], [], {}
 
     def held(self) -> Iterator[tuple[int, list[tuple[Storage, Marked]]]]:
-        """What they hold now: for each category of Blocks.mark storages on the host, each once, and
-        what each of them is. A parameter that is frozen is one, too."""
+        """For each category of Blocks.mark, the host storages that they hold now, each once, and
+        what each of them is. Frozen parameters count as parameters."""
         torch = bridge.loaded()
         if torch is None:
             return
@@ -95,7 +95,7 @@ class Tensors:
 
 
 def inputs_of(arguments: Iterable[object]) -> list[tuple[Storage, Marked]]:
-    """The tensors on the host among the arguments of a call that nothing was computed for."""
+    """The host tensors among the arguments of a call that take no part in gradients."""
     torch, found = bridge.loaded(), []
     if torch is None:
         return []
@@ -109,13 +109,13 @@ def inputs_of(arguments: Iterable[object]) -> list[tuple[Storage, Marked]]:
 
 
 def storage_of(torch: Any, tensor: Any) -> Storage | None:
-    """Where a tensor's memory is, and its bytes; None where it is not plain memory of the host."""
+    """The address and the bytes of a tensor's storage; None if it is not plain host memory."""
     try:
         if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
             return None
         storage = tensor.untyped_storage()
         address, size = storage.data_ptr(), storage.nbytes()
-    except Exception:  # fake, functional, or of a wrapper, which may raise anything
+    except Exception:  # Fake, functional and wrapper tensors may raise anything.
         return None
     return (address, size) if address and size else None
 
@@ -126,7 +126,7 @@ def _marked(category: int, tensor: Any, storage: Storage, name: str) -> Marked:
 
 
 def _class(torch: Any, path: str) -> type | None:
-    """A class of torch, where torch is there."""
+    """A class of torch; None without torch."""
     found = torch
     for name in path.split("."):
         found = getattr(found, name, None)
@@ -134,7 +134,7 @@ def _class(torch: Any, path: str) -> type | None:
 
 
 def _classes(base: type | None) -> list[type]:
-    """A class and all that are made of it."""
+    """A class and all its subclasses."""
     found, waiting = dict[int, type](), [] if base is None else [base]
     while waiting:
         cls = waiting.pop()
@@ -150,8 +150,8 @@ def _tensors_of(registered: object) -> list[Any]:
 
 
 def _names(modules: list[Any]) -> Iterator[tuple[int, str]]:
-    """(id of a parameter or buffer, its name), from the modules that no other one has. Where these
-    are several the name begins with that of the class."""
+    """(id of a parameter or buffer, its name), from the modules that no other module has. If there
+    are several of these, the name begins with the class."""
     parts = {
         id(part)
         for module in modules
@@ -167,7 +167,7 @@ def _names(modules: list[Any]) -> Iterator[tuple[int, str]]:
 
 
 def _names_in(root: Any) -> tuple[str, list[tuple[int, str]]]:
-    """The name of a module's class, and (id, name) of all that it has, its own first."""
+    """The name of a module's class, and (id, name) of its parameters and buffers, its own first."""
     found: list[tuple[int, str]] = []
     waiting, met = [("", root)], set[int]()
     while waiting and len(met) < MOST:
@@ -186,8 +186,8 @@ def _names_in(root: Any) -> tuple[str, list[tuple[int, str]]]:
 
 
 def _within(torch: Any, kept: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """(name, tensor) of the tensors in a value, and in lists and dicts of them."""
-    kind = type(kept)  # not isinstance(): an object or its class may run code of the program there
+    """(name, tensor) of the tensors in a value, and in its lists and dicts."""
+    kind = type(kept)  # isinstance() may run code of the program.
     if issubclass(kind, torch.Tensor):
         yield name, kept
     elif depth == DEEPEST:
@@ -196,7 +196,7 @@ def _within(torch: Any, kept: Any, name: str = "", depth: int = 0) -> Iterator[t
         for key, value in list(dict.items(kept)):
             of_key = key if type(key) is str else ""
             yield from _within(torch, value, name or of_key, depth + 1)
-    elif any(base is UserDict for base in _MRO(kind)):  # as a batch of transformers is
+    elif any(base is UserDict for base in _MRO(kind)):  # A batch of transformers is one.
         yield from _within(torch, (_core._instance_dict(kept) or {}).get("data"), name, depth)
     elif issubclass(kind, (list, tuple)):
         built_in: Any = list if issubclass(kind, list) else tuple

@@ -31,8 +31,8 @@ from memtools._census.holders import (
     type_name,
 )
 
-_OWN = ("memtools._base.", "memtools._census.", "memtools._core.")  # types of our own records
-_FRESH = 20_000  # new objects of one type that are looked at for those of one shape
+_OWN = ("memtools._base.", "memtools._census.", "memtools._core.")  # types of memtools' records
+_FRESH = 20_000  # So many new objects of a type are searched for those of one shape.
 _ROWS = 12
 
 
@@ -75,20 +75,20 @@ class TypeGrowth:
 
 @part_of_a_look
 class _Part(list[Any]):
-    """A list that a census is made of."""
+    """A list of a census."""
 
     __slots__ = ()
 
 
 @part_of_a_look
 class _Counts(Counter[str]):
-    """How many objects of each type a census has seen: a class of its own, so that a later census
-    can tell it from the program's counters."""
+    """The number of objects of each type: a class of its own, so that a later census does not take
+    it for a counter of the program."""
 
 
 @part_of_a_look
 class Census:
-    """What lived at one moment. Keeps none of it alive: it holds numbers, names and a filter of
+    """What lived at one moment. It keeps no object alive: it holds numbers, names and a filter of
     addresses, two to four bytes for each object.
 
     Attributes:
@@ -117,7 +117,7 @@ class Census:
         tensor = None if torch is None else torch.Tensor
         try:
             has_shim = torch is not None and bridge.connect().shim is not None
-        except ImportError:  # an older torch: its public attributes will do
+        except ImportError:  # An older torch is read by its public attributes.
             has_shim = False
         rows, shown, tensors, self._seen, self.objects = _core._census(tensor, has_shim)
         if shown:
@@ -179,7 +179,7 @@ class Growth:
         for look in (earlier, later):
             if not isinstance(look, Census):
                 raise TypeError(f"a growth needs two censuses, got {type(look).__name__}")
-        before, own = dict[TensorKind, TensorGroup](), 1  # tuples that came with the earlier look
+        before, own = dict[TensorKind, TensorGroup](), 1  # the tuples of the earlier census
         for old in earlier.groups:
             before[old.kind] = old
             own += gc.is_tracked(old.kind.shape)
@@ -193,7 +193,7 @@ class Growth:
         self.groups = tuple(sorted(groups, key=_most_first))
         types = list[TypeGrowth]()
         for name, more in (later.types - earlier.types - Counter({"tuple": own})).items():
-            # Tensors are in the groups, and what a census is made of does not count.
+            # Tensors are in the groups, and objects of the census do not count.
             if name not in tensors and not name.startswith(_OWN):
                 types.append(TypeGrowth(name, more))
         self.types = tuple(sorted(types, key=lambda one: (-one.count, one.type)))
@@ -205,8 +205,8 @@ class Growth:
         """Return objects of a group that are alive now and were not there at the earlier census.
 
         It takes one more pass over the heap, and the list that it returns keeps the objects alive.
-        An object at the address of one that died is taken for the old one, and so is one object in
-        sixteen by chance; no old object is taken for a new one.
+        A new object at the address of an old one is missed, and so is one new object in sixteen by
+        chance. Old objects are never returned.
 
         Args:
             of: one of `groups` or `types`. None, the default: the one that grew most.
@@ -225,7 +225,7 @@ class Growth:
             )
         name = of.type if isinstance(of, TypeGrowth) else of.kind.type
         torch = bridge.loaded()
-        found: list[Any] = Own()  # no plain list: it would be found among the new lists itself
+        found: list[Any] = Own()  # A plain list would be found as a new list.
         for type_of, reference in zip(self._names, self._types, strict=True):
             kind = reference() if type_of == name else None
             if kind is None or len(found) >= limit:
@@ -242,7 +242,7 @@ class Growth:
         return found
 
     def _own_tuples(self) -> frozenset[int]:
-        """Where the tuples of the two looks lie, which are newer than what the first one saw."""
+        """The ids of the tuples of both censuses, which are newer than the first one."""
         shapes = (id(group.kind.shape) for groups in self._looks for group in groups)
         return frozenset(map(id, self._looks)).union(shapes)
 
@@ -254,10 +254,9 @@ class Growth:
         It takes three to ten passes over the heap, some 50 ms each with 450,000 objects.
 
         Args:
-            of: one of `groups` or `types`. None, the default: the one that grew most; then a large
-                autograd graph that somebody keeps comes last in the list, as its memory is in no
-                group.
-            steps: how many steps lie between the two looks, at least 1, which is the default; the
+            of: one of `groups` or `types`. None, the default: the one that grew most. The holder of
+                a large autograd graph is then added at the end, because no group has its memory.
+            steps: the number of steps between the two looks, at least 1, which is the default. The
                 texts of the holders give rates by it.
 
         Raises ValueError if `steps` is below 1, TypeError if `of` is neither.
@@ -324,7 +323,7 @@ def _grouped(tensors: Iterable[TensorFacts]) -> list[TensorGroup]:
 
 
 def _merged(groups: list[TensorGroup]) -> tuple[TensorGroup, ...]:
-    """Groups of one name as one (classes may share theirs), the largest first."""
+    """Join groups of one name, which different classes may share; the largest first."""
     merged: dict[TensorKind, TensorGroup] = {}
     for group in groups:
         old = merged.get(group.kind, TensorGroup(group.kind, 0, 0))

@@ -1,18 +1,17 @@
-"""A full collection that can say which tensors hung on the cycles that it freed.
+"""A garbage collection that can count and name the tensors in the cycles that it frees.
 
     collect(inspect=True)
       DEBUG_SAVEALL on ── gc.collect() ── flags back ── look at what was put into gc.garbage
                                                         ── take it out again ── gc.collect()
 
-What differs from gc.collect(): the first collection finds the garbage, runs its finalizers and
-weak references' callbacks and lets their referents go, as always, but its last step keeps the
-objects instead of freeing them; the second frees them. A finalizer runs once: Python marks the
-object. So what finalizers let go of (the variables of a generator that was not finished, say) is
-free before the look and is not counted. gc.callbacks run twice. Objects that nothing can free stay
-in gc.garbage as always.
+The first collection finds the garbage and runs its finalizers and the callbacks of weak references,
+as gc.collect() does, but keeps the objects. The second collection frees them. Python runs a
+finalizer once. What finalizers release, such as the variables of an unfinished generator, is free
+before the look and is not counted. gc.callbacks run twice. Objects that cannot be freed stay in
+gc.garbage.
 
-A tensor that only C++ holds (autograd's saved tensors) is no object of the collector: it is freed
-with its graph and not counted. Bytes are those of the storages that the tensors show, each counted
+The collector does not know a tensor that only C++ holds, such as a saved tensor of autograd: it is
+freed with its graph and not counted. Bytes are those of the storages of the tensors, each counted
 once; a storage that a living tensor shares stays.
 """
 
@@ -27,12 +26,12 @@ from typing import Any, NamedTuple
 
 from memtools._base import torch as bridge
 
-_MOST_KINDS = 3  # of tensors that are shown
-_MOST_NAMES = 3  # of the objects beside them
+_MOST_KINDS = 3  # Examples show so many kinds of tensors,
+_MOST_NAMES = 3  # and so many names of objects beside them.
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 _FLAGS = type.__dict__["__flags__"].__get__
 
-_inspectors: dict[object, None] = {}  # who is inspecting: the first one
+_inspectors: dict[object, None] = {}  # The first one inspects.
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +40,10 @@ class Collected:
 
     Attributes:
         objects: unreachable objects, as gc.collect() returns it.
-        tensors: tensors among them; None where they were not looked for.
-        tensor_bytes: memory of their storages; None where they were not looked for.
+        tensors: the number of tensors among them; None without an inspection.
+        tensor_bytes: the memory of their storages; None without an inspection.
         examples: up to three kinds of these tensors, the one with the most bytes first, each with
-            the most frequent classes and functions of the garbage that they lay in.
+            the most frequent classes and functions of the garbage around them.
         ms: duration in milliseconds, all of it.
     """
 
@@ -62,19 +61,19 @@ class _Look(NamedTuple):
 
 
 def collect(generation: int = 2, inspect: bool = False) -> Collected:
-    """Collect garbage; with `inspect` count the tensors in it and name what they lay among.
+    """Collect garbage; with `inspect` count the tensors in it and name the objects around them.
 
     Without `inspect` it is gc.collect(generation). With it the garbage is collected twice, the
-    second time always in full: two to three times as long, and 5 us more for each tensor in the
-    garbage. Nothing of the program's code runs but finalizers and callbacks, and no reference to
-    the garbage stays.
+    second time always in full, which takes two to three times as long, and 5 us more for each
+    tensor in the garbage. Of the program's code only finalizers and callbacks run, and no reference
+    to the garbage stays.
 
-    While another thread inspects, or in a finalizer that an inspection runs, nothing is inspected
-    (`tensors` is None). Where the program has set gc.DEBUG_SAVEALL itself, the garbage stays in
-    gc.garbage, as it wants. Raises ValueError for another generation than 0, 1, 2.
+    While another thread inspects, or in a finalizer that an inspection runs, there is no inspection
+    (`tensors` is None). If the program has set gc.DEBUG_SAVEALL, the garbage stays in gc.garbage.
+    Raises ValueError if `generation` is not 0, 1 or 2.
     """
     if type(generation) is not int or not 0 <= generation <= 2:
-        raise ValueError(f"generation is 0, 1 or 2, got {generation!r}; 2 collects all")
+        raise ValueError(f"generation must be 0, 1 or 2, got {generation!r}; 2 collects all")
     start = time.perf_counter()
     found = _alone(generation) if inspect else None
     objects, look = (gc.collect(generation), None) if found is None else found
@@ -85,8 +84,8 @@ def collect(generation: int = 2, inspect: bool = False) -> Collected:
 
 
 def _alone(generation: int) -> tuple[int, _Look] | None:
-    """One inspection at a time; None where there is one. A lock would do, but for an interrupt
-    between its being taken and our knowing it."""
+    """Inspect, unless another inspection runs; then None. An interrupt could come between taking a
+    lock and noting that it was taken, so this is not a lock."""
     me = object()
     try:
         _inspectors[me] = None
@@ -99,7 +98,8 @@ def _alone(generation: int) -> tuple[int, _Look] | None:
 
 
 def _inspected(generation: int) -> tuple[int, _Look]:
-    """An interrupt may come after any call: `finally` sees to the flags, then to the garbage."""
+    """Collect twice. An interrupt may come after any call, so `finally` restores the flags and then
+    the garbage."""
     flags, garbage = gc.get_debug(), gc.garbage
     mark = len(garbage)
     try:
@@ -108,13 +108,13 @@ def _inspected(generation: int) -> tuple[int, _Look]:
             objects = gc.collect(generation)
         finally:
             gc.set_debug(flags)
-        # Before, what an import allocates would make Python collect the garbage, which nobody sees.
+        # An earlier import would allocate objects, and so make Python collect the garbage unseen.
         from memtools._census.holders import Own
 
         return objects, _look(Own(garbage[mark:]))
     finally:
-        # What other threads' collections put there while the flag was set is there too.
-        # Where the program has set the flag itself, the second collection puts it there again.
+        # Collections of other threads may have put objects there while the flag was set. If the
+        # program has set the flag itself, the second collection puts the garbage there again.
         del garbage[mark:]
         gc.collect()
 
@@ -139,9 +139,9 @@ def _look(garbage: list[Any]) -> _Look:
 
 
 def _names(garbage: list[Any], kinds: dict[int, type]) -> str:
-    """`, beside Trainer, Hook`: the classes that Python code made and the functions that ran,
-    the most frequent first; without such, what else is there. No counts: a loop that leaks says
-    the same each time."""
+    """`, beside Trainer, Hook`: the classes that Python code made and the functions that ran, the
+    most frequent first; without these, other types. There are no counts, so that a loop that leaks
+    has the same text each time."""
     from memtools._census.holders import function_name, short_name
 
     found: Counter[str] = Counter()
@@ -164,10 +164,10 @@ def _names(garbage: list[Any], kinds: dict[int, type]) -> str:
 
 
 class Inspector:
-    """Says which collections are worth an inspection, so that ordinary ones cost nothing more.
+    """Decides which collections are worth an inspection, so that ordinary ones cost nothing more.
 
-    After a collection that found much, the next three are inspected; then every tenth, as long as
-    collections find much. Ten in a row that find little, and the next three are free again.
+    After a collection that found much, the next three are inspected, and then every tenth as long
+    as collections find much. After ten in a row that found little it begins again.
     """
 
     __slots__ = ("_close", "_much", "_quiet", "_since")
@@ -179,12 +179,17 @@ class Inspector:
         self._close, self._since, self._quiet, self._much = self._CLOSE, 0, 0, False
 
     def due(self) -> bool:
-        """Whether to inspect the collection that comes now. Takes some 0.1 us."""
+        """Whether to inspect the next collection. Takes some 0.1 us."""
         return self._much and (self._close > 0 or self._since + 1 >= self._EVERY)
 
     def saw(self, collected: Collected, gain: float = 0.0, device_freed: int = 0) -> None:
-        """Tell what each collection found, whether it was inspected, `gain` as a share of all
-        memory (0.01 is much) and the bytes it freed on the devices (any is much)."""
+        """Note what a collection has found, inspected or not.
+
+        Args:
+            collected: the result of the collection.
+            gain: the share of all memory that it has freed; 0.01 is much.
+            device_freed: the bytes that it has freed on devices; any number is much.
+        """
         if collected.tensors is None:
             self._since += 1
         else:

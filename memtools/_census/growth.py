@@ -1,15 +1,15 @@
-"""GrowthCensus: looks at the heap again and again, and names what only ever gained in between.
+"""GrowthCensus: looks at the heap from time to time, and names what only ever grew.
 
     look(16)   look(24)   look(32) ...        each a walk in C: csrc/py/census/walk.h
         │          │          │
-        └──────────┴──────────┴──► tables in C: what is longer than at the look before, and
-                                   never was shorter (csrc/core/census/growth.h)
+        └──────────┴──────────┴──► tables in C: what is longer than at the look before, and was
+                                   never shorter (csrc/core/census/growth.h)
                                         │ candidates, with the objects on the way to each
                                         ▼
                                    names, by the words of holders.py ──► holders()
 
-A look keeps numbers and texts, and none of the program's objects. It runs no Python code of the
-program's: types are compared by identity, and objects are read by the getters of built-in types.
+A look keeps numbers and texts, but no objects of the program. It runs no Python code of the
+program: types are compared by identity, and objects are read by the getters of built-in types.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from memtools._census.holders import (
     type_name,
 )
 
-_LEAST_NAMED = 64.0  # of one of several that have the same name
+_LEAST_NAMED = 64.0  # bytes a step: one of several holders of the same name needs no more
 _MOST_HOLDERS = 8
-_SAMPLED = 8  # of the newest entries, that tell what comes
-_DEPTH = 4  # below an entry, where its tensors and arrays are looked for
-#: what a row of the table is, as csrc/py/census/growth.c numbers them
+_SAMPLED = 8  # So many of the newest entries are sampled.
+_DEPTH = 4  # Tensors and arrays are looked for to this depth below an entry.
+#: The kinds of rows of the table, as csrc/py/census/growth.c numbers them.
 _CONTAINER, _GRAPH, _CHAIN, _CYCLE, _SLOTS, _CALLS = range(6)
 _OF_CYCLES = "cycles of .grad made by backward(create_graph=True)"
 _HOOKS = ("_hooks", "_pre_hooks", "hooks_dict")
@@ -54,30 +54,29 @@ _HOOKS = ("_hooks", "_pre_hooks", "hooks_dict")
 
 @part_of_a_look
 class GrowthCensus:
-    """Looks at the heap again and again, and names what only ever gained between the looks.
+    """Looks at the heap from time to time, and names what only ever grew between the looks.
 
-    Everything that a path from the program's modules, running functions or libraries reaches is
-    measured by what it really costs: lists, dicts, sets, deques and caches with all below them,
-    arrays, texts and tensors, a storage once. From the third look on, a container is named that
-    never got shorter, rose at two looks, does not slow down, and gains `least_rate` or more; so is
-    what keeps a linked chain that gets longer, and what keeps old nodes of autograd's graphs.
+    A look measures everything that a path from the program's modules, running functions or
+    libraries reaches: lists, dicts, sets, deques and caches with all below them, arrays, texts and
+    tensors, each storage once. From the third look on, a container is named if it never got
+    shorter, rose at two looks, does not slow down, and gains at least `least_rate`. What keeps a
+    growing linked chain, or old nodes of autograd's graphs, is named as well.
 
     Without memtools' torch shim (another version of torch) the bytes of tensors are those of the
     newest entries of what is named, and single tensors and graphs are not known.
 
-    Whether that explains the growth of the process is for those to say who know that growth
-    (memtools._leak.judge).
+    memtools._leak.judge decides whether holders explain the growth of the process.
 
     Args:
         own: classes whose instances are not entered, beside those of memtools; by default none.
-        least_rate: bytes a step, above 0, that a holder has to gain to be named.
+        least_rate: the bytes a step, above 0, that a holder must gain to be named.
 
     Attributes:
-        looks: how many looks there were.
-        seconds: CPU time that they took, of the thread that called.
-        cut: whether the newest look would have taken too long, and left things out. What it did not
-            see counts neither as grown nor as gone.
-        reached_bytes: what all that the newest look has reached costs together.
+        looks: the number of looks.
+        seconds: the CPU time that they took, of the calling thread.
+        cut: whether the newest look left things out, because it would have taken too long. What it
+            has not seen counts neither as grown nor as gone.
+        reached_bytes: the bytes of everything that the newest look has reached.
     """
 
     __slots__ = (
@@ -101,9 +100,9 @@ class GrowthCensus:
         thread runs; it keeps numbers only.
 
         Args:
-            step: number of the step, from 0 on, that comes after those of the looks before.
+            step: the number of the step, at least 0, and above that of the look before.
 
-        Raises ValueError for a step that does not come after that of the look before, MemoryError.
+        Raises ValueError if the step does not come after that of the look before, MemoryError.
         """
         begin = time.thread_time()
         torch = bridge.loaded()
@@ -130,9 +129,9 @@ class GrowthCensus:
         self.seconds += time.thread_time() - begin
 
     def holders(self) -> tuple[Holder, ...]:
-        """Who only ever gained, as of the newest look, the one that explains most first: containers
-        with a bound, other containers and single buffers, autograd graphs. Empty before the third
-        look.
+        """The holders that only ever grew, as of the newest look: containers with a bound, then
+        other containers and single buffers, then autograd graphs, the largest first. Empty before
+        the third look.
         """
         return self._holders
 
@@ -141,8 +140,8 @@ class GrowthCensus:
 
 
 def _named(rows: list[Any], has_shim: bool, least_rate: float) -> tuple[Holder, ...]:
-    """The holders that gain so many bytes a step, those of one name as one. Without the shim a walk
-    sees no memory of tensors."""
+    """The holders that gain at least so many bytes a step, those of one name joined. Without the
+    shim a walk sees no memory of tensors."""
     if not rows:
         return ()
     namer, joined = Namer(), dict[tuple[str, str], Holder]()
@@ -179,8 +178,8 @@ def _holder(
     slows: bool,
     kept: int,
 ) -> Holder | None:
-    """What the table tells of a candidate, as a holder with a name; None where it slows down and
-    has no bound: that is no leak, and nobody knows where it ends."""
+    """A candidate of the table as a holder with a name. None if it slows down and has no bound:
+    that is not a leak, and nothing says where it ends."""
     steps = until - since
     if slows and extent(way[0])[1] is None:
         return None
@@ -212,7 +211,7 @@ def _holder(
     now, capacity = extent(container)
     if type(container) is LRU_CACHE:
         now = length
-    elif sort == _SLOTS:  # its entries come in the place of None
+    elif sort == _SLOTS:  # Its entries replace None.
         path, now, capacity = f"{found.kind} {path}", length, now
     else:
         path = f"{found.kind}{'' if capacity is None else f'(maxlen={capacity})'} {path}"
@@ -221,14 +220,14 @@ def _holder(
         kind = "exceptions"
     if count > 1:
         path = f"{path} ({count} that grow in it)"
-    if kept >= length > 0 and capacity is None:  # each entry keeps what it was computed from
+    if kept >= length > 0 and capacity is None:  # Each entry keeps what it was computed from.
         path, kind = f"autograd graphs kept by {path}", "autograd graph"
     return replace(found, path=path, kind=kind, length=now, capacity=capacity,
                    new_objects=new_objects, new_bytes=size, what=what)  # fmt: skip
 
 
 def _kind_of_holder(way: list[Any], path: str, kind: str) -> str:
-    """`optimizer state` and `hooks` for what they are, else the container's type."""
+    """`optimizer state`, `hooks`, or the type of the container."""
     if type(way[0]) is LRU_CACHE:
         return "lru_cache"
     if path.endswith(_HOOKS):
@@ -256,7 +255,7 @@ def _is_error(entry: Any) -> bool:
 
 
 def _ndarray() -> Any:
-    """NumPy's type of arrays where the program has loaded it, else None."""
+    """NumPy's type of arrays if the program has loaded it, else None."""
     found = getattr(sys.modules.get("numpy"), "ndarray", None)
     return found if type(found) is type else None
 
@@ -281,8 +280,8 @@ def _is_buffer(obj: Any) -> bool:
 
 
 class _Kind:
-    """How many objects of one kind there are below some entries, their bytes, and the storages of
-    tensors: the bytes of each that one of them alone shows, 0 of others."""
+    """The number of objects of one kind below some entries, their bytes, and the storages of
+    tensors: the bytes of each that only one tensor has, 0 for others."""
 
     __slots__ = ("bytes", "count", "storages")
 
@@ -292,10 +291,10 @@ class _Kind:
 
 
 def _newest(container: Any, longer: int, size: int, has_shim: bool) -> tuple[int, int, str]:
-    """(how many objects came, their bytes, what they are) where a container got so many entries
-    longer and gained so many bytes, by its newest entries: the kind of tensors or arrays that takes
-    most of them, or the entries themselves where there are none. Without the shim the bytes of
-    tensors are those of the newest ones; storages that several of them share are left out."""
+    """(number, bytes, kind) of the new objects in a container that got `longer` entries longer and
+    gained `size` bytes, by its newest entries: the kind of tensors or arrays that takes most of
+    them, or the entries themselves. Without the shim the bytes of tensors are those of the newest
+    ones, without storages that several of them share."""
     entries = _entries(container)
     if not entries:
         return longer, size, "objects"
@@ -310,7 +309,7 @@ def _newest(container: Any, longer: int, size: int, has_shim: bool) -> tuple[int
         each = max(1.0, most.bytes / most.count)
         count = min(round(most.count / len(entries) * longer), round(size / each))
         return count, size, f"{what}s"
-    first = type(entries[0])  # by identity: a metaclass may have an __eq__ or __hash__ of its own
+    first = type(entries[0])  # A metaclass may define __eq__, so types are compared by identity.
     are_alike = all(type(entry) is first for entry in entries)
     return longer, size, f"{type_name(first)} objects" if are_alike else "objects"
 
@@ -320,7 +319,7 @@ def _bytes_of_kind(item: tuple[str, _Kind]) -> int:
 
 
 def _entries(container: Any) -> list[Any]:
-    """Some of the newest entries of a container, read by its built-in type's own methods."""
+    """Some of the newest entries of a container, read by the methods of its built-in type."""
     kind = type(container)
     try:
         if issubclass(kind, list):
@@ -339,13 +338,13 @@ def _entries(container: Any) -> list[Any]:
             if extent(container)[1] is None and inner:
                 return _entries(inner[0])
             return found[1 : 2 * _SAMPLED : 2]
-    except (RuntimeError, IndexError):  # another thread has changed it meanwhile
+    except (RuntimeError, IndexError):  # Another thread has changed it meanwhile.
         pass
     return []
 
 
 def _count(obj: Any, kinds: dict[str, _Kind], depth: int, seen: set[int]) -> None:
-    """Counts the tensors and arrays below an object, each once, by their kinds."""
+    """Count the tensors and arrays below an object, each once, by their kinds."""
     if id(obj) in seen or len(seen) > 64 * _SAMPLED:
         return
     seen.add(id(obj))
@@ -359,7 +358,7 @@ def _count(obj: Any, kinds: dict[str, _Kind], depth: int, seen: set[int]) -> Non
 
 
 def _add(kind: _Kind, obj: Any) -> None:
-    """One more of a kind: a tensor or an array, with the bytes of its elements."""
+    """Add a tensor or an array to its kind, with the bytes of its elements."""
     torch, ndarray = bridge.loaded(), _ndarray()
     kind.count += 1
     if torch is None or not issubclass(type(obj), torch.Tensor):

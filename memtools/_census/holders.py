@@ -1,10 +1,10 @@
-"""Who keeps objects alive, and what a person would call the place: `list MoEBlock.gate_history`.
+"""Who keeps objects alive, and the name of the place: `list MoEBlock.gate_history`.
 
-Two searches go upwards from an object, one pass over the heap a level. `find_holders` climbs from a
-sample of the new objects until they meet: a container that holds a good part of them is where they
-are collected. `Namer` climbs from that container until it comes to a name that a reader finds in
-the program: an attribute of an instance, class or module, a variable, a function's closure or
-default. At each level it takes the referrer that says most.
+Two searches go upwards from an object, with one pass over the heap for each level. `find_holders`
+climbs from a sample of the new objects to the containers that hold a good part of them. `Namer`
+climbs from such a container to a name that a reader finds in the program: an attribute of an
+instance, class or module, a variable, or a function's closure or default. At each level it takes
+the referrer that says most.
 
     sample ──► referrers ──► a container of many of them? ──► Namer ──► Holder
                   ▲ no: climb to the first referrer │
@@ -38,25 +38,25 @@ from memtools._base.size import format_bytes
 if TYPE_CHECKING:
     import torch
 
-SAMPLE = 64  # objects that are looked at
-_LEVELS = 8  # that either search climbs at most
-_NAMED = 4  # containers that are named in one call
-_COMMON = 1 / 8  # of the sample: a container that holds so much is where things are collected
+SAMPLE = 64  # So many objects are looked at.
+_LEVELS = 8  # Either search climbs up to so many levels.
+_NAMED = 4  # One call names up to so many containers.
+_COMMON = 1 / 8  # A container is a holder if it has this share of the sample.
 _FRAMES = {
     types.GeneratorType: ("gi_frame", "generator"),
     types.CoroutineType: ("cr_frame", "coroutine"),
     types.AsyncGeneratorType: ("ag_frame", "async generator"),
 }
-# Classes whose own attributes say nothing: the name is where the instance lies.
+# The attributes of these modules' classes say nothing: the name is where the instance lies.
 _WRAPPERS = ("collections", "weakref", "queue", "_weakrefset", "asyncio.queues", "functools")
 _MODULE_PARTS = ("_modules", "_buffers", "_parameters")
 _MODULE_LISTS = "torch.nn.modules.container"  # ModuleList, Sequential, ParameterDict and so on
-MOST_NODES = 200_000  # of graphs, that are walked in one search
-_LEAST_NODES = 256  # of a graph that is worth a word when nothing else grew
-_ROOTS = 256  # tensors that graphs are walked from, the newest first
-_LEAST_BYTES = 1 << 20  # that graphs hold and that are worth a sentence
+MOST_NODES = 200_000  # One search walks up to so many nodes of graphs.
+_LEAST_NODES = 256  # A graph is named from so many nodes on.
+_ROOTS = 256  # Graphs are walked from so many tensors, the newest first.
+_LEAST_BYTES = 1 << 20  # Graphs are reported from so many bytes on.
 LRU_CACHE = type(functools.lru_cache(lambda: None))
-_NOBODY = object()  # holds what the Python heap does not
+_NOBODY = object()  # stands for a holder outside the Python heap
 _QUALNAME = type.__dict__["__qualname__"].__get__
 _MODULE = type.__dict__["__module__"].__get__
 _MRO = type.__dict__["__mro__"].__get__
@@ -67,8 +67,8 @@ PARTS_OF_LOOKS: set[int] = set()
 
 
 def part_of_a_look(kind: _T) -> _T:
-    """Class decorator for what a census is made of: it exists because somebody looked, and so it
-    holds nothing of the program's."""
+    """Decorate a class of a census. Its instances exist only because of a look, so they do not
+    count as holders."""
     PARTS_OF_LOOKS.add(id(kind))
     return kind
 
@@ -144,13 +144,13 @@ def tensor_kind(torch: Any, tensor: torch.Tensor) -> TensorKind:
     with torch._C.DisableTorchFunctionSubclass():
         try:
             dtype = str(base.dtype.__get__(tensor)).removeprefix("torch.")
-        except RuntimeError:  # a collection of another thread has cleared it meanwhile
+        except RuntimeError:  # A collection on another thread has cleared it meanwhile.
             return TensorKind(type_name(kind), None, "undefined", None)
         if not defines(kind, "__torch_dispatch__", torch.Tensor):
             device = str(base.device.__get__(tensor))
             if not base.is_nested.__get__(tensor):
                 shape = tuple(base.shape.__get__(tensor))
-                if not {int}.issuperset(map(type, shape)):  # symbols while tracing
+                if not {int}.issuperset(map(type, shape)):  # Symbols are used while tracing.
                     shape = None
     return TensorKind(type_name(kind), shape, dtype, device)
 
@@ -166,7 +166,7 @@ def tensor_facts(torch: Any, tensor: torch.Tensor) -> TensorFacts:
         try:
             storage = torch.Tensor.untyped_storage(tensor)
             where, whole = storage.data_ptr(), storage.nbytes()
-        except (NotImplementedError, RuntimeError):  # sparse, fake, functional: no memory to show
+        except (NotImplementedError, RuntimeError):  # Sparse and fake tensors have no storage.
             pass
     if kind.shape is not None:
         own = dtype.itemsize
@@ -188,7 +188,7 @@ def graph_of(torch: Any, tensor: torch.Tensor) -> Any:
 
 
 class Own(list[Any]):
-    """A list of this package's own, which never counts as a holder."""
+    """A list of memtools, which never counts as a holder."""
 
     __slots__ = ()
 
@@ -225,8 +225,8 @@ def referrers(objects: Sequence[Any], ignored: Any = None) -> Referrers:
 
 
 def extent(container: Any) -> tuple[int | None, int | None]:
-    """(how many objects it has, how many it will have at most); None where it has no bound, or
-    where its length is for the program's code to say."""
+    """(the length, the capacity) of a container; None without a bound, or if only code of the
+    program knows the length."""
     kind = type(container)
     if issubclass(kind, collections.deque):
         bound = collections.deque.maxlen.__get__(container)
@@ -250,17 +250,17 @@ class Holder:
     Attributes:
         path: where it is in the program, like `list MoEBlock.gate_history`.
         kind: the container's type, or `variable`, `calls`, `autograd graph`, `C code`, `function`.
-        length: how many entries it has now; nodes of a graph. None where that has no meaning.
-        capacity: how many it will have at most (`deque(maxlen=...)`, `lru_cache(maxsize)`); None
+        length: the number of entries, or of nodes of a graph; None if it has no length.
+        capacity: the largest number of entries (`deque(maxlen=...)`, `lru_cache(maxsize)`); None
             without a bound.
-        new_objects: how many of the objects that were asked about it holds, by estimate.
+        new_objects: an estimate of how many of the objects in question it holds.
         new_bytes: their memory in bytes; 0 for objects other than tensors.
-        containers: how many containers of this name there are.
+        containers: the number of containers of this name.
         what: the objects in words, like `[2048, 64] float32 tensors`.
         steps: the number of steps in which the objects came.
-        since_step: the step from which on it gained; None where not several looks watched it.
-        rises: at how many of these looks it was longer than at the one before.
-        only_gained: whether it never was shorter than at the look before.
+        since_step: the step from which on it grew; None if only one look has seen it.
+        rises: the number of looks at which it was longer than at the look before.
+        only_gained: whether it was never shorter than at the look before.
     """
 
     path: str
@@ -277,22 +277,22 @@ class Holder:
     only_gained: bool = False
 
     def __post_init__(self) -> None:
-        """Names of the program enter here: they control no terminal and tell no secret."""
+        """Remove terminal escapes and secrets from names of the program."""
         for name in ("path", "kind", "what"):
             object.__setattr__(self, name, harmless(getattr(self, name)))
 
     @property
     def rate_bytes(self) -> float:
-        """Bytes a step that it gains."""
+        """The bytes a step that it gains."""
         return self.new_bytes / self.steps
 
     @property
     def final_bytes(self) -> int | None:
-        """Bytes that a bounded container holds once it is full; None without a bound."""
+        """The bytes of a bounded container when it is full; None without a bound."""
         return sentences.final_bytes(self)
 
     def _with(self, other: Holder) -> Holder:
-        """Both as one, of containers that have the same name."""
+        """Join two holders of the same name."""
         lengths = self.length, other.length
         rate = self.rate_bytes + other.rate_bytes
         return replace(
@@ -321,12 +321,13 @@ def holder_of(objects: object, *, steps: int = 1) -> list[Holder]:
 
     Args:
         objects: one object, such as a tensor, a module or a dict; or a list or a tuple of objects,
-            of which the first 64 are looked at. To ask who holds a list itself, pass `[that_list]`.
-            A list that you pass does not count as a holder, unless nobody else holds its objects
-            and a container, an attribute or a module of the program holds it. Text, small numbers
-            and None are shared by the whole process, so that any of its parts may be named.
-        steps: in how many steps they came, at least 1, by default 1; the holders' texts give rates
-            by it.
+            of which the first 64 are looked at. To find the holder of a list itself, pass
+            `[that_list]`. A list that you pass does not count as a holder, unless nothing else
+            holds its objects and a container, an attribute or a module of the program holds the
+            list. The whole process shares text, small numbers and None, so any part of it may be
+            named for them.
+        steps: the number of steps in which they came, at least 1, by default 1. The holders' texts
+            give rates by it.
 
     Returns an empty list for an empty list or tuple. Raises ValueError if `steps` is below 1,
     TypeError if it is not an int, MemoryError.
@@ -343,7 +344,7 @@ def holder_of(objects: object, *, steps: int = 1) -> list[Holder]:
     found = find_holders(sample, count, None, steps, ignored=objects)
     if all(holder.kind != "nobody" for holder in found):
         return found
-    # Nobody else holds them: does anything but a variable of a running function hold the sequence?
+    # Does anything but a variable of a running function hold the sequence?
     if all(type(holder) is Local for holder in referrers(Own([objects])).holders[0]):
         return found
     return find_holders(sample, count, None, steps)
@@ -424,10 +425,10 @@ def find_holders(
 
 
 def _collect(sample: Own, namer: Namer, ignored: Any) -> tuple[list[_Place], dict[int, int]]:
-    """Climbs from the objects until they meet: the containers where they do, and
-    {object without a holder: references}.
+    """Climb from the objects to the containers where they meet. Returns these, and the references
+    of each object without a holder.
 
-    Places where only a few objects lie are named only where there are no others.
+    Places with only a few objects are returned only if there are no others.
     """
     heads, inner = Own(sample), [""] * len(sample)  # what the climb has reached from each object
     members = [{i} for i in range(len(sample))]
@@ -439,7 +440,7 @@ def _collect(sample: Own, namer: Namer, ignored: Any) -> tuple[list[_Place], dic
             if level == 0 and not holders:
                 orphans[i] = above.unaccounted[i]
             if holders and PARTS_OF_LOOKS.issuperset(map(id, map(type, holders))):
-                members[i] = set()  # it is there because somebody looked
+                members[i] = set()  # It exists only because of a look.
         places += _common(heads, above, members, inner, len(sample))
         heads, members, inner = _climb(heads, above, members, inner, places)
         for i in reversed(range(len(heads))):
@@ -527,7 +528,7 @@ def _holder(namer: Namer, place: _Place, ignored: Any, part: float, share: _Shar
 
 
 def _orphans(sample: Own, orphans: dict[int, int], share: _Share) -> Holder:
-    """Who holds what nobody on the Python heap holds: autograd, or other C or C++ code."""
+    """The holder of objects that no Python object holds: autograd, or other C or C++ code."""
     figures = share.of(len(orphans) / len(sample))
     graph = _keeper([sample[i] for i in orphans])
     if graph is not None:
@@ -576,13 +577,11 @@ def graph_holder(graph: Graph, steps: int) -> Holder:
 
 
 def kept_graphs(known: Iterable[torch.Tensor]) -> str:
-    """Who keeps autograd graphs alive, and the bytes of the tensors that these saved. Looks at all
-    objects that the collector knows: some 0.1 s.
+    """Say in a clause who keeps autograd graphs alive, and the bytes of the tensors that they
+    saved; "" below 1 MiB. Looks at all objects that the collector knows, which takes some 0.1 s.
 
     Args:
         known: tensors that live in any case, such as the model's parameters.
-
-    Returns a clause, or "" where less than a MiB is kept.
     """
     found = _walk(_roots())
     total, _ = _bytes_saved((node for _, nodes in found for node in nodes), known)
@@ -597,9 +596,9 @@ def kept_graphs(known: Iterable[torch.Tensor]) -> str:
 
 
 def graph_bytes(tensors: Sequence[torch.Tensor]) -> int | None:
-    """The bytes of what the graphs of some tensors saved for their backward pass, without the
-    parameters among it. None where none has a graph, where it has more than 200,000 nodes, or where
-    hooks would have to compute what was saved, as those of activation checkpointing do.
+    """The bytes of what the graphs of some tensors saved for their backward pass, without
+    parameters. None without a graph, with more than 200,000 nodes, or if hooks would have to
+    compute what was saved, as those of activation checkpointing do.
 
     Takes some microseconds for each node.
     """
@@ -650,7 +649,7 @@ def _without_operators(torch: Any) -> Any:
 
 
 def _keeper(orphans: Sequence[Any]) -> Graph | None:
-    """The graphs that keep these tensors alive, as one; None where none does."""
+    """The graphs that keep these tensors alive, joined; None if there are none."""
     torch = bridge.loaded()
     if torch is None or not issubclass(type(orphans[0]), torch.Tensor):
         return None
@@ -667,7 +666,7 @@ def _keeper(orphans: Sequence[Any]) -> Graph | None:
 
 
 def _roots() -> Own:
-    """Tensors with a history that somebody on the Python heap holds, the newest first."""
+    """Tensors with a graph that a Python object holds, the newest first."""
     torch = bridge.loaded()
     if torch is None:
         return Own()
@@ -726,7 +725,7 @@ class Namer:
     """Names places in the program."""
 
     def path(self, obj: Any, ignored: Any = None) -> str:
-        """`Trainer.metrics['loss']`; "" when nobody on the Python heap refers to the object."""
+        """`Trainer.metrics['loss']`; "" if no Python object refers to the object."""
 
         def best(head: Own) -> Any:
             above = referrers(head, ignored).holders[0]
@@ -737,7 +736,7 @@ class Namer:
         return self._path(obj, best, _LEVELS)
 
     def path_along(self, way: Sequence[Any]) -> str:
-        """The same of the first of some objects, each of which is held by the next one."""
+        """The same for the first of some objects, each of which is held by the next one."""
         above = iter(Own(way[1:]))
         return self._path(way[0], lambda _: next(above, _NOBODY), len(way))
 
@@ -767,7 +766,7 @@ class Namer:
         return f"a {short_name(type(head[0]))}{_text(steps)}"
 
     def _rank(self, obj: Any, holder: Any) -> int:
-        """How little a holder says of where the object is: the lowest rank is taken."""
+        """How little a holder says about where the object is: the lowest rank is best."""
         kind = type(holder)
         if kind is Local:
             return 5 if holder.name else 9
@@ -801,7 +800,7 @@ def step_down(holder: Any, obj: Any) -> Step:
 
 
 def _hooks_of(holder: Any, obj: Any) -> str | None:
-    """The attribute of a tensor that holds its hooks, which is torch's own in C++."""
+    """The attribute of a tensor that holds its hooks, which torch keeps in C++."""
     torch = bridge.loaded()
     if torch is None or not _is_one(type(holder), torch.Tensor, torch.nn.Parameter):
         return None
@@ -859,7 +858,7 @@ def _says_nothing(holder: Any, steps: list[Step]) -> bool:
 
 
 def _final(obj: Any, holder: Any, steps: list[Step]) -> str | None:
-    """The whole name where the holder is one that a reader finds in the program, else None."""
+    """The whole name if a reader finds the holder in the program, else None."""
     kind, rest = type(holder), _text(steps)
     if kind is Local:
         return name_of_local(holder, rest)
@@ -897,7 +896,7 @@ def _variable(name: str | None) -> str:
 
 
 def function_name(owner: Any) -> str:
-    """`train()`, of a function, a code object or a generator; whatever it has."""
+    """`train()`, for a function, a code object or a generator."""
     code = owner if type(owner) is types.CodeType else getattr(owner, "__code__", owner)
     name = getattr(code, "co_qualname", None) or getattr(owner, "__qualname__", "a function")
     return f"{str(name).rpartition('<locals>.')[2]}()"

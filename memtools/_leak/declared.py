@@ -1,5 +1,5 @@
-"""Growth that is declared, such as a buffer that fills: it is taken out of the readings, and
-counted in forecasts."""
+"""Declared growth, such as a buffer that fills: it is subtracted from the readings, and counted in
+forecasts."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 from memtools._leak.forecast import Outlook
 
-MOST = 8  # that are kept at once: each reading asks them all
+MOST = 8  # Each reading goes through all declared growths.
 
 
 @dataclass
 class _Share:
-    """What of declared growth has come in one signal: since which step, counted from the minimum of
-    the readings since then, and the most that was taken out at once."""
+    """How much of a declared growth has come in one signal: since which step, above which minimum
+    of the readings, and the most that was subtracted."""
 
     since: int
     least: float
@@ -23,14 +23,14 @@ class _Share:
 
 @dataclass
 class _Growth:
-    """Bytes and bytes a step, each infinite where there is no bound, the last step at which it
-    grows, and the only signal."""
+    """Bytes and bytes a step, each infinite without a bound, the last step at which it grows, and
+    the only signal."""
 
     size: float
     rate: float
     until: int | None
     signal: str | None
-    #: what of it has come, by signal
+    #: how much has come, by signal
     come: dict[str, _Share] = field(default_factory=dict)
 
     def concerns(self, signal: str) -> bool:
@@ -40,7 +40,7 @@ class _Growth:
         return self.until is not None and step > self.until
 
     def allowed(self, share: _Share, step: int) -> float:
-        """Bytes that may have come. Growth without a rate that is over stays at what has come."""
+        """The bytes that may have come. Growth without a rate stops at its last step."""
         if self.rate == math.inf:
             return share.used if self.is_over(step) else self.size
         last = step if self.until is None else min(step, self.until)
@@ -68,10 +68,10 @@ class Declared:
         come = {} if before is None else before.come
         self._growths[name] = _Growth(size, rate, until, signal, come)
 
-    def taken_out(self, signal: str, step: int, size: float) -> float:
-        """A reading without what was declared: of each growth at most what may have come by this
-        step, and at most what the series has grown. Where it does not grow, or less than declared,
-        it must not seem to sink, which would hide a leak."""
+    def without_declared(self, signal: str, step: int, size: float) -> float:
+        """A reading without declared growth: of each growth at most what may have come by this
+        step, and at most what the series has grown. A series that grows less than declared must not
+        seem to fall, which would hide a leak."""
         for growth in self._growths.values():
             if not growth.concerns(signal):
                 continue
@@ -83,8 +83,8 @@ class Declared:
         return size
 
     def outlook(self, signal: str, step: int, limit: float) -> Outlook:
-        """Where a signal ends: what was taken out of its readings is in use all the same, and what
-        is still to come after `step` fills memory beside it."""
+        """What a signal will reach: what was subtracted from its readings is in use all the same,
+        and what is still to come after `step` fills memory beside it."""
         coming = rate = rated = 0.0
         for growth in self._growths.values():
             share = growth.come.get(signal)

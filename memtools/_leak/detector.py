@@ -50,8 +50,8 @@ _OUTSIDE = ("children", "shm")  # what fills a limit beside the process
 #: The readings have to cover so many steps before growth can be said, and before it can be said
 #: that nothing grows.
 STEPS_TO_SUSPECT, STEPS_NEEDED = sentences.STEPS_TO_SUSPECT, sentences.STEPS_NEEDED
-#: Growth that no container explains matters from so many bytes a step on, which a buffer or a cache
-#: of a warm-up seldom takes, or from so many a second, which fill 16 GiB within a day.
+#: Growth that no container explains matters from so many bytes a step on, more than most buffers
+#: and caches of a warm-up take, or from so many a second, which fill 16 GiB within a day.
 LEAST_PER_STEP, LEAST_PER_SECOND = 1024, 256 * 1024
 
 _FARTHEST = 2**53  # steps, which a float counts exactly
@@ -110,7 +110,7 @@ class LeakVerdict:
 
 
 def matters(bytes_per_step: float, steps_per_second: float) -> bool:
-    """Whether growth is worth a word also where nobody is known to hold it."""
+    """Whether growth without a known holder is worth reporting."""
     per_second = bytes_per_step * steps_per_second
     return bytes_per_step >= LEAST_PER_STEP or per_second >= LEAST_PER_SECOND
 
@@ -272,7 +272,7 @@ class LeakDetector:
         if series is None:
             series = Readings(self._bars[name], self._span, step, exact=name != "rss")
             self._series[name] = series
-        return series.add(step, size, self._declared.taken_out(name, step, float(size)))
+        return series.add(step, size, self._declared.without_declared(name, step, float(size)))
 
     def reset(self) -> None:
         """Forget all readings, because another phase of the program begins.

@@ -28,19 +28,19 @@ from typing import NamedTuple
 
 from memtools._leak.growth import line_through
 
-MOST_READINGS = 64  # that are kept
-LEAST_SPAN = 16  # steps that a window covers
+MOST_READINGS = 64  # So many readings are kept.
+LEAST_SPAN = 16  # A window covers at least so many steps.
 WINDOWS = (64, 33, 17, 9, 5)  # readings; those of each step cover 16, 32
 MANY, LEAST_READINGS, LEAST_GROUPS = 12, 4, 5
-GROUPS = (1, 2, 4, 8)  # neighbours that are averaged
-LEAST_RATE = 512.0  # bytes a step: what is less is left to longer series
-QUIETEST = 100.0  # bytes that any rise scatters by
-CERTAIN = 3.5  # standard deviations at the first look,
-CERTAIN_MORE = 0.25  # and for each e-fold of looks
-STRAIGHT = 0.25  # of the rise: as far as a reading may lie from the line
-EVEN = 1.5  # the longest way to the next reading, over the average
-MOST_RHO = 0.98  # of one residual with the next
-GOES_ON = 0.4  # of the mean rate, in the newest quarter
+GROUPS = (1, 2, 4, 8)  # So many neighbours are averaged.
+LEAST_RATE = 512.0  # Slower growth, in bytes a step, needs a longer series.
+QUIETEST = 100.0  # Any rise is taken to scatter by so many bytes.
+CERTAIN = 3.5  # A drift must be certain by so many standard deviations at the first look,
+CERTAIN_MORE = 0.25  # and by so many more for each e-fold of looks.
+STRAIGHT = 0.25  # A reading may lie this share of the rise from the line.
+EVEN = 1.5  # The longest distance between two readings may be so many times the average.
+MOST_RHO = 0.98  # The correlation of residuals with the next is taken to be at most this.
+GOES_ON = 0.4  # The newest quarter must rise by this share of the mean rate.
 
 
 class Drift(NamedTuple):

@@ -5,7 +5,7 @@ what to do.
                                   │
                                   └──► an event of the record ──► explain, report, compare
 
-It is made once, by the running monitor. Whoever shows it later reads the same fields.
+The running monitor makes it once. Pages and commands show its fields.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from memtools._base import sentences
 from memtools._base.redact import harmless
 from memtools._base.size import format_bytes
 
-#: What a leak test may say of growth, from the least certain on.
+#: The grades of growth, the least certain first.
 #:
 #: - early: too few steps to say that nothing grows, and no growth was found;
 #: - quiet: nothing grows, after 32 steps or more;
@@ -32,13 +32,13 @@ from memtools._base.size import format_bytes
 #: - leak: and does not slow down, for long enough to tell it from what fills.
 GRADES = ("early", "quiet", "fills", "fragmentation", "suspect", "growing", "likely", "leak")
 RANK = {grade: rank for rank, grade in enumerate(GRADES)}
-#: signals of what the process itself has in use
+#: The signals of what the process itself has in use.
 OF_USE = ("heap", "python", "tensors", "rss", "")
-#: what a name has at one look and not at another: how many nodes a graph has, how many of the
-#: containers in a container grow, the entry of a container by which one gets at what grows
+#: The parts of a name that change from look to look: the number of nodes of a graph, the number of
+#: containers that grow in a container, the entry of a container on the way to what grows.
 _PASSING = re.compile(r" of (?:some )?[\d,]+ nodes|(\[[^]]*\])*( \([^)]*\))?$")
 
-#: of a finding: (process, who or what grows there)
+#: The key of a finding: (process, what grows there).
 Key = tuple[str, str]
 
 
@@ -49,7 +49,7 @@ def is_call(grade: str) -> bool:
 
 @dataclass(frozen=True)
 class LeakFinding:
-    """One thing that grows, as memtools says it everywhere.
+    """One thing that grows. All parts of memtools report it in the same words.
 
     Attributes:
         grade: how certain it is that memory leaks: one of "early", "quiet", "fills",
@@ -58,7 +58,7 @@ class LeakFinding:
             "device", "shm" or "rss"; "" if only a census knows of it.
         per: what the rate refers to: "step", or "s" if the program makes no steps.
         rate_bytes: how fast it grows, in bytes a step or a second; 0 if that is not known.
-        first_step: the step at which the finding was first said; None without steps.
+        first_step: the step at which it was first reported; None without steps.
         since_step: the step at which the growth began, as far as the readings show it.
         holder: who holds what grows, such as `list Trainer.losses`; "" if no Python object does.
         kind: the kind of the holder: the type of a container, such as "list", "dict" or
@@ -92,7 +92,7 @@ class LeakFinding:
     over: bool = False
 
     def __post_init__(self) -> None:
-        """Names of the program enter here: they control no terminal and tell no secret."""
+        """Remove terminal escapes and secrets from names of the program."""
         for name in ("holder", "kind", "what", "made_at", "process", "advice"):
             object.__setattr__(self, name, harmless(getattr(self, name)))
 
@@ -106,13 +106,12 @@ class LeakFinding:
     def key(self) -> Key:
         """The process and the name by which two findings are known to be about the same thing. It
         stays the same from look to look, although an autograd graph, for example, has more nodes
-        each time. Growth that nobody holds is one thing, by whichever signal it was seen."""
+        each time. Growth without a holder is one thing, whichever signal shows it."""
         return self.process, _PASSING.sub("", self.holder) or self.kind or self.part
 
     @property
     def subject(self) -> str:
-        """What grows, and in which process. It is the name of the holder, or words if nobody holds
-        it."""
+        """What grows, and in which process: the name of the holder, or words if there is none."""
         subject = self.holder or _NOBODY.get(self.kind, f"memory ({self.signal})")
         if self.process and not self.holder and self.kind == "children":
             return self.process
@@ -135,7 +134,7 @@ class LeakFinding:
         return line
 
     def without_forecast(self) -> LeakFinding:
-        """The same where a page has said already when the limit comes."""
+        """The finding without its forecast, for a page that has it already."""
         return replace(self, steps_left=None, seconds_left=None)
 
     def _made(self) -> str:
@@ -147,7 +146,7 @@ class LeakFinding:
         return f"{self.grade}: {self.line()}"
 
     def as_json(self) -> dict[str, Any]:
-        """The fields that programs read, None for what is not known, and the sentence."""
+        """The fields that programs read, None for unknown ones, and the sentence."""
         found: dict[str, Any] = {
             name: getattr(self, name)
             for name in ("grade", "first_step", "since_step", "rate_bytes", "per", "signal")
@@ -166,14 +165,13 @@ def _finite(number: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
-#: the ends of an interval of steps, the highest by what is likeliest, after so many steps of growth
+#: The width of the interval about a rate, after at least so many steps of growth.
 _WIDTHS = ((192, 1.35), (64, 1.6), (0, 1.9))
 
 
 def steps_left(rate: float, room_bytes: int | None, steps: float) -> tuple[float, float] | None:
-    """The steps until `room_bytes` are gone at `rate` bytes a step: not before and hardly after,
-    closer together where growth has gone on for more `steps`. None where the rate or the room is
-    not known."""
+    """The fewest and the most steps until `room_bytes` are gone at `rate` bytes a step. They are
+    closer together after more `steps` of growth. None if the rate or the room is not known."""
     if room_bytes is None or rate <= 0:
         return None
     left, width = max(0, room_bytes) / rate, width_of(steps)
@@ -181,15 +179,15 @@ def steps_left(rate: float, room_bytes: int | None, steps: float) -> tuple[float
 
 
 def width_of(steps: float) -> float:
-    """How wide the interval about a rate is that has been seen for so many steps: the truth lies
-    between the rate divided by it and the rate times it."""
+    """The width of the interval about a rate after so many steps: the true rate lies between the
+    rate divided by the width and the rate times the width."""
     return next((width for least, width in _WIDTHS if steps >= least), _WIDTHS[-1][1])
 
 
-#: `what` of cycles that nobody collects
+#: The `what` of cycles that are not collected.
 COLLECTOR_IS_OFF = "the garbage collector is off"
 
-#: what grows where no Python object holds it
+#: What grows if no Python object holds it, by kind.
 _NOBODY = {
     "C heap": "the C heap, which no Python object holds",
     "shared memory": "shared memory of this job",
@@ -204,8 +202,8 @@ _NOBODY = {
 
 
 def advice_for(finding: LeakFinding) -> str:
-    """What to do about it: one sentence, by the kind of its holder and with the holder's name. ""
-    where there is nothing to do. Reads all fields but `advice`."""
+    """Return what to do in one sentence, by the kind and the name of the holder; "" if there is
+    nothing to do. Reads all fields but `advice`."""
     if finding.grade in ("early", "quiet"):
         return ""
     name = _ENTRY.sub("", finding.holder) or _NOBODY.get(finding.kind, "what grows")
@@ -223,12 +221,12 @@ def advice_for(finding: LeakFinding) -> str:
     return advice
 
 
-#: the end of a path to the part of each entry that weighs
+#: The end of a path that leads to a part of each entry.
 _ENTRY = re.compile(r"(, as \S+ of each entry| \([\d,]+ [^()]*(?:of them|in it)\))+$")
-#: containers whose entries stay until somebody takes them out
+#: Containers whose entries stay until the program removes them.
 _SEQUENCES = ("list", "deque", "tuple", "array")
 _MAPPINGS = ("dict", "set", "frozenset", "OrderedDict", "defaultdict", "Counter", "mappingproxy")
-#: single objects that are replaced, each time by a larger one
+#: Single objects that are reallocated, larger each time (such as a growing torch.cat).
 _BUFFERS = ("variable", "tensor", "ndarray", "bytes", "bytearray", "str")
 
 _Fits = Callable[[LeakFinding], object]
@@ -243,12 +241,12 @@ def _is(*kinds: str) -> _Fits:
 
 
 def _named(pattern: str) -> _Fits:
-    """Holders whose kind or path tells what they are for."""
+    """Matches holders whose kind or path shows their purpose."""
     search = re.compile(pattern).search
     return lambda finding: search(finding.kind) or search(finding.holder)
 
 
-#: (whether it is for a finding, what to do), the most special first
+#: (whether it fits a finding, what to do), the most special first.
 _ADVICE: tuple[tuple[_Fits, str], ...] = (
     (
         _is("mapped files"),

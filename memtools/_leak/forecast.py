@@ -19,8 +19,10 @@ from typing import NamedTuple
 from memtools._leak.drift import Drift
 from memtools._leak.floor import Floor, Windows, straight
 
-ERRORS = 2.5  # standard errors of the slope, and so much of the slope itself:
-OF_SLOPE, OF_FEW, FEW_STEPS, MOST_ERROR = 0.10, 0.30, 256, 0.45
+ERRORS = 2.5  # The error of a forecast is so many standard errors of the slope,
+OF_SLOPE = 0.10  # and this share of the slope,
+OF_FEW, FEW_STEPS = 0.30, 256  # or up to this share if the line covers fewer than so many steps,
+MOST_ERROR = 0.45  # but at most this share in all.
 
 
 class Trend(NamedTuple):
@@ -43,7 +45,7 @@ class Trend(NamedTuple):
 
 
 def trend_of_floor(floor: Floor, windows: Windows, stride: float) -> Trend:
-    """Of a floor whose samples lie `stride` steps apart."""
+    """The trend of a floor whose samples lie `stride` steps apart."""
     window, above, block = straight(windows), floor.excursions(), floor.length * stride
     return Trend(
         window.slope / block,
@@ -59,8 +61,8 @@ def trend_of_floor(floor: Floor, windows: Windows, stride: float) -> Trend:
 
 
 def trend_of_drift(drift: Drift) -> Trend:
-    """Of the newest readings. A line through few steps says less of what comes than one through
-    many: its error is larger than its own scatter shows, and smaller with each step."""
+    """The trend of the newest readings. A line through few steps is less certain than its own
+    scatter shows, so its error is larger, and becomes smaller with each step."""
     few = (OF_FEW - OF_SLOPE) * max(0.0, 1 - (drift.until - drift.since) / FEW_STEPS)
     error = ERRORS * drift.error + (OF_SLOPE + few) * drift.slope
     error = min(error, MOST_ERROR * drift.slope)

@@ -1,13 +1,13 @@
-"""The judge: from how parts of memory grow, and who gains in them, to LeakFindings.
+"""The judge: makes LeakFindings of how parts of memory grow and who gains in them.
 
     monitor: points of its looks ─► series.py (Looks) ────┐
     assert_flat: readings of a test ─► testing/_growth.py ┼─► Part, Evidence ──► LeakFinding ...
     a record: its series ─► _record/growth.py ────────────┘
 
 This is the only place where growth becomes a finding, and THRESHOLDS are the only numbers that
-decide it. Everything here is arithmetic on numbers that the caller has read. The order is that of
-certainty: containers with a bound, containers without one, growth that nobody holds, children,
-shared memory and devices.
+decide it. Everything here is arithmetic on numbers that the caller has read. The most certain
+growth comes first: containers with a bound, containers without one, growth without a holder,
+children, shared memory and devices.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 GRAPH = "autograd graph"
 C_HEAP = "C heap"
 CYCLES = "cycles"
-#: parts of memory in which a census names holders: what is in use, and what lies beside it
+#: The parts of memory in which a census names holders.
 OF_CENSUS = ("use", "shm", "device")
-#: what grows in a part of memory where nobody is known to hold it
+#: The kind of growth without a known holder, by part of memory.
 _KINDS = {"shm": "shared memory", "children": "children"}
 
 
 @dataclass(frozen=True)
 class Thresholds:
-    """The numbers that decide what is growth, who explains it, and when it has ended. A "share" is
-    a part of the growth of a part of memory, in bytes a step, unless it says otherwise."""
+    """The numbers that decide what is growth, what explains it, and when it has ended. A "share" is
+    a share of the bytes a step by which a part of memory grows, unless it says otherwise."""
 
     least_rate: float = 1024.0
     """Growth of fewer bytes a step is not reported, and holders that gain less are not named."""
@@ -67,7 +67,7 @@ class Thresholds:
     """A slope that differs from what holders gain by at most this share of it is theirs."""
 
     unexplained: float = 0.3
-    """Below this share, held by anybody, even growth may be that of the C heap."""
+    """If holders gain less than this share, even growth may be that of the C heap."""
 
     named_looks: int = 3
     """A census names holders from this look on."""
@@ -226,10 +226,10 @@ class Evidence:
         holders: who gains, as a census names them.
         walked: whether the census has looked at this step, or there is none; true by default.
         looks: how many looks there were.
-        unheld: whose the growth of use is that no Python object holds: C_HEAP, CYCLES, or "", the
-            default, where that is not known.
+        unheld: what the growth of use is that no Python object holds: C_HEAP, CYCLES, or "", the
+            default, if that is not known.
         c_heap_bytes: bytes a step that C code and holders take together, if `unheld` is C_HEAP.
-        is_collected: whether somebody collects garbage: Python's collector, or the program.
+        is_collected: whether Python's collector or the program collects garbage.
         profiles: whether a torch profiler runs.
         declared: bytes a step that the program has declared to fill something, `math.inf` for as
             fast as it comes; and by which name.
@@ -254,8 +254,8 @@ class Evidence:
 
 
 def measured(share: float, rate: float, error: float = math.inf) -> bool:
-    """Whether the growth of a part of memory tells what its holders gain better than their own
-    figures.
+    """Whether the growth of a part of memory is a better figure of what its holders gain than their
+    own figures.
 
     Args:
         share: the share of that growth that the holders seem to gain; 0 or more.
@@ -295,7 +295,7 @@ def _at_least_suspect(grade: str) -> str:
 
 
 def keeps_graphs(holders: Sequence[Holder]) -> bool:
-    """Whether one of them keeps what its size does not tell."""
+    """Whether one of them keeps a graph, whose bytes its size does not show."""
     return any(holder.kind == GRAPH for holder in holders)
 
 
@@ -316,7 +316,7 @@ def findings_of(seen: Evidence) -> list[LeakFinding]:
 def of_part(
     part: Part, *, per: str = "step", kind: str | None = None, what: str = ""
 ) -> LeakFinding:
-    """That a part of memory grows, where nobody is known to hold it.
+    """The finding that a part of memory grows, without a known holder.
 
     Args:
         part: how it grows.
@@ -353,7 +353,7 @@ def _of_use(seen: Evidence) -> list[LeakFinding]:
             for one in _small(seen, use)
             if one.rises >= THRESHOLDS.steady_rises
         ]
-    return found + _of_nobody(seen, use, rest - total)
+    return found + _unexplained(seen, use, rest - total)
 
 
 def _with_residue(holders: Sequence[Holder], use: float) -> list[Holder]:
@@ -370,7 +370,7 @@ def _with_residue(holders: Sequence[Holder], use: float) -> list[Holder]:
 
 
 def of_holder(grade: str, signal: str, holder: Holder, rate: float, what: str) -> LeakFinding:
-    """That a holder gains `rate` bytes a step, `what` in words."""
+    """The finding that a holder gains `rate` bytes a step, `what` in words."""
     return LeakFinding(grade, signal, rate_bytes=rate, since_step=holder.since_step,
                        holder=holder.path, kind=holder.kind, what=what)  # fmt: skip
 
@@ -447,8 +447,8 @@ def _together(name: str, several: Sequence[LeakFinding]) -> LeakFinding:
     )
 
 
-def _of_nobody(seen: Evidence, use: float, residue: float) -> list[LeakFinding]:
-    """Growth of use that no container explains."""
+def _unexplained(seen: Evidence, use: float, residue: float) -> list[LeakFinding]:
+    """The growth of use that no container explains."""
     limit, _ = seen.declared
     part, grade = replace(seen.use, rate_bytes=residue, begun_bytes=0.0), seen.use.grade
     if residue < max(seen.least_rate, (1 - THRESHOLDS.explained) * use) or use <= limit:
@@ -466,12 +466,12 @@ def _of_nobody(seen: Evidence, use: float, residue: float) -> list[LeakFinding]:
     if RANK[grade] < RANK["suspect"]:
         return []
     if grade == "suspect" and seen.looks < THRESHOLDS.named_looks:
-        return []  # who holds it is known a few steps later
-    # A census has looked and found nobody: as long as that is so, it may be work that grows.
+        return []  # The holder is known a few steps later.
+    # A census has looked and found no holder: until it does, the work itself may grow.
     if seen.looks >= THRESHOLDS.even_intervals and grade == "growing":
         grade = "suspect"
     part = replace(part, grade=grade, begun_bytes=seen.use.begun_bytes)
-    # The one that gains the most of those that are too small to be what leaks.
+    # The fastest of the containers that are too small to be the leak.
     small = _small(seen, use)[:1]
     among = [f"among it {one.path}: +{format_bytes(one.rate_bytes)}/step" for one in small]
     return [of_part(part, what="".join(among))]

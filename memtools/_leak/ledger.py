@@ -1,6 +1,6 @@
 """The ledger: which findings stand, from one look to the next, and which have ended.
 
-    findings_of(Evidence) ──► Ledger.look ───► what is new or more certain, what is taken back
+    findings_of(Evidence) ──► Ledger.look ───► what is new or more certain, what is withdrawn
     growth of each part ────► Ledger.follow ─► rates between two walks of the heap
     points of the looks ────► Ledger.end ────► what no longer grows
 
@@ -97,9 +97,8 @@ class Ledger:
             points: the parts of memory at all looks.
             walked: whether the heap was walked. Otherwise who was named goes on where memory does.
 
-        Returns those to report, which are new or have a higher grade, and those that are taken
-        back: what nobody was known to hold, now that somebody is, and what was the C heap's as long
-        as it grew evenly.
+        Returns those to report, which are new or have a higher grade, and those that are withdrawn:
+        growth without a holder that has one now, and growth of the C heap that is no longer even.
         """
         named = {one.key: one for one in found if walked or not self._is_held(one)}
         news = [one for one in map(lambda one: self._enter(step, one), named.values()) if one]
@@ -144,27 +143,27 @@ class Ledger:
         for key, entry in list(self._entries.items()):
             one = entry.finding
             if key in named or (not walked and one.part in OF_CENSUS):
-                continue  # the look has shown it, or nobody has looked
+                continue  # The look has shown it, or the heap was not walked.
             entry.missed += 1
             others = nameless if one.kind == C_HEAP else explained
-            if _is_nobodys(one) and one.part in others:
+            if _has_no_holder(one) and one.part in others:
                 replaced.append(self._end(key))
         return replaced
 
     def _is_held(self, one: LeakFinding) -> bool:
-        """Whether it says that a part grows which somebody is known to hold: where nobody has
-        looked, that still holds."""
+        """Whether it says that a part grows whose holder is known: without a new walk of the heap
+        the holder stays."""
         if one.key in self._entries or not _is_nameless(one) or one.part not in OF_CENSUS:
             return False
         standing = (entry.finding for entry in self._entries.values())
         return any(other.holder and other.part == one.part for other in standing)
 
     def _made_at(self, one: LeakFinding) -> str:
-        """Where growth was made that nobody was known to hold, and that is as fast as what has got
-        a name now: it is the same."""
+        """The line that makes growth without a holder, if it is as fast as the finding, which has a
+        holder now: then they are the same."""
         for entry in self._entries.values():
             other = entry.finding
-            if _is_nobodys(other) and other.part == one.part and not one.process:
+            if _has_no_holder(other) and other.part == one.part and not one.process:
                 slower, faster = sorted((other.rate_bytes, one.rate_bytes))
                 if faster <= THRESHOLDS.alike * slower:
                     return other.made_at
@@ -217,14 +216,16 @@ class Ledger:
                 continue
             is_another |= now > before / THRESHOLDS.explained**0.5
             if now > THRESHOLDS.faster * before:
-                continue  # somebody else: the next walk tells
-            pace = now if now >= before / THRESHOLDS.faster else before  # end() judges what ends
+                continue  # Something else grows: the next walk finds it.
+            pace = (
+                now if now >= before / THRESHOLDS.faster else before
+            )  # end() decides what has ended.
             for entry in self._entries.values():
                 one = entry.finding
                 if one.part != part or not entry.share or entry.missed or one.grade == "fills":
                     continue
                 if _is_of_worker(one) or (one.holder and entry.share < THRESHOLDS.explained):
-                    continue  # the rest of its part tells nothing of it
+                    continue  # The rest of its part says nothing about it.
                 entry.finding = replace(one, rate_bytes=entry.share * pace)
         return is_another
 
@@ -262,7 +263,7 @@ class Ledger:
         garbage = THRESHOLDS.cleared * one.rate_bytes * (step - since) if is_held else 0
         recent = points.recent(one.part, min(int(window), known), but_a_fall=garbage)
         if recent is None or (is_held and _is_lost_in_noise(one, points, step)):
-            return False  # the next walk tells
+            return False  # The next walk decides.
         if one.kind == C_HEAP and recent < THRESHOLDS.ended_c_heap * (entry.first_pace or 0.0):
             return True
         least = max(THRESHOLDS.least_rate / 4, THRESHOLDS.ended * self._rate_in_part(one))
@@ -284,11 +285,11 @@ def _is_nameless(one: LeakFinding) -> bool:
     return not one.holder and one.kind in ("", "children", "shared memory")
 
 
-def _is_nobodys(one: LeakFinding) -> bool:
-    """Whether nobody is known to hold it."""
+def _has_no_holder(one: LeakFinding) -> bool:
+    """Whether no holder of it is known."""
     return _is_nameless(one) or one.kind == C_HEAP
 
 
 def _is_of_worker(one: LeakFinding) -> bool:
-    """Whether a worker has looked for itself, and found it; else it is seen from outside."""
+    """Whether a worker has found it itself; other findings are seen from outside."""
     return bool(one.process and one.holder)

@@ -1,8 +1,8 @@
 """The readings of one signal, and how certain it is that it grows.
 
-Two judges see them: the floor of the whole series, each time that it has eight blocks more, and, of
-an exact signal, the newest readings, each 8 steps and later each 16. The higher grade of the two
-counts. A leak has to last at three evaluations of the floor in a row.
+Two tests judge them: one of the floor of the whole series, each time that it has eight more blocks,
+and one of the newest readings of an exact signal, each 8 steps and later each 16. The higher grade
+counts. For a leak, three evaluations of the floor in a row must find growth.
 """
 
 from __future__ import annotations
@@ -13,13 +13,17 @@ from memtools._leak.finding import GRADES
 from memtools._leak.floor import Floor, Windows, lasts, slows_down, straight
 from memtools._leak.forecast import Trend, trend_of_drift, trend_of_floor
 
-#: the grades as numbers, from the least certain on
+#: The grades as numbers, the least certain first.
 EARLY, QUIET, FILLS, FRAGMENTATION, SUSPECT, GROWING, LIKELY, LEAK = range(len(GRADES))
-PAUSES, LEAK_PAUSES = 1.5, 3.0  # times as long as any pause before: then growth has ended
-LEAST_DRIFT = 1 / 64  # of the bar: what counts as a drift of few readings
-FASTER = 2.0  # times as fast as a rise that slows down: it is another one
-GOES_ON = 64  # steps of a drift, from which on it is growing
-LOOK_EVERY, LOOK_LATER, FIRST_LOOKS = 8, 16, 16  # steps, steps after the first looks, and these
+PAUSES, LEAK_PAUSES = 1.5, 3.0  # Growth has ended after a pause so many times the longest before.
+LEAST_DRIFT = 1 / 64  # A drift of few readings must rise by this share of the bar.
+FASTER = 2.0  # A drift so many times as fast as a rise that slows down is another one.
+GOES_ON = 64  # A drift over so many steps is growing.
+LOOK_EVERY, FIRST_LOOKS, LOOK_LATER = (
+    8,
+    16,
+    16,
+)  # Steps between the first looks, and the later ones.
 
 
 class Readings:
@@ -89,7 +93,7 @@ class Readings:
         return True
 
     def windows(self) -> Windows:
-        """Of the floor, which was judged before."""
+        """The windows of the floor, which must have been judged."""
         if self._windows is None:
             self._windows = self._floor.windows()
         return self._windows
@@ -110,8 +114,8 @@ class Readings:
         return True
 
     def _graded(self) -> int:
-        """Growth that lasts at three evaluations in a row is a leak, at two in a row it is likely
-        one. One evaluation alone says little: of many, one would find something in any series."""
+        """Growth that three evaluations in a row find is a leak; two in a row make it likely. One
+        evaluation says little: of many, one finds growth in any series."""
         if not self._floor.may_rise(self._bar):
             self._slows = False
             self._lasting = self._nearly = 0
@@ -155,7 +159,7 @@ class Readings:
             self._drift = None
 
     def _drift_grade(self) -> int:
-        """A warm-up that dies away drifts for long, ever slower: its floor tells."""
+        """The grade of the drift. A warm-up that slows down also drifts; its floor shows that."""
         drift = self._drift
         if drift is None or (self._slows and drift.slope < FASTER * self._slope):
             return QUIET
@@ -169,8 +173,7 @@ class Readings:
 
     @property
     def _deciding(self) -> Drift | None:
-        """The drift, where it stands for the series: where the floor has no straight line that
-        grows."""
+        """The drift, if it represents the series: if the floor has no straight line that grows."""
         floor_decides = (
             self._is_known
             and not self._ended
@@ -180,7 +183,7 @@ class Readings:
         return None if floor_decides else self._drift
 
     def trend(self) -> Trend | None:
-        """The line that stands for the series; None where there is none."""
+        """The line that represents the series; None if there is none."""
         if (drift := self._deciding) is not None:
             return trend_of_drift(drift)
         return trend_of_floor(self._floor, self.windows(), self._stride) if self._is_known else None

@@ -33,31 +33,31 @@ if TYPE_CHECKING:
     from memtools._census.holders import Holder
 
 MOST_POINTS = 256
-MOST_OF_PACE = 64  # The pace is taken from at most so many of the newest points.
+MOST_OF_PACE = 64  # The pace is taken from up to so many of the newest points.
 FEWEST_POINTS = 3  # A slope that holders explain is taken from at least so many points.
 
 
 def since_of(looks: Sequence[int], step: int) -> int:
-    """The step from which on slopes are taken: that of the first look, but of the newer three
+    """The step from which on slopes are taken: that of the first look, but within the newer three
     quarters of a run that is at `step`."""
     return max(looks[0], step // 4)
 
 
 class Points:
-    """What the signals were at the looks: a table of steps and bytes, of bounded length.
+    """The signals at the looks: a table of steps and bytes, of bounded length.
 
-    `use` is what is in use in this process: the heap and Python's own blocks. Where the heap cannot
-    be read, it is the resident bytes. `all` is what the gate of the census goes by: use, shared
-    memory, children and devices together.
+    `use` is what this process has in use: the heap and Python's own blocks. If the heap cannot be
+    read, it is the resident bytes. `all` decides whether a census walks: use, shared memory,
+    children and devices together.
     """
 
-    #: which signals make which sums
+    #: The signals of each sum.
     SUMS = {"use": ("heap", "python"), "all": ("heap", "python", "shm", "children", "device")}
 
     def __init__(self, *, noisy: bool = False) -> None:
         self.steps: list[int] = []
         self._values: list[dict[str, int]] = []
-        self._is_noisy = noisy  # they are not of the same point of a step
+        self._is_noisy = noisy  # They are not read at the same point of a step.
 
     def add(self, step: int, values: dict[str, int]) -> None:
         """The signals that are known at this step, which is above all before."""
@@ -65,14 +65,14 @@ class Points:
             values = {**values, "heap": values["rss"]}
         self.steps.append(step)
         self._values.append(values)
-        if len(self.steps) > MOST_POINTS:  # the older half becomes half as dense
+        if len(self.steps) > MOST_POINTS:  # The older half becomes half as dense.
             keep = [*range(0, MOST_POINTS // 2, 2), *range(MOST_POINTS // 2, len(self.steps))]
             self.steps = [self.steps[i] for i in keep]
             self._values = [self._values[i] for i in keep]
 
     def series(self, name: str, since: int = 0) -> list[tuple[int, int]]:
-        """(step, bytes) of a signal, or of one of the sums, from a step on; parts of a sum that are
-        not known at a point count as they were before."""
+        """(step, bytes) of a signal, or of one of the sums, from a step on. A part of a sum that is
+        not known at a point counts as at the point before."""
         parts, last = self.SUMS.get(name, (name,)), dict[str, int]()
         found = []
         for step, values in zip(self.steps, self._values, strict=True):
@@ -83,26 +83,26 @@ class Points:
         return found
 
     def slope(self, name: str, since: int = 0) -> float:
-        """Bytes a step by a straight line through the points from a step on; 0 below two."""
+        """Bytes a step by a line through the points from a step on; 0 for fewer than two."""
         return slope_of(self.series(name, since))
 
-    def _settled(self, name: str, since: int = 0) -> list[tuple[int, int]]:
-        """The series. Of noisy points without the newest, which may be of the end of all, when the
-        program has let go of things."""
+    def _without_end(self, name: str, since: int = 0) -> list[tuple[int, int]]:
+        """The series. Noisy points come without the newest, which may be from the end of the
+        program, when it has released objects."""
         points = self.series(name, since)
         return points[:-1] if self._is_noisy and len(points) > 3 else points
 
     def pace(self, name: str, since: int = 0) -> Pace:
-        """Bytes a step as it goes on now: by a line through the points from a step on, without
-        those of before it became faster or slower."""
-        points = self._settled(name, since)[-MOST_OF_PACE:]
+        """Bytes a step now: by a line through the points from a step on, without those before the
+        series became faster or slower."""
+        points = self._without_end(name, since)[-MOST_OF_PACE:]
         return pace_of(points) if points else Pace(0.0, since, math.inf)
 
     def recent(self, name: str, steps: int, but_a_fall: float = 0) -> float | None:
-        """Bytes a step from the newest point that is so many steps old to the newest one; None
-        where there is none. A fall between two points of `but_a_fall` bytes at most does not count,
-        where it is the largest: garbage of many steps goes at once."""
-        points = self._settled(name)
+        """Bytes a step from the newest point that is at least `steps` old to the newest one; None
+        if there is no such point. The largest fall between two points does not count if it is at
+        most `but_a_fall` bytes: garbage of many steps goes at once."""
+        points = self._without_end(name)
         before = [point for point in points if points[-1][0] - point[0] >= steps]
         if not before:
             return None
@@ -114,7 +114,7 @@ class Points:
         return (last - first + forgiven) / (end - begin)
 
     def rises(self, name: str) -> list[int]:
-        """The steps of the points at which it was above all that it had been."""
+        """The steps of the points at which it was higher than ever before."""
         most, found = -1, []
         for step, size in self.series(name):
             if size > most + (0 if most < 0 else max(1024, most // 10_000)):
