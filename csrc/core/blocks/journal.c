@@ -205,7 +205,7 @@ journal_add_all(mt_journal *j, const mt_block *blocks, size_t n)
     return true;
 }
 
-/* Adds what lives now. The copy is asked for again until it holds all that lives. */
+/* Adds the blocks that live now. Copies again until the copy holds all of them. */
 static bool
 add_living(mt_journal *j, mt_live *live)
 {
@@ -706,7 +706,7 @@ tell_peak(const reading *r, uint32_t peak_at, mt_journal_contents *out)
     alive = (const mt_journal_entry **)mt_alloc_zeroed(j->mem, j->n, sizeof *alive);
     if (alive == NULL) return false;
     n = alive_at(j, peak_at, alive);
-    out->blocks_n = n < MT_JOURNAL_TOLD_MOST ? n : MT_JOURNAL_TOLD_MOST;
+    out->blocks_n = n < MT_JOURNAL_LISTED_MOST ? n : MT_JOURNAL_LISTED_MOST;
     tell_moment(alive, n, rise_of(r->changes, peak_at, out->peak_bytes), out);
     qsort((void *)alive, n, sizeof *alive, journal_by_bytes);
     if (out->blocks_n > 0)

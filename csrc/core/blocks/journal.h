@@ -1,8 +1,8 @@
-/* journal.h -- the lives of all blocks in a stretch of a program, such as a training step.
+/* journal.h -- the lives of all blocks in an interval of a program, such as a training step.
  *
  * live.h knows what lives now. A journal keeps, from begin() to end(), one entry for each block that
- * lived at its begin or was born since, also when the block has gone. Births and deaths have numbers
- * of order, 1, 2, 3 and so on:
+ * lived at its beginning or was born since, also when the block has died. Births and deaths are
+ * numbered in their order, 1, 2, 3 and so on:
  *
  *   order      0   1   2   3   4   5   6   7   8     entry  bytes birth death  born in   saved
  *   block A ───┼───────────────────────────────►       A      40    0     -    before     no
@@ -12,13 +12,13 @@
  *              ─── forward ────► backward ───►         in use is the prefix sum of births and deaths;
  *                                                      its peak is 86, at 4: A, B and D were alive
  *
- * What a block was is told by its life: one that was born in a forward pass and lives when the next
+ * The life of a block shows what it was: one that was born in a forward pass and lives when the next
  * backward pass begins was saved for it. What only a caller knows (that a block is a parameter) is
- * marked while it lives, by its address; an entry keeps its mark, whatever comes to lie there later.
+ * marked while it lives, by its address; an entry keeps its mark when another block gets the address.
  *
- * A read tells the blocks at the peak one by one, and all of the time in up to 128 stretches: for each
- * the bytes of every kind of blocks at the moment in it at which most was in use. None reaches over
- * the begin of a phase, unless phases change too often. Above, where two orders make a stretch:
+ * A read lists the blocks at the peak, and divides the whole time into up to 128 stretches. For each it
+ * has the bytes of every kind of blocks at the moment at which most was in use. A stretch ends where a
+ * phase begins, unless phases change too often. Above, with two orders to a stretch:
  *
  *   order      0   1   2   3   4   5   6
  *   stretch    └─0─┘   └─1─┘   └─2─┘  └3┘
@@ -56,7 +56,7 @@ enum {
     MT_JOURNAL_NAMES_MOST = 1 << 12,  /* the first one is none */
     MT_JOURNAL_NAME_BYTES_MOST = 200, /* longer ones are cut */
     MT_JOURNAL_DIMS_MOST = 8,         /* the shape of a tensor with more is not kept */
-    MT_JOURNAL_TOLD_MOST = 4096,      /* blocks that are told one by one */
+    MT_JOURNAL_LISTED_MOST = 4096,    /* blocks that a read lists */
     MT_JOURNAL_STRETCHES_MOST = 128,
     MT_JOURNAL_KINDS = MT_JOURNAL_CATEGORIES * MT_JOURNAL_PHASES * 2 * 2,
 };
@@ -73,7 +73,7 @@ typedef struct mt_journal {
     mt_birth birth;      /* all zeros: reports of forked children count as well */
     _Atomic bool is_on;  /* read without the lock */
     mt_lock lock;        /* around all below */
-    bool is_begun;       /* there is something to tell */
+    bool is_begun;       /* there is something to read */
     bool is_in_backward; /* since the last birth in a forward pass, a backward pass was seen */
     mt_journal_entry *entries;
     size_t n, room;
@@ -93,11 +93,11 @@ typedef struct mt_journal {
 typedef struct mt_journal_birth {
     mt_phase phase;
     uint32_t site;   /* a number of the caller's, 0 for none */
-    uint32_t maker;  /* the name of the operator that asked for it, 0 for none */
+    uint32_t maker;  /* the name of the operator that allocated it, 0 for none */
     uint32_t module; /* the name of the part of the program that it was in, 0 for none */
 } mt_journal_birth;
 
-/* What a block was, as far as its life and its mark tell. */
+/* What a block was, as far as its life and its mark show. */
 typedef struct mt_journal_kind {
     uint32_t category;
     mt_phase birth;
@@ -117,7 +117,7 @@ typedef struct mt_journal_block {
     int64_t sizes[MT_JOURNAL_DIMS_MOST];
 } mt_journal_block;
 
-/* The blocks at the peak, of one kind, that are not told one by one. */
+/* The blocks of one kind at the peak that are not listed. */
 typedef struct mt_journal_rest {
     mt_journal_kind kind;
     uint64_t bytes, blocks;
@@ -158,18 +158,18 @@ void mt_journal_init(mt_journal *journal, const mt_alloc *mem, const mt_birth *b
 /* pre: no thread reports any more. */
 void mt_journal_fini(mt_journal *journal);
 
-/* Forgets what it has and begins anew, with the blocks that live now. A block whose birth the table
- * hears of meanwhile is either among them, or reported after it. False without memory, or where more
- * live than it can hold; then it is off and has nothing. */
+/* Forgets what it has and begins again, with the blocks that live now. A block that is born meanwhile
+ * is either among them, or reported afterwards. False without memory, or if more blocks live than it
+ * can hold; then it is off and empty. */
 bool mt_journal_begin(mt_journal *journal, mt_live *live);
 
-/* Reports are ignored from now on. What it has can be asked until it begins again or is cleared. */
+/* Ignores reports from now on. What it has can be read until it begins again or is cleared. */
 void mt_journal_end(mt_journal *journal);
 
 /* Forgets all and gives its memory back. */
 void mt_journal_clear(mt_journal *journal);
 
-/* Whether reports are wanted. Costs no lock, and may be asked before a report is put together. */
+/* Whether it takes reports. Takes no lock, so that callers may check it before they make a report. */
 static inline bool
 mt_journal_is_on(const mt_journal *journal)
 {
@@ -185,14 +185,14 @@ void mt_journal_born(mt_journal *journal, const void *address, size_t bytes,
  * that is not known is ignored. */
 void mt_journal_died(mt_journal *journal, const void *address, mt_phase phase);
 
-/* The number of a name, the same for the same text, from 1 on; 0 without memory, where there are too
- * many, and while it is off. */
+/* The number of a name, the same for the same text, from 1 on; 0 without memory, with too many names,
+ * and while it is off. */
 uint32_t mt_journal_name_of(mt_journal *journal, const char *text);
 
 /* The text of a name, until the journal begins again or is cleared; "" for 0. */
 const char *mt_journal_text(mt_journal *journal, uint32_t name);
 
-/* The order of what happened last. Costs no lock. */
+/* The order of the newest event. Takes no lock. */
 static inline uint32_t
 mt_journal_order(const mt_journal *journal)
 {
@@ -201,14 +201,14 @@ mt_journal_order(const mt_journal *journal)
 
 /* An operator, which began after the order `since`, has made a tensor that is all of the block at this
  * address: its shape is the block's, if that was born within the operator and is of these bytes. So
- * the outermost operator in which a block was born tells its shape, and no view of later. sizes:
- * `dims` of them. */
+ * the outermost operator in which a block was born gives its shape, and later views do not. `sizes` has
+ * `dims` items. */
 void mt_journal_shape(mt_journal *journal, const void *address, size_t bytes, uint32_t since,
                       int dtype, const int64_t *sizes, int dims);
 
 typedef enum mt_journal_mark_result {
     MT_MARK_KNOWN,
-    MT_MARK_OLDER, /* a block that nobody has reported: it has become one that lived all the time */
+    MT_MARK_OLDER, /* a block that was not reported: it counts as living all the time */
     MT_MARK_LOST,  /* the same, but there was no room for it, or the journal is off */
 } mt_journal_mark_result;
 
@@ -224,18 +224,18 @@ typedef enum mt_journal_read_result {
 } mt_journal_read_result;
 
 /* A block without a mark that was born in a backward pass, outlived it and is as large as one that is
- * marked `of` counts as marked `as`: a parameter's gradient that was let go of before anybody could
+ * marked `of` counts as marked `as`: a parameter's gradient that was released before the caller could
  * mark it. `of` 0: none does. */
 typedef struct mt_journal_likeness {
     uint32_t of, as;
 } mt_journal_likeness;
 
-/* What lived at the peak, and what over all of the time. *out holds nothing unless it was read. It is
- * large (some 100 KiB). */
+/* Reads what lived at the peak and over the whole time. *out is empty unless it was read. It is large
+ * (some 100 KiB). */
 mt_journal_read_result mt_journal_read(mt_journal *journal, mt_journal_likeness likeness,
                                        mt_journal_contents *out);
 
-/* Frees what a read gave. */
+/* Frees the contents of a read. */
 void mt_journal_contents_drop(const mt_journal *journal, mt_journal_contents *contents);
 
 #endif

@@ -74,7 +74,7 @@ mt_live_died(mt_live *live, const void *address)
     mt_lock_give(&live->lock);
 }
 
-/* --- what is asked ----------------------------------------------------------------------------- */
+/* --- queries ---------------------------------------------------------------------------------- */
 
 uint32_t
 mt_live_turn(mt_live *live)

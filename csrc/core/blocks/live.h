@@ -9,8 +9,8 @@
  *     turn() ──► generation 18     │     0x7f44      512    1       12
  *     in use, peak, blocks ◄──────┘
  *
- * A site is a number that the caller gives: the lines of the program that asked for the block, or 0.
- * A generation is a stretch between two turns, such as a step: blocks that live and were born in
+ * A site is a number that the caller gives: the lines of the program that allocated the block, or 0.
+ * A generation is the interval between two turns, such as a step: blocks that live and were born in
  * certain generations are what survived of them. In a process that was forked from the one that made
  * the table, whose lock some thread of the parent may have held, reports are ignored.
  *

@@ -2,7 +2,7 @@
  *
  * Each look shows what it reached: a thing with its length (entries of a container, bytes of a
  * buffer, nodes of a graph) and the bytes below it. A thing is known again by its address, or by its
- * place in the program where it is made anew each time (`rows = rows + [x]`):
+ * place in the program if it is made again each time (`rows = rows + [x]`):
  *
  *              rows of one look                                      watches: what ever gained
  *   key            length   bytes  watch                             step  16   32   48   64
@@ -12,8 +12,8 @@
  *
  * The rows of the look before are kept until the next one ends, which replaces them: 32 bytes for
  * each key, and 48 to 96 with the slots that find them. A watch begins when a thing is longer than
- * in the row of the look before. What gets shorter begins anew, and its peak is remembered. Who is
- * to be named is decided by mt_growth_judge(), which knows the rules. Not thread-safe. */
+ * in the row of the look before. A thing that gets shorter begins again, and its peak is kept.
+ * mt_growth_judge() decides which watches are named. Not thread-safe. */
 #ifndef MT_CENSUS_GROWTH_H
 #define MT_CENSUS_GROWTH_H
 
@@ -38,7 +38,7 @@ enum { MT_GROWTH_POINTS = 24 };
 enum { MT_GROWTH_SETTLED = 128 };
 
 typedef struct mt_growth_thing {
-    uint64_t address; /* 0: it has none that means anything, as a buffer that is made anew */
+    uint64_t address; /* 0: it has none that lasts, such as a buffer that is made again */
     uint64_t place;   /* a hash of the way to it; 0: none */
     uint64_t length;  /* 0: it is empty */
     uint64_t bytes;   /* its own and those below it */
@@ -105,10 +105,10 @@ void mt_growth_begin(mt_growth *g, uint64_t step);
 /* Shows a thing; *watch is its watch, or MT_GROWTH_NONE. MT_ENOMEM: the look has to be given up. */
 mt_status mt_growth_see(mt_growth *g, const mt_growth_thing *thing, uint32_t *watch, mt_error *err);
 
-/* Tells what a single buffer begins and ends with, as hashes of some bytes. One that only ever gains
- * keeps what it had (`all = concatenate((all, new))`): where both are others than at the look before,
- * it is another buffer in the old one's place, as the batches of a step that get longer are, and its
- * series begins anew. */
+/* Notes what a single buffer begins and ends with, as hashes of some bytes. A buffer that only ever
+ * grows keeps its contents (`all = concatenate((all, new))`). If both hashes differ from those of the
+ * look before, it is another buffer in the same place, such as a longer batch, and its series begins
+ * again. */
 void mt_growth_sign(mt_growth *g, uint32_t watch, uint64_t begin, uint64_t end);
 
 /* Ends a look: its rows replace those before, and watches of things that it did not show are freed.
@@ -125,7 +125,7 @@ const mt_growth_row *mt_growth_known(const mt_growth *g, uint64_t address);
  *   1. three points; it never got shorter in them, and rose at two looks (a single buffer: three);
  *   2. one that fell before is longer than 1.25 x its peak;
  *   3. its gain a step in the later half of them is at least half of the mean: it does not fill.
- * With `may_fill` the third rule does not count, as for what has a bound: then out->slows tells. */
+ * With `may_fill` the third rule does not count, as for a container with a bound: out->slows has it. */
 bool mt_growth_judge(const mt_growth *g, uint32_t watch, bool may_fill, mt_growth_gain *out);
 
 #endif

@@ -1,13 +1,13 @@
 /* recording.c -- how this file works.
  *
  * Where a thread is lies in one word of its own, which begun() returns and ended() puts back: so an end
- * that never comes, or comes in another order, is put right by the next one around it.
+ * that never comes, or comes in another order, is corrected by the next one around it.
  *
  *     bit  63        34      33          32       31    16 15       0
  *         [ recording ][ in foreach ][ in step ][  node  ][ operator ]    names of the journal, or 0
  *
- * The word of another recording counts as nothing. A second one tells which modules' calls it is in:
- * the name of the path of their classes, and whether one of them is not torch's. */
+ * The word of another recording is ignored. A second word has the modules whose calls run: the name of
+ * the path of their classes, and whether one of them is not torch's. */
 #include "py/blocks/recording.h"
 
 #include <stdio.h>
@@ -167,7 +167,8 @@ static uint64_t
 within(uint64_t word, PyTypeObject *type)
 {
     uint64_t own = UINT64_C(1) << OWN_SHIFT;
-    bool is_own = !is_torchs(type); /* first: a metaclass may run code, which may begin anew */
+    /* This comes first: a metaclass may run code that restarts the recording. */
+    bool is_own = !is_torchs(type);
     const char *outer = mt_journal_text(&journal, operator_of(word));
     const char *class = strrchr(type->tp_name, '.');
     char path[PATH_BYTES];
@@ -430,10 +431,10 @@ tuple_of(size_t n, mt_py_item *item, const telling *from)
 }
 
 static PyObject *
-told(const mt_state *st, const mt_journal_contents *c, PyObject *names)
+contents_object(const mt_state *st, const mt_journal_contents *c, PyObject *names)
 {
     telling from = {st, c, names};
-    /* A peak at the begin is one before anything has happened: the next thing is a forward pass. */
+    /* A peak before the first event belongs to the forward pass that follows. */
     int phase = c->phase == MT_PHASE_BEFORE ? MT_PHASE_FORWARD : (int)c->phase;
     PyObject *made = PyStructSequence_New(st->Contents);
     PyObject *items[FIELDS] = {PyLong_FromUnsignedLongLong(c->peak_bytes),
@@ -462,7 +463,7 @@ told(const mt_state *st, const mt_journal_contents *c, PyObject *names)
 }
 
 /* Fills a tuple of MT_JOURNAL_NAMES_MOST items; -1 with an error. A str does not start a collection,
- * so that no code begins the journal anew, which frees the texts. */
+ * so no code can restart the journal, which frees the texts. */
 static int
 copy_names(PyObject *names)
 {
@@ -476,7 +477,7 @@ copy_names(PyObject *names)
     return 0;
 }
 
-/* The names are copied when the contents are, before any tuple is made of them. */
+/* The names are copied with the contents, before any tuple is made. */
 PyObject *
 mt_py_recording_contents(const mt_state *st)
 {
@@ -491,7 +492,8 @@ mt_py_recording_contents(const mt_state *st)
     }
     result =
         mt_journal_read(&journal, (mt_journal_likeness){.of = PARAMETER, .as = GRADIENT}, contents);
-    if (result == MT_JOURNAL_READ && copy_names(names) == 0) made = told(st, contents, names);
+    if (result == MT_JOURNAL_READ && copy_names(names) == 0)
+        made = contents_object(st, contents, names);
     if (result == MT_JOURNAL_EMPTY) made = Py_NewRef(Py_None);
     if (result == MT_JOURNAL_NO_MEMORY) PyErr_NoMemory();
     mt_journal_contents_drop(&journal, contents);

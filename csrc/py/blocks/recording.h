@@ -1,4 +1,4 @@
-/* recording.h -- a step of the program, recorded block by block: who asked for each, in which phase.
+/* recording.h -- records a step of the program block by block: what allocated each, in which phase.
  *
  *   torch's operators ──► begun, ended ──► where this thread is: operator, node, optimizer's step?
  *                    └──► made ──────────► shape and dtype of a block       │
@@ -8,13 +8,13 @@
  *                               core/blocks/journal.h ──► Contents, an object of Python's
  *
  * A birth is in the backward phase while autograd runs a backward pass on its thread, in the
- * optimizer's within what torch names "Optimizer.step#...", else in the forward phase. Who asked for
- * it is the innermost operator that does not merely get memory for another one (aten::empty); in a
- * backward pass, the node of autograd's.
+ * optimizer's phase within what torch names "Optimizer.step#...", else in the forward phase. Its
+ * operator is the innermost one that does not only allocate for another one (as aten::empty does); in a
+ * backward pass, the node of autograd.
  *
- * The part of the program that it was in is told by the classes of the modules whose calls run on its
- * thread, where they are heard (py/monitor/forwards.h): "Model.Block.Attention". Classes of torch's are
- * left out within one that is not torch's.
+ * Its module is the path of the classes of the modules whose calls run on its thread, if these are
+ * watched (py/monitor/forwards.h): "Model.Block.Attention". Classes of torch are left out within one
+ * that is not torch's.
  *
  * There is one recording in a process. Under the GIL, but for the reports. */
 #ifndef MT_PY_BLOCKS_RECORDING_H

@@ -7,7 +7,7 @@
  *     Blocks.start() ─┐                      ┌─ in_use, peak, sites(), site_of()
  *     Blocks.start() ─┴─► heard.users: 2     │
  *     torch's allocator ──► born, died ──► heard.live (core/blocks/live.h)
- *                              ├─ while anybody traces: heard.sites (sites.h)
+ *                              ├─ while an object traces: heard.sites (sites.h)
  *                              └─ while one of them records: recording.h
  */
 #include "py/blocks/reports.h"
@@ -51,7 +51,7 @@ hear_birth(void *Py_UNUSED(ctx), const void *block, size_t bytes)
     if (atomic_load_explicit(&heard.tracers, memory_order_relaxed) > 0)
         site = mt_sites_here(&heard.sites);
     mt_live_born(&heard.live, block, bytes, site);
-    /* Asked for after the table knows: a recording begins with what it knows. */
+    /* After the table: a recording begins with the blocks that the table knows. */
     if (mt_py_recording_is_on()) mt_py_recording_born(block, bytes, site);
 }
 
@@ -96,7 +96,7 @@ set_tracing(Blocks *self, bool is_tracing)
     self->is_tracing = is_tracing;
 }
 
-/* What it has recorded can still be asked for. */
+/* What it has recorded can still be read. */
 static void
 end_recording(Blocks *self)
 {
@@ -211,7 +211,7 @@ dealloc(PyObject *self)
     Py_DECREF(type);
 }
 
-/* --- what is asked ------------------------------------------------------------------------------- */
+/* --- queries ------------------------------------------------------------------------------------ */
 
 /* False with an error. */
 static bool
@@ -412,7 +412,7 @@ static PyMethodDef methods[] = {
     MT_PY_METHOD(Blocks, stop, METH_NOARGS, "stop($self, /)\n--\n\nFollow them no more."),
     MT_PY_METHOD(Blocks, trace, METH_O,
                  "trace($self, on, /)\n--\n\n"
-                 "From now on each block gets the lines that asked for it, or no longer."),
+                 "Note the lines that allocate each block from now on, or no longer."),
     MT_PY_METHOD(Blocks, turn, METH_NOARGS,
                  "turn($self, /)\n--\n\n"
                  "End a generation of blocks; return the number of the one that begins."),
@@ -430,8 +430,8 @@ static PyMethodDef methods[] = {
     MT_PY_METHOD(
         Blocks, record, METH_O,
         "record($self, on, /)\n--\n\n"
-        "Record the life of each block from now on, anew, with the lines that asked for it; "
-        "or end that. One object of a process records at a time."),
+        "Begin a new recording of the life of each block, with the lines that allocate it, "
+        "or end it. One object of a process records at a time."),
     MT_PY_METHOD(
         Blocks, mark, METH_VARARGS,
         "mark($self, blocks, category, /)\n--\n\n"

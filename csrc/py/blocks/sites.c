@@ -2,9 +2,9 @@
  *
  * mt_sites_here() goes from the innermost frame outwards. Each frame's code object and instruction
  * lead by a hash to its place, which knows whether it is the user's; the first three that are make
- * the key of the site. Nothing keeps a code object alive: a place holds copies, and beside its address
- * those of its file's and its function's name and its first line, by which another code object that
- * has come to lie there is told from the one that was. */
+ * the key of the site. Nothing keeps a code object alive: a place holds copies of the names of its file
+ * and its function and of its first line. By these another code object at the same address is told
+ * apart. */
 #define Py_BUILD_CORE_MODULE /* the layout of frames */
 #include "py/blocks/sites.h"
 
@@ -286,7 +286,7 @@ mt_sites_here(mt_sites *Py_UNUSED(sites))
 
 #endif
 
-/* --- what is asked ----------------------------------------------------------------------------- */
+/* --- queries ---------------------------------------------------------------------------------- */
 
 static void
 forget_all(mt_sites *s)
@@ -344,10 +344,10 @@ mt_sites_count(mt_sites *s)
     return n;
 }
 
-typedef struct told_frame {
+typedef struct frame_texts {
     PyObject *file, *function;
     int line;
-} told_frame;
+} frame_texts;
 
 static PyObject *
 sites_text_of(const char *utf8)
@@ -355,10 +355,10 @@ sites_text_of(const char *utf8)
     return PyUnicode_DecodeUTF8(utf8, (Py_ssize_t)strlen(utf8), "surrogatepass");
 }
 
-/* Texts alone are made while the lock is held: a tuple may start a collection, which runs code of the
- * program's, which may ask torch for a block. Returns how many frames there are. */
+/* Only texts are made while the lock is held: a tuple may start a collection, which runs code of the
+ * program, and that may allocate a block of torch. Returns the number of frames. */
 static Py_ssize_t
-told_frames(mt_sites *s, uint32_t number, told_frame told[MT_SITE_FRAMES])
+site_frame_texts(mt_sites *s, uint32_t number, frame_texts texts[MT_SITE_FRAMES])
 {
     Py_ssize_t n = 0;
 
@@ -367,8 +367,8 @@ told_frames(mt_sites *s, uint32_t number, told_frame told[MT_SITE_FRAMES])
         const mt_site *site = site_at(s, number);
         for (; n < MT_SITE_FRAMES && site->places[n] != 0; n++) {
             const mt_place *place = place_at(s, site->places[n]);
-            told[n] = (told_frame){sites_text_of(place->file), sites_text_of(place->function),
-                                   place->line};
+            texts[n] = (frame_texts){sites_text_of(place->file), sites_text_of(place->function),
+                                     place->line};
         }
     }
     mt_lock_give(&s->lock);
@@ -378,16 +378,16 @@ told_frames(mt_sites *s, uint32_t number, told_frame told[MT_SITE_FRAMES])
 PyObject *
 mt_sites_frames(mt_sites *s, uint32_t number)
 {
-    told_frame told[MT_SITE_FRAMES];
-    Py_ssize_t n = told_frames(s, number, told);
+    frame_texts texts[MT_SITE_FRAMES];
+    Py_ssize_t n = site_frame_texts(s, number, texts);
     PyObject *frames = PyTuple_New(n);
 
     for (Py_ssize_t i = 0; i < n; i++) {
         PyObject *frame = NULL;
-        if (told[i].file != NULL && told[i].function != NULL && frames != NULL)
-            frame = Py_BuildValue("(OiO)", told[i].file, told[i].line, told[i].function);
-        Py_XDECREF(told[i].file);
-        Py_XDECREF(told[i].function);
+        if (texts[i].file != NULL && texts[i].function != NULL && frames != NULL)
+            frame = Py_BuildValue("(OiO)", texts[i].file, texts[i].line, texts[i].function);
+        Py_XDECREF(texts[i].file);
+        Py_XDECREF(texts[i].function);
         if (frame != NULL)
             PyTuple_SET_ITEM(frames, i, frame);
         else

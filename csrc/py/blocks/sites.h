@@ -13,8 +13,8 @@
  * the line of a place are copied when it is seen for the first time; later it is known by its code
  * object and its instruction: some 10 ns for each frame.
  *
- * The frames of Python 3.11 to 3.13 are known. With another one there is only site 0, which is of
- * blocks that no Python code has asked for. */
+ * The frames of Python 3.11 to 3.13 are known. With another version there is only site 0, the site of
+ * blocks that no Python code has allocated. */
 #ifndef MT_PY_BLOCKS_SITES_H
 #define MT_PY_BLOCKS_SITES_H
 

@@ -1,9 +1,8 @@
 /* chains.c -- finding linked chains in the tree of a walk: see chains.h.
  *
  * A parent comes before its children in a walk, so one pass from the last node to the first counts
- * links from the end of a chain to its head. Nearly all nodes have but a few others below them, of
- * which the walk has told by their height: they are left out, and neither the object nor a fact of it
- * is touched. */
+ * links from the end of a chain to its head. Nearly all nodes have only a few others below them, as
+ * their height in the walk shows: they are left out, and their objects are not touched. */
 #include "py/census/chains.h"
 
 #include "os/base/pages.h"
@@ -11,7 +10,7 @@
 /* Of a node. Zeros: no link is below it. */
 typedef struct link_facts {
     uint32_t links; /* of its own type */
-    uint32_t next;  /* the link below it; 0 for none, as node 0 is below nobody */
+    uint32_t next;  /* the link below it; 0 for none, as node 0 is below no other */
     bool is_below;  /* another link leads to it */
     bool is_head;
 } link_facts;

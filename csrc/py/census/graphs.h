@@ -11,8 +11,8 @@
  *   loss   (851) ──► 850 ──► 832                       its own 19, the oldest of number 833
  *
  * A graph is a leak only where it grows *and* keeps what it had at the look before: the graph of this
- * step, however long its sentence, is all younger than that look. So count() is told which number
- * was the next one then, and says of each root how many of its nodes are older.
+ * step, however long its sequence, is all younger than that look. So count() takes the number that
+ * was the next one then, and counts for each root how many of its nodes are older.
  *
  *   walk:  mt_graphs_begin ─► add(root) ... ─► mt_graphs_count ─► roots[i].nodes ... ─► mt_graphs_end
  *
@@ -58,7 +58,7 @@ int mt_graphs_add(mt_graphs *graphs, PyObject *tensor);
  * look before, 0 at the first. -1 without memory, and no error is set. */
 int mt_graphs_count(mt_graphs *graphs, size_t most, uint64_t then);
 
-/* Frees what the others took; the graphs may be begun anew. */
+/* Frees what the others took; the graphs may be begun again. */
 void mt_graphs_end(mt_graphs *graphs);
 
 #endif

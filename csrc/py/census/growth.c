@@ -2,11 +2,10 @@
  *
  * memtools._core.GrowthTable is an object around one mt_growth (core/census/growth.h). _look() walks
  * (walk.h), shows each container, buffer, kept graph, linked chain and variable of several running
- * calls to the table, and asks it for those that only
- * ever gained. What such a candidate gained without the candidates below it is its own; several in
- * one list or dict, which is no namespace, are taken together. The answer has for each of them the
- * objects on the way to it, from which memtools._census makes the name. Between the first object and
- * the answer no Python code runs, and the collector is off. */
+ * calls to the table, and takes from it those that only ever grew. What such a candidate gained
+ * without the candidates below it is its own; several in one list or dict that is not a namespace are
+ * joined. The result has the objects on the way to each of them, from which memtools._census makes the
+ * name. Between the first object and the result no Python code runs, and the collector is off. */
 #include "py/census/census.h"
 
 #include <stdlib.h>
@@ -20,7 +19,7 @@
 #include "core/census/growth.h"
 
 enum {
-    MOST_ROWS = 64,     /* candidates that are told of in one look, those that gained most first */
+    MOST_ROWS = 64,     /* candidates that one look returns, those that gained most first */
     MOST_ABOVE = 32,    /* objects on the way to one, from the nearest on */
     MOST_CLIMB = 10000, /* steps up to the next candidate above */
     LEAST_SLOTS = 16,   /* entries of a list that may be there to be filled */
@@ -48,7 +47,7 @@ typedef struct candidate {
     double pace;  /* bytes a step, with all below */
     double net;   /* without the candidates below */
     size_t above; /* the candidate that it is below of, or SIZE_MAX */
-    size_t group; /* of the same parent: the first of them; SIZE_MAX: it is told of by another */
+    size_t group; /* of the same parent: the first of them; SIZE_MAX: another one stands for it */
     size_t count; /* of a group: how many */
     size_t kept;  /* nodes of autograd's graphs that the tensors in it keep, one by one */
     candidate_kind what;
@@ -185,7 +184,7 @@ show_node(look *l, size_t i)
     return growth_judge(l, i, watch, what);
 }
 
-/* Whether a node is one of those leaves: they are told of together. */
+/* Whether a node is a leaf of such a cycle: these are named together. */
 static bool
 is_in_cycles(const look *l, const mt_walk_node *node)
 {
@@ -213,7 +212,7 @@ show_graph(look *l, size_t i)
 }
 
 /* A chain is known by who holds its head: `last` is another object at each step. One that only ever
- * gained keeps its first link or its last one; the nodes of a list that is made anew are others. */
+ * gained keeps its first link or its last one; the nodes of a list that is made again are others. */
 static int
 show_chain(look *l, const mt_chain *chain)
 {
@@ -382,7 +381,7 @@ count_kept(look *l)
         const mt_graph *graph = mt_walk_graph(l->walk, i, &node);
         if (graph->nodes == 0 || graph->of_grad) continue;
         if (mt_ptrset_find(&l->by_node, (const void *)(uintptr_t)(node + 1)) != MT_PTRSET_NONE)
-            continue; /* one tensor that is made anew */
+            continue; /* one tensor that is made again */
         if ((above = next_above(l, node)) != SIZE_MAX) l->found[above].kept += graph->nodes;
     }
 }
@@ -476,7 +475,7 @@ most_first(const void *a, const void *b)
     return left->node < right->node ? -1 : left->node > right->node;
 }
 
-/* Those that others tell of go; the rest in order. */
+/* Drops candidates that another one stands for, and sorts the rest. */
 static void
 sort(look *l)
 {

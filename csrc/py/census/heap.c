@@ -105,7 +105,7 @@ add_frozen(mt_heap *heap)
 
 /* --- open and close --------------------------------------------------------------------------- */
 
-/* A list that nobody else has. A program may replace functions of gc. */
+/* A list that nothing else refers to. A program may replace functions of gc. */
 static PyObject *
 own_list(PyObject *objects)
 {

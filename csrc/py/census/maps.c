@@ -45,7 +45,7 @@ is_in_memory(const map_fields *map)
     struct statfs is;
 
 #if PY_VERSION_HEX >= 0x030D0000
-    if (!map->keeps_fd) return false; /* of which file, nobody knows */
+    if (!map->keeps_fd) return false; /* its file is not known */
 #endif
     if (map->fd < 0) return true;
     return fstatfs(map->fd, &is) == 0 && (is.f_type == TMPFS_MAGIC || is.f_type == HUGETLBFS_MAGIC);

@@ -3,8 +3,8 @@
  *   each container ── tp_traverse ──► visit(op): one bit of a small filter says no to almost all,
  *                                     a table of the targets says which one it is
  *
- * A target's references are added up on the way. What its reference count says beyond that is held
- * by nobody on the Python heap: by C or C++ code. */
+ * A target's references are added up on the way. References beyond these in its reference count belong
+ * to C or C++ code. */
 #include "py/census/census.h"
 
 #include "py/base/objects.h"
@@ -95,8 +95,8 @@ edge_row(const void *from, size_t i)
     return Py_BuildValue("On", e->container, (Py_ssize_t)e->target);
 }
 
-/* How many references to target i nobody on the Python heap holds. Its reference in the collector's
- * list of all objects, which this pass holds, does not count. */
+/* The number of references to target i that no Python object holds, without the reference of the
+ * collector's list of all objects, which this pass holds. */
 static PyObject *
 unaccounted(const void *from, size_t i)
 {
@@ -164,7 +164,7 @@ search_heap(search *s)
 /* _referrers(targets: list) -> (edges, frames, unaccounted)
  *   edges        [(container, number of the target)], without the list of targets itself
  *   frames       [(code, name of the variable or None, number of the target)]
- *   unaccounted  for each target, references that nobody on the Python heap holds */
+ *   unaccounted  for each target, the references that no Python object holds */
 PyObject *
 mt_py_referrers(PyObject *Py_UNUSED(module), PyObject *args)
 {

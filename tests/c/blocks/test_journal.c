@@ -268,7 +268,7 @@ many_blocks_are_told_by_sums(void)
     for (uint64_t n = 1; n <= 100; n++)
         CHECK(mt_journal_mark(&r.journal, at(n), n, 1 + n % 2) == MT_MARK_KNOWN);
     c = read_all(&r);
-    CHECK(c.blocks_n == MT_JOURNAL_TOLD_MOST && c.rest_n == 3);
+    CHECK(c.blocks_n == MT_JOURNAL_LISTED_MOST && c.rest_n == 3);
     for (size_t i = 0; i < c.blocks_n; i++) {
         CHECK(c.blocks[i].bytes == MANY - i && c.blocks[i].site == MANY - i);
         told += c.blocks[i].bytes;
@@ -279,7 +279,7 @@ many_blocks_are_told_by_sums(void)
         CHECK(c.rest[i].kind.category == i && c.rest[i].kind.birth == MT_PHASE_BEFORE);
         CHECK(i == 0 || c.rest[i].blocks == 50);
     }
-    CHECK(count == MANY - MT_JOURNAL_TOLD_MOST && told + rest == MANY * (MANY + 1) / 2);
+    CHECK(count == MANY - MT_JOURNAL_LISTED_MOST && told + rest == MANY * (MANY + 1) / 2);
     CHECK(c.peak_bytes == told + rest && c.phase == MT_PHASE_BEFORE);
     CHECK(c.layers_n == 3 && c.stretches_n == 1);
     check_peak_of_layers(&c);
