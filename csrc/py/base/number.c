@@ -27,8 +27,9 @@ number_refuse(const mt_py_whole *whole, PyObject *index, bool is_small)
         PyErr_Format(error, "%s must be from %zd to %zd, got %U", whole->name, whole->minimum,
                      whole->maximum, digits);
     else
-        PyErr_Format(error, "%s is at %s %zd, got %U", whole->name, is_small ? "least" : "most",
-                     is_small ? whole->minimum : whole->maximum, digits);
+        PyErr_Format(error, "%s must be at %s %zd, got %U", whole->name,
+                     is_small ? "least" : "most", is_small ? whole->minimum : whole->maximum,
+                     digits);
     Py_DECREF(digits);
 }
 
@@ -42,7 +43,8 @@ mt_py_whole_take(PyObject *given, void *to)
     bool fits;
 
     if (!PyIndex_Check(given)) {
-        PyErr_Format(PyExc_TypeError, "%s must be an int, got %s", whole->name, Py_TYPE(given)->tp_name);
+        PyErr_Format(PyExc_TypeError, "%s must be an int, got %s", whole->name,
+                     Py_TYPE(given)->tp_name);
         return 0;
     }
     if ((index = PyNumber_Index(given)) == NULL) return 0;
