@@ -105,7 +105,7 @@ class Cleaned(NamedTuple):
 class CleanupCall(NamedTuple):
     """The argument of a callback of `CleanupPolicy.add`."""
 
-    #: the clock that ticked: "update", "epoch" or a phase's name; "cleanup" if cleanup() was called
+    #: the clock that ticked, "update", "epoch" or a phase's name; "cleanup" if cleanup() was called
     clock: str
     #: how often it has ticked
     ticks: int

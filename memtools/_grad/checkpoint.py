@@ -91,7 +91,7 @@ class CheckpointedLayers:
 
     @property
     def active(self) -> bool:
-        """Whether the layers are checkpointed: False after `remove()`."""
+        """Whether the layers are checkpointed; False after `remove()`."""
         return any(wrapper.enabled for wrapper in self.wrappers)
 
     def __str__(self) -> str:

@@ -28,7 +28,7 @@ class Retry:
     #: rows of the micro-batch, or the size that the split function cut it for; None for a whole
     #: batch whose size only that function knows
     rows: int | None
-    #: where memory ran out: "forward", "backward", "another rank", or "optimizer" if its state did
+    #: where memory ran out, "forward", "backward", "another rank", or "optimizer" if its state did
     #: not fit before its first step. "allocator": all fitted, but the allocator of the device had
     #: to empty its cache in several windows in a row. "watermark": a monitor said that the
     #: micro-batch would not fit, or, in its forward pass, that it does not fit
@@ -112,7 +112,7 @@ class WindowReport:
     nans: int
     #: the name of the first parameter with such an element
     first_bad: str | None
-    #: how the factor was applied: "nothing" (it was 1), "folded" into the optimizer's step,
+    #: how the factor was applied, "nothing" (it was 1), "folded" into the optimizer's step,
     #: "multiplied" into the gradients, or "skipped"
     applied: str
     #: milliseconds from the end of the last micro-batch to the end of the window, with the
@@ -129,8 +129,9 @@ class WindowReport:
 
     @property
     def loss(self) -> float:
-        """The mean loss: the sum of the losses divided by `own_weight`; without weights, the mean
-        over the micro-batches. nan if this rank had no loss. Waits for losses on a device."""
+        """The mean loss, which is the sum of the losses divided by `own_weight`; without weights,
+        the mean over the micro-batches. nan if this rank had no loss. Waits for losses on a
+        device."""
         return self._loss.read() / self.own_weight if self.own_weight else math.nan
 
     @property

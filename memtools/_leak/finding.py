@@ -111,7 +111,7 @@ class LeakFinding:
 
     @property
     def subject(self) -> str:
-        """What grows, and in which process: the name of the holder, or words if there is none."""
+        """The name of the holder, or words if there is none, and in which process it grows."""
         subject = self.holder or _NOBODY.get(self.kind, f"memory ({self.signal})")
         if self.process and not self.holder and self.kind == "children":
             return self.process
