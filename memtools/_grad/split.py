@@ -261,7 +261,10 @@ def _is_torchs(node: Any) -> bool:
 
 def _take(node: Any, form: Any, start: int, stop: int) -> Any:
     if form is True:
-        return node[start:stop]
+        part = node[start:stop]
+        if len(part) != stop - start:
+            raise TypeError(f"{type(node).__name__} gives {len(part)} rows for {stop - start}")
+        return part
     if form is False:
         return node
     values = zip(_values(node), form, strict=True)
@@ -283,8 +286,11 @@ def _made(node: Any, parts: list[Any]) -> Any:
     # A copy keeps the factory of a default dict, and needs no call of a dataclass's __init__.
     new: Any = copy.copy(node)
     if isinstance(node, Mapping):
-        for key, part in zip(node, parts, strict=True):
+        for (key, value), part in zip(node.items(), parts, strict=True):
             new[key] = part
+            if part is not value and node[key] is part:
+                new[key] = value
+                raise TypeError(f"copy.copy() of {type(node).__name__} shares its values")
         return new
     for one, part in zip(dataclasses.fields(node), parts, strict=True):
         object.__setattr__(new, one.name, part)  # also in a frozen one

@@ -57,6 +57,35 @@ class ReadOnly(collections.abc.Mapping):
         return len(self._fields)
 
 
+class Shared(collections.abc.MutableMapping):
+    """A mapping whose shallow copy has the same fields."""
+
+    def __init__(self, **fields: Any) -> None:
+        self._fields = fields
+
+    def __getitem__(self, key: str) -> Any:
+        return self._fields[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._fields[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self._fields[key]
+
+    def __iter__(self) -> Any:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+
+class Uncut(list):
+    """A list that ignores which rows are wanted."""
+
+    def __getitem__(self, at: Any) -> Any:
+        return list(self) if isinstance(at, slice) else super().__getitem__(at)
+
+
 class Samples(list):
     """What a user's collate returns to say that its items are samples."""
 
@@ -512,6 +541,7 @@ ENDLESS["again"] = ENDLESS
         ({"x": x(2), "y": NESTED}, TypeError, r"batch\['y'\] is a nested tensor"),
         (types.MappingProxyType({"x": x(6)}), TypeError, "cannot be made of some of its rows"),
         ({"in": ReadOnly(x=x(6))}, TypeError, "cannot be made of some of its rows"),
+        ({"a": Uncut("abcdef"), "b": x(6)}, TypeError, "Uncut gives 6 rows for 1"),
         (ENDLESS, ValueError, "contains itself"),
     ],
 )  # fmt: skip
@@ -545,6 +575,13 @@ def test_a_batch_that_cannot_be_cut_is_refused_although_it_fits():
         acc.step(batch, lambda micro: (model(micro["x"]).sum(), 6))
     assert model.weight.tolist() == before
     acc.step(batch, lambda micro: (model(micro["x"]).sum(), 6), lambda whole, size: [whole])
+
+
+def test_a_mapping_whose_copy_shares_its_fields_is_refused_and_stays_whole():
+    batch = Shared(rate=0.5, x=x(6))
+    with pytest.raises(TypeError, match=r"copy\.copy\(\) of Shared shares its values"):
+        rows(batch)
+    assert batch["x"].tolist() == x(6).tolist()
 
 
 def test_a_packed_sequence_is_no_named_tuple_of_rows():
