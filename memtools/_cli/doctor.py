@@ -197,9 +197,8 @@ def cuda_facts(
 ) -> Section:
     """The facts about CUDA. Call it after connect(): the CUDA runtime is the one that torch
     loads."""
-    headers = None if isinstance(info, str) else info.CUDA_HEADERS
     facts = {
-        "headers_version": Fact(headers, headers or "none (the CUDA backend is left out)"),
+        "headers_version": unknown(info) if isinstance(info, str) else _headers(info),
         "kernel_driver": guarded(lambda: _kernel_driver(root / "proc/driver/nvidia/version")),
     }
     keys = ("runtime_version", "driver_version", "devices")
@@ -218,6 +217,11 @@ def cuda_facts(
         "driver_version": _cuda_version(found["driver_version"]),
         "devices": Fact(found["devices"], devices),
     }
+
+
+def _headers(info: ModuleType) -> Fact:
+    headers = info.CUDA_HEADERS
+    return known(headers) if headers else Fact(None, "none (the CUDA backend is left out)")
 
 
 def _kernel_driver(path: Path) -> Fact:

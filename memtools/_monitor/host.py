@@ -58,8 +58,8 @@ class HostMemory:
 
     @property
     def percent(self) -> float | None:
-        """What is used of the container's limit, 0 to 100 or above, or where there is none below
-        the machine's memory, of that; None where it is unknown."""
+        """The use in percent of the container's limit, or of the machine's memory if there is no
+        limit below it. It can be above 100. None if it is unknown."""
         lowest = limits.lowest_limit(cgroup=self.cgroup_limit, machine=self.total)
         if lowest is not None and lowest[1] == "cgroup":
             return percent(self.cgroup_used, self.cgroup_limit)

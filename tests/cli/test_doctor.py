@@ -293,6 +293,11 @@ FINDINGS: dict[str, tuple[dict[str, Any], int, str, list[str]]] = {
 }  # fmt: skip
 
 
+def test_the_cuda_headers_are_unknown_if_the_build_is(tmp_path: Path) -> None:
+    facts = doctor.cuda_facts("no core", "no _build_info", tmp_path, [])
+    assert facts["headers_version"].text == "unknown (no _build_info)"
+
+
 @pytest.mark.parametrize("case", FINDINGS)
 def test_what_is_different_shows_and_only_what_should_work_is_broken(
     case: str, monkeypatch: Patch, tmp_path: Path, capsys: Capture
