@@ -108,11 +108,17 @@ def test_a_gradient_with_a_graph_is_clipped_as_data() -> None:
 # --- where torch's is wrong -----------------------------------------------------------------------
 
 
-def test_norm_of_a_large_tensor_is_right() -> None:
-    grad = torch.randn(1 << 22)
-    exact = float(grad.double().norm())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
+@pytest.mark.parametrize("every", [1, 2])
+def test_norm_of_a_large_tensor_is_right(dtype: torch.dtype, every: int) -> None:
+    """Those that are not contiguous are read, and in 16 bits multiplied, in pieces."""
+    grad = torch.randn(1100, 2000, dtype=dtype)[:, ::every]
+    wide = torch.complex128 if dtype.is_complex else torch.float64
+    exact = float(grad.to(wide).norm().abs())
     (parameter,) = parameters_of([grad])
-    assert abs(float(memtools.grad_norm(parameter)) / exact - 1) < 1e-7
+    norm = memtools.clip_grad_norm_(parameter, exact / 2)
+    assert float(norm) == pytest.approx(exact, rel=1e-7)
+    assert float(grad.to(wide).norm().abs()) == pytest.approx(exact / 2, rel=1e-4)
 
 
 @pytest.mark.parametrize("size", [1e25, 1e-25])

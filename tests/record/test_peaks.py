@@ -129,6 +129,19 @@ def recorded(tmp_path: Path, *found: Peak) -> str:
     )  # type: ignore[misc]
 
 
+def test_names_of_a_peak_are_made_harmless(tmp_path):
+    odd = "\x1b[2J\u202e"
+    one = dataclasses.replace(
+        peak("forward", {"saved for backward": 66}),
+        operator=odd, line=odd, largest=(Large(5, odd, odd, (1,), odd, odd, odd),),
+        saved=(Saver(odd, 40 * MIB, 1),),
+    )  # fmt: skip
+    figures = figures_of(read_record(recorded(tmp_path, one)))
+    text = "".join([*peaks.lines(figures), peaks.advice(one)])
+    assert "saved for backward by: \\x1b" in text
+    assert text.isprintable()
+
+
 def test_explain_tells_the_highest_peak_with_its_blocks_and_what_to_do(tmp_path):
     lower = dataclasses.replace(PEAK, step=1000, peak_bytes=100 * MIB)
     figures = figures_of(read_record(recorded(tmp_path, PEAK, lower)))
