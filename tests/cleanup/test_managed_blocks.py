@@ -9,7 +9,7 @@ import threading
 import pytest
 
 import memtools
-from tests.cleanup.managedcases import policy
+from tests.cleanup.managedcases import chain, policy
 from tests.cleanup.managednotes import CLEARED, NOTE, manage, nothing_cleared  # noqa: F401 - a fixture
 from tests.cleanup.test_managed import P, counted, function
 
@@ -127,4 +127,14 @@ def test_special_methods_are_methods_too():
 def test_recursion_without_end_is_an_error_and_leaves_nothing_open():
     with pytest.raises(RecursionError):
         Special().for_ever()
+    assert counted(lambda: function(1)) == 1
+
+
+@pytest.mark.slow
+def test_a_function_that_is_managed_too_often_is_an_error_and_ends():
+    """A chain of them is called, and freed, by C code."""
+    long = chain(50_000)
+    with pytest.raises(RecursionError, match="in a managed function"):
+        long()
+    del long
     assert counted(lambda: function(1)) == 1
