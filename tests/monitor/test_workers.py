@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import compileall
 import contextlib
+import functools
 import json
 import multiprocessing
 import os
@@ -12,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -50,8 +52,11 @@ def reports() -> Iterator[WorkerReports]:
 # --- whole programs -------------------------------------------------------------------------------
 
 
+@functools.cache
 def run(kind: str, start: str, count: int, asks: str) -> dict[str, Any]:
-    """What a program of workerruns prints."""
+    """What a program of workerruns prints. Each runs once, with memtools compiled, as it is where
+    it is installed: what compiling leaves in a process is not what a census adds."""
+    assert compileall.compile_dir(Path(memtools.__file__).parent, quiet=1)
     env = {**ENV, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "tests.monitor.workerruns",
@@ -61,13 +66,6 @@ def run(kind: str, start: str, count: int, asks: str) -> dict[str, Any]:
     assert done.returncode == 0, done.stdout + done.stderr
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
-
-
-@pytest.fixture(scope="module")
-def compiled() -> None:
-    """Workers find memtools compiled, as it is where it is installed: what compiling leaves in a
-    process is not what a census adds."""
-    assert compileall.compile_dir(Path(memtools.__file__).parent, quiet=1)
 
 
 HOLDERS = {"dict": "dict Frames.seen", "lru_cache": "lru_cache of load()"}
@@ -81,7 +79,9 @@ HOLDERS = {"dict": "dict Frames.seen", "lru_cache": "lru_cache of load()"}
         for kind in ("dict", "lru_cache")
         for start in ("fork", "spawn")
         for count in (2, 8)
-        if LONG or count == 2 or (kind, start) in (("dict", "fork"), ("lru_cache", "spawn"))
+        if LONG
+        or (kind == "dict" and count == 2)
+        or (kind, start, count) == ("lru_cache", "fork", 8)
     ],
 )
 def test_what_grows_in_the_workers_of_a_loader_is_named(kind, start, count):
@@ -96,10 +96,14 @@ def test_what_grows_in_the_workers_of_a_loader_is_named(kind, start, count):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", ["fork", "spawn"])
-@pytest.mark.usefixtures("compiled")
 def test_looks_add_at_most_2_mib_of_private_memory_to_a_worker(start):
     without, asked = (max(run("dict", start, 2, a)["private"]) for a in ("no", "ask"))
     assert asked - without <= 2 * MIB
+
+
+#: each kind of worker once, and each way to start one
+SOME = (("pool", "forkserver"), ("executor", "spawn"), ("pipe", "fork"), ("loop", "fork"),
+        ("class", "spawn"))  # fmt: skip
 
 
 @pytest.mark.slow
@@ -109,7 +113,7 @@ def test_looks_add_at_most_2_mib_of_private_memory_to_a_worker(start):
         (kind, start)
         for kind in ("pool", "executor", "pipe", "loop", "class")
         for start in ("fork", "spawn", "forkserver")
-        if LONG or start != "forkserver" or kind == "pool"
+        if LONG or (kind, start) in SOME
     ],
 )
 def test_workers_that_are_no_loaders_are_named_by_their_process(kind, start):
@@ -361,6 +365,25 @@ def test_looks_grow_apart(page):
         one.passed(1)
     assert looked[:6] == [0, 2, 4, 7, 11, 16]
     assert len(looked) < 25
+
+
+def test_a_worker_whose_parent_asks_no_more_drops_its_census(page, monkeypatch):
+    made = list[weakref.ref[Fast]]()
+
+    def new_census() -> Fast:
+        census = Fast()
+        made.append(weakref.ref(census))
+        return census
+
+    monkeypatch.setattr(worker, "new_census", new_census)
+    one = worker.Worker(page)
+    lives = []
+    for asks in (True, False, True):
+        page.ask(asks)
+        one.before(1)
+        one.passed(1)
+        lives.append([census() is not None for census in made])
+    assert lives == [[True], [False], [False, True]]
 
 
 # --- the page -------------------------------------------------------------------------------------
