@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import resource
 import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,11 @@ ENDS: dict[str, tuple[str, str | None]] = {
     "an exit code": ("import sys; sys.exit(3)", "code 3"),
     "a text for sys.exit": ("import sys; sys.exit('no such batch')", "code 1"),
     "an exception": ("raise ValueError('no such batch')", "exception ValueError: no such batch"),
+    "an error that a prompt has kept": ("import sys; sys.last_value = ValueError()", "code 0"),
+    "an exit after it": (
+        "import sys; sys.last_value = ValueError(); raise SystemExit('no')",
+        "code 1",
+    ),
     "a MemoryError": ("bytearray(1 << 60)", "exception MemoryError"),
     "RLIMIT_AS": (OUT_OF_MEMORY.format("AS"), "exception MemoryError"),
     "RLIMIT_DATA": (OUT_OF_MEMORY.format("DATA"), "exception MemoryError"),
@@ -131,11 +138,27 @@ ENDS: dict[str, tuple[str, str | None]] = {
     "faulthandler": ("import ctypes, faulthandler; faulthandler.enable(); ctypes.string_at(0)",
                      "killed by SIGSEGV"),
 }  # fmt: skip
-# With memtools.MemoryMonitor() around or before the program, in place of `memtools run`.
-FORMS = {
-    "start": "import memtools; memtools.MemoryMonitor('run.mem', device='cpu').start()\n",
-    "with": "import memtools\nwith memtools.MemoryMonitor('run.mem', device='cpu'):\n",
-}
+# A program that forgets its monitor, and one whose monitor is left by what ends the program.
+START = "import memtools; memtools.MemoryMonitor('run.mem', device='cpu').start()\n"
+WITH = "import memtools\nwith memtools.MemoryMonitor('run.mem', device='cpu'):\n"
+LEFT = ("clean", "an exit code", "a text for sys.exit", "an exception", "RLIMIT_AS", "a guard",
+        "SIGTERM", "Ctrl-C", "a handler of its own")  # fmt: skip
+
+Ends = Callable[[str], tuple[int, bytes]]
+
+
+@pytest.fixture(scope="module")
+def without(tmp_path_factory: pytest.TempPathFactory) -> Ends:
+    """The exit status and the output of a case without memtools, which runs once."""
+
+    @functools.cache
+    def ends(case: str) -> tuple[int, bytes]:
+        folder = tmp_path_factory.mktemp("plain")
+        script = str(write(folder, ENDS[case][0]))
+        done = execute([sys.executable, script], folder)
+        return done.returncode, done.stdout
+
+    return ends
 
 
 def check(path: Path, end: str | None) -> None:
@@ -149,12 +172,10 @@ def check(path: Path, end: str | None) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ENDS)
-def test_under_memtools_run(case: str, tmp_path: Path) -> None:
+def test_under_memtools_run(case: str, without: Ends, tmp_path: Path) -> None:
     program, end = ENDS[case]
-    script = str(write(tmp_path, program))
-    expected = execute([sys.executable, script], tmp_path)
-    found = run(tmp_path, script)
-    assert (found.returncode, found.stdout) == (expected.returncode, expected.stdout)
+    found = run(tmp_path, str(write(tmp_path, program)))
+    assert (found.returncode, found.stdout) == without(case)
     assert b"Exception ignored" not in found.stderr
     check(tmp_path / "run.mem", end)
     said = [line for line in found.stderr.decode().splitlines() if line.startswith("memtools: ")]
@@ -167,18 +188,18 @@ def test_under_memtools_run(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("case", ENDS)
-def test_with_a_monitor(case: str, form: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("case", "is_left"), [(case, False) for case in ENDS] + [(case, True) for case in LEFT]
+)
+def test_with_a_monitor(case: str, is_left: bool, without: Ends, tmp_path: Path) -> None:
     program, end = ENDS[case]
-    plain = write(tmp_path, program, "plain.py").read_text()
-    expected = execute([sys.executable, "plain.py"], tmp_path)
-    if form == "with":
-        plain = "".join(f"    {line}\n" for line in plain.splitlines())
+    code = START + textwrap.dedent(program)
+    if is_left:
+        code = WITH + textwrap.indent(textwrap.dedent(program), "    ")
         end = {"code 0": "normal", "code 1": "code 1: no such batch"}.get(str(end), end)
-    write(tmp_path, FORMS[form] + plain)
+    write(tmp_path, code)
     found = execute([sys.executable, "train.py"], tmp_path)
-    assert (found.returncode, found.stdout) == (expected.returncode, expected.stdout)
+    assert (found.returncode, found.stdout) == without(case)
     assert b"Exception ignored" not in found.stderr
     check(tmp_path / "run.mem", end)
 
@@ -286,14 +307,14 @@ def test_a_handler_that_was_restored_takes_no_mark_away(tmp_path: Path) -> None:
         while not has_handler() and time.monotonic() < end: time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGTERM)
     """
-    write(tmp_path, FORMS["start"] + textwrap.dedent(program))
+    write(tmp_path, START + textwrap.dedent(program))
     found = execute([sys.executable, "train.py"], tmp_path)
     assert found.returncode == -signal.SIGTERM
     check(tmp_path / "run.mem", "killed by SIGTERM")
 
 
 def test_ctrl_c_at_a_prompt_is_no_end(tmp_path: Path) -> None:
-    lines = FORMS["start"] + "import os, signal; os.kill(os.getpid(), signal.SIGINT)\nexit()\n"
+    lines = START + "import os, signal; os.kill(os.getpid(), signal.SIGINT)\nexit()\n"
     done = subprocess.run(
         [sys.executable, "-i", "-q"], input=lines, cwd=tmp_path, capture_output=True, text=True
     )

@@ -21,7 +21,6 @@ import pytest
 
 from memtools import MemoryMonitor, _core, read_record
 from memtools import _cli as cli
-from memtools._monitor.log import Log
 from memtools._record.figures import figures_of
 from tests.kit.children import in_child, wait_for
 from tests.kit.threadnames import thread_names
@@ -169,36 +168,6 @@ def in_python(code: str, *arguments: object) -> subprocess.CompletedProcess[str]
 
 
 BEGIN = "m = memtools.MemoryMonitor(sys.argv[1]); m.start(); m.step()\n"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("code", "text", "status"),
-    [
-        ("", "exit: code 0", 0),
-        ("raise KeyError('x')", "exit: exception KeyError: 'x'", 1),
-        ("sys.exit(4)", "exit: code 4", 4),
-        ("del m", "exit: code 0", 0),
-        ("sys.last_value = ValueError()", "exit: code 0", 0),
-        ("sys.last_value = ValueError(); raise SystemExit('no')", "exit: code 1", 1),
-        ("raise KeyboardInterrupt", "exit: exception KeyboardInterrupt", -2),
-    ],
-)
-def test_forgotten_at_exit(path: Path, code: str, text: str, status: int) -> None:
-    done = in_python(BEGIN + code, path)
-    assert (done.returncode, done.stderr.count("Traceback")) == (
-        status,
-        code.startswith("raise"),
-    )
-    assert last(path) == text
-
-
-def test_cut_off(path: Path) -> None:
-    done = in_python(BEGIN + "m.mark('here')\nos.kill(os.getpid(), 9)", path)
-    assert done.returncode == -signal.SIGKILL
-    record = read_record(path)
-    assert (record.complete, record.written) == (False, False)
-    assert told(record) == ["start", "mark"]
 
 
 @pytest.mark.slow
@@ -430,26 +399,10 @@ class Broken:
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 8])
-def test_a_record_that_fails_is_left_alone_and_said_once(n: int) -> None:
-    writer = Broken(n)
-    log = Log(writer, lambda: 0)  # type: ignore[arg-type]
-
-    def use() -> None:
-        for _ in range(4):
-            log.event("a", "b")
-            log.phase("p", 1, None)
-
-    with pytest.warns(RuntimeWarning, match="nothing more is recorded: no such luck") as said:
-        use()
-    log.close()
-    log.event("after", "the end")
-    assert (len(said), writer.calls, log.writes) == (1, n + 1, False)
-
-
-def test_training_goes_on_without_its_record(path: Path) -> None:
+def test_training_goes_on_without_its_record_and_it_is_said_once(path: Path, n: int) -> None:
     with monitor(path) as m:
         assert m._last is not None
-        m._last.log._writer = Broken(3)  # type: ignore[assignment]
+        m._last.log._writer = writer = Broken(n)  # type: ignore[assignment]
 
         def train() -> None:
             for _ in range(5):
@@ -457,10 +410,11 @@ def test_training_goes_on_without_its_record(path: Path) -> None:
                     m.step()
                 m.mark("y")
 
-        with pytest.warns(RuntimeWarning, match="nothing more is recorded"):
+        with pytest.warns(RuntimeWarning, match="nothing more is recorded: no such luck") as said:
             train()
         assert m.step_count == 5
-    assert not m.running
+    assert (len(said), m.running) == (1, False)
+    assert writer.calls == n + 1, "only to close it"
 
 
 # --- whether leaks are tested ---
