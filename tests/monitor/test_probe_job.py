@@ -9,18 +9,16 @@ import pytest
 
 from tests.kit.ownprocess import in_own_process
 
-pytestmark = pytest.mark.slow  # each is a program of its own, with torch
+pytestmark = pytest.mark.slow  # each is a program of its own
 
 JOB = """
 import atexit, contextlib, os, signal, sys
 from multiprocessing import shared_memory
 import psutil
-import torch
 import memtools
 from memtools import _core
 from tests.kit.children import wait_for
 
-torch.set_num_threads(1)  # forked children must not wait for threads that they do not have
 MIB = 2**20
 RSS, SWAP, CHILDREN, SHM = 1, 16, 64, 256
 
@@ -66,12 +64,22 @@ def used_now(monitor):
 """
 
 
+TORCH = """
+import torch
+import torch.multiprocessing as tmp
+torch.set_num_threads(1)  # forked children must not wait for threads that they do not have
+"""
+
+
 def job(code: str) -> str:
     return in_own_process(JOB + textwrap.dedent(code))
 
 
 def test_used_is_the_sum_over_the_job_counted_by_hand() -> None:
     job("""
+        import torch
+
+        torch.set_num_threads(1)  # forked children must not wait for threads they do not have
         monitor = memtools.MemoryMonitor(limit=580 << 20, leaks=False)
         monitor.start()
         buffer = b"x" * (100 * MIB)
@@ -214,10 +222,9 @@ assert shm() == 0
 
 def test_tensors_in_shared_memory_count_in_all_of_torchs_ways() -> None:
     job(
-        SHM_NOW
+        TORCH
+        + SHM_NOW
         + """
-import torch.multiprocessing as tmp
-
 for strategy in tmp.get_all_sharing_strategies():
     tmp.set_sharing_strategy(strategy)
     tensor = torch.ones(4 * MIB, dtype=torch.uint8).share_memory_()
@@ -234,7 +241,8 @@ for strategy in tmp.get_all_sharing_strategies():
 
 def test_batches_of_a_dataloader_count_while_they_are_there() -> None:
     job(
-        SHM_NOW
+        TORCH
+        + SHM_NOW
         + """
 class Data(torch.utils.data.Dataset):
     def __len__(self):

@@ -3,7 +3,6 @@ the system refuses."""
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import subprocess
@@ -48,23 +47,6 @@ def script(tmp_path: Path, code: str) -> subprocess.CompletedProcess[str]:
 
 
 # --- signals --------------------------------------------------------------------------------------
-
-
-def test_it_may_be_stopped_in_a_signal_handler() -> None:
-    sampler = _core.Sampler(MS)
-    sampler.start()
-    old = signal.signal(signal.SIGUSR1, lambda *_: sampler.stop())
-    try:
-        signal.raise_signal(signal.SIGUSR1)
-        assert not sampler.running
-        sampler.start()
-        threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGUSR1)).start()
-        while sampler.running:
-            sampler.step()
-            sampler.latest()
-    finally:
-        signal.signal(signal.SIGUSR1, old)
-    assert threads() == []
 
 
 def test_the_thread_takes_no_signal(tmp_path: Path) -> None:
@@ -129,23 +111,6 @@ def test_it_samples_while_the_interpreter_is_held() -> None:
     sampler.stop()
 
 
-def test_two_of_them_in_one_process(tmp_path: Path) -> None:
-    writers = [_core.RecordWriter(tmp_path / name, columns()) for name in "ab"]
-    samplers = [_core.Sampler(MS, writer) for writer in writers]
-    for sampler in samplers:
-        sampler.start()
-    samplers[0].step(5)
-    for sampler in samplers:
-        wait_for(lambda s=sampler: s.samples > 5)  # type: ignore[misc]
-    assert threads() == ["memtools"] * 2
-    samplers[0].stop()
-    assert (samplers[1].running, threads()) == (True, ["memtools"])
-    samplers[1].stop()
-    for name, sampler, steps in zip("ab", samplers, (5, 0), strict=True):
-        samples = memtools.read_record(tmp_path / name).samples
-        assert (len(samples), samples.values["step"][-1]) == (sampler.samples, steps)
-
-
 def test_stops_from_several_threads_at_once() -> None:
     sampler = _core.Sampler(MS)
     for _ in range(50):
@@ -157,44 +122,6 @@ def test_stops_from_several_threads_at_once() -> None:
             other.join()
         assert not sampler.running
     assert threads() == []
-
-
-def in_child(sampler: _core.Sampler) -> int:
-    if sampler.running or threads() or sampler.latest() is not None or sampler.limit() is not None:
-        return 1
-    sampler.stop()
-    try:
-        sampler.start()
-    except RuntimeError as error:
-        if "parent process" not in str(error):
-            return 2
-    sampler.step()
-    own = _core.Sampler(MS)
-    own.start()
-    while own.samples < 5:
-        time.sleep(0.001)
-    return 0 if threads() == ["memtools"] and own.running else 3
-
-
-def test_a_forked_child_has_none_and_may_make_its_own(tmp_path: Path) -> None:
-    writer = _core.RecordWriter(tmp_path / "run.mem", columns())
-    sampler = _core.Sampler(MS // 10, writer)
-    sampler.start()
-    for _ in range(8):
-        pid = os.fork()
-        if pid == 0:
-            code = 9
-            try:
-                code = in_child(sampler)
-                del sampler, writer
-                gc.collect()
-            finally:
-                os._exit(code)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    seen = sampler.samples
-    wait_for(lambda: sampler.samples > seen)
-    sampler.stop()
-    assert memtools.read_record(tmp_path / "run.mem").total == sampler.samples
 
 
 @pytest.mark.slow
@@ -271,14 +198,6 @@ def test_the_program_ends_as_it_would_without(tmp_path: Path, ending: str) -> No
     done = script(tmp_path, code)
     assert (done.returncode, done.stdout, done.stderr) == (wanted, "", "")
     assert len(memtools.read_record(tmp_path / "run.mem").samples) >= 5
-
-
-def test_a_killed_program_leaves_its_record(tmp_path: Path) -> None:
-    done = script(tmp_path, "sampler.step(7); wait_for(sampler.samples + 3)\n"
-                            "os.kill(os.getpid(), signal.SIGKILL)")  # fmt: skip
-    assert done.returncode == -signal.SIGKILL
-    record = memtools.read_record(tmp_path / "run.mem")
-    assert record.samples.values["step"][-1] == 7
 
 
 def test_the_writer_may_be_closed_at_any_moment(tmp_path: Path) -> None:
