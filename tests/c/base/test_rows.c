@@ -57,58 +57,17 @@ packs_with_strides(ptrdiff_t row_stride, ptrdiff_t col_stride)
 }
 
 static void
-packed_rows_are_copied(void)
+rows_are_copied_however_they_lie(void)
 {
-    packs_with_strides(7, 1);
-}
+    static const ptrdiff_t strides[][2] = {
+        {7, 1},  {8, 1},   {50, 1}, {14, 2},  {15, 2}, /* packed, with gaps, every second column */
+        {0, 1},  {0, 3},   {1, 0},  {0, 0},            /* an expanded row, an expanded column */
+        {7, -1}, {14, -2}, {-7, 1}, {-7, -1},          /* backwards */
+        {1, 5},  {1, 9},                               /* transposed */
+    };
 
-static void
-rows_with_gaps_are_copied(void)
-{
-    packs_with_strides(8, 1);
-    packs_with_strides(50, 1);
-}
-
-static void
-every_second_column_is_copied(void)
-{
-    packs_with_strides(14, 2);
-    packs_with_strides(15, 2);
-}
-
-static void
-an_expanded_row_is_repeated(void)
-{
-    packs_with_strides(0, 1);
-    packs_with_strides(0, 3);
-}
-
-static void
-an_expanded_column_is_repeated(void)
-{
-    packs_with_strides(1, 0);
-    packs_with_strides(0, 0);
-}
-
-static void
-columns_may_run_backwards(void)
-{
-    packs_with_strides(7, -1);
-    packs_with_strides(14, -2);
-}
-
-static void
-rows_may_run_backwards(void)
-{
-    packs_with_strides(-7, 1);
-    packs_with_strides(-7, -1);
-}
-
-static void
-a_transposed_tensor_is_copied(void)
-{
-    packs_with_strides(1, 5);
-    packs_with_strides(1, 9);
+    for (size_t i = 0; i < sizeof strides / sizeof *strides; i++)
+        packs_with_strides(strides[i][0], strides[i][1]);
 }
 
 static void
@@ -169,14 +128,7 @@ int
 main(void)
 {
     fill_the_backing();
-    RUN(packed_rows_are_copied);
-    RUN(rows_with_gaps_are_copied);
-    RUN(every_second_column_is_copied);
-    RUN(an_expanded_row_is_repeated);
-    RUN(an_expanded_column_is_repeated);
-    RUN(columns_may_run_backwards);
-    RUN(rows_may_run_backwards);
-    RUN(a_transposed_tensor_is_copied);
+    RUN(rows_are_copied_however_they_lie);
     RUN(one_column_ignores_its_column_stride);
     RUN(one_row_ignores_its_row_stride);
     RUN(nothing_is_copied_of_an_empty_tensor);
