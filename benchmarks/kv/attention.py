@@ -1,7 +1,7 @@
 """Attention of one query over the pool's views, and a prompt forked for eight samples.
 
-Contiguous copies of the very same tokens are the measure. Turns are taken by turns, one pass over
-all layers each, so that no cache outlives a pass; ratios are taken turn by turn.
+Contiguous copies of the same tokens are the baseline. A turn is one pass over all layers, so that
+no cache outlives a pass, and ratios are taken turn by turn.
 """
 
 from __future__ import annotations
@@ -11,38 +11,18 @@ import functools
 import time
 import timeit
 from collections.abc import Callable
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.kit.harness import Json, Runner, Samples, compiled, interleave
-from benchmarks.kv.common import NANO, NANO32, Geometry, Pair, append, clones, filled, views
-from memtools import KVLease, KVPool
+from benchmarks.kv.common import NANO, Pair, append, clones, filled, views
+from memtools import KVLease
 
 OURS, CONTIGUOUS = "KVPool's views", "contiguous"
-RESERVED, TOKEN_MAJOR = "slices of [B, H, 4096, D]", "slices of [B, 4096, H, D]"
 PROMPT, SAMPLES = 2048, 8
-
-
-class Kind(NamedTuple):
-    """A dtype, and what computes attention."""
-
-    geometry: Geometry
-    queries_per_head: int = 1
-    eager: bool = False  # matmul, softmax, matmul instead of scaled_dot_product_attention
-    read: bool = False  # no attention: a loop in C that reads K and V
-
-
-KINDS = {
-    "bfloat16": Kind(NANO),
-    "bfloat16, GQA 4": Kind(NANO, 4),
-    "float32": Kind(NANO32),
-    "float32, GQA 4": Kind(NANO32, 4),
-    "bfloat16, by matmul": Kind(NANO, eager=True),
-    "bfloat16, only read": Kind(NANO, read=True),
-}
+Attend = Callable[[Tensor, Tensor, Tensor], object]
 
 READ_SOURCE = r"""
 #include <stddef.h>
@@ -64,8 +44,8 @@ read_words(const char *at, size_t rows, size_t row_stride, size_t heads, size_t 
 """
 
 
-def read(_query: Tensor, *pair: Tensor, **_options: Any) -> None:
-    """K and V read once in C: what a kernel that waits for nothing but memory would take."""
+def only_read(_query: Tensor, *pair: Tensor) -> None:
+    """Reads K and V once in C, which is the least time that any kernel could take."""
     for t in pair:
         size = t.element_size()
         rows, heads, tokens, dim = t.shape
@@ -76,71 +56,51 @@ def read(_query: Tensor, *pair: Tensor, **_options: Any) -> None:
         )
 
 
-def by_matmul(query: Tensor, k: Tensor, v: Tensor, **_options: Any) -> Tensor:
+def by_matmul(query: Tensor, k: Tensor, v: Tensor) -> Tensor:
     weights = torch.matmul(query, k.transpose(-1, -2)) * query.shape[-1] ** -0.5
     return torch.matmul(torch.softmax(weights, -1), v)
 
 
-def attention(pairs: list[Pair], kind: Kind) -> Runner:
-    """A pass over all layers, in CPU time: passes are so long that others get a turn within one."""
+def attention(pairs: list[Pair], attend: Attend) -> Runner:
+    """A pass over all layers, in CPU time: a pass is so long that other processes interrupt it."""
     rows, heads, _, dim = pairs[0][0].shape
-    grouped = kind.queries_per_head > 1
-    query = torch.randn(rows, heads * kind.queries_per_head, 1, dim, dtype=kind.geometry.dtype)
-    attend: Callable[..., object] = scaled_dot_product_attention
-    attend = by_matmul if kind.eager else read if kind.read else attend
+    query = torch.randn(rows, heads, 1, dim, dtype=NANO.dtype)
 
     def step() -> None:
         for k, v in pairs:
-            attend(query, k, v, enable_gqa=grouped)
+            attend(query, k, v)
 
     timer = timeit.Timer(step, timer=time.thread_time)
     return lambda n: timer.timeit(n) * 1e9
 
 
-def reserved(pairs: list[Pair], geometry: Geometry) -> list[Pair]:
-    """The tokens as slices of caches of 4,096."""
-    rows, _, count, _ = pairs[0][0].shape
-    result = []
-    for (k, v), (keys, values) in zip(pairs, geometry.empty(rows, 4096), strict=True):
-        keys[:, :, :count] = k
-        values[:, :, :count] = v
-        result.append((keys[:, :, :count], values[:, :, :count]))
-    return result
-
-
-def token_major(pairs: list[Pair]) -> list[Pair]:
-    """The tokens as [B, T, H, D] in memory, seen as [B, H, T, D]."""
-    turned = [(k.transpose(1, 2), v.transpose(1, 2)) for k, v in pairs]
-    return [(k.transpose(1, 2), v.transpose(1, 2)) for k, v in clones(turned)]
-
-
-def over_views(tokens: int, name: str, seconds: float) -> Json:
-    """4 rows of so many tokens."""
-    kind = KINDS[name]
-    geometry = kind.geometry
-    with geometry.pool(4096, 4) as pool, filled(pool, geometry.random(4, tokens)) as lease:
+def over_views(attend: Attend, seconds: float) -> Json:
+    """Attention over 4 rows of 2,048 tokens."""
+    with NANO.pool(4096, 4) as pool, filled(pool, NANO.random(4, PROMPT)) as lease:
         ours = views(lease)
-        every = {CONTIGUOUS: clones(ours), OURS: ours}
-        if tokens == 2048 and kind.queries_per_head == 1:  # the others for comparison
-            every |= {RESERVED: reserved(ours, geometry), TOKEN_MAJOR: token_major(ours)}
-        runners = {name: attention(pairs, kind) for name, pairs in every.items()}
+        runners = {CONTIGUOUS: attention(clones(ours), attend), OURS: attention(ours, attend)}
         return {"turns": interleave(runners, 1, seconds=seconds, least=9).turns}
 
 
-def over_a_fork(name: str, seconds: float) -> Json:
-    """8 rows that share a prompt of 2,048 tokens and have one more each."""
-    kind = KINDS[name]
-    geometry = kind.geometry
-    prompt = geometry.random(1, PROMPT)
-    with geometry.pool(4096, SAMPLES) as pool, filled(pool, prompt) as parent:
+def over_a_fork(attend: Attend, seconds: float) -> Json:
+    """Attention over 8 rows that share a prompt of 2,048 tokens and have one more each."""
+    prompt = NANO.random(1, PROMPT)
+    with NANO.pool(4096, SAMPLES) as pool, filled(pool, prompt) as parent:
         with parent.fork(SAMPLES) as lease:
-            append(lease, geometry.random(SAMPLES, 1))
+            append(lease, NANO.random(SAMPLES, 1))
             ours = views(lease)
-            runners = {"8 contiguous copies": attention(clones(ours), kind)}
-            runners |= {"fork(8)": attention(ours, kind)}
+            runners = {"8 contiguous copies": attention(clones(ours), attend)}
+            runners |= {"fork(8)": attention(ours, attend)}
             turns = interleave(runners, 1, seconds=seconds, least=9).turns
             del ours, runners
         return {"turns": turns}
+
+
+ATTENTION: dict[str, Callable[[float], Json]] = {
+    "attention, 2048 tokens, bfloat16, by matmul": functools.partial(over_views, by_matmul),
+    "fork attention, bfloat16": functools.partial(over_a_fork, scaled_dot_product_attention),
+    "fork attention, bfloat16, only read": functools.partial(over_a_fork, only_read),
+}
 
 
 # --- forking -------------------------------------------------------------------------------------
@@ -162,15 +122,13 @@ class Clock:
 
 
 def forked(clock: Clock, prompt: KVLease, one: Pair, which: str) -> None:
-    """A fork, two tokens of its rows, and one pass of attention."""
+    """A fork, the first token of its rows, and one pass of attention."""
     query = torch.randn(SAMPLES, NANO.heads, 1, NANO.dim, dtype=NANO.dtype)
     clock.start()
     lease = prompt.fork(SAMPLES)
     clock.lap(f"fork(8){which}")
     append(lease, one)
     clock.lap(f"its first token{which}")
-    append(lease, one)
-    clock.lap(f"its second token{which}")
     for k, v in views(lease):
         scaled_dot_product_attention(query, k, v)
     clock.lap(f"its first attention{which}")
@@ -184,16 +142,8 @@ def in_a_new_pool(clock: Clock, tokens: Pair, one: Pair) -> None:
         forked(clock, prompt, one, "")
 
 
-def repeat(clock: Clock, pairs: list[Pair]) -> None:
-    """What transformers' batch_repeat_interleave does."""
-    clock.start()
-    copied = [(k.repeat_interleave(SAMPLES, 0), v.repeat_interleave(SAMPLES, 0)) for k, v in pairs]
-    clock.lap("8 copies, repeat_interleave")
-    del copied
-
-
 def copy_over(clock: Clock, pairs: list[Pair], kept: list[Pair]) -> None:
-    """The same into caches that are kept from generation to generation."""
+    """Copies the prompt into caches that are kept from generation to generation."""
     clock.start()
     for (k, v), (keys, values) in zip(pairs, kept, strict=True):
         keys[:, :, :PROMPT] = k
@@ -211,35 +161,14 @@ def forks(seconds: float) -> Json:
         filled(pool, tokens) as prompt,
         filled(pool, tokens) as other,
     ):
-        ways: list[Callable[[], Any]] = [
-            functools.partial(in_a_new_pool, clock, tokens, one),
-            functools.partial(forked, clock, prompt, one, ", again"),
-            functools.partial(forked, Clock(), other, one, ""),  # addresses now show the other
-            functools.partial(forked, clock, prompt, one, ", other prompt before"),
-            functools.partial(repeat, clock, pairs),
-            functools.partial(copy_over, clock, pairs, kept),
-        ]
-        forked(Clock(), prompt, one, "")  # that is no longer the first in this pool
+        forked(Clock(), prompt, one, "")  # the first fork of a pool takes longer
         copy_over(Clock(), pairs, kept)
         end, rounds = time.perf_counter() + seconds, 0
         while time.perf_counter() < end or rounds < 7:
-            for way in ways:
-                way()
+            in_a_new_pool(clock, tokens, one)
+            forked(clock, prompt, one, ", again")
+            forked(Clock(), other, one, "")  # the addresses show the other prompt afterwards
+            forked(clock, prompt, one, ", other prompt before")
+            copy_over(clock, pairs, kept)
             rounds += 1
-        turns = clock.samples.turns
-        stats = prompt_stats(pool, prompt, one)
-    return {"turns": turns, **stats}
-
-
-def prompt_stats(pool: KVPool, prompt: KVLease, one: Pair) -> Json:
-    """What a fork maps and copies, the second time."""
-    before = pool.stats()
-    with prompt.fork(SAMPLES) as lease:
-        append(lease, one)
-        after = pool.stats()
-    return {
-        "map_calls_again": after.map_calls - before.map_calls,
-        "taken_again": after.taken - before.taken,
-        "copied_again": after.copied - before.copied,
-        "maps": after.maps,
-    }
+    return {"turns": clock.samples.turns}

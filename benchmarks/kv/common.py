@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,10 +34,6 @@ class Geometry(NamedTuple):
         """Tokens that a page of a range holds."""
         return PAGE // (self.dim * self.dtype.itemsize)
 
-    @property
-    def block_bytes(self) -> int:
-        return self.ranges * PAGE
-
     def empty(self, rows: int, tokens: int) -> list[Pair]:
         shape = rows, self.heads, tokens, self.dim
         return [
@@ -51,7 +47,7 @@ class Geometry(NamedTuple):
         shape = rows, self.heads, tokens, self.dim
         return torch.randn(shape, dtype=self.dtype), torch.randn(shape, dtype=self.dtype)
 
-    def pool(self, max_tokens: int, max_sequences: int, **options: Any) -> KVPool:
+    def pool(self, max_tokens: int, max_sequences: int) -> KVPool:
         return KVPool(
             self.layers,
             self.heads,
@@ -59,13 +55,10 @@ class Geometry(NamedTuple):
             max_tokens=max_tokens,
             max_sequences=max_sequences,
             dtype=self.dtype,
-            **options,
         )
 
 
 NANO = Geometry(16, 8, 128, torch.bfloat16)
-NANO32 = NANO._replace(dtype=torch.float32)
-TINY = Geometry(4, 2, 64, torch.bfloat16)
 
 
 def append(lease: KVLease, tokens: Pair) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
 import select
 import subprocess
 import sys
@@ -65,15 +64,6 @@ def _memory_files(folder: Path) -> int:
                 status = entry.stat()
                 held[status.st_ino] = status.st_blocks * 512
     return sum(held.values())
-
-
-def minor_faults() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-
-
-def map_lines() -> int:
-    with Path("/proc/self/maps").open("rb") as lines:
-        return sum(1 for _ in lines)
 
 
 @contextlib.contextmanager

@@ -1,40 +1,21 @@
-"""One token appended to every layer: the pool, what people write, and the bare copy in C.
+"""One token appended to every layer: by the pool, and by assignments to slices.
 
 Each peer has start(position), which is not timed, and step(), which appends one token to all layers
-and takes what attention would read. A turn is 32 tokens from the position on, as in decoding: two
-pages of every head of every row are begun in it. Turns after the first find pages that were used
+and takes what attention would read. A turn is 32 tokens from the position on, as in decoding, in
+which two pages of every head of every row begin. Turns after the first find pages that were used
 before, like the second generation of a run.
 """
 
 from __future__ import annotations
 
-import ctypes
-import time
 from typing import Protocol
 
-from transformers import LlamaConfig
-
-from benchmarks.kit.harness import Json, Runner, compiled, interleave, statement
+from benchmarks.kit.harness import Json, Runner, interleave, statement
 from benchmarks.kv.common import NANO, Pair
 
 TURN = 2 * NANO.block_tokens
-OURS, SLICE, COPY = "KVPool", "preallocated, slice", "the rows alone, memcpy in C"
-
-COPY_SOURCE = r"""
-#include <stddef.h>
-#include <string.h>
-
-/* Tokens [at, at + n) of `tensors` caches: in each, `rows` rows of `bytes` lie `stride` apart. */
-void
-copy_rows(char *const *caches, char *const *news, size_t tensors, size_t rows, size_t stride,
-          size_t bytes, size_t at, size_t n)
-{
-    for (size_t token = at; token < at + n; token++)
-        for (size_t t = 0; t < tensors; t++)
-            for (size_t row = 0; row < rows; row++)
-                memcpy(caches[t] + row * stride + token * bytes, news[t] + row * bytes, bytes);
-}
-"""
+START = 1024
+OURS, SLICE = "KVPool", "preallocated, slice"
 
 
 class Peer(Protocol):
@@ -79,45 +60,12 @@ class Sliced:
         self.at = end
 
 
-def config() -> LlamaConfig:
-    return LlamaConfig(
-        num_hidden_layers=NANO.layers,
-        num_attention_heads=NANO.heads,
-        num_key_value_heads=NANO.heads,
-        head_dim=NANO.dim,
-        hidden_size=NANO.heads * NANO.dim,
-    )
+def stepping(peer: Peer) -> Runner:
+    return statement("step()", "start(at)", step=peer.step, start=peer.start, at=START)
 
 
-def copies(new: list[Pair], tokens: int, at: int) -> Runner:
-    """What all peers do at least: the same rows copied to the same kind of place, loop in C."""
-    library, rows = compiled(COPY_SOURCE), new[0][0].shape[0] * NANO.heads
-    flat = [t for pair in NANO.empty(new[0][0].shape[0], tokens) for t in pair]
-    sources = [t for pair in new for t in pair]
-    pointers = ctypes.c_void_p * len(flat)
-    size = NANO.dim * NANO.dtype.itemsize
-    arguments = (
-        pointers(*(t.data_ptr() for t in flat)),
-        pointers(*(t.data_ptr() for t in sources)),
-        *map(ctypes.c_size_t, (len(flat), rows, tokens * size, size, at)),
-    )
-
-    def run(n: int) -> float:
-        start = time.perf_counter_ns()
-        library.copy_rows(*arguments, ctypes.c_size_t(n))
-        taken = time.perf_counter_ns() - start
-        return taken if flat and sources else 0.0  # which keeps the tensors
-
-    return run
-
-
-def stepping(peer: Peer, at: int) -> Runner:
-    return statement("step()", "start(at)", step=peer.step, start=peer.start, at=at)
-
-
-def update(rows: int, at: int, seconds: float) -> Json:
+def update(rows: int, seconds: float) -> Json:
     """Turns of all peers, the slice first."""
     tokens, new = 4096, [NANO.random(rows, 1) for _ in range(NANO.layers)]
-    runners = {SLICE: stepping(Sliced(new, tokens), at), COPY: copies(new, tokens, at)}
-    runners[OURS] = stepping(Pooled(new, tokens), at)
+    runners = {SLICE: stepping(Sliced(new, tokens)), OURS: stepping(Pooled(new, tokens))}
     return {"turns": interleave(runners, TURN, seconds=seconds, first=TURN).turns}
