@@ -1,24 +1,18 @@
-"""What the parts of the gate-history benchmark share: gates, a memcpy ring in C, ways to run."""
+"""What the parts of the gate-history benchmark share: gates, and a memcpy ring in C."""
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-from collections.abc import Callable, Iterator
-from typing import cast
 
 import torch
 from torch import Tensor
 
 from benchmarks.kit.harness import Runner, compiled
-from memtools import _core
-from memtools._base import torch as base_torch
 
 MIB, PAGE = 2**20, 4096
 SMALL, LARGE = (512, 8), (2048, 64)
 SLOTS = {SMALL: 1000, LARGE: 128}  # what the default limits, 1000 entries and 64 MiB, hold
-OURS, OURS_BARE = "GateHistory.append", "GateHistory.append, no shim"
-MEMCPY, MEMCPY_PAGE = "memcpy in C", "memcpy in C, ring on a page"
+OURS, MEMCPY = "GateHistory.append", "memcpy in C"
 
 MEMCPY_SOURCE = r"""
 #define _GNU_SOURCE
@@ -57,12 +51,12 @@ ring_copies(char *ring, size_t slots, size_t bytes, const void *source, size_t *
 """
 
 
-def memcpy_ring(gates: Tensor, slots: int, offset: int | None = None) -> Runner:
+def memcpy_ring(gates: Tensor, slots: int) -> Runner:
     """memcpy of the same source into as many slots; loop and clock in C, no call from Python.
 
-    Where the ring starts within a page matters by up to a factor of two: a store to an address that
-    a load a little later shares the low 12 bits with holds that load up. By default it starts where
-    this does not happen, which is the strict baseline; `offset` is some other place.
+    Where the ring starts within a page matters by up to a factor of two: a store delays a later
+    load whose address has the same low 12 bits. The ring starts where this does not happen, which
+    is the strict baseline.
     """
     library, size = compiled(MEMCPY_SOURCE), gates.numel() * gates.element_size()
     library.ring_new.restype, library.ring_new.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
@@ -70,7 +64,7 @@ def memcpy_ring(gates: Tensor, slots: int, offset: int | None = None) -> Runner:
     ring, at = library.ring_new(slots * size + PAGE), ctypes.c_size_t(0)
     if not ring:
         raise MemoryError(f"no room for a ring of {slots} x {size} bytes")
-    start = (gates.data_ptr() + PAGE // 2) % PAGE if offset is None else offset
+    start = (gates.data_ptr() + PAGE // 2) % PAGE
 
     def run(n: int) -> float:
         elapsed: int = library.ring_copies(
@@ -87,38 +81,6 @@ def memcpy_ring(gates: Tensor, slots: int, offset: int | None = None) -> Runner:
 
 
 def gates_like(shape: tuple[int, int], *, grad: bool = True) -> Tensor:
-    """Gates as a router makes them, with the graph behind them unless told otherwise."""
+    """Gates as a router makes them, by default with the graph that made them."""
     torch.manual_seed(0)
     return torch.softmax(torch.randn(shape, requires_grad=grad), -1)
-
-
-@contextlib.contextmanager
-def without_shim() -> Iterator[None]:
-    """memtools._core by public torch calls alone, as where memtools._torch was not built."""
-    bridge, connect = base_torch.connect(), cast(Callable[..., None], _core._connect)
-    parts = base_torch.parts(torch)
-    connect(*parts, None)
-    try:
-        yield
-    finally:
-        connect(*parts, bridge.shim.ops if bridge.shim else None)
-
-
-def shimless(runner: Runner) -> Runner:
-    def run(n: int) -> float:
-        with without_shim():
-            return runner(n)
-
-    return run
-
-
-def with_threads(runner: Runner, threads: int) -> Runner:
-    def run(n: int) -> float:
-        before = torch.get_num_threads()
-        torch.set_num_threads(threads)
-        try:
-            return runner(n)
-        finally:
-            torch.set_num_threads(before)
-
-    return run

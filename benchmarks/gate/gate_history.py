@@ -1,10 +1,10 @@
-"""What recording gates costs, against memcpy, torch, and the lists and rings people write.
+"""What recording gates costs, beside memcpy, torch, and the lists that people write.
 
     python -m benchmarks.gate.gate_history         # 3 minutes; writes results/gate_history.json
-    python -m benchmarks.gate.gate_history --quick      # 20 seconds, to look at
+    python -m benchmarks.gate.gate_history --quick # 20 seconds; writes no JSON
     python -m benchmarks.gate.gate_history --only record
 
-docs/internals/performance.md says what the figures mean and which limits they are held against.
+docs/internals/performance.md says what the figures mean and which limits they have.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ import torch
 
 from benchmarks.gate.common import LARGE, MEMCPY, SMALL
 from benchmarks.gate.limits import limits
-from benchmarks.gate.process import LAYERS, MEMORY, import_time, memory, update, update_summary
+from benchmarks.gate.process import MEMORY, import_time, memory, update, update_summary
 from benchmarks.gate.timing import added, added_summary, record
 from benchmarks.kit.harness import (
     Json,
-    Samples,
     arguments,
     environment,
     pooled,
@@ -35,11 +34,9 @@ from benchmarks.kit.harness import (
 )
 from benchmarks.kit.limits import finish
 
-# --- the whole -----------------------------------------------------------------------------------
-
 
 class Section(NamedTuple):
-    """A part of the benchmark; `run` is given seconds and returns what one process found."""
+    """A part of the benchmark; `run` takes seconds and returns what one process found."""
 
     run: Callable[[float], Json]
     seconds: float
@@ -47,25 +44,19 @@ class Section(NamedTuple):
 
 
 SECTIONS = {
-    "record_512x8": Section(partial(record, SMALL, False), 5, 3),
-    "record_512x8_cached": Section(partial(record, SMALL, True), 2, 3),
-    "record_2048x64": Section(partial(record, LARGE, False), 5, 3),
-    "statistics_512x8": Section(partial(added, SMALL), 4, 3),
+    "record_512x8": Section(record, 5, 3),
+    "statistics_512x8": Section(partial(added, SMALL), 2, 3),
     "statistics_2048x64": Section(partial(added, LARGE), 5, 3),
     **{f"memory: {variant}": Section(partial(memory, variant), 0) for variant in MEMORY},
-    **{f"update_{layers}": Section(partial(update, layers), 4) for layers in LAYERS},
+    "update_1": Section(update, 4),
     "import": Section(import_time, 2),
 }
 
 
-def chosen(only: str, quick: bool) -> dict[str, Section]:
+def chosen(only: str, quick: bool) -> list[str]:
     """The sections to run; a quick run leaves out most of those that take a process each."""
-    left_out = {f"memory: {variant}" for variant in (MEMORY[1], *MEMORY[3:])} if quick else set()
-    return {
-        name: section
-        for name, section in SECTIONS.items()
-        if name.startswith(only) and name not in left_out
-    }
+    left_out = {f"memory: {variant}" for variant in list(MEMORY)[1:]} if quick else set()
+    return [name for name in SECTIONS if name.startswith(only) and name not in left_out]
 
 
 def found(name: str, threads: int, quick: bool) -> list[Json]:
@@ -87,38 +78,29 @@ def summary(name: str, results: list[Json]) -> Any:
     samples = pooled(result["turns"] for result in results)
     if name.startswith("update"):
         return update_summary(samples)
-    rows = samples.summary(next(iter(samples.turns)))
-    if name.startswith("record"):
-        for row in rows:
-            row["median_excess_ns"] = statistics.median(excess(samples, row["name"]))
+    rows = samples.summary(MEMCPY)
+    for row in rows:
+        both = zip(samples.turns[row["name"]], samples.turns[MEMCPY], strict=True)
+        excess = [taken - 1.1 * memcpy for taken, memcpy in both]
+        row["median_excess_ns"] = statistics.median(excess)
     return rows
 
 
-def excess(samples: Samples, name: str) -> list[float]:
-    """Turn by turn, what a way of recording takes beyond 1.1 x memcpy."""
-    both = zip(samples.turns[name], samples.turns[MEMCPY], strict=True)
-    return [taken - 1.1 * memcpy for taken, memcpy in both]
-
-
 def shown(content: Any) -> str:
-    """A section as a table: rows that are alike as rows, otherwise a line for each figure."""
-    if isinstance(content, dict):
-        content = [content]
-    elif "median_ratio" in content[0]:
-        return timing_table(content, content[0]["name"])
-    if len(content) > len(MEMORY):
-        return table([*content[0]], ([readable(v) for v in row.values()] for row in content))
-    cells = [[key, *(readable(row[key]) for row in content)] for key in content[0]]
+    """A section as a table: timings beside the first, or a line for each figure."""
+    rows = content if isinstance(content, list) else [content]
+    if "median_ratio" in rows[0]:
+        return timing_table(rows, rows[0]["name"])
+    cells = [[key, *(readable(row[key]) for row in rows)] for key in rows[0]]
     return table(cells[0], cells[1:])
 
 
 def readable(value: Any) -> str:
-    return f"{value:,.3f}" if isinstance(value, float) else "" if value is None else str(value)
+    return f"{value:,.3f}" if isinstance(value, float) else str(value)
 
 
 def main() -> None:
-    parser = arguments(__doc__)
-    options = parser.parse_args()
+    options = arguments(__doc__).parse_args()
     torch.set_num_threads(options.threads)
     if options.child:
         write_json(options.out, SECTIONS[options.child].run(options.seconds))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import statistics
 import subprocess
 import sys
@@ -22,12 +21,11 @@ from benchmarks.kit.harness import (
     Samples,
     interleave,
     peak_resident_bytes,
-    quantile,
     resident_bytes,
 )
 from memtools import GateHistory
 
-# --- (c) flat memory -----------------------------------------------------------------------------
+# --- flat memory -----------------------------------------------------------------------------
 
 
 def grown(append: Callable[[Tensor], Any], pool: list[Tensor], before: int, after: int) -> Json:
@@ -48,16 +46,15 @@ def grown(append: Callable[[Tensor], Any], pool: list[Tensor], before: int, afte
 
 def history_growth(pool: list[Tensor], max_entries: int, max_bytes: int) -> Json:
     history = GateHistory(max_entries, max_bytes)
-    most = most_entries = 0
+    most = 0
 
     def append(gates: Tensor) -> None:
-        nonlocal most, most_entries
+        nonlocal most
         history.append(gates)
-        most, most_entries = max(most, history.nbytes), max(most_entries, len(history))
+        most = max(most, history.nbytes)
 
     result = grown(append, pool, 3000, 100_000)
-    limits = {"most_nbytes": most, "max_bytes": max_bytes, "most_entries": most_entries}
-    return {**result, **limits, "max_entries": max_entries}
+    return {**result, "most_nbytes": most, "max_bytes": max_bytes}
 
 
 def list_growth(pool: list[Tensor], *, trimmed: bool) -> Json:
@@ -72,51 +69,43 @@ def list_growth(pool: list[Tensor], *, trimmed: bool) -> Json:
     return grown(append, pool, 3000, 100_000 if trimmed else 20_000)
 
 
-def memory(variant: str, _seconds: float) -> Json:
-    """In a process of its own, with 16 tensors that take turns."""
-    pool = [torch.softmax(torch.randn(SMALL), -1) for _ in range(16)]
-    ragged = [torch.softmax(torch.randn(1 + 37 * i, 8), -1) for i in range(16)]
-    runs: dict[str, Callable[[], Json]] = {
-        "max_entries=1000": lambda: history_growth(pool, 1000, 64 * MIB),
-        "max_bytes=8 MiB, rows vary": lambda: history_growth(ragged, 10_000, 8 * MIB),
-        "list of clones": lambda: list_growth(pool, trimmed=False),
-        "list of clones, trimmed to half": lambda: list_growth(pool, trimmed=True),
-        "deque(maxlen=1000) of clones": lambda: deque_growth(pool),
-    }
-    return runs[variant]()
-
-
 def deque_growth(pool: list[Tensor]) -> Json:
     kept: deque[Tensor] = deque(maxlen=1000)
     return grown(lambda gates: kept.append(gates.detach().clone()), pool, 3000, 100_000)
 
 
-MEMORY = (
-    "max_entries=1000",
-    "max_bytes=8 MiB, rows vary",
-    "list of clones",
-    "list of clones, trimmed to half",
-    "deque(maxlen=1000) of clones",
-)
+#: What is grown, given 16 tensors of one size and 16 of many.
+MEMORY: dict[str, Callable[[list[Tensor], list[Tensor]], Json]] = {
+    "max_entries=1000": lambda pool, ragged: history_growth(pool, 1000, 64 * MIB),
+    "max_bytes=8 MiB, rows vary": lambda pool, ragged: history_growth(ragged, 10_000, 8 * MIB),
+    "list of clones": lambda pool, ragged: list_growth(pool, trimmed=False),
+    "list of clones, trimmed to half": lambda pool, ragged: list_growth(pool, trimmed=True),
+    "deque(maxlen=1000) of clones": lambda pool, ragged: deque_growth(pool),
+}
 
 
-# --- (d) share of an update ----------------------------------------------------------------------
+def memory(variant: str, _seconds: float) -> Json:
+    """In a process of its own, with 16 tensors that take turns."""
+    pool = [torch.softmax(torch.randn(SMALL), -1) for _ in range(16)]
+    ragged = [torch.softmax(torch.randn(1 + 37 * i, 8), -1) for i in range(16)]
+    return MEMORY[variant](pool, ragged)
 
-LAYERS = (1, 3)  # gates that one update records
+
+# --- share of an update ----------------------------------------------------------------------
+
 CLOCK = "nothing, between clocks"
-Append = Callable[[int, Tensor], object]  # the layer's number, its gates
+Append = Callable[[Tensor], object]
 
 
 class Update:
-    """A dense network and one router a layer, sized so that an update takes about 10 ms."""
+    """A dense network and a router, sized so that an update takes about 10 ms."""
 
-    def __init__(self, layers: int, width: int = 256) -> None:
+    def __init__(self, width: int = 256) -> None:
         torch.manual_seed(0)
         self.width, self.repeats = width, 1
         body = [module for _ in range(4) for module in (nn.Linear(width, width), nn.GELU())]
-        self.body = nn.Sequential(*body)
-        self.routers = nn.ModuleList(nn.Linear(width, SMALL[1]) for _ in range(layers))
-        parameters = [*self.body.parameters(), *self.routers.parameters()]
+        self.body, self.router = nn.Sequential(*body), nn.Linear(width, SMALL[1])
+        parameters = [*self.body.parameters(), *self.router.parameters()]
         self.optimizer = torch.optim.AdamW(parameters, fused=True)
 
     def sized(self) -> Update:
@@ -127,119 +116,71 @@ class Update:
 
     def time_one(self) -> float:
         start = time.perf_counter_ns()
-        self(lambda layer, gates: None)
+        self(lambda gates: None)
         return time.perf_counter_ns() - start
 
     def __call__(self, append: Append) -> None:
         x = torch.randn(SMALL[0], self.width)
         loss = torch.zeros(())
-        for last in reversed(range(self.repeats)):
+        for _ in range(self.repeats):
             y = self.body(x)
             loss = loss + y.square().mean()
-            for layer, router in enumerate(self.routers if last == 0 else ()):
-                gates = torch.softmax(router(y), -1)
-                append(layer, gates)
-                loss = loss + 0.01 * gates.mean(0).square().sum()
+        gates = torch.softmax(self.router(y), -1)
+        append(gates)
+        loss = loss + 0.01 * gates.mean(0).square().sum()
         self.optimizer.zero_grad()
         torch.autograd.backward(loss)
         self.optimizer.step()
 
 
-def recorders_of_layers(layers: int) -> dict[str, Append]:
-    """Ways to record where every layer has a full history of its own."""
+def update(seconds: float) -> Json:
+    """Times the append where it happens, with caches as cold as the update leaves them.
 
-    def filled(*, statistics: bool) -> list[GateHistory]:
-        histories = [GateHistory(statistics=statistics) for _ in range(layers)]
-        for history in histories:
-            history.extend([gates_like(SMALL, grad=False)] * 1000)
-        return histories
-
-    full, plain = filled(statistics=True), filled(statistics=False)
-    some = [gates_like(SMALL, grad=False).clone() for _ in range(1000)]
-    clones = [deque(some, maxlen=1000) for _ in range(layers)]
-    aliases = [deque(some, maxlen=1000) for _ in range(layers)]
-    return {
-        CLOCK: lambda layer, gates: None,
-        "GateHistory": lambda layer, gates: full[layer].append(gates),
-        "GateHistory, statistics=False": lambda layer, gates: plain[layer].append(gates),
-        "deque, alias": lambda layer, gates: aliases[layer].append(gates.detach().cpu()),
-        "deque, clone": lambda layer, gates: clones[layer].append(gates.detach().clone()),
-    }
-
-
-def update(layers: int, seconds: float) -> Json:
-    """Times the appends where they happen, with caches as cold as the update leaves them.
-
-    Each turn is one update whose appends are made in one way and timed by a clock around them; the
-    clocks alone are a way too, to be subtracted. Beside that, updates with nothing and with a
-    GateHistory but no clock take turns: the plain A/B answer, which drowns in noise.
+    Each turn is one update whose append is timed by a clock around it. The clock alone takes turns
+    too, and its time is subtracted.
     """
-    work, clock = Update(layers).sized(), time.perf_counter_ns
-    ways, spent = recorders_of_layers(layers), [0]
+    work, clock, spent = Update().sized(), time.perf_counter_ns, [0]
+    history = GateHistory()
+    history.extend([gates_like(SMALL, grad=False)] * 1000)
 
-    def timed(way: Append) -> Append:
-        def append(layer: int, gates: Tensor) -> None:
+    def appends(way: Append) -> Runner:
+        def append(gates: Tensor) -> None:
             start = clock()
-            way(layer, gates)
+            way(gates)
             spent[0] += clock() - start
 
-        return append
-
-    def whole(append: Append) -> Runner:
-        def run(n: int) -> float:
-            start = clock()
-            for _ in range(n):
-                work(append)
-            return clock() - start
-
-        return run
-
-    def appends(append: Append) -> Runner:
         def run(n: int) -> float:
             spent[0] = 0
-            whole(append)(n)
+            for _ in range(n):
+                work(append)
             return spent[0]
 
         return run
 
-    runners = {"off": whole(ways[CLOCK]), "on": whole(ways["GateHistory"])}
-    runners |= {name: appends(timed(way)) for name, way in ways.items()}
+    runners = {CLOCK: appends(lambda gates: None), "GateHistory": appends(history.append)}
     return {"turns": interleave(runners, 1, seconds=seconds, first=2).turns}
 
 
 def update_summary(samples: Samples) -> list[Json]:
-    """The appends of an update in all ways; shares are of 10 ms."""
-    off, differences = samples.median("off"), samples.differences("on", "off")
-    error = statistics.stdev(differences) / math.sqrt(len(differences))
-    rows: list[Json] = [
-        {
-            "name": "whole update, and A/B of recording",
-            "turns": len(differences),
-            "min_ns": samples.least("off"),
-            "median_ns": off,
-            "share_min_percent": None,
-            "share_median_percent": 100 * statistics.median(differences) / off,
-            "standard_error_percent": 100 * error / off,
-        }
-    ]
-    for name in itertools.islice(samples.turns, 2, None):
+    """The time of an append less that of the clock, and its share of 10 ms."""
+    rows = []
+    for name, turns in samples.turns.items():
         least = samples.least(name) - (name != CLOCK) * samples.least(CLOCK)
         median = samples.median(name) - (name != CLOCK) * samples.median(CLOCK)
         rows.append(
             {
                 "name": name,
-                "turns": len(samples.turns[name]),
+                "turns": len(turns),
                 "min_ns": least,
                 "median_ns": median,
                 "share_min_percent": 100 * least / 10e6,
                 "share_median_percent": 100 * median / 10e6,
-                "standard_error_percent": None,
             }
         )
     return rows
 
 
-# --- (e) import ----------------------------------------------------------------------------------
+# --- import ----------------------------------------------------------------------------------
 
 IMPORT = """
 import sys, time
@@ -264,6 +205,5 @@ def import_time(seconds: float) -> Json:
         "times": len(took),
         "min_ns": min(took),
         "median_ns": statistics.median(took),
-        "p90_ns": quantile(took, 0.9),
         "pulls_in": sorted(pulled),
     }
