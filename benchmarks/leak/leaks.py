@@ -1,10 +1,10 @@
 """How often the leak test is right, beside rules that people use, and what a reading costs.
 
-    python -m benchmarks.leak.leaks         # some minutes; writes results/leaks.json
-    python -m benchmarks.leak.leaks --quick      # a quarter of the series
+    python -m benchmarks.leak.leaks           # some minutes; writes results/leaks.json
+    python -m benchmarks.leak.leaks --quick   # a quarter of the series
     python -m benchmarks.leak.leaks --only cost
 
-The series are those of tests/traces: made up from a seed that nothing was tuned on, and recorded.
+The series are those of tests/traces, made up from a seed that nothing was tuned on.
 docs/guides/leak_test.md says what the figures mean.
 """
 
@@ -29,15 +29,14 @@ from benchmarks.kit.harness import (
 )
 from benchmarks.kit.limits import Limit, finish, number_limit
 from benchmarks.leak.early import first_words, over
-from benchmarks.leak.rules import BAR, GRADES, PEERS, Array, all_rules, moments
+from benchmarks.leak.rules import BAR, all_rules, moments
 from memtools import LeakDetector
-from tests.traces import record, synthetic
+from tests.traces import synthetic
 
 SEED = 90210  # tuned on 101 and 202
 EACH, EACH_LEAK = 400, 12
 BUCKETS = (3, 6, 12, 30, 100, np.inf)
 UNCHANGING = ("flat", "warm", "saw", "spikes", "walk")  # the program does not change later
-RULES = (*GRADES, *PEERS)
 
 
 def percent(flags: Sequence[bool]) -> float:
@@ -76,43 +75,21 @@ def bucket(ratio: float) -> str:
 
 
 def leaking(each: int) -> Json:
-    """% found from the onset to the end of the run, and at its end, by bucket and rule; delays."""
+    """% found from the onset to the end of the run, by bucket and rule."""
     found: dict[str, dict[str, list[bool]]] = {}
-    at_end: dict[str, dict[str, list[bool]]] = {}
-    delays: dict[float, list[float]] = {}
-    early, count = 0, 0
+    count = 0
     for s in synthetic.leaking_library(SEED, each):
         name, at = bucket(s.leaked / s.floor_noise), moments(len(s.bytes))
         for rule, flags in all_rules(s.bytes).items():
             hits = flags & (at >= s.onset)
             found.setdefault(name, {}).setdefault(rule, []).append(bool(hits.any()))
-            at_end.setdefault(name, {}).setdefault(rule, []).append(bool(flags[-1]))
-            if rule == "leak":
-                early += bool((flags & (at < s.onset)).any())
-                if hits.any():
-                    delays.setdefault(s.rate, []).append(float(at[hits.argmax()] - s.onset))
         count += 1
-    order = [bucket(low) for low in (0.0, *BUCKETS[:-1])]
-    shares = [
-        {b: {r: percent(f) for r, f in where[b].items()} for b in order if b in where}
-        for where in (found, at_end)
-    ]
+    order = [name for name in map(bucket, (0.0, *BUCKETS[:-1])) if name in found]
     return {
         "series": count,
-        "by_bucket": {b: len(found[b]["leak"]) for b in order if b in found},
-        "found_percent": shares[0],
-        "at_end_percent": shares[1],
-        "leak_before_onset": early,
-        "delay_of_leak_steps": {
-            f"{rate:g} MiB/1k": {"median": float(np.median(d)), "p90": float(np.quantile(d, 0.9))}
-            for rate, d in sorted(delays.items())
-        },
+        "by_bucket": {b: len(found[b]["leak"]) for b in order},
+        "found_percent": {b: {r: percent(f) for r, f in found[b].items()} for b in order},
     }
-
-
-def first_with(y: Array, kind: str) -> int | None:
-    changes = LeakDetector(bar_bytes=BAR).update_many(0, rss=y)
-    return next((step for step, found in changes if found == kind), None)
 
 
 def interval_is(s: synthetic.Series, step: int, rng: np.random.Generator) -> str | None:
@@ -130,17 +107,17 @@ def interval_is(s: synthetic.Series, step: int, rng: np.random.Generator) -> str
 
 
 def forecasts(each: int) -> Json:
-    """Of the intervals made at the first `leak`, and at the first `likely`: % that cover."""
-    result: Json = {}
-    for kind in ("leak", "likely"):
-        rng = np.random.default_rng(SEED)
-        said: dict[str, list[str]] = {"the program does not change": [], "it may change": []}
-        for s in synthetic.leaking_library(SEED + 1, each):
-            step = first_with(s.bytes, kind)
-            answer = None if step is None else interval_is(s, step, rng)
-            if answer is not None:
-                said[list(said)[s.family not in UNCHANGING]].append(answer)
-        result[kind] = {
+    """Of the intervals made at the first `leak`: % that cover the truth."""
+    rng = np.random.default_rng(SEED)
+    said: dict[str, list[str]] = {"the program does not change": [], "it may change": []}
+    for s in synthetic.leaking_library(SEED + 1, each):
+        changes = LeakDetector(bar_bytes=BAR).update_many(0, rss=s.bytes)
+        step = next((step for step, kind in changes if kind == "leak"), None)
+        answer = None if step is None else interval_is(s, step, rng)
+        if answer is not None:
+            said[list(said)[s.family not in UNCHANGING]].append(answer)
+    return {
+        "leak": {
             which: {
                 "intervals": len(answers),
                 **{
@@ -150,41 +127,13 @@ def forecasts(each: int) -> Json:
             }
             for which, answers in said.items()
         }
-    return result
-
-
-def recorded() -> list[Json]:
-    """Each recorded loop, all signals fused."""
-    rows = []
-    for name in (*record.LEAK_FREE, *record.LEAKS):
-        detector = LeakDetector()
-        changes = detector.update_many(0, **record.load(name))
-        verdict = detector.verdict()
-        rows.append(
-            {
-                "loop": name,
-                "leaks": name in record.LEAKS,
-                "leak_at": next((step for step, kind in changes if kind == "leak"), None),
-                "at_end": verdict.kind,
-                "signal": verdict.signal,
-                "bytes_per_step": round(verdict.rate_bytes_per_step),
-                "leaked_per_step": record.LEAKS.get(name, (None,))[0],
-            }
-        )
-    return rows
+    }
 
 
 RAMP = "update, an exact signal that rises at each step"
-EXACT, EXACT_QUIET = "update, an exact signal, a leak", "update, an exact signal, quiet"
-RSS, MANY = "update, rss, a leak", "update_many, rss, a leak"
-DEQUE, FITTED = "two points, a deque", "polyfit, each 100th"
+QUIET, RSS = "update, an exact signal, quiet", "update, rss, a leak"
+FITTED = "polyfit, each 100th"
 
-TWO_POINTS = """
-window = deque(maxlen=1000)
-for size in sizes:
-    window.append(size)
-    size - window[0] > 100_000_000
-"""
 FIT = """
 window = deque(maxlen=1000)
 for t, size in enumerate(sizes):
@@ -214,11 +163,8 @@ def cost(seconds: float) -> list[Json]:
     samples = interleave(
         {
             RAMP: times(UPDATES.format(signal="heap"), ramp),
-            EXACT: times(UPDATES.format(signal="heap"), leak.tolist()),
-            EXACT_QUIET: times(UPDATES.format(signal="heap"), quiet.tolist()),
+            QUIET: times(UPDATES.format(signal="heap"), quiet.tolist()),
             RSS: times(UPDATES.format(signal="rss"), leak.tolist()),
-            MANY: times("LeakDetector().update_many(0, rss=sizes)", leak),
-            DEQUE: times(TWO_POINTS, leak.tolist()),
             FITTED: times(FIT, leak.tolist()),
         },
         1,
@@ -255,9 +201,8 @@ def limits(sections: Json) -> list[Limit]:
             what = f"{kind} on leaks of {name} times the floor noise"
             found.append(limit(what, bound, shares[name][kind], least=True))
     for row in sections.get("over", ()):
-        if row["family"] in ("flat", "saw", "steps") and row["read"] == "each step":
-            what = f"{row['family']}, suspect or above after the last rise"
-            found.append(limit(what, 1, row["suspect"]))
+        what = f"{row['family']}, suspect or above after the last rise"
+        found.append(limit(what, 1, row["suspect"]))
     for row in sections.get("first words", ()):
         for rate, most in row["wanted"].items():
             what = f"suspect: {rate} a step in {row['signal']}, {row['noise']}, {row['read']}"
@@ -265,14 +210,6 @@ def limits(sections: Json) -> list[Limit]:
     if told := sections.get("forecasts"):
         share = told["leak"]["the program does not change"]["covered_percent"]
         found.append(limit("forecasts that cover, no later change", 90, share, least=True))
-    if rows := sections.get("recorded"):
-        hits = sum(row["leaks"] and row["leak_at"] is not None for row in rows)
-        wrong = sum(not row["leaks"] and row["leak_at"] is not None for row in rows)
-        found.append(limit("recorded leaks found", len(record.LEAKS), hits, "loops", least=True))
-        found.append(limit("recorded leak-free loops called a leak", 0, wrong, "loops"))
-        known = [row for row in rows if row["leaked_per_step"]]
-        off = max(abs(row["bytes_per_step"] / row["leaked_per_step"] - 1) for row in known)
-        found.append(limit("rate of recorded leaks of known size, off by", 10, 100 * off))
     if rows := sections.get("cost"):
         times = rows[0]["min_ns"] / 1e3, rows[0]["median_ns"] / 1e3
         found.append(number_limit("a reading that rises, all in", 5, "us", *times))
@@ -296,16 +233,12 @@ def shown(name: str, content: Json | list[Json]) -> str:
         ]
         return table(("at", "", "intervals", "covered", "before lo", "after hi"), rows)
     parts = []
-    for part in ("ever_percent", "at_end_percent"):
-        if part in content and name == "leak free":
-            families = [*synthetic.FAMILIES, "all"]
-            rows = [[r, *(figure(content[part][r][f]) for f in families)] for r in RULES]
-            parts.append(f"{part}\n{table((part, *families), rows)}")
-    for part in ("found_percent", "at_end_percent"):
-        if part in content and name == "leaking":
-            buckets = [*content["by_bucket"]]
-            rows = [[r, *(figure(content[part][b][r]) for b in buckets)] for r in RULES]
-            parts.append(table((part, *buckets), rows))
+    for part in ("ever_percent", "at_end_percent", "found_percent"):
+        if shares := content.get(part):
+            # by rule and family, or by bucket and rule
+            columns = [*next(iter(shares.values()))]
+            rows = [[r, *(figure(cells[c]) for c in columns)] for r, cells in shares.items()]
+            parts.append(table((part, *columns), rows))
     return "\n".join(parts)
 
 
@@ -322,7 +255,6 @@ def main() -> None:
         "over": lambda: over(SEED, EACH // share),
         "first words": lambda: first_words(SEED, 100 // share),
         "forecasts": lambda: forecasts(EACH_LEAK // share),
-        "recorded": recorded,
         "cost": lambda: cost(10 / share),
     }
     facts = environment(options.threads) | {"seed": SEED}

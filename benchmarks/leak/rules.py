@@ -1,7 +1,7 @@
 """The leak test and what people use instead, on one series at the same moments.
 
-Each rule is given a series and says at each of the moments whether it calls that a leak. The
-moments are those at which LeakDetector looks: 40 in 8,000 steps.
+Each rule decides at each of the moments whether the series is a leak. The moments are those at
+which LeakDetector evaluates a series: 40 in 8,000 steps.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ MB = 1e6
 BAR = 2**19  # what counts as a rise, for ours
 TWO_POINT, SIGNS, LINE = "two points > 100 MB", "stormlog's sign rule", "line, R^2 > .6"
 GRADES = ("growing", "likely", "leak")
+SHOWN = ("growing", "leak")
 
 
 def moments(n: int) -> NDArray[np.int64]:
@@ -77,5 +78,5 @@ PEERS: dict[str, Callable[[Array], Flags]] = {TWO_POINT: two_points, SIGNS: sign
 def all_rules(y: Array) -> dict[str, Flags]:
     """Ours by grade, then the peers."""
     ours = grades(y)
-    found: dict[str, Any] = {name: ours >= i for i, name in enumerate(GRADES, 1)}
+    found: dict[str, Any] = {name: ours >= 1 + GRADES.index(name) for name in SHOWN}
     return {**found, **{name: rule(y) for name, rule in PEERS.items()}}
