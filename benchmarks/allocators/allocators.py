@@ -1,9 +1,9 @@
-"""What glibc's thresholds cost and give back, in a loop that frees large blocks.
+"""The cost and the effect of glibc's thresholds, in a loop that frees large blocks.
 
 `loop`: each step makes six tensors of 1 to 20 MiB, fills and adds them, drops them, and keeps one
 of 4 KiB, as a log of metrics does. Every way is a process of its own; the ways take turns. `ms` is
-a step, least / median, and the mean; `kept` what stays resident after the last step beyond what was
-before the first. `read` is one allocator_settings(), and its two dearest parts alone.
+a step, least / median, and the mean; `kept` is what is resident after the last step beyond what was
+before the first. `read` is one call of allocator_settings().
 """
 
 from __future__ import annotations
@@ -25,15 +25,13 @@ from benchmarks.kit.harness import (
     table,
     timing_table,
 )
-from benchmarks.kit.limits import Limit, finish
+from benchmarks.kit.limits import finish
 
 Settings = dict[str, str | int]
 WAYS: dict[str, Settings] = {
     "glibc's own": {},
     "malloc_trim every 50 steps": {"every": 50},
     "mmap 1 MiB, trim 16 MiB": {"mmap_threshold": "1 MiB", "trim_threshold": "16 MiB"},
-    "mmap 8 MiB, trim 16 MiB": {"mmap_threshold": "8 MiB", "trim_threshold": "16 MiB"},
-    "trim 1 MiB, mmap 32 MiB": {"mmap_threshold": "32 MiB", "trim_threshold": "1 MiB"},
 }
 CHILD = """
 import ctypes, json, os, random, sys, time
@@ -107,12 +105,9 @@ def loop_section(seconds: float) -> Json:
 
 def read_section(seconds: float) -> Json:
     from memtools import allocator_settings
-    from memtools._base import malloc
 
     runners = {
         "allocator_settings()": statement("f()", f=allocator_settings),
-        "/proc/self/maps": statement("f('/proc/self/maps').read_text()", f=Path),
-        "malloc_info()": statement("f()", f=malloc.malloc_info),
     }
     rows = interleave(runners, 5, seconds=seconds, warm=1).summary("allocator_settings()")
     print(timing_table(rows, "allocator_settings()"))
@@ -131,8 +126,7 @@ def main() -> None:
         if name.startswith(options.only or ""):
             print(f"\n--- {name} ---")
             sections[name] = section(seconds if name == "loop" else 0.05 * seconds)
-    none: list[Limit] = []
-    finish("allocators", options, facts, sections, none)
+    finish("allocators", options, facts, sections, [])
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 """What `memtools run` costs an unchanged training script, beside plain Python.
 
-    python -m benchmarks.cli.run          # two minutes; writes results/run.json
-    python -m benchmarks.cli.run --quick      # 40 seconds, to look at
+    python -m benchmarks.cli.run           # two minutes; writes results/run.json
+    python -m benchmarks.cli.run --quick   # 40 seconds; writes no JSON
 
-The same script runs in three processes at once, which take turns: it trains a few steps of about 10
-ms when it is told to, and says what they took. So what else the machine does meets all three alike.
-Five sets of processes are pooled.
+The same script runs in three processes at once. They take turns: each trains a few steps of about
+10 ms and writes how long they took, so that other work of the machine affects all three alike. Five
+sets of processes are pooled.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def ways(script: str) -> dict[str, list[str]]:
 
 def turn(process: subprocess.Popen[str], cpu: list[float]) -> Callable[[int], int]:
     """Has the process train n steps; ns by the wall clock. The CPU time of a step goes to `cpu`,
-    that of the sampling thread included."""
+    with that of the sampling thread."""
     assert process.stdin is not None
     assert process.stdout is not None
     to, back = process.stdin, process.stdout
@@ -118,7 +118,7 @@ def main() -> None:
     facts = environment(options.threads)
     seconds = 25.0 if options.quick else 90.0
     wall, cpu = Samples({}), Samples({})
-    # Where a process happens to lie in memory makes steps up to 10 % longer, in any of the three.
+    # The addresses of a process may make its steps up to 10 % longer, in any of the three.
     for _ in range(SETS):
         for pool, more in zip((wall, cpu), steps(options.seconds or seconds / SETS), strict=True):
             pool.extend(more)
