@@ -1,13 +1,12 @@
-"""What it costs to learn what lived at the peak of a step, beside torch's own profiler.
+"""What it costs to record what lived at the peak of a step, beside torch's own profiler.
 
-    python -m benchmarks.blocks.peak        # about two minutes; writes results/peak.json
+    python -m benchmarks.blocks.peak           # about two minutes; writes results/peak.json
     python -m benchmarks.blocks.peak --quick
 
 Each model of tests/blocks/peakmodels.py runs in four ways, in turn, in CPU time of the process:
-plain; with a recording of memtools._core.Blocks; with all that a monitor does besides, which is a
-pass over the heap for modules and optimizers before the step, and the answer with its lines after
-it; and under torch.profiler.profile(profile_memory=True, with_stack=True), without reading what it
-has found.
+plain; with a recording of memtools._core.Blocks; with the other work of a monitor, which is a pass
+over the heap for modules and optimizers before the step, and the answer with its lines after it;
+and under torch.profiler.profile(profile_memory=True, with_stack=True), without reading its result.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from memtools._blocks.tensors import Tensors
 from memtools._monitor.run import spot_of
 from tests.blocks.peakmodels import MODELS, Step
 
-MOST = 2.5  # times a plain step may a recorded one take
+MOST = 2.5  # A recorded step may take so many times as long as a plain one.
 
 
 def plain(step: Step, blocks: _core.Blocks) -> None:
@@ -74,7 +73,7 @@ def measure(name: str, rounds: int) -> Json:
     times: dict[str, list[float]] = {way: [] for way in WAYS}
     for number in range(rounds + 1):
         for way, run in WAYS.items():
-            gc.collect(1)  # what the way before has left: the profiler leaves much
+            gc.collect(1)  # the profiler leaves much garbage
             begun = time.process_time()
             run(step, blocks)
             if number:  # the first round warms up

@@ -1,11 +1,11 @@
 """What all looks of a monitor take, in the first 512 steps of a loop that leaks and after them.
 
-    python -m benchmarks.census.looks       # about two minutes; writes results/looks.json
+    python -m benchmarks.census.looks           # about two minutes; writes results/looks.json
     python -m benchmarks.census.looks --quick
 
 The process holds torch and records in plain Python, 166,000 objects of the collector or more, and a
-list gains 16 KiB a step: so the heap is walked at each look. A look is what LeakWatch.look() takes,
-in CPU time of the thread, whatever it does: readings, the walk, names, findings.
+list gains 16 KiB a step, so each look walks the heap. The time of a look is the CPU time of the
+thread in LeakWatch.look(): readings, the walk, names, findings.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from memtools import MemoryMonitor
 from memtools._monitor.leakwatch import LeakWatch
 
 OBJECTS = 166_000
-GRACE_STEPS, GRACE = 512, 1.5  # all looks of the first steps may take so many seconds of CPU
+GRACE_STEPS, GRACE = 512, 1.5  # the seconds of CPU that all looks of the first steps may take
 SHARE = 1.0  # percent of the run's time that they may take beyond that
 STEPS, STEP = 6_000, 0.004  # of the loop, and seconds of work in each
 LEAK = 1 << 14
 
 
 def heap() -> list[Any]:
-    """Brings the process to OBJECTS tracked objects, or leaves it where it has more."""
+    """Brings the process to at least OBJECTS tracked objects."""
     gc.collect()
     lacking = max(0, OBJECTS - len(gc.get_objects()))
     return [{"tokens": [i], "at": (i, [])} for i in range(lacking // 4)]
 
 
 class Looks:
-    """The CPU time of looks, in seconds, by the step at which they were."""
+    """The CPU time of looks, in seconds, by their step."""
 
     def __init__(self) -> None:
         self.steps: list[int] = []
@@ -59,7 +59,7 @@ class Looks:
 
 
 def work(seconds: float) -> None:
-    """So much CPU time of a step."""
+    """Use so much CPU time."""
     end = time.thread_time() + seconds
     while time.thread_time() < end:
         sum(range(200))

@@ -4,11 +4,11 @@ beside the plain DataLoader and what people set by hand, in the same run.
     python -m benchmarks.data.loader [--quick] [--only throughput|memory] [--out FILE]
 
 Throughput: an epoch of a new plain loader and of a new bounded one in turns, with loops that take
-nothing and that take as long as a batch. A loader whose workers happen to lie badly on the cores is
-up to four times as slow for all of its epochs, plain or bounded: so each turn has its own.
+nothing and that take as long as a batch. A loader whose workers share cores badly is up to four
+times as slow for all of its epochs, plain or bounded, so each turn has a loader of its own.
 
-Memory: a slow loop, so that the workers are always ahead. After each batch /dev/shm is read: what
-this process and its workers have there, in files without names.
+Memory: a slow loop, so that the workers are always ahead. After each batch, the memory of this
+process and its workers in /dev/shm is read, which is in files without names.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from memtools.data import bounded
 
 MIB = 1 << 20
 WORKERS, PREFETCH = 2, 4
-LIMIT = 12 * MIB  # where it binds
+LIMIT = 12 * MIB  # for the section in which it binds
 
 
 class Images(Dataset[torch.Tensor]):

@@ -1,4 +1,4 @@
-"""What the end of a window costs, how right its norm is, and what a micro-batch adds.
+"""What the end of a window costs, the error of its norm, and what a micro-batch adds.
 
     python -m benchmarks.grad.accumulate         # two minutes; writes results/accumulate.json
     python -m benchmarks.grad.accumulate --quick
@@ -45,14 +45,14 @@ FINISH = {
     ("gpt2-148", 1): (1.4, 2.8), ("gpt2-148", 2): (2.0, 4.5), ("small-2000", 1): (6.0, 14.0),
 }  # fmt: skip
 TORCH = "torch unscale_ + clip"
-NEAR = 0.9999  # a factor and a coefficient that change every element, and hardly its size
+NEAR = 0.9999  # a factor that changes every element, and hardly its size
 STEPS = 1 << 40  # micro-batches in a window: none of them ends it
 
-# --- how right a norm is ---
+# --- the error of a norm ---
 
 
 def norm_errors(elements: int) -> list[Json]:
-    """How far norms are from the exact one: torch's on the CPU, and ours."""
+    """The relative errors of norms: torch's on the CPU, and ours."""
     rows: list[Json] = []
     kinds: dict[str, Callable[[], torch.Tensor]] = {
         f"{elements:,} normal": lambda: torch.randn(elements),

@@ -8,12 +8,12 @@ Each way is a process of its own, in turns. `free` is the usual loop without a l
 60 % of the most that it held, the interpreter and torch included. `limited` is the same loop under
 that limit, and `monitor` the loop with GradAccumulator(monitor=...) and acc.step(). Limits:
 
-    killer      the parent sends SIGKILL as soon as more is resident than the limit, as the kernel
-                does in a control group; looked at each millisecond. The monitor is given it.
-    RLIMIT_DATA of 60 % of what the kernel counted against it at most; allocations fail.
+    killer       the parent sends SIGKILL as soon as more than the limit is resident, as the kernel
+                 does in a control group. It looks each millisecond. The monitor gets the limit.
+    RLIMIT_DATA  60 % of the most that the kernel counted against it; allocations fail.
 
-Times are of the loop by the clock, all windows, the first ones with few rows included. Losses of
-each window are compared with those of `free`.
+Times are of the loop by the clock, with all windows, also the first ones, which have few rows.
+Losses of each window are compared with those of `free`.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def child(loop: str, way: str, kind: str, limit: int, threads: int) -> None:
 
 
 def status(pid: int) -> dict[str, int]:
-    """What the kernel counts of a process, in bytes; empty where it has ended."""
+    """What the kernel counts of a process, in bytes; empty once it has ended."""
     try:
         with open(f"/proc/{pid}/status") as file:
             lines = [line.split() for line in file]
@@ -139,7 +139,7 @@ def status(pid: int) -> dict[str, int]:
 
 
 def run(loop: str, way: str, kind: str, limit: int, threads: int) -> Json:
-    """One process; how it ended, and the most that was counted of it."""
+    """One process: how it ended, and the largest sizes that the kernel counted."""
     command = [*as_module(__file__), "--child", f"{loop} {way} {kind} {limit}"]
     process = subprocess.Popen(
         [*command, "--threads", str(threads)], cwd=HERE.parent, stdout=subprocess.PIPE,
@@ -179,7 +179,7 @@ def section(loop: str, times: int, threads: int) -> Json:
 
 
 def differs(found: Json, free: Json) -> float:
-    """The largest relative difference of a loss; inf where there are not as many."""
+    """The largest relative difference of a loss; inf if some are missing."""
     if len(found.get("losses", ())) != len(free["losses"]):
         return math.inf
     pairs = zip(found["losses"], free["losses"], strict=True)

@@ -1,10 +1,10 @@
 """What the benchmarks share: interleaved timing, facts about the machine, tables, JSON.
 
 Every way of doing a thing is timed in the same process, in turns of a few milliseconds in random
-order, so that a busy neighbour or a clock change hits all alike. Of many turns the least and the
-median are reported, and ratios and differences are taken turn by turn before their median is. A
-figure from one run says little: `repeated` does all of it again in fresh processes, where the
-addresses and pages differ, and pools them.
+order, so that a busy neighbour or a clock change affects all alike. The least and the median of
+many turns are reported; ratios and differences are taken turn by turn before their median is. A
+figure from one run says little: `repeated` runs everything again in fresh processes, whose
+addresses and pages differ, and `pooled` combines them.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from typing import Any
 
 from memtools._base.text import aligned
 
-# Runs an operation n times and returns the nanoseconds that took, by whatever clock suits it.
+# Runs an operation n times and returns the nanoseconds that took.
 Runner = Callable[[int], float]
 Json = dict[str, Any]
 
 HERE = Path(__file__).resolve().parents[1]
 RESULTS = HERE / "results"
-#: the pages that a benchmark writes its figures into
+#: A benchmark writes its figures into these pages.
 WRITTEN = "docs/symptoms"
 CSRC = HERE.parent / "csrc"
 CFLAGS = ("-O3", "-march=native", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror")
-#: as the extension is built, with what its loops call in it
+#: The flags of the extension, for loops that call its C code.
 CORE_FLAGS = ("-std=gnu11", "-O3", "-shared", "-fPIC", "-flto", "-fvisibility=default", "-DNDEBUG",
               "-pthread", f"-I{CSRC}", f"-I{CSRC}/core", "-lm")  # fmt: skip
 
 
 def statement(code: str, setup: str = "pass", **names: Any) -> Runner:
-    """Times a line of Python, loop included; `setup` runs before each turn and is not timed."""
+    """Times a line of Python with its loop; `setup` runs before each turn and is not timed."""
     timer = timeit.Timer(code, setup, globals=names)
     return lambda n: timer.timeit(n) * 1e9
 
@@ -75,7 +75,7 @@ class Samples:
             self.turns.setdefault(name, []).extend(turns)
 
     def summary(self, baseline: str) -> list[Json]:
-        """A row for each runner: least, median, spread, and what `baseline` makes of it."""
+        """A row for each runner: least, median, spread, and these beside `baseline`."""
         return [
             {
                 "name": name,
@@ -108,9 +108,9 @@ def interleave(
 ) -> Samples:
     """Rounds of one turn each until the time is up, and at least `least` of them.
 
-    A turn is `warm` operations that are not timed, so that what the others did to the caches does
-    not count, and then `calls` that are. Before all turns come `first` operations of each, which
-    touch all memory and set up what is set up lazily. The cyclic garbage collector is off.
+    A turn is `warm` operations that are not timed, so that the caches are as without the others,
+    and then `calls` that are. Before all turns come `first` operations of each, which touch all
+    memory and set up what is set up lazily. The cyclic garbage collector is off.
     """
     number = {name: calls if isinstance(calls, int) else calls[name] for name in runners}
     samples = Samples({name: [] for name in runners})
@@ -136,7 +136,7 @@ def interleave(
 
 
 def as_module(script: str) -> list[str]:
-    """The command that runs a file of this package as what it is, a module of it."""
+    """The command that runs a file of this package as a module."""
     path = Path(script).resolve().relative_to(HERE.parent).with_suffix("")
     return [sys.executable, "-m", ".".join(path.parts)]
 
@@ -173,7 +173,7 @@ def compiled_with(source: str, files: Iterable[Path]) -> ctypes.CDLL:
 
 
 def _library(source: str, files: Iterable[Path], flags: Sequence[str]) -> ctypes.CDLL:
-    """Compiled now, in a folder that is removed once the library is loaded."""
+    """Compiled in a folder that is removed once the library is loaded."""
     compiler = os.environ.get("CC", "cc").split()  # such as "ccache gcc"
     if shutil.which(compiler[0]) is None:
         raise SystemExit("loops in C need a C compiler: cc, or the one that CC names")
@@ -191,13 +191,13 @@ def resident_bytes() -> int:
 
 
 def peak_resident_bytes() -> int:
-    """The most that this process held. getrusage() would begin with what its parent held at most,
-    if that forked it by vfork()."""
+    """The peak of this process. getrusage() would begin with the peak of its parent, if that forked
+    it by vfork()."""
     return 1024 * int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
 
 
 def environment(threads: int) -> Json:
-    """Where and with what the figures were taken."""
+    """The machine and the versions that the figures are from."""
     import numpy
     import torch
 
@@ -237,7 +237,7 @@ def _cpu_model() -> str:
 
 
 def _revision() -> str | None:
-    """The revision, with "-dirty" where anything but what benchmarks write is changed."""
+    """The revision, with "-dirty" if files are changed that no benchmark writes."""
     written = [f":(exclude){path}" for path in (RESULTS, HERE.parent / WRITTEN)]
     try:
         revision = _git("describe", "--always")

@@ -1,9 +1,8 @@
-"""A limit that a figure is held against, the table of all of them, and how a benchmark ends.
+"""The limits that figures are compared with, their table, and how a benchmark ends.
 
-A limit is reached by a run where both the least and the median of its times are within it, and
-reached at all where each of the last RUNS runs reaches it. The printed table, the JSON and the
-tables of `benchmarks.kit.tables` all say it by `reached`. A missed limit is a result and not a
-failure: the exit status of a benchmark says whether it could measure.
+A run reaches a limit if both the least and the median of its times are within it. A limit is
+reached if each of the last RUNS runs reaches it. A missed limit is a result and not a failure: the
+exit status of a benchmark only shows whether it could measure.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from typing import NamedTuple
 
 from benchmarks.kit.harness import RESULTS, Json, table, write_json
 
-#: how many runs a results file keeps the limits of
+#: A results file keeps the limits of so many runs.
 RUNS = 3
 
 
 class Limit(NamedTuple):
-    """A limit, and whether it is reached by the least times and by the median ones."""
+    """A limit, and whether the least times and the median ones reach it."""
 
     limit: str
     allowed: str
@@ -33,19 +32,19 @@ class Limit(NamedTuple):
 
 
 def number_limit(what: str, allowed: float, unit: str, least: float, median: float) -> Limit:
-    """A figure that is to be no larger than `allowed`."""
+    """A figure that must be at most `allowed`."""
     text = [f"{value:.3g} {unit}" for value in (allowed, least, median)]
     return Limit(what, f"<= {text[0]}", text[1], text[2], least <= allowed, median <= allowed)
 
 
 def at_least(what: str, allowed: float, least: float, median: float) -> Limit:
-    """How many times better something is, that is to be no less than `allowed`."""
+    """How many times better something is, which must be at least `allowed`."""
     text = [f"{value:.3g} x" for value in (least, median)]
     return Limit(what, f">= {allowed} x", text[0], text[1], least >= allowed, median >= allowed)
 
 
 def reached(runs: Iterable[Limit]) -> str:
-    """What to say of one limit in one run, or in several."""
+    """The verdict on one limit in one run, or in several."""
     found = list(runs)
     both = [row.reached_by_min and row.reached_by_median for row in found]
     if all(both):
@@ -67,16 +66,16 @@ def limits_table(rows: list[Limit]) -> str:
 
 
 def runs_in(path: Path) -> list[Json]:
-    """The limits of the last runs that a results file keeps, the oldest first; none without one."""
+    """The limits of the last runs in a results file, the oldest first; [] without a file."""
     return list(json.loads(path.read_text()).get("runs", [])) if path.exists() else []
 
 
 def finish(
     name: str, options: argparse.Namespace, facts: Json, sections: Json, rows: list[Limit]
 ) -> None:
-    """Prints the limits; writes all of it to results/<name>.json, or to where --out says. What ran
-    with --only is a part, and what ran with --quick is to look at: they are written only when --out
-    asks for it. The file has the sections of this run, and the limits of the last RUNS runs."""
+    """Prints the limits, and writes everything to results/<name>.json, or to the file of --out.
+    Runs with --only or --quick are written only with --out. The file has the sections of this run,
+    and the limits of the last RUNS runs."""
     facts["load_average_after"] = os.getloadavg()
     print(f"{facts['cpu']}, torch {facts['torch']}")
     if rows:

@@ -1,4 +1,4 @@
-"""The tables of all limits and times, out of the results of the last runs of each benchmark.
+"""The tables of all limits and times, from the results of the last runs of each benchmark.
 
 python -m benchmarks.kit.tables                  # of all
 python -m benchmarks.kit.tables sampler cache    # of some
@@ -18,7 +18,7 @@ from pathlib import Path
 from benchmarks.kit.harness import RESULTS, Json
 from benchmarks.kit.limits import Limit, reached
 
-#: the benchmarks whose results have another name
+#: The benchmarks whose results have another name.
 BENCHES = {"run_share": "share"}
 UNITS = (("s", 1e9), ("ms", 1e6), ("us", 1e3), ("ns", 1))
 
@@ -71,7 +71,7 @@ def _is_timed(row: object) -> bool:
 
 
 def _times_of(title: str, rows: list[Json]) -> Iterator[str]:
-    """The way that all others are beside has the ratio 1; some sections have none."""
+    """The baseline has the ratio 1; some sections have none."""
     base = next((row["name"] for row in rows if row.get("median_ratio") == 1), "")
     yield f"| {title} | least / median |" + (f" beside {base} |" if base else "")
     yield "| --- | --- |" + (" --- |" if base else "")

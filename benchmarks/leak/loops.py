@@ -1,9 +1,9 @@
 """More training loops for benchmarks/monitor/monitor_leaks.py, beside those of
 tests/traces/loops.py.
 
-Each is a generator that does one step between two yields. LEAKS: which signal tells, a part of the
-holder's name, or what is said where no Python object holds it, and the step at which it begins.
-CLEAN: what leaks nothing, or only fills.
+Each is a generator that does one step between two yields. LEAKS: the signal that grows, a part of
+the holder's name (or of the report if no Python object holds it), and the step at which the leak
+begins. CLEAN: loops that leak nothing, or only fill a buffer.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def capped_metrics() -> Iterator[None]:
         yield
 
 
-#: name: (loop, the signal that tells, part of the holder's name, first step of the leak)
+#: name: (loop, the signal that grows, part of the holder's name, first step of the leak)
 LEAKS: dict[str, tuple[Callable[[], Iterator[None]], str, str, int]] = {
     "gates list, 16 KiB": (LOOPS["gates_list"], "heap", "'history'", 0),
     "metrics dict": (LOOPS["metrics_dict"], "python", "'metrics'", 0),

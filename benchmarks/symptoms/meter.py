@@ -1,4 +1,4 @@
-"""What the programs of this folder measure themselves with: resident memory and processor time."""
+"""Resident memory and processor time of the programs in this folder."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def resident() -> float:
 
 
 def most_resident() -> float:
-    """MiB that were resident at most since `Meter` was last begun."""
+    """The most MiB that were resident since the last `Meter` began."""
     status = Path("/proc/self/status").read_text()
     line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
     return int(line.split()[1]) / 1024
 
 
 def trim() -> None:
-    """Ask glibc to give all that is idle in its heap back to the system."""
+    """Ask glibc to give all idle memory of its heap back to the system."""
     ctypes.CDLL(None).malloc_trim(0)
 
 
@@ -51,9 +51,9 @@ class Meter:
         return self._now() - self._seconds
 
     def grown(self) -> float:
-        """MiB that are resident beyond what was at the start."""
+        """MiB that are resident beyond the start."""
         return resident() - self._resident
 
     def peak(self) -> float:
-        """MiB that were resident at most, beyond what was at the start."""
+        """The most MiB that were resident, beyond the start."""
         return most_resident() - self._resident

@@ -89,7 +89,7 @@ def step(way: str) -> Figures:
 # --- what a loop keeps ----------------------------------------------------------------------------
 
 
-#: what a loop keeps of an update: the list that it keeps it in, the output and the loss
+#: What a loop keeps of an update, from its list, the output and the loss.
 KEEP: dict[str, Callable[[Any, torch.Tensor, torch.Tensor], Any]] = {
     "output": lambda kept, output, loss: kept.append(output),
     "detach": lambda kept, output, loss: kept.append(output.detach()),
@@ -101,7 +101,7 @@ KEEP: dict[str, Callable[[Any, torch.Tensor, torch.Tensor], Any]] = {
 
 
 def kept(way: str) -> Figures:
-    """300 updates of a small network, of each of which a list keeps something."""
+    """300 updates of a small network; a list keeps something of each."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -126,7 +126,7 @@ def kept(way: str) -> Figures:
     for number in range(300):
         update(number)
     seconds = meter.seconds()
-    trim()  # what counts is what is in use, and not what malloc keeps of freed memory
+    trim()  # memory that malloc keeps after free() does not count
     return {"per_1000_mib": meter.grown() / 0.3, "cpu_s": seconds}
 
 
@@ -213,7 +213,7 @@ def shared(way: str) -> Figures:
 
 
 def private_of_children() -> float:
-    """MiB that belong to one child of this process alone, of all children together."""
+    """Private MiB of all children of this process."""
     total = 0
     for child in Path("/proc/self/task", str(os.getpid()), "children").read_text().split():
         with contextlib.suppress(OSError):  # it has ended
@@ -254,10 +254,10 @@ def workers(way: str) -> Figures:
 
 
 def freed(way: str) -> Figures:
-    """Make some 400 MiB of tensors in one way, `del` them, collect garbage, trim: resident after
-    each, beyond what was before."""
+    """Make some 400 MiB of tensors in one way, `del` them, collect garbage, trim: what is resident
+    after each, beyond the start."""
     meter = Meter()
-    keeps: list[Any] = []  # what lives on beside
+    keeps: list[Any] = []  # what outlives the tensors
     held = MAKERS[way](keeps)
     figures = {"made_mib": meter.peak()}
     del held
@@ -338,7 +338,7 @@ MAKERS: dict[str, Callable[[list[Any]], Any]] = {
 
 def heap(way: str) -> Figures:
     """60 steps that each make, fill and drop tensors of 48 KiB to 6 MiB on four threads, and keep
-    one of 4 KiB for each thread: how malloc is set, and what stays."""
+    one of 4 KiB for each thread, with malloc set in several ways."""
     dice = [random.Random(seed) for seed in range(4)]
     records: list[torch.Tensor] = []
     if way == "settings":
@@ -380,7 +380,7 @@ class Sample:
 
 def collector(way: str) -> Figures:
     """300 updates; each adds 600 objects to a log, and leaves a reference cycle with a tensor of
-    64 KiB. How much slower the last 100 are than the first 100."""
+    64 KiB. `slower` is the time of the last 100 by that of the first 100."""
     torch.manual_seed(0)
     log: Any = deque(maxlen=60_000) if way == "deque" else []
     model = torch.nn.Linear(256, 256)

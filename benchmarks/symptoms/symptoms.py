@@ -1,4 +1,4 @@
-"""What the usual remedies for each symptom of docs/symptoms bring, in memory and processor time.
+"""The effect of the usual remedies for each symptom of docs/symptoms: memory and processor time.
 
     python -m benchmarks.symptoms.symptoms            # measures all, writes the JSON and the pages
     python -m benchmarks.symptoms.symptoms --only freed
@@ -6,7 +6,7 @@
 
 Every way is a forked process of its own, on one thread of torch; the ways take turns, three times.
 Memory is the median of the three. Processor time is the least of the three, and the pages show it
-as a ratio to the first way's: a busy machine changes the time of day that a program takes, and its
+as a ratio to the first way's: a busy machine changes the elapsed time of a program, and its
 processor time much less.
 """
 
@@ -47,8 +47,8 @@ for line in sys.stdin:
 
 @dataclass(frozen=True)
 class Way:
-    """One way of doing it: `name` is what the program is called with, `label` the first cell of its
-    row in a page, `env` variables that are set before it starts."""
+    """One way of doing it: the program is called with `name`, `label` is the first cell of its row
+    in a page, and `env` has variables that are set before it starts."""
 
     name: str
     label: str
@@ -57,8 +57,8 @@ class Way:
 
 @dataclass(frozen=True)
 class Section:
-    """A table of a page: its columns of figures by their headings, its rows, and the variables
-    that are set for all of them."""
+    """A table of a page: the headings of its columns of figures, its rows, and the variables that
+    are set for all of them."""
 
     columns: dict[str, str]
     ways: tuple[Way, ...]
@@ -66,7 +66,7 @@ class Section:
 
 
 TIME = {"cpu": "processor time"}
-#: each block that is freed goes back to the system at once: what is resident is what is in use
+#: Each freed block goes back to the system at once, so that resident memory is memory in use.
 MAPPED = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_MMAP_MAX_": "1000000"}
 SECTIONS = {
     "step": Section(
@@ -201,8 +201,9 @@ SECTIONS = {
 
 
 class Servers:
-    """Processes that have imported torch and fork one for each program: one for each set of
-    environment variables, since malloc and oneDNN read theirs when a process begins."""
+    """Processes that have imported torch and fork a process for each program. Each set of
+    environment variables has its own process, because malloc and oneDNN read theirs when it begins.
+    """
 
     def __init__(self) -> None:
         self._started: dict[tuple[tuple[str, str], ...], subprocess.Popen[str]] = {}
@@ -286,9 +287,9 @@ def cells_of(name: str, content: Json) -> Iterator[tuple[str, list[str]]]:
 def with_figures(text: str, sections: Json) -> str:
     """A page's text with the figures of `sections` in its tables.
 
-    A table begins below a line `<!-- figures: NAME -->`. Its first column has labels, the next ones
-    are the section's, and what stands in the others is kept. Rows that a page does not show are
-    left out. Raises ValueError for a table or a row that was not measured.
+    A table begins below a line `<!-- figures: NAME -->`. Its first column has labels, and the next
+    ones are the section's; others are kept. Rows that a page does not show are left out. Raises
+    ValueError for a table or a row that was not measured.
     """
     lines = text.split("\n")
     name = None
