@@ -1,37 +1,35 @@
-"""How much of real leaks a run is told, and what it is told of growth that is none.
+"""How many real leaks a run reports, and what it reports of growth that is not a leak.
 
     python -m benchmarks.leakset.leakset                  # 21 loops, 5 to 10 minutes
-    python -m benchmarks.leakset.leakset --busy 2         # beside so many busy loops
     python -m benchmarks.leakset.leakset --only l02_lightning_val_outputs --keep /tmp/leakset
-    python -m benchmarks.leakset.leakset --keep /tmp/leakset --reuse      # score it again
-    python -m benchmarks.leakset.leakset --ours           # 28 loops of our own, scored apart
+    python -m benchmarks.leakset.leakset --ours           # 28 loops of our own
     python -m benchmarks.leakset.leakset --traced --memray   # what others blame: 30 minutes
 
-The loops (scripts/) are rewritten from public threads, 13 leak and 8 do not; index.json has the
-truth of each: the rate, who holds it, and a pattern of that name. It is never changed to fit a
-result. ours.json has 28 more that we wrote after such threads, of kinds which the others lack or
-where we were wrong once: 60 to 500 steps each, 22 leak. As we have mended what they showed, they
-tell what became worse, and no more.
+The loops (scripts/) are rewritten from public threads, 13 leak and 8 do not. index.json has the
+truth of each: the rate, the holder, and a pattern of its name. It is never changed to fit a result.
+ours.json has 28 more that we wrote after such threads, of kinds which the others lack or where
+memtools was wrong once: 60 to 500 steps each, 22 leak. memtools was changed for them, so they show
+only what became worse.
 
-What is scored is what a user sees: `leaks` of `memtools explain --json`, the steps at which the run
-said something first, and whether its own last lines say the same.
+The score is of what a user sees: `leaks` of `memtools explain --json`, the steps of the run's first
+reports, and whether its own last lines agree.
 
-- called: something stands at the end as growing, likely or leak;
-- holder: a standing finding names the true holder (of C code: says that no Python object holds it);
-- rate: that finding's rate is within 20 % of the truth;
-- first: the step at which the first word of it came, suspect or above;
+- called: a finding is growing, likely or leak at the end;
+- holder: a finding names the true holder (of C code: says that no Python object holds it);
+- rate: the rate of that finding is within 20 % of the truth;
+- first: the step of the first report, suspect or above;
 - made: `made_at` of that finding, at most two lines, has one where the leak is made; of the leaks
   that Python objects, tensors or arrays of this process make. Of tracemalloc and memray the first
   two lines count in the same way;
-- same: each finding's sentence is among the run's own last lines;
-- wrong: names that stand at the end, suspect or above, and hold nothing that leaks;
-- forecast: the interval at the end holds the truth, and its highest by its lowest; in the JSON also
-  of those that the run gave on its way.
+- same: the sentence of each finding is among the run's own last lines;
+- wrong: names at the end, suspect or above, of objects that hold nothing that leaks;
+- forecast: the interval at the end contains the truth, and its highest by its lowest; in the JSON
+  also those that the run reported on its way.
 
-Beside it: what two points say that lie a fifth of the run from its begin and at its end (as
-`check_memory_leak` has it: more than 10 % or 50 MiB), the slope that psutil in a thread would draw,
-and with --traced and --memray the lines that tracemalloc and memray blame (peers.py). These do not
-change with memtools, so that a run without the two keeps the lines of the results that it replaces.
+Beside it: what two points say that lie a fifth of the run from its start and at its end (as
+`check_memory_leak` has it: more than 10 % or 50 MiB), the slope of a thread that reads psutil, and
+with --traced and --memray the lines that tracemalloc and memray blame (peers.py). These do not
+change with memtools, so a run without the two keeps the lines of the results that it replaces.
 """
 
 from __future__ import annotations
@@ -39,7 +37,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -63,7 +60,7 @@ SUSPECT = RANK["suspect"]
 
 @dataclass
 class Score:
-    """One loop: what was said of it, and how much of that is right."""
+    """One loop: what was reported of it, and how much of that is right."""
 
     name: str
     leaks: bool
@@ -130,7 +127,7 @@ def score(name: str, out: Path) -> Score:
 
 
 def _said(found: Score, record: memtools.Record, leaks: Sequence[Json]) -> None:
-    """By the grades at the end, and by what the run said on its way."""
+    """The grades at the end, and the reports of the run on its way."""
     found.lines = [one["text"] for one in leaks]
     grades = [one["grade"] for one in leaks]
     found.grade = max(grades, key=RANK.__getitem__, default="quiet")
@@ -149,7 +146,7 @@ def _said(found: Score, record: memtools.Record, leaks: Sequence[Json]) -> None:
 
 
 def _right_one(truth: Json, leaks: Sequence[Json]) -> Json | None:
-    """The worst finding that says who really holds it."""
+    """The worst finding that names the true holder."""
     for one in leaks:
         if RANK[one["grade"]] < SUSPECT:
             continue
@@ -166,7 +163,7 @@ ELSEWHERE = re.compile("child process|/dev/shm|C heap|processes")
 
 
 def _made(found: Score, truth: Json, right: Json | None, leaks: Sequence[Json]) -> None:
-    """Whether a line where the leak is made is said: by the finding of its holder, where there is
+    """Whether a line where the leak is made is reported: by the finding of its holder, if there is
     one."""
     if not found.leaks or ELSEWHERE.search(truth["kind"]):
         return
@@ -177,8 +174,7 @@ def _made(found: Score, truth: Json, right: Json | None, leaks: Sequence[Json]) 
 
 
 def _ends_alike(found: Score, log: str, leaks: Sequence[Json]) -> None:
-    """The summary of a run begins with how long it took; what was said before it is not its own
-    last lines. A forecast stands in the first line only."""
+    """The last lines of a run begin with how long it took. Only the first has a forecast."""
     lines = [line for line in log.splitlines() if line.startswith("memtools: ")]
     begin = max((i for i, line in enumerate(lines) if "; peak" in line), default=len(lines))
     found.last_lines = [line.removeprefix("memtools: ") for line in lines[begin:]]
@@ -198,7 +194,7 @@ def _forecast(found: Score, rated: Json, explained: Json) -> None:
 
 
 def _forecasts_on_the_way(found: Score, record: memtools.Record) -> None:
-    """(step, whether it holds the truth, highest by lowest) of each forecast that the run gave."""
+    """(step, whether it contains the truth, highest by lowest) of each forecast on the way."""
     for event in record.events:
         left = getattr(event.data, "steps_left", None)
         over = getattr(event.data, "over", True)
@@ -272,20 +268,17 @@ def summary(scores: Sequence[Score]) -> Json:
     known = [one for one in leaks if one.forecast_ok is not None]
     way = [told for one in leaks for told in one.on_the_way]
 
-    def blame(said: dict[str, str | None], *parts: str) -> str:
-        asked = {name: lines for name, lines in said.items() if lines is not None}
-        if not asked or peers.NOT_INSTALLED in asked.values():
-            return peers.NOT_INSTALLED if asked else "not run"
-        truths = {
-            name: {line for part in parts for line in TRUTHS[name].get(part) or ()}
-            for name in asked
-        }
-        right = sum(not truths[name].isdisjoint(lines.split()) for name, lines in asked.items())
-        return f"{right} of {len(asked)}"
+    made = [one for one in leaks if one.made is not None]
 
-    traced = {one.name: one.traced for one in leaks}
-    memray = {one.name: one.memray for one in leaks}
-    made = {one.name for one in leaks if one.made is not None}
+    def blame(tool: str) -> str:
+        """How many loops a tool blames a right line for."""
+        said = {one.name: getattr(one, tool) for one in made if getattr(one, tool) is not None}
+        if not said or peers.NOT_INSTALLED in said.values():
+            return peers.NOT_INSTALLED if said else "not run"
+        right = sum(
+            not set(TRUTHS[name]["made"]).isdisjoint(lines.split()) for name, lines in said.items()
+        )
+        return f"{right} of {len(said)}"
 
     return {
         "leaks": len(leaks),
@@ -294,10 +287,9 @@ def summary(scores: Sequence[Score]) -> Json:
         "rate": sum(one.rate_ok for one in leaks),
         "all three": sum(one.all_right for one in leaks),
         "all three, in the run's own last lines": sum(one.all_right and one.same for one in leaks),
-        "made right": f"{sum(bool(one.made) for one in leaks)} of "
-        f"{sum(one.made is not None for one in leaks)}",
-        "made right by tracemalloc": blame({n: traced[n] for n in made}, "made"),
-        "made right by memray": blame({n: memray[n] for n in made}, "made"),
+        "made right": f"{sum(bool(one.made) for one in made)} of {len(made)}",
+        "made right by tracemalloc": blame("traced"),
+        "made right by memray": blame("memray"),
         "first word by step 64": sum((one.first_step or 10**9) <= 64 for one in leaks),
         "forecast right": f"{sum(bool(one.forecast_ok) for one in known)} of {len(known)}",
         "forecasts on the way right": f"{sum(told[1] for told in way)} of {len(way)}",
@@ -312,14 +304,12 @@ def summary(scores: Sequence[Score]) -> Json:
         "slope of a thread within 20 %": sum(
             one.thread_ratio is not None and abs(one.thread_ratio - 1) <= NEAR for one in leaks
         ),
-        "tracemalloc blames a right line": blame(traced, "made", "kept"),
-        "memray blames a right line": blame(memray, "made", "kept"),
     }
 
 
 def keep_blamed(scores: Sequence[Score], path: Path | None) -> str:
-    """Give each loop that was not run under tracemalloc or memray the lines that are in the results
-    which stand there; returns the revision at which they were blamed, "" for none."""
+    """Give each loop that was not run under tracemalloc or memray the lines of the results that are
+    replaced; returns the revision at which they were blamed, "" for none."""
     if path is None or not path.exists():
         return ""
     before = json.loads(path.read_text())
@@ -336,10 +326,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", nargs="*", choices=sorted(TRUTHS), metavar="NAME")
     parser.add_argument("--ours", action="store_true", help="the loops of our own")
-    parser.add_argument("--jobs", type=int, default=1, help="loops at a time (default: 1)")
-    parser.add_argument("--busy", type=int, default=0, help="busy loops beside them")
     parser.add_argument("--keep", type=Path, help="a folder for records and logs")
-    parser.add_argument("--reuse", action="store_true", help="score what lies in --keep")
     parser.add_argument("--traced", action="store_true", help="run each under tracemalloc, too")
     parser.add_argument("--memray", action="store_true", help="and under memray (pip install it)")
     parser.add_argument("--out", type=Path, help="where the JSON goes; by default results/")
@@ -348,26 +335,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         out: Path = options.keep or Path(folder)
         out.mkdir(parents=True, exist_ok=True)
-        busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"])
-                for _ in range(options.busy)]  # fmt: skip
-        try:
-            if not options.reuse:
-                where = {**environment(1), "jobs": options.jobs, "busy": options.busy}
-                (out / "environment.json").write_text(json.dumps(where))
-                running.run_all(names, out, options.jobs)
-        finally:
-            for process in busy:
-                process.kill()
-                process.wait()
-        scores = [score(name, out) for name in names if (out / f"{name}.json").exists()]
-        facts = json.loads((out / "environment.json").read_text())  # when they ran
+        facts = environment(1)  # when they ran
+        for name in names:
+            print(f"{name:28} {running.run(name, out):6.1f} s", file=sys.stderr, flush=True)
+        scores = [score(name, out) for name in names]
         for one in scores:
             if one.leaks and options.traced:
                 one.traced = peers.traced(one.name, one.steps or 0, out)
             if one.leaks and options.memray:
                 one.memray = peers.memray(one.name, out)
-    part = options.only or options.reuse
-    path = options.out or (None if part else RESULTS / f"leakset{'_ours' * options.ours}.json")
+    path = options.out or (
+        None if options.only else RESULTS / f"leakset{'_ours' * options.ours}.json"
+    )
     if not (options.traced and options.memray):
         facts["blamed_at"] = keep_blamed(scores, path)
     print(table(HEADER, rows(scores)))

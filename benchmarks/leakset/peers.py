@@ -4,12 +4,11 @@
     memray()   memray: the lines of the loop below which most was allocated after the half of the
                recording, and is still there at its end
 
-The first two of each are told, as memtools says two at most.
+The first two lines of each count, because memtools reports two at most.
 
-What an import makes is left out, as whoever reads such a list leaves it out. Both name where memory
-is made: index.json has the lines that are right, in `made` (where it is made) and `kept` (where it
-is put away). Each takes one more run of the loop, without memtools. memray is installed by hand
-(pip install memray); where it is not, its column says so.
+Memory that an import allocates is left out, as a reader of such a list would do. Both name where
+memory is made, which is compared with `made` of index.json. Each takes one more run of the loop,
+without memtools. memray is installed by hand (pip install memray); its column says if it is not.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from pathlib import Path
 from benchmarks.leakset import running
 
 NOT_INSTALLED = "memray is not installed"
-NOTHING = "nothing"  # that stayed
+NOTHING = "nothing"
 LONGEST = 10 * running.LONGEST  # of a run under a tool that traces each allocation
-MOST = 2  # lines that are told
+MOST = 2  # lines that are reported
 
 #: the first look is taken when half of the steps are over; the second one at the end
 _TRACED = """

@@ -3,8 +3,8 @@
     scripts/NAME.py ──► memtools run ──► NAME.mem, NAME.log (what the run said), NAME.json (explain)
           └── polled from outside, by /proc alone ──► NAME.poll.json
 
-What the poller reads is the truth where index.json has no figure, and what `psutil` in a thread and
-`check_memory_leak` by two points would have to go by.
+The poller's readings are the truth where index.json has no figure. `psutil` in a thread and
+`check_memory_leak` with its two points would read the same.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import os
 import re
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,10 +25,10 @@ import memtools
 
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
 PAGE = os.sysconf("SC_PAGE_SIZE")
-LIMIT_BYTES = 16 * 2**30  # what counts as full, so that each forecast has a truth
+LIMIT_BYTES = 16 * 2**30  # the limit of each run, so that each forecast has a truth
 EVERY = 0.2  # seconds between two looks
 LONGEST = 300.0  # seconds that a loop may take
-COUNTED = 2**62  # no step has such a number: the record has none yet
+COUNTED = 2**62  # A step with a larger number is unknown: the record has none yet.
 
 
 class Poll(NamedTuple):
@@ -130,25 +129,6 @@ def run(name: str, out: Path) -> float:
     return time.monotonic() - begin
 
 
-def run_all(names: Sequence[str], out: Path, jobs: int) -> None:
-    """So many at a time."""
-    todo, lock = list(names), threading.Lock()
-
-    def work() -> None:
-        while True:
-            with lock:
-                if not todo:
-                    return
-                name = todo.pop(0)
-            print(f"{name:28} {run(name, out):6.1f} s", file=sys.stderr, flush=True)
-
-    threads = [threading.Thread(target=work) for _ in range(jobs)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-
 # --- what the poller says of a run ----------------------------------------------------------------
 
 
@@ -165,7 +145,7 @@ def step_times(record: memtools.Record) -> list[tuple[float, int]]:
 
 
 def used_at(record: memtools.Record, time_ns: int) -> int | None:
-    """What the job used about then: of a job not all is read with each sample."""
+    """What the job used about then: some columns are not read with each sample."""
     samples = record.samples
     at = bisect.bisect_left(samples.time_ns, time_ns)
     for name in ("job", "process", "rss"):
@@ -187,8 +167,7 @@ def slope(points: Sequence[tuple[float, float]]) -> float | None:
 
 
 def at_steps(polls: Sequence[Poll], times: Sequence[tuple[float, int]]) -> list[tuple[int, int]]:
-    """(step, bytes of all) of each poll that was taken between the first step and the last: what
-    comes after that is no step's."""
+    """(step, bytes of all) of each poll between the first step and the last."""
     found, at = list[tuple[int, int]](), 0
     end = next((second for second, step in times if step >= times[-1][1]), 0.0)
     for one in polls:
