@@ -397,7 +397,7 @@ def find_holders(
     if not sample:
         return []
     namer = Namer()
-    places, orphans = _collect(sample, namer, ignored)
+    places, orphans = _collect(sample, ignored)
     torch, names, storages = bridge.loaded(), set[str](), dict[int, int]()
     for obj in sample:
         if torch is not None and issubclass(type(obj), torch.Tensor):
@@ -424,7 +424,7 @@ def find_holders(
     return list(joined.values())
 
 
-def _collect(sample: Own, namer: Namer, ignored: Any) -> tuple[list[_Place], dict[int, int]]:
+def _collect(sample: Own, ignored: Any) -> tuple[list[_Place], dict[int, int]]:
     """Climb from the objects to the containers where they meet. Returns these, and the references
     of each object without a holder.
 
@@ -441,7 +441,7 @@ def _collect(sample: Own, namer: Namer, ignored: Any) -> tuple[list[_Place], dic
                 orphans[i] = above.unaccounted[i]
             if holders and PARTS_OF_LOOKS.issuperset(map(id, map(type, holders))):
                 members[i] = set()  # It exists only because of a look.
-        places += _common(heads, above, members, inner, len(sample))
+        places += _common(above, members, inner, len(sample))
         heads, members, inner = _climb(heads, above, members, inner, places)
         for i in reversed(range(len(heads))):
             if _core._module_of(heads[i]) is not None:  # nothing above it says more
@@ -457,9 +457,7 @@ def _collect(sample: Own, namer: Namer, ignored: Any) -> tuple[list[_Place], dic
     return places + [place for place in lonely if len(place.members) >= least][:_NAMED], orphans
 
 
-def _common(
-    heads: Own, above: Referrers, members: list[set[int]], inner: list[str], n: int
-) -> list[_Place]:
+def _common(above: Referrers, members: list[set[int]], inner: list[str], n: int) -> list[_Place]:
     """Containers that hold a good part of the sample, each object given to the fullest."""
     candidates: dict[Any, _Place] = {}
     for i, holders in enumerate(above.holders):
@@ -566,7 +564,7 @@ def largest_graph() -> Graph | None:
 
 def graph_holder(graph: Graph, steps: int) -> Holder:
     """Who keeps a graph, as a holder of no objects."""
-    places, many = _collect(graph.roots, Namer(), None)[0], len(graph.roots)
+    places, many = _collect(graph.roots, None)[0], len(graph.roots)
     if many > 1 and places:
         keeper = _holder(Namer(), max(places, key=_members), None, 1, _Share(0, 0, "", 1)).path
         path = f"autograd graphs of some {graph.nodes // many:,} nodes each kept by {keeper}"

@@ -86,7 +86,7 @@ def drawn_columns(record: Record, figures: Figures) -> list[str]:
 def charts(record: Record, figures: Figures) -> list[Chart]:
     """The charts of a record that have a line."""
     columns = drawn_columns(record, figures)
-    found = [Chart("host", "bytes", "Host memory", _host_lines(record, figures, columns))]
+    found = [Chart("host", "bytes", "Host memory", _host_lines(figures, columns))]
     found += [_device_chart(n, figures, columns) for n in figures.devices]
     if "pressure" in columns and _top(figures, "pressure"):
         stalled = [Line("pressure", "Time stalled for memory", "s3", True)]
@@ -95,7 +95,7 @@ def charts(record: Record, figures: Figures) -> list[Chart]:
     return [chart for chart in found if chart.lines]
 
 
-def _host_lines(record: Record, figures: Figures, columns: list[str]) -> list[Line]:
+def _host_lines(figures: Figures, columns: list[str]) -> list[Line]:
     keys = [key for key in HOST if key in columns and _top(figures, key)]
     if figures.shared is None and "shm" in keys:  # There is only a page of memtools.
         keys.remove("shm")

@@ -374,7 +374,7 @@ def figures_of(record: Record) -> Figures:
         machine=machine,
         process_limits=process_limits(record),
         idle_heap=idle_heap(record),
-        guard=_guard(record, line, used, steps),
+        guard=_guard(record, used, steps),
         tiers=tuple(_tiers(record, line)),
         phases=tuple(sorted(record.phases, key=lambda p: (-(p.peak_bytes or -1), p.name))),
         cleanups=_cleanups(record),
@@ -573,7 +573,7 @@ def _near(line: Timeline, most: list[int], limit: int) -> float | None:
 # --- guards, columns and cleanups -----------------------------------------------------------------
 
 
-def _guard(record: Record, line: Timeline, used: Used | None, steps: int | None) -> Guard | None:
+def _guard(record: Record, used: Used | None, steps: int | None) -> Guard | None:
     fraction = guard_set(record)
     if fraction is None:
         return None
