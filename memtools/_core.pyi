@@ -22,7 +22,7 @@ def device_memory(device: int, /) -> _Device | None: ...
 def excepthook(
     exctype: type[BaseException], value: BaseException, traceback: TracebackType | None, /
 ) -> object: ...
-def _hear_calls(
+def _watch_calls(
     function: Callable[..., object] | None,
     ended: Callable[[Any], object] | None,
     main_thread: int,
@@ -107,7 +107,7 @@ class Contents(structseq[Any], tuple[Any, ...]):
         "rest",
         "lost",
         "events",
-        "stretches",
+        "intervals",
         "layers",
         "addresses",
     )
@@ -136,7 +136,7 @@ class Contents(structseq[Any], tuple[Any, ...]):
     @property
     def events(self) -> int: ...
     @property
-    def stretches(self) -> tuple[tuple[int, int, int], ...]: ...
+    def intervals(self) -> tuple[tuple[int, int, int], ...]: ...
     @property
     def layers(self) -> tuple[tuple[int, int, bool, bool, tuple[int, ...]], ...]: ...
     @property

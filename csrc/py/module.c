@@ -160,8 +160,8 @@ static PyMethodDef methods[] = {
     {"excepthook", mt_py_excepthook, METH_VARARGS,
      "excepthook($module, exctype, value, traceback, /)\n--\n\n"
      "Handle an exception by displaying it with a traceback on sys.stderr."},
-    {"_hear_calls", mt_py_hear_calls, METH_VARARGS,
-     "_hear_calls(function, ended, main_thread, arguments=False, /)\n--\n\n"
+    {"_watch_calls", mt_py_watch_calls, METH_VARARGS,
+     "_watch_calls(function, ended, main_thread, arguments=False, /)\n--\n\n"
      "Call ended(first argument) when an outermost call of this Python function has returned, or "
      "ended(tuple of all of them) with arguments; there may be one of each. None removes it. False "
      "where there is one already."},

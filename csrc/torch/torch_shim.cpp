@@ -216,7 +216,7 @@ place_facts(const at::TensorImpl *impl, mt_torch_facts *out)
     }
 }
 
-/* The gradient without Tensor::grad()'s warning about tensors that are no leaves. */
+/* The gradient without Tensor::grad()'s warning about tensors that are not leaves. */
 const at::Tensor &
 subject(void *object, int of_grad)
 {
@@ -595,7 +595,7 @@ something_begins(const at::RecordFunction &what)
 
     if (observer == nullptr) return nullptr;
     if (what.scope() == at::RecordScope::BACKWARD_FUNCTION) kind = MT_TORCH_NODE;
-    if (what.scope() == at::RecordScope::USER_SCOPE) kind = MT_TORCH_STRETCH;
+    if (what.scope() == at::RecordScope::USER_SCOPE) kind = MT_TORCH_RANGE;
     auto begun = std::make_unique<Begun>();
     begun->observer = observer;
     begun->what = observer->begun(observer->ctx, kind, what.name());
@@ -603,7 +603,7 @@ something_begins(const at::RecordFunction &what)
 }
 
 void
-tell_made(const Begun &begun, const at::Tensor &t)
+report_made(const Begun &begun, const at::Tensor &t)
 {
     const mt_torch_observer *observer = begun.observer;
     const void *block;
@@ -628,10 +628,10 @@ something_ends(const at::RecordFunction &what, at::ObserverContext *context)
     if (begun == nullptr) return;
     if (observed_by.load(std::memory_order_relaxed) != nullptr) {
         for (const c10::IValue &value : what.outputs()) {
-            if (value.isTensor()) tell_made(*begun, value.toTensor());
+            if (value.isTensor()) report_made(*begun, value.toTensor());
             if (!value.isTensorList()) continue;
             for (const c10::IValue &item : value.toListRef())
-                tell_made(*begun, item.toTensor());
+                report_made(*begun, item.toTensor());
         }
     }
     if (begun->thread == &thread_mark) begun->observer->ended(begun->observer->ctx, begun->what);

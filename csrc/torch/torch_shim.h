@@ -47,9 +47,9 @@ typedef struct mt_torch_shape {
 /* What a census wants to know of a tensor, borrowed. */
 typedef struct mt_torch_facts {
     const int64_t *shape; /* `dims` of them */
-    int dims;             /* -1: telling would run Python code, or there is no such thing */
+    int dims;             /* -1: finding out would run Python code, or there is no such thing */
     const void *dtype;    /* the torch.dtype object */
-    int64_t device;       /* a number for each device; -1 where telling would run Python code */
+    int64_t device;       /* a number for each device; -1 where finding out would run Python code */
     const void *storage;  /* where its memory begins; NULL for none (meta, sparse, empty) */
     size_t storage_bytes;
     size_t bytes; /* of its elements */
@@ -125,7 +125,7 @@ typedef struct mt_torch_listener {
 
 /* What begins and ends on a thread: an operator of torch's or what torch reports like one, a node of
  * autograd's, or a range that the program or a part of torch has named. */
-enum { MT_TORCH_OPERATOR = 0, MT_TORCH_NODE = 1, MT_TORCH_STRETCH = 2 };
+enum { MT_TORCH_OPERATOR = 0, MT_TORCH_NODE = 1, MT_TORCH_RANGE = 2 };
 
 /* What an observer wants to know again at the end: two words of its own. */
 typedef struct mt_torch_begun {
@@ -176,7 +176,7 @@ typedef struct mt_torch_ops {
      * saved was written to. -1 with a Python error. */
     int (*tensors)(void *storage, const mt_torch_shape *shape, const int64_t first[2],
                    void *out[2]);
-    /* Tells autograd that the storage's memory was written to, as an operation in place does. */
+    /* Reports to autograd that the storage's memory was written to, as an operation in place does. */
     void (*storage_written)(void *storage);
     /* 1 and *out, for a tensor of any kind; runs no Python code. 0 for one without an
      * implementation behind it. */
@@ -205,7 +205,7 @@ typedef struct mt_torch_ops {
      */
     void (*flat)(void *const *tensors, size_t n, int of_grad, int writing, mt_torch_flat *out);
     void (*flat_drop)(mt_torch_flat *flat, size_t n);
-    /* Tells autograd that the FLAT ones among them are written to, as an operation in place does.
+    /* Reports to autograd that the FLAT ones among them are written to, as an operation in place does.
      */
     void (*flat_written)(const mt_torch_flat *flat, size_t n);
     /* The gradients of n tensors, now: seen[n] is zeros or what the last call left there. */

@@ -58,7 +58,7 @@ class Large(NamedTuple):
     line: str
 
 
-STRETCHES = 128  # A step is divided into at most this many intervals.
+INTERVALS = 128  # A step is divided into at most this many intervals.
 
 
 class Layer(NamedTuple):
@@ -74,7 +74,7 @@ class Span(NamedTuple):
     what came after the optimizer's step released memory."""
 
     phase: str
-    stretches: int
+    intervals: int
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class PeakContents:
         old_gradients_bytes: gradients of the step before that still lived.
         lost: blocks that found no room in the recording: then it is not complete.
         ms: what memtools itself did for it at the two ends of the step, in milliseconds.
-        layers: what there was over the step, in the order of PARTS: of up to STRETCHES parts of it
+        layers: what there was over the step, in the order of PARTS: of up to INTERVALS parts of it
             the bytes at the moment when most was in use. At the highest of them, `parts`.
         spans: the phases of these intervals, from the step's beginning to its end.
     """

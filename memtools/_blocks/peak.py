@@ -62,8 +62,8 @@ Block = tuple[int, int, int, int, bool, str, str, int, str, tuple[int, ...] | No
 # (bytes, category, birth phase, saved, has a shape, how many blocks)
 Rest = tuple[int, int, int, bool, bool, int]
 # (order, phase, bytes)
-Stretch = tuple[int, int, int]
-# (category, birth phase, saved, has a shape, bytes of each stretch)
+Interval = tuple[int, int, int]
+# (category, birth phase, saved, has a shape, bytes of each interval)
 OfKind = tuple[int, int, bool, bool, tuple[int, ...]]
 
 
@@ -189,7 +189,7 @@ def _layers(found: _core.Contents) -> tuple[Layer, ...]:
 
 
 def _spans(found: _core.Contents) -> tuple[Span, ...]:
-    phases = itertools.groupby(phase for _, phase, _ in found.stretches)
+    phases = itertools.groupby(phase for _, phase, _ in found.intervals)
     return tuple(Span(PHASES[phase], len(list(same))) for phase, same in phases)
 
 

@@ -193,7 +193,7 @@ class Recording:
         self._marked: dict[tuple[int, int], Marked] = {}  # by address and category
         self._called: set[int] = set()  # ids of modules that were called
         self._ns = 0  # the time that memtools took
-        self._is_on = self._hears = self._is_late = False
+        self._is_on = self._watches = self._is_late = False
         self._over = _thread.allocate_lock()
 
     @property
@@ -209,7 +209,7 @@ class Recording:
         self._blocks.record(True)
         self._is_on = True
         self._mark()
-        self._hears = _hear(self._heard)
+        self._watches = _watch_calls(self._call_ended)
         self._over.acquire()
         process.start_thread(_end_in_time, self, self._over, longest_s)
         self._ns = time.thread_time_ns() - begun
@@ -224,7 +224,7 @@ class Recording:
             for (address, _), one in found:
                 self._marked.setdefault((address, category), one)
 
-    def _heard(self, call: tuple[Any, ...]) -> None:
+    def _call_ended(self, call: tuple[Any, ...]) -> None:
         """Mark the inputs of an outermost module whose call has ended. Without gradients the
         results of earlier calls look like inputs, so only the first call counts."""
         try:
@@ -236,7 +236,7 @@ class Recording:
             known = [one for one in found if self._blocks.site_of(one[0][0]) is not None]
             self._add(INPUT, known)
         except Exception:  # A tensor class of the program failed; the program must go on.
-            self._stop_hearing()
+            self._stop_watching()
 
     def end(
         self, step: int, spot: Callable[[Iterable[tuple[str, int, str]]], Spot]
@@ -274,22 +274,22 @@ class Recording:
     def _off(self) -> None:
         is_on, self._is_on = self._is_on, False
         _open.discard(self)
-        self._stop_hearing()
+        self._stop_watching()
         if is_on and self._blocks.is_on:  # Not in a forked child.
             self._blocks.record(False)
         with contextlib.suppress(RuntimeError):
             self._over.release()
 
-    def _stop_hearing(self) -> None:
-        hears, self._hears = self._hears, False
-        if hears:
-            _core._hear_calls(None, None, 0, True)
+    def _stop_watching(self) -> None:
+        watches, self._watches = self._watches, False
+        if watches:
+            _core._watch_calls(None, None, 0, True)
 
 
 _open: set[Recording] = set()  # The recording of this process: all monitors share one.
 
 
-def _hear(called: Callable[[tuple[Any, ...]], None]) -> bool:
+def _watch_calls(called: Callable[[tuple[Any, ...]], None]) -> bool:
     """Call `called` with the arguments of outermost modules. Returns whether that is possible."""
     module = getattr(getattr(bridge.loaded(), "nn", None), "Module", None)
     call = vars(module).get("__call__") if isinstance(module, type) else None
@@ -297,7 +297,7 @@ def _hear(called: Callable[[tuple[Any, ...]], None]) -> bool:
         return False
     main = threading.main_thread().ident or 0
     try:
-        return _core._hear_calls(call, called, main, True)
+        return _core._watch_calls(call, called, main, True)
     except TypeError:  # The program has replaced the method.
         return False
 

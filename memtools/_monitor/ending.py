@@ -39,7 +39,7 @@ class Ending:
         #: functions that are called first when an exception was not caught
         self.on_uncaught: list[Callable[[], None]] = []
 
-    def hear_exception(self, error: BaseException) -> None:
+    def note_exception(self, error: BaseException) -> None:
         for call in self.on_uncaught:
             call()
         self.uncaught = End(exception=type(error).__name__)
@@ -115,7 +115,7 @@ def watch(*, whole_program: bool = False) -> None:
     yet, also if it puts sys.__excepthook__ back."""
     if sys.excepthook is not _core.excepthook:
         _before[:] = [sys.excepthook]
-        _core._watch_end(ending.hear_exception, sys.excepthook)
+        _core._watch_end(ending.note_exception, sys.excepthook)
         sys.excepthook = _core.excepthook
     if whole_program:
         sys.__excepthook__ = _core.excepthook  # type: ignore[assignment]
@@ -139,7 +139,7 @@ def interrupt() -> End | None:
     last = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     is_another_hook = sys.excepthook is not _core.excepthook
     if ending.uncaught is None and is_another_hook and isinstance(last, KeyboardInterrupt):
-        ending.hear_exception(last)
+        ending.note_exception(last)
     return ending.uncaught if ending.interrupted else None
 
 

@@ -122,27 +122,27 @@ class StepCounter:
     def _begin_training(self) -> None:
         """From here on the optimizers' steps count, and calls of modules no longer do."""
         self._trains = True
-        _core._hear_calls(None, None, 0)
+        _core._watch_calls(None, None, 0)
         self._steps.clear()
         if self._forwards >= self._kept_back:
             self._monitor._restart_leak_test()
 
     # --- called when the program has imported the module ---
 
-    def hear_optimizers(self, module: ModuleType) -> None:
+    def watch_optimizers(self, module: ModuleType) -> None:
         # An older torch has no such hook: there the calls of modules go on counting.
         register = getattr(module, "register_optimizer_step_post_hook", None)
         if register is not None:
             register(self)
-        sharing.hear(load=True)  # torch loads the tracker as well
+        sharing.watch(load=True)  # torch loads the tracker as well
 
-    def hear_modules(self, module: ModuleType) -> None:
+    def watch_modules(self, module: ModuleType) -> None:
         torch = sys.modules["torch"]
         self._graph_task = getattr(torch._C, "_current_graph_task_id", self._graph_task)
         call = vars(module.Module).get("__call__")
         if isinstance(call, FunctionType) and not self._trains:
             main = threading.main_thread().ident or 0
-            _core._hear_calls(call, self.module_ended, main)
+            _core._watch_calls(call, self.module_ended, main)
 
 
 class _Imported:
@@ -193,8 +193,8 @@ def count_steps(monitor: MemoryMonitor) -> StepCounter:
     """Count the steps of the program, which has not imported torch yet."""
     counter = StepCounter(monitor)
     then = {
-        OPTIMIZERS: counter.hear_optimizers,
-        MODULES: counter.hear_modules,
+        OPTIMIZERS: counter.watch_optimizers,
+        MODULES: counter.watch_modules,
         PROCESSES: lambda _: worker.invite(),
     }
     sys.meta_path.insert(0, _Imported(then))
@@ -204,7 +204,7 @@ def count_steps(monitor: MemoryMonitor) -> StepCounter:
 
 def _in_child() -> None:
     """The monitor is the parent's: a child has no steps."""
-    _core._hear_calls(None, None, 0)
+    _core._watch_calls(None, None, 0)
 
 
 def _stop(reason: str) -> NoReturn:

@@ -447,7 +447,7 @@ def follow(monitor: MemoryMonitor) -> None:
     process.at_fork(_in_child, _in_parent)
     _hook_worker()
     ending.watch()
-    sharing.hear(load="torch" in sys.modules)
+    sharing.watch(load="torch" in sys.modules)
     _owners.add(monitor)
 
 

@@ -33,7 +33,7 @@ def _with_ours(register: Any) -> Any:
     return register_and_note
 
 
-def hear(*, load: bool = False) -> None:
+def watch(*, load: bool = False) -> None:
     """Note each block that is made from now on, if the tracker of multiprocessing is loaded; `load`
     loads it. Costs 1 us a block."""
     if load:

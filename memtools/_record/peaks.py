@@ -18,6 +18,7 @@ from memtools._base.peak import (
     BUFFERS,
     FORWARD,
     GRADIENTS,
+    INTERVALS,
     OLDER,
     OPTIMIZER,
     OPTIMIZERS,
@@ -25,7 +26,6 @@ from memtools._base.peak import (
     PARAMETERS,
     SAVED,
     STATE,
-    STRETCHES,
     UNSEEN,
     Large,
     Span,
@@ -53,7 +53,7 @@ OF_PROCESS = 0.1
 OF_SMALL = 0.1
 #: explanations of PARTS that are not words of PyTorch
 MEANINGS = {
-    OLDER: "there before the step began, and no part of the model, its gradients or the optimizer",
+    OLDER: "there before the step began, and not part of the model, its gradients or the optimizer",
     UNSEEN: "used inside an operator, no tensor shows it",
 }
 
@@ -81,8 +81,8 @@ class Stack(NamedTuple):
 def stack_of(peak: Peak) -> Stack | None:
     """The recorded step over time; None if the record does not have it, or has impossible
     numbers."""
-    count = sum(span.stretches for span in peak.spans)
-    if not peak.layers or not 0 < count <= STRETCHES or min(peak.spans, key=_length).stretches < 1:
+    count = sum(span.intervals for span in peak.spans)
+    if not peak.layers or not 0 < count <= INTERVALS or min(peak.spans, key=_length).intervals < 1:
         return None
     rows = tuple((layer.what, tuple(itertools.accumulate(layer.changes))) for layer in peak.layers)
     if any(len(row) != count or min(row) < 0 for _, row in rows):
@@ -92,7 +92,7 @@ def stack_of(peak: Peak) -> Stack | None:
 
 
 def _length(span: Span) -> int:
-    return span.stretches
+    return span.intervals
 
 
 def why_not(record: Record) -> str:
@@ -231,7 +231,7 @@ def advice(peak: Peak, *, older: bool = True) -> str:
         )
     if older and _share(peak, OLDER) >= OF_OLDER:
         return (
-            f"tensors from before the step that are no part of the model take "
+            f"tensors from before the step that are not part of the model take "
             f"{most(peak.bytes_of(OLDER))} (a data set, a cache, what a list keeps): where that is "
             "more than you meant to keep, memtools.census() shows who holds them"
         )

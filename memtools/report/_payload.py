@@ -147,7 +147,7 @@ def _stack(i: int, record: Record) -> Json | None:
         for what, row in stack.rows
         if any(row)
     ]
-    spans = [[shown(span.phase), span.stretches] for span in stack.spans]
+    spans = [[shown(span.phase), span.intervals] for span in stack.spans]
     return {"place": f"p{i}", "step": peak.step, "lines": lines, "spans": spans,
             "highest": stack.highest}  # fmt: skip
 

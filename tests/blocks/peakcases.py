@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from memtools._blocks.peak import Block, OfKind, Rest, Stretch
+from memtools._blocks.peak import Block, Interval, OfKind, Rest
 
 MIB = 1 << 20
 BEFORE, FORWARD, BACKWARD, OPTIMIZER = range(4)
@@ -26,7 +26,7 @@ class Contents:
     base_bytes: int = 0
     lost: int = 0
     events: int = 2
-    stretches: Sequence[Stretch] = ()
+    intervals: Sequence[Interval] = ()
     layers: Sequence[OfKind] = ()
     addresses: Sequence[int] = ()
 

@@ -92,7 +92,7 @@ def test_the_peak_and_what_lived_then(blocks: _core.Blocks) -> None:
     assert (found.phase, found.operator, found.backward) == (FORWARD, "aten::empty", False)
     assert blocks.frames(found.site)[0][2] == "make"
     assert found.rest == ()
-    assert found.stretches == tuple(
+    assert found.intervals == tuple(
         (order, FORWARD, size) for order, size in enumerate((1000, 1300, 6300, 1300, 1310))
     )
     assert found.layers == (
@@ -239,7 +239,7 @@ def test_what_is_saved_for_backward(blocks: _core.Blocks) -> None:
     assert [(s.operator, s.shape, s.death) for s in saved] == [("aten::exp", (64, 100), BACKWARD)]
 
 
-def test_steps_of_any_optimizer_and_stretches_of_the_program(blocks: _core.Blocks) -> None:
+def test_steps_of_any_optimizer_and_intervals_of_the_program(blocks: _core.Blocks) -> None:
     class Own(torch.optim.Optimizer):
         def __init__(self, tensors: list[torch.Tensor]) -> None:
             super().__init__(tensors, {})
@@ -373,9 +373,9 @@ def test_autograd_functions_and_hooks(blocks: _core.Blocks) -> None:
 @pytest.fixture
 def heard() -> Iterator[None]:
     """Calls of modules are heard, as a monitor does."""
-    assert _core._hear_calls(torch.nn.Module.__call__, lambda module: None, threading.get_ident())
+    assert _core._watch_calls(torch.nn.Module.__call__, lambda module: None, threading.get_ident())
     yield
-    _core._hear_calls(None, None, 0)
+    _core._watch_calls(None, None, 0)
 
 
 class Feed(torch.nn.Module):

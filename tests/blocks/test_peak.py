@@ -81,11 +81,11 @@ def test_what_is_too_small_to_be_listed_counts():
     )
 
 
-def test_a_step_is_told_over_its_stretches_by_what_there_was():
+def test_a_step_is_told_over_its_intervals_by_what_there_was():
     found = of(
         Contents(
             [block(8)],
-            stretches=[(0, FORWARD, 105), (4, FORWARD, 116), (9, BACKWARD, 130), (12, 3, 100)],
+            intervals=[(0, FORWARD, 105), (4, FORWARD, 116), (9, BACKWARD, 130), (12, 3, 100)],
             layers=[
                 (0, FORWARD, False, True, (0, 3, 0, 0)),
                 (0, FORWARD, True, True, (5, 10, 20, 0)),

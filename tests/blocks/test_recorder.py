@@ -24,8 +24,8 @@ def _nothing_stays_on() -> Iterator[None]:
     yield
     assert not recorders._open
     call = torch.nn.Module.__call__
-    assert _core._hear_calls(call, id, 0), "nobody hears calls"
-    _core._hear_calls(None, None, 0)
+    assert _core._watch_calls(call, id, 0), "nobody hears calls"
+    _core._watch_calls(None, None, 0)
 
 
 class NoTensors(Tensors):
@@ -67,7 +67,7 @@ class Run:
 
 def test_step_3_and_each_1000th_are_recorded() -> None:
     run = Run()
-    over_time = {"stretches": [(0, 1, MIB)], "layers": [(0, 1, False, True, (MIB,))]}
+    over_time = {"intervals": [(0, 1, MIB)], "layers": [(0, 1, False, True, (MIB,))]}
     run.blocks.found = Contents([block(4 * MIB)], **over_time)
     run.run_to(2500)
     assert run.recorded == [3, 1000, 2000]

@@ -46,7 +46,7 @@ def no_optimizer(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Other tests of this process may have made one."""
     monkeypatch.setattr(inprocess, "has_optimizer", lambda: False)
     yield
-    _core._hear_calls(None, None, 0)
+    _core._watch_calls(None, None, 0)
 
 
 def counting() -> tuple[Steps, StepCounter]:
@@ -134,7 +134,7 @@ def test_what_a_guard_raises_at_the_end_of_a_call_comes_out_of_it() -> None:
         assert inner() == 1  # a call within this one is a part of it
         raise memtools.HostMemoryPressure("full")
 
-    assert _core._hear_calls(Module.__call__, ended, threading.main_thread().ident or 0)
+    assert _core._watch_calls(Module.__call__, ended, threading.main_thread().ident or 0)
     for _ in range(2):
         with pytest.raises(memtools.HostMemoryPressure, match="full"):
             Module(lambda: 2)()
@@ -142,7 +142,7 @@ def test_what_a_guard_raises_at_the_end_of_a_call_comes_out_of_it() -> None:
 
 def test_calls_of_threads_side_by_side_count_each() -> None:
     ended: list[object] = []
-    assert _core._hear_calls(Module.__call__, ended.append, threading.main_thread().ident or 0)
+    assert _core._watch_calls(Module.__call__, ended.append, threading.main_thread().ident or 0)
     meet = threading.Barrier(4)
     modules = [Module(meet.wait) for _ in range(4)]
     threads = [threading.Thread(target=module) for module in modules]
@@ -291,7 +291,7 @@ PROGRAMS = {
 def counter() -> Iterator[StepCounter]:
     """One that hears of this process's torch, as `memtools run` has it."""
     counter = counting()[1]
-    counter.hear_modules(sys.modules["torch.nn.modules.module"])
+    counter.watch_modules(sys.modules["torch.nn.modules.module"])
     handle = register_optimizer_step_post_hook(counter)
     yield counter
     handle.remove()

@@ -58,15 +58,15 @@ class Called:
 
 def heard() -> None:
     for told in (id, len):  # one of them fails
-        assert _core._hear_calls(Called.__call__, told, threading.get_ident())
-        assert not _core._hear_calls(Called.__call__, told, 0)
+        assert _core._watch_calls(Called.__call__, told, threading.get_ident())
+        assert not _core._watch_calls(Called.__call__, told, 0)
         with contextlib.suppress(TypeError):
             Called()(3)
-        _core._hear_calls(None, None, 0)
+        _core._watch_calls(None, None, 0)
     told_all: list[object] = []
-    assert _core._hear_calls(Called.__call__, told_all.append, threading.get_ident(), True)
+    assert _core._watch_calls(Called.__call__, told_all.append, threading.get_ident(), True)
     Called()(number=0)
-    _core._hear_calls(None, None, 0, True)
+    _core._watch_calls(None, None, 0, True)
     assert len(told_all) == 1
 
 
@@ -130,11 +130,11 @@ CASES: dict[str, list[Case]] = {
         watched,
         lambda: refused(TypeError, lambda: _core._watch_end(None)),  # type: ignore[call-arg]
     ],
-    "_hear_calls": [
+    "_watch_calls": [
         heard,
-        lambda: refused(TypeError, lambda: _core._hear_calls(print, print, 0)),
-        lambda: refused(TypeError, lambda: _core._hear_calls(watched, 3, 0)),  # type: ignore[arg-type]
-        lambda: refused(TypeError, lambda: _core._hear_calls(None)),  # type: ignore[call-arg]
+        lambda: refused(TypeError, lambda: _core._watch_calls(print, print, 0)),
+        lambda: refused(TypeError, lambda: _core._watch_calls(watched, 3, 0)),  # type: ignore[arg-type]
+        lambda: refused(TypeError, lambda: _core._watch_calls(None)),  # type: ignore[call-arg]
     ],
     "_set_last_command": [  # what it takes, it keeps to the end of the process
         lambda: refused(ValueError, lambda: _core._set_last_command((), b"")),

@@ -36,7 +36,7 @@ BLOCK = (Saver("Block.forward (gpt.py:31)", 40 * MIB, 12),)
 FUSED, NO_GRAD, CHUNKS = "fused=True", "run it under torch.no_grad()", "smaller chunks of rows"
 CHECKPOINT = "most of it by Block.forward (gpt.py:31): compute that again by torch.utils.checkpoint"
 DETACH, SMALLER = "detach() what is kept or handed on", "take smaller micro-batches (memtools"
-KEPT = "that are no part of the model take 20.0 MiB"
+KEPT = "that are not part of the model take 20.0 MiB"
 OLD = "optimizer.zero_grad() right after optimizer.step()"
 MODEL_ITSELF = "each step needs them: fewer parameters, less precision"
 
@@ -74,7 +74,7 @@ def test_advice_follows_the_moment(one, said):
 
 
 OLDER_MEANS = (
-    '"older than the step" means: there before the step began, and no part of the model, its '
+    '"older than the step" means: there before the step began, and not part of the model, its '
     "gradients or the optimizer"
 )
 UNSEEN_MEANS = '"not seen" means: used inside an operator, no tensor shows it'
@@ -303,7 +303,7 @@ def test_a_step_that_cannot_be_is_not_told_over_time(wrong):
 def test_whatever_a_record_has_is_told_over_time_or_not(layers, spans):
     stack = peaks.stack_of(dataclasses.replace(PEAK, layers=tuple(layers), spans=tuple(spans)))
     if stack is not None:
-        columns = sum(span.stretches for span in stack.spans)
+        columns = sum(span.intervals for span in stack.spans)
         assert all(len(row) == columns and min(row) >= 0 for _, row in stack.rows)
         assert 0 <= stack.highest < columns
 

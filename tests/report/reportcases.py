@@ -83,7 +83,7 @@ def write(
 
 
 def recorded(step: int, size: int, name: str = "0.weight", **more: Any) -> tuple[str, bytes]:
-    """The event of a recorded step, whose peak of four sizes is in the second of four stretches."""
+    """The event of a recorded step, whose peak of four sizes is in the second of four intervals."""
     over_step = {
         "layers": (
             Layer("parameters", (size, 0, 0, 0)),

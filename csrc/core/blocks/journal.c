@@ -406,7 +406,7 @@ mt_journal_mark(mt_journal *j, const void *address, size_t bytes, uint32_t categ
 typedef struct change {
     int64_t bytes;
     mt_phase phase; /* in which it was born, or what was born last */
-    uint16_t stretch;
+    uint16_t interval;
     bool is_outside; /* it died neither in a backward pass nor in an optimizer's step */
 } change;
 
@@ -505,7 +505,7 @@ number_of(mt_journal_kind kind)
     return (number * 2 + kind.is_saved) * 2 + kind.has_shape;
 }
 
-/* --- stretches and their layers ------------------------------------------------------------------ */
+/* --- intervals and their layers ------------------------------------------------------------------ */
 
 /* A phase begins with a birth: what dies between two may be let go of anywhere, and belongs to the one
  * before. An optimizer's step ends with the first that dies outside of it; what is let go of then, to
@@ -528,13 +528,13 @@ fill_phases(reading *r)
     return begins;
 }
 
-/* Base, peak and stretches; each order learns its stretch. Returns the order of the peak. */
+/* Base, peak and intervals; each order learns its interval. Returns the order of the peak. */
 static uint32_t
 sum_up(reading *r, mt_journal_contents *out)
 {
-    uint64_t phases = fill_phases(r), most = MT_JOURNAL_STRETCHES_MOST, each, left = 0, in_use = 0;
+    uint64_t phases = fill_phases(r), most = MT_JOURNAL_INTERVALS_MOST, each, left = 0, in_use = 0;
     bool is_by_phase = phases <= most / 2;
-    mt_journal_stretch *stretch = NULL;
+    mt_journal_interval *interval = NULL;
     uint32_t peak_at = 0;
 
     if (is_by_phase) most -= phases; /* each has a shorter one at its end */
@@ -544,13 +544,13 @@ sum_up(reading *r, mt_journal_contents *out)
         bool begins = at > 0 && now->phase != r->changes[at - 1].phase;
         in_use += (uint64_t)now->bytes;
         if (left == 0 || (is_by_phase && begins)) {
-            assert(out->stretches_n < MT_JOURNAL_STRETCHES_MOST);
-            stretch = &out->stretches[out->stretches_n++];
-            *stretch = (mt_journal_stretch){at, in_use, now->phase};
+            assert(out->intervals_n < MT_JOURNAL_INTERVALS_MOST);
+            interval = &out->intervals[out->intervals_n++];
+            *interval = (mt_journal_interval){at, in_use, now->phase};
             left = each;
         }
-        if (in_use > stretch->bytes) *stretch = (mt_journal_stretch){at, in_use, now->phase};
-        now->stretch = (uint16_t)(out->stretches_n - 1);
+        if (in_use > interval->bytes) *interval = (mt_journal_interval){at, in_use, now->phase};
+        now->interval = (uint16_t)(out->intervals_n - 1);
         if (at == 0) out->base_bytes = out->peak_bytes = in_use;
         if (in_use <= out->peak_bytes) continue;
         out->peak_bytes = in_use;
@@ -559,13 +559,13 @@ sum_up(reading *r, mt_journal_contents *out)
     return peak_at;
 }
 
-/* The first stretch whose moment is at this order or later; there may be none. */
+/* The first interval whose moment is at this order or later; there may be none. */
 static size_t
-stretch_from(const reading *r, const mt_journal_contents *c, uint32_t order)
+interval_from(const reading *r, const mt_journal_contents *c, uint32_t order)
 {
-    size_t at = r->changes[order].stretch;
+    size_t at = r->changes[order].interval;
 
-    return c->stretches[at].order < order ? at + 1 : at;
+    return c->intervals[at].order < order ? at + 1 : at;
 }
 
 /* The layers are sums of what is born and dies from one moment to the next: so a life costs two
@@ -577,19 +577,19 @@ lay(const reading *r, mt_journal_contents *out)
 
     for (size_t i = 0; i < j->n; i++) {
         const mt_journal_entry *e = &j->entries[i];
-        size_t from = stretch_from(r, out, e->birth), to = out->stretches_n;
+        size_t from = interval_from(r, out, e->birth), to = out->intervals_n;
         mt_journal_kind kind = kind_of(r, e);
         mt_journal_layer *layer = &out->layers[number_of(kind)];
-        if (e->death != 0) to = stretch_from(r, out, e->death);
+        if (e->death != 0) to = interval_from(r, out, e->death);
         if (from == to) continue; /* it came and went between two moments */
         layer->kind = kind;
         layer->bytes[from] += e->bytes;
-        if (to < out->stretches_n) layer->bytes[to] -= e->bytes;
+        if (to < out->intervals_n) layer->bytes[to] -= e->bytes;
     }
     for (size_t i = 0; i < MT_JOURNAL_KINDS; i++) {
         mt_journal_layer *layer = &out->layers[i];
         uint64_t most = layer->bytes[0];
-        for (size_t at = 1; at < out->stretches_n; at++) {
+        for (size_t at = 1; at < out->intervals_n; at++) {
             layer->bytes[at] += layer->bytes[at - 1];
             if (layer->bytes[at] > most) most = layer->bytes[at];
         }

@@ -16,12 +16,12 @@
  * backward pass begins was saved for it. What only a caller knows (that a block is a parameter) is
  * marked while it lives, by its address; an entry keeps its mark when another block gets the address.
  *
- * A read lists the blocks at the peak, and divides the whole time into up to 128 stretches. For each it
- * has the bytes of every kind of blocks at the moment at which most was in use. A stretch ends where a
- * phase begins, unless phases change too often. Above, with two orders to a stretch:
+ * A read lists the blocks at the peak, and divides the whole time into up to 128 intervals. For each it
+ * has the bytes of every kind of blocks at the moment at which most was in use. An interval ends where a
+ * phase begins, unless phases change too often. Above, with two orders to an interval:
  *
  *   order      0   1   2   3   4   5   6
- *   stretch    └─0─┘   └─1─┘   └─2─┘  └3┘
+ *   interval   └─0─┘   └─1─┘   └─2─┘  └3┘
  *   in use      56      60      86     40   the maxima, and the sums of the layers
  *   layers      40      40      40     40   from before             A
  *               16      16      16      0   forward, saved          B
@@ -57,7 +57,7 @@ enum {
     MT_JOURNAL_NAME_BYTES_MOST = 200, /* longer ones are cut */
     MT_JOURNAL_DIMS_MOST = 8,         /* the shape of a tensor with more is not kept */
     MT_JOURNAL_LISTED_MOST = 4096,    /* blocks that a read lists */
-    MT_JOURNAL_STRETCHES_MOST = 128,
+    MT_JOURNAL_INTERVALS_MOST = 128,
     MT_JOURNAL_KINDS = MT_JOURNAL_CATEGORIES * MT_JOURNAL_PHASES * 2 * 2,
 };
 
@@ -124,15 +124,15 @@ typedef struct mt_journal_rest {
 } mt_journal_rest;
 
 /* Births and deaths that follow each other: the most that was in use, and when. */
-typedef struct mt_journal_stretch {
+typedef struct mt_journal_interval {
     uint64_t order, bytes;
     mt_phase phase; /* 0: nothing was born, or after an optimizer's step */
-} mt_journal_stretch;
+} mt_journal_interval;
 
-/* All blocks of one kind: their bytes at the moments of the stretches. */
+/* All blocks of one kind: their bytes at the moments of the intervals. */
 typedef struct mt_journal_layer {
     mt_journal_kind kind;
-    uint64_t bytes[MT_JOURNAL_STRETCHES_MOST];
+    uint64_t bytes[MT_JOURNAL_INTERVALS_MOST];
 } mt_journal_layer;
 
 typedef struct mt_journal_contents {
@@ -148,8 +148,8 @@ typedef struct mt_journal_contents {
     size_t blocks_n;
     mt_journal_rest rest[MT_JOURNAL_KINDS];
     size_t rest_n;
-    mt_journal_stretch stretches[MT_JOURNAL_STRETCHES_MOST];
-    size_t stretches_n;
+    mt_journal_interval intervals[MT_JOURNAL_INTERVALS_MOST];
+    size_t intervals_n;
     mt_journal_layer layers[MT_JOURNAL_KINDS];
     size_t layers_n;
 } mt_journal_contents;

@@ -113,12 +113,12 @@ with_node(uint64_t place, const char *name)
 }
 
 static mt_torch_begun
-hear_begun(void *Py_UNUSED(ctx), int kind, const char *name)
+observe_begun(void *Py_UNUSED(ctx), int kind, const char *name)
 {
     uint64_t before = where();
     uint32_t order = mt_journal_order(&journal);
 
-    if (kind == MT_TORCH_STRETCH)
+    if (kind == MT_TORCH_RANGE)
         here =
             recording_begins_with(name, STEP_PREFIX) ? before | UINT64_C(1) << STEP_SHIFT : before;
     else if (kind == MT_TORCH_NODE)
@@ -131,20 +131,20 @@ hear_begun(void *Py_UNUSED(ctx), int kind, const char *name)
 }
 
 static void
-hear_made(void *Py_UNUSED(ctx), mt_torch_begun begun, const void *block, size_t bytes, int dtype,
-          const int64_t *sizes, int dims)
+observe_made(void *Py_UNUSED(ctx), mt_torch_begun begun, const void *block, size_t bytes, int dtype,
+             const int64_t *sizes, int dims)
 {
     mt_journal_shape(&journal, block, bytes, (uint32_t)begun.order, dtype, sizes, dims);
 }
 
 static void
-hear_ended(void *Py_UNUSED(ctx), mt_torch_begun begun)
+observe_ended(void *Py_UNUSED(ctx), mt_torch_begun begun)
 {
     here = begun.place;
 }
 
 static const mt_torch_observer observer = {
-    .begun = hear_begun, .made = hear_made, .ended = hear_ended};
+    .begun = observe_begun, .made = observe_made, .ended = observe_ended};
 
 /* --- calls of modules ----------------------------------------------------------------------------- */
 
@@ -314,7 +314,8 @@ mt_py_recording_mark(PyObject *blocks, long category)
     Py_ssize_t n;
 
     if (category < 1 || category >= MT_JOURNAL_CATEGORIES)
-        return PyErr_Format(PyExc_ValueError, "Blocks.mark(): category must be from 1 to %d, got %ld",
+        return PyErr_Format(PyExc_ValueError,
+                            "Blocks.mark(): category must be from 1 to %d, got %ld",
                             MT_JOURNAL_CATEGORIES - 1, category);
     if ((items = PySequence_Tuple(blocks)) == NULL) return NULL;
     n = PyTuple_GET_SIZE(items);
@@ -332,14 +333,14 @@ mt_py_recording_mark(PyObject *blocks, long category)
 
 /* --- contents ------------------------------------------------------------------------------------- */
 
-typedef struct telling {
+typedef struct reading {
     const mt_state *st;
     const mt_journal_contents *contents;
     PyObject *names; /* a tuple of all names of the journal, each at its number */
-} telling;
+} reading;
 
 static PyObject *
-name_at(const telling *t, uint32_t name)
+name_at(const reading *t, uint32_t name)
 {
     return PyTuple_GET_ITEM(t->names, (Py_ssize_t)name);
 }
@@ -363,7 +364,7 @@ shape_of(const mt_journal_block *block)
 static PyObject *
 block_at(const void *from, size_t i)
 {
-    const telling *t = from;
+    const reading *t = from;
     const mt_journal_block *b = &t->contents->blocks[i];
     const char *dtype = b->kind.has_shape ? t->st->shim->dtype_name(b->dtype) : "";
     PyObject *shape = shape_of(b);
@@ -378,7 +379,7 @@ block_at(const void *from, size_t i)
 static PyObject *
 rest_at(const void *from, size_t i)
 {
-    const mt_journal_rest *r = &((const telling *)from)->contents->rest[i];
+    const mt_journal_rest *r = &((const reading *)from)->contents->rest[i];
 
     return Py_BuildValue("(KIiNNK)", (unsigned long long)r->bytes, (unsigned)r->kind.category,
                          (int)r->kind.birth, PyBool_FromLong(r->kind.is_saved),
@@ -386,9 +387,9 @@ rest_at(const void *from, size_t i)
 }
 
 static PyObject *
-stretch_at(const void *from, size_t i)
+interval_at(const void *from, size_t i)
 {
-    const mt_journal_stretch *s = &((const telling *)from)->contents->stretches[i];
+    const mt_journal_interval *s = &((const reading *)from)->contents->intervals[i];
 
     return Py_BuildValue("(KiK)", (unsigned long long)s->order, (int)s->phase,
                          (unsigned long long)s->bytes);
@@ -397,11 +398,11 @@ stretch_at(const void *from, size_t i)
 static PyObject *
 layer_at(const void *from, size_t i)
 {
-    const mt_journal_contents *c = ((const telling *)from)->contents;
+    const mt_journal_contents *c = ((const reading *)from)->contents;
     const mt_journal_layer *layer = &c->layers[i];
-    PyObject *bytes = PyTuple_New((Py_ssize_t)c->stretches_n), *item;
+    PyObject *bytes = PyTuple_New((Py_ssize_t)c->intervals_n), *item;
 
-    for (size_t at = 0; bytes != NULL && at < c->stretches_n; at++) {
+    for (size_t at = 0; bytes != NULL && at < c->intervals_n; at++) {
         if ((item = PyLong_FromUnsignedLongLong(layer->bytes[at])) == NULL)
             Py_CLEAR(bytes);
         else
@@ -416,11 +417,11 @@ layer_at(const void *from, size_t i)
 static PyObject *
 recording_address_at(const void *from, size_t i)
 {
-    return PyLong_FromSize_t((size_t)((const telling *)from)->contents->blocks[i].address);
+    return PyLong_FromSize_t((size_t)((const reading *)from)->contents->blocks[i].address);
 }
 
 static PyObject *
-tuple_of(size_t n, mt_py_item *item, const telling *from)
+tuple_of(size_t n, mt_py_item *item, const reading *from)
 {
     PyObject *list = mt_py_list(n, item, from), *tuple;
 
@@ -433,7 +434,7 @@ tuple_of(size_t n, mt_py_item *item, const telling *from)
 static PyObject *
 contents_object(const mt_state *st, const mt_journal_contents *c, PyObject *names)
 {
-    telling from = {st, c, names};
+    reading from = {st, c, names};
     /* A peak before the first event belongs to the forward pass that follows. */
     int phase = c->phase == MT_PHASE_BEFORE ? MT_PHASE_FORWARD : (int)c->phase;
     PyObject *made = PyStructSequence_New(st->Contents);
@@ -447,7 +448,7 @@ contents_object(const mt_state *st, const mt_journal_contents *c, PyObject *name
                                tuple_of(c->rest_n, rest_at, &from),
                                PyLong_FromUnsignedLongLong(c->lost),
                                PyLong_FromUnsignedLongLong(c->events),
-                               tuple_of(c->stretches_n, stretch_at, &from),
+                               tuple_of(c->intervals_n, interval_at, &from),
                                tuple_of(c->layers_n, layer_at, &from),
                                tuple_of(c->blocks_n, recording_address_at, &from)};
 
@@ -519,11 +520,11 @@ contents_type(void)
         {"rest", "sums of the others: (bytes, category, birth_phase, saved, shaped, count)"},
         {"lost", "blocks that found no room: if there are any, figures may be too low"},
         {"events", "births and deaths"},
-        {"stretches",
+        {"intervals",
          "(order, phase, bytes) of up to 128 that follow each other: the most in use in each"},
         {"layers",
          "what that was, by kinds of blocks: (category, birth_phase, saved, shaped, (bytes of each "
-         "stretch))"},
+         "interval))"},
         {"addresses", "of `blocks`, each; 0 for one that had died by the end"},
         {NULL, NULL},
     };

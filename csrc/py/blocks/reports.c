@@ -1,13 +1,13 @@
 /* reports.c -- how this file works.
  *
- * There is one host allocator in a process, and one table of its blocks: `heard`, which lives as long
- * as the process, as a thread may report to it at any time. A Blocks object takes part in it from
+ * There is one host allocator in a process, and one `table` of its blocks. It lives as long as the
+ * process, as a thread may report to it at any time. A Blocks object takes part in it from
  * start() to stop(); the first one has torch report, and the last one has it stop and forgets all.
  *
  *     Blocks.start() ─┐                      ┌─ in_use, peak, sites(), site_of()
- *     Blocks.start() ─┴─► heard.users: 2     │
- *     torch's allocator ──► born, died ──► heard.live (core/blocks/live.h)
- *                              ├─ while an object traces: heard.sites (sites.h)
+ *     Blocks.start() ─┴─► table.users: 2     │
+ *     torch's allocator ──► born, died ──► table.live (core/blocks/live.h)
+ *                              ├─ while an object traces: table.sites (sites.h)
  *                              └─ while one of them records: recording.h
  */
 #include "py/blocks/reports.h"
@@ -38,47 +38,47 @@ static struct {
     mt_birth birth;
     mt_live live;
     mt_sites sites;
-} heard;
+} table;
 
 /* --- reports, on any thread, with or without the GIL -------------------------------------------- */
 
 static void
-hear_birth(void *Py_UNUSED(ctx), const void *block, size_t bytes)
+listen_birth(void *Py_UNUSED(ctx), const void *block, size_t bytes)
 {
     uint32_t site = 0;
 
-    if (!mt_birth_is_here(&heard.birth)) return; /* a forked child */
-    if (atomic_load_explicit(&heard.tracers, memory_order_relaxed) > 0)
-        site = mt_sites_here(&heard.sites);
-    mt_live_born(&heard.live, block, bytes, site);
+    if (!mt_birth_is_here(&table.birth)) return; /* a forked child */
+    if (atomic_load_explicit(&table.tracers, memory_order_relaxed) > 0)
+        site = mt_sites_here(&table.sites);
+    mt_live_born(&table.live, block, bytes, site);
     /* After the table: a recording begins with the blocks that the table knows. */
     if (mt_py_recording_is_on()) mt_py_recording_born(block, bytes, site);
 }
 
 static void
-hear_death(void *Py_UNUSED(ctx), const void *block)
+listen_death(void *Py_UNUSED(ctx), const void *block)
 {
-    mt_live_died(&heard.live, block);
+    mt_live_died(&table.live, block);
     if (mt_py_recording_is_on()) mt_py_recording_died(block);
 }
 
-static const mt_torch_listener listener = {.born = hear_birth, .died = hear_death};
+static const mt_torch_listener listener = {.born = listen_birth, .died = listen_death};
 
 /* --- start and stop ------------------------------------------------------------------------------ */
 
 static void
 make_table(void)
 {
-    if (heard.is_made && mt_birth_is_here(&heard.birth)) return;
+    if (table.is_made && mt_birth_is_here(&table.birth)) return;
     /* In a forked child the parent's table is left as it lies: its lock may be held. */
-    heard.birth = mt_birth_now();
-    heard.users = 0;
-    heard.recorder = NULL;
-    atomic_store(&heard.tracers, 0);
-    mt_live_init(&heard.live, &mt_alloc_libc, &heard.birth);
-    mt_py_recording_init(&heard.birth);
-    mt_sites_init(&heard.sites);
-    heard.is_made = true;
+    table.birth = mt_birth_now();
+    table.users = 0;
+    table.recorder = NULL;
+    atomic_store(&table.tracers, 0);
+    mt_live_init(&table.live, &mt_alloc_libc, &table.birth);
+    mt_py_recording_init(&table.birth);
+    mt_sites_init(&table.sites);
+    table.is_made = true;
 }
 
 /* False also for an object that was started in the process that this one was forked from. */
@@ -91,8 +91,8 @@ is_on(const Blocks *self)
 static void
 set_tracing(Blocks *self, bool is_tracing)
 {
-    if (is_tracing && !self->is_tracing) atomic_fetch_add(&heard.tracers, 1);
-    if (!is_tracing && self->is_tracing) atomic_fetch_sub(&heard.tracers, 1);
+    if (is_tracing && !self->is_tracing) atomic_fetch_add(&table.tracers, 1);
+    if (!is_tracing && self->is_tracing) atomic_fetch_sub(&table.tracers, 1);
     self->is_tracing = is_tracing;
 }
 
@@ -102,7 +102,7 @@ end_recording(Blocks *self)
 {
     if (!self->is_recording) return;
     mt_py_recording_end(self->shim);
-    atomic_fetch_sub(&heard.tracers, 1);
+    atomic_fetch_sub(&table.tracers, 1);
     self->is_recording = false;
 }
 
@@ -116,14 +116,14 @@ reports_stop(Blocks *self)
     }
     set_tracing(self, false);
     end_recording(self);
-    if (heard.recorder == self) {
+    if (table.recorder == self) {
         mt_py_recording_forget();
-        heard.recorder = NULL;
+        table.recorder = NULL;
     }
     self->birth = (mt_birth){.forks = NULL};
-    if (--heard.users > 0) return;
+    if (--table.users > 0) return;
     (void)self->shim->listen(NULL);
-    mt_live_clear(&heard.live);
+    mt_live_clear(&table.live);
 }
 
 /* A tuple of str, or NULL with an error. */
@@ -153,9 +153,9 @@ reports_start(Blocks *self, mt_state *st, PyObject *libraries, PyObject *users)
     }
     if (is_on(self)) return 0;
     make_table();
-    if (heard.users == 0) {
-        mt_live_clear(&heard.live);
-        if (mt_sites_reset(&heard.sites, libraries, users) < 0) return -1;
+    if (table.users == 0) {
+        mt_live_clear(&table.live);
+        if (mt_sites_reset(&table.sites, libraries, users) < 0) return -1;
         if (!st->shim->listen(&listener)) {
             PyErr_SetString(PyExc_RuntimeError,
                             "torch's host allocator was replaced by one whose blocks cannot be "
@@ -163,8 +163,8 @@ reports_start(Blocks *self, mt_state *st, PyObject *libraries, PyObject *users)
             return -1;
         }
     }
-    heard.users++;
-    self->birth = heard.birth;
+    table.users++;
+    self->birth = table.birth;
     self->shim = st->shim;
     self->is_tracing = self->is_recording = false;
     return 0;
@@ -239,18 +239,18 @@ Blocks_record(Blocks *self, PyObject *on)
     int is_recorded = PyObject_IsTrue(on);
 
     if (is_recorded < 0 || !require_on(self, "record()")) return NULL;
-    if (is_recorded && heard.recorder != NULL && heard.recorder != self &&
-        heard.recorder->is_recording) {
+    if (is_recorded && table.recorder != NULL && table.recorder != self &&
+        table.recorder->is_recording) {
         PyErr_SetString(PyExc_RuntimeError,
                         "Blocks.record(): another object records; it must end its recording first");
         return NULL;
     }
     end_recording(self);
     if (!is_recorded) Py_RETURN_NONE;
-    heard.recorder = self;
-    atomic_fetch_add(&heard.tracers, 1);
+    table.recorder = self;
+    atomic_fetch_add(&table.tracers, 1);
     self->is_recording = true;
-    if (mt_py_recording_begin(self->shim, &heard.live) < 0) {
+    if (mt_py_recording_begin(self->shim, &table.live) < 0) {
         end_recording(self);
         return NULL;
     }
@@ -279,7 +279,7 @@ Blocks_contents(Blocks *self, PyObject *Py_UNUSED(none))
     mt_state *st = mt_state_of_type(Py_TYPE(self));
 
     if (st == NULL || !require_on(self, "contents()")) return NULL;
-    if (heard.recorder != self) Py_RETURN_NONE;
+    if (table.recorder != self) Py_RETURN_NONE;
     return mt_py_recording_contents(st);
 }
 
@@ -287,7 +287,7 @@ static PyObject *
 Blocks_turn(Blocks *self, PyObject *Py_UNUSED(none))
 {
     if (!require_on(self, "turn()")) return NULL;
-    return PyLong_FromUnsignedLong(mt_live_turn(&heard.live));
+    return PyLong_FromUnsignedLong(mt_live_turn(&table.live));
 }
 
 typedef struct site_line {
@@ -317,13 +317,13 @@ site_line_at(const void *from, size_t i)
 static site_line *
 lines_of(uint32_t first, uint32_t last, size_t *n)
 {
-    size_t count = mt_sites_count(&heard.sites);
+    size_t count = mt_sites_count(&table.sites);
     mt_live_sum *sums = calloc(count, sizeof *sums);
     site_line *lines = calloc(count, sizeof *lines);
 
     *n = 0;
     if (sums != NULL && lines != NULL) {
-        mt_live_sum_sites(&heard.live, first, last, sums, count);
+        mt_live_sum_sites(&table.live, first, last, sums, count);
         for (uint32_t i = 0; i < count; i++)
             if (sums[i].blocks > 0) lines[(*n)++] = (site_line){sums[i], i};
         qsort(lines, *n, sizeof *lines, reports_by_bytes);
@@ -359,7 +359,7 @@ Blocks_frames(Blocks *self, PyObject *site)
 
     if (number == (size_t)-1 && PyErr_Occurred()) return NULL;
     if (!require_on(self, "frames()")) return NULL;
-    return mt_sites_frames(&heard.sites, number > UINT32_MAX ? 0 : (uint32_t)number);
+    return mt_sites_frames(&table.sites, number > UINT32_MAX ? 0 : (uint32_t)number);
 }
 
 static PyObject *
@@ -370,7 +370,7 @@ Blocks_site_of(Blocks *self, PyObject *address)
 
     if (number == (size_t)-1 && PyErr_Occurred()) return NULL;
     if (!require_on(self, "site_of()")) return NULL;
-    block = mt_live_at(&heard.live, (const void *)number);
+    block = mt_live_at(&table.live, (const void *)number);
     if (block.address == 0) Py_RETURN_NONE;
     return PyLong_FromUnsignedLong(block.site);
 }
@@ -387,7 +387,7 @@ get_figure(PyObject *self, void *offset)
 {
     mt_live_figures figures = {0};
 
-    if (is_on((Blocks *)self)) figures = mt_live_read(&heard.live);
+    if (is_on((Blocks *)self)) figures = mt_live_read(&table.live);
     return PyLong_FromUnsignedLongLong(*(uint64_t *)((char *)&figures + (size_t)offset));
 }
 

@@ -3,8 +3,8 @@
  * mt_sites_here() goes from the innermost frame outwards. Each frame's code object and instruction
  * lead by a hash to its place, which knows whether it is the user's; the first three that are make
  * the key of the site. Nothing keeps a code object alive: a place holds copies of the names of its file
- * and its function and of its first line. By these another code object at the same address is told
- * apart. */
+ * and its function and of its first line. By these it distinguishes
+ * another code object at the same address. */
 #define Py_BUILD_CORE_MODULE /* the layout of frames */
 #include "py/blocks/sites.h"
 

@@ -101,13 +101,13 @@ stop(int kind)
 }
 
 PyObject *
-mt_py_hear_calls(PyObject *Py_UNUSED(module), PyObject *args)
+mt_py_watch_calls(PyObject *Py_UNUSED(module), PyObject *args)
 {
     PyObject *function, *ended;
     unsigned long main_thread;
     int with_arguments = 0, kind;
 
-    if (!PyArg_ParseTuple(args, "OOk|p:_hear_calls", &function, &ended, &main_thread,
+    if (!PyArg_ParseTuple(args, "OOk|p:_watch_calls", &function, &ended, &main_thread,
                           &with_arguments)) {
         return NULL;
     }
@@ -117,12 +117,13 @@ mt_py_hear_calls(PyObject *Py_UNUSED(module), PyObject *args)
         Py_RETURN_TRUE;
     }
     if (!PyFunction_Check(function)) {
-        return PyErr_Format(PyExc_TypeError,
-                            "_hear_calls(): function must be a Python function or None, got %.100s",
-                            Py_TYPE(function)->tp_name);
+        return PyErr_Format(
+            PyExc_TypeError,
+            "_watch_calls(): function must be a Python function or None, got %.100s",
+            Py_TYPE(function)->tp_name);
     }
     if (!PyCallable_Check(ended)) {
-        return PyErr_Format(PyExc_TypeError, "_hear_calls(): ended cannot be called: %.100s",
+        return PyErr_Format(PyExc_TypeError, "_watch_calls(): ended cannot be called: %.100s",
                             Py_TYPE(ended)->tp_name);
     }
     if (watched.ended[kind] != NULL || (watched.function != NULL && watched.function != function))

@@ -17,7 +17,7 @@
 
 #include "py/base/state.h"
 
-/* _hear_calls(function, ended, main_thread, arguments=False): from now on ended(first argument) is
+/* _watch_calls(function, ended, main_thread, arguments=False): from now on ended(first argument) is
  * called whenever an outermost call of this Python function has returned without an exception, or
  * with `arguments` ended((first argument, others, values of keywords)); what it raises propagates
  * from the call. Calls on other threads are not reported while the main thread, which is given by
@@ -25,8 +25,8 @@
  * them, for the same function. True; False where there is one of this kind already, or another
  * function is watched.
  *
- * _hear_calls(None, None, 0, arguments): removes the one of this kind. Calls that run now end as
+ * _watch_calls(None, None, 0, arguments): removes the one of this kind. Calls that run now end as
  * they would. */
-PyObject *mt_py_hear_calls(PyObject *module, PyObject *args);
+PyObject *mt_py_watch_calls(PyObject *module, PyObject *args);
 
 #endif

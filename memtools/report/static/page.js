@@ -398,7 +398,7 @@
 
   // --- a recorded step ---------------------------------------------------------------------------
 
-  // What lived over it, stacked: a column for each stretch, its phases below, and its peak.
+  // What lived over it, stacked: a column for each interval, its phases below, and its peak.
   class Stack {
     constructor(place, description) {
       this.lines = description.lines;

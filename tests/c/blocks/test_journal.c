@@ -75,9 +75,9 @@ check_peak_of_layers(const mt_journal_contents *c)
 {
     size_t at = 0;
 
-    while (at + 1 < c->stretches_n && c->stretches[at].bytes < c->peak_bytes)
+    while (at + 1 < c->intervals_n && c->intervals[at].bytes < c->peak_bytes)
         at++;
-    CHECK(c->stretches[at].bytes == c->peak_bytes);
+    CHECK(c->intervals[at].bytes == c->peak_bytes);
     for (size_t i = 0; i < c->layers_n; i++) {
         uint64_t bytes = c->layers[i].bytes[at];
         for (size_t k = 0; k < c->blocks_n; k++)
@@ -149,7 +149,7 @@ many_blocks_are_told_by_sums(void)
     }
     CHECK(count == MANY - MT_JOURNAL_LISTED_MOST && told + rest == MANY * (MANY + 1) / 2);
     CHECK(c.peak_bytes == told + rest && c.phase == MT_PHASE_BEFORE);
-    CHECK(c.layers_n == 3 && c.stretches_n == 1);
+    CHECK(c.layers_n == 3 && c.intervals_n == 1);
     check_peak_of_layers(&c);
     mt_journal_contents_drop(&r.journal, &c);
     rig_close(&r);
@@ -171,10 +171,10 @@ what_finds_no_room_is_counted(void)
     CHECK(mt_journal_mark(&r.journal, at(7), 40, 1) == MT_MARK_LOST);
     c = read_all(&r);
     CHECK(c.lost == 6 && c.peak_bytes == 8 && c.layers_n == 2);
-    CHECK(c.stretches_n == MT_JOURNAL_STRETCHES_MOST - 1);
-    for (size_t i = 0; i < c.stretches_n; i++) {
-        CHECK(c.stretches[i].bytes == 8 && c.layers[0].bytes[i] + c.layers[1].bytes[i] == 8);
-        CHECK(i == 0 || c.stretches[i - 1].order < c.stretches[i].order);
+    CHECK(c.intervals_n == MT_JOURNAL_INTERVALS_MOST - 1);
+    for (size_t i = 0; i < c.intervals_n; i++) {
+        CHECK(c.intervals[i].bytes == 8 && c.layers[0].bytes[i] + c.layers[1].bytes[i] == 8);
+        CHECK(i == 0 || c.intervals[i - 1].order < c.intervals[i].order);
     }
     check_peak_of_layers(&c); /* the first of equals */
     mt_journal_contents_drop(&r.journal, &c);
@@ -182,7 +182,7 @@ what_finds_no_room_is_counted(void)
 }
 
 static void
-phases_that_change_too_often_share_stretches(void)
+phases_that_change_too_often_share_intervals(void)
 {
     enum { TURNS = 5000 };
     mt_journal_contents c;
@@ -197,13 +197,13 @@ phases_that_change_too_often_share_stretches(void)
             mt_journal_born(&r.journal, at(31), 1000, in(MT_PHASE_BACKWARD, 0, 0));
         }
         c = read_all(&r);
-        CHECK(c.stretches_n > MT_JOURNAL_STRETCHES_MOST / 2);
-        CHECK(c.stretches_n <= MT_JOURNAL_STRETCHES_MOST);
-        for (size_t i = 0, turn = 0; i < c.stretches_n && turns == 32; i++) {
-            bool is_backward = c.stretches[i].phase == MT_PHASE_BACKWARD;
+        CHECK(c.intervals_n > MT_JOURNAL_INTERVALS_MOST / 2);
+        CHECK(c.intervals_n <= MT_JOURNAL_INTERVALS_MOST);
+        for (size_t i = 0, turn = 0; i < c.intervals_n && turns == 32; i++) {
+            bool is_backward = c.intervals[i].phase == MT_PHASE_BACKWARD;
             turn += is_backward;
-            CHECK(!is_backward || c.stretches[i - 1].phase == MT_PHASE_FORWARD);
-            CHECK(i + 1 < c.stretches_n || turn == turns);
+            CHECK(!is_backward || c.intervals[i - 1].phase == MT_PHASE_FORWARD);
+            CHECK(i + 1 < c.intervals_n || turn == turns);
         }
         check_peak_of_layers(&c);
         mt_journal_contents_drop(&r.journal, &c);
@@ -356,17 +356,17 @@ model_phase_at(const model *m, uint64_t order)
     return m->phases[order < m->first ? m->first : order];
 }
 
-/* What the layers tell of a stretch is what the model has at its moment, by kinds. */
+/* What the layers tell of an interval is what the model has at its moment, by kinds. */
 static void
-check_stretch(const mt_journal_contents *c, const model *m, size_t at)
+check_interval(const mt_journal_contents *c, const model *m, size_t at)
 {
-    const mt_journal_stretch *stretch = &c->stretches[at];
+    const mt_journal_interval *interval = &c->intervals[at];
     uint64_t sum = 0, left[MT_JOURNAL_KINDS];
 
     for (size_t i = 0; i < c->layers_n; i++)
         sum += left[i] = c->layers[i].bytes[at];
-    CHECK(sum == stretch->bytes && sum == model_in_use(m, (uint32_t)stretch->order));
-    CHECK(stretch->phase == model_phase_at(m, stretch->order));
+    CHECK(sum == interval->bytes && sum == model_in_use(m, (uint32_t)interval->order));
+    CHECK(interval->phase == model_phase_at(m, interval->order));
     for (size_t k = 0; k < m->n; k++) {
         const life *l = &m->lives[k];
         for (size_t i = 0; i < c->layers_n && is_alive(l, (uint32_t)stretch->order); i++)
@@ -376,34 +376,34 @@ check_stretch(const mt_journal_contents *c, const model *m, size_t at)
         CHECK(left[i] == 0);
 }
 
-/* Between the moments of two stretches nothing is higher than the higher one, and each time that a
- * phase begins, a stretch does. */
+/* Between the moments of two intervals nothing is higher than the higher one, and each time that a
+ * phase begins, an interval does. */
 static void
-check_stretches(const mt_journal_contents *c, const model *m)
+check_intervals(const mt_journal_contents *c, const model *m)
 {
     size_t next = 0, phases = 0;
-    bool has_stretch = true;
+    bool has_interval = true;
 
-    CHECK(c->stretches_n <= MT_JOURNAL_STRETCHES_MOST);
-    CHECK(m->order < 100 || c->stretches_n > MT_JOURNAL_STRETCHES_MOST / 2);
-    for (size_t at = 0; at < c->stretches_n; at++)
-        check_stretch(c, m, at);
+    CHECK(c->intervals_n <= MT_JOURNAL_INTERVALS_MOST);
+    CHECK(m->order < 100 || c->intervals_n > MT_JOURNAL_INTERVALS_MOST / 2);
+    for (size_t at = 0; at < c->intervals_n; at++)
+        check_interval(c, m, at);
     for (uint32_t order = 0; order <= m->order; order++) {
         uint64_t most = 0;
         bool begins = order > 0 && model_phase_at(m, order) != model_phase_at(m, order - 1);
         phases += order == 0 || begins;
-        CHECK(!begins || has_stretch);
-        has_stretch = has_stretch && !begins;
-        if (next < c->stretches_n && c->stretches[next].order == order) {
+        CHECK(!begins || has_interval);
+        has_interval = has_interval && !begins;
+        if (next < c->intervals_n && c->intervals[next].order == order) {
             next++;
-            has_stretch = true;
+            has_interval = true;
         }
-        if (next > 0) most = c->stretches[next - 1].bytes;
-        if (next < c->stretches_n && c->stretches[next].bytes > most)
-            most = c->stretches[next].bytes;
+        if (next > 0) most = c->intervals[next - 1].bytes;
+        if (next < c->intervals_n && c->intervals[next].bytes > most)
+            most = c->intervals[next].bytes;
         CHECK(model_in_use(m, order) <= most);
     }
-    CHECK(next == c->stretches_n && has_stretch && phases <= MT_JOURNAL_STRETCHES_MOST / 2);
+    CHECK(next == c->intervals_n && has_interval && phases <= MT_JOURNAL_INTERVALS_MOST / 2);
 }
 
 /* The last of the largest births, of those that live, in the phase of the peak and since the last
