@@ -5,8 +5,8 @@
  *   map     ─► addresses    [ # . . # . . ]     one page may be mapped at many places
  *   allow   ─► the device may read and write what is mapped
  *
- * The entry points are asked of the runtime (cudaGetDriverEntryPointByVersion, CUDA 12.5), so that
- * they are those of the driver that it uses itself. Each call makes the device current, which makes
+ * The entry points come from the runtime (cudaGetDriverEntryPointByVersion, CUDA 12.5), so that they
+ * are those of the driver that it uses itself. Each call makes the device current, which makes
  * its context, and puts the thread back as runtime.h says; it is legal while a graph is captured.
  * None waits for work of the device: unmap expects that there is none left on those addresses. */
 #ifndef MT_CUDA_DRIVER_H

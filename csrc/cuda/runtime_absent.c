@@ -1,6 +1,6 @@
-/* runtime_absent.c -- compiled in place of all other files in here where the build found no headers
- * of the CUDA Toolkit: whatever opens or makes something fails. So nobody ever has an mt_cudart or
- * an mt_devmem, and the other functions see NULL at most. */
+/* runtime_absent.c -- compiled in place of all other files of this folder if the build found no
+ * headers of the CUDA Toolkit. Every function that opens or makes an object fails. So there never is
+ * an mt_cudart or an mt_devmem, and the other functions get NULL at most. */
 #include <stddef.h>
 
 #include "cuda/memory.h"

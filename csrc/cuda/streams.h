@@ -29,7 +29,7 @@ typedef struct mt_custreams {
     void *event;
 } mt_custreams;
 
-/* fini is owed whatever it returns. MT_ENOMEM; MT_EDEVICE. */
+/* Call fini, whatever it returns. MT_ENOMEM; MT_EDEVICE. */
 mt_status mt_custreams_init(mt_custreams *s, const mt_alloc *mem, const mt_dev_ops *dev, int device,
                             mt_error *err);
 /* Waits for nothing. With `forked` no call of the device is made. */

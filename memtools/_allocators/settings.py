@@ -109,22 +109,22 @@ class HostAllocator:
     others: tuple[str, ...]
     #: the most arenas that may be made
     arena_max: Setting[int]
-    #: how much free memory stays at the end of a heap
+    #: bytes of free memory that stay at the end of a heap
     trim_threshold: Setting[int]
     #: blocks from this size on are mapped one by one
     mmap_threshold: Setting[int]
-    #: how much more than it needs a heap grows by
+    #: bytes that a heap grows by beyond what it needs
     top_pad: Setting[int]
     #: all of glibc's settings that were made
     values: Mapping[str, Setting[int]]
-    #: what the arenas hold; None where malloc does not tell
+    #: what the arenas hold; None if malloc does not report it
     heap: Heap | None
-    #: how many arenas glibc makes at most, by arena_max or by the number of cores
+    #: the largest number of arenas, by arena_max or by the number of cores
     arena_limit: int
 
     @property
     def arenas(self) -> int | None:
-        """How many arenas exist now; None where malloc does not tell."""
+        """The number of arenas now; None if malloc does not report it."""
         return None if self.heap is None else self.heap.arenas
 
     @property
@@ -206,8 +206,7 @@ def allocator_settings() -> AllocatorSettings:
     """Read how malloc and torch's CUDA allocator are set, and what glibc's arenas hold.
 
     Takes 2 to 3 ms, or more where glibc's arenas have many free blocks. It changes nothing, does
-    not import torch, and does not start CUDA. What other code set by mallopt cannot be read:
-    glibc does not tell.
+    not import torch, and does not start CUDA. What other code set by mallopt cannot be read.
     """
     return AllocatorSettings(_read_cuda(), _read_host(), _see())
 

@@ -208,8 +208,8 @@ def allocated(indexes: Sequence[int]) -> int | None:
 
 
 def pinned() -> int | None:
-    """Bytes of this process that are pinned in blocks of torch's allocator of host memory, handed
-    out or kept; None before there is a context, and where torch does not tell. Some 10 us."""
+    """The pinned bytes in blocks of torch's allocator of host memory, in use or cached; None before
+    there is a context, and if torch does not report them. Takes some 10 us."""
     torch = bridge.loaded()
     if not initialised(torch):
         return None

@@ -63,9 +63,9 @@ class Serving:
 
 @dataclass(frozen=True)
 class Heap:
-    """What malloc_info tells, in bytes."""
+    """What malloc_info() reports, in bytes."""
 
-    #: how many arenas there are
+    #: the number of arenas
     arenas: int
     #: the size of all arenas; blocks that are mapped one by one are not in it
     arena_bytes: int
@@ -243,8 +243,8 @@ def malloc_info() -> str | None:
 
 
 def idle() -> tuple[int | None, bool]:
-    """Bytes that are freed and kept in the heap, None where malloc does not tell; and whether
-    the thresholds by which they are kept were set."""
+    """The bytes of freed blocks that the heap keeps, None if malloc does not report them; and
+    whether the thresholds for that were set."""
     try:
         xml = malloc_info() if find_serving().name == "glibc" else None
         found = settings(environment_at_start())
@@ -255,10 +255,10 @@ def idle() -> tuple[int | None, bool]:
 
 
 def read_heap(xml: str) -> Heap:
-    """ValueError for what is not malloc_info's."""
+    """Parse the XML of malloc_info(). Raises ValueError if it is something else."""
     heaps = re.findall(r'<heap nr="\d+">(.*?)</heap>', xml, re.S)
     if not heaps:
-        raise ValueError(f"malloc_info() tells of no heap: {xml[:60]!r}")
+        raise ValueError(f"malloc_info() reports no heap: {xml[:60]!r}")
     idle = [sum(_sizes(heap, r"total type=\"(?:fast|rest)\"")) for heap in heaps]
     held = [sum(_sizes(heap, r"system type=\"current\"")) for heap in heaps]
     mapped = sum(_sizes(xml[xml.rindex("</heap>") :], r"total type=\"mmap\""))

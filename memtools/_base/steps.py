@@ -49,7 +49,7 @@ class Steps:
 
 def is_of_another_step(hooked: FrameType) -> bool:
     """Whether an optimizer's step was called by another one's, as `super().step()` of a class whose
-    base is in use too: it is no step of its own.
+    base is in use too: it is not a step of its own.
 
     Args:
         hooked: of torch's function around a step, which calls the hooks.

@@ -1,8 +1,8 @@
 """The connection to torch: the only file that imports it.
 
-`connect()` runs once, when the first tensor comes. It hands `memtools._core` the exchange API by
-which C reads tensors, and the optional shim `memtools._torch`, which is built for one exact torch:
-versions are compared before it is loaded; on a mismatch memtools warns once and goes on without.
+`connect()` runs once, when the first tensor comes. It gives `memtools._core` the exchange API with
+which C reads tensors, and the optional shim `memtools._torch`. The shim is built for one exact
+torch. If the versions differ, memtools does not load it, warns once and goes on without it.
 """
 
 from __future__ import annotations
@@ -137,8 +137,8 @@ def in_backward() -> bool:
 
 
 def written(tensors: list[Any]) -> None:
-    """Tell autograd that these tensors are written to, as an operation in place does.
-    `memtools._core` calls it where there is no shim to do so."""
+    """Report to autograd that these tensors are written to, as an operation in place does.
+    `memtools._core` calls it if there is no shim."""
     connect().torch.autograd.graph.increment_version(tensors)
 
 

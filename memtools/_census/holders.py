@@ -469,7 +469,7 @@ def _common(above: Referrers, members: list[set[int]], inner: list[str], n: int)
     places, given = [], set[int]()
     for place in sorted(candidates.values(), key=_members, reverse=True):
         place.members -= given
-        # A type that all its instances refer to is no finding.
+        # A type that all its instances refer to is not a finding.
         if len(place.members) >= least and not issubclass(type(place.container[0]), type):
             given |= place.members
             places.append(place)
@@ -538,7 +538,7 @@ def _orphans(sample: Own, orphans: dict[int, int], share: _Share) -> Holder:
         path += "it" if len(orphans) == 1 else "them"
         return Holder(path, "nobody", None, None, *figures)
     noun = "reference" if references == 1 else "references"
-    path = f"C code ({references:,} {noun} nobody on the Python heap holds)"
+    path = f"C code ({references:,} {noun} that no Python object holds)"
     return Holder(path, "C code", None, None, *figures)
 
 

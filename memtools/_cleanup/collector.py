@@ -4,16 +4,14 @@
     freeze() ─ collect, freeze, disable: from here a collection sees only what is newer
     end() ──── thaws what was frozen here, restores everything else
 
-There is one collector in a process and there may be many managers: the first that begins remembers
-what it found, the last that ends puts it back, in whatever order and on whatever threads they
-come. The state at the end is the one found at the beginning, whatever was changed in between: a
-change made by the program cannot be told from one made by another library for a moment, and a
-block that ends gives back what it was given.
+A process has one collector, and may have many managers, on any threads. The first that begins
+remembers the collector's state, and the last that ends restores it, also if the state was changed
+in between: a change by the program looks like a temporary one by another library.
 
-Interrupts: Python delivers KeyboardInterrupt after any call here. So everything is remembered
-before it is changed, what has been begun to be put back is put back whole, and a manager counts
-as active until that is done: when end() is interrupted before it has begun, it is to be called
-again. A CleanupPolicy calls it at the latest when it dies, or at the interpreter's end.
+Python may deliver KeyboardInterrupt after any call here. So everything is remembered before it is
+changed, and a restoration that has begun is completed. A manager counts as active until then: if
+end() is interrupted before it has begun, it must be called again. A CleanupPolicy calls it at the
+latest when it is freed, or at the interpreter's end.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ class _Generation:
 
     def _begin(self) -> None:
         with ExitStack() as opened:
-            # The first to begin is the last to end: a cleanup is no part of what monitors measure.
+            # The first to begin is the last to end: monitors leave the cleanup out.
             if self._policy is not None and id(self._policy) in self._mine:
                 opened.enter_context(self._policy.phase(_PHASE))
             if _MONITORS in self._mine:

@@ -36,7 +36,7 @@ def managed(policy: _POLICY, *, clear: Clear = ()) -> Managing:
     Serves functions, methods, classmethods and staticmethods; coroutines and generators too, which
     are one update from their first step to their end. Signature, name, documentation and pickling
     stay. A call inside another one of the same policy, on its thread, is a part of that update. A
-    call that raised, or a generator that was closed early, is no update. A region compiled by
+    call that raised, or a generator that was closed early, does not count. A region compiled by
     torch.compile is one update, when it has run.
 
     What `clear` names is cleared after every call, one that raised and one inside another too, and

@@ -113,10 +113,10 @@ class Rises:
     def __init__(self) -> None:
         self._of: dict[float, float] = {}
 
-    def see(self, rows: float, rise: int, *, anew: bool) -> None:
+    def see(self, rows: float, rise: int, *, restart: bool) -> None:
         """Count a micro-batch. A higher rise counts at once, a lower one little by little, because
-        batches differ. `anew`: drop what was measured before, which was not typical."""
-        before = None if anew else self._of.get(rows)
+        batches differ. `restart`: drop what was measured before, which was not typical."""
+        before = None if restart else self._of.get(rows)
         low = float(rise) if before is None else before - (before - rise) / SLOWLY
         self._of[rows] = max(float(rise), low)
 
@@ -383,7 +383,7 @@ class Watermark:
             # A whole batch of unknown size says nothing about another one.
             if base is not None and peak and rows < math.inf:
                 rises = self._rises.setdefault(room.memory, Rises())
-                rises.see(rows, max(0, peak - base), anew=self._seen == 2)
+                rises.see(rows, max(0, peak - base), restart=self._seen == 2)
                 measured = True
         if measured:
             self._proven = max(self._proven, rows)

@@ -168,7 +168,8 @@ def views(
 
 
 def overwritten(base: torch.Tensor) -> None:
-    """Tell autograd that the views of `base` show other values, as an operation in place does."""
+    """Report to autograd that the views of `base` show other values, as after an operation in
+    place."""
     connect().torch.autograd.graph.increment_version(base)
 
 

@@ -153,15 +153,16 @@ class LeakDetector:
     `python` (the interpreter's own blocks), `tensors`, `children` (private bytes of child
     processes), `device` (bytes allocated there) and `shm` (shared memory of the job). `rss` is
     noisy and may grow without a leak; it decides only if `heap` is not read. Pass the signals that
-    you have, always at the same point of a step. docs/guides/leaks.md says what can be told apart.
+    you have, always at the same point of a step. docs/guides/leaks.md says which
+    kinds of growth it distinguishes.
 
     A detector takes 6 KiB for each signal, however long the run is. Use it from one thread at a
     time.
 
     Args:
         limit_bytes: the bytes that the process may use, with its children and shared memory, at
-            least 1, as an int or like `"16 GiB"`. None, the default: no limit is known, and there
-            is no forecast.
+            least 1, as an int or like `"16 GiB"`. None, the default: no limit is known, so
+            there is no forecast.
         device_limit_bytes: the same for the device. None, the default: no limit is known.
         span_steps: how many steps a window has to cover before its shape counts, at least 1; 1,500
             by default. If memory has a period, for example an epoch, pass 2.5 times its length if
@@ -300,10 +301,10 @@ class LeakDetector:
         return [(name, series) for name, series in self._read() if name != "rss"]
 
     def _judged(self) -> tuple[int, str | None]:
-        """The grade, and the signal that decided; None where it is early or quiet.
+        """The grade, and the signal that decided; None if it is early or quiet.
 
-        Exact signals decide. Where they are quiet and the heap is among them, what rss grows by
-        lies between the blocks in use. Where nobody reads the heap, rss is all there is.
+        Exact signals decide. If they are quiet and the heap is among them, rss grows by free memory
+        between the blocks in use. If the heap is not read, rss decides alone.
         """
         grade, signal = QUIET, None
         for name, series in self._exact():

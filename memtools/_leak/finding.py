@@ -347,8 +347,8 @@ _ADVICE: tuple[tuple[_Fits, str], ...] = (
     ),
     (
         _named(r"(?i)queue"),
-        "{name} is filled faster than it is emptied: bound it (maxsize=...), so that whoever fills "
-        "it waits",
+        "{name} is filled faster than it is emptied: bound it (maxsize=...), so that its producer "
+        "waits",
     ),
     (
         lambda one: one.kind in _SEQUENCES and "gate" in one.holder.lower(),

@@ -13,9 +13,9 @@ in them. The blocks cover a series of any length in 2 KiB.
         |. x                             logarithm      .5
         +---early--|--late--             a finished warm-up, a full buffer   0
 
-Three windows end at the newest block. They cover 3/4, 1/2 and 1/4 of the blocks: the long one tells
-leaks from what slows down, the short ones see a late onset. The rules compare the figures of the
-windows with fixed thresholds; the detector counts how often in a row they hold.
+Three windows end at the newest block. They cover 3/4, 1/2 and 1/4 of the blocks: the long one
+distinguishes leaks from what slows down, and the short ones see a late onset. The rules compare the
+figures of the windows with fixed thresholds; the detector counts how often in a row they hold.
 """
 
 from __future__ import annotations
@@ -354,7 +354,7 @@ def lasts(windows: Windows, bar: float, span: float, length: float, slack: float
         span: how many steps a window must cover before its shape says anything.
         length: of a block, in steps.
         slack: by how much it may slow down; 0, the default: a straight line or steeper, as exactly
-            as can be told.
+            as the error allows.
     """
     long, middle, short = windows
 

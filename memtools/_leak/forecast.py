@@ -8,7 +8,7 @@
 The error of the slope s alone makes an interval far too narrow (59 % instead of 90), so u is 2.5
 standard errors and a tenth of the slope, of few readings more. lo also expects the highest
 excursion above the line and its largest jump once more. It holds if the program goes on as it is:
-what will be loaded later no series can tell.
+no series shows what will be loaded later.
 """
 
 from __future__ import annotations

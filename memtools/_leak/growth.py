@@ -118,8 +118,8 @@ def _knee(points: Sequence[tuple[int, float]]) -> int:
     """The number of the point from which on the points lie on a line of their own, beside the one
     through those before; 0 where one line through all of them is as good.
 
-    What is left over of each tells noise from a bend: two lines always leave less, but for less
-    than one time in a thousand not so much less by chance alone.
+    Two lines always fit better than one. They count as a bend if chance alone would make the fit so
+    much better less than once in a thousand times.
     """
     best, knee, free = CHANGED, 0, len(points) - 4
     if free < 1:

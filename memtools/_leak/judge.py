@@ -49,7 +49,7 @@ class Thresholds:
     growth of the part, which includes what malloc adds."""
 
     most_explained_exactly: float = 1.5
-    """The same where the growth is exact: it tells more than what objects are taken to weigh."""
+    """The same if the growth is exact: it says more than an estimate of what objects weigh."""
 
     exact: float = 0.02
     """Growth is exact if its standard error is at most this share of it."""

@@ -207,7 +207,7 @@ class Ledger:
         Args:
             paces: bytes a step by which each part of memory grows now.
 
-        Returns whether something has become so much faster that somebody else may hold it.
+        Returns whether something has become so much faster that another object may hold it.
         """
         is_another = False
         for part, now in paces.items():

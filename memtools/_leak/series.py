@@ -144,7 +144,7 @@ class Looks:
 
     @property
     def since(self) -> int:
-        """The step from which on the points tell how something grows now."""
+        """The step from which on the points show how something grows now."""
         return since_of(self.steps, self.step)
 
     def pace(self, name: str) -> float:
@@ -159,7 +159,7 @@ class Looks:
             signal = "python" if self.pace("python") > self.pace("heap") else "heap"
         grade, since, begun = self.grades.get(name, "quiet"), rises[0] if rises else None, 0.0
         at, tested = self.tested.get(name, (0, 0.0))
-        # What has begun since the look before is in one point alone: the leak test tells it.
+        # What has begun since the look before is in one point alone: the leak test has it.
         newest = self.steps[-2] if len(self.steps) > 1 else math.inf
         if at > max(self.since, newest - THRESHOLDS.confirmed_steps):
             since, begun = at, max(0.0, tested - pace.rate)
@@ -177,7 +177,7 @@ class Looks:
         declared: tuple[float, str] = (0.0, ""),
         seconds: float | None = None,
     ) -> Evidence:
-        """All that the judge is told. The arguments are fields of Evidence."""
+        """Everything that the judge reads. The arguments are fields of Evidence."""
         return Evidence(
             use=self._use(holders),
             beside={name: self.part(name) for name in OF_CENSUS[1:]},

@@ -309,7 +309,7 @@ class MemoryMonitor:
             run.log.event(kind, body, **details)
 
     def step(self, n: int = 1) -> None:
-        """Tell the monitor that a step has ended, or several.
+        """Report that a step has ended, or several.
 
         On the main thread this is the safe point: callbacks and guards act here, and the leak test
         reads memory. On other threads the steps are counted, and nothing else. `step(0)` is a safe
@@ -317,7 +317,7 @@ class MemoryMonitor:
         while the monitor is not running.
 
         Args:
-            n: how many steps have ended, 0 to 2**48; 1 by default.
+            n: the number of steps that have ended, 0 to 2**48; 1 by default.
 
         Raises HostMemoryPressure or DeviceMemoryPressure if a guard or a callback asks for it,
         ValueError if `n` is out of its range.

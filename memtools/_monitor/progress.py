@@ -31,7 +31,7 @@ LEAST_READINGS, MOST_READINGS = 16, 40  # The rate and the noise are taken from 
 LEAST_TICKS = 4  # A window has at least so many ticks: what is made and dropped must come and go.
 USUAL_TICKS = 15  # It has so many if what is in use rises evenly, ...
 MOST_TICKS = 50  # ... and never more than these.
-LEAST_PROBE = 5  # The first so many ticks tell how slow the program gets.
+LEAST_PROBE = 5  # At least so many first ticks show how slow the program gets.
 #: Memory in use must grow by so many times its noise in each half of a window. A lump that is kept
 #: from time to time is noise as well: both halves have one of them.
 ABOVE_NOISE = 4.0
@@ -154,7 +154,7 @@ class Progress:
 
     @property
     def probe(self) -> int:
-        """How many ticks tell how slow the program gets. The first of them does not count."""
+        """The number of ticks that measure how slow the program gets. The first does not count."""
         return max(LEAST_PROBE, (self.least_ticks or MOST_TICKS) // 2 + 1)
 
     def affordable(self, ticks: int, probed: int, tables: int) -> int | None:

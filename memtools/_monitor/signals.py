@@ -27,8 +27,8 @@ from memtools._base import devices as cuda_devices
 from memtools._base.limits import limits_of_process
 from memtools._blocks.reports import HostBlocks
 
-EACH_READING = 16  # units from one reading to the next, as long as costs stay what they were
-FEED_NS = 2_500  # that the test takes for a value
+EACH_READING = 16  # A reading is so many units after the last, as long as its cost stays equal.
+FEED_NS = 2_500  # The leak test takes so long for a value.
 
 #: signals that torch counts anyhow, to the byte: a reading of them takes less than 1 us
 COUNTED = ("device", "tensors")
@@ -70,9 +70,9 @@ class Signal:
         return self._newest
 
     def rest(self, now: int, took_ns: int, pause: int) -> None:
-        """A reading has taken so long: read again after so many times that. What takes more than
-        twice as long as the one before was interrupted by another program, most likely, and is no
-        measure; if it stays so slow, the next ones tell."""
+        """Wait after a reading that took `took_ns` for `pause` times that. A reading that takes
+        more than twice as long as the one before was most likely interrupted by another program, so
+        it counts as twice as long. If readings stay so slow, the next ones count in full."""
         most = 2 * self.recent_ns or took_ns
         self.recent_ns = max(1, min(took_ns, most))
         self.due = now + pause * self.recent_ns
@@ -110,7 +110,7 @@ class Signal:
 
 
 def python_bytes() -> int:
-    """Bytes of the interpreter's own blocks; where it tells their number only, about."""
+    """Bytes of the interpreter's own blocks; an estimate if it reports only their number."""
     size = _core._python_bytes()
     return 64 * sys.getallocatedblocks() if size is None else size
 
@@ -135,7 +135,7 @@ def signals_of(
         return size
 
     signals = [
-        # Resident bytes, less what pools map more than once: forks of a cache are no growth.
+        # Resident bytes, less what pools map more than once: forks of a cache are not growth.
         Signal("rss", figure(_core.READ_RSS, "process")),
         Signal("heap", figure(_core.READ_HEAP, "heap_used")),
         Signal("python", python_bytes),

@@ -241,7 +241,7 @@ class TraceWindow:
         probe_s: seconds that the first step may take with tracemalloc. Default: LONGEST_S.
         heap: lines of the C heap, which are then all that is traced, because what other sources
             allocate at a line is part of the heap. None, the default: the other sources.
-        probe: steps that tell how slow it gets, at least 1; 1 by default.
+        probe: steps that measure how slow the program gets, at least 1; 1 by default.
         parts: what lives is read after each of so many parts of the window, at least 2; 2 by
             default. With more than two, a place whose blocks become less in between does not grow.
     """

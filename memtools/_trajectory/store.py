@@ -423,8 +423,8 @@ class TrajectoryStore:
         self._require_own(call)
         samples = {each.field.samples for each in given}
         if len(samples) > 1:
-            told = ", ".join(f"{each.field.name} {each.field.samples}" for each in given)
-            raise ValueError(f"{call} was given fields of different numbers of samples: {told}")
+            sizes = ", ".join(f"{each.field.name} {each.field.samples}" for each in given)
+            raise ValueError(f"{call} was given fields of different numbers of samples: {sizes}")
         if call == "append()":
             self._check_pace(given)
         new = [each.field for each in given if each.is_new]
@@ -561,12 +561,12 @@ class TrajectoryStore:
     def _warn_of_graphs(self, last: list[torch.Tensor]) -> None:
         """Say once that samples came with their graphs, when a rollout is complete."""
         over_time = [field for field in self._fields.values() if field.kind != "samples"]
-        told = [
+        carrying = [
             f"{field.with_graph} of {field.count} entries of {field.name}"
             for field in self._fields.values()
             if field.with_graph
         ]
-        if not told or not over_time or any(field.count < field.length for field in over_time):
+        if not carrying or not over_time or any(field.count < field.length for field in over_time):
             return
         self._warned = True
         self._graph_bytes = graph_bytes(last)
@@ -576,7 +576,7 @@ class TrajectoryStore:
         logger.warning(
             "%s carried a graph%s; the store keeps the values alone, and the graph lives as long "
             "as the program keeps such a tensor: sample under torch.no_grad()",
-            " and ".join(told),
+            " and ".join(carrying),
             held,
         )
 
@@ -864,17 +864,17 @@ class TrajectoryStore:
         absent = self._absent()
         if not lacking and not absent:
             return
-        told = [
+        missing = [
             f"{field.name} was not put()"
             if field.kind == "samples"
             else f"{field.name} has {field.count} of {field.length} entries"
             for field in lacking
         ]
-        told += [f"{name} is named in states or dtype and did not come" for name in absent]
+        missing += [f"{name} is named in states or dtype and did not come" for name in absent]
         hint = ""
         if any(field.kind == "states" and field.length == field.count + 1 for field in lacking):
             hint = "; a state has one before the first step as well"
-        raise ValueError(f"{call} needs a whole rollout: {', '.join(told)}{hint}")
+        raise ValueError(f"{call} needs a whole rollout: {', '.join(missing)}{hint}")
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Raises TypeError, in copy.copy(), copy.deepcopy() and pickle."""

@@ -122,8 +122,8 @@ class ByteCache(MutableMapping[Any, Any]):
             least 16 MiB. It is found when a process first needs it: to keep a value, or to say it.
         size: called with a value, returns its bytes; the limit counts just that. None, the default,
             counts `size_of(value)`, the key, and what an entry takes itself.
-        typed: whether a decorated function tells arguments apart that are equal and of different
-            types, such as 3 and 3.0; False by default.
+        typed: whether equal arguments of different types, such as 3 and 3.0, have entries of their
+            own in a decorated function; False by default.
         name: what reports of a Budget call it; "ByteCache" by default.
 
     Raises TypeError if an argument has another type, ValueError if `limit` is not written like a

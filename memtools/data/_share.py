@@ -1,5 +1,4 @@
-"""What the job may use of the host's memory, and the bytes of it that a cache in this process may
-have where nobody says how many."""
+"""The share of the host's memory that a cache in this process may use if it is given no limit."""
 
 from __future__ import annotations
 
@@ -8,21 +7,19 @@ import sys
 
 from memtools._base.limits import job_limit, lowest_limit_of_process
 
-#: the part of the job's memory that the caches of all its workers have together
-PART = 4
-#: what is left to a cache on a machine whose memory is unknown, or very small
-SMALLEST = 16 * 2**20
+PART = 4  # The caches of all workers together get this part of the job's memory.
+SMALLEST = 16 * 2**20  # A cache gets at least so much, also if the machine's memory is unknown.
 
 
 def workers() -> int:
-    """How many DataLoader workers this process is one of; 1 outside of a worker."""
-    data = sys.modules.get("torch.utils.data")  # where it is not loaded, this is not a worker
+    """The number of workers of this process's DataLoader; 1 outside of a worker."""
+    data = sys.modules.get("torch.utils.data")  # If it is not loaded, this is not a worker.
     info = None if data is None else data.get_worker_info()
     return 1 if info is None else max(1, info.num_workers)
 
 
 def local_ranks() -> int:
-    """How many ranks torchrun started on this machine; 1 without it."""
+    """The number of ranks that torchrun started on this machine; 1 without it."""
     text = os.environ.get("LOCAL_WORLD_SIZE", "")
     return max(1, int(text)) if text.isdecimal() else 1
 

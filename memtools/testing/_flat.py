@@ -36,7 +36,8 @@ def assert_flat(
     waits for the collector is not growth, nor is memory that is taken once, memory that is given
     back, or a cache that is full by the end. The message names the holder of what grows, with its
     path, and says what to do about it. The test takes at most 1 s beyond the steps; where memory
-    grows, looks at the heap come on top. docs/guides/testing.md says what it can tell apart.
+    grows, looks at the heap come on top. docs/guides/testing.md says what it
+    distinguishes.
 
     Args:
         step: a function that is called without arguments. Its result is dropped, and its exceptions

@@ -189,7 +189,7 @@ print({name: (s.value, s.source) for name, s in values.items()}, arenas(12))
 
 
 def test_an_account_that_is_none() -> None:
-    with pytest.raises(ValueError, match="tells of no heap: '<x/>'"):
+    with pytest.raises(ValueError, match="reports no heap: '<x/>'"):
         malloc.read_heap("<x/>")
 
 

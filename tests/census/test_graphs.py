@@ -174,7 +174,7 @@ def test_references_of_c_code_are_said_as_such():
     (group,) = [g for g in growth.groups if g.kind.shape == (3, 7)]
     (holder,) = growth.holders(group)
     assert holder.kind == "C code"
-    assert holder.path == "C code (64 references nobody on the Python heap holds)"
+    assert holder.path == "C code (64 references that no Python object holds)"
     assert holder.new_objects == N
     for address in addresses:
         ctypes.pythonapi.Py_DecRef(ctypes.cast(address, ctypes.py_object))

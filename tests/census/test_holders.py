@@ -429,7 +429,7 @@ def test_a_list_of_a_class_with_methods_of_its_own_is_taken_as_it_is() -> None:
 
 @pytest.mark.parametrize(("steps", "error"), [(0, ValueError), (-1, ValueError), ("2", TypeError)])
 def test_steps_that_cannot_be_are_refused(steps: Any, error: type[Exception]) -> None:
-    with pytest.raises(error, match="steps is"):
+    with pytest.raises(error, match="steps must be"):
         memtools.holder_of([bytearray(9)], steps=steps)
 
 

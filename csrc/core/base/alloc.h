@@ -23,8 +23,8 @@ extern const mt_alloc mt_alloc_libc;
 void *mt_alloc_zeroed(const mt_alloc *mem, size_t count, size_t size);
 
 /* An array of *room items of `size` bytes (NULL where *room is 0) with room for `need` of them: the
- * block itself, or one of twice the room in its place, whose new items are zeros. NULL when there
- * is no memory; block and *room are then as they were. pre: need > 0. */
+ * block itself, or one of twice the room in its place, whose new items are zeros. NULL without
+ * memory; block and *room are then as they were. pre: need > 0. */
 void *mt_alloc_grown(const mt_alloc *mem, void *block, size_t *room, size_t need, size_t size);
 
 #endif

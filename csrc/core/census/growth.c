@@ -44,7 +44,7 @@ mt_growth_fini(mt_growth *g)
 
 /* --- rows ------------------------------------------------------------------------------------- */
 
-/* Addresses and places are keys of one table: the lowest bit tells them apart. */
+/* Addresses and places are keys of one table: the lowest bit distinguishes them. */
 static uint64_t
 key_of(uint64_t word, unsigned is_place)
 {

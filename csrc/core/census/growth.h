@@ -62,7 +62,7 @@ typedef struct mt_growth_watch {
 } mt_growth_watch;
 
 typedef struct mt_growth_row {
-    uint64_t key; /* of an address or a place; 0 is no key */
+    uint64_t key; /* of an address or a place; 0: there is none */
     uint64_t length, bytes;
     uint32_t watch; /* MT_GROWTH_NONE: it never gained */
 } mt_growth_row;

@@ -434,8 +434,7 @@ look_at_cadence(mt_policy *p, unsigned clock, uint64_t now)
     }
 }
 
-/* An action that waits to be judged is judged before it is asked for once more: it may turn out to
- * be backed off. */
+/* An action that waits to be judged is judged before its next run, because it may be backed off. */
 static void
 look_at_memory(mt_policy *p, unsigned clock, uint64_t now, const mt_sample *x, mt_limit limit)
 {

@@ -25,7 +25,7 @@
  *             pressure fell 5 % below its mark and came again, there is something new to find out,
  *             so that back-off does not count.
  *   paying    freeing 1 % of the total that its result states, of the host's or the devices'. What
- *             may grow back is judged by what is still away 4 ticks later, or when the action is
+ *             may grow back is judged by what is still free 4 ticks later, or when the action is
  *             due again.
  *   back-off  from the second time in a row that an action does not pay, each doubles the multiples
  *             of its cadences and its rest, up to 64 times; one that pays ends it. `strict` keeps

@@ -417,7 +417,7 @@ make_resident(mt_kvpool *pool, mt_kvslot *extent, size_t place, mt_error *err)
     return MT_OK;
 }
 
-/* Nobody else's addresses show the block from now on. pre: it is in no view. */
+/* From now on only the addresses of this slot show the block. pre: it is in no view. */
 static void
 leave_to(mt_kvpool *pool, size_t slot, size_t place, uint32_t block)
 {

@@ -86,7 +86,7 @@ size_t mt_kvpool_trim(mt_kvpool *pool, size_t target_bytes);
 void mt_kvpool_await(mt_kvpool *pool);
 
 /* Whether `rows` more sequences of `tokens` tokens would fit the ledger now, with `shared` leading
- * tokens of them stored once, after everybody gave back what is idle. */
+ * tokens of them stored once, if all members gave back what is idle. */
 bool mt_kvpool_would_fit(mt_kvpool *pool, size_t rows, size_t tokens, size_t shared);
 
 /* What the pool does with its store next follows this stream (device pools). */

@@ -13,8 +13,8 @@
 
 /* --- what is in sight --- */
 
-/* One place of a unit maps the block and is in sight, or is no more. A block has as many sights as
- * it has units before it counts as mapped again. */
+/* Counts that one more place of a unit, or one fewer, maps the block and is in sight. A block counts
+ * as mapped again from more sights on than it has units. */
 static void
 count_sight(mt_kvpool *pool, uint32_t mapped, bool more)
 {
@@ -284,9 +284,9 @@ map_changes(mt_kvpool *pool, mt_kvslot *s, size_t unit, unit_maps m, mt_error *e
 }
 
 /* Whether the pool may have so many map areas. The process has one limit for all that it maps, so
- * the system is asked what is left, a quarter of which is this pool's until it asks again: others
- * may be at it as well. Asking takes milliseconds where there are many, so a refusal stands for
- * some time. */
+ * this reads from the system what is left. A quarter of that is this pool's until the next reading,
+ * as others may map, too. A reading takes milliseconds if there are many areas, so a refusal stands
+ * for some time. */
 static bool
 may_have(mt_kvpool *pool, size_t maps)
 {
@@ -749,11 +749,11 @@ mt_kvmap_unmap_idle(mt_kvpool *pool)
 
 /* --- the end of a row, the end of a block --- */
 
-/* Whether the place of a row that is over must be settled: what code wrote there is in no block, or
- * may be, and stays with the addresses; or a row, or other addresses, its window's too, have the
- * block as well. */
+/* Whether what the place of a finished row shows must be dropped: code may have written there what
+ * is in no block and would stay with the addresses; or another row, or other addresses such as the
+ * window's, have the block as well. */
 static bool
-must_settle(const mt_kvpool *pool, const mt_kvslot *s, size_t unit, size_t place)
+must_reset(const mt_kvpool *pool, const mt_kvslot *s, size_t unit, size_t place)
 {
     uint32_t mapped = mt_kvslot_mapped(pool, s, unit, place);
     bool is_block = mt_kvmapped_is_block(mapped);
@@ -766,9 +766,9 @@ must_settle(const mt_kvpool *pool, const mt_kvslot *s, size_t unit, size_t place
     return b->refs > 0 || b->sights > pool->geom.units;
 }
 
-/* Settles those places of the unit, and no others. */
+/* Drops what those places of the unit show. */
 static mt_status
-settle_unit(mt_kvpool *pool, mt_kvslot *s, size_t unit)
+reset_unit(mt_kvpool *pool, mt_kvslot *s, size_t unit)
 {
     const mt_kvgeom *g = &pool->geom;
     size_t end = mt_size_max(s->seen[unit], s->reach);
@@ -777,7 +777,7 @@ settle_unit(mt_kvpool *pool, mt_kvslot *s, size_t unit)
     for (size_t lo = 0, hi; st == MT_OK && lo < end; lo = hi + 1) {
         char *at = s->base + at_place(pool, unit, lo);
 
-        for (hi = lo; hi < end && must_settle(pool, s, unit, hi);)
+        for (hi = lo; hi < end && must_reset(pool, s, unit, hi);)
             hi++;
         for (size_t r = 0; st == MT_OK && hi > lo && r < g->unit_ranges; r++, at += g->range_bytes)
             st = pool->store.settle(pool->store.ctx, at, (hi - lo) * g->part_bytes, NULL);
@@ -788,7 +788,7 @@ settle_unit(mt_kvpool *pool, mt_kvslot *s, size_t unit)
 }
 
 static mt_status
-settle_slot(mt_kvpool *pool, mt_kvslot *s)
+reset_slot(mt_kvpool *pool, mt_kvslot *s)
 {
     mt_status st = pool->store.settle(pool->store.ctx, s->base, pool->geom.slot_bytes, NULL);
 
@@ -818,7 +818,7 @@ mt_kvmap_end_row(mt_kvpool *pool, size_t slot)
     if (!pool->store.lazy) return;
     for (size_t unit = 0; unit < pool->geom.units; unit++)
         for (size_t place = 0; place < mt_size_max(s->seen[unit], s->reach); place++)
-            if (must_settle(pool, s, unit, place))
+            if (must_reset(pool, s, unit, place))
                 must++;
             else
                 others += is_in_sight(pool, s, unit, place);
@@ -826,10 +826,10 @@ mt_kvmap_end_row(mt_kvpool *pool, size_t slot)
     if (!may_keep(pool, s))
         st = MT_EAGAIN;
     else if (others == 0)
-        st = settle_slot(pool, s);
+        st = reset_slot(pool, s);
     else
         for (size_t unit = 0; st == MT_OK && unit < pool->geom.units; unit++)
-            st = settle_unit(pool, s, unit);
+            st = reset_unit(pool, s, unit);
     if (st != MT_OK) unmap_idle_slot(pool, s);
 }
 
@@ -848,7 +848,7 @@ static void
 hide(mt_kvpool *pool, mt_kvslot *s, uint32_t block)
 {
     if (s->lease != NULL || !has_in_sight(pool, s, block)) return;
-    if (settle_slot(pool, s) != MT_OK) unmap_idle_slot(pool, s);
+    if (reset_slot(pool, s) != MT_OK) unmap_idle_slot(pool, s);
 }
 
 /* The block is nearly always in sight of its extent, and mostly of no other slot. */

@@ -101,8 +101,8 @@ copy_move(plan *p, move *m, mt_error *err)
     return st == MT_OK && m->fresh ? mt_kvblock_zero(pool, m->to, m->tokens, err) : st;
 }
 
-/* Goes through the moves, copying whatever can be without losing what a waiting move wants, until
- * none is left but rings; `dry`: copies nothing. */
+/* Copies each move whose target no waiting move needs as its source, until only rings are left;
+ * `dry`: copies nothing. */
 static mt_status
 copy_chains(plan *p, bool dry, mt_error *err)
 {

@@ -179,8 +179,8 @@ mt_kvpool_retry(mt_kvpool *pool, mt_kvtry *once, void *arg, mt_error *err)
         news = st == MT_OK || pool->notify_due;
         pool->notify_due = false;
         mt_lock_give(&pool->lock);
-        /* What it let go of may be room for others. A refused try that let go of nothing wakes
-         * nobody: who waits would wake itself. */
+        /* Other members may use what it released. A refused try that released nothing wakes no
+         * thread: a waiting one would wake itself. */
         if (news) mt_ledger_notify(mt_member_ledger(pool->member));
     } while (st == MT_ELIMIT && state_ask_others(pool, why.asked));
     if (st != MT_OK && err != NULL) *err = why;

@@ -12,10 +12,10 @@ typedef struct devprobe {
     size_t devices;
     uint64_t free[MT_SAMPLE_DEVICES], total[MT_SAMPLE_DEVICES];
     uint64_t asked_at[MT_SAMPLE_DEVICES]; /* 0: never */
-    uint64_t reserved[MT_SAMPLE_DEVICES]; /* when the driver was asked */
+    uint64_t reserved[MT_SAMPLE_DEVICES]; /* when the driver was read */
 } devprobe;
 
-/* The driver is asked again when its last answer is old, or the allocator has taken or given back
+/* Reads the driver again if its last figures are old, or the allocator has taken or given back
  * memory since. */
 static void
 devprobe_read_all(void *ctx, unsigned mask, mt_sample *out)

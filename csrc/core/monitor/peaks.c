@@ -66,7 +66,7 @@ now_once(mt_peaks *p)
 }
 
 /* The mark with each page counted once: the most that was in use since its reset, or 0 where that
- * is no more than `known`. Where pages are mapped more than once *exact is false: then it was at
+ * is at most `known`. Where pages are mapped more than once *exact is false: then it was at
  * least so much. */
 static uint64_t
 high_once(mt_peaks *p, uint64_t known, bool *exact)

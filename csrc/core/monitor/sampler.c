@@ -245,8 +245,8 @@ usual_wait_ns(progress *p, uint64_t steps, uint64_t now)
     return twice > WAITS_NS ? twice : WAITS_NS;
 }
 
-/* Callbacks and guards act in step(). Where a watermark was passed and the program does not call it
- * for a long time, the record says so, once: the program may be killed before anybody else can. */
+/* Callbacks and guards act in step(). If a watermark was passed and the program does not call step()
+ * for a long time, the record says so, once: the program may be killed before it can. */
 static void
 write_waiting(mt_sampler *s, uint64_t now)
 {

@@ -42,7 +42,7 @@ typedef struct mt_device_sample {
     uint64_t allocated_peak; /* the most that was allocated since the program last reset torch's
                               * peak; MT_UNKNOWN where unknown */
     uint64_t reserved;       /* that the allocator has from the driver */
-    uint64_t free;           /* that the driver would still give to anybody */
+    uint64_t free;           /* that the driver has left for all processes */
     uint64_t total;
     uint64_t inactive_split; /* reserved, not allocated, and in blocks that are partly in use */
 } mt_device_sample;

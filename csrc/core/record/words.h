@@ -1,8 +1,8 @@
 /* words.h -- 8-byte words of a region that a reader may see at any instant.
  *
  * Every store is seen after the ones before it: by another process that reads the same memory, and
- * by whoever reads it after the writer was killed, when all stores before some instruction have
- * been made and none after it. On x86 that is what a plain store does. */
+ * by a reader after the writer was killed. Then all stores before some instruction have been made,
+ * and none after it. On x86 a plain store does that. */
 #ifndef MT_RECORD_WORDS_H
 #define MT_RECORD_WORDS_H
 
@@ -24,7 +24,7 @@ mt_check_factor(size_t i)
 }
 
 /* The check of n words: it distinguishes words that were written together from a mixture of two
- * times. It is no protection against deliberate changes. */
+ * times. It does not protect against deliberate changes. */
 static inline uint64_t
 mt_words_check(const uint64_t *words, size_t n)
 {

@@ -35,7 +35,7 @@ typedef struct mt_cgroup {
     size_t stated_by; /* bytes of `dir` that are the group that states the limit, else the nearest
                        * one that counts */
     bool above;       /* v1: the limit is stated by an ancestor that is not mounted here */
-    bool pressure_of_host;              /* the group is the root: its pressure is everybody's */
+    bool pressure_of_host;              /* the group is the root: its pressure is the machine's */
     char dir[MT_PATH_ROOM];             /* this process's own group */
     char usage_path[MT_PATH_ROOM + 32]; /* "" when there is none */
     char stat_path[MT_PATH_ROOM + 32];

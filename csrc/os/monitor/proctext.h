@@ -60,7 +60,7 @@ typedef struct mt_cgroup_mount {
     bool v2;
 } mt_cgroup_mount;
 
-/* A line of /proc/self/mountinfo; false where it is no control-group file system. */
+/* A line of /proc/self/mountinfo; false if it is not a control-group file system. */
 bool mt_cgroup_mount_parse(mt_text line, mt_cgroup_mount *out);
 
 /* Writes a mountinfo field with its octal escapes ("\040") undone, and a final 0. False when it

@@ -428,8 +428,7 @@ look_at_mappings(mt_shm *s, const char *pid, bool self)
         while (text.len > 0 && text.at[text.len - 1] != '\n') /* cut: it comes with the next part */
             text.len--;
         if (text.len == 0)
-            text.len = (size_t)n; /* a line longer than the buffer, which is no mapping
-                                                  * of shared memory */
+            text.len = (size_t)n; /* a line longer than the buffer does not map shared memory */
         at += (off_t)text.len;
         while (mt_text_line(&text, &line)) {
             if (mt_mapping_parse(line, &m)) see_mapping(s, pid, self, m);
@@ -469,10 +468,10 @@ look_at_process(mt_shm *s, const char *pid, bool self)
 
 /* --- names ------------------------------------------------------------------------------------ */
 
-typedef enum owner { NOBODY, THE_JOB, OTHERS } owner;
+typedef enum owner { NO_PROCESS, THE_JOB, OTHERS } owner;
 
-/* By the pid in the names that torch and multiprocessing give. NOBODY where it has
- * ended. */
+/* By the pid in the names that torch and multiprocessing give. NO_PROCESS if it has ended, or the
+ * name has no pid. */
 static owner
 owner_of(const mt_shm *s, const char *name)
 {
@@ -491,9 +490,9 @@ owner_of(const mt_shm *s, const char *name)
             if (mt_children_pid(s->children, c) == pid) return THE_JOB;
         snprintf(process, sizeof process, "%" PRIu64, pid);
         return mt_proc_path(path, s->root, process, "") && s->sys->stat(path, &is) ? OTHERS
-                                                                                   : NOBODY;
+                                                                                   : NO_PROCESS;
     }
-    return NOBODY;
+    return NO_PROCESS;
 }
 
 /* A file of /dev/shm, by its path there: counts it where it is the job's. */
@@ -511,7 +510,8 @@ see_name(mt_shm *s, const char *name, const mt_file *is)
         at_path = place_of_path(s, hash);
         was_noted = at_path < s->paths_len && s->paths[at_path] == hash;
         ours = ours || (users && (by_name == THE_JOB || was_noted));
-        if (users && !ours && by_name == NOBODY && s->root[0] == 0) atomic_store(&saw_strays, true);
+        if (users && !ours && by_name == NO_PROCESS && s->root[0] == 0)
+            atomic_store(&saw_strays, true);
         if (ours && f == NULL) f = entry_of(s, is->inode);
         if (f != NULL) f->made = ours;
         ours = ours || (held && by_name != OTHERS);

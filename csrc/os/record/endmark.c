@@ -92,8 +92,8 @@ endmark_is_same(const struct sigaction *one, const struct sigaction *other)
     return one->sa_sigaction == other->sa_sigaction;
 }
 
-/* Where what is taken away is not what was there a moment ago, another thread has installed it
- * meanwhile: then it goes back. So the last one that anybody installed stays. */
+/* If the handler that it replaces is not the one of a moment ago, another thread has installed it
+ * meanwhile, and it is put back. So the newest handler of the program stays. */
 static void
 replace_default(int number, const struct sigaction *mine)
 {

@@ -39,7 +39,7 @@ new_ledger(mt_state *st, size_t limit, const char *name, mt_ledger *parent)
     return NULL;
 }
 
-/* None is no limit; memtools._base.size reads text and refuses other types. */
+/* None: there is no limit. memtools._base.size reads text and refuses other types. */
 static bool
 budget_bytes_of(PyObject *limit, size_t *out)
 {

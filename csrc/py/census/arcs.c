@@ -145,7 +145,7 @@ arcs_keep(look *l, arc *of, PyObject *op)
     return 0;
 }
 
-/* -1 without memory. The head of a list is no object. */
+/* -1 without memory. The head of a list is not an object. */
 static int
 arcs_see(look *l, const walker *w)
 {

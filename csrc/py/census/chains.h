@@ -8,7 +8,7 @@
  *                      └─ ... ─► dict     0   instance's dict, a tuple, a cell, a frame
  *
  * The head is the first link, as it is seen from the program's names: the variable that holds it
- * keeps all of them alive. A list of links is no chain: the walk finds each of them in the list,
+ * keeps all of them alive. A list of links is not a chain: the walk finds each of them in the list,
  * which is above none of the others. So are exceptions by __context__ and __traceback__, functions
  * by their closures, and iterators that go through iterators.
  *
@@ -36,7 +36,7 @@ typedef struct mt_chains {
     size_t n, cap;
 } mt_chains;
 
-/* The chains of a walk. Zeros are no chains. -1 without memory, and no error is set. */
+/* The chains of a walk. All zeros: there are none. -1 without memory, and no error is set. */
 int mt_chains_find(const mt_walk *walk, mt_chains *chains);
 void mt_chains_free(mt_chains *chains);
 

@@ -49,7 +49,7 @@ typedef struct mt_graphs {
 void mt_graphs_begin(mt_graphs *graphs, const mt_torch_ops *shim);
 
 /* Notes a tensor that was reached as a root where it has a graph, and a leaf where its .grad has
- * one; others are no roots and cost one call of the shim. Of two with the same grad_fn the one that
+ * one; others are not roots and cost one call of the shim. Of two with the same grad_fn the one that
  * was added first gets the nodes. -1 without memory, and no error is set.
  * pre: tensor is a torch.Tensor */
 int mt_graphs_add(mt_graphs *graphs, PyObject *tensor);

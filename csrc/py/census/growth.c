@@ -386,7 +386,7 @@ count_kept(look *l)
     }
 }
 
-/* The list or dict, which is no namespace, that holds a candidate; or SIZE_MAX. */
+/* The list or dict that holds a candidate and is not a namespace; or SIZE_MAX. */
 static size_t
 collection_of(const look *l, const candidate *c)
 {
@@ -423,7 +423,7 @@ take_together(look *l, const together *all, const size_t *of)
     }
 }
 
-/* Adds up those that lie in one collection, which is no candidate itself. of[i]: whose sum it is. */
+/* Adds up those that lie in one collection, which is not a candidate itself. of[i]: whose sum it is. */
 static void
 growth_add_up(const look *l, mt_ptrset *first, together *all, size_t *of)
 {

@@ -1,4 +1,4 @@
-/* place.c -- where in a container an object lies, by identity and without asking anybody's class.
+/* place.c -- where in a container an object lies, by identity and without calling code of a class.
  */
 #include "py/census/census.h"
 

@@ -42,7 +42,7 @@ target_of(const search *s, PyObject *op)
 }
 
 /* A visitproc; -1 without memory. A container that holds a target twice is one edge if it shows it
- * twice in a row, else two: whoever reads them counts different targets. */
+ * twice in a row, else two: the caller counts different targets. */
 static int
 referrers_visit(PyObject *op, void *arg)
 {

@@ -48,7 +48,7 @@ typedef enum way {
     BYTES,
     BYTEARRAY,
     BUFFER, /* shows its memory by the buffer protocol, in C */
-    STREAM, /* io.BytesIO: tells its size by a method of C */
+    STREAM, /* io.BytesIO: a method of C returns its size */
     MAP,    /* mmap.mmap */
     LEAF,   /* holds nothing */
     LIST,
@@ -124,7 +124,7 @@ mt_walk_place(uint64_t place, uint64_t slot)
 
 /* --- what objects are, by their type ---------------------------------------------------------- */
 
-/* The name of the module that defines a type, borrowed, or NULL where it is no plain str. */
+/* The name of the module that defines a type, borrowed, or NULL if it is not a plain str. */
 static PyObject *
 module_of(PyTypeObject *type)
 {

@@ -137,7 +137,7 @@ call_clear(const Managed *self, PyObject *const *args, Py_ssize_t n, PyObject *n
     return done == NULL ? -1 : 0;
 }
 
-/* A line beneath the exception's traceback; whatever goes wrong here is not worth more. */
+/* Adds a line below the exception's traceback. Errors here are dropped. */
 static void
 add_note(PyObject *error, PyObject *about)
 {

@@ -129,7 +129,7 @@ PyObject *mt_py_kvlease_update(PyObject *op, PyObject *const *args, Py_ssize_t n
 PyObject *mt_py_kvlease_advance(PyObject *op, PyObject *counts);
 /* views.c */
 PyObject *mt_py_kvlease_views(KVLease *self, size_t layer, size_t tokens, bool token_first);
-/* Tells autograd that what views show is not what it was. -1 with an error. */
+/* Reports to autograd that the views' values have changed. -1 with an error. */
 int mt_py_kvlease_changed(KVLease *self);
 /* The same, if the step writes where a view shows something already. Appending does not. */
 int mt_py_kvlease_overwrites(KVLease *self, size_t layer, const mt_kvstep *step);

@@ -390,7 +390,7 @@ recordwriter_is_open(const RecordWriter *self, const char *method)
 
 /* --- what is recorded --- */
 
-/* None is no reading. */
+/* None: there is no reading. */
 static int
 take_number(PyObject *given, const char *what, uint64_t *out)
 {

@@ -18,11 +18,11 @@ typedef struct mt_py_flats {
     const mt_torch_ops *shim; /* by which they were read */
 } mt_py_flats;
 
-/* Reads f->n tensors, or what their .grad is, to f->at. What is OTHER is no error. -1 with an error
+/* Reads f->n tensors, or what their .grad is, to f->at. OTHER is not an error. -1 with an error
  * of Python, and nothing held. pre: at and n are set; the tuple holds n torch.Tensor. */
 int mt_py_flat_read(mt_state *st, PyObject *tensors, bool of_grad, bool writing, mt_py_flats *f);
 
-/* Tells autograd that the flat ones are written to. -1 with an error. */
+/* Reports to autograd that the flat ones are written to. -1 with an error. */
 int mt_py_flat_written(const mt_py_flats *f);
 
 void mt_py_flat_drop(mt_py_flats *f);
