@@ -55,7 +55,7 @@ def _checked(name: str, value: Any) -> int:
     least, most = _RANGES[name]
     if not least <= value <= most:
         unit = "arenas" if is_count else "bytes"
-        raise ValueError(f"{name} is {least:,} to {most:,} {unit}, got {shown(value)}")
+        raise ValueError(f"{name} must be {least:,} to {most:,} {unit}, got {shown(value)}")
     return int(value)
 
 

@@ -70,7 +70,7 @@ def as_fraction(text: str, name: str) -> float:
 
 def _as_switch(text: str, name: str) -> bool:
     if text not in ("0", "1"):
-        raise ValueError(f"{name} is 0 (off) or 1 (on), got {text!r}")
+        raise ValueError(f"{name} must be 0 (off) or 1 (on), got {text!r}")
     return text == "1"
 
 

@@ -277,7 +277,7 @@ class H5Episodes:
         frame = index + len(self) if index < 0 else index
         if not 0 <= frame < len(self):
             raise IndexError(
-                f"index is below {len(self):,}, the frames of all, got {repr_of(index)}"
+                f"index must be below {len(self):,}, the frames of all episodes, got {repr_of(index)}"
             )
         episode = bisect.bisect_right(self._ends, frame)
         return episode, frame - self._ends[episode] + self._lengths[episode]
@@ -298,11 +298,11 @@ class H5Episodes:
         episode = any_whole_number("episode", episode)
         start = any_whole_number("start", start)
         if not 0 <= episode < self.num_episodes:
-            raise IndexError(f"episode is below {self.num_episodes}, got {repr_of(episode)}")
+            raise IndexError(f"episode must be below {self.num_episodes}, got {repr_of(episode)}")
         length = self._lengths[episode]
         if not 0 <= start < length:
             frames = f"{length}, the frames of the episode"
-            raise IndexError(f"start is below {frames}, got {repr_of(start)}")
+            raise IndexError(f"start must be below {frames}, got {repr_of(start)}")
         item = {path: self._rows(episode, path, start, start + 1)[0] for path in self.observations}
         if self._actions is not None:
             torch = bridge.connect().torch

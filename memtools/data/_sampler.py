@@ -117,7 +117,9 @@ class BudgetSampler:
         """
         done = self._given if done is None else whole_number("done", done, 0)
         if done > len(self):
-            raise ValueError(f"done is {done:,}, and the epoch has {len(self):,} batches")
+            raise ValueError(
+                f"done must be at most {len(self):,}, the batches of the epoch, got {done:,}"
+            )
         return {"epoch": self.epoch, "done": done, **self._settings()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -268,5 +270,5 @@ def _replicas(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
         return int(dist.get_world_size()), int(dist.get_rank())
     count, mine = whole_number("num_replicas", num_replicas), whole_number("rank", rank, 0)
     if mine >= count:
-        raise ValueError(f"rank is below num_replicas, got rank {mine:,} of {count:,}")
+        raise ValueError(f"rank must be below num_replicas, got rank {mine:,} of {count:,}")
     return count, mine

@@ -15,12 +15,16 @@ from tests.allocators.allocatorcases import MIB, program
 
 BAD = [
     ({}, ValueError, "name at least one setting"),
-    ({"arena_max": 0}, ValueError, "arena_max is 1 to 2,147,483,647 arenas, got 0"),
+    ({"arena_max": 0}, ValueError, "arena_max must be 1 to 2,147,483,647 arenas, got 0"),
     ({"arena_max": 2**31}, ValueError, "got 2,147,483,648"),
     ({"arena_max": "2"}, TypeError, "arena_max must be an int, got str"),
     ({"arena_max": True}, TypeError, "got bool"),
     ({"trim_threshold": -5}, ValueError, "trim_threshold must be at least 1 byte"),
-    ({"trim_threshold": "3 GiB"}, ValueError, "trim_threshold is 1 to 2,147,483,647 bytes, got 3"),
+    (
+        {"trim_threshold": "3 GiB"},
+        ValueError,
+        "trim_threshold must be 1 to 2,147,483,647 bytes, got 3",
+    ),
     ({"trim_threshold": 1.5}, TypeError, "trim_threshold must be an int"),
     ({"mmap_threshold": 4095}, ValueError, "4,096 to 33,554,432 bytes, got 4,095"),
     ({"mmap_threshold": "33 MiB"}, ValueError, "got 34,603,008"),

@@ -40,8 +40,8 @@ def test_an_empty_key_is_not_set() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
-        ("MEMTOOLS", "off", "MEMTOOLS is 0 (off) or 1 (on), got 'off'"),
-        ("MEMTOOLS_TRACE", "no", "MEMTOOLS_TRACE is 0 (off) or 1 (on), got 'no'"),
+        ("MEMTOOLS", "off", "MEMTOOLS must be 0 (off) or 1 (on), got 'off'"),
+        ("MEMTOOLS_TRACE", "no", "MEMTOOLS_TRACE must be 0 (off) or 1 (on), got 'no'"),
         ("MEMTOOLS_LIMIT", "12 apples", "MEMTOOLS_LIMIT must be a number of bytes or like"),
         ("MEMTOOLS_LIMIT", "0", "MEMTOOLS_LIMIT must be at least 1 byte, got '0'"),
         ("MEMTOOLS_GUARD", "95 %", "MEMTOOLS_GUARD is a share of the limit, above 0 and at most"),

@@ -63,9 +63,12 @@ def test_an_item_is_a_frame_and_the_next_actions_padded(image, cache, tmp_path):
     assert episodes.locate(9) == (0, 9)
     assert episodes.locate(-1) == (2, 11)
     for bad in (29, -30):
-        with pytest.raises(IndexError, match="index is below 29"):
+        with pytest.raises(IndexError, match="index must be below 29"):
             episodes.locate(bad)
-    for episode, start, said in ((3, 0, "episode is below 3"), (0, 10, "start is below 10")):
+    for episode, start, said in (
+        (3, 0, "episode must be below 3"),
+        (0, 10, "start must be below 10"),
+    ):
         with pytest.raises(IndexError, match=said):
             episodes.at(episode, start)
 

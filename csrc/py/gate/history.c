@@ -105,9 +105,10 @@ dtype_choice(const char *name)
     for (int dtype = 0; dtype < MT_DTYPE_COUNT; dtype++)
         if (mt_dtype_writable((mt_dtype)dtype) && strcmp(name, mt_dtype_name((mt_dtype)dtype)) == 0)
             return dtype;
-    mt_py_refuse_word("dtype is \"float64\", \"float32\", \"float16\", \"bfloat16\" or None for "
-                      "what comes",
-                      name);
+    mt_py_refuse_word(
+        "dtype must be \"float64\", \"float32\", \"float16\", \"bfloat16\" or None for "
+        "what comes",
+        name);
     return MT_DTYPE_COUNT;
 }
 
@@ -132,8 +133,9 @@ parse_config(mt_state *st, PyObject *args, PyObject *kwargs, mt_gatehist_config 
                                      &budget))
         return false;
     if (budget != Py_None && (ledger = mt_py_budget_ledger(st, budget)) == NULL) return false;
-    if ((trim_choice = choice("trim is \"half\" or \"oldest\"", trim, trims)) < 0) return false;
-    if ((keep_choice = choice("keep is \"all\" or \"topk\"", keep, keeps)) < 0) return false;
+    if ((trim_choice = choice("trim must be \"half\" or \"oldest\"", trim, trims)) < 0)
+        return false;
+    if ((keep_choice = choice("keep must be \"all\" or \"topk\"", keep, keeps)) < 0) return false;
     *c = (mt_gatehist_config){.max_entries = (size_t)max_entries.value,
                               .max_bytes = (size_t)max_bytes.value,
                               .trim = (mt_trim)trim_choice,

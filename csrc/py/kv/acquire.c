@@ -30,13 +30,14 @@ take_timeout(PyObject *given, double *seconds)
     *seconds = given == Py_None ? -1 : PyFloat_AsDouble(given);
     if (PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_OverflowError)) {
         PyErr_Clear();
-        PyErr_SetString(PyExc_ValueError, "timeout is in seconds, 0 or more, or None for no limit; "
-                                          "got an int that no float holds");
+        PyErr_SetString(PyExc_ValueError,
+                        "timeout must be at least 0 seconds, or None for no limit; "
+                        "got an int that no float holds");
         return false;
     }
     if (PyErr_Occurred()) return false;
     if (given == Py_None || *seconds >= 0) return true; /* not a NaN either */
-    PyErr_Format(PyExc_ValueError, "timeout is in seconds, 0 or more, or None; got %g", *seconds);
+    PyErr_Format(PyExc_ValueError, "timeout must be at least 0 seconds, or None, got %g", *seconds);
     return false;
 }
 

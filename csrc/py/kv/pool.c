@@ -59,7 +59,7 @@ config_of(const arguments *a, mt_kvconfig *out)
     bool head = strcmp(a->layout, "head") == 0;
 
     if (!head && strcmp(a->layout, "token") != 0)
-        mt_py_refuse_word("layout is \"head\" or \"token\"", a->layout);
+        mt_py_refuse_word("layout must be \"head\" or \"token\"", a->layout);
     else if (head && a->group.value != 1)
         PyErr_Format(PyExc_ValueError,
                      "layer_group of %zd goes with layout=\"token\"; layout=\"head\" takes 1",

@@ -300,13 +300,13 @@ mt_py_kvlease_layer(PyObject *op, PyObject *args, PyObject *kwargs)
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$sO:layer", names, &i, &layout, &tokens))
         return NULL;
     if (strcmp(layout, "BHTD") != 0 && strcmp(layout, "BTHD") != 0) {
-        mt_py_refuse_word("layout is \"BHTD\" or \"BTHD\"", layout);
+        mt_py_refuse_word("layout must be \"BHTD\" or \"BTHD\"", layout);
         return NULL;
     }
     if (mt_py_layer_read(self, i, &layer) < 0) return NULL;
     if (tokens != Py_None && !mt_py_whole_take(tokens, &count)) return NULL;
     if (count.value < 0)
-        return PyErr_Format(PyExc_ValueError, "tokens is 0 or more, got %zd", count.value);
+        return PyErr_Format(PyExc_ValueError, "tokens must be at least 0, got %zd", count.value);
     if (!mt_py_kvlease_enter(self)) return NULL;
     pair = layer_views(self, layer, (size_t)count.value, tokens == Py_None, layout[1] == 'T');
     mt_py_kvlease_leave(self);
