@@ -1,9 +1,9 @@
 /* errors.h -- an mt_status becomes a Python exception.
  *
  * Each status has one class of exception and one neutral sentence, here. A part that can say more,
- * because it knows the remedy or who holds the memory, words those statuses itself and leaves the
- * rest to mt_py_raise: mt_py_gatehist_raise, mt_py_kvpool_raise, mt_py_raise_record and, for
- * a file with a budget calls mt_py_raise_budget. */
+ * because it knows the remedy or which object holds the memory, raises those statuses itself and
+ * leaves the rest to mt_py_raise: see mt_py_gatehist_raise, mt_py_kvpool_raise and
+ * mt_py_raise_budget. MT_ESHAPE is raised by such parts only. */
 #ifndef MT_PY_BASE_ERRORS_H
 #define MT_PY_BASE_ERRORS_H
 
