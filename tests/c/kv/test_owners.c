@@ -117,27 +117,6 @@ forks_that_shrink_keep_what_they_wrote(void)
     rig_end(&g);
 }
 
-/* Code writes into an exposed row's extent in place, past the row's end. A block there is not for
- * another place of the row, though nothing else is free. */
-static void
-an_exposed_row_takes_no_block_of_its_extent_for_another_place(void)
-{
-    static rig g;
-    mlease *m;
-
-    begin(&g, RIG_LINUX, SIZE_MAX);
-    m = lend(&g, 0, 1, 0);
-    append(&g, m, BLOCK + 1);
-    CHECK(rig_expose(&g, m) == MT_OK);
-    CHECK(rig_fork(&g, &g.lease[1], m, 1, 0) == MT_OK);
-    append(&g, m, 1); /* the last block is shared, and copied */
-    for (size_t t = 2 * BLOCK; t < 4 * BLOCK; t++)
-        token_write(m->lease, 0, 0, t, 999);
-    m->row[0].scribbled = 4 * BLOCK;
-    rig_look_at_all(&g, true);
-    rig_end(&g);
-}
-
 /* The only idle block is one that a shorter row may show still: it leaves that, and the page goes
  * on to the other row. */
 static void
@@ -210,56 +189,6 @@ a_fork_in_the_extent_of_its_prompt_writes_to_itself_alone(void)
     rig_end(&g);
 }
 
-/* Each call of an update of forked rows fails in turn; then another lease takes what it gave back,
- * and the rows are written to where they had been mapped. */
-static void
-a_view_from_before_a_call_that_was_undone_reaches_nobody(void)
-{
-    for (long n = 0; n < 40; n++) {
-        static const size_t one[MODEL_ROWS] = {1, 1};
-        static rig g;
-        mlease *prompt, *group;
-
-        begin(&g, RIG_LINUX, SIZE_MAX);
-        prompt = lend(&g, 0, 1, 0);
-        append(&g, prompt, BLOCK + 2);
-        group = &g.lease[1];
-        CHECK(rig_fork(&g, group, prompt, 2, 0) == MT_OK);
-        rig_look(&g, group, 0, 2 * BLOCK, true);
-        rig_look(&g, group, 1, 2 * BLOCK, true);
-        rig_fail(&g, n);
-        (void)rig_update(&g, group, 0, one, true);
-        rig_fail(&g, -1);
-        append(&g, lend(&g, 2, 2, 0), 3 * BLOCK);
-        for (size_t row = 0; row < 2; row++)
-            token_write(group->lease, row, 0, BLOCK + 3, 999);
-        rig_look(&g, &g.lease[2], 0, 3 * BLOCK, true);
-        rig_look(&g, &g.lease[2], 1, 3 * BLOCK, true);
-        CHECK(mt_kvpool_check(g.pool));
-        rig_end(&g);
-    }
-}
-
-/* What is written past a row's end, where no page is, is not there for the next one. */
-static void
-writes_past_the_end_are_gone_with_the_lease(void)
-{
-    static rig g;
-    mlease *m;
-
-    begin(&g, RIG_LINUX, SIZE_MAX);
-    for (int round = 0; round < 3; round++) {
-        m = lend(&g, 0, 2, 0);
-        append(&g, m, round == 1 ? 0 : 1);
-        rig_look(&g, m, 0, 3 * BLOCK, true);
-        token_write(m->lease, 1, 0, 2 * BLOCK, 999);
-        if (round == 1) rig_fail(&g, 0);
-        rig_end_of(&g, m);
-        rig_fail(&g, -1);
-    }
-    rig_end(&g);
-}
-
 /* ---- at random ---- */
 
 /* As steps_one, but for code that advances over what it wrote into the views: here that is
@@ -327,12 +256,9 @@ main(void)
     RUN(a_reorder_shows_what_is_copied_and_not_what_was_written_before);
     RUN(a_reorder_drops_what_was_written_over_shared_tokens);
     RUN(forks_that_shrink_keep_what_they_wrote);
-    RUN(an_exposed_row_takes_no_block_of_its_extent_for_another_place);
     RUN(an_idle_block_in_an_old_view_is_taken_before_a_new_page);
     RUN(rows_that_shrank_leave_the_process_its_mappings);
     RUN(a_fork_in_the_extent_of_its_prompt_writes_to_itself_alone);
-    RUN(a_view_from_before_a_call_that_was_undone_reaches_nobody);
-    RUN(writes_past_the_end_are_gone_with_the_lease);
     RUN(no_old_view_reaches_what_is_another_rows);
     CHECK_DONE();
 }
