@@ -217,7 +217,7 @@ $(OUT)/fuzz/%: tests/fuzz/%.c $(C_CORE) $(C_HEADERS) $(wildcard tests/fuzz/*.h) 
 
 # --- the rest --------------------------------------------------------------------------------------
 BENCHES := gate_history kv_cache monitor record leaks census looks sampler report monitor_leaks run share cleanup \
-    accumulate pressure cache loader flat flat_beside peak allocators symptoms leakset trajectory
+    accumulate pressure cache loader flat_beside peak allocators symptoms leakset trajectory
 RUNS ?= 1
 # A benchmark's module by its name: kv_cache is benchmarks.kv.kv_cache.
 BENCH_MODULE = $(subst /,.,$(basename $(wildcard benchmarks/*/$(1).py)))

@@ -9,13 +9,12 @@
     memray        @pytest.mark.limit_leaks of pytest-memray, by location; pip install pytest-memray
 
 Each way is a session of pytest of its own, with a test for each loop, seed and leak; all but the
-first allow the same bytes a step. What a way costs is the processor's time of its session beyond
-that of the plain one, by test.
+first allow the same bytes a step. The cost of a way is the processor time of its session beyond
+that of the plain one, divided by the tests.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import importlib.util
 import os
@@ -31,12 +30,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kit.harness import Json, environment, table
+import numpy as np
+
+from benchmarks.kit.harness import Json, arguments, environment, table
 from benchmarks.kit.limits import finish
-from benchmarks.testing.flat import ALLOWED, STEPS, WARMUP, loops
 from memtools import _core
 from memtools.testing import assert_flat
 
+STEPS, WARMUP, ALLOWED = 200, 25, 1024
 WAYS = ("plain", "assert_flat", "rss", "tracemalloc", "memray")
 NOT_INSTALLED = "pytest-memray is not installed"
 Case = tuple[str, int, str, int]  # loop, seed, what is leaked at each step, bytes allowed
@@ -44,8 +45,6 @@ Case = tuple[str, int, str, int]  # loop, seed, what is leaked at each step, byt
 LEAKS = (("2 KiB of bytes", 1024), ("1 KiB of bytes", 512), ("a tensor of 2 KiB", 1024))
 #: of each loop without a leak, and with one of each kind
 RUNS = (5, 2)
-#: a loop that keeps its newest batch, of up to 4 MiB, beside those of flat.py
-NEWEST = "newest"
 
 #: the file that pytest runs, in a folder of its own
 TESTS = """
@@ -64,9 +63,45 @@ def test_loop(case):
 """
 
 
+def loops(rng: random.Random) -> dict[str, Callable[[], object]]:
+    """Steps that leak nothing: of the interpreter, of NumPy and of torch."""
+    import torch
+
+    net = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 32))
+    adam = torch.optim.AdamW(net.parameters())
+    ring: dict[int, bytes] = {}
+    batch, calls = [bytearray()], iter(range(1 << 30))
+
+    def train(rows: int = 16) -> None:
+        x = torch.randn(rows, 32)
+        (net(x) - x).square().mean().backward()
+        adam.step()
+        adam.zero_grad()
+
+    def cycles() -> None:
+        cycle: list[object] = [bytes(rng.randrange(20_000))]
+        cycle.append(cycle)
+
+    def fills() -> None:
+        ring[next(calls) % 60] = bytes(4000)
+
+    def newest() -> None:
+        batch[0] = bytearray(rng.randrange(4 << 20))
+
+    return {
+        "objects": lambda: [{"a": [n], "b": str(n)} for n in range(rng.randrange(300))],
+        "arrays": lambda: np.ones(rng.randrange(1, 50_000)).sum(),
+        "cycles": cycles,
+        "fills": fills,
+        "train": train,
+        "batches": lambda: train(rng.randrange(1, 400)),
+        "newest": newest,
+    }
+
+
 def cases(runs: int, leaking: int) -> list[Case]:
     """So many runs of each loop without a leak, and with one of each kind."""
-    names = [*loops(random.Random(0)), NEWEST]
+    names = list(loops(random.Random(0)))
     flat = [(name, seed, "", ALLOWED) for name in names for seed in range(runs)]
     return flat + [
         (name, seed, leak, allowed)
@@ -76,22 +111,12 @@ def cases(runs: int, leaking: int) -> list[Case]:
     ]
 
 
-def step_of(name: str, seed: int) -> Callable[[], object]:
-    """A step of a loop that leaks nothing."""
-    rng, newest = random.Random(seed), [bytearray()]
-
-    def keeps_the_newest() -> None:
-        newest[0] = bytearray(rng.randrange(4 << 20))
-
-    return keeps_the_newest if name == NEWEST else loops(rng)[name]
-
-
 def run(way: str, case: Case) -> None:
     """One test. Raises AssertionError where it finds growth; memray's plugin looks by itself."""
     import torch
 
     name, seed, leak, allowed = case
-    plain, kept = step_of(name, seed), list[object]()
+    plain, kept = loops(random.Random(seed))[name], list[object]()
     HELD.append(kept)  # a leak outlives its test
     made: dict[str, Callable[[], object]] = {
         "2 KiB of bytes": lambda: bytes(2048),
@@ -178,11 +203,7 @@ def _seconds() -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a few of the runs, to look at")
-    parser.add_argument("--only", choices=WAYS[1:])
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
+    options = arguments(__doc__).parse_args()
     facts = environment(1)
     rows = []
     for way in WAYS if options.only is None else ("plain", options.only):

@@ -422,7 +422,7 @@ def test_a_leak_is_found_however_dear_readings_are(
 def test_its_own_cost_is_a_few_collections_and_looks(
     name: str, collections: int, looks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And a reading for each step that is judged; benchmarks/testing/flat.py has the seconds."""
+    """And a reading for each step that is judged."""
     took: dict[str, int] = {"collections": 0, "looks": 0, "readings": 0}
 
     def counted(what: str, call: Callable[..., Any]) -> Callable[..., Any]:
