@@ -110,7 +110,7 @@ def read_section(seconds: float) -> Json:
         "allocator_settings()": statement("f()", f=allocator_settings),
     }
     rows = interleave(runners, 5, seconds=seconds, warm=1).summary("allocator_settings()")
-    print(timing_table(rows, "allocator_settings()"))
+    print(timing_table("read", rows))
     return {"rows": rows}
 
 

@@ -1,6 +1,6 @@
 """What a census costs beside the ways people look for what grew.
 
-    python -m benchmarks.census.census       # about two minutes; writes results/census.json
+    python -m benchmarks.census.census           # about two minutes; writes results/census.json
     python -m benchmarks.census.census --quick
 
 The process holds torch, transformers, a small BERT and records in plain Python: some 450,000
@@ -37,8 +37,6 @@ from benchmarks.kit.harness import (
     write_json,
 )
 from benchmarks.kit.limits import Limit, finish, number_limit
-from memtools import _core
-from memtools._base import torch as base_torch
 from memtools._census.growth import GrowthCensus
 
 OBJECTS = 450_000
@@ -46,7 +44,7 @@ OURS, FILTER = "memtools.census()", "gc.get_objects() + isinstance"
 GROWTH = "GrowthCensus.look()"
 ARRAYS = 600  # of NumPy, beside the objects
 MS = 1e6
-HISTORY = 2_000  # tensors in a list, as a leak has them
+HISTORY = 2_000  # tensors in a list, as in a leak
 
 
 class MoEBlock:
@@ -75,20 +73,6 @@ def by_isinstance() -> dict[Any, int]:
     return found
 
 
-def by_reporter() -> int:
-    """As pytorch_memlab's MemReporter does it: by storage, each tensor once."""
-    sizes: dict[int, int] = {}
-    for obj in gc.get_objects():
-        try:
-            if isinstance(obj, torch.Tensor) or (
-                hasattr(obj, "data") and torch.is_tensor(obj.data)
-            ):
-                sizes[obj.data_ptr()] = obj.numel() * obj.element_size()
-        except Exception:
-            continue
-    return sum(sizes.values())
-
-
 def by_objgraph() -> None:
     with redirect_stdout(io.StringIO()):
         objgraph.show_growth(limit=10)
@@ -98,17 +82,6 @@ def by_pympler() -> None:
     summarize: Callable[[object], object] = summary.summarize
     get_objects: Callable[[], object] = muppy.get_objects
     summarize(get_objects())
-
-
-def without_shim() -> memtools.Census:
-    """A census by torch's public attributes."""
-    bridge = base_torch.connect()
-    parts = base_torch.parts(torch)
-    _core._connect(*parts, None)
-    try:
-        return memtools.census()
-    finally:
-        _core._connect(*parts, bridge.shim.ops)
 
 
 GROWTH_CENSUS, STEPS = GrowthCensus(least_rate=1024), itertools.count()
@@ -122,9 +95,7 @@ def by_growth() -> None:
 WAYS: dict[str, Callable[[], Any]] = {
     OURS: memtools.census,
     GROWTH: by_growth,
-    f"{OURS}, without the shim": without_shim,
     FILTER: by_isinstance,
-    "MemReporter's loop": by_reporter,
     "objgraph.show_growth()": by_objgraph,
 }
 
@@ -142,8 +113,7 @@ def measure(seconds: float) -> Json:
     growth = memtools.census().diff(before)
     holders = interleave({"Growth.holders()": statement("look()", look=growth.holders)}, 1,
                          seconds=0, least=5).turns  # fmt: skip
-    text = str(growth.holders(steps=300)[0])
-    return {"turns": turns, "slow": slow | holders, "objects": objects, "holder": text}
+    return {"turns": turns, "slow": slow | holders, "objects": objects}
 
 
 def limits(samples: Any) -> list[Limit]:
@@ -167,17 +137,14 @@ def main() -> None:
     fast, slow = pooled(r["turns"] for r in results), pooled(r["slow"] for r in results)
     sections: Json = {
         "objects": [r["objects"] for r in results],
-        "holder": results[0]["holder"],
         "rows": fast.summary(FILTER),
         "slow": [
             {"name": name, "min_ns": slow.least(name), "median_ns": slow.median(name)}
             for name in slow.turns
         ],
     }
-    print(f"{results[0]['objects']:,} objects\n{timing_table(sections['rows'], FILTER)}\n")
-    for row in sections["slow"]:
-        print(f"{row['name']}: {row['min_ns'] / MS:.0f} / {row['median_ns'] / MS:.0f} ms")
-    print(f"{sections['holder']}\n")
+    print(timing_table(f"{results[0]['objects']:,} objects", sections["rows"]))
+    print(timing_table("slow", sections["slow"]))
     finish("census", options, environment(options.threads), sections, limits(fast))
 
 

@@ -1,7 +1,7 @@
 """What cleaning up costs a training loop, and what it keeps memory to: by hand and by a policy.
 
-    python -m benchmarks.cleanup.cleanup      # four minutes; writes results/cleanup.json
-    python -m benchmarks.cleanup.cleanup --quick      # one minute, to look at
+    python -m benchmarks.cleanup.cleanup           # four minutes; writes results/cleanup.json
+    python -m benchmarks.cleanup.cleanup --quick   # one minute; writes no JSON
     python -m benchmarks.cleanup.cleanup --only leak
 
 `update` trains the same steps of some 10 ms in processes that have imported torch and transformers:
@@ -9,7 +9,7 @@ by the usual decorator that collects and empties the cache at every 100th update
 Megatron-LM do; by a default CleanupPolicy, its decorator alone and within `with policy:`. In each,
 its updates alternate with those of the bare method, one by one. `leak` is a loop that leaves a
 cycle with a tensor behind at every update. `decorator` is a call of a method when nothing is due,
-`deciding` what a policy's core takes for a decision, `trim` malloc_trim on a heap full of holes.
+`deciding` a policy's look at memory, `trim` malloc_trim on a heap full of holes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FIRST, LEAKS = 100, 1_000  # updates: with what is done once, and of a turn
 
 
 class Loop:
-    """A process of loop.py, and all that it answered."""
+    """A process of loop.py, and its answers."""
 
     def __init__(self, way: str, kind: str) -> None:
         command = [sys.executable, str(HERE / "cleanup/loop.py"), way, kind]
@@ -43,7 +43,7 @@ class Loop:
         self.turns: list[Json] = []
 
     def __call__(self, n: int, pairs: bool = False) -> Json:
-        """Trains n updates, or pairs of one that way and a bare one; what that took."""
+        """Trains n updates, or pairs of one that way and a bare one; returns what that took."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         print("pairs" if pairs else "", n, file=self.process.stdin, flush=True)
@@ -73,9 +73,9 @@ def update(alone: int, pairs: int) -> Json:
 
 
 def train(way: str, alone: int, pairs: int) -> Json:
-    """What gc takes, and a policy to look and decide, is timed exactly; all else is compared with
-    the neighbour. The error is that of the median, by the spread of the middle half of the pairs.
-    """
+    """The time of gc, and of a policy's looks and decisions, is measured exactly; everything else
+    is compared with the neighbour. The error is that of the median, by the spread of the middle
+    half of the pairs."""
     loop = Loop(way, "update")
     first, long, last = loop(FIRST), loop(alone), loop(pairs, pairs=True)
     loop.end()
@@ -93,11 +93,9 @@ def train(way: str, alone: int, pairs: int) -> Json:
         "loss_by_median": middle / usual + gc + policy,
         "error": 0.93 * (high - low) / usual / len(own) ** 0.5,
         "first_gc_ms": first["gc_ns"] / 1e6,
-        "full_collects": long["full_collects"] - first["full_collects"],
         "peak": last["peak"],
         "losses": last["losses"],
         "objects": first["objects"],
-        "report": long.get("report"),
     }
 
 
@@ -135,14 +133,11 @@ def show_update(section: Json) -> None:
         for way in section["ways"]
     ]
     print(table(header, rows))
-    for way in section["ways"]:
-        if way["report"]:
-            print(f"\n{way['name']}:\n{way['report']}")
     print(flush=True)
 
 
 def leak(turns: int) -> Json:
-    """Each way after the other: what leaves cycles behind takes memory from the others too."""
+    """One way after the other, because a loop that leaks takes memory from the others too."""
     rows = []
     for way in WAYS:
         loop = Loop(way, "leak")
@@ -158,7 +153,6 @@ def leak(turns: int) -> Json:
                 "half_way_bytes": marks[len(marks) // 2 - 1],
                 "update_ns": statistics.median(turn["cpu_ns"] / LEAKS for turn in later),
                 "least_update_ns": min(turn["cpu_ns"] / LEAKS for turn in later),
-                "report": loop.turns[-1].get("report"),
             }
         )
     return {"updates": turns * LEAKS, "leaked_bytes": turns * LEAKS * (256 << 10), "ways": rows}
@@ -202,7 +196,7 @@ def update_limits(section: Json) -> list[Limit]:
 
 
 def leak_limits(section: Json) -> list[Limit]:
-    """Bounded: it neither grows with what is leaked nor goes on growing."""
+    """The peak is a small part of what was leaked, and does not rise in the second half."""
     rows = []
     named = {way["name"]: way for way in section["ways"]}
     for name in POLICY:
@@ -233,14 +227,12 @@ def main() -> None:
 
     if asked("decorator"):
         rows = decorator.costs(2 if quick else 8).summary("bare")
-        print(f"decorator: a call of a method, nothing due\n{timing_table(rows, 'bare')}\n")
+        print(timing_table("decorator: a call of a method, nothing due", rows))
         sections["decorator"] = rows
         held += decorator_limits(rows)
-    for name in ("deciding", "trim"):
+    for name, run in {"deciding": core.deciding, "trim": core.trim}.items():
         if asked(name):
-            sections[name] = getattr(core, name)(2 if quick else 5)
-            getattr(core, f"show_{name}")(sections[name])
-            held += getattr(core, f"{name}_limits")(sections[name])
+            sections[name] = run(2 if quick else 5)
     if asked("leak"):
         sections["leak"] = leak(2 if quick else 4)
         show_leak(sections["leak"])

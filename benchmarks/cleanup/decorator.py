@@ -15,7 +15,7 @@ CALLS = 5000  # in a turn
 
 
 def by_hand(function: Callable[..., Any]) -> Callable[..., Any]:
-    """As people write it: counts, and collects each so many updates, after an exception too."""
+    """As people write it: collects at every so many updates, also after an exception."""
 
     @functools.wraps(function)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -47,17 +47,10 @@ class Agent:
     hand = by_hand(bare)
 
 
-def costs(seconds: float = 5) -> Samples:
+def costs(seconds: float) -> Samples:
     """Nanoseconds a call, by turns: `bare`; `ours`, of a policy that watches memory as it does by
-    default; `clear`, with a list to be cleared too; `hand`. `least(name)`, `median(name)` and
-    `ratios("hand", "ours")` read them."""
+    default; `clear`, which also clears a list; `hand`."""
     agent = Agent()
     names = ("bare", "ours", "clear", "hand")
     runners = {name: statement(f"agent.{name}(None)", agent=agent) for name in names}
     return interleave(runners, CALLS, seconds=seconds, first=CALLS)
-
-
-if __name__ == "__main__":
-    found = costs()
-    for name in found.turns:
-        print(f"{name:6s} {found.least(name):7.1f} / {found.median(name):7.1f} ns")

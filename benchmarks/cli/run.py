@@ -125,7 +125,7 @@ def main() -> None:
     found = {"step, wall clock": wall, "step, CPU time": cpu, "an empty program": starts()}
     sections: Json = {name: samples.summary("python") for name, samples in found.items()}
     for name, rows in sections.items():
-        print(f"{name}\n{timing_table(rows, 'python')}\n", flush=True)
+        print(timing_table(name, rows), flush=True)
     held = limits(sections["step, wall clock"])
     finish("run", options, facts, sections, held)
 

@@ -90,7 +90,7 @@ def shown(content: Any) -> str:
     """A section as a table: timings beside the first, or a line for each figure."""
     rows = content if isinstance(content, list) else [content]
     if "median_ratio" in rows[0]:
-        return timing_table(rows, rows[0]["name"])
+        return timing_table("", rows)
     cells = [[key, *(readable(row[key]) for row in rows)] for key in rows[0]]
     return table(cells[0], cells[1:])
 

@@ -218,7 +218,7 @@ def main() -> None:
         given = ["--threads", str(threads), "--seconds", "3" if quick else "6"]
         samples = pooled(repeated(__file__, section, given, 1 if quick else 2))
         sections[title] = samples.summary(baseline)
-        print(f"{title}\n{timing_table(sections[title], baseline)}\n", flush=True)
+        print(timing_table(title, sections[title]), flush=True)
         return samples
 
     if "norm".startswith(wanted):

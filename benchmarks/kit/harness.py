@@ -40,6 +40,7 @@ RESULTS = HERE / "results"
 #: A benchmark writes its figures into these pages.
 WRITTEN = "docs/symptoms"
 CSRC = HERE.parent / "csrc"
+UNITS = (("s", 1e9), ("ms", 1e6), ("us", 1e3), ("ns", 1))
 CFLAGS = ("-O3", "-march=native", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror")
 #: The flags of the extension, for loops that call its C code.
 CORE_FLAGS = ("-std=gnu11", "-O3", "-shared", "-fPIC", "-flto", "-fvisibility=default", "-DNDEBUG",
@@ -260,32 +261,32 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(aligned(lines, range(1, len(header)), indent=""))
 
 
-def timing_table(rows: Iterable[Json], baseline: str) -> str:
-    """The rows of `Samples.summary` in microseconds, beside `baseline`."""
-    header = (
-        f"(x and + beside {baseline})",
-        "min us",
-        "median us",
-        "x of mins",
-        "median x",
-        "+ of mins",
-        "median +",
-    )
-    return table(
-        header,
-        (
-            (
-                row["name"],
-                f"{row['min_ns'] / 1e3:.3f}",
-                f"{row['median_ns'] / 1e3:.3f}",
-                f"{row['ratio_of_mins']:.3f}",
-                f"{row['median_ratio']:.3f}",
-                f"{row['difference_of_mins_ns'] / 1e3:+.3f}",
-                f"{row['median_difference_ns'] / 1e3:+.3f}",
-            )
-            for row in rows
-        ),
-    )
+def timing_table(title: str, rows: Sequence[Json]) -> str:
+    """The times of each way, and their ratios to the baseline if there is one, in Markdown. The
+    baseline has the ratio 1."""
+    base = next((row["name"] for row in rows if row.get("median_ratio") == 1), "")
+    lines = [
+        f"| {title} | least / median |" + (f" beside {base} |" if base else ""),
+        "| --- | --- |" + (" --- |" if base else ""),
+    ]
+    for row in rows:
+        line = f"| {row['name']} | {_time(row['min_ns'], row['median_ns'])} |"
+        if row["name"] == base:
+            line += " |"
+        elif base:
+            line += f" {_digits(row['ratio_of_mins'])} / {_digits(row['median_ratio'])} x |"
+        lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+def _time(least: float, median: float) -> str:
+    """Both in the unit of the first."""
+    unit, size = next((u, s) for u, s in UNITS if least >= s or s == 1)
+    return f"{_digits(least / size)} / {_digits(median / size)} {unit}"
+
+
+def _digits(number: float) -> str:
+    return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
 
 
 def arguments(description: str | None) -> argparse.ArgumentParser:

@@ -15,24 +15,22 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.kit.harness import RESULTS, Json
+from benchmarks.kit.harness import RESULTS, Json, timing_table
 from benchmarks.kit.limits import Limit, reached
 
 #: The benchmarks whose results have another name.
 BENCHES = {"run_share": "share"}
-UNITS = (("s", 1e9), ("ms", 1e6), ("us", 1e3), ("ns", 1))
 
 
 def tables(name: str, results: Path = RESULTS) -> str:
     """The tables of one benchmark, by the name of its results."""
     content = json.loads((results / f"{name}.json").read_text())
     runs = [run for run in content.get("runs", []) if run["limits"]]
-    found = [_limits(runs)] if runs else []
+    found = ["\n".join(_limits(runs))] if runs else []
     found += _times(name, content.get("sections", {}))
     if not found:
         return ""
-    head = _head(name, content["environment"], content["runs"])
-    return "\n".join("\n".join(lines) for lines in (head, *found))
+    return "\n".join(["\n".join(_head(name, content["environment"], content["runs"])), *found])
 
 
 def _head(name: str, facts: Json, runs: list[Json]) -> Iterator[str]:
@@ -58,41 +56,16 @@ def _limits(runs: list[Json]) -> Iterator[str]:
     yield ""
 
 
-def _times(name: str, sections: Json) -> Iterator[Iterator[str]]:
+def _times(name: str, sections: Json) -> Iterator[str]:
     """A table for each section in which ways of doing a thing stand side by side."""
     for title, found in sections.items():
         rows = found.get("rows") if isinstance(found, dict) else found
         if isinstance(rows, list) and all(map(_is_timed, rows)):
-            yield _times_of(name if title == "rows" else title, rows)
+            yield timing_table(name if title == "rows" else title, rows)
 
 
 def _is_timed(row: object) -> bool:
     return isinstance(row, dict) and {"name", "min_ns", "median_ns"} <= row.keys()
-
-
-def _times_of(title: str, rows: list[Json]) -> Iterator[str]:
-    """The baseline has the ratio 1; some sections have none."""
-    base = next((row["name"] for row in rows if row.get("median_ratio") == 1), "")
-    yield f"| {title} | least / median |" + (f" beside {base} |" if base else "")
-    yield "| --- | --- |" + (" --- |" if base else "")
-    for row in rows:
-        line = f"| {row['name']} | {_time(row['min_ns'], row['median_ns'])} |"
-        if row["name"] == base:
-            line += " |"
-        elif base:
-            line += f" {_digits(row['ratio_of_mins'])} / {_digits(row['median_ratio'])} x |"
-        yield line
-    yield ""
-
-
-def _time(least: float, median: float) -> str:
-    """Both in the unit of the first."""
-    unit, size = next((u, s) for u, s in UNITS if least >= s or s == 1)
-    return f"{_digits(least / size)} / {_digits(median / size)} {unit}"
-
-
-def _digits(number: float) -> str:
-    return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
 
 
 def _figures(row: Limit | None) -> str:

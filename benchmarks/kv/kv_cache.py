@@ -88,7 +88,7 @@ def shown(content: Any) -> str:
     """A section as a table: timings beside the first, or the figures of each row."""
     rows = content if isinstance(content, list) else content["at"]
     if "median_ratio" in rows[0]:
-        return timing_table(rows, rows[0]["name"])
+        return timing_table("", rows)
     return table([*rows[0]], ([f"{value:,}" if type(value) is int else str(value)
                                for value in row.values()] for row in rows))  # fmt: skip
 

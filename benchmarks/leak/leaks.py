@@ -221,7 +221,7 @@ def limits(sections: Json) -> list[Limit]:
 
 def shown(name: str, content: Json | list[Json]) -> str:
     if name == "cost":
-        return timing_table(content, RAMP)  # type: ignore[arg-type]
+        return timing_table(name, content)  # type: ignore[arg-type]
     if isinstance(content, list):
         names = [name for name in content[0] if name != "wanted"]
         return table(names, ([str(row[name]) for name in names] for row in content))

@@ -1,20 +1,15 @@
 """Costs of the memory monitor's readings and phases, beside the usual ways of taking them.
 
-`rss` is resident bytes alone, `sample` what a monitor reads each step, `phase` a stretch of code
-with its peak. `bare` ways are the same kernel files by a plain loop in C, with no parsing and no
-Python: what cannot be beaten. `cold` is a sample after 12 ms of pause, when what is kept for 10 ms
-is read anew. `slowdown` is what a Python loop costs while a peak is taken, also as transformers'
-Trainer does it: by a thread that never sleeps.
+`rss` is resident bytes alone, `sample` what a monitor reads at each step, `phase` a block of code
+with its peak. The `bare` ways read the same kernel files in a plain loop in C, without parsing and
+without Python: nothing can be faster.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
-import resource
-import threading
-import time
 from collections.abc import Callable
-from typing import Any
 
 import psutil
 
@@ -69,12 +64,9 @@ double mark(long times)
 }
 """
 PROBE = _core.Probe()
-PROCESS = psutil.Process()
 
 
 def bare(*paths: str) -> Runner:
-    import ctypes
-
     function = compiled(BARE).bare
     function.restype = ctypes.c_double
     three = [path.encode() for path in (*paths, "", "", "")[:3]]
@@ -82,8 +74,6 @@ def bare(*paths: str) -> Runner:
 
 
 def bare_mark() -> Runner:
-    import ctypes
-
     function = compiled(BARE).mark
     function.restype = ctypes.c_double
     return lambda n: checked(function(ctypes.c_long(n)))
@@ -91,7 +81,7 @@ def bare_mark() -> Runner:
 
 def checked(took: float) -> float:
     if took < 0:
-        raise SystemExit("a file that the bare loop reads is not there")
+        raise SystemExit("a file that the bare loop reads does not exist")
     return took
 
 
@@ -107,46 +97,14 @@ def rss() -> dict[str, Runner]:
     return {
         "Probe.rss()": statement("rss()", rss=PROBE.rss),
         "bare pread, C": bare("/proc/self/statm"),
-        "os.pread and split": statement(
-            "int(pread(fd, 128, 0).split()[1]) * 4096",
-            pread=os.pread,
-            fd=os.open("/proc/self/statm", os.O_RDONLY),
-        ),
-        "resource.getrusage (a peak)": statement("g(0).ru_maxrss", g=resource.getrusage),
-        "psutil memory_info().rss": statement("p.memory_info().rss", p=PROCESS),
-        "psutil.Process() each time": statement("P().memory_info().rss", P=psutil.Process),
+        "psutil memory_info().rss": statement("p.memory_info().rss", p=psutil.Process()),
     }
-
-
-def cold(read: Callable[[], Any]) -> Runner:
-    def run(n: int) -> float:
-        took = 0
-        for _ in range(n):
-            time.sleep(0.012)
-            start = time.perf_counter_ns()
-            read()
-            took += time.perf_counter_ns() - start
-        return float(took)
-
-    return run
-
-
-def pair() -> None:
-    PROCESS.memory_info()
-    psutil.virtual_memory()
 
 
 def sample() -> dict[str, Runner]:
     return {
         "Probe.read()": statement("read()", read=PROBE.read),
         "bare preads, C": bare(*usage_files()),
-        "Probe.read(), cold": cold(PROBE.read),
-        "psutil pair, cold": cold(pair),
-        "psutil memory_info, virtual_memory": statement("pair()", pair=pair),
-        "the same, Process() each time": statement(
-            "P().memory_info(); v()", P=psutil.Process, v=psutil.virtual_memory
-        ),
-        "psutil virtual_memory": statement("v()", v=psutil.virtual_memory),
     }
 
 
@@ -154,49 +112,6 @@ def phase() -> dict[str, Runner]:
     return {
         "enter and leave": statement("leave(enter('a'))", enter=PROBE.enter, leave=PROBE.leave),
         "bare reset and getrusage, C": bare_mark(),
-        "with both ends": statement(
-            "leave(enter('a', True))", enter=PROBE.enter, leave=PROBE.leave
-        ),
-        "psutil rss at both ends (no peak)": statement("r().rss; r().rss", r=PROCESS.memory_info),
-        "thread that never sleeps, started": lambda n: sum(spinning(lambda: 0) for _ in range(n)),
-    }
-
-
-def spinning(work: Callable[[], object]) -> float:
-    """Runs work beside a thread that reads psutil's rss without a pause; nanoseconds, all in."""
-    stop, peak = threading.Event(), [0]
-
-    def watch() -> None:
-        while not stop.is_set():
-            peak[0] = max(peak[0], PROCESS.memory_info().rss)
-
-    start = time.perf_counter_ns()
-    thread = threading.Thread(target=watch)
-    thread.start()
-    work()
-    stop.set()
-    thread.join()
-    return float(time.perf_counter_ns() - start)
-
-
-def busy() -> int:
-    return sum(i * i for i in range(200_000))
-
-
-def phased() -> float:
-    start = time.perf_counter_ns()
-    token = PROBE.enter("busy")
-    busy()
-    PROBE.leave(token)
-    return float(time.perf_counter_ns() - start)
-
-
-def slowdown() -> dict[str, Runner]:
-    """A loop of about 10 ms."""
-    return {
-        "loop alone": statement("busy()", busy=busy),
-        "loop in a phase": lambda n: sum(phased() for _ in range(n)),
-        "loop beside a thread that never sleeps": lambda n: sum(spinning(busy) for _ in range(n)),
     }
 
 
@@ -204,19 +119,7 @@ SECTIONS: dict[str, Callable[[], dict[str, Runner]]] = {
     "rss": rss,
     "sample": sample,
     "phase": phase,
-    "slowdown": slowdown,
 }
-CALLS = {"cold": 3, "thread": 2, "loop": 1}
-
-
-def calls(name: str) -> int:
-    return next((n for word, n in CALLS.items() if word in name), 500)
-
-
-def measured(section: str, seconds: float) -> list[Json]:
-    ways = SECTIONS[section]()
-    samples = interleave(ways, {name: calls(name) for name in ways}, seconds=seconds)
-    return samples.summary(next(iter(ways)))
 
 
 def limits(sections: dict[str, list[Json]]) -> list[Limit]:
@@ -232,12 +135,13 @@ def main() -> None:
     options = arguments(__doc__).parse_args()
     facts = environment(options.threads) | {"psutil": psutil.__version__}
     seconds = 2.0 if options.quick else 12.0
-    sections = {}
+    sections: dict[str, list[Json]] = {}
     for name in SECTIONS:
         if not name.startswith(options.only or ""):
             continue
-        sections[name] = measured(name, seconds)
-        print(f"{name}\n{timing_table(sections[name], sections[name][0]['name'])}\n", flush=True)
+        ways = SECTIONS[name]()
+        sections[name] = interleave(ways, 500, seconds=seconds).summary(next(iter(ways)))
+        print(timing_table(name, sections[name]), flush=True)
     finish("monitor", options, facts, sections, limits(sections))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.kit.harness import CSRC, compiled_with
 
-FILES = [f"core/record/{name}.c" for name in ("series", "writer", "layout", "reader")]
+FILES = [f"core/record/{name}.c" for name in ("series", "writer", "layout")]
 FILES += [f"core/base/{name}.c" for name in ("alloc", "clock", "status", "utf8")]
 FILES += [f"os/{n}.c" for n in ("record/file", "base/forks", "record/busguard", "record/endmark")]
 LOOPS = r"""
@@ -67,17 +67,6 @@ next_values(void)
 }
 
 double
-only_values(long n)
-{
-    double start = now();
-    while (n-- > 0) {
-        next_values();
-        __asm__ volatile("" : : "r"(values) : "memory");
-    }
-    return now() - start;
-}
-
-double
 append(long n)
 {
     double start = now();
@@ -129,7 +118,7 @@ phase(long n)
 def loops(columns: int, folder: str) -> ctypes.CDLL:
     """The loops over a record and a JSONL file of their own."""
     library = compiled_with(LOOPS, [CSRC / name for name in FILES])
-    for name in ("only_values", "append", "jsonl", "event", "phase"):
+    for name in ("append", "jsonl", "event", "phase"):
         function = getattr(library, name)
         function.restype, function.argtypes = ctypes.c_double, [ctypes.c_long]
     paths = [os.fsencode(Path(folder, f"{kind}{columns}")) for kind in ("run", "jsonl")]

@@ -56,7 +56,7 @@ def main() -> None:
     sections: Json = {}
     with tempfile.TemporaryDirectory() as folder:
         sections["rendering"], sections["sizes"] = rendering(folder, seconds)
-    print(timing_table(sections["rendering"], "render"))
+    print(timing_table("rendering", sections["rendering"]))
     print(table(("", ""), ((name, f"{size:,}") for name, size in sections["sizes"].items())))
     size = sections["sizes"]["page, bytes"] / 2**20
     allowed = PAGE_BYTES / 2**20

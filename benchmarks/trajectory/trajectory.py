@@ -6,8 +6,8 @@
 
 `append` writes entries of motion, [8, 263, 1, 196] float32 or 1.6 MB, and their log-probabilities:
 by `copy_` into preallocated blocks, by the store, and by torchrl's two lazy storages where torchrl
-is installed. Each way has memory that was written to before. Where its pages happen to lie makes a
-way up to half as slow again, so fresh processes are pooled. `update` samples 50 steps and goes
+is installed. Each way has memory that was written to before. The addresses of its pages may make a
+way 1.5 times as slow, so fresh processes are pooled. `update` samples 50 steps and goes
 through them 3 times, in a fresh process for each run: with a list that keeps its graphs, as such
 loops are published; with a list that is detached by hand; and with a store. All three compute the
 same losses: the first detaches where it reads.
@@ -51,7 +51,7 @@ MIB = 1 << 20
 
 
 def in_turns(write: Callable[[int], None], begin: Callable[[], None] = lambda: None) -> Runner:
-    """Writes entries 0, 1, ... T - 1, and begins anew; in nanoseconds."""
+    """Writes entries 0, 1, ... T - 1, and begins again; in nanoseconds."""
     at = 0
 
     def run(n: int) -> float:
@@ -103,13 +103,9 @@ def has_torchrl() -> bool:
 
 
 def appends(seconds: float) -> Json:
-    """Turns by what is written: motion as it is, motion as bf16, and entries of 32 bytes."""
+    """Turns by what is written: motion as it is, and motion as bf16."""
     torch.manual_seed(0)
-    x, log_probs, small = (
-        torch.randn(SAMPLES, *SHAPE),
-        torch.randn(SAMPLES),
-        torch.randn(SAMPLES, 1),
-    )
+    x, log_probs = torch.randn(SAMPLES, *SHAPE), torch.randn(SAMPLES)
     found: Json = {}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         runners = {
@@ -126,11 +122,6 @@ def appends(seconds: float) -> Json:
         "store": by_store(x, log_probs, dtype="bf16"),
     }
     found["append_bf16"] = interleave(halves, 20, seconds=seconds / 3, first=T).turns
-    smalls = {
-        "copy_": by_copy(small, log_probs, torch.float32),
-        "store": by_store(small, log_probs),
-    }
-    found["append_small"] = interleave(smalls, 200, seconds=seconds / 3, first=T).turns
     return found
 
 
@@ -158,8 +149,7 @@ def log_prob(model: Denoiser, before: torch.Tensor, after: torch.Tensor) -> torc
 
 
 def sampled(model: Denoiser) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The latents of a rollout and their log-probabilities, with their graphs: nobody thought of
-    no_grad()."""
+    """The latents of a rollout and their log-probabilities, with their graphs."""
     x = torch.randn(SAMPLES, *SHAPE)
     yield x, torch.zeros(SAMPLES)
     for _ in range(T):
@@ -197,7 +187,7 @@ def from_list(model: Denoiser, detach: bool) -> Chunks:
 
 
 def detached(model: Denoiser) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The same, sampled as somebody does who thought of it."""
+    """The same under no_grad()."""
     with torch.no_grad():
         yield from sampled(model)
 
@@ -328,7 +318,7 @@ def main() -> None:
         results = repeated(__file__, "append", ["--seconds", "4"], 2 if options.quick else 8)
         for name in results[0]:
             rows = sections[name] = pooled(one[name] for one in results).summary("copy_")
-            print(f"\n{name}\n{timing_table(rows, 'copy_')}")
+            print(f"\n{timing_table(name, rows)}")
     if "update".startswith(options.only or ""):
         sections["update"] = updates(1 if options.quick else 5)
         print(f"\n{update_table(sections['update'])}")
