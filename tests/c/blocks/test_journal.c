@@ -369,7 +369,7 @@ check_interval(const mt_journal_contents *c, const model *m, size_t at)
     CHECK(interval->phase == model_phase_at(m, interval->order));
     for (size_t k = 0; k < m->n; k++) {
         const life *l = &m->lives[k];
-        for (size_t i = 0; i < c->layers_n && is_alive(l, (uint32_t)stretch->order); i++)
+        for (size_t i = 0; i < c->layers_n && is_alive(l, (uint32_t)interval->order); i++)
             if (is_same(c->layers[i].kind, l->kind)) left[i] -= l->bytes;
     }
     for (size_t i = 0; i < c->layers_n; i++)
@@ -454,7 +454,7 @@ check_model(rig *r, model *m, mt_journal_likeness like)
     CHECK(told == peak && alive == c.blocks_n && c.lost == 0);
     CHECK(c.had_backward == m->had_backward);
     check_moment(&c, m, peak_at);
-    check_stretches(&c, m);
+    check_intervals(&c, m);
     check_peak_of_layers(&c);
     mt_journal_contents_drop(&r->journal, &c);
 }
@@ -684,7 +684,7 @@ main(void)
     RUN(only_what_happens_between_begin_and_end_is_told);
     RUN(many_blocks_are_told_by_sums);
     RUN(what_finds_no_room_is_counted);
-    RUN(phases_that_change_too_often_share_stretches);
+    RUN(phases_that_change_too_often_share_intervals);
     RUN(names_are_many_and_long);
     RUN(any_order_of_reports_is_as_in_the_model);
     RUN(without_memory_nothing_is_wrong_and_nothing_stays);
