@@ -277,7 +277,7 @@ class H5Episodes:
         frame = index + len(self) if index < 0 else index
         if not 0 <= frame < len(self):
             raise IndexError(
-                f"index must be below {len(self):,}, the frames of all episodes, got {repr_of(index)}"
+                f"index must be below {len(self):,}, the number of frames, got {repr_of(index)}"
             )
         episode = bisect.bisect_right(self._ends, frame)
         return episode, frame - self._ends[episode] + self._lengths[episode]

@@ -387,7 +387,7 @@ rest_at(const void *from, size_t i)
 }
 
 static PyObject *
-interval_at(const void *from, size_t i)
+journal_interval_at(const void *from, size_t i)
 {
     const mt_journal_interval *s = &((const reading *)from)->contents->intervals[i];
 
@@ -448,7 +448,7 @@ contents_object(const mt_state *st, const mt_journal_contents *c, PyObject *name
                                tuple_of(c->rest_n, rest_at, &from),
                                PyLong_FromUnsignedLongLong(c->lost),
                                PyLong_FromUnsignedLongLong(c->events),
-                               tuple_of(c->intervals_n, interval_at, &from),
+                               tuple_of(c->intervals_n, journal_interval_at, &from),
                                tuple_of(c->layers_n, layer_at, &from),
                                tuple_of(c->blocks_n, recording_address_at, &from)};
 
