@@ -139,7 +139,7 @@ ENDS = """
     sys.exit(7)
 """
 PROGRAMS = {
-    "dicts": (DICTS,), "json": (DICTS, "--json"), "server": (SERVER,), "tensors": (TENSORS,),
+    "dicts": (DICTS,), "server": (SERVER, "--json"), "tensors": (TENSORS,),
     "bounded": (BOUNDED,), "own": (OWN,), "steps": (STEPS,), "ends": (ENDS,),
     "off": (DICTS, "--no-trace"),
 }  # fmt: skip
@@ -175,7 +175,6 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
     ("name", "who", "line"),
     [
         ("dicts", "list module attribute __main__.pages", "train.py:6 in parse"),
-        ("server", "list Server.log", "train.py:12 in answer"),
         ("tensors", "list module attribute __main__.latents", "train.py:13 in sample"),
     ],
 )
@@ -200,9 +199,9 @@ def test_explain_and_json_carry_it(ran: dict[str, Ran], capsys: pytest.CaptureFi
     assert "made at train.py:6 in parse" in capsys.readouterr().out
     assert cli.main(["explain", path, "--json"]) == 0
     assert '"made_at": "train.py:6 in parse"' in capsys.readouterr().out
-    said = [json.loads(line) for line in ran["json"].stderr.splitlines()]
-    made = [one["finding"]["made_at"] for one in said if "finding" in one]
-    assert made[-1] == "train.py:6 in parse"
+    said = [json.loads(line) for line in ran["server"].stderr.splitlines()]
+    found = [one["finding"] for one in said if "finding" in one][-1]
+    assert (found["holder"], found["made_at"]) == ("list Server.log", "train.py:12 in answer")
 
 
 def test_of_a_container_with_a_bound_nothing_is_said(ran: dict[str, Ran]) -> None:

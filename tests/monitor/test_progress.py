@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 
-from memtools import LeakFinding
 from memtools._monitor import progress as pace
 from memtools._monitor import tracewindow, tracing
 from memtools._monitor.progress import Progress
-from memtools._monitor.tracing import Tracing
 from tests.monitor.test_tracing import HERE as _OTHER
 from tests.monitor.test_tracing import FakeBlocks, finding
+from tests.monitor.traced import Traced
 
 KIB, MIB = 2**10, 2**20
 TICK_NS = 200_000_000
@@ -168,16 +167,12 @@ def test_a_program_that_has_time_left_goes_on_as_before() -> None:
 
 
 class Told:
-    """A program whose ticks are traced as LeakWatch does it."""
+    """A program whose ticks are traced."""
 
-    def __init__(self, blocks: FakeBlocks | None = None, **more: Any) -> None:
-        self.machine, self.events = Machine(), list[dict[str, Any]]()
-        reports = SimpleNamespace(blocks=blocks, reason="", join=lambda: True)
-        self.tracing = Tracing(
-            None if blocks is None else more.get("reports", reports),
-            progress=self.machine.progress,
-            write=lambda fields: self.events.append(dict(fields)),
-        )
+    def __init__(self, blocks: FakeBlocks | None = None, reports: Any = None) -> None:
+        self.machine = Machine()
+        self.traced = Traced(blocks, reports=reports, progress=self.machine.progress)
+        self.tracing, self.events = self.traced.tracing, self.traced.events
         self.standing = [finding(100.0 * KIB)]
         self.kept: list[Any] = []
         self.n = 40
@@ -201,14 +196,7 @@ class Told:
             traced += tracemalloc.is_tracing()
             tables = int(pace.TABLES * self.machine.tables)  # they are a part of the heap
             self.tracing.ticked(self.machine.heap + tables, 1000)
-            if self.tracing.is_open:
-                made = self.tracing.turn(self.n, self.standing)
-                self.standing = [
-                    LeakFinding(**{**vars(one), "made_at": made.get(one.key, one.made_at)})
-                    for one in self.standing
-                ]
-            if self.tracing.wants(self.n, self.standing) and self.tracing.is_due(self.n):
-                self.tracing.begin(self.n)
+            self.traced.turn(self.n, self.standing)
         return traced
 
     @property
@@ -352,7 +340,7 @@ def test_a_mode_of_torch_would_be_on_for_another_thread() -> None:
         join=lambda: False,
         dispatched=lambda: modes.append(1),
     )
-    told = Told(FakeBlocks(), reports=reports)
+    told = Told(reports=reports)
     told.ticks(60)
     assert modes == []
     assert told.made_at == f"{HERE}:{KEEP_LINE} in keep"

@@ -29,7 +29,6 @@ from memtools._monitor.places import Place, Site
 from memtools._monitor.reporter import Listeners, Reporter
 from memtools._monitor.tracewindow import TraceWindow
 from memtools._monitor.tracing import Tracing
-from tests.kit.ownprocess import in_own_process
 from tests.monitor.program import LOOKS, Clock, Program, clock, holder
 from tests.monitor.traced import MS, STEADY, Traced, line_of
 
@@ -172,18 +171,6 @@ def test_garbage_is_not_what_stays_where_it_is_collected() -> None:
 
 
 # --- whose tracemalloc it is ---
-
-
-def test_the_programs_own_is_left_alone() -> None:
-    tracemalloc.start(3)
-    try:
-        window = TraceWindow(2, None)
-        assert not window.begin(0)
-        assert (window.why, window.sources) == (tracewindow.PROGRAMS_OWN, ())
-        assert window.turn(1)
-        assert tracemalloc.get_traceback_limit() == 3
-    finally:
-        tracemalloc.stop()
 
 
 def test_what_the_program_starts_inside_a_window_is_the_programs() -> None:
@@ -332,22 +319,6 @@ def test_a_line_that_makes_blocks_of_both_kinds_is_one() -> None:
     assert even[0].place == place
     assert even[0].rate == pytest.approx(150 * KIB, rel=0.02)
     assert [site.place.line for site in even].count(place.line) == 1
-
-
-def test_blocks_of_torch_are_found_beside_the_programs_own_tracemalloc() -> None:
-    tracemalloc.start()
-    try:
-        blocks = FakeBlocks()
-        window = TraceWindow(2, blocks)
-        assert window.begin(0)
-        for step in (1, 2, 3, 4):
-            blocks.make(47, 100 * KIB)
-            window.turn(step)
-        assert [site.place.line for site in window.sites()[0]] == [47]
-        assert window.why == tracewindow.PROGRAMS_OWN
-        assert window.sources == (tracewindow.TORCH,)
-    finally:
-        tracemalloc.stop()
 
 
 # --- which line of a stack, and its name ---
@@ -545,19 +516,6 @@ def test_two_monitors_trace_one_after_the_other() -> None:
     assert not second.tracing.is_due(32)
     first.tracing.close()
     assert second.tracing.is_due(33)
-
-
-def test_an_end_inside_of_a_window_leaves_nothing() -> None:
-    told = Traced()
-    told.takes_plain_steps()
-    assert told.tracing.wants(32, [finding(KIB)])
-    assert told.tracing.is_due(32)
-    told.tracing.begin(32)
-    assert tracemalloc.is_tracing()
-    told.tracing.close()
-    told.tracing.close()
-    assert not tracemalloc.is_tracing()
-    assert not told.tracing.wants(40, [finding(KIB)])
 
 
 @pytest.mark.parametrize(
@@ -802,36 +760,3 @@ def test_a_graph_of_numbers_has_the_line_that_makes_its_nodes(tmp_path: Path) ->
         [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True
     )  # fmt: skip
     assert done.stdout == "[('autograd graph', 'train.py:8 in loss')]\n", done.stderr
-
-
-INSIDE = f"""{STEADY}
-import logging, tracemalloc
-from memtools import MemoryMonitor
-logging.getLogger("memtools").addHandler(logging.NullHandler())
-kept = []
-
-def until_traced(monitor):
-    while not tracemalloc.is_tracing():
-        kept.append(bytearray(100 << 10))
-        monitor.step()
-        assert len(kept) < 200
-"""
-
-
-@pytest.mark.slow
-def test_an_exception_or_a_stop_inside_of_a_window_leaves_nothing() -> None:
-    code = """
-monitor = MemoryMonitor(device="cpu")
-try:
-    with monitor:
-        until_traced(monitor)
-        1 / 0
-except ZeroDivisionError:
-    print(tracemalloc.is_tracing())
-kept.clear()
-monitor.start()
-until_traced(monitor)
-monitor.stop()
-print(tracemalloc.is_tracing())
-"""
-    assert in_own_process(INSIDE + code) == "False\nFalse\n"

@@ -29,44 +29,49 @@ class Traced:
     Args:
         blocks: torch's blocks; None, the default: tracemalloc alone.
         took: the nanoseconds that each step takes, and those of the processor in it.
-        why_not: as of Tracing.
+        more: arguments of Tracing.
     """
 
     def __init__(
         self,
         blocks: Any = None,
         took: Callable[[int], tuple[int, int]] = lambda step: (10 * MS, 10 * MS),
-        why_not: str = "",
+        reports: Any = None,
+        **more: Any,
     ) -> None:
         self.took, self.events = took, list[dict[str, Any]]()
-        reports: Any = SimpleNamespace(blocks=blocks, reason="", join=lambda: True)
-        self.tracing = Tracing(
-            None if blocks is None else reports,
-            why_not=why_not,
-            write=lambda fields: self.events.append(dict(fields)),
-        )
+        if blocks is not None and reports is None:
+            reports = SimpleNamespace(blocks=blocks, reason="", join=lambda: True)
+        write = lambda fields: self.events.append(dict(fields))  # noqa: E731
+        self.tracing = Tracing(reports, write=write, **more)
 
     def takes_plain_steps(self) -> None:
         for _ in range(PLAIN):
             self.tracing.step_took(MS, MS)
 
+    def turn(self, n: int, standing: list[LeakFinding]) -> bool:
+        """What LeakWatch does between two steps, or ticks. Returns whether a window is opened."""
+        tracing = self.tracing
+        if tracing.is_open:
+            made = tracing.turn(n, standing)
+            standing[:] = [replace(one, made_at=made.get(one.key, one.made_at)) for one in standing]
+        if not tracing.wants(n, standing):
+            return False
+        if tracing.reads:
+            tracing.read(10**9)
+        if not tracing.is_due(n):
+            return False
+        tracing.begin(n)
+        return True
+
     def run(
         self, steps: range, standing: list[LeakFinding], step: Callable[[], object]
     ) -> list[int]:
         """Make these steps. Returns those at which a window was opened."""
-        opened, tracing = [], self.tracing
+        opened = []
         for n in steps:
             step()
-            tracing.step_took(*self.took(n))
-            if tracing.is_open:
-                made = tracing.turn(n, standing)
-                standing[:] = [
-                    replace(one, made_at=made.get(one.key, one.made_at)) for one in standing
-                ]
-            if tracing.wants(n, standing):
-                if tracing.reads:
-                    tracing.read(10**9)
-                if tracing.is_due(n):
-                    tracing.begin(n)
-                    opened.append(n)
+            self.tracing.step_took(*self.took(n))
+            if self.turn(n, standing):
+                opened.append(n)
         return opened
