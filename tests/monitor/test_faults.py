@@ -188,11 +188,13 @@ with memtools.MemoryMonitor(sys.argv[1], 1, device="cpu") as m:
     sample()
     print(m.step_count > 300, m._last.log.writes)
 """
+HANDLER = "import faulthandler; faulthandler.enable()\n"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("length", [0, 4096, 100_000])
-@pytest.mark.parametrize("handler", ["", "import faulthandler; faulthandler.enable()\n"])
+@pytest.mark.parametrize(
+    ("length", "handler"), [(0, ""), (4096, HANDLER), (100_000, ""), (0, HANDLER)]
+)
 def test_a_record_that_is_cut_during_the_run(path: Path, length: int, handler: str) -> None:
     done = in_python(handler + CUT, path, length)
     assert (done.returncode, done.stdout) == (0, "True False\n"), done.stderr

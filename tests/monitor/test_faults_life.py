@@ -11,7 +11,6 @@ import threading
 import weakref
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -21,7 +20,7 @@ from memtools._monitor import monitor as monitor_monitor
 from tests.kit.interrupts import interrupted
 from tests.monitor.root import Root, root, settle
 from tests.monitor.test_faults import use_all_of
-from tests.monitor.test_life import in_child, in_python, last, monitor, threads
+from tests.monitor.test_life import in_child, in_python, monitor, threads
 
 __all__ = ["root"]
 
@@ -54,26 +53,6 @@ def test_of_threads_that_start_one_monitor_one_does() -> None:
         assert done == [True]
         m.stop()
         assert threads() == 0
-
-
-def test_an_interrupt_in_stop_comes_out_when_all_is_done(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    m = monitor(path)
-    m.start()
-    assert m._last is not None
-    assert m._last.watch is not None
-
-    def interrupted(_: int) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(m._last.watch, "close", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        m.stop()
-    assert (m.running, threads()) == (False, 0)
-    assert last(path) == "exit: stop()"
-    m.start()  # as ever
-    m.stop()
 
 
 INTERRUPTED = """
@@ -248,40 +227,6 @@ def test_marks_that_come_and_go_on_other_threads(root: Root) -> None:
             thread.join()
         assert m._watermarks.all == ()
     assert faults == []
-
-
-def test_a_watermark_removed_between_two_looks_at_it(root: Root) -> None:
-    """As by another thread, at the worst moment."""
-
-    class Bits(dict[int, Any]):
-        def items(self) -> Any:
-            first.remove()  # between the sampler's mask and the table
-            return super().items()
-
-    class Handles(list[Any]):
-        def remove(self, handle: object) -> None:
-            self.clear()  # the other thread was faster
-            super().remove(handle)
-
-    called: list[str] = []
-    with monitor(leaks=False) as m:
-        marks = m._watermarks
-        first = m.on_pressure(0.8, lambda: called.append("first"))
-        m.on_pressure(0.9, lambda: called.append("second"))
-        marks._of_bit = Bits(marks._of_bit)
-        root.use(0.95)
-        settle(m, root)
-        m.step()
-        assert called == ["second"]
-        (second,) = marks.all
-        marks._all = Handles(marks._all)
-        marks.drop(second)
-        assert marks.all == ()
-        for share in (0.1, 0.95):
-            root.use(share)
-            settle(m, root)
-        m.step()
-    assert called == ["second"]
 
 
 def test_phases_that_overlap_on_threads_and_tasks(path: Path) -> None:

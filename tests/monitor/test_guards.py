@@ -155,21 +155,9 @@ def test_stalls_alone_are_nothing(root: Root) -> None:
     assert acted == []
 
 
-def test_removed_ones_do_not_act(root: Root) -> None:
-    acted: list[str] = []
-    with monitor() as m:
-        handle = m.on_pressure(0.9, lambda: acted.append("a"))
-        guard = m.guard(0.9, lambda: acted.append("b"))
-        root.use(0.95)
-        settle(m, root)
-        handle.remove()
-        handle.remove()
-        guard.remove()
-        m.step()
-    assert acted == []
-
-
-def test_a_callback_may_remove_another_and_itself(root: Root) -> None:
+def test_removed_ones_do_not_act_and_a_callback_may_remove_another_and_itself(
+    root: Root,
+) -> None:
     acted: list[str] = []
     with monitor() as m:
 
@@ -180,8 +168,12 @@ def test_a_callback_may_remove_another_and_itself(root: Root) -> None:
 
         handle = m.on_pressure(0.8, first)
         later = m.on_pressure(0.9, lambda: acted.append("later"))
+        removed = m.on_pressure(0.9, lambda: acted.append("removed"))
+        guard = m.guard(0.9, lambda: acted.append("guard"))
         root.use(0.95)
         settle(m, root)
+        for one in (removed, removed, guard):
+            one.remove()
         m.step()
     assert acted == ["first"]
 

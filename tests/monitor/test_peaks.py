@@ -121,29 +121,6 @@ def test_a_new_peak_is_recorded_where_a_safe_point_sees_it(tmp_path, training):
     assert second.peak_bytes > first.peak_bytes + 16 * MIB
 
 
-@pytest.mark.slow
-def test_it_does_not_change_when_the_leak_test_looks(tmp_path, training, monkeypatch):
-    def looks(**settings: Any) -> list[int]:
-        found = []
-        with MemoryMonitor(tmp_path / "run.mem", device="cpu", **settings) as monitor:
-            run = monitor._live
-            assert run is not None
-            assert run.watch is not None
-            if settings:
-                run.peaks = None
-            look = run.watch.look
-            monkeypatch.setattr(run.watch, "look", lambda step: (found.append(step), look(step)))
-            monkeypatch.setattr(run.watch, "_is_large", lambda step: False)  # of this process
-            monkeypatch.setattr(time, "monotonic_ns", lambda: 10**9)
-            for _ in range(40):
-                training.step()
-                monitor.step()
-            monkeypatch.undo()
-        return found
-
-    assert looks() == looks(name="without")
-
-
 def test_without_a_record_and_without_traces_nothing_is_recorded(tmp_path, training):
     path = tmp_path / "run.mem"
     for monitor in (MemoryMonitor(device="cpu"), MemoryMonitor(path, device="cpu", trace=False),

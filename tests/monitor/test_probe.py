@@ -47,15 +47,6 @@ def test_readings_agree_with_psutil() -> None:
     assert s.children == len(psutil.Process().children(recursive=True))
 
 
-def test_only_what_was_asked_for_is_read() -> None:
-    s = _core.Probe().read(1)
-    assert s.rss is not None
-    assert (s.available, s.cgroup_limit, s.children, s.heap_used) == (None,) * 4
-    assert s.mapped_again is not None
-    assert s.process == s.rss - s.mapped_again
-    assert _core.Probe().read(4).process is None  # it follows from rss
-
-
 # Of a process of their own: in this one other tests' garbage may be freed at any moment.
 PEAKS = """
 import mmap, os
@@ -150,8 +141,7 @@ def test_a_forked_child_reads_itself() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("text", ["A" * 100, "7 7 7 7 7 7 7\\n", "4096\\n"])
-def test_descriptors_that_the_program_closed_and_used_again_are_left_alone(text: str) -> None:
+def test_descriptors_that_the_program_closed_and_used_again_are_left_alone() -> None:
     said = in_own_process(
         """
         import os, tempfile
@@ -160,7 +150,7 @@ def test_descriptors_that_the_program_closed_and_used_again_are_left_alone(text:
         from memtools import _core
 
         os.chdir(tempfile.mkdtemp())
-        text = "TEXT".encode()
+        texts = [b"A" * 100, b"7 7 7 7 7 7 7\\n", b"4096\\n"]
         probe = _core.Probe()
         right = probe.read()
         monitor = memtools.MemoryMonitor("run.mem", 2)
@@ -172,8 +162,8 @@ def test_descriptors_that_the_program_closed_and_used_again_are_left_alone(text:
         monitor.step()
         os.closerange(3, 256)
         files = [open(f"user{i}.dat", "w+b") for i in range(40)]
-        for file in files:
-            file.write(text)
+        for n, file in enumerate(files):
+            file.write(texts[n % 3])
             file.flush()
         for _ in range(5):
             with monitor.phase("after"):
@@ -190,8 +180,9 @@ def test_descriptors_that_the_program_closed_and_used_again_are_left_alone(text:
         del lease, pool
         monitor.stop()
         del monitor
-        print({os.pread(file.fileno(), 200, 0) for file in files} == {text})
-        """.replace("TEXT", text)
+        kept = [os.pread(file.fileno(), 200, 0) for file in files]
+        print(kept == [texts[n % 3] for n in range(40)])
+        """
     )
     assert said == "True True\nTrue\n"
 
@@ -338,12 +329,3 @@ def test_host_memory_of_nothing_is_unknown_and_raises_nothing(tmp_path: Path) ->
     assert (memory.rss, memory.percent, memory.cgroup_limit) == (None, None, None)
     assert str(memory) == "CPU: unknown (System: unknown)"
     assert memory.limit_source == "unknown (no /proc/self/cgroup that can be read)"
-
-
-def test_bad_arguments_are_refused() -> None:
-    with pytest.raises(ValueError, match="at most"):
-        _core.Probe("/" + "x" * 5000)
-    with pytest.raises(ValueError, match="READ_"):
-        _core.Probe().read(512)
-    with pytest.raises(ValueError, match="zero character"):
-        _core.Probe().enter("a\0b")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from memtools import LeakFinding, read_record
-from memtools._monitor.log import EVENTS, LONG_BYTES, Log
+from memtools._monitor.log import EVENTS, Log
 from memtools._monitor.reporter import Listeners, Reporter
 from memtools._record import kinds
 from memtools._record.events import start_of
@@ -75,21 +75,6 @@ class Writer:
         if isinstance(what, bytes):
             event: Any = kinds.read(kind, what)[0]
             self.findings.append(event)
-
-
-def test_what_lasts_is_written_again_before_it_is_overwritten() -> None:
-    writer = Writer()
-    log = Log(writer, lambda: 0)  # type: ignore[arg-type]
-    log.pinned_events = lambda: [("last", "one"), ("last", "two")]
-    for _ in range(4 * EVENTS):
-        log.event("mark", "text")
-    at = [i for i, kind in enumerate(writer.kinds) if kind == "last"]
-    assert at[:4] == [EVENTS // 2, EVENTS // 2 + 1, EVENTS, EVENTS + 1]
-    assert len(at) == pytest.approx(16, abs=2)
-    writer.kinds.clear()
-    for _ in range(64):
-        log.event("mark", "x" * (LONG_BYTES // 16))
-    assert writer.kinds.count("last") == pytest.approx(16, abs=2)
 
 
 def test_what_lasts_may_fail() -> None:

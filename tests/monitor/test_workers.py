@@ -446,13 +446,6 @@ def test_the_page_takes_memory_for_those_who_report_alone(page):
     assert taken() == 2 * SLOT_BYTES
 
 
-def test_a_file_that_is_no_page_is_refused(tmp_path):
-    with open(tmp_path / "file", "w+b") as file:
-        file.truncate(SLOT_BYTES * (1 + SLOTS))
-        with pytest.raises(ValueError, match="not a page of memtools"):
-            Page(file.fileno())
-
-
 def test_a_spawned_process_without_memtools_goes_on():
     function, (text,) = worker.Invitation(1, 1).__reduce__()
     assert function is exec
