@@ -95,21 +95,11 @@ assert cuda.misuses() == 0
 
 
 @pytest.mark.slow
-def test_an_allocator_that_refuses_a_device_leaves_it_unknown(program: Program) -> None:
+def test_what_a_driver_or_an_allocator_refuses_is_unknown_and_a_fork_has_no_devices(
+    program: Program,
+) -> None:
     program("""
-sampler.stop()
-wide = _core.Sampler(MS, devices=3)
-wide.start()
-while wide.samples < 3:
-    time.sleep(0.001)
-first, second = (10, 20, None, None, 30, 15), (2**40, 2**41, None, None, 3, 2**42)
-assert wide.devices() == [first, second, NOTHING]
-""")
-
-
-@pytest.mark.slow
-def test_a_driver_that_fails_leaves_free_and_total_unknown(program: Program) -> None:
-    program("""
+import os
 cuda.set_device(0)
 stream = cuda.stream()
 wait()
@@ -120,17 +110,17 @@ assert sampler.devices()[0] == (10, 20, 1000, 1000, 30, 15) and cuda.spoiled_cap
 cuda.set_devices(0)
 wait()
 assert sampler.devices()[0] == (10, 20, None, None, 30, 15)
-""")
-
-
-@pytest.mark.slow
-def test_a_program_that_uses_cuda_forks_and_ends_as_ever(program: Program) -> None:
-    program("""
-import os
 pid = os.fork()
 if pid == 0:
     os._exit(0 if not sampler.running and sampler.devices() == [] else 1)
 assert os.waitpid(pid, 0)[1] == 0
+sampler.stop()
+wide = _core.Sampler(MS, devices=3)
+wide.start()
+while wide.samples < 3:
+    time.sleep(0.001)
+first, second = (10, 20, None, None, 30, 15), (2**40, 2**41, None, None, 3, 2**42)
+assert wide.devices() == [first, second, NOTHING]
 """)
 
 

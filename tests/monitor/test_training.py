@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 KIB = 1024
 
 
-def train(path: Path, loop: str, *more: str) -> tuple[subprocess.CompletedProcess[str], Record]:
-    command = [sys.executable, "-m", "tests.monitor.training", str(path), loop, *more]
+def train(path: Path, loop: str) -> tuple[subprocess.CompletedProcess[str], Record]:
+    command = [sys.executable, "-m", "tests.monitor.training", str(path), loop]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=280, check=False, cwd=ROOT
     )
@@ -39,7 +39,6 @@ def standing(record: Record) -> list[LeakFinding]:
 
 LEAKS = [
     ("gates", "list MoEBlock.gate_history", "list", 16 * KIB),
-    ("slow", "list MoEBlock.gate_history", "list", 16 * KIB),
     ("cache", "lru_cache of decoded()", "lru_cache", 17 * KIB),
     ("c heap", "", "C heap", 16 * KIB),
 ]
@@ -72,13 +71,6 @@ def test_a_graph_that_is_kept_is_named_by_who_keeps_it(tmp_path: Path) -> None:
     assert found.holder.endswith("kept by MoEBlock.total")
     assert found.first_step is not None
     assert found.first_step <= 64
-
-
-@pytest.mark.slow
-def test_a_leak_of_a_run_that_is_killed_stands_in_its_record(tmp_path: Path) -> None:
-    done, record = train(tmp_path / "run.mem", "gates", "killed")
-    assert (done.returncode, record.complete) == (-9, False)
-    assert [one.holder for one in standing(record)] == ["list MoEBlock.gate_history"]
 
 
 @pytest.mark.slow

@@ -1,15 +1,12 @@
 """Small training loops under MemoryMonitor, as a program: `python -m tests.monitor.training RECORD
-LOOP [killed]`. What each of them keeps is known, to the byte."""
+LOOP`. What each of them keeps is known, to the byte."""
 
 from __future__ import annotations
 
 import collections
 import ctypes
 import functools
-import os
-import signal
 import sys
-import time
 from collections.abc import Callable
 from multiprocessing import shared_memory
 
@@ -116,11 +113,10 @@ class Frames(Dataset[torch.Tensor]):
 LOOPS: dict[str, Callable[[MoEBlock, torch.Tensor], None]] = {
     "gates": gates, "cleared": cleared, "graph": graph, "bounded": bounded, "c heap": c_heap,
     "cycles": cycles, "cache": cache, "shared": shared, "nothing": nothing, "workers": nothing,
-    "slow": gates,
 }  # fmt: skip
 
 
-def train(path: str, loop: str, killed: bool) -> None:
+def train(path: str, loop: str) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     block, keep = MoEBlock(), LOOPS[loop]
@@ -135,13 +131,9 @@ def train(path: str, loop: str, killed: bool) -> None:
             optimizer.step()
             optimizer.zero_grad()
             keep(block, loss)
-            if loop == "slow":
-                time.sleep(0.01)
             monitor.step()
-        if killed:
-            os.kill(os.getpid(), signal.SIGKILL)
         print(monitor.summary())
 
 
 if __name__ == "__main__":
-    train(sys.argv[1], sys.argv[2], "killed" in sys.argv)
+    train(sys.argv[1], sys.argv[2])
