@@ -100,8 +100,6 @@ settling_forgets_many_scattered_copies(void)
     sim_close(&m);
 }
 
-/* ---- the rest ---- */
-
 /* ---- at random ---- */
 
 /* A stretch of at least one page within one arena. */
