@@ -44,9 +44,17 @@ def test_an_empty_key_is_not_set() -> None:
         ("MEMTOOLS_TRACE", "no", "MEMTOOLS_TRACE must be 0 (off) or 1 (on), got 'no'"),
         ("MEMTOOLS_LIMIT", "12 apples", "MEMTOOLS_LIMIT must be a number of bytes or like"),
         ("MEMTOOLS_LIMIT", "0", "MEMTOOLS_LIMIT must be at least 1 byte, got '0'"),
-        ("MEMTOOLS_GUARD", "95 %", "MEMTOOLS_GUARD is a share of the limit, above 0 and at most"),
-        ("MEMTOOLS_GUARD", "nan", "MEMTOOLS_GUARD is a share of the limit"),
-        ("MEMTOOLS_PRINT_EVERY", "0", "MEMTOOLS_PRINT_EVERY is a number of steps, or a time like"),
+        (
+            "MEMTOOLS_GUARD",
+            "95 %",
+            "MEMTOOLS_GUARD must be a share of the limit, above 0 and at most",
+        ),
+        ("MEMTOOLS_GUARD", "nan", "MEMTOOLS_GUARD must be a share of the limit"),
+        (
+            "MEMTOOLS_PRINT_EVERY",
+            "0",
+            "MEMTOOLS_PRINT_EVERY must be a number of steps, or a time like",
+        ),
     ],
 )
 def test_a_value_that_makes_no_sense_is_named_in_one_sentence(

@@ -44,7 +44,7 @@ def test_a_limit_is_bytes_or_text_or_none(limit, size):
         ((0,), ValueError, "limit must be at least 1 byte, got 0"),
         ((-1,), ValueError, "at least 1 byte"),
         (("20 gigs",), ValueError, "like \"64 MiB\", got '20 gigs'"),
-        ((2**64,), ValueError, "limit is at most"),
+        ((2**64,), ValueError, "limit must be at most"),
         ((1.5,), TypeError, 'limit must be an int or like "64 MiB", got float'),
         ((True,), TypeError, "got bool"),
         ((), TypeError, "limit"),

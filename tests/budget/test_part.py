@@ -55,7 +55,7 @@ def test_what_does_not_fit_is_refused_in_its_own_words():
             ValueError,
             r"release\(\): bytes must be at least 0, got -1",
         ),
-        (lambda part: part.release(2**70), ValueError, "bytes is at most"),
+        (lambda part: part.release(2**70), ValueError, "bytes must be at most"),
         (lambda part: _core.BudgetPart("1 MiB", "x"), TypeError, "a Budget is needed, got str"),
     ],
 )

@@ -167,13 +167,13 @@ def test_a_call_that_makes_no_sense_is_refused_and_changes_nothing(name):
         ({"page_bytes": 4097}, ValueError, "power of two"),
         ({"page_bytes": 1024}, ValueError, "multiple of 4096 here, got 1024"),
         ({"limit": 0}, ValueError, "limit must be at least 1"),
-        ({"limit": 1.5}, TypeError, "limit is"),
+        ({"limit": 1.5}, TypeError, "limit must be"),
         ({"name": 5}, TypeError, "str"),
         ({"head_dim": 2**62}, ValueError, "give smaller ones"),
         ({"max_tokens": 2**31}, ValueError, "max_tokens must be from 1 to 2147483647"),
         ({"max_tokens": 2**64}, ValueError, "from 1 to 2147483647, got 18446744073709551616"),
         ({"num_layers": 2**31}, ValueError, "num_layers must be from 1 to 2147483647"),
-        ({"limit": 2**64}, ValueError, "limit is at most"),
+        ({"limit": 2**64}, ValueError, "limit must be at most"),
     ],
 )
 def test_impossible_options_are_refused(options, error, sentence):
