@@ -223,9 +223,12 @@ class Machine(RuleBasedStateMachine):
             return
         if self.writes:
             self.owners.scribble()
-        assert all(self.owners.same(lease, model) for lease, model in self.pairs)
-        if self.writes:
-            self.owners.look_at_each(lease for lease, _ in self.pairs)
+        try:
+            assert all(self.owners.same(lease, model) for lease, model in self.pairs)
+            if self.writes:
+                self.owners.look_at_each(lease for lease, _ in self.pairs)
+        except BudgetError:  # to show rows of other lengths than their forks takes copies
+            assert self.limit is not None
         assert all(torch.equal(view, wanted) for view, wanted in self.kept)
         stats = self.pool.stats()
         assert stats.leases == len(self.pairs) + len(self.kept)

@@ -108,7 +108,7 @@ ALSO = {
     "KVPool.acquire.batch_size": "a lease of",
     "TrajectoryStore.epochs.lengths": "sample 0",
     "data.BudgetSampler.__init__.lengths": "sample 0",
-    "data.H5Episodes.__init__.cache": "limit is",
+    "data.H5Episodes.__init__.cache": "limit must be",
     "distributed.monitor_ranks.source": "takes an object with metrics()",
 }
 #: what torch documents of it
