@@ -31,38 +31,39 @@ from typing import NamedTuple
 from memtools._leak.growth import line_through
 
 MOST_BLOCKS, FIRST_LENGTH = 128, 4
-#: a series is judged from so many blocks on, and each time that it has so many more
+#: A series is judged when it has 64 blocks, and again after every 8 more.
 LEAST_BLOCKS, EVERY_BLOCKS = 64, 8
 GROUPS = 8
-QUIETEST = 100.0  # bytes of noise that any series is taken to have
+QUIETEST = 100.0  # The noise of a series is taken to be at least 100 bytes.
 
 # The thresholds of the rules. They were chosen on made-up series of two seeds, 101 and 202
-# (benchmarks/leak/leaks.py), so that hardly a series without a leak passes all of a rule; what they
-# are worth on series of another seed is in docs/guides/leak_test.md. tests/leak/reference.py has
-# them once more.
-GROWS_Z, GROWS_SNR = 5, 2  # it rises now, whatever its shape,
-GROWS_JUMPS = 5  # but not in one or two jumps
-SLOWS_SNR, SLOWS = 4, 0.8  # bent, in what stands above the noise,
-SLOWED = 0.5  # and more so in the next longer window;
-SLOWED_ALONE = 0.4  # one that the newest quarter does not bear out
-LONG_Z, LONG_SHAPE = 4, 0.88  # the long window: as late as early,
-LONG_JUMPS = 5  # in no fewer steps,
-LONG_EVEN = -0.2  # and no group of blocks much below the last
-MIDDLE_SNR, MIDDLE_SHAPE = 8, 0.90  # the middle one, far above the noise,
-MIDDLE_FRONT = 0.6  # and its last half no flatter than that,
-MIDDLE_LONG_SHAPE = 0.76  # where the long one slows down little
-SHORT_Z, SHORT_SNR = 4, 6.5  # the short one: a late onset,
-SHORT_EVEN, SHORT_SHAPE = -0.8, 0.60
-SHORT_LONG_SHAPE = 0.80  # where the long one does not slow down
-GOES_ON = 0.5  # of the long slope, in the short window
-STRAIGHT = 0.8, 1.25  # a shape that is nearly a line
+# (benchmarks/leak/leaks.py), so that hardly any series without a leak passes a whole rule.
+# docs/guides/leak_test.md has their rates on series of another seed; tests/leak/reference.py
+# repeats the values.
 
-# What the blocks say about a rise that was found: is it new, and is it over?
-LONGER = 1.5  # times as long as the former rise took: then it is another one
-NEAR = 0.25  # of a rise: as far below its end is near enough
-FALL = 0.9  # of it: so far it fell in between
-FOOT = 0.1  # of a rise: as high as that is still its foot
-UNSEEN = 32.0  # a rise that the series began in took at most so many times longer
+# A series grows now if its slope is 5 standard errors above 0, its rise is twice the noise, and it
+# rises in at least 5 jumps.
+GROWS_Z, GROWS_SNR, GROWS_JUMPS = 5, 2, 5
+# A rise slows down if it is 4 times the noise, its shape is below 0.8, and that of the next longer
+# window is below 0.5. For the longest window a shape below 0.4 is enough.
+SLOWS_SNR, SLOWS, SLOWED, SLOWED_ALONE = 4, 0.8, 0.5, 0.4
+# A leak shows in the long window if it rises as much late as early, in at least 5 jumps, and no
+# group of blocks is much below the one before;
+LONG_Z, LONG_SHAPE, LONG_JUMPS, LONG_EVEN = 4, 0.88, 5, -0.2
+# or in the middle window, if the rise is 8 times the noise, its last half is not flat, and the long
+# window slows down little;
+MIDDLE_SNR, MIDDLE_SHAPE, MIDDLE_FRONT, MIDDLE_LONG_SHAPE = 8, 0.90, 0.6, 0.76
+# or in the short window, which shows a late onset, if the long window does not slow down.
+SHORT_Z, SHORT_SNR, SHORT_EVEN, SHORT_SHAPE, SHORT_LONG_SHAPE = 4, 6.5, -0.8, 0.60, 0.80
+GOES_ON = 0.5  # The first two also need a short window with at least half of the long slope.
+STRAIGHT = 0.8, 1.25  # A shape between these is nearly a line.
+
+# Whether a rise is a new one, and whether it is over:
+LONGER = 1.5  # A rise that takes more than 1.5 times as long as the former one is a new one.
+NEAR = 0.25  # A block within a quarter of the rise below its end counts as its end.
+FALL = 0.9  # Between two rises the series falls by at least 0.9 of the rise.
+FOOT = 0.1  # The foot of a rise is its lowest tenth.
+UNSEEN = 32.0  # A rise that began before the series took at most 32 times as long as is seen.
 LEVELS, LAST_SHARE = 20, 12
 
 
