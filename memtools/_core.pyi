@@ -191,8 +191,6 @@ class Sample(structseq[int | None], tuple[int | None, ...]):
         "children",
         "children_private",
         "shm",
-        "shm_total",
-        "shm_free",
         "mapped_again",
         "process",
         "job",
@@ -228,10 +226,6 @@ class Sample(structseq[int | None], tuple[int | None, ...]):
     def children_private(self) -> int | None: ...
     @property
     def shm(self) -> int | None: ...
-    @property
-    def shm_total(self) -> int | None: ...
-    @property
-    def shm_free(self) -> int | None: ...
     @property
     def mapped_again(self) -> int | None: ...
     @property

@@ -34,10 +34,11 @@ def host_memory(root: Path = ROOT) -> Section:
     """The machine's memory, and how much of it this process may use. Raises ImportError without
     _core."""
     from memtools import _core
+    from memtools._base.limits import shm_room
 
     nobody_counts = "no control group accounts for memory"
     probe = _core.Probe(str(root), True)
-    now = probe.read(_core.READ_ROOM | _core.READ_PRESSURE | _core.READ_SHM)
+    now = probe.read(_core.READ_ROOM | _core.READ_PRESSURE)
     version, limit, directory, above, reason, pressure_path, of_machine = probe.source()
 
     def machine(count: int | None, name: str) -> Fact:
@@ -67,7 +68,7 @@ def host_memory(root: Path = ROOT) -> Section:
         "total_bytes": machine(now.total, "MemTotal"),
         "available_bytes": machine(now.available, "MemAvailable"),
         "swap_free_bytes": machine(now.swap_free, "SwapFree"),
-        **_shared_memory(now.shm_total, now.shm_free, root / "dev/shm"),
+        **_shared_memory(shm_room(str(root)), root / "dev/shm"),
         "cgroup_version": known(f"v{version}") if version else unknown(reason or nobody_counts),
         "memory_limit_bytes": limit_fact,
         "memory_limit_directory": stated_by,
@@ -77,17 +78,18 @@ def host_memory(root: Path = ROOT) -> Section:
     }
 
 
-def _shared_memory(room: int | None, free: int | None, folder: Path) -> Section:
-    """The size of /dev/shm, and what happens to a program that needs more. `room` and `free` are
-    bytes, None if they are not known."""
+def _shared_memory(room: tuple[int, int] | None, folder: Path) -> Section:
+    """The size of /dev/shm, and what happens to a program that needs more. `room` is its free and
+    total bytes, None if there is no such folder."""
     keys = ("shared_memory_size_bytes", "shared_memory_free_bytes")
-    if room is None or free is None:
+    if room is None:
         return dict.fromkeys(keys, unknown(f"no {folder}"))
-    facts = {keys[0]: size(room), keys[1]: size(free)}
+    free, total = room
+    facts = {keys[0]: size(total), keys[1]: size(free)}
     ends = 'a DataLoader with workers ends with "Bus error" where its batches do not fit'
-    if room <= SHM_NARROW:
+    if total <= SHM_NARROW:
         remedy = "give the container more by docker run --shm-size=8g, or --ipc=host"
-        facts[keys[0]] = Fact(room, f"{format_bytes(room)} ({ends}; {remedy})")
+        facts[keys[0]] = Fact(total, f"{format_bytes(total)} ({ends}; {remedy})")
     elif free <= SHM_NARROW:
         remedy = f"look what is left there by ls -l {folder}"
         facts[keys[1]] = Fact(free, f"{format_bytes(free)} ({ends}; {remedy})")

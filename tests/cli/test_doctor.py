@@ -161,7 +161,7 @@ def test_pressure_is_read_from_the_v2_side_also_where_memory_is_on_v1(tmp_path: 
 def test_little_room_in_shared_memory_is_said_with_what_comes_of_it(
     room: int, free: int, key: str | None, words: str
 ) -> None:
-    facts = _shared_memory(room, free, Path("/x"))
+    facts = _shared_memory((free, room), Path("/x"))
     assert [fact.value for fact in facts.values()] == [room, free]
     for name, fact in facts.items():
         plain = format_bytes(int(fact.value or 0))

@@ -83,8 +83,6 @@ take_over(mt_sample *to, const mt_sample *from, unsigned what)
     if (what & MT_READ_SHM) {
         to->shm = from->shm;
         to->shm_mapped = from->shm_mapped;
-        to->shm_total = from->shm_total;
-        to->shm_free = from->shm_free;
     }
 }
 

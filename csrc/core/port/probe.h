@@ -29,8 +29,8 @@ typedef enum mt_read {
                             * slow file of one of them; children_swap: where the machine has swap,
                             * a slower file of 1.5 kB of each */
     MT_READ_DEVICES = 128, /* the device columns */
-    MT_READ_SHM = 256, /* shm, shm_mapped, shm_total, shm_free: a call for each descriptor of the
-                            * job, and where it maps shared memory its list of mappings */
+    MT_READ_SHM =
+        256, /* shm, shm_mapped: a call for each descriptor of the job, and where it maps shared memory its list of mappings */
     MT_READ_ALL = 511,
     MT_READ_HOST = 1 | 2 | 4 | 8 | 16, /* the usual sample */
 } mt_read;
@@ -63,7 +63,6 @@ typedef struct mt_sample {
                                            * shared memory, and no longer their parent's as well */
     uint64_t shm; /* shared memory of the job, this process and its descendants: its files in
                    * /dev/shm, mapped or not, and what it shares without a name; each page once */
-    uint64_t shm_total, shm_free; /* of /dev/shm as a whole */
     uint64_t mapped_again;  /* bytes that rss counts more than once, because this process maps the
                             * same page at several addresses (see gauge.h). No file has it: the
                             * reader of the sample fills it in */

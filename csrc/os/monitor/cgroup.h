@@ -58,6 +58,14 @@ size_t mt_cgroup_above(const mt_cgroup *cg, size_t len);
  * effort. MT_UNKNOWN where it cannot be read. */
 uint64_t mt_cgroup_usage(mt_cgroup *cg);
 uint64_t mt_cgroup_inactive(mt_cgroup *cg);
+
+/* The usage without that cache. Both must be known. */
+static inline uint64_t
+mt_cgroup_used(uint64_t usage, uint64_t inactive)
+{
+    return usage > inactive ? usage - inactive : 0;
+}
+
 /* MT_UNKNOWN where there is none. */
 uint64_t mt_cgroup_pressure(mt_cgroup *cg);
 

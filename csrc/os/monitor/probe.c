@@ -147,8 +147,7 @@ read_cgroup(mt_probe_linux *p, uint64_t now, mt_sample *out)
     if (p->cgroup.limit != MT_UNKNOWN && (usage = mt_cgroup_usage(&p->cgroup)) != MT_UNKNOWN) {
         if (has_aged(&p->inactive_at, p->ages.slow_ns, now))
             p->inactive = mt_cgroup_inactive(&p->cgroup);
-        if (p->inactive != MT_UNKNOWN)
-            out->cgroup_used = usage > p->inactive ? usage - p->inactive : 0;
+        if (p->inactive != MT_UNKNOWN) out->cgroup_used = mt_cgroup_used(usage, p->inactive);
     }
     out->cgroup_limit = p->cgroup.limit;
 }
@@ -244,8 +243,6 @@ read_shm(mt_probe_linux *p, mt_sample *out)
     if (p->root[0] == 0 && p->began_ns == 0) return;
     out->shm = bytes.all;
     out->shm_mapped = bytes.mapped;
-    out->shm_total = bytes.total;
-    out->shm_free = bytes.free;
 }
 
 static void
@@ -299,8 +296,6 @@ mt_probe_linux_host(mt_probe_linux *p, mt_sample *out)
     out->children_swap = p->job.children_swap;
     out->shm = p->job.shm;
     out->shm_mapped = p->job.shm_mapped;
-    out->shm_total = p->job.shm_total;
-    out->shm_free = p->job.shm_free;
 }
 
 uint64_t

@@ -8,7 +8,6 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
 #include <unistd.h>
@@ -113,17 +112,6 @@ linux_stat(const char *path, mt_file *out)
     return true;
 }
 
-static bool
-linux_space(const char *path, uint64_t *total, uint64_t *left)
-{
-    struct statvfs is;
-
-    if (statvfs(path, &is) != 0) return false;
-    *total = (uint64_t)is.f_blocks * is.f_frsize;
-    *left = (uint64_t)is.f_bavail * is.f_frsize;
-    return true;
-}
-
 static int
 linux_mincore(uintptr_t address, size_t bytes, unsigned char *pages)
 {
@@ -139,7 +127,6 @@ const mt_proc_sys mt_proc_sys_libc = {.open = procfile_libc_open,
                                       .readdir = linux_readdir,
                                       .closedir = linux_closedir,
                                       .stat = linux_stat,
-                                      .space = linux_space,
                                       .mincore = linux_mincore};
 
 bool

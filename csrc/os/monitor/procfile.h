@@ -53,7 +53,6 @@ typedef struct mt_proc_sys {
     void (*closedir)(mt_folder *folder);
     /* False and errno. */
     bool (*stat)(const char *path, mt_file *out);
-    bool (*space)(const char *path, uint64_t *total, uint64_t *left);
     int (*mincore)(uintptr_t address, size_t bytes, unsigned char *pages);
 } mt_proc_sys;
 

@@ -577,18 +577,16 @@ mt_shm_look(mt_shm *s, const mt_children *children, uint64_t since_ns, mt_shm_by
     size_t known = 0;
     mt_file is;
 
-    *out = (mt_shm_bytes){MT_UNKNOWN, MT_UNKNOWN, MT_UNKNOWN, MT_UNKNOWN};
+    *out = (mt_shm_bytes){MT_UNKNOWN, MT_UNKNOWN};
     s->children = children;
     s->since = since_ns;
     s->look++;
     s->folder = 0;
     s->complete = mt_path_join(folder, s->root, "/dev/shm");
-    if (s->complete && s->sys->stat(folder, &is)) {
+    if (s->complete && s->sys->stat(folder, &is))
         s->folder = is.device;
-        if (!s->sys->space(folder, &out->total, &out->free)) out->total = out->free = MT_UNKNOWN;
-    } else {
+    else
         s->complete = s->complete && errno == ENOENT; /* then there are no names */
-    }
     if (s->unnamed == 0) s->unnamed = find_unnamed();
     read_notes(s);
     mapped = look_at_process(s, "self", true);

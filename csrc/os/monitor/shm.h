@@ -36,9 +36,8 @@ enum { MT_SHM_MOST = 65536 /* files; with more of them the bytes are unknown */ 
 
 /* Each is MT_UNKNOWN where it could not be found out. */
 typedef struct mt_shm_bytes {
-    uint64_t all;         /* of the job's shared memory */
-    uint64_t mapped;      /* of it, what this process's resident set counts */
-    uint64_t total, free; /* of /dev/shm as a whole */
+    uint64_t all;    /* of the job's shared memory */
+    uint64_t mapped; /* of it, what this process's resident set counts */
 } mt_shm_bytes;
 
 typedef struct mt_shm mt_shm;

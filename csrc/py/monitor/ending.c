@@ -107,7 +107,7 @@ has_room(mt_cgroup *group)
     if (group->limit == MT_UNKNOWN || group->limit == MT_UNLIMITED) return true;
     if ((usage = mt_cgroup_usage(group)) == MT_UNKNOWN) return true;
     inactive = mt_cgroup_inactive(group);
-    if (inactive != MT_UNKNOWN) usage -= inactive < usage ? inactive : usage;
+    if (inactive != MT_UNKNOWN) usage = mt_cgroup_used(usage, inactive);
     return usage <= group->limit && group->limit - usage >= ROOM;
 }
 

@@ -493,8 +493,7 @@ new_sample_type(void)
                                               "pressure",    "available",
                                               "total",       "swap_free",
                                               "children",    "children_private",
-                                              "shm",         "shm_total",
-                                              "shm_free",    "mapped_again",
+                                              "shm",         "mapped_again",
                                               "process",     "job",
                                               "job_swap"};
     PyStructSequence_Field fields[FIELDS + 1] = {{NULL, NULL}};

@@ -116,8 +116,6 @@ proc_closedir(mt_folder *dir)
 
 FAULTY_CALL(bool, proc_stat, (const char *path, mt_file *out), proc_fails, false,
             mt_proc_sys_libc.stat(path, out))
-FAULTY_CALL(bool, proc_space, (const char *path, uint64_t *total, uint64_t *left), proc_fails,
-            false, mt_proc_sys_libc.space(path, total, left))
 FAULTY_CALL(int, proc_mincore, (uintptr_t address, size_t bytes, unsigned char *pages), proc_fails,
             -1, mt_proc_sys_libc.mincore(address, bytes, pages))
 
@@ -130,7 +128,6 @@ static const mt_proc_sys faulty_proc = {.open = proc_open,
                                         .readdir = proc_readdir,
                                         .closedir = proc_closedir,
                                         .stat = proc_stat,
-                                        .space = proc_space,
                                         .mincore = proc_mincore};
 
 #endif

@@ -277,7 +277,6 @@ anothers_file_is_none_of_what_is_mapped(void)
     put_mapping(text + len, (void *)(64 * 4096ul), 2, 0, &is, path);
     plant(&j.t, "proc/self/maps", text);
     CHECK(look_since(&j, 0).all == 8 * KIB && look_since(&j, 0).mapped == 8 * KIB);
-    CHECK(look_since(&j, 0).total > 0 && look_since(&j, 0).free <= look_since(&j, 0).total);
     job_end(&j);
 }
 
@@ -298,7 +297,7 @@ what_is_hidden_is_not_known(void)
     CHECK(counts(&j, 0));
     plant(&j.t, "proc/self/status", "Name:\tx\n"); /* a kernel that does not tell */
     found = look_since(&j, 0);
-    CHECK(found.all == MT_UNKNOWN && found.mapped == MT_UNKNOWN && found.total != MT_UNKNOWN);
+    CHECK(found.all == MT_UNKNOWN && found.mapped == MT_UNKNOWN);
     job_end(&j);
 }
 
