@@ -608,7 +608,8 @@ def test_a_first_step_that_is_over_in_time_is_traced_on() -> None:
         def acquire(self, timeout: float) -> bool:
             return next(answers)
 
-    window = TraceWindow(2, None, probe_s=0.001)
+    # The window's own thread, which begin() starts, waits longer than the test takes.
+    window = TraceWindow(2, None, probe_s=tracewindow.LONGEST_S / 2)
     window.begin(0)
     window.turn(1)
     window.wait(Over())  # type: ignore[arg-type]
