@@ -27,6 +27,21 @@ def of_early(steps: int) -> str:
     return f"too early to say: {steps:,} of {needed} steps"
 
 
+def of_walk_that_waits(seconds: float, step: int | None) -> str:
+    """Why the holder of what grows is not known yet.
+
+    Args:
+        seconds: of processor time that a walk of the heap takes.
+        step: at which there is time for it; None where the program makes no steps.
+    """
+    cost = f"a walk of this heap takes {seconds:.1f} s"
+    if step is None:
+        return f"its holder is not looked for yet, as {cost}"
+    digits = 10 ** max(0, len(str(step)) - 2)
+    due = math.ceil(step / digits) * digits
+    return f"its holder is not looked for before about step {due:,}, as {cost}"
+
+
 def of_time_left(low: float, high: float) -> str:
     """The same in seconds, for programs that make no steps."""
     if math.isinf(low):

@@ -225,6 +225,8 @@ class Evidence:
         children: the child processes; None, the default, where they are not read.
         holders: who gains, as a census names them.
         walked: whether the census has looked at this step, or there is none; true by default.
+        unlooked: if it has not, why holders of what grows are not looked for yet, in words; "", the
+            default, if nothing asks for it.
         looks: how many looks there were.
         unheld: what the growth of use is that no Python object holds: C_HEAP, CYCLES, or "", the
             default, if that is not known.
@@ -243,6 +245,7 @@ class Evidence:
     children: Children | None = None
     holders: Sequence[Holder] = ()
     walked: bool = True
+    unlooked: str = ""
     looks: int = 0
     unheld: str = ""
     c_heap_bytes: float = 0.0
@@ -305,7 +308,7 @@ def keeps_graphs(holders: Sequence[Holder]) -> bool:
 def findings_of(seen: Evidence) -> list[LeakFinding]:
     """What grows, without forecasts: what the process has in use, then its children, then shared
     memory and devices; holders with the largest rate first."""
-    found = _of_use(seen) if seen.walked else []
+    found = _of_use(seen) if seen.walked else _without_a_walk(seen)
     found += [] if seen.children is None else _of_children(seen, seen.children)
     for part in seen.beside.values():
         if not any(one.signal == part.signal for one in found) and _is_suspect(seen, part):
@@ -354,6 +357,14 @@ def _of_use(seen: Evidence) -> list[LeakFinding]:
             if one.rises >= THRESHOLDS.steady_rises
         ]
     return found + _unexplained(seen, use, rest - total)
+
+
+def _without_a_walk(seen: Evidence) -> list[LeakFinding]:
+    """What grows in use beyond what was held at the newest walk. The ledger keeps those holders."""
+    use = max(0.0, seen.use.rate_bytes)
+    if not seen.unlooked:
+        return []
+    return _unexplained(seen, use, use - sum(holder.rate_bytes for holder in seen.holders))
 
 
 def _with_residue(holders: Sequence[Holder], use: float) -> list[Holder]:
@@ -474,7 +485,7 @@ def _unexplained(seen: Evidence, use: float, residue: float) -> list[LeakFinding
     # The fastest of the containers that are too small to be the leak.
     small = _small(seen, use)[:1]
     among = [f"among it {one.path}: +{format_bytes(one.rate_bytes)}/step" for one in small]
-    return [of_part(part, what="".join(among))]
+    return [of_part(part, what=seen.unlooked or "".join(among))]
 
 
 def _small(seen: Evidence, use: float) -> list[Holder]:

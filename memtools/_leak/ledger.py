@@ -107,8 +107,10 @@ class Ledger:
             self._measure(paces)
         else:
             news += self._go_on(points, step)
-            self.follow({part: pace for part, pace in paces.items() if part in OF_CENSUS})
-            self._measure({part: pace for part, pace in paces.items() if part not in OF_CENSUS})
+            kept = {entry.finding.part for entry in self._entries.values() if entry.finding.holder}
+            kept.intersection_update(OF_CENSUS)
+            self.follow({part: pace for part, pace in paces.items() if part in kept})
+            self._measure({part: pace for part, pace in paces.items() if part not in kept})
         return news, taken_back
 
     def _enter(self, step: int, one: LeakFinding) -> LeakFinding | None:

@@ -19,11 +19,13 @@ each of them, and cancel.
                                   │  │  │  │     while a finding stands: the signals alone
 
 When it looks depends on steps and on bytes alone: what is reported about a loop does not depend on
-how fast its steps are.
+how fast its steps are. Only where a walk of the heap takes long, it waits until the run has lasted
+long enough for it, and until then growth is reported without its holder.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -90,6 +92,10 @@ class Schedule:
     def again(self, step: int) -> None:
         """Look as densely as after the first look."""
         self.next, self._gap, self._half = step + 8, 8, True
+
+    def by(self, step: int) -> None:
+        """Look at this step at the latest."""
+        self.next = min(self.next, max(step, self.newest + 8))
 
     def soon(self, step: int) -> None:
         """Look densely again, because something new grows: to name it in a long run takes some
@@ -222,7 +228,7 @@ class LeakWatch:
         """The end of a step that may be traced. At the last one, report what is known by then."""
         standing, collect = self._ledger.findings() if tracing.is_open else (), None
         if standing and all(one.holder for one in standing):
-            collect = self._walks.collect(self._steps)
+            collect = self._walks.collect()
         known = tracing.step_ended(step, now, self._sensor, standing, collect)
         if known:
             self._ledger.update(known)
@@ -294,7 +300,7 @@ class LeakWatch:
         self._schedule.newest = step
 
     def _walk(self, step: int) -> bool:
-        return self._walks.walk(step, self._steps, has_holders=self._ledger.has_holders())
+        return self._walks.walk(step, has_holders=self._ledger.has_holders())
 
     # --- judgement ---
 
@@ -308,8 +314,9 @@ class LeakWatch:
             seen.evidence(
                 self._walks.holders,
                 children=seen.children(self._children.count, self._children.growing(), workers),
-                unheld=self._walks.unheld(seen, self._steps) if is_walked else "",
+                unheld=self._walks.unheld(seen) if is_walked else "",
                 walked=is_walked,
+                unlooked=self._plan_walk(step),
                 is_collected=self._walks.is_collected,
                 profiles=profiler_runs(),
                 declared=self._sensor.declared(step),
@@ -333,6 +340,17 @@ class LeakWatch:
             else:
                 withdrawn.append(one)
         self._report([*withdrawn, *news, *self._ledger.end(points, step)], replaced=replaced)
+
+    def _plan_walk(self, step: int) -> str:
+        """Look again when a walk that has to wait can be afforded. Returns why it waits, in words;
+        "" if none does."""
+        if self._walks.wait_ns == 0:
+            return ""
+        step_ns = self._schedule.step_ns(self._step) - self._budget.spent_ns / self._steps
+        due = step + math.ceil(self._walks.wait_ns / max(1.0, step_ns))
+        self._schedule.by(due)
+        steps = due if self._seconds is None else None
+        return sentences.of_walk_that_waits(self._walks.cost_ns / 1e9, steps)
 
     def _ask_workers(self, seen: Looks) -> Sequence[LeakFinding]:
         """Return what workers have found out."""

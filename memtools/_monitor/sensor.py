@@ -184,9 +184,10 @@ class Sensor:
         return since_of(self.looks, step)
 
     def grows(self) -> bool:
-        """Whether memory as a whole grows, since the first look or since one of the last."""
-        rates = [self.points.slope("all")]
-        rates += [self.points.slope("all", since) for since in self.looks[-3:-1]]
+        """Whether memory as a whole, or what is in use, grows since the first look or since one of
+        the last."""
+        since = (0, *self.looks[-3:-1])
+        rates = [self.points.slope(name, step) for name in ("all", "use") for step in since]
         return max(rates) >= THRESHOLDS.least_rate
 
     def suspects(self) -> list[str]:

@@ -21,14 +21,14 @@ from memtools._leak.series import Looks
 from memtools._monitor.sensor import Sensor
 
 GRACE_NS = 1_500_000_000  # Looks may take so much in any run, ...
-SHARE = 0.01  # ... and this share of a longer run.
+SHARE = 0.01  # ... and this share of its time.
 
 
 class Budget:
-    """The processor time that looks may take: 1.5 s in any run, and 1 % of a longer run."""
+    """The processor time that looks may take: 1.5 s in any run, and 1 % of its time."""
 
     def __init__(self) -> None:
-        self._begun_ns, self._spent_ns = time.monotonic_ns(), 0
+        self._begun_ns, self.spent_ns = time.monotonic_ns(), 0
 
     @contextmanager
     def spending(self) -> Iterator[None]:
@@ -37,14 +37,12 @@ class Budget:
         try:
             yield
         finally:
-            self._spent_ns += time.thread_time_ns() - begun
+            self.spent_ns += time.thread_time_ns() - begun
 
-    def can_afford(self, ns: int, steps: int) -> bool:
-        """Whether `ns` more can be spent after so many steps of the run."""
-        allowed = GRACE_NS
-        if steps > 512:
-            allowed += int(SHARE * (time.monotonic_ns() - self._begun_ns))
-        return self._spent_ns + ns <= allowed
+    def wait_ns(self, ns: int) -> int:
+        """In how many nanoseconds of the run `ns` more can be spent; 0: now."""
+        allowed = GRACE_NS + int(SHARE * (time.monotonic_ns() - self._begun_ns))
+        return max(0, int((self.spent_ns + ns - allowed) / SHARE))
 
 
 class CensusLike(Protocol):
@@ -84,7 +82,10 @@ class HeapWalks:
         self._census: CensusLike | None = None
         #: who holds what grows, as of the newest walk
         self.holders: tuple[Holder, ...] = ()
-        self._cost_ns = 0  # what the newest walk took
+        #: what the newest walk took
+        self.cost_ns = 0
+        #: how long a walk that is wanted has to wait, because it takes too much; 0: it does not
+        self.wait_ns = 0
         self._reached: list[tuple[int, int]] = []  # (step, bytes) that each whole walk has reached
         self._in_use = 0  # bytes in use at the newest collection
         self._collections = 0  # those before the first look, and those made here since
@@ -112,25 +113,24 @@ class HeapWalks:
         """Note what is in use at the first look."""
         self._in_use = self._sensor.use()
 
-    def _can_afford(self, steps: int) -> bool:
-        return self._budget.can_afford(self._cost_ns, steps)
-
-    def walk(self, step: int, steps: int, *, has_holders: bool) -> bool:
+    def walk(self, step: int, *, has_holders: bool) -> bool:
         """Walk the heap, the first time in any case, then while something grows. What the census
         itself keeps does not count.
 
         Args:
             step: the step of the walk.
-            steps: how many steps the run has made.
             has_holders: whether a finding that names a holder stands.
 
         Returns whether there was a walk.
         """
+        self.wait_ns = 0
         if self._make is None:
             return False
         if self._census is not None:
-            grows = has_holders or self._sensor.grows()
-            if not grows or not self._can_afford(steps):
+            if not has_holders and not self._sensor.grows():
+                return False
+            self.wait_ns = self._budget.wait_ns(self.cost_ns)
+            if self.wait_ns > 0:
                 return False
         begun = time.thread_time_ns()
         try:
@@ -143,7 +143,7 @@ class HeapWalks:
                 self._complain("census", f"holders are not looked for from here on: {why}")
             return False  # else memory is nearly used up, and its holder is known
         finally:
-            self._cost_ns = time.thread_time_ns() - begun
+            self.cost_ns = time.thread_time_ns() - begun
         return True
 
     def _look(self, step: int, make: Callable[[], CensusLike]) -> None:
@@ -157,10 +157,10 @@ class HeapWalks:
         else:
             self._reached = [*self._reached[-63:], (step, self._census.reached_bytes)]
 
-    def collect(self, steps: int) -> Callable[[], None] | None:
+    def collect(self) -> Callable[[], None] | None:
         """Return a function that collects garbage before the lines of traced steps are read, so
         that garbage does not count for them; None if there is no time for that."""
-        if not self._collects or self._cost_ns == 0 or not self._can_afford(steps):
+        if not self._collects or self.cost_ns == 0 or self._budget.wait_ns(self.cost_ns) > 0:
             return None
         return self._collect_now
 
@@ -170,7 +170,7 @@ class HeapWalks:
         self._collections += 1
         self._in_use = self._sensor.use()
 
-    def unheld(self, seen: Looks, steps: int) -> str:
+    def unheld(self, seen: Looks) -> str:
         """Classify growth that no container explains: C_HEAP, CYCLES, or "" if that is not known.
         Before it is called the C heap's the garbage is collected: if half of the growth goes with
         it, it was garbage."""
@@ -190,7 +190,7 @@ class HeapWalks:
             return CYCLES if self._unheld == CYCLES else ""
         if self._unheld == C_HEAP:
             return C_HEAP  # found before, and it goes on
-        if not self._collects or not self._can_afford(steps):
+        if not self._collects or self._budget.wait_ns(self.cost_ns) > 0:
             return ""
         before, grown = self._sensor.use(), self._sensor.use() - self._in_use
         with self._sensor.left_out():  # the program would still have it, and goes on to make more

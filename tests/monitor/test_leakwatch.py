@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import random
+import re
 import signal
 import traceback
 from collections.abc import Callable
@@ -326,6 +327,47 @@ def test_a_second_holder_of_a_run_that_grows_is_looked_for_soon(clock: Clock) ->
     before = len(program.census.at)
     program.run(60, heap=64 * KIB)
     assert len(program.census.at) >= before + 2, program.census.at
+
+
+def with_slow_walks(clock: Clock, seconds: float, **more: Any) -> Program:
+    """A program whose heap is so large that a walk takes so many seconds."""
+    program = Program(clock, **more)
+    program.census_looks = lambda: setattr(clock, "ns", clock.ns + int(seconds * 1e9))
+    program.held = [holder(139 * KIB)]
+    return program
+
+
+def test_growth_is_reported_while_a_walk_has_to_wait(clock: Clock) -> None:
+    """Three walks of 0.6 s take 0.3 s more than any run has: 1 % of 30 s."""
+    program = with_slow_walks(clock, 0.6, step_ns=10**7)
+    program.run(200, heap=139 * KIB)
+    assert len(program.census.at) == 2
+    (found,) = program.watch.findings()
+    assert (found.holder, found.rate_bytes) == ("", pytest.approx(139 * KIB, rel=0.02))
+    due = re.search(r"before about step ([\d,]+), as a walk of this heap takes 0.6 s", found.what)
+    assert due is not None, found.what
+    assert int(due[1].replace(",", "")) == pytest.approx(3000, rel=0.1)
+    assert "Leak test: quiet" not in program.watch.lines(200)
+    program.run(3000, heap=139 * KIB)
+    assert program.census.at[2] == pytest.approx(3000, rel=0.1), "as soon as there is time"
+    (found,) = program.watch.findings()
+    assert (found.holder, found.over) == ("list Trainer.losses", False)
+    assert found.rate_bytes == pytest.approx(139 * KIB, rel=0.02)
+
+
+def test_what_walks_may_take_grows_from_the_first_step_on(clock: Clock) -> None:
+    program = with_slow_walks(clock, 1.2, step_ns=2 * 10**9)
+    program.run(200, heap=139 * KIB)
+    assert program.census.at[1:] == pytest.approx([45, 105, 165], abs=5)
+
+
+@pytest.mark.parametrize("grow", [{}, {"heap": 300}, {"rss": 64 * KIB}])
+def test_what_does_not_grow_in_use_is_not_reported_for_want_of_a_walk(
+    clock: Clock, grow: dict[str, int]
+) -> None:
+    program = with_slow_walks(clock, 9.0)
+    program.run(600, **grow)
+    assert [one for one in program.watch.findings() if one.part == "use"] == []
 
 
 def test_a_look_that_was_cut_says_so_and_knows_nothing_of_the_c_heap(
