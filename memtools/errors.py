@@ -30,8 +30,8 @@ class MemoryPressure(MemtoolsError):  # noqa: N818 - the public name
     """Raised by MemoryMonitor.guard(): memory is about to run out, on the host
     (HostMemoryPressure) or on a device (DeviceMemoryPressure).
 
-    It comes out of `monitor.step()` on the main thread, between two steps, so that the program can
-    save a checkpoint before an allocation fails or the system kills the process.
+    It comes out of `monitor.step()`, between two steps, so that the program can save a checkpoint
+    before an allocation fails or the system kills the process.
     """
 
 

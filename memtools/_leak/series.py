@@ -67,15 +67,15 @@ class Points:
         self._values.append(values)
         if len(self.steps) > MOST_POINTS:  # The older half becomes half as dense.
             keep = [*range(0, MOST_POINTS // 2, 2), *range(MOST_POINTS // 2, len(self.steps))]
-            self.steps = [self.steps[i] for i in keep]
-            self._values = [self._values[i] for i in keep]
+            kept = [self.steps[i] for i in keep], [self._values[i] for i in keep]
+            self.steps, self._values = kept
 
     def series(self, name: str, since: int = 0) -> list[tuple[int, int]]:
         """(step, bytes) of a signal, or of one of the sums, from a step on. A part of a sum that is
         not known at a point counts as at the point before."""
         parts, last = self.SUMS.get(name, (name,)), dict[str, int]()
         found = []
-        for step, values in zip(self.steps, self._values, strict=True):
+        for step, values in zip(self.steps, self._values, strict=False):  # One may be added now.
             known = [part for part in parts if part in values]
             last |= {part: values[part] for part in known}
             if known and step >= since:

@@ -104,13 +104,13 @@ class StepCounter:
         """Called when a call of an outermost module has ended. Raises as for an optimizer."""
         if self._trains or self._graph_task() != -1 or not self._steps.begins(module):
             return
-        self._forwards += 1
-        if self._forwards == KEPT_BACK and has_optimizer():
+        forwards = self._forwards = self._forwards + 1  # Other threads count theirs meanwhile.
+        if forwards == KEPT_BACK and has_optimizer():
             self._kept_back = KEPT_BACK_TO_TRAIN
-        if self._forwards < self._kept_back:
+        if forwards < self._kept_back:
             self._monitor.step(0)
         else:
-            self._monitor.step(self._kept_back if self._forwards == self._kept_back else 1)
+            self._monitor.step(self._kept_back if forwards == self._kept_back else 1)
 
     def end(self) -> None:
         """Count the calls that were kept back: the program has ended, and no optimizer has acted.

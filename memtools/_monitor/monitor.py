@@ -4,7 +4,7 @@ A monitor has, from start to stop, a Run: the sampling thread, the record, Readi
 is in use, the LeakWatch and the PhaseBook. Its Watermarks (guards and callbacks) outlast a run.
 
     step() ──► sampler.step: counts, and returns which watermarks were passed
-      │ something is due, on the main thread
+      │ something is due, and no other thread is at it
       └──────► _safe_point ──► LeakWatch.look: the leak test
                           └──► watermarks: callbacks, then guards
 """
@@ -36,7 +36,7 @@ from memtools._leak.finding import LeakFinding, is_call
 from memtools._monitor import ending, handmade, host, oom, readings
 from memtools._monitor import run as monitor_run
 from memtools._monitor.guards import Callback, Watermark, Watermarks
-from memtools._monitor.leakwatch import FIRST_LOOK, LeakWatch
+from memtools._monitor.leakwatch import LeakWatch
 from memtools._monitor.log import ranked
 from memtools._monitor.phases import Phase, PhaseBook, PhaseTotals, phase_lines
 from memtools._monitor.readings import Headroom, HostTiers
@@ -48,8 +48,7 @@ from memtools._record.kinds import End
 IDLE_NS = 1_000_000_000  # A safe point comes after so long at the latest, ...
 STALL_NS = 100_000_000  # ... or after so long while a guard waits for stalls.
 LOST_NS = 10_000_000_000  # So long, or two steps, without a safe point is not unusual.
-ACTS = "; it acts in a step() of the main thread"  # a guard or a callback
-LOOKS = "; it looks in a step() of the main thread"  # the leak test
+ACTS = "; it acts in step()"  # a guard or a callback
 
 
 def _is_raised_here(error: BaseException) -> bool:
@@ -72,8 +71,8 @@ class MemoryMonitor:
 
     A native thread takes samples and never holds Python's lock. Call `step()` at the end of each
     step: the leak test reads memory there, callbacks and guards act there, and if something grows,
-    a census finds who holds it. All of this happens on the main thread; on other threads `step()`
-    only counts.
+    a census finds who holds it. All of this happens on the thread that calls `step()`, whichever
+    that is: while one thread is at it, the steps of others are counted and do not wait.
 
     After `start()` the monitor raises no exception in training, except MemoryPressure if a guard
     or a callback asks for it. In a forked child it is not running, and the record stays the
@@ -311,10 +310,11 @@ class MemoryMonitor:
     def step(self, n: int = 1) -> None:
         """Report that a step has ended, or several.
 
-        On the main thread this is the safe point: callbacks and guards act here, and the leak test
-        reads memory. On other threads the steps are counted, and nothing else. `step(0)` is a safe
-        point that counts no step. A call takes some 0.3 us if nothing is due, and does nothing
-        while the monitor is not running.
+        This is the safe point: callbacks and guards act here, and the leak test reads memory, on
+        the thread that calls `step()`. So what a guard raises comes out of the call of the thread
+        that was first to make a step after the watermark. `step(0)` is a safe point that counts no
+        step. A call takes some 0.3 us if nothing is due, and does nothing while the monitor is not
+        running.
 
         Args:
             n: the number of steps that have ended, 0 to 2**48; 1 by default.
@@ -348,28 +348,39 @@ class MemoryMonitor:
             self._live.waiting |= self._live.sampler.step(steps)
 
     def _restart_leak_test(self) -> None:
-        """Test for leaks as if the run began now: steps are something else from here on."""
-        if self._live is not None:
-            self._live.restart_leak_test(self._growths)
-            if self._live.peaks is not None:
-                self._live.peaks.begin_anew(self._live.sampler.step_count)
-            self._live.due_step = self._live.others_due_step = 0
+        """Test for leaks as if the run began now: steps are something else from here on. If another
+        thread looks now, the next safe point does it."""
+        run = self._live
+        if run is not None:
+            run.restarts_at, run.due_step = run.sampler.step_count, 0
+            self._safe_point(run, 0)
 
     def _safe_point(self, run: Run, fired: int) -> None:
-        """Do what is due. A callback that calls step() does not enter it again."""
+        """Do what is due, unless another thread is at it, or this one: a callback may call step().
+        That one, or the next step, does what has become due meanwhile."""
         run.waiting |= fired
-        if run.busy or threading.get_ident() != run.main:
-            if fired:
-                run.due = 0
-            if run.safe_ns == 0:
-                self._report_other_thread(run, fired)
-            return
-        run.busy = True
+        is_mine = False
         try:
+            is_mine = run.looks.acquire(blocking=False)
+            if is_mine and not run.busy and not run.over:
+                run.busy = True
+                self._serve(run)
+            elif fired:
+                run.due = 0
+        finally:
+            if is_mine:
+                run.looks.release()
+
+    def _serve(self, run: Run) -> None:
+        try:
+            at, run.restarts_at = run.restarts_at, None
+            if at is not None:
+                run.restart_leak_test(self._growths, at)
             step = run.sampler.step_count
             if run.peaks is not None:
                 run.peaks.step_ended(step)
-            if run.waiting or step >= run.others_due_step or time.monotonic_ns() >= run.due:
+            is_due = run.waiting or step >= run.others_due_step or time.monotonic_ns() >= run.due
+            if is_due or at is not None:
                 self._do_what_is_due(run)
             if run.peaks is not None:
                 is_free = run.watch is None or not run.watch.is_traced
@@ -378,24 +389,17 @@ class MemoryMonitor:
             run.due_step = run.others_due_step
             if run.peaks is not None:
                 run.due_step = min(run.due_step, run.peaks.due_step)
+            if run.restarts_at is not None:
+                run.due_step = 0
+            if run.waiting:
+                run.due = 0
             run.busy = False
-
-    def _report_other_thread(self, run: Run, fired: int) -> None:
-        """Report that steps end on another thread than the main one: guards and callbacks cannot
-        act, and leaks are not tested."""
-        thread = threading.current_thread().name
-        why = f"so far steps end on the thread {thread!r}, none on the main one"
-        if fired:
-            waiting = [passed.watermark for passed in self._watermarks.waiting(fired)]
-            self._cannot_act(run, waiting, f"{why}{ACTS}")
-        if run.tests_leaks and run.sampler.step_count >= FIRST_LOOK and not run.untested:
-            run.note_untested(f"the leak test does not run: {why}{LOOKS}")
+            if run.over:  # its end has not waited for this
+                run.leave()
 
     def _do_what_is_due(self, run: Run) -> None:
         """Do all that waits for a safe point, but for the recording of a step's peak."""
         fired, run.waiting = run.waiting, 0
-        if run.safe_ns == 0:
-            run.note_untested("")
         run.safe_ns = time.monotonic_ns()
         run.due = run.safe_ns + (STALL_NS if self._watermarks.near else IDLE_NS)
         run.others_due_step = 1 << 62
@@ -445,14 +449,12 @@ class MemoryMonitor:
         for watermark, why in self._watermarks.unreadable():
             self._cannot_act(run, [watermark], why)
         if run.safe_ns == 0:
-            self._cannot_act(run, waiting, f"the main thread called no step(){ACTS}")
-            if run.untested and not self._settings.sums_up:  # else the summary says it
-                logger.warning("%s", run.untested)
+            self._cannot_act(run, waiting, f"no step() was called{ACTS}")
             return
         # How long a step takes, with the time before the first one.
         step_ns = (run.safe_ns - run.clock_ns) // max(1, run.sampler.step_count)
         if time.monotonic_ns() - run.safe_ns >= max(LOST_NS, 2 * step_ns):
-            self._cannot_act(run, waiting, f"the main thread had stopped calling step(){ACTS}")
+            self._cannot_act(run, waiting, f"step() was no longer called{ACTS}")
 
     def _report_inert(self, run: Run) -> None:
         for watermark, why in self._watermarks.inert():
@@ -467,7 +469,7 @@ class MemoryMonitor:
     def on_pressure(self, fraction: float, callback: Callback, *, device: object = None) -> Handle:
         """Call a function when memory in use has risen above a part of the limit.
 
-        The call comes at the next safe point, a `step()` on the main thread. It comes again only
+        The call comes at the next safe point, in `step()`. It comes again only
         after memory in use has fallen by 5 % of the limit and has risen again.
 
         Args:
@@ -496,7 +498,7 @@ class MemoryMonitor:
     ) -> Handle:
         """Stop the program, or act otherwise, before memory runs out.
 
-        The guard acts at the next safe point, a `step()` on the main thread, once for each time
+        The guard acts at the next safe point, in `step()`, once for each time
         that memory in use has risen above a part of the limit. A guard of the host above 0.5 acts
         earlier, from `2 * fraction - 1` on, if tasks of the control group wait for memory 40 % of
         the time: a guard at 0.95 then acts from 0.9 on.
@@ -587,7 +589,7 @@ class MemoryMonitor:
         return () if watch is None else watch.findings()
 
     def on_leak(self, callback: LeakCallback | Callable[[], object]) -> Handle:
-        """Call a function in `step()`, on the main thread, as soon as something grows.
+        """Call a function in `step()`, on its thread, as soon as something grows.
 
         It is called for findings of the grade `suspect` and above: once for each holder, once more
         for each higher grade, once more when the line that makes it is known (`made_at`), and once

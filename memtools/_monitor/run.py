@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from memtools._monitor.monitor import MemoryMonitor
 
 FORK_EVENT_NS = 1_000_000_000
+LOOK_S = 2.0  # The end of a run waits so long for a look on another thread.
 
 
 def log_finding(finding: LeakFinding, text: str) -> None:
@@ -179,7 +180,6 @@ class Run:
         self._peak_at_end: tuple[int | None, bool] = None, False
         self.clock_ns = time.monotonic_ns()
         self.ended_ns: int | None = None
-        self.main = threading.main_thread().ident
         #: when step() is to do more than to count, on the monotonic clock
         self.due = 0
         #: and at which step
@@ -188,8 +188,12 @@ class Run:
         self.others_due_step = self.due_step
         #: watermarks that were passed, until the next safe point
         self.waiting = 0
+        #: held by the thread that serves a safe point, and for good by the one that ends the run
+        self.looks = threading.RLock()
         #: a safe point is being served: step() of a callback does no more than count
         self.busy = False
+        #: the step from which on the next safe point tests for leaks anew; None: it does not
+        self.restarts_at: int | None = None
         #: when the last safe point was, on the monotonic clock; 0 before the first
         self.safe_ns = 0
         #: its thread and its record have ended
@@ -255,17 +259,20 @@ class Run:
             ),
         )
 
-    def restart_leak_test(self, expected: Mapping[str, Mapping[str, Any]]) -> None:
-        """Test for leaks from here on; what an earlier test has seen does not count any more.
+    def restart_leak_test(self, expected: Mapping[str, Mapping[str, Any]], origin: int = 0) -> None:
+        """Test for leaks from a step on; what an earlier test has seen does not count any more.
 
         Args:
             expected: the arguments of expect_growth(), by name.
+            origin: the step, 0 by default.
         """
         if not self.settings.leaks:
             return
-        log, origin = self.log, self.sampler.step_count
+        log = self.log
         if self.watch is not None:
             self.watch.withdraw()
+            if self.peaks is not None:
+                self.peaks.begin_anew(origin)
             self._start = replace(self._start, origin=origin)
             log.event("start", self._start)
         self.watch = LeakWatch(
@@ -355,9 +362,10 @@ class Run:
         try:
             if self.by_time is not None:
                 self.by_time.close()
-            if self.watch is not None:
+            # Wait for a look on another thread, but not for one whose callback waits for this call.
+            if self.watch is not None and self.looks.acquire(timeout=LOOK_S):
                 self.watch.close(self.sampler.step_count)
-            self._leave_blocks()
+            self.leave()
         except Exception as error:
             self.log.complain("leaks", f"the last look for leaks failed: {error}")
         try:
@@ -381,13 +389,14 @@ class Run:
         self.over = True
         if self.by_time is not None:
             self.by_time.close()
-        if self.watch is not None:
-            self.watch.leave()
-        self._leave_blocks()
+        self.leave()
         self.sampler.stop()
         self._finish(how)
 
-    def _leave_blocks(self) -> None:
+    def leave(self) -> None:
+        """Look no more, and trace and record nothing more. May be called twice."""
+        if self.watch is not None:
+            self.watch.leave()
         if self.peaks is not None:
             self.peaks.close()
         if self.blocks is not None:

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from memtools._base import process
 from memtools._leak.detector import LeakDetector, part_of
 from memtools._leak.finding import RANK
 from memtools._leak.judge import THRESHOLDS
@@ -25,6 +26,8 @@ from memtools._monitor.signals import COUNTED, Limits, Signal
 #: Growth of this share of the limit, and so many bytes, causes a look at once.
 LARGE_SHARE, LARGE = 0.01, 1 << 20
 IN_USE = ("heap", "python")
+
+_paused: list[Sensor] = []  # those in whose `left_out` the garbage collector is off
 
 
 class Sensor:
@@ -141,6 +144,8 @@ class Sensor:
         is_on = gc.isenabled() and not self._is_noisy
         before = [signal.read() for signal in self.signals]
         if is_on:
+            process.at_fork(_in_child)
+            _paused.append(self)
             gc.disable()
         try:
             yield
@@ -150,6 +155,8 @@ class Sensor:
                     signal.leave_out(size, signal.read())
             finally:
                 if is_on:
+                    if self in _paused:
+                        _paused.remove(self)
                     gc.enable()
 
     # --- growth ---
@@ -236,7 +243,7 @@ class Sensor:
     def declared(self, step: int) -> tuple[float, str]:
         """(bytes a step that are declared now, the names)."""
         rate, names = 0.0, []
-        for name, growth in self._declared.items():
+        for name, growth in list(self._declared.items()):  # Another thread may declare one.
             until, size, given = growth.get("until"), growth.get("bytes"), growth.get("rate")
             if growth["use"] is None:
                 growth["use"] = self.use()
@@ -246,3 +253,10 @@ class Sensor:
             rate += math.inf if given is None else float(given)
             names.append(name)
         return rate, " and ".join(names)
+
+
+def _in_child() -> None:
+    """The child of a fork within `left_out`, on another thread, collects garbage as its parent."""
+    if _paused:
+        _paused.clear()
+        gc.enable()

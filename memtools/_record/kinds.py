@@ -401,7 +401,7 @@ class Pressure(Event):
         if self.what == "not heard":
             return (
                 f"no step() for {self.seconds} s since then: callbacks and guards have not acted, "
-                "as they do so in step() on the main thread"
+                "as they do so in step()"
             )
         if self.what == "cannot act":
             return f"{self.handle} cannot act: {self.why}"

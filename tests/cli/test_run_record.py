@@ -365,8 +365,7 @@ def test_a_quiet_run_says_in_the_log_that_a_guard_cannot_act(tmp_path: Path) -> 
     write(tmp_path, "x = bytearray(200 << 20)")
     found = run(tmp_path, "--quiet", "--limit", "100 MiB", "--guard", "0.9", "train.py")
     assert found.stderr.decode().splitlines() == [
-        "<guard raise at 90%> cannot act: the main thread called no step(); "
-        "it acts in a step() of the main thread"
+        "<guard raise at 90%> cannot act: no step() was called; it acts in step()"
     ]
 
 

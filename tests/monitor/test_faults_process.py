@@ -183,8 +183,7 @@ def test_a_daemon_thread_that_steps_while_the_interpreter_ends(path: Path) -> No
         "while m.step_count < 2000: pass\nsys.exit(3)",
         path,
     )
-    (said,) = done.stderr.splitlines()
-    assert (done.returncode, said.partition(":")[0]) == (3, "the leak test does not run")
+    assert (done.returncode, done.stderr) == (3, "")
     assert read_record(path).complete
 
 

@@ -20,7 +20,6 @@ from typing import Any
 import pytest
 
 from memtools import MemoryMonitor, _core, read_record
-from memtools import _cli as cli
 from memtools._record.figures import figures_of
 from tests.kit.children import in_child, wait_for
 from tests.kit.threadnames import thread_names
@@ -420,59 +419,12 @@ def test_training_goes_on_without_its_record_and_it_is_said_once(path: Path, n: 
 # --- whether leaks are tested ---
 
 
-def steps_elsewhere(m: MemoryMonitor, steps: int) -> None:
-    """Make steps on a thread of the name `trainer`."""
-    worker = threading.Thread(target=lambda: [m.step() for _ in range(steps)], name="trainer")
-    worker.start()
-    worker.join()
-
-
-def test_steps_of_another_thread_alone_are_said_to_test_no_leaks(
-    path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
-) -> None:
-    m = monitor(path)
-    with m:
-        steps_elsewhere(m, 15)
-        assert "leak test does not run" not in m.summary()
-        steps_elsewhere(m, 25)
-        text = (
-            "the leak test does not run: so far steps end on the thread 'trainer', none on the "
-            "main one; it looks in a step() of the main thread"
-        )
-        assert m.summary().splitlines()[-1] == f"T{text[1:]}"
-        # Who reads the record of a run that is killed now reads it, too.
-        assert not figures_of(read_record(path)).verdict.tested
-        assert caplog.messages == []
-    assert caplog.messages == [text], "once, at the end"
-    verdict = figures_of(read_record(path)).verdict
-    assert verdict.untested == text
-    short, last_line = verdict.lines(quiet=True)
-    assert short.startswith("too early to say: ")
-    assert last_line == text
-    assert cli.main(["explain", str(path)]) == 0
-    assert f"  {text}\n" in capsys.readouterr().out
-
-
-def test_steps_of_the_main_thread_that_come_later_test_leaks(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    m = monitor(path)
-    with m:
-        steps_elsewhere(m, 20)
-        m.step()
-        assert "leak test does not run" not in m.summary()
-        for _ in range(11):  # to be able to say that nothing grows
-            m.step()
-    assert caplog.messages == []
-    verdict = figures_of(read_record(path)).verdict
-    assert (verdict.untested, verdict.tested) == ("", True)
-
-
 def test_a_monitor_that_is_not_to_test_leaks_says_nothing_of_it(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     m = monitor(path, leaks=False)
     with m:
-        steps_elsewhere(m, 40)
+        for _ in range(40):
+            m.step()
     assert caplog.messages == []
     assert figures_of(read_record(path)).verdict.untested == ""

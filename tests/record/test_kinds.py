@@ -164,7 +164,7 @@ SENTENCES: dict[Event, str] = {
         "87.5 % of the limit passed: 1900 of 2048 MiB (cgroup)",
     Pressure("not heard", seconds=10):
         "no step() for 10 s since then: callbacks and guards have not acted, as they do so in "
-        "step() on the main thread",
+        "step()",
     Pressure("cannot act", handle="<guard raise at 90%>", why="no limit"):
         "<guard raise at 90%> cannot act: no limit",
     Pressure("forecast", signal="heap", steps_left=(900.0, 950.0, 1000.0)):
