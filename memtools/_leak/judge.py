@@ -44,18 +44,18 @@ class Thresholds:
     explained: float = 0.5
     """Holders that gain at least this share of a part's growth explain it."""
 
-    most_explained: float = 1.2
-    """Holders that seem to gain more than this share keep their own figures. Below it they get the
-    growth of the part, which includes what malloc adds."""
+    most_added: float = 0.2
+    """What malloc adds to what holders gain by their own figures is at most this share of them."""
 
-    most_explained_exactly: float = 1.5
-    """The same if the growth is exact: it says more than an estimate of what objects weigh."""
+    most_shared: float = 1 / 3
+    """What holders' own figures count, and memory does not have, is at most this share of them:
+    objects of several holders, for example."""
 
     exact: float = 0.02
     """Growth is exact if its standard error is at most this share of it."""
 
     noisy: float = 0.2
-    """If the standard error is more than this share, holders' own figures are better."""
+    """If the standard error is at least this share, holders' own figures alone count."""
 
     certain_errors: float = 3.0
     """Growth of more than this many standard errors is not noise."""
@@ -65,9 +65,6 @@ class Thresholds:
 
     near: float = 0.15
     """A slope that differs from what holders gain by at most this share of it is theirs."""
-
-    unexplained: float = 0.3
-    """If holders gain less than this share, even growth may be that of the C heap."""
 
     named_looks: int = 3
     """A census names holders from this look on."""
@@ -256,18 +253,34 @@ class Evidence:
     least_rate: float = THRESHOLDS.least_rate
 
 
-def measured(share: float, rate: float, error: float = math.inf) -> bool:
-    """Whether the growth of a part of memory is a better figure of what its holders gain than their
-    own figures.
+def held_of(own: float, growth: float, error: float = math.inf) -> float:
+    """Bytes a step of the growth of a part of memory that its holders take together.
+
+    Up to what malloc may add to their own figures, or what several of them may share, all of the
+    growth is theirs. What differs more is of something else, and their own figures count the more,
+    the more it differs, and the less exactly the growth is known. So no rate jumps where the growth
+    does not.
 
     Args:
-        share: the share of that growth that the holders seem to gain; 0 or more.
-        rate: of the part, in bytes a step.
+        own: what the holders gain by their own figures, in bytes a step.
+        growth: of the part, in bytes a step.
         error: its standard error, in bytes a step; infinite, the default: not known.
     """
-    is_exact = error <= THRESHOLDS.exact * rate
-    most = THRESHOLDS.most_explained_exactly if is_exact else THRESHOLDS.most_explained
-    return THRESHOLDS.explained <= share <= most
+    if own <= 0 or growth <= 0:
+        return own
+    more = growth / own - 1
+    most = THRESHOLDS.most_added if more > 0 else THRESHOLDS.most_shared
+    taken = max(0.0, min(abs(more), 2 * most - abs(more)))
+    trust = trust_in(growth, error) if math.isfinite(error) else 1.0
+    return own * (1 + trust * math.copysign(taken, more))
+
+
+def trust_in(rate: float, error: float) -> float:
+    """How far a rate with such a standard error is to be trusted: 1 if it is exact, 0 if it is
+    noisy."""
+    noise = error / rate if rate > 0 else math.inf
+    trust = (THRESHOLDS.noisy - noise) / (THRESHOLDS.noisy - THRESHOLDS.exact)
+    return min(1.0, max(0.0, trust))
 
 
 _RAISED = {"suspect": "growing", "growing": "likely", "likely": "likely", "leak": "leak"}
@@ -344,19 +357,21 @@ def _of_use(seen: Evidence) -> list[LeakFinding]:
     rest = use - sum(holder.rate_bytes for holder in bounded)
     free = _with_residue(free, rest)
     free = [holder for holder in free if holder.rate_bytes >= THRESHOLDS.least_share * use]
-    total = sum(holder.rate_bytes for holder in free)
+    own = sum(holder.rate_bytes for holder in free)
+    part, growth = _part_of(seen, rest, own)
+    held = held_of(own, growth, part.error)
     found = [
         of_holder("fills", seen.use.signal, holder, holder.rate_bytes, filling_of(holder))
         for holder in bounded
     ]
-    found += _of_holders(seen, free, rest, total)
-    if total < THRESHOLDS.explained * rest:
+    found += _of_holders(seen, free, part, own / growth if growth > 0 else math.inf, held)
+    if own < THRESHOLDS.explained * rest:
         found += [
             of_holder("suspect", seen.use.signal, one, one.rate_bytes, _what_of(seen, one))
             for one in _small(seen, use)
             if one.rises >= THRESHOLDS.steady_rises
         ]
-    return found + _unexplained(seen, use, rest - total)
+    return found + _unexplained(seen, use, rest - held)
 
 
 def _without_a_walk(seen: Evidence) -> list[LeakFinding]:
@@ -400,28 +415,28 @@ def _what_of(seen: Evidence, holder: Holder) -> str:
     return f"{what}, in {holder.containers:,} of them" if what and holder.containers > 1 else what
 
 
-def _of_holders(
-    seen: Evidence, holders: Sequence[Holder], use: float, total: float
-) -> list[LeakFinding]:
-    """The containers without a bound, which gain `total` bytes a step together. Where they explain
-    the growth, each gets its share of that: what they weigh themselves leaves out what malloc adds.
-
-    What they hold lies on a device or in shared memory if that grows faster than what is in use,
-    and by about as much as they gain.
-    """
-    part, slope = seen.use, use
+def _part_of(seen: Evidence, rest: float, own: float) -> tuple[Part, float]:
+    """The part of memory in which containers gain `own` bytes a step, and its growth without that
+    of containers with a bound. What they hold lies on a device or in shared memory if that grows
+    faster than the rest of what is in use, and by about as much as they gain."""
     for name in ("device", "shm"):
         beside = seen.beside.get(name)
-        if beside is not None and beside.rate_bytes > max(use, THRESHOLDS.explained * total):
-            part, slope = beside, beside.rate_bytes
-            break
-    share = total / slope if slope > 0 else math.inf
-    is_noisy = math.isfinite(part.error) and part.error > THRESHOLDS.noisy * part.rate_bytes
-    is_measured = measured(share, part.rate_bytes, part.error) and not is_noisy
+        if beside is not None and beside.rate_bytes > max(rest, THRESHOLDS.explained * own):
+            return beside, beside.rate_bytes
+    return seen.use, rest
+
+
+def _of_holders(
+    seen: Evidence, holders: Sequence[Holder], part: Part, share: float, held: float
+) -> list[LeakFinding]:
+    """The containers without a bound. By their own figures they gain this share of the growth of a
+    part of memory; `held` bytes a step of it are theirs, each container's by its own figure."""
+    total = sum(holder.rate_bytes for holder in holders)
     if seen.seconds is not None and RANK[part.grade] < RANK["suspect"]:
         # At any point of a program some container is longer than it was.
         certain = THRESHOLDS.certain_errors * seen.use.error
-        if seen.use.rate_bytes <= certain or not measured(share, seen.use.rate_bytes):
+        most = 1 + THRESHOLDS.most_added
+        if seen.use.rate_bytes <= certain or not THRESHOLDS.explained <= share <= most:
             return []
     limit, name = seen.declared
     found: list[LeakFinding] = []
@@ -431,7 +446,7 @@ def _of_holders(
         if total <= limit:
             grade = "fills"
             what.append(f"declared as {name}")
-        rate = holder.rate_bytes / share if is_measured else holder.rate_bytes
+        rate = holder.rate_bytes * held / total
         found.append(of_holder(grade, part.signal, holder, rate, ", ".join(filter(None, what))))
     return _joined(found)
 
@@ -459,11 +474,18 @@ def _together(name: str, several: Sequence[LeakFinding]) -> LeakFinding:
 
 
 def _unexplained(seen: Evidence, use: float, residue: float) -> list[LeakFinding]:
-    """The growth of use that no container explains."""
+    """The growth of use that no container explains, if it is certain by itself. Beside containers
+    that explain most of the growth it is a suspect until it is known what it is."""
     limit, _ = seen.declared
     part, grade = replace(seen.use, rate_bytes=residue, begun_bytes=0.0), seen.use.grade
-    if residue < max(seen.least_rate, (1 - THRESHOLDS.explained) * use) or use <= limit:
+    if residue < seen.least_rate or use <= limit:
         return []
+    if residue < (1 - THRESHOLDS.explained) * use:
+        certain = THRESHOLDS.certain_errors * seen.use.error
+        least = max(certain, THRESHOLDS.least_c_heap * seen.least_rate)
+        if 0 < seen.looks <= THRESHOLDS.even_intervals or residue < least:
+            return []
+        grade = min(grade, "suspect", key=RANK.__getitem__)
     if seen.unheld == CYCLES:
         if seen.is_collected:
             return [of_part(replace(part, grade="fills"), kind=CYCLES)]

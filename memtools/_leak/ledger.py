@@ -226,8 +226,8 @@ class Ledger:
                 one = entry.finding
                 if one.part != part or not entry.share or entry.missed or one.grade == "fills":
                     continue
-                if _is_of_worker(one) or (one.holder and entry.share < THRESHOLDS.explained):
-                    continue  # The rest of its part says nothing about it.
+                if _is_of_worker(one):
+                    continue
                 entry.finding = replace(one, rate_bytes=entry.share * pace)
         return is_another
 

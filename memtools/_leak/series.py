@@ -18,7 +18,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from memtools._leak.finding import LeakFinding
-from memtools._leak.growth import Pace, pace_of, slope_of
+from memtools._leak.growth import Pace, line_of, pace_of, slope_of
 from memtools._leak.judge import (
     C_HEAP,
     OF_CENSUS,
@@ -27,6 +27,7 @@ from memtools._leak.judge import (
     Evidence,
     Part,
     keeps_graphs,
+    trust_in,
 )
 
 if TYPE_CHECKING:
@@ -35,6 +36,11 @@ if TYPE_CHECKING:
 MOST_POINTS = 256
 MOST_OF_PACE = 64  # The pace is taken from up to so many of the newest points.
 FEWEST_POINTS = 3  # A slope that holders explain is taken from at least so many points.
+
+
+def key_of(holder: Holder) -> str:
+    """The name of the signal: all that a holder has gained."""
+    return f"{holder.kind} {holder.path}"
 
 
 def since_of(looks: Sequence[int], step: int) -> int:
@@ -69,6 +75,11 @@ class Points:
             keep = [*range(0, MOST_POINTS // 2, 2), *range(MOST_POINTS // 2, len(self.steps))]
             kept = [self.steps[i] for i in keep], [self._values[i] for i in keep]
             self.steps, self._values = kept
+
+    def note(self, step: int, values: dict[str, int]) -> None:
+        """Add to the newest point what a walk of the heap at its step has shown."""
+        if self.steps and self.steps[-1] == step:
+            self._values[-1] |= values
 
     def series(self, name: str, since: int = 0) -> list[tuple[int, int]]:
         """(step, bytes) of a signal, or of one of the sums, from a step on. A part of a sum that is
@@ -179,6 +190,7 @@ class Looks:
         seconds: float | None = None,
     ) -> Evidence:
         """Everything that the judge reads. The arguments are fields of Evidence."""
+        holders = self.now(holders)
         return Evidence(
             use=self._use(holders),
             beside={name: self.part(name) for name in OF_CENSUS[1:]},
@@ -211,6 +223,32 @@ class Looks:
         )
         return Children(part, count, self._steps_each(), growing, found)
 
+    def now(self, holders: Sequence[Holder]) -> list[Holder]:
+        """Holders that gain as they do now, and not on the average of all looks: steps may become
+        longer."""
+        return [self._now(holder) for holder in holders]
+
+    def _now(self, holder: Holder) -> Holder:
+        """What a holder gains is compared with what is in use at the same looks, because both may
+        come in lumps; the pace of what is in use has more points than there are walks."""
+        pace = self.points.pace("use", self.since)
+        gained = self.points.series(key_of(holder), pace.since)
+        if len(gained) < FEWEST_POINTS or gained[-1][0] != self.step or holder.new_bytes <= 0:
+            return holder
+        walked, at = [step for step, _ in gained], dict(self.points.series("use"))
+        own, use = slope_of(gained), line_of([(step, at[step]) for step in walked if step in at])
+        if own <= 0:
+            return holder
+        if use.slope > 0:
+            trust = trust_in(pace.rate, pace.error) * trust_in(use.slope, use.error)
+            own *= 1 + trust * (pace.rate / use.slope - 1)
+        faster = own / holder.rate_bytes
+        return replace(
+            holder,
+            new_bytes=round(faster * holder.new_bytes),
+            new_objects=max(min(holder.new_objects, 1), round(faster * holder.new_objects)),
+        )
+
     def _steps_each(self) -> float | None:
         """After how many steps there is one process more; None where they do not become more."""
         counts = self.points.series("count", self.since)
@@ -240,29 +278,30 @@ class Looks:
 
     # --- what C code keeps ---
 
-    def is_even(self, signal: str = "use") -> bool:
-        """Whether a signal grew in each of the last intervals between looks by about the same: what
-        C code keeps does so; a cache of it that fills gets slower, and work that varies does
-        not."""
-        return len(self._even(signal)) >= THRESHOLDS.even_intervals and not self._slows(signal)
+    def is_even(self, signal: str = "use", held: float = 0.0) -> bool:
+        """Whether a signal grew in each of the last intervals between looks by about the same,
+        without `held` bytes a step that are another's: what C code keeps does so; a cache of it
+        that fills gets slower, and work that varies does not."""
+        even = self._even(signal, held)
+        return len(even) >= THRESHOLDS.even_intervals and not self._slows(signal, held)
 
-    def _slows(self, signal: str) -> bool:
+    def _slows(self, signal: str, held: float) -> bool:
         """Whether the later intervals between looks, of those that count, show clearly less than
         the earlier ones: the kernels of a library come one for each new shape, and these become
         fewer."""
         points = [point for point in self.points.series(signal) if point[0] >= self.since]
-        rates = [(b - a) / (t - s) for (s, a), (t, b) in pairwise(points)]
+        rates = [(b - a) / (t - s) - held for (s, a), (t, b) in pairwise(points)]
         half = len(rates) // 2
         if half < 2:
             return False
         return median(rates[half:]) < THRESHOLDS.slows * median(rates[:half])
 
-    def _even(self, signal: str) -> list[tuple[int, int]]:
+    def _even(self, signal: str, held: float = 0.0) -> list[tuple[int, int]]:
         """(step, bytes) of the newest looks between which a signal grew by about the same a step.
         Empty where it did not grow in one of the last intervals."""
         at = dict(self.points.series(signal))
         known = [(step, at[step]) for step in self.steps if step in at]
-        rates = [(b - a) / (t - s) for (s, a), (t, b) in pairwise(known)]
+        rates = [(b - a) / (t - s) - held for (s, a), (t, b) in pairwise(known)]
         least = THRESHOLDS.even_intervals
         if len(rates) < least or min(rates[-least:]) <= 0:
             return []

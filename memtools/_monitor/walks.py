@@ -17,7 +17,7 @@ from typing import Protocol
 from memtools._census.holders import Holder
 from memtools._leak.growth import slope_of
 from memtools._leak.judge import C_HEAP, CYCLES, THRESHOLDS, keeps_graphs
-from memtools._leak.series import Looks
+from memtools._leak.series import Looks, key_of
 from memtools._monitor.sensor import Sensor
 
 GRACE_NS = 1_500_000_000  # Looks may take so much in any run, ...
@@ -86,6 +86,9 @@ class HeapWalks:
         self.cost_ns = 0
         #: how long a walk that is wanted has to wait, because it takes too much; 0: it does not
         self.wait_ns = 0
+        #: by the name of a holder: since which step its gain is counted, what it had gained before,
+        #: and the step and the gain of the newest walk
+        self._gains: dict[str, tuple[int, int, int, int]] = {}
         self._reached: list[tuple[int, int]] = []  # (step, bytes) that each whole walk has reached
         self._in_use = 0  # bytes in use at the newest collection
         self._collections = 0  # those before the first look, and those made here since
@@ -151,11 +154,27 @@ class HeapWalks:
             self._census = make()
         self._census.look(step)
         self.holders = self._census.holders()
+        self._sensor.points.note(step, self._gained(step))
         if self._census.cut:
             self._complain("cut", "the heap is too large for a whole look: parts of it were left "
                            "out, and who is in them is not known")  # fmt: skip
         else:
             self._reached = [*self._reached[-63:], (step, self._census.reached_bytes)]
+
+    def _gained(self, step: int) -> dict[str, int]:
+        """What each holder has gained in all, by its name among the signals. Where a census counts
+        from a later step on, its gain of before is what it was at the walk before."""
+        gained = {}
+        for holder in self.holders:
+            if holder.since_step is None or holder.since_step + holder.steps != step:
+                continue
+            since, before, at, size = self._gains.get(key_of(holder), (holder.since_step, 0, 0, 0))
+            if since != holder.since_step:
+                before += size - round(holder.rate_bytes * max(0, at - holder.since_step))
+            now = before + holder.new_bytes
+            self._gains[key_of(holder)] = holder.since_step, before, step, holder.new_bytes
+            gained[key_of(holder)] = now
+        return gained
 
     def collect(self) -> Callable[[], None] | None:
         """Return a function that collects garbage before the lines of traced steps are read, so
@@ -178,15 +197,17 @@ class HeapWalks:
             return ""  # not all of the heap was searched for a holder
         if self._census.looks < THRESHOLDS.named_looks:
             return ""
-        use, held = seen.pace("use"), sum(holder.rate_bytes for holder in self.holders)
-        if use < THRESHOLDS.least_rate or held >= THRESHOLDS.unexplained * use:
+        use = seen.pace("use")
+        held = sum(holder.rate_bytes for holder in seen.now(self.holders))
+        rest = use - held
+        if rest < max(THRESHOLDS.least_rate, THRESHOLDS.least_share * use):
             return ""
         if keeps_graphs(self.holders):
             return ""  # graphs keep what cannot be measured
         whole = [point for point in self._reached if point[0] >= seen.since]
-        if len(whole) < 2 or slope_of(whole) >= THRESHOLDS.explained * use:
+        if len(whole) < 2 or slope_of(whole) - held >= THRESHOLDS.explained * rest:
             return ""  # objects hold it, and no container is longer for it, or that is not known
-        if not seen.is_even():
+        if not seen.is_even(held=held):
             return CYCLES if self._unheld == CYCLES else ""
         if self._unheld == C_HEAP:
             return C_HEAP  # found before, and it goes on
@@ -198,7 +219,8 @@ class HeapWalks:
             after = sum(signal.read() or 0 for signal in self._sensor.in_use())
         self._collections += 1
         self._in_use = before
-        self._unheld = CYCLES if before - after >= THRESHOLDS.garbage * grown else C_HEAP
+        garbage = THRESHOLDS.garbage * grown * rest / use
+        self._unheld = CYCLES if before - after >= garbage else C_HEAP
         return self._unheld
 
 

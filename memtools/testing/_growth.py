@@ -409,7 +409,7 @@ class GrowthTest:
         seen = Evidence(
             grown,
             holders=[one for one in holders if one.capacity is None or one.rate_bytes >= least],
-            unheld=self._unheld(rate),
+            unheld=self._unheld(rate, sum(one.rate_bytes for one in holders)),
             c_heap_bytes=rate,
             least_rate=self._least_rate,
         )
@@ -420,13 +420,14 @@ class GrowthTest:
         grown = {s.name: (s.read() or 0) - self._first.get(s.name, 0) for s in self._signals}
         return "python" if grown["python"] > grown["heap"] else "heap"
 
-    def _unheld(self, rate: float) -> str:
-        """C_HEAP if what Python objects reach has not grown; "" if that is not known."""
+    def _unheld(self, rate: float, held: float) -> str:
+        """C_HEAP if what Python objects reach has not grown, beside what holders gain; "" if that
+        is not known."""
         if self._census.cut or len(self._reached) < THRESHOLDS.named_looks:
             return ""  # What a cut look left out may hold it.
         (since, first), (until, last) = self._reached[0], self._reached[-1]
-        reached = (last - first) / (until - since)
-        is_outside = reached < THRESHOLDS.explained * rate and self._signal() == "heap"
+        reached, rest = (last - first) / (until - since) - held, rate - held
+        is_outside = reached < THRESHOLDS.explained * rest and self._signal() == "heap"
         return C_HEAP if is_outside else ""
 
 

@@ -18,7 +18,7 @@ from memtools._leak.finding import (
     is_call,
     steps_left,
 )
-from memtools._leak.judge import graded, measured
+from memtools._leak.judge import graded
 from memtools._record import kinds
 
 LOSSES = LeakFinding(
@@ -84,23 +84,6 @@ def test_a_record_keeps_all_of_it():
     event, text = kinds.read("finding", kinds.payload("finding", LOSSES))
     assert text == str(LOSSES)
     assert {name: getattr(event, name) for name in vars(LOSSES)} == vars(LOSSES)
-
-
-@pytest.mark.parametrize(
-    ("share", "error", "expected"),
-    [
-        (0.4, 0.0, False),
-        (0.6, math.inf, True),
-        (1.1, math.inf, True),
-        (1.3, math.inf, False),
-        (1.3, 30.0, False),
-        (1.3, 10.0, True),
-        (1.6, 0.0, False),
-    ],
-)
-def test_an_exact_growth_tells_more_than_what_objects_are_taken_to_weigh(share, error, expected):
-    """The same for the monitor, the record and assert_flat()."""
-    assert measured(share, 1000.0, error) is expected
 
 
 @pytest.mark.parametrize(

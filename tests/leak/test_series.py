@@ -12,7 +12,7 @@ from memtools import LeakFinding
 from memtools._leak.growth import slope_of
 from memtools._leak.judge import findings_of
 from memtools._leak.ledger import Ledger
-from memtools._leak.series import Looks, Points
+from memtools._leak.series import Looks, Points, key_of
 from tests.monitor.program import KIB, LOOKS, MIB, holder
 
 
@@ -107,6 +107,37 @@ def test_a_slope_that_holders_explain_is_preferred() -> None:
     assert seen.pace("use") > 1.2 * 32 * KIB
     (named, *_) = findings_of(seen.evidence([holder(32 * KIB)]))
     assert named.rate_bytes == pytest.approx(32 * KIB, rel=0.2)
+
+
+@pytest.mark.parametrize("every", [1, 10])
+def test_a_holder_gains_as_it_does_now_though_a_census_knows_the_average(every: int) -> None:
+    """Episodes become longer, and each step keeps one. Half of what comes is of C code."""
+    points, total, longer = Points(), 0, KIB // 8
+    for step in range(1, 401):
+        total += longer * step * every if step % every == 0 else 0
+        if step in CHECKED:
+            points.add(step, {"heap": 100 * MIB + 2 * total})
+            kept = holder(0, since_step=1, steps=step - 1, new_bytes=total, new_objects=step)
+            points.note(step, {key_of(kept): total})
+    step = points.steps[-1]
+    seen = Looks(step, points.steps, points, {})
+    assert kept.rate_bytes == pytest.approx(longer * step / 2, rel=0.1)
+    (now,) = seen.now([kept])
+    assert now.rate_bytes == pytest.approx(seen.pace("use") / 2, rel=0.05)
+    assert now.rate_bytes > 1.4 * kept.rate_bytes
+    other = holder(KIB, since_step=1, steps=step - 1, path="list a.log")
+    assert seen.now([other]) == [other], "of which no walk has shown the gain"
+    assert Looks(step + 1, points.steps, points, {}).now([kept]) == [kept], "not at this look"
+
+
+def test_what_is_even_beside_a_holder_may_be_that_of_the_c_heap() -> None:
+    def size(step: int) -> int:
+        return 64 * KIB * step + 2 * KIB * (step % 7)
+
+    points = table(heap=size)
+    seen = seen_by(points, 64)
+    assert seen.is_even(held=40 * KIB)
+    assert not seen.is_even(held=64 * KIB), "nothing is left but noise"
 
 
 def test_what_has_slowed_down_is_not_the_c_heap_though_it_is_even_now() -> None:
