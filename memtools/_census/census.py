@@ -205,8 +205,8 @@ class Growth:
         """Return objects of a group that are alive now and were not there at the earlier census.
 
         It takes one more pass over the heap, and the list that it returns keeps the objects alive.
-        A new object at the address of an old one is missed, and so is one new object in sixteen by
-        chance. Old objects are never returned.
+        A new object at the address of an old one is missed, and so is about one new object in 300
+        by chance. Old objects are never returned.
 
         Args:
             of: one of `groups` or `types`. None, the default: the one that grew most.

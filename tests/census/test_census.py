@@ -217,11 +217,13 @@ def test_objects_of_a_growing_type_are_sampled_too():
         pass
 
     before = memtools.census()
-    rows = [Row() for _ in range(100)]
+    rows = [Row() for _ in range(20_000)]
     growth = memtools.census().diff(before)
     (more,) = [t for t in growth.types if t.type.endswith("Row")]
-    assert more.count == 100
-    assert {id(row) for row in growth.sample(more)} <= {id(row) for row in rows}
+    assert more.count == 20_000
+    found = growth.sample(more, limit=20_000)
+    assert {id(row) for row in found} <= {id(row) for row in rows}
+    assert len(found) >= 0.99 * len(rows)  # so that a single new one is found, too
 
 
 def test_nothing_grew():

@@ -1,7 +1,7 @@
 /* census.c -- how this file works.
  *
  * _census() opens the heap (heap.h) and looks at each object once: its type's line is counted, its
- * address becomes a bit of a filter, and a tensor is asked by the shim for its shape and storage and
+ * address becomes bits of a filter, and a tensor is asked by the shim for its shape and storage and
  * counted in the line of its group. A storage that several tensors show counts once, for the group of
  * the largest of them. Without the shim tensors are only listed, and Python asks them. _fresh() goes
  * through the heap again and lists the newest objects of a type whose addresses are not in a filter
@@ -17,13 +17,13 @@
 #include "py/census/heap.h"
 #include "core/census/counts.h"
 
-enum { KEY_WORDS = 64, BITS_PER_OBJECT = 16, AHEAD = 12 };
+enum { KEY_WORDS = 64, BITS_PER_OBJECT = 16, BITS_OF_ONE = 4, WORD = 8, AHEAD = 12 };
 
-/* --- a filter of addresses: one bit each, in a table of 16 to 32 bits an object --------------- */
+/* --- a filter of addresses: four bits of one word for each, 16 to 32 bits an object ----------- */
 
 typedef struct seen {
-    unsigned char *bits;
-    unsigned shift; /* 64 - log2 of how many bits there are */
+    char *words;
+    unsigned shift; /* 64 - log2 of how many words there are */
 } seen;
 
 static size_t
@@ -39,33 +39,43 @@ seen_bytes(size_t objects)
 static seen
 seen_over(char *bytes, Py_ssize_t n)
 {
-    seen s = {.bits = (unsigned char *)bytes, .shift = 61};
+    seen s = {.words = bytes, .shift = 64};
 
-    for (; n > 1; n /= 2)
+    for (n /= WORD; n > 1; n /= 2)
         s.shift--;
     return s;
 }
 
-static uint64_t
-bit_of(const seen *s, const PyObject *op)
+/* The word of an address, and the bits in it that stand for the address. */
+static char *
+word_of(const seen *s, const PyObject *op, uint64_t *bits)
 {
-    return mt_ptr_hash(op) >> s->shift;
+    uint64_t hash = mt_ptr_hash(op), other = (hash ^ hash >> 32) * UINT64_C(0xC2B2AE3D27D4EB4F);
+
+    *bits = 0;
+    for (int i = 0; i < BITS_OF_ONE; i++)
+        *bits |= UINT64_C(1) << (other >> (58 - 6 * i) & 63);
+    return s->words + WORD * (hash >> s->shift);
 }
 
 static void
 census_see(const seen *s, const PyObject *op)
 {
-    uint64_t bit = bit_of(s, op);
+    uint64_t bits, word;
+    char *at = word_of(s, op, &bits);
 
-    s->bits[bit / 8] |= (unsigned char)(1U << bit % 8);
+    memcpy(&word, at, WORD);
+    word |= bits;
+    memcpy(at, &word, WORD);
 }
 
 static bool
 was_seen(const seen *s, const PyObject *op)
 {
-    uint64_t bit = bit_of(s, op);
+    uint64_t bits, word;
 
-    return s->bits[bit / 8] >> bit % 8 & 1;
+    memcpy(&word, word_of(s, op, &bits), WORD);
+    return (word & bits) == bits;
 }
 
 /* --- counting --------------------------------------------------------------------------------- */

@@ -14,7 +14,7 @@
 PyObject *mt_py_census(PyObject *module, PyObject *args);
 
 /* _fresh(type, seen, limit) -> the last `limit` objects of exactly this type that are not in seen.
- * The filter takes about one new object of sixteen for an old one, and no old one for a new. */
+ * The filter takes about one new object of 300 for an old one, and no old one for a new. */
 PyObject *mt_py_fresh(PyObject *module, PyObject *args);
 
 /* _instances(classes) -> the objects of exactly one of these types, which are in a tuple. One pass:
