@@ -268,6 +268,11 @@ _ADVICE: tuple[tuple[_Fits, str], ...] = (
         "(torch.profiler.schedule(wait=..., warmup=..., active=...)) and call its step()",
     ),
     (
+        lambda one: one.kind == "C heap" and "in jumps" in one.what,
+        "C or C++ code has a buffer that it makes larger each time it is full (a vector, an "
+        "index): look at what each step adds there, and remove what is no longer used",
+    ),
+    (
         _is("C heap"),
         "no Python object holds it, so C or C++ code does: look at what each step calls there (a "
         "decoder, a tokenizer, an extension, convolutions of ever new shapes)",

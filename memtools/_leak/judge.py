@@ -23,6 +23,7 @@ from memtools._leak.finding import COLLECTOR_IS_OFF, RANK, Key, LeakFinding
 
 if TYPE_CHECKING:
     from memtools._census.holders import Holder
+    from memtools._leak.jumps import Stairs
 
 GRAPH = "autograd graph"
 C_HEAP = "C heap"
@@ -228,6 +229,7 @@ class Evidence:
         unheld: what the growth of use is that no Python object holds: C_HEAP, CYCLES, or "", the
             default, if that is not known.
         c_heap_bytes: bytes a step that C code and holders take together, if `unheld` is C_HEAP.
+        stairs: how the heap grows in few large jumps; None, the default, where it does not.
         is_collected: whether Python's collector or the program collects garbage.
         profiles: whether a torch profiler runs.
         declared: bytes a step that the program has declared to fill something, `math.inf` for as
@@ -246,6 +248,7 @@ class Evidence:
     looks: int = 0
     unheld: str = ""
     c_heap_bytes: float = 0.0
+    stairs: Stairs | None = None
     is_collected: bool = True
     profiles: bool = False
     declared: tuple[float, str] = (0.0, "")
@@ -360,6 +363,8 @@ def _of_use(seen: Evidence) -> list[LeakFinding]:
     own = sum(holder.rate_bytes for holder in free)
     part, growth = _part_of(seen, rest, own)
     held = held_of(own, growth, part.error)
+    if seen.stairs is not None and part is seen.use:
+        held = min(held, growth)  # What a jump has got lasts until the next one.
     found = [
         of_holder("fills", seen.use.signal, holder, holder.rate_bytes, filling_of(holder))
         for holder in bounded
@@ -494,7 +499,7 @@ def _unexplained(seen: Evidence, use: float, residue: float) -> list[LeakFinding
     if seen.unheld == C_HEAP and residue >= THRESHOLDS.least_c_heap * seen.least_rate:
         rate = max(0.0, seen.c_heap_bytes - (use - residue))
         part = replace(part, grade=_at_least_suspect(grade), rate_bytes=rate)
-        what = "a torch profiler is running" if seen.profiles else ""
+        what = "a torch profiler is running" if seen.profiles else _jumps_of(seen)
         return [of_part(part, kind=C_HEAP, what=what)]
     if RANK[grade] < RANK["suspect"]:
         return []
@@ -507,7 +512,18 @@ def _unexplained(seen: Evidence, use: float, residue: float) -> list[LeakFinding
     # The fastest of the containers that are too small to be the leak.
     small = _small(seen, use)[:1]
     among = [f"among it {one.path}: +{format_bytes(one.rate_bytes)}/step" for one in small]
-    return [of_part(part, what=seen.unlooked or "".join(among))]
+    if seen.unlooked:
+        among = [seen.unlooked]
+    return [of_part(part, what=", ".join(filter(None, [_jumps_of(seen), *among])))]
+
+
+def _jumps_of(seen: Evidence) -> str:
+    """`in jumps, the next of 48.0 MiB at about step 513`; "" where it does not grow so."""
+    if seen.stairs is None:
+        return ""
+    size, step = format_bytes(seen.stairs.next_bytes), seen.stairs.next_step
+    at = f" at about step {step:,.0f}" if seen.seconds is None else ""
+    return f"in jumps, the next of {size}{at}"
 
 
 def _small(seen: Evidence, use: float) -> list[Holder]:

@@ -18,6 +18,7 @@ from itertools import pairwise
 
 from memtools._leak.finding import RANK, Key, LeakFinding
 from memtools._leak.judge import C_HEAP, CYCLES, OF_CENSUS, THRESHOLDS
+from memtools._leak.jumps import LATE
 from memtools._leak.series import Points, since_of
 
 
@@ -259,6 +260,7 @@ class Ledger:
             THRESHOLDS.ended_steps,
             THRESHOLDS.ended_share_of_run * step,
             2 * max(apart[-4:], default=0),
+            LATE * stairs.pause if (stairs := points.stairs(one.part)) else 0,
         )
         is_held = bool(one.holder) and not entry.missed  # as the newest walk has seen
         since = points.steps[0] if one.since_step is None else one.since_step

@@ -17,7 +17,7 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
-from memtools._leak.finding import LeakFinding
+from memtools._leak.finding import RANK, LeakFinding
 from memtools._leak.growth import Pace, line_of, pace_of, slope_of
 from memtools._leak.judge import (
     C_HEAP,
@@ -29,6 +29,7 @@ from memtools._leak.judge import (
     keeps_graphs,
     trust_in,
 )
+from memtools._leak.jumps import FILLED, SAME, Jumps, Stairs, without
 
 if TYPE_CHECKING:
     from memtools._census.holders import Holder
@@ -64,6 +65,8 @@ class Points:
         self.steps: list[int] = []
         self._values: list[dict[str, int]] = []
         self._is_noisy = noisy  # They are not read at the same point of a step.
+        #: the jumps of the heap, of which there are readings between the looks
+        self.jumps = Jumps()
 
     def add(self, step: int, values: dict[str, int]) -> None:
         """The signals that are known at this step, which is above all before."""
@@ -107,7 +110,31 @@ class Points:
         """Bytes a step now: by a line through the points from a step on, without those before the
         series became faster or slower."""
         points = self._without_end(name, since)[-MOST_OF_PACE:]
-        return pace_of(points) if points else Pace(0.0, since, math.inf)
+        if not points:
+            return Pace(0.0, since, math.inf)
+        stairs = self.stairs(name)
+        if stairs is None:
+            return pace_of(points)
+        beside = pace_of(without(points, stairs.jumps))
+        return beside._replace(rate=beside.rate + stairs.rate)
+
+    def stairs(self, name: str) -> Stairs | None:
+        """The growth of a signal in jumps; None if there is none."""
+        if self._is_noisy or "heap" not in self.SUMS.get(name, (name,)):
+            return None
+        stairs = self.jumps.stairs()
+        if stairs is None and (two := self.jumps.stairs(FILLED)) and self._is_filled(two):
+            return two
+        return stairs
+
+    def _is_filled(self, stairs: Stairs) -> bool:
+        """Whether resident memory has risen between the last two jumps by what is added to the
+        buffer: pages that are written for the first time."""
+        before, last = stairs.jumps[-2:]
+        points = [point for point in self.series("rss", before.step) if point[0] <= last.since]
+        if len(points) < 2 or points[-1][0] - points[0][0] < (last.since - before.step) / 4:
+            return False
+        return stairs.rate / SAME <= slope_of(points) <= stairs.rate * SAME
 
     def recent(self, name: str, steps: int, but_a_fall: float = 0) -> float | None:
         """Bytes a step from the newest point that is at least `steps` old to the newest one; None
@@ -169,6 +196,8 @@ class Looks:
         if name == "use":
             signal = "python" if self.pace("python") > self.pace("heap") else "heap"
         grade, since, begun = self.grades.get(name, "quiet"), rises[0] if rises else None, 0.0
+        if self.points.stairs(name) is not None:
+            grade = max(grade, "suspect", key=RANK.__getitem__)
         at, tested = self.tested.get(name, (0, 0.0))
         # What has begun since the look before is in one point alone: the leak test has it.
         newest = self.steps[-2] if len(self.steps) > 1 else math.inf
@@ -201,6 +230,7 @@ class Looks:
             looks=len(self.steps),
             unheld=unheld,
             c_heap_bytes=self._cost_of_c() if unheld == C_HEAP else 0.0,
+            stairs=self.points.stairs("use"),
             is_collected=is_collected,
             profiles=profiles,
             declared=declared,
@@ -266,7 +296,8 @@ class Looks:
         use, held = self.part("use"), sum(holder.rate_bytes for holder in holders)
         near = THRESHOLDS.near * held
         is_theirs = abs(use.rate_bytes - held) <= near
-        if held < THRESHOLDS.least_rate or keeps_graphs(holders) or is_theirs:
+        is_known = is_theirs or self.points.stairs("use") is not None
+        if held < THRESHOLDS.least_rate or keeps_graphs(holders) or is_known:
             return use
         points = self.points.series("use", self.points.pace("use", self.since).since)
         while len(points) > FEWEST_POINTS:
@@ -277,6 +308,11 @@ class Looks:
         return use
 
     # --- what C code keeps ---
+
+    def of_c(self, held: float) -> bool:
+        """Whether what is in use grows as what C code keeps does, beside `held` bytes a step that
+        are another's: evenly, or by a buffer that is made larger from time to time."""
+        return self.points.stairs("use") is not None or self.is_even(held=held)
 
     def is_even(self, signal: str = "use", held: float = 0.0) -> bool:
         """Whether a signal grew in each of the last intervals between looks by about the same,

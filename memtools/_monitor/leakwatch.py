@@ -272,7 +272,9 @@ class LeakWatch:
     def _check(self, step: int) -> None:
         """Read everything, for the findings that stand, and see whether one has ended."""
         self._read(step)
-        if self._ledger.follow(self._sensor.paces(step)):
+        stairs = self._sensor.points.stairs("use")
+        has_jumped = stairs is not None and stairs.jumps[-1].step > self._sensor.looks[-1]
+        if self._ledger.follow(self._sensor.paces(step)) or has_jumped:
             self._schedule.soon(step)
         self._forecast(step)
         self._report(self._ledger.end(self._sensor.points, step))

@@ -134,6 +134,8 @@ class Sensor:
         return 1 if any(signal.name == "device" for signal in self._counted) else 4
 
     def _feed(self, signal: Signal, step: int, size: int | None) -> None:
+        if signal.name == "heap" and size is not None:
+            self.points.jumps.add(step, size)
         for at, value in signal.feed(step, size):
             self._detector.update(at, **{signal.name: value})
 

@@ -207,7 +207,7 @@ class HeapWalks:
         whole = [point for point in self._reached if point[0] >= seen.since]
         if len(whole) < 2 or slope_of(whole) - held >= THRESHOLDS.explained * rest:
             return ""  # objects hold it, and no container is longer for it, or that is not known
-        if not seen.is_even(held=held):
+        if not seen.of_c(held):
             return CYCLES if self._unheld == CYCLES else ""
         if self._unheld == C_HEAP:
             return C_HEAP  # found before, and it goes on

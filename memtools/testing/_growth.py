@@ -34,6 +34,7 @@ from memtools._census.holders import Holder
 from memtools._leak.finding import LeakFinding, advice_for
 from memtools._leak.growth import line_through
 from memtools._leak.judge import C_HEAP, THRESHOLDS, Children, Evidence, Part, findings_of
+from memtools._leak.jumps import Stairs, jumps_of
 from memtools._monitor.places import Living, Place, Site, name_of, place_of, places_of
 from memtools._monitor.signals import Signal, signals_of
 from memtools._monitor.tracewindow import OF_A_BLOCK, BlocksLike
@@ -338,6 +339,8 @@ class GrowthTest:
         """Bytes a step by which a part grows."""
         steps, sizes = self._series_of(part, warmup)
         rate = growth_of(sizes, steps)
+        if part == "use" and rate == 0 and (stairs := self._stairs(warmup)) is not None:
+            return stairs.rate
         levels = [level for level in self._levels.get(part, ()) if level[0] >= warmup]
         freed = self._freed["use"] - self._freed["tensors"] if part == "others" else 0
         freed = self._freed.get(part, freed)
@@ -346,6 +349,10 @@ class GrowthTest:
             if freed > _GARBAGE * grown:
                 return growth_of_levels(levels)
         return rate
+
+    def _stairs(self, warmup: int) -> Stairs | None:
+        """What is in use grows in few large jumps; None if it does not."""
+        return jumps_of(zip(*self._series["use"].after(warmup), strict=True)).stairs()
 
     def _said_within(self, part: str, warmup: int) -> str:
         """The message about one part of what is in use, if the whole is not known to grow; else "".
@@ -411,6 +418,7 @@ class GrowthTest:
             holders=[one for one in holders if one.capacity is None or one.rate_bytes >= least],
             unheld=self._unheld(rate, sum(one.rate_bytes for one in holders)),
             c_heap_bytes=rate,
+            stairs=self._stairs(self.warmup_of(self.steps)) if part == "use" else None,
             least_rate=self._least_rate,
         )
         return sorted(findings_of(seen), key=lambda one: (not one.holder, -one.rate_bytes))
