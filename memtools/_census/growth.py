@@ -28,6 +28,7 @@ from typing import Any
 from memtools import _core
 from memtools._base import torch as bridge
 from memtools._base.libraries import PACKAGE, library_paths, users_paths
+from memtools._census.extensions import extension_of
 from memtools._census.holders import (
     LRU_CACHE,
     Holder,
@@ -153,8 +154,13 @@ def _named(rows: list[Any], has_shim: bool, least_rate: float) -> tuple[Holder, 
             continue
         key = holder.path, holder.kind
         joined[key] = joined[key]._with(holder) if key in joined else holder
-    found = [h for h in joined.values() if h.rate_bytes >= least_rate]
+    found = [h for h in joined.values() if h.rate_bytes >= least_rate or _may_have_more(h)]
     return tuple(sorted(found, key=_best_first)[:_MOST_HOLDERS])
+
+
+def _may_have_more(holder: Holder) -> bool:
+    """Whether a holder that gains little may gain more in C, which a walk does not see."""
+    return bool(holder.extension) and holder.capacity is None
 
 
 def _best_first(holder: Holder) -> tuple[bool, bool, float]:
@@ -223,7 +229,8 @@ def _holder(
     if kept >= length > 0 and capacity is None:  # Each entry keeps what it was computed from.
         path, kind = f"autograd graphs kept by {path}", "autograd graph"
     return replace(found, path=path, kind=kind, length=now, capacity=capacity,
-                   new_objects=new_objects, new_bytes=size, what=what)  # fmt: skip
+                   new_objects=new_objects, new_bytes=size, what=what,
+                   extension=extension_of(_entries(container)))  # fmt: skip
 
 
 def _kind_of_holder(way: list[Any], path: str, kind: str) -> str:

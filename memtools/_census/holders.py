@@ -261,6 +261,9 @@ class Holder:
         since_step: the step from which on it grew; None if only one look has seen it.
         rises: the number of looks at which it was longer than at the look before.
         only_gained: whether it was never shorter than at the look before.
+        extension: the class of an extension module of which each of the newest entries has an
+            object of its own, whose memory in C is not known; "" if there is none.
+        bytes_in_c: the part of `new_bytes` that is memory in C, as far as that is known.
     """
 
     path: str
@@ -275,6 +278,8 @@ class Holder:
     since_step: int | None = None
     rises: int = 0
     only_gained: bool = False
+    extension: str = ""
+    bytes_in_c: int = 0
 
     def __post_init__(self) -> None:
         """Remove terminal escapes and secrets from names of the program."""

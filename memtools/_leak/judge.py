@@ -359,7 +359,10 @@ def _of_use(seen: Evidence) -> list[LeakFinding]:
     free = [holder for holder in seen.holders if holder.capacity is None]
     rest = use - sum(holder.rate_bytes for holder in bounded)
     free = _with_residue(free, rest)
-    free = [holder for holder in free if holder.rate_bytes >= THRESHOLDS.least_share * use]
+    keeper = _of_c_memory(seen, free, rest)
+    free = [keeper if keeper and one.path == keeper.path else one for one in free]
+    least = max(seen.least_rate, THRESHOLDS.least_share * use)
+    free = [holder for holder in free if holder.rate_bytes >= least]
     own = sum(holder.rate_bytes for holder in free)
     part, growth = _part_of(seen, rest, own)
     held = held_of(own, growth, part.error)
@@ -400,6 +403,19 @@ def _with_residue(holders: Sequence[Holder], use: float) -> list[Holder]:
     ]
 
 
+def _of_c_memory(seen: Evidence, free: Sequence[Holder], rest: float) -> Holder | None:
+    """The container that keeps the objects to which memory in C belongs, and what both gain. None
+    if there is no such memory, or no container or several that gain objects of an extension: memory
+    in C that comes evenly is then that of any code."""
+    keepers = [one for one in free if one.extension and one.only_gained and one.new_objects > 0]
+    residue = rest - sum(one.rate_bytes for one in free)
+    least = THRESHOLDS.least_c_heap * seen.least_rate
+    if seen.unheld != C_HEAP or len(keepers) != 1 or residue < least:
+        return None
+    in_c = round(residue * keepers[0].steps)
+    return replace(keepers[0], new_bytes=keepers[0].new_bytes + in_c, bytes_in_c=in_c)
+
+
 def of_holder(grade: str, signal: str, holder: Holder, rate: float, what: str) -> LeakFinding:
     """The finding that a holder gains `rate` bytes a step, `what` in words."""
     return LeakFinding(grade, signal, rate_bytes=rate, since_step=holder.since_step,
@@ -418,6 +434,15 @@ def _what_of(seen: Evidence, holder: Holder) -> str:
     """What comes, as everywhere, and in how many containers of this name."""
     what = sentences.of_new_objects(holder, seen.seconds)
     return f"{what}, in {holder.containers:,} of them" if what and holder.containers > 1 else what
+
+
+def _c_memory_of(holder: Holder, *, others: bool) -> str:
+    """`and 236.0 KiB of C memory with each`; "" without. Beside others that gain it may be that of
+    any code."""
+    if holder.bytes_in_c == 0:
+        return ""
+    each = format_bytes(holder.bytes_in_c / holder.new_objects)
+    return f"and {'probably ' if others else ''}{each} of C memory with each"
 
 
 def _part_of(seen: Evidence, rest: float, own: float) -> tuple[Part, float]:
@@ -446,8 +471,10 @@ def _of_holders(
     limit, name = seen.declared
     found: list[LeakFinding] = []
     for holder in sorted(holders, key=lambda one: -one.rate_bytes):
-        grade = graded(part.grade, share, only_gained=holder.only_gained)
-        what = [_what_of(seen, holder), "in shared memory" if part.signal == "shm" else ""]
+        is_seen = 2 * holder.bytes_in_c <= holder.new_bytes  # else it is concluded
+        grade = graded(part.grade, share, only_gained=holder.only_gained and is_seen)
+        what = [_what_of(seen, holder), _c_memory_of(holder, others=len(holders) > 1)]
+        what += ["in shared memory"] if part.signal == "shm" else []
         if total <= limit:
             grade = "fills"
             what.append(f"declared as {name}")

@@ -103,7 +103,7 @@ class Ledger:
         """
         named = {one.key: one for one in found if walked or not self._is_held(one)}
         news = [one for one in map(lambda one: self._enter(step, one), named.values()) if one]
-        taken_back = self._miss(found, named, walked=walked)
+        taken_back = self._miss(found, named, paces, walked=walked)
         if walked:
             self._measure(paces)
         else:
@@ -137,9 +137,15 @@ class Ledger:
         return entry.finding if entry.finding.grade != before.grade else None
 
     def _miss(
-        self, found: Sequence[LeakFinding], named: Mapping[Key, LeakFinding], *, walked: bool
+        self,
+        found: Sequence[LeakFinding],
+        named: Mapping[Key, LeakFinding],
+        paces: Mapping[str, float],
+        *,
+        walked: bool,
     ) -> list[LeakFinding]:
-        """Note which findings the look has not shown. Returns those that another one replaces."""
+        """Note which findings the look has not shown. Returns those that another one replaces: all
+        of what C code seemed to keep may be that of objects which a container keeps."""
         explained = {one.part for one in found if one.holder or one.kind in (C_HEAP, CYCLES)}
         nameless = {one.part for one in found if _is_nameless(one)}
         replaced = []
@@ -148,7 +154,11 @@ class Ledger:
             if key in named or (not walked and one.part in OF_CENSUS):
                 continue  # The look has shown it, or the heap was not walked.
             entry.missed += 1
-            others = nameless if one.kind == C_HEAP else explained
+            held = sum(
+                other.rate_bytes for other in found if other.holder and other.part == one.part
+            )
+            is_held = held >= (1 - THRESHOLDS.near) * paces.get(one.part, math.inf)
+            others = nameless if one.kind == C_HEAP and not is_held else explained
             if _has_no_holder(one) and one.part in others:
                 replaced.append(self._end(key))
         return replaced

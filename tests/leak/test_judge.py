@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -156,6 +157,48 @@ def test_the_sum_is_the_pace_of_what_is_in_use_whatever_share_is_held(
         if before is not None:
             assert abs(held - before) <= 0.025 * own, percent
         before = held
+
+
+def handles(**more: Any) -> Holder:
+    """A dict that gains one handle of a library every two steps, 1 KiB a step for Python."""
+    given = {"path": "dict Episodes.handles", "kind": "dict", "what": "h5.Dataset objects"}
+    given |= {"new_objects": 50, "extension": "h5.DatasetID", "only_gained": True}
+    return holder(KIB, **(given | more))
+
+
+def of_c_memory(*held: Holder, use: float = 100 * KIB) -> list[tuple[str, float, str, str]]:
+    part = Part("heap", use, 0.0, "growing")
+    seen = Evidence(part, holders=held, looks=6, unheld=C_HEAP, c_heap_bytes=use)
+    return [(f.holder or f.kind, f.rate_bytes, f.what, f.grade) for f in findings_of(seen)]
+
+
+def test_memory_in_c_belongs_to_the_container_of_the_objects_that_it_comes_with() -> None:
+    each = "1 new h5.Dataset object every 2 steps, and 198.0 KiB of C memory with each"
+    found = ("dict Episodes.handles", pytest.approx(100 * KIB), each, "growing")
+    assert of_c_memory(handles()) == [found]
+    # Beside another container that gains it is less certain, and what that holds is its own.
+    name, rate, what, _ = of_c_memory(handles(), holder(40 * KIB))[0]
+    assert (name, rate) == ("dict Episodes.handles", pytest.approx(60 * KIB))
+    assert what.endswith("and probably 118.0 KiB of C memory with each")
+    # Without such memory it is too small to be named.
+    small = handles(new_bytes=50 * KIB)
+    assert [name for name, *_ in of_c_memory(small, use=3 * KIB)] == [""]
+    assert [name for name, *_ in of_c_memory(small, use=5 * KIB)] == ["dict Episodes.handles"]
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        [handles(extension="")],
+        [handles(only_gained=False)],
+        [handles(capacity=99, length=4)],
+        [handles(), handles(path="list Episodes.files")],
+    ],
+    ids=["of Python", "not always longer", "bounded", "two"],
+)
+def test_memory_in_c_that_may_be_of_any_code_is_the_c_heaps(held: list[Holder]) -> None:
+    assert "C heap" in [name for name, *_ in of_c_memory(*held)]
+    assert not any("of C memory" in what for _, _, what, _ in of_c_memory(*held))
 
 
 def test_only_the_judge_makes_findings() -> None:

@@ -73,6 +73,13 @@ def test_what_nobody_was_known_to_hold_is_taken_back(
     assert [one.kind for one in ledger.findings()] == stands
 
 
+def test_the_c_heaps_growth_that_a_container_has_now_is_taken_back() -> None:
+    ledger, keeper = Ledger(), replace(LIST, rate_bytes=36.0 * KIB)
+    look(ledger, 64, C_HEAP, use=36.0 * KIB)
+    assert look(ledger, 96, keeper, use=36.0 * KIB) == (["growing"], ["C heap"])
+    assert [(one.holder, one.made_at) for one in ledger.findings()] == [("list a", "x.py:4")]
+
+
 @pytest.mark.parametrize(("rate", "line"), [(33 * KIB, "train.py:4"), (99 * KIB, "")])
 def test_what_gets_a_name_keeps_its_line_where_it_is_as_fast(rate: int, line: str) -> None:
     ledger = Ledger()

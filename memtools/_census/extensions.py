@@ -1,0 +1,82 @@
+"""Objects whose memory in C a walk of the heap does not see: those of extension modules.
+
+A handle of a file, a parser's tree or an index is a small object for Python, and holds what its
+library allocates. A walk counts the small object alone. Here is which entries of a container lead
+to one of their own.
+"""
+
+from __future__ import annotations
+
+import collections
+import gc
+import types
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from memtools._base import torch as bridge
+from memtools._census.holders import type_name
+
+_DEPTH = 3  # Objects are looked for to this depth below an entry.
+_BROAD, _MOST = 16, 512  # So many of what an object refers to are followed, and so many in all.
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: the type was not compiled in.
+#: Modules whose types a walk measures, or that have nothing in C.
+_MEASURED = {
+    *("builtins", "collections", "types", "functools", "itertools", "operator", "weakref"),
+    *("array", "datetime", "decimal", "re", "enum", "abc", "io", "mmap", "threading", "asyncio"),
+    *("contextvars", "thread", "queue", "random", "struct", "numpy", "torch"),
+}  # fmt: skip
+_MODULE = type.__dict__["__module__"].__get__
+_MRO = type.__dict__["__mro__"].__get__
+_FLAGS = type.__dict__["__flags__"].__get__
+_BASE = type.__dict__["__base__"].__get__
+_DICT_OFFSET = type.__dict__["__dictoffset__"].__get__
+
+
+def extension_of(entries: Sequence[Any]) -> str:
+    """The class of an extension of which all these entries have an object of their own; "" if there
+    is none, or for fewer than two."""
+    seen = {id(entry) for entry in entries}
+    found = collections.Counter(filter(None, (_below([entry], seen) for entry in entries)))
+    # What all of them share is found below the first one alone.
+    name, count = found.most_common(1)[0] if found else ("", 0)
+    return name if len(entries) > 1 and count >= len(entries) - 1 else ""
+
+
+def _below(level: Iterable[Any], seen: set[int]) -> str:
+    """The class of the first object of an extension on these levels that was not seen before."""
+    level = list(level)
+    for _ in range(_DEPTH + 1):
+        for obj in level:
+            if _is_of_extension(type(obj)):
+                return type_name(type(obj))
+        below = [part for obj in level for part in gc.get_referents(obj)[:_BROAD]]
+        level = []
+        for part in below:
+            is_code = issubclass(type(part), (type, types.ModuleType, types.FunctionType))
+            if is_code or id(part) in seen or len(seen) > _MOST:
+                continue
+            seen.add(id(part))
+            level.append(part)
+    return ""
+
+
+def _is_of_extension(kind: type) -> bool:
+    """Whether objects of a type may have memory in C that a walk does not see."""
+    torch = bridge.loaded()
+    if torch is not None and issubclass(kind, torch.Tensor):
+        return False
+    return any(map(_is_compiled, _MRO(kind)))
+
+
+def _is_compiled(kind: type) -> bool:
+    """Whether a type is of C code, and not one of those that are measured. A class of Python has a
+    dict or slots, or a base that has."""
+    module = _MODULE(kind)
+    if type(module) is not str or module.lstrip("_").partition(".")[0] in _MEASURED:
+        return False
+    if not _FLAGS(kind) & _HEAP_TYPE:
+        return True
+    names, base = type.__dict__["__dict__"].__get__(kind), _BASE(kind)
+    if "__dict__" in names or "__slots__" in names:
+        return False
+    return base is None or _DICT_OFFSET(base) == 0
