@@ -76,7 +76,7 @@ for line, _ in by.most_common(int(sys.argv[3])):
 def traced(name: str, steps: int, out: Path) -> str:
     """What tracemalloc blames in a loop of so many steps, as `file.py:line file.py:line`, the most
     first."""
-    script = running.SCRIPTS / f"{name}.py"
+    script = running.script_of(name)
     return _blamed(["-c", _TRACED, str(script), str(steps // 2), str(MOST)], out)
 
 
@@ -85,7 +85,7 @@ def memray(name: str, out: Path) -> str:
     own."""
     if importlib.util.find_spec("memray") is None:
         return NOT_INSTALLED
-    script, recording = running.SCRIPTS / f"{name}.py", out / f"{name}.memray"
+    script, recording = running.script_of(name), out / f"{name}.memray"
     try:
         _run(["-m", "memray", "run", "-q", "-f", "-o", str(recording), str(script)], out)
         return _blamed(["-c", _READ, str(recording), str(script), str(MOST)], out)

@@ -97,6 +97,11 @@ def shm_files() -> frozenset[str]:
         return frozenset()
 
 
+def script_of(name: str) -> Path:
+    """The program of that name: those with libraries of others lie in a folder of their own."""
+    return next(SCRIPTS.rglob(f"{name}.py"))
+
+
 def run(name: str, out: Path) -> float:
     """One loop; returns the seconds that it took."""
     record, log = out / f"{name}.mem", out / f"{name}.log"
@@ -106,7 +111,7 @@ def run(name: str, out: Path) -> float:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(work),
                    "PYTHONDONTWRITEBYTECODE": "1"}  # fmt: skip
     command = [sys.executable, "-m", "memtools", "run", "--limit", f"{LIMIT_BYTES >> 30} GiB"]
-    command += ["--log", str(record), str(SCRIPTS / f"{name}.py")]
+    command += ["--log", str(record), str(script_of(name))]
     before, begin = shm_files(), time.monotonic()
     with log.open("wb") as file:
         process = subprocess.Popen(
