@@ -27,6 +27,8 @@ reports, and whether its own last lines agree.
 - made: `made_at` of that finding, at most two lines, has one where the leak is made; of the leaks
   that Python objects, tensors or arrays of this process make. Of tracemalloc and memray the first
   two lines count in the same way;
+- kept: `kept_at` of that finding has a line where the leak is kept, in the same way, of the leaks
+  that a line keeps;
 - same: the sentence of each finding is among the run's own last lines;
 - wrong: names at the end, suspect or above, of objects that hold nothing that leaks;
 - forecast: the interval at the end contains the truth, and its highest by its lowest; in the JSON
@@ -83,6 +85,8 @@ class Score:
     first_step: int | None = None
     made: bool | None = None
     made_at: str = ""
+    kept: bool | None = None
+    kept_at: str = ""
     same: bool = False
     wrong: list[str] = field(default_factory=list)
     forecast_ok: bool | None = None
@@ -187,8 +191,14 @@ def _made(found: Score, truth: Json, right: Json | None, leaks: Sequence[Json]) 
         return
     said = [one["made_at"] for one in ([right] if right else leaks) if one["made_at"]]
     found.made_at = next(iter(said), "")
-    lines = {part.partition(" in ")[0] for part in found.made_at.split(" and ")}
-    found.made = any(f"{line}".endswith(tuple(truth["made"])) for line in lines)
+    found.made = _has_line(found.made_at, truth["made"])
+    if truth["kept"]:
+        found.kept_at = (right["kept_at"] or "") if right else ""
+        found.kept = _has_line(found.kept_at, truth["kept"])
+
+
+def _has_line(said: str, lines: Sequence[str]) -> bool:
+    return any(part.partition(" in ")[0].endswith(tuple(lines)) for part in said.split(" and "))
 
 
 def _ends_alike(found: Score, log: str, leaks: Sequence[Json]) -> None:
@@ -263,6 +273,7 @@ def rows(scores: Sequence[Score]) -> list[list[str]]:
                 yes(one.holder_ok) if one.leaks else "-",
                 yes(one.all_right) if one.leaks else "-",
                 yes(one.made),
+                yes(one.kept),
                 yes(one.same),
                 f"{yes(one.forecast_ok)} {ratio(one.forecast_ratio)}",
                 ", ".join(one.wrong) or "-",
@@ -276,7 +287,7 @@ def rows(scores: Sequence[Score]) -> list[list[str]]:
 
 
 HEADER = ("loop", "steps", "took", "best", "end", "first", "true", "rate", "holder", "all", "made",
-          "same", "forecast", "wrong names", "two points", "thread", "tracemalloc",
+          "kept", "same", "forecast", "wrong names", "two points", "thread", "tracemalloc",
           "memray")  # fmt: skip
 
 
@@ -306,6 +317,8 @@ def summary(scores: Sequence[Score]) -> Json:
         "all three": sum(one.all_right for one in leaks),
         "all three, in the run's own last lines": sum(one.all_right and one.same for one in leaks),
         "made right": f"{sum(bool(one.made) for one in made)} of {len(made)}",
+        "kept right": f"{sum(bool(one.kept) for one in leaks)} of "
+        f"{sum(one.kept is not None for one in leaks)}",
         "made right by tracemalloc": blame("traced"),
         "made right by memray": blame("memray"),
         "first word by step 64": sum((one.first_step or 10**9) <= 64 for one in leaks),

@@ -42,6 +42,7 @@ from memtools._census.holders import (
     tensor_kind,
     type_name,
 )
+from memtools._census.keepers import Keepers
 
 _LEAST_NAMED = 64.0  # bytes a step: one of several holders of the same name needs no more
 _MOST_HOLDERS = 8
@@ -81,12 +82,13 @@ class GrowthCensus:
     """
 
     __slots__ = (
-        *("_holders", "_least_rate", "_libraries", "_own", "_table"),
+        *("_holders", "_keepers", "_least_rate", "_libraries", "_own", "_table"),
         *("cut", "looks", "reached_bytes", "seconds"),
     )
 
     def __init__(self, own: Sequence[type] = (), *, least_rate: float) -> None:
         self._table = _core.GrowthTable()
+        self._keepers = Keepers()
         self._least_rate = least_rate
         self._own = tuple(own)
         self._libraries = library_paths()
@@ -126,7 +128,7 @@ class GrowthCensus:
             users_paths(),
         )
         self.looks += 1
-        self._holders = _named(rows, has_shim, self._least_rate)
+        self._holders = _named(rows, has_shim, self._least_rate, self._keepers)
         self.seconds += time.thread_time() - begin
 
     def holders(self) -> tuple[Holder, ...]:
@@ -140,12 +142,15 @@ class GrowthCensus:
         return f"GrowthCensus({self.looks} looks, {len(self._holders)} holders)"
 
 
-def _named(rows: list[Any], has_shim: bool, least_rate: float) -> tuple[Holder, ...]:
+def _named(
+    rows: list[Any], has_shim: bool, least_rate: float, keepers: Keepers
+) -> tuple[Holder, ...]:
     """The holders that gain at least so many bytes a step, those of one name joined. Without the
     shim a walk sees no memory of tensors."""
     if not rows:
         return ()
     namer, joined = Namer(), dict[tuple[str, str], Holder]()
+    ways = dict[tuple[str, str], list[Any]]()  # of the first one of each name: its row
     for row in rows:
         if row[5] < _LEAST_NAMED and row[1] not in (_GRAPH, _CYCLE):
             continue
@@ -154,8 +159,19 @@ def _named(rows: list[Any], has_shim: bool, least_rate: float) -> tuple[Holder, 
             continue
         key = holder.path, holder.kind
         joined[key] = joined[key]._with(holder) if key in joined else holder
+        ways.setdefault(key, row)
     found = [h for h in joined.values() if h.rate_bytes >= least_rate or _may_have_more(h)]
-    return tuple(sorted(found, key=_best_first)[:_MOST_HOLDERS])
+    found.sort(key=_best_first)
+    return tuple(_with_line(h, ways[h.path, h.kind], keepers) for h in found[:_MOST_HOLDERS])
+
+
+def _with_line(holder: Holder, row: list[Any], keepers: Keepers) -> Holder:
+    """The holder with the line that keeps what it holds."""
+    way, sort = row[0], row[1]
+    if sort in (_CALLS, _CYCLE):
+        return holder
+    changes = sort in (_GRAPH, _CHAIN) or _is_buffer(way[0])
+    return replace(holder, kept_at=keepers.kept_at(holder.path, way, changes=changes))
 
 
 def _may_have_more(holder: Holder) -> bool:
@@ -224,6 +240,8 @@ def _holder(
     kind = _kind_of_holder(way, path, found.kind)
     if any(map(_is_error, _entries(container))):
         kind = "exceptions"
+    if _core._module_of(container) is not None:
+        path += _such_as(container)
     if count > 1:
         path = f"{path} ({count} that grow in it)"
     if kept >= length > 0 and capacity is None:  # Each entry keeps what it was computed from.
@@ -253,6 +271,14 @@ def _kind_of_holder(way: list[Any], path: str, kind: str) -> str:
         ):
             return "optimizer state"
     return kind
+
+
+def _such_as(namespace: dict[str, Any]) -> str:
+    """The newest variable of a module that is not a text or a number, in words; "" for none."""
+    for name in itertools.islice(reversed(namespace), _SAMPLED):
+        if type(name) is str and not issubclass(type(namespace[name]), (str, int, float)):
+            return f" (such as {name!r})"
+    return ""
 
 
 def _is_error(entry: Any) -> bool:

@@ -42,7 +42,7 @@ SAMPLE = 64  # So many objects are looked at.
 _LEVELS = 8  # Either search climbs up to so many levels.
 _NAMED = 4  # One call names up to so many containers.
 _COMMON = 1 / 8  # A container is a holder if it has this share of the sample.
-_FRAMES = {
+FRAMES = {
     types.GeneratorType: ("gi_frame", "generator"),
     types.CoroutineType: ("cr_frame", "coroutine"),
     types.AsyncGeneratorType: ("ag_frame", "async generator"),
@@ -57,9 +57,9 @@ _ROOTS = 256  # Graphs are walked from so many tensors, the newest first.
 _LEAST_BYTES = 1 << 20  # Graphs are reported from so many bytes on.
 LRU_CACHE = type(functools.lru_cache(lambda: None))
 _NOBODY = object()  # stands for a holder outside the Python heap
-_QUALNAME = type.__dict__["__qualname__"].__get__
+QUALNAME = type.__dict__["__qualname__"].__get__
 _MODULE = type.__dict__["__module__"].__get__
-_MRO = type.__dict__["__mro__"].__get__
+MRO = type.__dict__["__mro__"].__get__
 
 _T = TypeVar("_T", bound=type)
 #: the ids of the classes that a census is made of: a class may define how it compares
@@ -80,7 +80,7 @@ def _is_one(kind: type, *wanted: type) -> bool:
 
 def type_name(kind: type) -> str:
     """`list`, `torch.Tensor`, `mypackage.train.Trainer`."""
-    name, module = str(_QUALNAME(kind)), _MODULE(kind)
+    name, module = str(QUALNAME(kind)), _MODULE(kind)
     if type(module) is not str or module in ("builtins", "__main__"):
         return name
     if module == "torch.nn.parameter":
@@ -90,12 +90,12 @@ def type_name(kind: type) -> str:
 
 def short_name(kind: type) -> str:
     """The class alone, as in `Trainer.metrics`; `<locals>` left out."""
-    return str(_QUALNAME(kind)).rpartition("<locals>.")[2]
+    return str(QUALNAME(kind)).rpartition("<locals>.")[2]
 
 
 def defines(kind: type, name: str, before: type) -> bool:
     """Whether a class in front of `before` in the order of inheritance defines the name."""
-    for base in _MRO(kind):
+    for base in MRO(kind):
         if base is before:
             return False
         if name in base.__dict__:
@@ -264,6 +264,8 @@ class Holder:
         extension: the class of an extension module of which each of the newest entries has an
             object of its own, whose memory in C is not known; "" if there is none.
         bytes_in_c: the part of `new_bytes` that is memory in C, as far as that is known.
+        kept_at: the line of the user's program that keeps them there, as `file:line in function`;
+            "" if it is not known.
     """
 
     path: str
@@ -280,10 +282,11 @@ class Holder:
     only_gained: bool = False
     extension: str = ""
     bytes_in_c: int = 0
+    kept_at: str = ""
 
     def __post_init__(self) -> None:
         """Remove terminal escapes and secrets from names of the program."""
-        for name in ("path", "kind", "what"):
+        for name in ("path", "kind", "what", "kept_at"):
             object.__setattr__(self, name, harmless(getattr(self, name)))
 
     @property
@@ -779,11 +782,11 @@ class Namer:
             return 1
         if kind is types.FunctionType or kind is LRU_CACHE:
             return 3 if type(obj) is not types.CellType else 1
-        if _is_one(kind, *_FRAMES, types.FrameType):
+        if _is_one(kind, *FRAMES, types.FrameType):
             return 6
         if issubclass(kind, (dict, list, collections.deque, set, tuple, frozenset)):
             return 4
-        return 2 if _attribute(holder, obj) is not None else 7
+        return 2 if attribute_of(holder, obj) is not None else 7
 
 
 def step_down(holder: Any, obj: Any) -> Step:
@@ -791,18 +794,20 @@ def step_down(holder: Any, obj: Any) -> Step:
     kind = type(holder)
     if issubclass(kind, (dict, list, tuple)):
         key = _core._place(holder, obj)
+        if issubclass(kind, list) and key == list.__len__(holder) - 1 > 0:
+            return Step("[-1]", key)  # the newest entry, which another one follows soon
         if _is_one(type(key), str, int, bool, float, bytes) and len(repr(key)) <= 40:
             return Step(f"[{key!r}]", key)
         return Step("[...]" if key is None else f"[{short_name(type(key))}]", key)
     if issubclass(kind, (collections.deque, set, frozenset)):
         return Step("[...]")
-    if _is_one(kind, types.CellType, types.MethodType) or _is_wrapper(holder):
+    if _is_one(kind, types.CellType, types.MethodType) or is_wrapper(holder):
         return Step("")
-    name = _attribute(holder, obj) or _hooks_of(holder, obj)
+    name = attribute_of(holder, obj) or hooks_of(holder, obj)
     return Step("" if name is None else f".{name}")
 
 
-def _hooks_of(holder: Any, obj: Any) -> str | None:
+def hooks_of(holder: Any, obj: Any) -> str | None:
     """The attribute of a tensor that holds its hooks, which torch keeps in C++."""
     torch = bridge.loaded()
     if torch is None or not _is_one(type(holder), torch.Tensor, torch.nn.Parameter):
@@ -822,7 +827,7 @@ def _dotted(steps: list[Step]) -> str:
     return f"{steps[0].key}{_text(steps[1:])}"
 
 
-def _attribute(holder: Any, obj: Any) -> str | None:
+def attribute_of(holder: Any, obj: Any) -> str | None:
     """The attribute by which an instance holds an object; "" where that is its __dict__."""
     space = _core._instance_dict(holder)
     if space is not None:
@@ -845,7 +850,7 @@ def _slot(member: types.MemberDescriptorType, holder: Any) -> Any:
         return _slot
 
 
-def _is_wrapper(holder: Any) -> bool:
+def is_wrapper(holder: Any) -> bool:
     module = type.__dict__["__module__"].__get__(type(holder))
     return type(module) is str and module in _WRAPPERS
 
@@ -853,7 +858,7 @@ def _is_wrapper(holder: Any) -> bool:
 def _says_nothing(holder: Any, steps: list[Step]) -> bool:
     """Whether the attribute of an instance, which is the first step, says nothing: that of a
     wrapper, or what a list of modules keeps them in."""
-    return _is_wrapper(holder) or (
+    return is_wrapper(holder) or (
         len(steps) == 1
         and steps[0].key in _MODULE_PARTS
         and type.__dict__["__module__"].__get__(type(holder)) == _MODULE_LISTS
@@ -869,8 +874,8 @@ def _final(obj: Any, holder: Any, steps: list[Step]) -> str | None:
         return _of_function(obj, holder, steps)
     if kind is LRU_CACHE:
         return f"{_cached(holder)}{rest}"
-    if _is_one(kind, *_FRAMES):
-        attribute, what = _FRAMES[kind]
+    if _is_one(kind, *FRAMES):
+        attribute, what = FRAMES[kind]
         frame = getattr(holder, attribute)
         variable = None if frame is None else _core._frame_place(frame, obj)
         return f"{_variable(variable)}{rest} of {what} {function_name(holder)}"
@@ -938,12 +943,12 @@ def _defaulted(function: types.FunctionType, obj: Any, steps: list[Step]) -> str
 
 def _of_instance(obj: Any, holder: Any, steps: list[Step], rest: str) -> str | None:
     """`MoEBlock.gate_history`. None for wrappers and for C objects without attributes."""
-    if _is_wrapper(holder) or type(holder) is types.CellType:
+    if is_wrapper(holder) or type(holder) is types.CellType:
         return None
     if issubclass(type(holder), threading.local):
         names = [step.key for step in steps if type(step.key) is str]
         return f"thread-local attribute {names[-1]}" if names else "thread-local attributes"
-    name = _attribute(holder, obj)
+    name = attribute_of(holder, obj)
     if name is None:
         return None
     if not name and _says_nothing(holder, steps):

@@ -67,6 +67,8 @@ class LeakFinding:
             "shared memory", "children", "processes", "cycles" or "".
         what: what is added, in words, such as `2 new [2048, 64] float32 tensors a step`; may be "".
         made_at: the line that makes it, as `file:line in function`; "" if that is not known.
+        kept_at: the line of the program that keeps it, as of `made_at`: where it is put into the
+            holder, or, if a library's object holds it, where that object is made or called.
         process: "" for this process, else `worker 2` or `child process 4711`.
         steps_left: the fewest and the most steps until the limit that are likely; None if that is
             not known.
@@ -85,6 +87,7 @@ class LeakFinding:
     kind: str = ""
     what: str = ""
     made_at: str = ""
+    kept_at: str = ""
     process: str = ""
     steps_left: tuple[float, float] | None = None
     seconds_left: tuple[float, float] | None = None
@@ -93,7 +96,7 @@ class LeakFinding:
 
     def __post_init__(self) -> None:
         """Remove terminal escapes and secrets from names of the program."""
-        for name in ("holder", "kind", "what", "made_at", "process", "advice"):
+        for name in ("holder", "kind", "what", "made_at", "kept_at", "process", "advice"):
             object.__setattr__(self, name, harmless(getattr(self, name)))
 
     @property
@@ -138,7 +141,11 @@ class LeakFinding:
         return replace(self, steps_left=None, seconds_left=None)
 
     def _made(self) -> str:
-        return f"made at {self.made_at}" if self.made_at else ""
+        """The lines that make it and that keep it."""
+        if self.made_at and self.made_at == self.kept_at:
+            return f"made and kept at {self.made_at}"
+        lines = ("made", self.made_at), ("kept", self.kept_at)
+        return ", ".join(f"{verb} at {line}" for verb, line in lines if line)
 
     def __str__(self) -> str:
         if self.over:
@@ -151,7 +158,7 @@ class LeakFinding:
             name: getattr(self, name)
             for name in ("grade", "first_step", "since_step", "rate_bytes", "per", "signal")
         }
-        for name in ("holder", "kind", "what", "made_at", "process", "advice"):
+        for name in ("holder", "kind", "what", "made_at", "kept_at", "process", "advice"):
             found[name] = getattr(self, name) or None
         for name in ("steps_left", "seconds_left"):
             interval = getattr(self, name)

@@ -419,7 +419,8 @@ def _of_c_memory(seen: Evidence, free: Sequence[Holder], rest: float) -> Holder 
 def of_holder(grade: str, signal: str, holder: Holder, rate: float, what: str) -> LeakFinding:
     """The finding that a holder gains `rate` bytes a step, `what` in words."""
     return LeakFinding(grade, signal, rate_bytes=rate, since_step=holder.since_step,
-                       holder=holder.path, kind=holder.kind, what=what)  # fmt: skip
+                       holder=holder.path, kind=holder.kind, what=what,
+                       kept_at=holder.kept_at)  # fmt: skip
 
 
 def filling_of(holder: Holder) -> str:

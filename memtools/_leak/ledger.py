@@ -133,6 +133,7 @@ class Ledger:
             first_step=step if before.first_step is None else before.first_step,
             since_step=since,
             made_at=one.made_at or before.made_at,
+            kept_at=one.kept_at or before.kept_at,
         )
         return entry.finding if entry.finding.grade != before.grade else None
 

@@ -9,16 +9,12 @@ frames of a stack, innermost first ──► place_of ──► the innermost li
 
 from __future__ import annotations
 
-import ast
-import contextlib
-import os
-import tokenize
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from memtools._base.libraries import LIBRARY, MEMTOOLS, USER, owner_of
-from memtools._base.notebook import cell_of, source_of
-from memtools._base.text import shown
+from memtools._base.place import Place as Place
+from memtools._base.place import name_of as name_of
 from memtools._leak.finding import Key, LeakFinding
 from memtools._leak.judge import GRAPH
 
@@ -28,14 +24,6 @@ LEAST_OF_GRAPH = 0.25
 ENOUGH = 0.9  # From this share of the rate on no further line is looked for.
 ALIKE = 1.5  # Two rates that differ by at most this factor may be of the same growth.
 SECOND = 0.2  # A second line is named if it makes this share of what the lines make together.
-
-
-class Place(NamedTuple):
-    """A line of a program. `function` is None where it is not known yet, "" outside of any."""
-
-    file: str
-    line: int
-    function: str | None = None
 
 
 class Site(NamedTuple):
@@ -64,44 +52,6 @@ def place_of(frames: Iterable[Place]) -> Place | None:
             library = library or place
         other = other or place
     return library or other
-
-
-def name_of(place: Place) -> str:
-    """`train.py:47 in training_step`, by the path from the working directory where the file is
-    below it; `In[3]:47 in training_step` in a notebook's cell."""
-    file, function = place.file, place.function
-    if function is None:
-        function = function_at(file, place.line)
-    cell = cell_of(file)
-    if cell is not None:
-        file = cell
-    elif not file.startswith("<"):
-        with contextlib.suppress(OSError, ValueError):
-            inside = os.path.relpath(file)
-            file = os.path.normpath(file) if inside.startswith(os.pardir + os.sep) else inside
-    # Of Trainer.fit.<locals>.<lambda> it is fit.
-    names = [name for name in function.split(".") if name and not name.startswith("<")]
-    return shown(f"{file}:{place.line} in {names[-1]}" if names else f"{file}:{place.line}")
-
-
-def function_at(file: str, line: int) -> str:
-    """The name of the innermost function of a file that has this line; "" where there is none, or
-    no source. Nothing of the file stays in memory."""
-    try:
-        text = source_of(file)
-        if text is None:
-            with tokenize.open(file) as source:
-                text = source.read()
-        tree = ast.parse(text)
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return ""
-    inner, name = 0, ""
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            is_inside = node.lineno <= line <= (node.end_lineno or line)
-            if is_inside and node.lineno > inner:
-                inner, name = node.lineno, node.name
-    return name
 
 
 def places_of(

@@ -310,6 +310,7 @@ def _as_dict(holder: Holder) -> dict[str, Any]:
         "new_bytes": holder.new_bytes,
         "batches": holder.steps,
         "only_gained": holder.only_gained,
+        "kept_at": holder.kept_at[:300],
     }
 
 

@@ -13,7 +13,8 @@ import pytest
 from memtools import _cli as cli
 from memtools._base import notebook
 from memtools._base.libraries import USER, owner_of
-from memtools._monitor.places import Place, function_at, name_of, place_of
+from memtools._base.place import Place, function_at, name_of
+from memtools._monitor.places import place_of
 
 CELL = "/tmp/ipykernel_4711/1234.py"
 SOURCE = "x = []\ndef train():\n    x.append(1)\n"

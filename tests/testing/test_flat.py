@@ -62,9 +62,17 @@ def failure(step: Callable[[], object], **arguments: Any) -> str:
     return str(caught.value)
 
 
+def without_kept_at(said: str) -> str:
+    """The text without the lines that keep it: which methods have run depends on other tests."""
+    line = r"\S*test_flat\.py:\d+ in \w+"
+    said = re.sub(f", kept at {line}( and {line})?", "", said)
+    return said.replace("made and kept at", "made at")
+
+
 def test_a_leak_is_found_with_its_holder_and_advice() -> None:
-    said = failure(Trainer().leaks).splitlines()
-    assert said == [
+    said = failure(Trainer().leaks)
+    assert re.search(r"object a step, kept at \S*test_flat\.py:\d+ in leaks", said)
+    assert without_kept_at(said).splitlines() == [
         "memory grows by 2.0 KiB a step (allowed: 1 KiB): list Trainer.losses: +2.0 KiB/step "
         "(1 new bytes object a step)",
         "  list Trainer.losses grows: clear it once it has been used, or bound it with "
@@ -89,8 +97,9 @@ def test_the_line_that_makes_the_tensors_is_named() -> None:
     lines, first = inspect.getsourcelines(Model)
     number = first + next(i for i, line in enumerate(lines) if "# this one" in line)
     said = failure(Model().step, steps=40).splitlines()[0]
-    made = rf"\(1 new \[1024\] float32 tensor a step, made at \S*test_flat\.py:{number} in step\)$"
-    assert re.search(rf"list Model\.kept: \+4\.\d KiB/step {made}", said), said
+    made = rf"made and kept at \S*test_flat\.py:{number} in step\)$"
+    what = r"\(1 new \[1024\] float32 tensor a step"
+    assert re.search(rf"list Model\.kept: \+4\.\d KiB/step {what}, {made}", said), said
 
 
 def test_no_lines_are_noted_afterwards() -> None:
@@ -273,6 +282,7 @@ class Noisy(Trainer):
 def test_a_leak_below_the_noise_of_the_other_half_is_found(name: str, said: str) -> None:
     trainer = Noisy()
     line = failure(getattr(trainer, name), steps=100).splitlines()[0]
+    line = without_kept_at(line)
     assert re.sub(r"made at \S*test_flat\.py:\d+ in", "made at LINE in", line) == said
 
 

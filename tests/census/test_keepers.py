@@ -1,0 +1,331 @@
+"""Which line keeps a container: the search through bytecode, and whose name is searched."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import logging.handlers
+import sys
+import textwrap
+import types
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from memtools._census.bytecode import Put, Value, acts_of, inner_codes
+from memtools._census.holders import Local
+from memtools._census.keepers import Keepers, Search, Source, names_on
+
+
+def sources_of(text: str, space: dict[str, Any]) -> list[Source]:
+    code = compile(textwrap.dedent(text), "train.py", "exec")
+    return [Source(one, "train.py", space) for one in inner_codes(code)]
+
+
+def shown(value: Value | None) -> str:
+    """A value as it is written in the program."""
+    if value is None:
+        return ""
+    base = shown(value.base)
+    return {"attribute": f"{base}.{value.name}", "entry": f"{base}[]", "result": f"{base}()"}.get(
+        value.sort, value.name or "?"
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "container"),
+    [
+        ("rows.append(x)", "rows"),
+        ("self.rows.append(x)", "self.rows"),
+        ("cache[key] = make(x)", "cache"),
+        ("cache[key][other] = x", "cache[]"),
+        ("self.cache.setdefault(key, []).append(x)", "self.cache, self.cache[]"),
+        ("history['weights'].append(copy(x) if x else None)", "history[]"),
+        ("heapq.heappush(frontier, (x, 1))", "frontier"),
+        ("kept = self.values; kept.add(x)", "self.values"),
+        ("kept = self.values; kept = other(); kept.add(x)", "kept"),
+        ("rows[2:4] = x", "rows"),
+        ("get(x).queue.put(x)", "get().queue"),
+        ("self.frames.append(np.stack([f(a) for a in x if a]))", "self.frames"),
+        ("rows.extend(a or b for a in x)", "rows"),
+        ("rows.append(x and y or z)", "rows"),
+        ("rows.append(f(*x, **y))", "rows"),
+        ("rows.append(key=x)", "rows"),
+        ("rows.sort(); rows.pop(); print(rows[0], rows)", ""),
+    ],
+)
+def test_what_a_line_puts_something_into(line: str, container: str) -> None:
+    code = compile(
+        f"def f(self, x, y, z, key, other, cache, rows, frontier):\n    {line}", "", "exec"
+    )
+    (function,) = (one for one in inner_codes(code) if one.co_name == "f")
+    puts = [shown(act.value) for act in acts_of(function) if type(act) is Put]
+    assert ", ".join(puts) == container
+
+
+class Owner:
+    """A class of this module."""
+
+
+LIBRARY = types.ModuleType("keeperslibrary")
+
+
+@pytest.fixture(autouse=True)
+def library() -> Iterator[None]:
+    """A library with a class, whose code lies where libraries do."""
+    text = """
+    CALLS = []
+
+    class Archive:
+        def __init__(self):
+            self.members = []
+        def add(self, member):
+            self.members.append(member)
+        def add_file(self, name):
+            self.add(open(name))
+        def names(self):
+            return [one.name for one in self.members]
+
+    def note(call):
+        CALLS.append(call)
+    """
+    file = f"{sys.prefix}/lib/python3.11/site-packages/keeperslibrary.py"
+    LIBRARY.__file__ = file
+    exec(compile(textwrap.dedent(text), file, "exec"), LIBRARY.__dict__)
+    sys.modules["keeperslibrary"] = LIBRARY
+    yield
+    del sys.modules["keeperslibrary"]
+
+
+def lines_of(text: str, way: str, *, changes: bool = False) -> list[int]:
+    """The lines found for a way, which is written as an expression on the names of the program."""
+    module = types.ModuleType("keepersprogram")
+    module.__file__ = "/home/user/train.py"
+    sys.modules["keepersprogram"] = module
+    try:
+        code = compile(textwrap.dedent(text).lstrip("\n"), module.__file__, "exec")
+        exec(code, module.__dict__)
+        names = {"space": module.__dict__, "Local": Local}
+        objects = eval(way, module.__dict__, names)
+        sources = [Source(one, module.__file__, module.__dict__) for one in inner_codes(code)]
+        return [
+            place.line for place in Search(sources).lines_of(names_on(objects), changes=changes)
+        ]
+    finally:
+        del sys.modules["keepersprogram"]
+
+
+@pytest.mark.parametrize(
+    ("way", "lines", "text"),
+    [
+        pytest.param("[t.losses, t.__dict__, t, space]", [5], """
+            class Trainer:
+                def __init__(self):
+                    self.losses = []
+                def step(self, x):
+                    self.losses.append(x)
+            class Other:
+                def step(self, x):
+                    self.losses.append(x)  # of another class
+            t = Trainer()
+            """, id="an attribute: in a method of its class"),
+        pytest.param("[t.losses, t.__dict__, t, space]", [3], """
+            class Base:
+                def step(self, x):
+                    self.losses.append(x)
+            class Trainer(Base):
+                def __init__(self):
+                    self.losses = [0]
+                    self.losses.append(1)
+            t = Trainer()
+            """, id="in a class that it inherits from, and not in the constructor"),
+        pytest.param("[t.losses, t.__dict__, t, space]", [5], """
+            class Trainer: pass
+            t = Trainer()
+            t.losses = []
+            def step(x):
+                t.losses.append(x)
+            """, id="from outside"),
+        pytest.param("[CACHE, space]", [4], """
+            CACHE = {}
+            def features(x):
+                if x not in CACHE:
+                    CACHE[x] = x
+                return CACHE[x]
+            """, id="a global"),
+        pytest.param("[CACHE, space]", [1], """
+            CACHE = {}
+            fill(CACHE) if 0 else None
+            """, id="the line that makes it where none puts something into it"),
+        pytest.param("[history['a'], history, space]", [3], """
+            history = {"a": []}
+            history["b"] = []
+            history["a"].append(1)
+            """, id="as deep as it lies"),
+        pytest.param("[Meter.seen, Meter.__dict__['seen'], Meter, space][1:]", [4], """
+            class Meter:
+                seen = []
+                def update(self, x):
+                    self.seen.append(x)
+            """, id="an attribute of a class"),
+        pytest.param("[f.__defaults__[0], f.__defaults__, f, space]", [2], """
+            def f(x, seen=[]):
+                seen.append(x)
+            """, id="the default of an argument"),
+        pytest.param("[cell.cell_contents, cell, f.__closure__, f]", [4], """
+            def make():
+                rows = []
+                def inner(x):
+                    rows.append(x)
+                return inner
+            f = make()
+            (cell,) = f.__closure__
+            """, id="a closure"),
+        pytest.param("[rows, Local(main.__code__, 'rows')]", [4], """
+            def main():
+                rows = []
+                for x in y:
+                    rows.append(x)
+            def other():
+                rows = []
+                rows.append(1)
+            rows = []
+            """, id="a variable of a function that runs"),
+        pytest.param("[f, space]", [3], """
+            import functools
+
+            @functools.lru_cache(None)
+            def f(x):
+                return x
+            """, id="a cache: the function with its decorator"),
+        pytest.param("[a.members, a.__dict__, a, Local(main.__code__, 'archive')]", [3], """
+            import keeperslibrary
+            def main():
+                archive = keeperslibrary.open()
+                archive.names()
+            def other():
+                out = keeperslibrary.Writer()
+                out.add_file(1)
+            a = vars(keeperslibrary)["Archive"]()
+            """, id="a library's object: the line that gives it a name"),
+        pytest.param("[a.members, a.__dict__, a, Local(main.__code__, 'archive')]", [3], """
+            import keeperslibrary
+            def main(archive):
+                archive.add_file("x")
+            a = keeperslibrary.Archive()
+            """, id="the call that puts something into it"),
+        pytest.param("[a.members, a.__dict__, a]", [3], """
+            import keeperslibrary
+            def main():
+                log.register(keeperslibrary.Archive())
+            a = vars(keeperslibrary)["Archive"]()
+            """, id="the line that makes it"),
+        pytest.param("[keeperslibrary.CALLS, keeperslibrary.__dict__]", [3], """
+            import keeperslibrary
+            def main():
+                keeperslibrary.note(3)
+            """, id="a global of a library"),
+        pytest.param("[m.members, m.__dict__, m, space]", [5], """
+            import keeperslibrary
+            class Mine(keeperslibrary.Archive):
+                pass
+            def fill(one):
+                one.add_file(3)
+            m = Mine()
+            """, id="an attribute that a base class of a library has"),
+    ],
+)  # fmt: skip
+def test_the_line_that_keeps_a_container(way: str, lines: list[int], text: str) -> None:
+    assert lines_of(text, way) == lines
+
+
+@pytest.mark.parametrize(
+    ("way", "lines", "text"),
+    [
+        pytest.param("[hidden, space]", [4], """
+            hidden = 0
+            def agent(h): return h
+            while hidden is None:
+                hidden = agent(hidden)
+            """, id="made of the one before"),
+        pytest.param("[t.total, t.__dict__, t]", [5], """
+            class Trainer:
+                def __init__(self):
+                    self.total = 0.0
+                def step(self, loss):
+                    self.total += loss
+            t = Trainer()
+            """, id="summed up"),
+        pytest.param("[r.stream, r.__dict__, r]", [6], """
+            import io
+            class Recorder:
+                def __init__(self):
+                    self.stream = io.BytesIO()
+                def note(self, x):
+                    self.stream.write(x)
+            r = Recorder()
+            """, id="written to"),
+    ],
+)  # fmt: skip
+def test_the_line_that_replaces_what_grows(way: str, lines: list[int], text: str) -> None:
+    assert lines_of(text, way, changes=True) == lines
+
+
+def test_what_is_put_in_many_places_is_not_guessed() -> None:
+    text = "rows = []\n" + "rows.append(1)\n" * 4
+    assert lines_of(text, "[rows, space]") == [1]
+
+
+def test_wrappers_are_their_names() -> None:
+    patches: Any = weakref.WeakKeyDictionary()
+    way = [patches.data, patches.__dict__, patches, vars(Owner)]
+    assert names_on(way) == []
+    owner = Owner()
+    owner.patches = patches  # type: ignore[attr-defined]
+    way = [patches.data, patches.__dict__, patches, owner.__dict__, owner]
+    assert [(one.name, one.owner) for one in names_on(way)] == [("patches", Owner)]
+
+
+def test_names_are_those_of_the_way() -> None:
+    handler = logging.handlers.MemoryHandler(10)
+    rows: Any = collections.deque()
+
+    def run() -> Iterator[None]:
+        kept = [handler]
+        yield
+        assert kept
+
+    running = run()
+    next(running)
+    kept = running.gi_frame.f_locals["kept"]
+    way = [handler.buffer, handler.__dict__, handler, kept, running]
+    names = [(one.name, one.depth) for one in names_on(way)]
+    assert names == [("buffer", 0), ("kept", 1)]
+    assert names_on([functools.lru_cache(print), rows])[0].owner is print
+    running.close()
+    handler.close()
+
+
+def test_each_holder_is_looked_for_once_and_never_raises() -> None:
+    searched = list[int]()
+
+    def sources() -> list[Source]:
+        searched.append(1)
+        return sources_of("CACHE = {}\nCACHE[1] = 2\n", space)
+
+    space: dict[str, Any] = {"__name__": "nowhere"}
+    module = types.ModuleType("nowhere")
+    module.__file__ = "/home/user/nowhere.py"
+    module.__dict__["CACHE"] = {}
+    sys.modules["nowhere"] = module
+    try:
+        keepers = Keepers(sources)
+        for _ in range(3):
+            way = [module.__dict__["CACHE"], module.__dict__]
+            assert keepers.kept_at("CACHE", way, changes=False) == "train.py:2"
+        assert keepers.kept_at("broken", [], changes=False) == ""
+        assert searched == [1, 1]
+    finally:
+        del sys.modules["nowhere"]
