@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -42,9 +42,20 @@ _PASSING = re.compile(r" of (?:some )?[\d,]+ nodes|(\[[^]]*\])*( \([^)]*\))?$")
 Key = tuple[str, str]
 
 
+#: A finding that is at least this share of all growth towards a limit has the forecast of it.
+MUCH_OF_JOINT = 0.5
+
+
 def is_call(grade: str) -> bool:
     """Whether the grade says that memory leaks: growing or above."""
     return RANK[grade] >= RANK["growing"]
+
+
+def is_reported(finding: LeakFinding) -> bool:
+    """Whether a finding is reported while the program runs: from suspect on, and below that if
+    memory runs into its limit by it."""
+    is_forecast = finding.steps_left is not None or finding.seconds_left is not None
+    return RANK[finding.grade] >= RANK["suspect"] or is_forecast
 
 
 @dataclass(frozen=True)
@@ -55,7 +66,8 @@ class LeakFinding:
         grade: how certain it is that memory leaks: one of "early", "quiet", "fills",
             "fragmentation", "suspect", "growing", "likely" and "leak".
         signal: the signal in which the growth was seen: "heap", "python", "tensors", "children",
-            "device", "shm" or "rss"; "" if only a census knows of it.
+            "device", "shm" or "rss", or "resident" for growth of resident memory that is not growth
+            in use; "" if only a census knows of it.
         per: what the rate refers to: "step", or "s" if the program makes no steps.
         rate_bytes: how fast it grows, in bytes a step or a second; 0 if that is not known.
         first_step: the step at which it was first reported; None without steps.
@@ -64,17 +76,22 @@ class LeakFinding:
         kind: the kind of the holder: the type of a container, such as "list", "dict" or
             "lru_cache", else "autograd graph", "optimizer state", "hooks", "exceptions",
             "variable", or "calls" for calls that do not end; without a holder "C heap",
-            "shared memory", "children", "processes", "cycles" or "".
+            "shared memory", "children", "processes", "cycles", "idle heap" (freed memory that
+            malloc keeps), "first writes" (memory that was allocated before and is written for the
+            first time) or "".
         what: what is added, in words, such as `2 new [2048, 64] float32 tensors a step`; may be "".
         made_at: the line that makes it, as `file:line in function`; "" if that is not known.
         kept_at: the line of the program that keeps it, as of `made_at`: where it is put into the
             holder, or, if a library's object holds it, where that object is made or called.
         process: "" for this process, else `worker 2` or `child process 4711`.
-        steps_left: the fewest and the most steps until the limit that are likely; None if that is
-            not known.
+        steps_left: the fewest and the most steps until the limit that are likely, for all that
+            grows there together. The fastest finding has it, and others that are at least half of
+            that growth; None for the rest, and if it is not known.
         seconds_left: the same in seconds, at the pace of the run.
         advice: what to do, as one sentence that names the holder.
         over: whether the growth has ended; the other fields are then those of the time before.
+        joint_bytes: bytes a step, or a second, by which all that the limit counts grows together,
+            where `steps_left` is known; else 0.
     """
 
     grade: str
@@ -93,6 +110,7 @@ class LeakFinding:
     seconds_left: tuple[float, float] | None = None
     advice: str = ""
     over: bool = False
+    joint_bytes: float = 0.0
 
     def __post_init__(self) -> None:
         """Remove terminal escapes and secrets from names of the program."""
@@ -130,15 +148,21 @@ class LeakFinding:
         if details:
             line += f" ({details})"
         if self.per == "s" and self.seconds_left is not None:
-            return f"{line}; {sentences.of_time_left(*self.seconds_left)}"
+            return f"{line}; {sentences.of_time_left(*self.seconds_left)}{self._joint()}"
         if self.steps_left is not None:
             limit = "limit of the device" if self.signal == "device" else "limit"
-            return f"{line}; {sentences.of_steps_left(*self.steps_left, limit)}"
+            return f"{line}; {sentences.of_steps_left(*self.steps_left, limit)}{self._joint()}"
         return line
+
+    def _joint(self) -> str:
+        """The growth that the forecast is of, if it is more than twice that of the finding."""
+        if self.joint_bytes * MUCH_OF_JOINT <= self.rate_bytes:
+            return ""
+        return f", as memory as a whole grows by {format_bytes(self.joint_bytes)}/{self.per}"
 
     def without_forecast(self) -> LeakFinding:
         """The finding without its forecast, for a page that has it already."""
-        return replace(self, steps_left=None, seconds_left=None)
+        return replace(self, steps_left=None, seconds_left=None, joint_bytes=0.0)
 
     def _made(self) -> str:
         """The lines that make it and that keep it."""
@@ -172,17 +196,70 @@ def _finite(number: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
+def with_forecast(
+    findings: Sequence[LeakFinding],
+    steps: tuple[float, float] | None,
+    seconds: tuple[float, float] | None,
+    joint: float,
+) -> list[LeakFinding]:
+    """The findings, of which the fastest has the forecast of all that grows together, and each
+    other that is at least half of that growth.
+
+    Args:
+        findings: what grows towards one limit, and does not end by itself before.
+        steps: until the limit, the fewest and the most; None if that is not known.
+        seconds: the same in seconds.
+        joint: bytes a step or a second by which all grows together.
+    """
+    fastest = max((one.rate_bytes for one in findings), default=0.0)
+    least = min(fastest, MUCH_OF_JOINT * joint)
+    is_known = steps is not None or seconds is not None
+    return [
+        replace(one, steps_left=steps, seconds_left=seconds, joint_bytes=joint)
+        if is_known and one.rate_bytes >= least > 0
+        else one.without_forecast()
+        for one in findings
+    ]
+
+
 #: The width of the interval about a rate, after at least so many steps of growth.
 _WIDTHS = ((192, 1.35), (64, 1.6), (0, 1.9))
 
 
-def steps_left(rate: float, room_bytes: int | None, steps: float) -> tuple[float, float] | None:
-    """The fewest and the most steps until `room_bytes` are gone at `rate` bytes a step. They are
-    closer together after more `steps` of growth. None if the rate or the room is not known."""
+def steps_left(
+    rate: float,
+    room_bytes: int | None,
+    steps: float,
+    *,
+    error: float = 0.0,
+    filling: tuple[float, float] = (0.0, math.inf),
+) -> tuple[float, float] | None:
+    """The fewest and the most steps until `room_bytes` are gone at `rate` bytes a step.
+
+    Args:
+        rate: bytes a step.
+        room_bytes: bytes that are left; None if that is not known.
+        steps: for how many steps it has grown; the interval is the narrower the more they are.
+        error: the standard error of the rate, 0 by default.
+        filling: bytes a step, out of the rate, that end by themselves, and after how many bytes.
+
+    Returns None if the rate or the room is not known, or if the limit is not reached.
+    """
     if room_bytes is None or rate <= 0:
         return None
-    left, width = max(0, room_bytes) / rate, width_of(steps)
-    return left / width, left * width
+    room, width = max(0, room_bytes), max(width_of(steps), 1 + error / rate)
+    ends, fills = filling
+    low, high = (_until(room, times * rate, times * ends, fills) for times in (width, 1 / width))
+    return None if math.isinf(low) else (low, high)
+
+
+def _until(room: float, rate: float, ends: float, fills: float) -> float:
+    """Steps until the room is gone. Of the rate, `ends` bytes a step come until they are `fills`
+    bytes."""
+    soon = room / rate
+    if ends <= 0 or soon * ends <= fills:
+        return soon
+    return (room - fills) / (rate - ends) if rate > ends else math.inf
 
 
 def width_of(steps: float) -> float:
@@ -201,6 +278,8 @@ _NOBODY = {
     "children": "the memory of child processes",
     "processes": "child processes",
     "cycles": "cycles that wait for the garbage collector",
+    "idle heap": "freed memory that malloc keeps",
+    "first writes": "memory that is written for the first time",
     "mapped files": "pages of mapped files",
 }
 
@@ -259,6 +338,18 @@ _ADVICE: tuple[tuple[_Fits, str], ...] = (
         _is("mapped files"),
         "pages of mapped files are taken back under memory pressure; those of /dev/shm are not: "
         "look what is left there (ls -l /dev/shm)",
+    ),
+    (
+        _is("first writes"),
+        "it was allocated before and becomes resident as the program writes to it, such as a "
+        "buffer that is filled row by row: allocate less if it does not fit",
+    ),
+    (
+        _is("idle heap"),
+        "blocks that stay keep what is freed around them from being used again: start with "
+        "MALLOC_MMAP_THRESHOLD_=65536 in the environment, and with MALLOC_ARENA_MAX=2 if many "
+        "threads allocate, give it back by a memtools.CleanupPolicy, or load jemalloc in malloc's "
+        "place",
     ),
     (
         lambda one: one.grade == "fills" and one.kind != "cycles",

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 GRAPH = "autograd graph"
 C_HEAP = "C heap"
 CYCLES = "cycles"
+IDLE_HEAP = "idle heap"
+FIRST_WRITES = "first writes"
 #: The parts of memory in which a census names holders.
 OF_CENSUS = ("use", "shm", "device")
 #: The kind of growth without a known holder, by part of memory.
@@ -94,6 +96,10 @@ class Thresholds:
 
     rss_to: float = 8.0
     """Above this many times, resident memory grows by something else, such as fragmentation."""
+
+    foreseen: float = 10.0
+    """Freed memory that malloc keeps, and other growth that is not in use, is reported where the
+    limit is at most so many times as many steps away as it was seen to grow: it may end before."""
 
     garbage: float = 0.5
     """If a collection frees at least this share of what has grown, it was garbage."""
@@ -214,6 +220,76 @@ class Children:
 
 
 @dataclass(frozen=True)
+class Resident:
+    """How the resident memory of the process grows, without pages of files, and what it is made of.
+
+    All rates are of the same steps, in bytes a step.
+
+    Attributes:
+        part: the resident memory.
+        use_bytes: what is in use, or the findings of it that stand if these are more.
+        steps: how many steps these are.
+        is_even: whether it grew in each of the last intervals between looks, by about the same.
+        idle_bytes: the freed memory that malloc keeps.
+        idle: how much that is now; None if that is not known.
+        mapped_bytes: the memory that is mapped to be written, whether it was written yet or not.
+        block: the size of the block of memory that fills, and how much of it is resident; None
+            where no block is known.
+        used: what counts against the limit now, and the limit; None if they are not known.
+    """
+
+    part: Part
+    use_bytes: float
+    steps: int = 0
+    is_even: bool = False
+    idle_bytes: float = 0.0
+    idle: int | None = None
+    mapped_bytes: float = 0.0
+    block: tuple[int, int] | None = None
+    used: tuple[int, int] | None = None
+
+    @property
+    def rest_bytes(self) -> float:
+        """What growth in use does not explain."""
+        return self.part.rate_bytes - max(0.0, self.use_bytes)
+
+    @property
+    def is_growth(self) -> bool:
+        """Whether resident memory grows for certain, and at least half of that is not in use."""
+        part, rest = self.part, self.rest_bytes
+        is_certain = rest > THRESHOLDS.certain_errors * part.error and (
+            self.is_even or RANK[part.grade] >= RANK["growing"]
+        )
+        is_much = rest >= (1 - THRESHOLDS.explained) * part.rate_bytes > 0
+        return is_certain and is_much and rest * self.steps >= THRESHOLDS.least_gain
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it is freed memory that malloc keeps."""
+        return self.idle_bytes >= THRESHOLDS.explained * self.rest_bytes
+
+    @property
+    def is_filling(self) -> bool:
+        """Whether memory becomes resident that was mapped before: it is written for the first
+        time."""
+        before = self.part.rate_bytes - self.mapped_bytes
+        return not self.is_idle and before >= THRESHOLDS.explained * self.rest_bytes
+
+    @property
+    def is_foreseen(self) -> bool:
+        """Whether the limit is near enough for growth that may end before."""
+        if self.used is None:
+            return False
+        room = self.used[1] - self.used[0]
+        return room <= THRESHOLDS.foreseen * self.steps * self.part.rate_bytes
+
+    @property
+    def unwritten(self) -> int | None:
+        """Bytes of the block that are still to come."""
+        return None if self.block is None else max(0, self.block[0] - self.block[1])
+
+
+@dataclass(frozen=True)
 class Evidence:
     """What is known of a program's growth.
 
@@ -237,6 +313,7 @@ class Evidence:
         seconds: how long a step is, where steps are nothing but time; None, the default, for the
             program's own.
         least_rate: the bytes a step below which nothing is reported.
+        resident: how resident memory grows; None, the default, where it is not read.
     """
 
     use: Part
@@ -254,6 +331,7 @@ class Evidence:
     declared: tuple[float, str] = (0.0, "")
     seconds: float | None = None
     least_rate: float = THRESHOLDS.least_rate
+    resident: Resident | None = None
 
 
 def held_of(own: float, growth: float, error: float = math.inf) -> float:
@@ -329,7 +407,42 @@ def findings_of(seen: Evidence) -> list[LeakFinding]:
     for part in seen.beside.values():
         if not any(one.signal == part.signal for one in found) and _is_suspect(seen, part):
             found.append(of_part(part))
-    return found
+    return found + _of_resident(seen, found)
+
+
+def _of_resident(seen: Evidence, found: Sequence[LeakFinding]) -> list[LeakFinding]:
+    """The growth of resident memory that growth in use does not explain."""
+    if seen.resident is None or seen.seconds is not None:
+        return []  # Without steps the record's series show it.
+    held = sum(one.rate_bytes for one in found if one.part == "use")
+    one = replace(seen.resident, use_bytes=max(seen.resident.use_bytes, held))
+    rest, part = one.rest_bytes, one.part
+    if not one.is_growth or rest < seen.least_rate or part.rate_bytes <= seen.declared[0]:
+        return []
+    if one.is_filling:
+        return [of_part(replace(part, rate_bytes=rest, grade="fills"), kind=FIRST_WRITES,
+                        what=_of_block(one))]  # fmt: skip
+    if not one.is_foreseen:
+        return []
+    if one.is_idle:
+        now = "" if one.idle is None else f"{format_bytes(one.idle)} now"
+        return [of_part(replace(part, rate_bytes=rest, grade="fragmentation"), kind=IDLE_HEAP,
+                        what=now)]  # fmt: skip
+    return [of_part(replace(part, rate_bytes=rest, grade="fragmentation"))]
+
+
+def _of_block(one: Resident) -> str:
+    """`a block of 2.00 GiB; when it is full, 2.21 GiB are in use, and 1.17 GiB are allowed`."""
+    if one.block is None or one.unwritten is None:
+        return ""
+    block = f"a block of {format_bytes(one.block[0])}"
+    if one.used is None:
+        return block
+    full, limit = one.used[0] + one.unwritten, one.used[1]
+    if full <= limit:
+        return f"{block}, which fits"
+    full_size, allowed = format_bytes(full), format_bytes(limit)
+    return f"{block}; when it is full, {full_size} are in use, and {allowed} are allowed"
 
 
 def of_part(

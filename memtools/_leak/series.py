@@ -11,7 +11,7 @@ its batches. Looks separates that from growth that goes on.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
@@ -26,6 +26,7 @@ from memtools._leak.judge import (
     Children,
     Evidence,
     Part,
+    Resident,
     keeps_graphs,
     trust_in,
 )
@@ -55,11 +56,16 @@ class Points:
 
     `use` is what this process has in use: the heap and Python's own blocks. If the heap cannot be
     read, it is the resident bytes. `all` decides whether a census walks: use, shared memory,
-    children and devices together.
+    children and devices together. `counted` is what a limit of the host counts of the job: resident
+    bytes that are of no file, children and shared memory.
     """
 
     #: The signals of each sum.
-    SUMS = {"use": ("heap", "python"), "all": ("heap", "python", "shm", "children", "device")}
+    SUMS = {
+        "use": ("heap", "python"),
+        "all": ("heap", "python", "shm", "children", "device"),
+        "counted": ("resident", "children", "shm"),
+    }
 
     def __init__(self, *, noisy: bool = False) -> None:
         self.steps: list[int] = []
@@ -95,6 +101,11 @@ class Points:
             if known and step >= since:
                 found.append((step, sum(last.values())))
         return found
+
+    def newest(self, name: str) -> int | None:
+        """The newest bytes of a signal; None if it was never known."""
+        points = self.series(name)
+        return points[-1][1] if points else None
 
     def slope(self, name: str, since: int = 0) -> float:
         """Bytes a step by a line through the points from a step on; 0 for fewer than two."""
@@ -217,6 +228,7 @@ class Looks:
         profiles: bool = False,
         declared: tuple[float, str] = (0.0, ""),
         seconds: float | None = None,
+        resident: Resident | None = None,
     ) -> Evidence:
         """Everything that the judge reads. The arguments are fields of Evidence."""
         holders = self.now(holders)
@@ -235,7 +247,51 @@ class Looks:
             profiles=profiles,
             declared=declared,
             seconds=seconds,
+            resident=resident,
         )
+
+    def resident(
+        self,
+        held: float,
+        used: tuple[int, int] | None,
+        block: Callable[[int], tuple[int, int] | None],
+    ) -> Resident | None:
+        """How resident memory grows; None where that is not read.
+
+        Args:
+            held: bytes a step of the findings of use that stand.
+            used: what counts against the limit now, and the limit; None if they are not known.
+            block: returns the size and the resident bytes of the block of memory that has got at
+                least so many resident bytes, and has others that are not; None if there is none.
+                It is called where such a block may be what grows, as it takes some milliseconds.
+        """
+        pace = self.points.pace("resident", self.since)
+        points = self.points.series("resident", pace.since)
+        if len(points) < FEWEST_POINTS:
+            return None
+        part = replace(self.part("resident"), begun_bytes=0.0)
+        found = Resident(
+            part,
+            max(held, self._over("use", pace.since)),
+            points[-1][0] - points[0][0],
+            self.is_even("resident"),
+            idle_bytes=self._over("idle", pace.since),
+            idle=self.points.newest("idle"),
+            mapped_bytes=self._over("VmData", pace.since),
+            used=used,
+        )
+        if not found.is_growth or not found.is_filling:
+            return found
+        return replace(found, block=block(points[-1][1] - points[0][1]))
+
+    def _over(self, name: str, since: int) -> float:
+        """Bytes a step of a signal from a step on. Where it rises in stairs, it is what it has
+        risen by, if that is more than a line through the stairs shows."""
+        points = self.points.series(name, since)
+        if len(points) < 2:
+            return 0.0
+        (begin, first), (end, last) = points[0], points[-1]
+        return max(slope_of(points), (last - first) / (end - begin))
 
     def children(
         self,

@@ -29,21 +29,28 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from memtools._base import sentences
 from memtools._base.size import format_bytes
 from memtools._base.torch import profiler_runs
 from memtools._census.growth import GrowthCensus
 from memtools._leak.detector import STEPS_NEEDED, LeakVerdict
-from memtools._leak.finding import RANK, LeakFinding, advice_for, is_call, steps_left
-from memtools._leak.judge import THRESHOLDS, findings_of
+from memtools._leak.finding import (
+    RANK,
+    LeakFinding,
+    advice_for,
+    is_call,
+    steps_left,
+    with_forecast,
+)
+from memtools._leak.judge import FIRST_WRITES, THRESHOLDS, Resident, findings_of
 from memtools._leak.ledger import Entry, Ledger
 from memtools._leak.series import Looks, Points
 from memtools._monitor.children import ChildProcesses
 from memtools._monitor.reporter import Reporter
 from memtools._monitor.sensor import Sensor
-from memtools._monitor.signals import Limits, Signal
+from memtools._monitor.signals import Limits, Signal, block_that_fills
 from memtools._monitor.tracing import START_BY_TIME, Tracing
 from memtools._monitor.walks import Budget, CensusLike, HeapWalks
 
@@ -51,6 +58,14 @@ FIRST_LOOK = 16  # The first look is at this step, ...
 EARLIEST_LOOK = 4  # ... or from this one on, if growth is large.
 DENSE_STEPS = 128  # In so many steps counters that cost next to nothing are read at each step.
 GOES_ON = 12  # Growth goes on, or has stopped, if the last so many ticks of time show it.
+
+
+class Joint(NamedTuple):
+    """Bytes a step by which all that a limit counts grows, and the steps that are left until that
+    limit; None without one."""
+
+    rate: float = 0.0
+    left: tuple[float, float] | None = None
 
 
 class Schedule:
@@ -173,6 +188,8 @@ class LeakWatch:
         self._children = children or ChildProcesses()
         self._tracing = tracing
         self._ledger = Ledger()
+        self._resident: Resident | None = None  # as of the newest look,
+        self._written = 0  # with so many resident bytes
         self._step = origin
         self._is_over = False
 
@@ -312,6 +329,11 @@ class LeakWatch:
             is_walked = True  # the heap is not walked, and no holder is known
         seen = self._sensor.known(step)
         workers = self._ask_workers(seen)
+        held = 0.0 if is_walked else sum(map(self._each, self._present("use")))
+        used, limit = self._limits.used(), self._limits.share(1.0)
+        known = None if used is None or limit is None else (used, limit)
+        self._resident = seen.resident(held, known, block_that_fills)
+        self._written = self._sensor.points.newest("resident") or 0
         found = findings_of(
             seen.evidence(
                 self._walks.holders,
@@ -323,6 +345,7 @@ class LeakWatch:
                 profiles=profiler_runs(),
                 declared=self._sensor.declared(step),
                 seconds=self._seconds,
+                resident=self._resident,
             )
         )
         points, paces = self._sensor.points, self._sensor.paces(step)
@@ -370,33 +393,74 @@ class LeakWatch:
     # --- forecasts ---
 
     def _forecast(self, step: int) -> None:
-        """Write into each finding how long is left: until the host's limit at the rate of all that
-        grows there, until the device's at its own."""
-        standing = self._ledger.findings()
-        calls = [one for one in standing if RANK[one.grade] >= RANK["suspect"]]
-        present = [one for one in self._ledger.present() if one in calls]
-        host = sum(self._each(one) for one in present if one.signal != "device")
-        room, device = self._limits.room(), None
-        changed: list[LeakFinding] = []
-        for one in calls:
-            steps = step - (one.since_step if one.since_step is not None else self._sensor.looks[0])
-            left = None
+        """Write into findings how long is left: until the host's limit for all that grows there
+        together, until the device's at its own rate."""
+        grows = [one for one in self._ledger.findings() if self._is_towards_limit(one)]
+        host = [one for one in grows if one.signal != "device"]
+        joint, pace = self._joint(step, host), self._schedule.step_ns(self._step) / 1e9
+
+        def seconds(left: tuple[float, float] | None) -> tuple[float, float] | None:
+            return None if left is None else (left[0] * pace, left[1] * pace)
+
+        changed = with_forecast(host, joint.left, seconds(joint.left), joint.rate)
+        for one in grows:
             if one.signal == "device":
-                if device is None:
-                    full, points = self._limits.device(), self._sensor.points.series("device")
-                    device = None if full is None or not points else full - points[-1][1]
-                left = steps_left(one.rate_bytes, device, steps)
-                if one.holder and host > 0:  # tensors of the host that feed it
-                    other = steps_left(host, room, steps)
-                    left = min((x for x in (left, other) if x is not None), default=None)
-            elif self._each(one) > 0:
-                left = steps_left(host, room, steps)
-            if left is None:
-                continue
-            pace = self._schedule.step_ns(self._step) / 1e9
-            seconds = left[0] * pace, left[1] * pace
-            changed.append(replace(one, steps_left=left, seconds_left=seconds))
-        self._ledger.update(changed)
+                left = self._device_left(one, step)
+                if one.holder and joint.left is not None:  # tensors of the host that feed it
+                    left = min(x for x in (left, joint.left) if x is not None)
+                changed.append(replace(one, steps_left=left, seconds_left=seconds(left)))
+        ends = [one for one in self._present("resident") if one not in grows]
+        self._ledger.update([*changed, *(one.without_forecast() for one in ends)])
+
+    def _is_towards_limit(self, one: LeakFinding) -> bool:
+        """Whether it grows into a limit, as far as is known: a block that is written for the first
+        time does so if all of it does not fit."""
+        if one.kind != FIRST_WRITES:
+            return RANK[one.grade] >= RANK["suspect"] or one.part == "resident"
+        room, (_, unwritten) = self._limits.rooms().get("counted"), self._filling()
+        return room is not None and unwritten > room
+
+    def _joint(self, step: int, host: Sequence[LeakFinding]) -> Joint:
+        """What is left until the first limit that all that grows on the host reaches: at the pace
+        of what this limit counts, and never more slowly than what is in use and what was found
+        grow. What fills a container with a bound ends by itself."""
+        present = self._ledger.present()
+        found = sum(self._each(one) for one in host if one in present and one.part != "resident")
+        full = sum(self._each(one) for one in present if one.grade == "fills" and one.holder)
+        points, since = self._sensor.points, self._sensor.since(step)
+        begun = [one.since_step for one in host if one.since_step is not None]
+        grown = step - min(begun, default=self._sensor.looks[0])
+        joint = Joint()
+        for name, room in self._limits.rooms().items() if host else ():
+            rate, error = found, 0.0
+            for pace in (points.pace("use", since), points.pace(name, since)):
+                if pace.rate - full > max(rate, THRESHOLDS.certain_errors * pace.error):
+                    rate, error = pace.rate - full, pace.error
+            filling = self._filling() if name == "counted" else (0.0, math.inf)
+            left = steps_left(rate, room, grown, error=error, filling=filling)
+            if left is not None and (joint.left is None or left < joint.left):
+                joint = Joint(rate, left)
+        return joint
+
+    def _filling(self) -> tuple[float, float]:
+        """Bytes a step by which a block is written for the first time, and how many are still to
+        come."""
+        fills = sum(one.rate_bytes for one in self._present("resident") if one.kind == FIRST_WRITES)
+        resident = self._resident
+        if resident is None or resident.unwritten is None or fills <= 0:
+            return 0.0, math.inf
+        written = (self._sensor.points.newest("resident") or 0) - self._written
+        return fills, max(0, resident.unwritten - written)
+
+    def _device_left(self, one: LeakFinding, step: int) -> tuple[float, float] | None:
+        full, points = self._limits.device(), self._sensor.points.series("device")
+        room = None if full is None or not points else full - points[-1][1]
+        since = self._sensor.looks[0] if one.since_step is None else one.since_step
+        return steps_left(one.rate_bytes, room, step - since)
+
+    def _present(self, part: str) -> list[LeakFinding]:
+        """The findings of a part of memory that the newest look has shown."""
+        return [one for one in self._ledger.present() if one.part == part]
 
     def _each(self, finding: LeakFinding) -> float:
         """Bytes a step of a finding; 0 where only those of a second are known."""
@@ -423,7 +487,9 @@ class LeakWatch:
     def _as_read(self, finding: LeakFinding) -> LeakFinding:
         """The finding as users read it: with advice, and by the second if steps are ticks."""
         if self._seconds is not None:
-            finding = replace(finding, first_step=None, since_step=None, steps_left=None)
+            joint = finding.joint_bytes / self._seconds
+            finding = replace(finding, first_step=None, since_step=None, steps_left=None,
+                              joint_bytes=joint)  # fmt: skip
             if finding.per == "step":
                 finding = replace(finding, per="s", rate_bytes=finding.rate_bytes / self._seconds)
         return replace(finding, advice=advice_for(finding))

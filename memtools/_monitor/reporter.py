@@ -19,7 +19,7 @@ from memtools._base.decorate import name_of_callback
 from memtools._base.every import Every
 from memtools._base.handle import Handle
 from memtools._base.redact import harmless
-from memtools._leak.finding import RANK, Key, LeakFinding
+from memtools._leak.finding import Key, LeakFinding, is_reported
 from memtools._monitor.log import Log
 
 LeakCallback = Callable[[LeakFinding], object]
@@ -70,7 +70,8 @@ class Reporter:
     def __init__(self, log: Log, listeners: Listeners, says: Says) -> None:
         self._log, self._listeners, self._says = log, listeners, says
         self._reported: set[tuple[str, str, str, bool, str]] = set()
-        self._rates: dict[Key, float] = {}  # the rate of each finding in the record
+        self._rates: dict[Key, tuple[float, float]] = {}  # of each finding in the record: its own
+        # and that of all that grows
 
     def report(self, finding: LeakFinding, *, printed: bool = True) -> None:
         """Report a finding that is new, has a higher grade or a line, or is over.
@@ -84,7 +85,7 @@ class Reporter:
         self.record(finding)
         who = _kind_of_process(finding), finding.holder or finding.kind
         word = (*who, finding.grade, finding.over, finding.made_at)
-        if RANK[finding.grade] < RANK["suspect"] or word in self._reported:
+        if not is_reported(finding) or word in self._reported:
             return
         if finding.over and all(who != reported[:2] for reported in self._reported):
             return
@@ -104,15 +105,16 @@ class Reporter:
 
     def record(self, finding: LeakFinding) -> None:
         """Write a finding into the record alone."""
-        self._rates[finding.key] = finding.rate_bytes
+        self._rates[finding.key] = finding.rate_bytes, finding.joint_bytes
         self._log.event("finding", finding)
 
     def renew(self, findings: Iterable[LeakFinding]) -> None:
         """Record the findings whose rate has changed, so that the record of a run that is killed
         has the newest."""
         for finding in findings:
-            known = self._rates.get(finding.key, 0.0)
-            if abs(finding.rate_bytes - known) > RENEWED * known:
+            now = finding.rate_bytes, finding.joint_bytes
+            known = self._rates.get(finding.key, (0.0, 0.0))
+            if any(abs(a - b) > RENEWED * b for a, b in zip(now, known, strict=True)):
                 self.record(finding)
 
 

@@ -21,7 +21,7 @@ from memtools._leak.detector import LeakDetector, part_of
 from memtools._leak.finding import RANK
 from memtools._leak.judge import THRESHOLDS
 from memtools._leak.series import Looks, Points, since_of
-from memtools._monitor.signals import COUNTED, Limits, Signal
+from memtools._monitor.signals import BESIDE, COUNTED, Limits, Signal
 
 #: Growth of this share of the limit, and so many bytes, causes a look at once.
 LARGE_SHARE, LARGE = 0.01, 1 << 20
@@ -41,13 +41,15 @@ class Sensor:
     """
 
     def __init__(self, signals: Sequence[Signal], limits: Limits, *, noisy: bool = False) -> None:
-        self.signals, self._limits = list(signals), limits
+        self.signals = [signal for signal in signals if signal.name not in BESIDE]
+        self._all, self._limits = list(signals), limits
         self._detector = LeakDetector()
         #: the leak test of each part of memory that may grow by itself, over the same readings
         self.parts = {
             name: part_of(self._detector, (name,)) for name in ("children", "shm", "device")
         }
         self.parts["use"] = part_of(self._detector, ("heap", "python", "tensors", "rss"))
+        self._resident = part_of(self._detector, ("rss",))
         self.points, self._is_noisy = Points(noisy=noisy), noisy
         #: steps of the looks, without those that only watch what stands
         self.looks: list[int] = []
@@ -70,13 +72,14 @@ class Sensor:
         """
         known: dict[str, int] = {}
         now = time.monotonic_ns()
-        for signal in self.signals:
+        for signal in self._all:
             size = signal.read()
             then = time.monotonic_ns()
             signal.cost_ns, now = min(signal.cost_ns, then - now), then
             if signal.name == skips:
                 size = None
-            self._feed(signal, step, size)
+            if signal.name not in BESIDE:
+                self._feed(signal, step, size)
             if size is not None:
                 known[signal.name] = size
         return known
@@ -144,7 +147,7 @@ class Sensor:
         """Do not count what the block adds to memory, or frees. In it Python does not collect the
         garbage of the program by itself, because that would not be counted either."""
         is_on = gc.isenabled() and not self._is_noisy
-        before = [signal.read() for signal in self.signals]
+        before = [signal.read() for signal in self._all]
         if is_on:
             process.at_fork(_in_child)
             _paused.append(self)
@@ -153,7 +156,7 @@ class Sensor:
             yield
         finally:
             try:
-                for signal, size in zip(self.signals, before, strict=True):
+                for signal, size in zip(self._all, before, strict=True):
                     signal.leave_out(size, signal.read())
             finally:
                 if is_on:
@@ -174,7 +177,8 @@ class Sensor:
 
     def known(self, step: int) -> Looks:
         """What the looks show after the look at this step."""
-        verdicts = {name: detector.verdict() for name, detector in self.parts.items()}
+        tests = {**self.parts, "resident": self._resident}
+        verdicts = {name: detector.verdict() for name, detector in tests.items()}
         grades = {name: verdict.kind for name, verdict in verdicts.items()}
         tested = {
             name: (verdict.since_step, verdict.rate_bytes_per_step)
@@ -186,7 +190,7 @@ class Sensor:
     def paces(self, step: int) -> dict[str, float]:
         """Bytes a step by which each part of memory grows now."""
         since = self.since(step)
-        return {part: self.points.pace(part, since).rate for part in self.parts}
+        return {part: self.points.pace(part, since).rate for part in (*self.parts, "resident")}
 
     def since(self, step: int) -> int:
         """The first step whose points count for a slope at this step."""

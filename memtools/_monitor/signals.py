@@ -19,19 +19,31 @@ made.
 
 from __future__ import annotations
 
+import mmap
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
 from memtools import _core
 from memtools._base import devices as cuda_devices
-from memtools._base.limits import limits_of_process
+from memtools._base.limits import COUNTED_AGAINST, limits_of_process
 from memtools._blocks.reports import HostBlocks
+from memtools._leak.judge import THRESHOLDS
 
 EACH_READING = 16  # A reading is so many units after the last, as long as its cost stays equal.
 FEED_NS = 2_500  # The leak test takes so long for a value.
 
 #: signals that torch counts anyhow, to the byte: a reading of them takes less than 1 us
 COUNTED = ("device", "tensors")
+#: what is read at looks alone, and is not judged by itself: resident bytes of no file, the freed
+#: memory that malloc keeps, and what RLIMIT_DATA and RLIMIT_AS count
+BESIDE = ("resident", "idle", "VmData", "VmSize")
+#: a mapping of no file that may be written: its size and its resident bytes, in KiB
+_MAPPING = (
+    r"^[0-9a-f]+-[0-9a-f]+ .w.p \S+ 00:00 0 *(?:\[heap\])?\nSize: +(\d+) kB\n"
+    r"(?:\w+: +\d+ kB\n)*?Rss: +(\d+) kB$"
+)
+_STATM = {"VmSize": 0, "VmData": 5}  # fields of /proc/self/statm, in pages
 
 
 class Signal:
@@ -115,6 +127,27 @@ def python_bytes() -> int:
     return 64 * sys.getallocatedblocks() if size is None else size
 
 
+class _Heap:
+    """malloc's figures: one reading, which may take milliseconds, has both."""
+
+    def __init__(self, probe: _core.Probe) -> None:
+        self._probe = probe
+        self.idle: int | None = None
+
+    def used(self) -> int | None:
+        sample = self._probe.read(_core.READ_HEAP)
+        self.idle = sample.heap_free
+        return sample.heap_used
+
+
+def _of_statm(name: str) -> int | None:
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[_STATM[name]]) * mmap.PAGESIZE
+    except OSError:
+        return None
+
+
 def signals_of(
     probe: _core.Probe, devices: Sequence[int], blocks: HostBlocks | None = None
 ) -> list[Signal]:
@@ -134,10 +167,11 @@ def signals_of(
         _core._watch_files()
         return size
 
+    heap = _Heap(probe)
     signals = [
         # Resident bytes, less what pools map more than once: forks of a cache are not growth.
         Signal("rss", figure(_core.READ_RSS, "process")),
-        Signal("heap", figure(_core.READ_HEAP, "heap_used")),
+        Signal("heap", heap.used),
         Signal("python", python_bytes),
         Signal("children", figure(_core.READ_CHILDREN, "children_private")),
         Signal("shm", shared),
@@ -146,7 +180,55 @@ def signals_of(
         signals.append(Signal("tensors", blocks.in_use))
     if devices:
         signals.append(Signal("device", lambda: cuda_devices.allocated(devices)))
-    return signals
+    return [
+        *signals,
+        Signal("resident", figure(_core.READ_RSS, "private")),
+        Signal("idle", lambda: heap.idle),
+        Signal("VmData", lambda: _of_statm("VmData")),
+        Signal("VmSize", lambda: _of_statm("VmSize")),
+    ]
+
+
+def block_that_fills(written: int, smaps: str = "/proc/self/smaps") -> tuple[int, int] | None:
+    """Return the size and the resident bytes of the mapping of no file that has most left to be
+    written, of those in which at least half of `written` bytes are resident. None if there is none.
+
+    Takes some milliseconds.
+    """
+    try:
+        with open(smaps, encoding="utf-8", errors="replace") as file:
+            text = file.read()
+    except OSError:
+        return None
+    found = [
+        (1024 * int(size), 1024 * int(resident))
+        for size, resident in re.findall(_MAPPING, text, re.MULTILINE)
+    ]
+    filling = [one for one in found if one[0] > one[1] >= THRESHOLDS.explained * written]
+    return max(filling, key=lambda one: one[0] - one[1], default=None)
+
+
+class _Crest:
+    """How far the peaks of steps lie above what is used at their ends."""
+
+    def __init__(self) -> None:
+        self._peak: int | None = None
+        self._above = 0
+
+    def above(self, used: int, peak: int | None) -> int:
+        """Bytes from what is used now to the highest point of the newest steps.
+
+        Args:
+            used: now.
+            peak: the most that the run has used. Where it has risen since the call before, that was
+                in these steps. The first call knows only the peak of the program's start.
+        """
+        if peak is None:
+            return 0
+        is_new = self._peak is not None and peak > self._peak
+        self._peak, most = peak, max(0, peak - used)
+        self._above = most if is_new else min(self._above, most)
+        return self._above
 
 
 class Limits:
@@ -154,14 +236,24 @@ class Limits:
 
     def __init__(self, sampler: _core.Sampler, probe: _core.Probe, devices: Sequence[int]) -> None:
         self._sampler, self._probe, self._devices = sampler, probe, devices
+        self._crest = _Crest()
 
-    def room(self) -> int | None:
-        """Bytes from what is used now to the limit that is met first: the host's, or one of this
-        process (`ulimit -d`, `ulimit -v`). None when no limit is known."""
-        used, limit = self._sampler.used(), self._sampler.limit()
-        rooms = [most - counted for counted, most in limits_of_process().values()]
-        rooms += [] if used is None or limit is None else [limit[0] - used]
-        return min(rooms, default=None)
+    def rooms(self) -> dict[str, int]:
+        """Bytes that are left until each limit, by the name of the series of a run's points that
+        counts against it: "counted" for the host's, and "VmData" and "VmSize" for those of this
+        process (`ulimit -d`, `ulimit -v`).
+
+        They are left of the host's limit from the highest point of a step on, because that is where
+        the limit is met.
+        """
+        rooms = {
+            COUNTED_AGAINST[name]: most - counted
+            for name, (counted, most) in limits_of_process().items()
+        }
+        used, limit, peak = self._sampler.used(), self._sampler.limit(), self._sampler.peak()
+        if used is not None and limit is not None:
+            rooms["counted"] = limit[0] - used - self._crest.above(used, peak)
+        return rooms
 
     def share(self, part: float) -> int | None:
         """So much of the host's limit, in bytes; None when unknown."""

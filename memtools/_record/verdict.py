@@ -23,10 +23,18 @@ from memtools._base import sentences
 from memtools._base.size import format_bytes
 from memtools._base.text import duration, shown
 from memtools._leak.detector import STEPS_NEEDED, matters
-from memtools._leak.finding import RANK, LeakFinding, advice_for, is_call, steps_left
+from memtools._leak.finding import (
+    RANK,
+    LeakFinding,
+    advice_for,
+    is_call,
+    is_reported,
+    steps_left,
+    with_forecast,
+)
 from memtools._leak.judge import THRESHOLDS, Part, of_part
 from memtools._record.events import start_of
-from memtools._record.growth import Growth, Late, judge, late_of, step_seconds
+from memtools._record.growth import Growth, Late, judge, late_of, slope, step_seconds
 from memtools._record.kinds import Finding
 
 if TYPE_CHECKING:
@@ -193,9 +201,19 @@ def _matters(finding: LeakFinding, pace: float | None) -> bool:
 
 
 def _nothing(figures: Figures) -> str:
-    """A sentence that nothing grows, without files in /dev/shm and other programs."""
+    """A sentence that nothing grows, without files in /dev/shm and other programs. While resident
+    memory rises it is said of what is in use alone."""
     if figures.outside:
         return "the process tree does not grow"
+    rise = slope(figures.line, "private")
+    if rise is not None and rise.rate_bytes > max(THRESHOLDS.least_rate, rise.within_bytes):
+        gained = rise.rate_bytes * (figures.steps or 0) / 2
+        least = THRESHOLDS.least_gain_share * (figures.process.last_bytes if figures.process else 0)
+        if gained >= max(THRESHOLDS.least_gain, least):
+            return (
+                "what is in use does not grow; resident memory has grown by "
+                f"{format_bytes(rise.rate_bytes)} a step over the newer half of the run"
+            )
     workers = figures.workers is not None
     return "neither the process nor its workers grow" if workers else "the process does not grow"
 
@@ -244,7 +262,7 @@ def _of_growth(growth: Growth) -> LeakFinding:
 def _with_forecasts(
     figures: Figures, found: Sequence[LeakFinding], pace: float | None
 ) -> list[LeakFinding]:
-    """Add to each finding what is left until the limit, for all that grows together."""
+    """Add to findings what is left until the limit, for all that grows together."""
     ended = figures.ending.by_memory(near=figures.near_limit)
     host = [one for one in found if one.signal != "device"]
     devices = [one for one in found if one.signal == "device"]
@@ -255,25 +273,25 @@ def _with_forecasts(
         if any(one.per == "step" for one in several):
             readings = grown_for(figures, several)
         if any(one.per == "step" for one in several) or pace is not None:
-            left = steps_left(total_rate(several, pace, "step"), room, readings)
+            joint = _joint_rate(several, pace, "step")
+            left = steps_left(joint, room, readings)
             seconds = None if left is None or pace is None else (left[0] * pace, left[1] * pace)
         else:
-            seconds = steps_left(total_rate(several, None, "s"), room, readings)
+            joint = _joint_rate(several, None, "s")
+            seconds = steps_left(joint, room, readings)
         if ended and several is host:
             left = seconds = (0.0, 0.0)
-        known += [_with_forecast(one, left, seconds) for one in several]
+        ends = [one for one in several if RANK[one.grade] <= RANK["fills"] and not is_reported(one)]
+        known += [one.without_forecast() for one in ends]
+        known += with_forecast([one for one in several if one not in ends], left, seconds, joint)
     return known
 
 
-def _with_forecast(
-    finding: LeakFinding,
-    left: tuple[float, float] | None,
-    seconds: tuple[float, float] | None,
-) -> LeakFinding:
-    """A finding that fills up ends by itself, and has no forecast."""
-    if RANK[finding.grade] <= RANK["fills"]:
-        left = seconds = None
-    return replace(finding, steps_left=left, seconds_left=seconds)
+def _joint_rate(several: Sequence[LeakFinding], pace: float | None, per: str) -> float:
+    """Bytes a step or a second by which all grows together, as the run has measured it for what the
+    limit counts, and at least by which all findings do."""
+    measured = (one.joint_bytes for one in several if one.per == per)
+    return max(total_rate(several, pace, per), *measured, 0.0)
 
 
 def grown_for(figures: Figures, several: Sequence[LeakFinding]) -> float:

@@ -36,7 +36,7 @@ from memtools._leak.growth import line_through
 from memtools._leak.judge import C_HEAP, THRESHOLDS, Children, Evidence, Part, findings_of
 from memtools._leak.jumps import Stairs, jumps_of
 from memtools._monitor.places import Living, Place, Site, name_of, place_of, places_of
-from memtools._monitor.signals import Signal, signals_of
+from memtools._monitor.signals import BESIDE, Signal, signals_of
 from memtools._monitor.tracewindow import OF_A_BLOCK, BlocksLike
 from memtools.testing._trend import LEAST_READINGS, growth_of, growth_of_levels
 
@@ -187,7 +187,7 @@ class GrowthTest:
         self._blocks = HostBlocks()
         self._blocks.join()
         signals = signals_of(_core.Probe(), devices, self._blocks)
-        self._signals = [s for s in signals if s.name != "rss"]
+        self._signals = [s for s in signals if s.name not in ("rss", *BESIDE)]
         self._least_rate = max(1.0, THRESHOLDS.least_share * allowed)
         self._census = GrowthCensus(
             (GrowthTest, Series, Signal, TracedTensors), least_rate=self._least_rate

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from memtools import _core
 from memtools._base import limits
 from memtools._base.limits import lowest_limit, nearest_limit
+from memtools._monitor.signals import _Crest
 from tests.kit.ownprocess import in_own_process
 from tests.monitor.root import Root
 
@@ -30,9 +31,9 @@ limit = now + (100 << 20)
 resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
 [(name, (counted, most))] = limits_of_process().items()
 assert (name, most) == ("RLIMIT_DATA", limit) and 90 << 20 < limit - counted <= 100 << 20
-assert 90 << 20 < limits.room() <= 100 << 20, limits.room()
+assert 90 << 20 < min(limits.rooms().values()) <= 100 << 20, min(limits.rooms().values())
 kept = bytes(50 << 20)
-assert limits.room() <= 50 << 20, limits.room()
+assert min(limits.rooms().values()) <= 50 << 20, min(limits.rooms().values())
 resource.setrlimit(resource.RLIMIT_AS, (1 << 45, resource.RLIM_INFINITY))
 assert len(limits_of_process()) == 2
 assert lowest_limit_of_process() == (limit, "RLIMIT_DATA")
@@ -82,3 +83,13 @@ def test_the_room_for_shared_memory(tmp_path: Path) -> None:
     free, total = limits.shm_room() or (0, 0)
     assert 0 <= free <= total > 0
     assert limits.shm_room(str(tmp_path)) is None
+
+
+def test_a_limit_is_met_at_the_highest_point_of_a_step() -> None:
+    crest = _Crest()
+    assert crest.above(100, 900) == 0, "the peak of the program's start"
+    assert crest.above(110, 900) == 0
+    assert crest.above(500, 950) == 450, "a peak since then"
+    assert crest.above(700, 950) == 250, "which is not so far above any more"
+    assert crest.above(950, 960) == 10
+    assert crest.above(955, None) == 0

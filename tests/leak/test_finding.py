@@ -17,6 +17,7 @@ from memtools._leak.finding import (
     advice_for,
     is_call,
     steps_left,
+    with_forecast,
 )
 from memtools._leak.judge import graded
 from memtools._record import kinds
@@ -222,3 +223,31 @@ def test_a_forecast_is_an_interval() -> None:
         assert left is not None
         assert left[0] < 100 < left[1] <= most * left[0]
     assert steps_left(10.0, -5, 100) == (0, 0)
+
+
+def test_growth_that_ends_by_itself_is_left_out_of_the_forecast_once_it_has() -> None:
+    """500 bytes at 10 a step, of which 8 end after 400 bytes: 50 steps, then 2 a step."""
+    left = steps_left(10.0, 500, 200, filling=(8.0, 400.0))
+    assert left is not None
+    assert left[0] < 50 < left[1]
+    assert steps_left(8.0, 500, 200, filling=(8.0, 400.0)) is None, "it fits"
+    short = steps_left(8.0, 300, 200, filling=(8.0, 400.0))
+    assert short is not None
+    assert short[0] < 300 / 8 < short[1]
+
+
+def test_an_uncertain_rate_makes_the_interval_wider() -> None:
+    narrow, wide = steps_left(10.0, 1000, 200), steps_left(10.0, 1000, 200, error=8.0)
+    assert narrow is not None
+    assert wide is not None
+    assert wide[0] < narrow[0]
+    assert narrow[1] < wide[1]
+
+
+def test_the_fastest_finding_has_the_forecast_of_all() -> None:
+    rates = {"list a": 700.0, "list b": 200.0, "list c": 600.0}
+    found = [LeakFinding("likely", "heap", rate_bytes=n, holder=name) for name, n in rates.items()]
+    have = {one.holder: one.steps_left for one in with_forecast(found, (3.0, 9.0), None, 1200.0)}
+    assert have == {"list a": (3.0, 9.0), "list b": None, "list c": (3.0, 9.0)}
+    have = {one.holder: one.steps_left for one in with_forecast(found, (3.0, 9.0), None, 2000.0)}
+    assert have == {"list a": (3.0, 9.0), "list b": None, "list c": None}

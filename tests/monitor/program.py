@@ -54,8 +54,8 @@ class Bounds:
     def __init__(self, program: Program, host: int | None, device: int | None) -> None:
         self._program, self._host, self._device = program, host, device
 
-    def room(self) -> int | None:
-        return None if self._host is None else self._host - self._program.total()
+    def rooms(self) -> dict[str, int]:
+        return {} if self._host is None else {"counted": self._host - self._program.total()}
 
     def share(self, part: float) -> int | None:
         return None if self._host is None else int(part * self._host)
@@ -89,7 +89,7 @@ class Program:
     def __init__(
         self, clock: Clock, *, limit: int | None = None, device: int | None = None,
         census: bool = True, step_ns: int = 10**6, seconds: float | None = None,
-        tensors: bool = False, workers: Any = None, tracing: Any = None,
+        tensors: bool = False, workers: Any = None, tracing: Any = None, resident: bool = False,
         says: Says | None = None,
     ) -> None:  # fmt: skip
         self.clock, self.step_ns, self.step, self.cost_ns = clock, step_ns, 0, 1000
@@ -100,6 +100,8 @@ class Program:
             self.sizes["tensors"] = 50 * MIB
         if workers is not None:
             self.sizes["children"] = 100 * MIB
+        if resident:
+            self.sizes |= {"resident": 150 * MIB, "idle": 10 * MIB, "VmData": 400 * MIB}
         self.held: list[Holder] = []
         self.reads: list[tuple[int, str]] = []
         self.census_looks: Callable[[], None] = lambda: None
@@ -129,7 +131,7 @@ class Program:
         self.texts.append(text)
 
     def total(self) -> int:
-        return self.sizes["rss"] + self.sizes["heap"]
+        return self.sizes.get("resident", self.sizes["rss"] + self.sizes["heap"])
 
     def read(self, name: str) -> int | None:
         self.reads.append((self.step, name))

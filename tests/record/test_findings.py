@@ -61,6 +61,21 @@ def test_what_is_over_does_not_stand_and_then_nothing_grows(path):
     assert figures.verdict.lines(quiet=True) == ["the process does not grow"]
 
 
+@pytest.mark.parametrize(("rate", "grows"), [(96 * 1024, True), (100, False)])
+def test_it_is_not_said_that_nothing_grows_while_resident_memory_rises(path, rate, grows):
+    with _core.RecordWriter(path, [("step", ""), ("rss", "B"), ("private", "B")]) as writer:
+        writer.event("start", kinds.payload("start", START))
+        for step in range(1, 600):
+            now = 100 * MIB + step * rate
+            writer.append(10**15 + step * 10**7, [step, now + 20 * MIB, now])
+    (line,) = figures_of(memtools.read_record(path)).verdict.lines(quiet=True)
+    rises = (
+        "what is in use does not grow; resident memory has grown by 96.0 KiB a step over the newer "
+        "half of the run"
+    )
+    assert line == (rises if grows else "the process does not grow")
+
+
 def test_a_name_that_comes_later_stands_beside_what_had_none(path):
     """Both are said until the run takes the first back, as a name is another finding."""
     nameless = replace(LOSSES, holder="", kind="", what="")
@@ -80,10 +95,13 @@ def test_the_forecast_is_that_at_the_end_of_the_record_and_of_all_that_grows(pat
     assert high / low < 2
     path.unlink()
     both = told(path, [early, SEEN])
-    for one in both.verdict.findings:
-        assert one.steps_left is not None
-        assert one.steps_left[0] < 625 / 3 < one.steps_left[1]
-        assert one.seconds_left == pytest.approx([0.01 * n for n in one.steps_left])
+    one = next(one for one in both.verdict.findings if one.holder == SEEN.holder)
+    assert one.steps_left is not None
+    assert one.steps_left[0] < 625 / 3 < one.steps_left[1]
+    assert one.seconds_left == pytest.approx([0.01 * n for n in one.steps_left])
+    assert one.joint_bytes == 3 * 2**20
+    (other,) = (other for other in both.verdict.findings if other != one)
+    assert other.steps_left is None, "it is a third of that growth"
     assert "\n".join(both.verdict.lines()).count("limit in ") == 1
 
 

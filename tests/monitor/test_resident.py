@@ -1,0 +1,130 @@
+"""Resident memory that grows faster than what is in use, and forecasts of what a limit counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from memtools._monitor import leakwatch
+from memtools._monitor.signals import block_that_fills
+from tests.monitor.program import GIB, KIB, MIB, Clock, Program, clock, holder
+
+__all__ = ["clock"]
+
+
+def run_resident(clock: Clock, steps: int, limit: int = GIB, **grow: int) -> Program:
+    program = Program(clock, limit=limit, resident=True)
+    program.run(steps, **grow)
+    return program
+
+
+def test_freed_memory_that_malloc_keeps_is_found_with_the_time_that_is_left(clock: Clock) -> None:
+    grow = {name: 440 * KIB for name in ("rss", "resident", "idle", "VmData")}
+    program = run_resident(clock, 600, **grow)
+    (found,) = program.watch.findings()
+    assert (found.grade, found.kind, found.signal) == ("fragmentation", "idle heap", "resident")
+    assert found.rate_bytes == pytest.approx(440 * KIB, rel=0.01)
+    assert "MALLOC_ARENA_MAX" in found.advice
+    left = (GIB - program.sizes["resident"]) / (440 * KIB)
+    assert found.steps_left is not None
+    assert found.steps_left[0] < left < found.steps_left[1]
+    assert program.said, "it is reported while the program runs"
+    assert "freed memory that malloc keeps: +440.0 KiB/step" in program.texts[0]
+
+
+def test_growth_that_ends_long_before_the_limit_is_no_finding(clock: Clock) -> None:
+    """Freed memory that is far from filling what there is: it may end at any time."""
+    grow = {name: 40 * KIB for name in ("rss", "resident", "idle", "VmData")}
+    program = run_resident(clock, 600, 64 * GIB, **grow)
+    assert program.watch.findings() == ()
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_block_that_is_written_for_the_first_time_says_whether_it_fits(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, fits: bool
+) -> None:
+    monkeypatch.setattr(leakwatch, "block_that_fills", lambda least: (2 * GIB, least))
+    limit = 8 * GIB if fits else GIB
+    program = run_resident(clock, 600, limit, rss=256 * KIB, resident=256 * KIB)
+    (found,) = program.watch.findings()
+    assert (found.grade, found.kind) == ("fills", "first writes")
+    assert found.rate_bytes == pytest.approx(256 * KIB, rel=0.01)
+    assert found.what.startswith("a block of 2.00 GiB")
+    if fits:
+        assert found.what.endswith("which fits")
+        assert (found.steps_left, program.texts) == (None, [])
+        return
+    assert "1.00 GiB are allowed" in found.what
+    left = (limit - program.sizes["resident"]) / (256 * KIB)
+    assert found.steps_left is not None
+    assert found.steps_left[0] < left < found.steps_left[1]
+    assert len(program.texts) == 1
+
+
+def test_the_forecast_is_of_what_the_limit_counts_and_the_fastest_has_it(clock: Clock) -> None:
+    program = Program(clock, limit=GIB, resident=True)
+    program.held = [holder(70 * KIB)]
+    program.run(128, heap=70 * KIB, rss=510 * KIB, resident=510 * KIB, idle=440 * KIB,
+                VmData=510 * KIB)  # fmt: skip
+    (named,) = program.watch.findings()
+    assert named.holder == "list Trainer.losses"
+    assert named.joint_bytes == pytest.approx(510 * KIB)
+    assert str(named).endswith("steps, as memory as a whole grows by 510.0 KiB/step")
+    left = (GIB - program.sizes["resident"]) / (510 * KIB)
+    assert named.steps_left is not None
+    assert named.steps_left[0] < left < named.steps_left[1]
+    program.run(500, heap=70 * KIB, rss=510 * KIB, resident=510 * KIB, idle=440 * KIB,
+                VmData=510 * KIB)  # fmt: skip
+    small, large = sorted(program.watch.findings(), key=lambda one: one.rate_bytes)
+    assert (small.steps_left, large.kind) == (None, "idle heap")
+    assert large.steps_left is not None
+    assert large.steps_left[0] < left - 500 < large.steps_left[1]
+
+
+def test_a_buffer_that_doubles_is_not_taken_for_one_that_is_filled_once(clock: Clock) -> None:
+    """What is in use has risen as much as what is resident, in stairs."""
+    program = Program(clock, resident=True, limit=GIB)
+    size = MIB
+    for step in range(1, 700):
+        if 96 * KIB * step > size:
+            program.sizes["heap"] += size
+            program.sizes["VmData"] += size
+            size *= 2
+        program.run(1, rss=96 * KIB, resident=96 * KIB)
+    assert [one for one in program.watch.findings() if one.kind == "idle heap"] == []
+
+
+def test_a_limit_of_the_process_counts_what_is_mapped(clock: Clock) -> None:
+    """Untouched memory counts against `ulimit -d`, and resident memory does not."""
+    program = Program(clock, limit=64 * GIB, resident=True)
+    limits = program.watch._limits
+    room = lambda: {"counted": 60 * GIB, "VmData": GIB - program.sizes["VmData"]}  # noqa: E731
+    program.held = [holder(64 * KIB)]
+    limits.rooms = room  # type: ignore[method-assign]
+    program.run(200, heap=64 * KIB, VmData=256 * KIB)
+    (found,) = program.watch.findings()
+    left = (GIB - program.sizes["VmData"]) / (256 * KIB)
+    assert found.steps_left is not None
+    assert found.steps_left[0] < left < found.steps_left[1]
+
+
+def test_the_block_that_fills_is_the_one_with_most_left_to_be_written(tmp_path: Path) -> None:
+    rows = [
+        ("rw-p 00000000 00:00 0 ", 2_000, 2_000, "full"),
+        ("rw-p 00000000 00:00 0                  [heap]", 9_000, 8_000, "has 1,000 left"),
+        ("rw-p 00000000 00:00 0 ", 50_000, 6_000, "has 44,000 left"),
+        ("rw-p 00000000 00:00 0 ", 80_000, 40, "has never been used"),
+        ("---p 00000000 00:00 0 ", 99_000, 6_000, "cannot be written"),
+        ("rw-p 00000000 08:01 77   /data/a.bin", 99_000, 6_000, "of a file"),
+    ]
+    text = "".join(
+        f"7f{n:010x}-7f{n + 1:010x} {row}\nSize:  {size} kB\nKernelPageSize:  4 kB\n"
+        f"Rss:  {rss} kB\nPss:  {rss} kB\nVmFlags: rd wr mr\n"
+        for n, (row, size, rss, _) in enumerate(rows)
+    )
+    smaps = tmp_path / "smaps"
+    smaps.write_text(text)
+    assert block_that_fills(10_000 * KIB, str(smaps)) == (50_000 * KIB, 6_000 * KIB)
+    assert block_that_fills(40_000 * KIB, str(smaps)) is None
+    assert block_that_fills(0, str(tmp_path / "none")) is None
