@@ -29,6 +29,7 @@ from memtools import _core
 from memtools._base import torch as bridge
 from memtools._base.libraries import PACKAGE, library_paths, users_paths
 from memtools._census.extensions import extension_of
+from memtools._census.fills import may_fill
 from memtools._census.holders import (
     LRU_CACHE,
     Holder,
@@ -248,7 +249,8 @@ def _holder(
         path, kind = f"autograd graphs kept by {path}", "autograd graph"
     return replace(found, path=path, kind=kind, length=now, capacity=capacity,
                    new_objects=new_objects, new_bytes=size, what=what,
-                   extension=extension_of(_entries(container)))  # fmt: skip
+                   extension=extension_of(_entries(container)),
+                   may_fill=may_fill(path, way))  # fmt: skip
 
 
 def _kind_of_holder(way: list[Any], path: str, kind: str) -> str:

@@ -263,6 +263,7 @@ class Holder:
         only_gained: whether it was never shorter than at the look before.
         extension: the class of an extension module of which each of the newest entries has an
             object of its own, whose memory in C is not known; "" if there is none.
+        may_fill: whether the program gives a reason to take it for a buffer that still fills.
         bytes_in_c: the part of `new_bytes` that is memory in C, as far as that is known.
         kept_at: the line of the user's program that keeps them there, as `file:line in function`;
             "" if it is not known.
@@ -283,6 +284,7 @@ class Holder:
     extension: str = ""
     bytes_in_c: int = 0
     kept_at: str = ""
+    may_fill: bool = False
 
     def __post_init__(self) -> None:
         """Remove terminal escapes and secrets from names of the program."""

@@ -589,6 +589,9 @@ def _of_holders(
         grade = graded(part.grade, share, only_gained=holder.only_gained and is_seen)
         what = [_what_of(seen, holder), _c_memory_of(holder, others=len(holders) > 1)]
         what += ["in shared memory"] if part.signal == "shm" else []
+        if holder.may_fill and part.grade != "leak":  # which takes a run that is long enough
+            grade = min(grade, "growing", key=RANK.__getitem__)
+            what.append("a leak or a buffer that still fills")
         if total <= limit:
             grade = "fills"
             what.append(f"declared as {name}")

@@ -201,6 +201,22 @@ def test_memory_in_c_that_may_be_of_any_code_is_the_c_heaps(held: list[Holder]) 
     assert not any("of C memory" in what for _, _, what, _ in of_c_memory(*held))
 
 
+@pytest.mark.parametrize(
+    ("tested", "grade", "of_others"),
+    [("quiet", "suspect", "suspect"), ("suspect", "growing", "growing"),
+     ("growing", "growing", "likely"), ("likely", "growing", "likely"), ("leak", "leak", "leak")],
+)  # fmt: skip
+def test_what_may_be_a_buffer_that_fills_is_growing_until_it_has_outlived_that(
+    tested: str, grade: str, of_others: str
+) -> None:
+    part = Part("heap", 16.0 * KIB, 0.0, tested)
+    for fills, expected in ((True, grade), (False, of_others)):
+        kept = holder(16 * KIB, only_gained=True, may_fill=fills)
+        (found,) = findings_of(Evidence(part, holders=[kept], looks=6))
+        assert found.grade == expected
+        assert found.what.endswith("or a buffer that still fills") is (fills and tested != "leak")
+
+
 def test_only_the_judge_makes_findings() -> None:
     """A record's reader makes those again that a run has written."""
     made = re.compile(r"(?<!class )\bLeakFinding\((?!Event)")

@@ -1,0 +1,162 @@
+"""Whether a container may be a buffer that fills: its name, and the code that fills it."""
+
+from __future__ import annotations
+
+import heapq
+import queue
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from memtools._census.fills import may_fill
+from memtools._census.growth import GrowthCensus
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("list local 'buf' of generator _shuffle()", True),
+        ("dict __main__._LORA_CACHE", True),
+        ("deque PolicyInput.samples_queue", True),
+        ("list ReplayMemory.memory", True),
+        ("dict Store.cached_rows", True),
+        ("list Trainer.losses", False),
+        ("list Memory.rows", False),
+        ("dict Rebuffed.rows", False),
+        ("list module attribute __main__.history['loss']", False),
+    ],
+)
+def test_a_name_says_what_a_container_is_for(path: str, expected: bool) -> None:
+    assert may_fill(path, [[], {}]) is expected
+
+
+class Bounded:
+    def __init__(self) -> None:
+        self.rows, self.most = [], 500
+
+    def add(self, row: Any) -> None:
+        self.rows.append(row)
+        if len(self.rows) > self.most:
+            self.rows.pop(0)
+
+
+class Counted(Bounded):
+    """The bound is compared before, and nothing is removed."""
+
+    def add(self, row: Any) -> None:
+        if len(self.rows) < 5000:
+            self.rows += []
+            self.rows.append(row)
+
+
+class Deleted:
+    def __init__(self) -> None:
+        self.rows: dict[int, Any] = {}
+
+    def add(self, row: Any) -> None:
+        self.rows[len(self.rows)] = row
+        if len(self.rows) > 999:
+            del self.rows[0]
+
+
+class Ordered:
+    def __init__(self) -> None:
+        self.rows: list[Any] = []
+
+    def add(self, row: Any) -> None:
+        heapq.heappush(self.rows, (len(self.rows), id(row), row))
+        if row is None:
+            heapq.heappop(self.rows)
+
+
+class Maximum:
+    def __init__(self) -> None:
+        self.rows, self.maxsize = [], 4000
+
+    def add(self, row: Any) -> None:
+        self.rows.append(row)
+
+
+class Unbounded(Maximum):
+    def __init__(self) -> None:
+        self.rows, self.maxsize = [], 0
+
+
+class Kept:
+    """Others read it, and empty it at the end of an epoch that never comes."""
+
+    def __init__(self) -> None:
+        self.rows: list[Any] = []
+
+    def add(self, row: Any) -> None:
+        self.rows.append(row)
+        if len(self.rows) > 1 and len(self.rows) % 100 == 0:
+            print(len(self.rows))
+
+    def end(self) -> None:
+        while self.rows:
+            self.rows.pop()
+
+
+def found_in(add: Callable[[Any], object]) -> list[tuple[str, bool]]:
+    census = GrowthCensus(least_rate=1024.0)
+    for step in range(1, 41):
+        add(bytearray(4000))
+        if step % 10 == 0:
+            census.look(step)
+    return [(one.path, one.may_fill) for one in census.holders()]
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (Bounded, True), (Counted, True), (Deleted, True), (Ordered, True), (Maximum, True),
+        (Unbounded, False), (Kept, False),
+    ],
+)  # fmt: skip
+def test_the_code_that_adds_to_it_says_whether_it_has_an_end(kind: Any, expected: bool) -> None:
+    owner = kind()
+    ((path, fills),) = found_in(owner.add)
+    assert path.endswith(f"{kind.__name__}.rows")
+    assert fills is expected
+
+
+def test_a_variable_of_a_function_or_a_generator_is_judged_by_its_code() -> None:
+    def shuffled(source: Iterator[Any]) -> Iterator[Any]:
+        waiting: list[Any] = []
+        for row in source:
+            waiting.append(row)
+            if len(waiting) < 10_000:
+                continue
+            yield waiting.pop()
+
+    def kept(source: Iterator[Any]) -> Iterator[Any]:
+        rows = []
+        for row in source:
+            rows.append(row)
+            yield row
+
+    census = GrowthCensus(least_rate=1024.0)
+    todo: deque[Any] = deque()
+
+    def source() -> Iterator[Any]:
+        for step in range(1, 41):
+            yield bytearray(4000)
+            if step % 10 == 0:
+                census.look(step)
+
+    todo.extend(shuffled(source()))
+    assert [one.may_fill for one in census.holders() if "waiting" in one.path] == [True]
+    census = GrowthCensus(least_rate=1024.0)
+    for _ in kept(source()):
+        pass
+    assert [one.may_fill for one in census.holders() if "'rows'" in one.path] == [False]
+
+
+def test_a_queue_has_a_maximum_or_none() -> None:
+    for most, expected in ((0, True), (900, True)):  # by its name in any case
+        waiting = queue.Queue[Any](most)
+        ((_, fills),) = found_in(waiting.put)
+        assert fills is expected
