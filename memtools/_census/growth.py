@@ -21,6 +21,8 @@ import itertools
 import mmap
 import sys
 import time
+import types
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -52,6 +54,8 @@ _DEPTH = 4  # Tensors and arrays are looked for to this depth below an entry.
 #: The kinds of rows of the table, as csrc/py/census/growth.c numbers them.
 _CONTAINER, _GRAPH, _CHAIN, _CYCLE, _SLOTS, _CALLS = range(6)
 _OF_CYCLES = "cycles of .grad made by backward(create_graph=True)"
+_WEAK = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
+_MODULES = (types.ModuleType, types.FunctionType)
 _HOOKS = ("_hooks", "_pre_hooks", "hooks_dict")
 
 
@@ -169,10 +173,12 @@ def _named(
 def _with_line(holder: Holder, row: list[Any], keepers: Keepers) -> Holder:
     """The holder with the line that keeps what it holds."""
     way, sort = row[0], row[1]
-    if sort in (_CALLS, _CYCLE):
+    if sort == _CYCLE:
         return holder
+    if sort == _CALLS:
+        way = [Local(*way[0])]
     changes = sort in (_GRAPH, _CHAIN) or _is_buffer(way[0])
-    return replace(holder, kept_at=keepers.kept_at(holder.path, way, changes=changes))
+    return replace(holder, **keepers.find(holder.path, way, changes=changes)._asdict())
 
 
 def _may_have_more(holder: Holder) -> bool:
@@ -239,6 +245,12 @@ def _holder(
     else:
         path = f"{found.kind}{'' if capacity is None else f'(maxlen={capacity})'} {path}"
     kind = _kind_of_holder(way, path, found.kind)
+    weak = [short_name(type(one)) for one in way[1:3] if type(one) in _WEAK]
+    if weak:
+        kind = weak[0]
+        path = f"{kind}{path.removeprefix(found.kind)}"
+        if _values_keep_keys(container):
+            path += " (its values keep its keys)"
     if any(map(_is_error, _entries(container))):
         kind = "exceptions"
     if _core._module_of(container) is not None:
@@ -281,6 +293,22 @@ def _such_as(namespace: dict[str, Any]) -> str:
         if type(name) is str and not issubclass(type(namespace[name]), (str, int, float)):
             return f" (such as {name!r})"
     return ""
+
+
+def _values_keep_keys(data: dict[Any, Any]) -> bool:
+    """Whether the newest value of a weakref.WeakKeyDictionary leads to its key within four levels,
+    or that of a WeakValueDictionary's key to its value."""
+    for key, value in itertools.islice(reversed(data.items()), 1):
+        is_of_key = issubclass(type(key), weakref.ref)
+        wanted = weakref.ref.__call__(key if is_of_key else value)
+        seen, level = {id(data)}, [value if is_of_key else key]
+        for _ in range(_DEPTH):
+            if any(one is wanted for one in level):
+                return wanted is not None
+            seen.update(map(id, level))
+            below = [one for one in gc.get_referents(*level) if id(one) not in seen]
+            level = [one for one in below if not issubclass(type(one), (type, *_MODULES))][:4096]
+    return False
 
 
 def _is_error(entry: Any) -> bool:

@@ -267,6 +267,9 @@ class Holder:
         bytes_in_c: the part of `new_bytes` that is memory in C, as far as that is known.
         kept_at: the line of the user's program that keeps them there, as `file:line in function`;
             "" if it is not known.
+        library: the class, function or module of a library that has the container, such as
+            `tarfile.TarFile`; "" if the program itself has it, or that is not known.
+        release: a method by which that lets go of what it holds, such as `close()`; "" for none.
     """
 
     path: str
@@ -285,10 +288,12 @@ class Holder:
     bytes_in_c: int = 0
     kept_at: str = ""
     may_fill: bool = False
+    library: str = ""
+    release: str = ""
 
     def __post_init__(self) -> None:
         """Remove terminal escapes and secrets from names of the program."""
-        for name in ("path", "kind", "what", "kept_at"):
+        for name in ("path", "kind", "what", "kept_at", "library"):
             object.__setattr__(self, name, harmless(getattr(self, name)))
 
     @property

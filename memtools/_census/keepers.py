@@ -50,9 +50,11 @@ from memtools._census.holders import (
     QUALNAME,
     Local,
     attribute_of,
+    function_name,
     hooks_of,
     is_wrapper,
     short_name,
+    type_name,
 )
 
 MOST_NAMED = 2  # A finding names at most so many lines.
@@ -105,6 +107,8 @@ def names_on(way: Sequence[Any]) -> list[Name]:
     the next one; the innermost first. Attributes of wrappers such as weakref.WeakKeyDictionary are
     left out: what is put into the wrapper is put into them."""
     found, held, depth = list[Name](), way[0], 0
+    if type(held) is Local:  # calls of a function
+        return [Name("", held.code)]
     if type(held) is LRU_CACHE:
         return [Name("", held.__wrapped__)]
     for i, holder in enumerate(way[1:], 1):
@@ -293,7 +297,51 @@ def _code_of(function: Any) -> types.CodeType | None:
     return None
 
 
+#: Methods by which an object lets go of what it holds, those first that leave it usable.
+_RELEASES = ("clear", "reset", "reset_mock", "cache_clear", "close", "shutdown", "terminate")
+
+
+class Library(NamedTuple):
+    """What of a library has a container.
+
+    Attributes:
+        name: the class, the function or the module, such as `tarfile.TarFile`.
+        release: a method of it that lets go of what it holds, such as `close()`; "" for none.
+    """
+
+    name: str = ""
+    release: str = ""
+
+
+def library_of(names: Sequence[Name]) -> Library:
+    """What of a library has the container that these names lead to; empty if the user's code has
+    it."""
+    if not names or is_users(names[0].owner):
+        return Library()
+    owner = names[0].owner
+    if issubclass(type(owner), type):
+        members = _methods(owner)
+        release = next((name for name in _RELEASES if name in members), "")
+        return Library(type_name(owner), f"{release}()" if release else "")
+    if issubclass(type(owner), types.ModuleType):
+        return Library(f"the module {_space(owner).get('__name__')}")
+    code = _code_of(owner) if type(owner) is not types.CodeType else owner
+    if code is None:
+        return Library()
+    release = "cache_clear()" if not names[0].name else ""
+    return Library(function_name(code), release)
+
+
 # --- lines ----------------------------------------------------------------------------------------
+
+
+class Kept(NamedTuple):
+    """Where a container is kept: `train.py:47 in training_step`, or two such lines; and what of a
+    library has it. Each is "" where it is not known."""
+
+    kept_at: str = ""
+    library: str = ""
+    release: str = ""
 
 
 class Keepers:
@@ -307,11 +355,10 @@ class Keepers:
 
     def __init__(self, sources: Callable[[], Iterable[Source]] = users_code) -> None:
         self._sources = sources
-        self._known: dict[str, str] = {}
+        self._known: dict[str, Kept] = {}
 
-    def kept_at(self, path: str, way: Sequence[Any], *, changes: bool) -> str:
-        """`train.py:47 in training_step`, or two such lines; "" where no line of the user's code is
-        known to keep it. A search takes some milliseconds.
+    def find(self, path: str, way: Sequence[Any], *, changes: bool) -> Kept:
+        """Where a holder is kept. A search takes about a millisecond.
 
         Args:
             path: the name of the holder.
@@ -320,12 +367,13 @@ class Keepers:
                 the head of a chain are. Otherwise entries are put into it.
         """
         if path not in self._known and len(self._known) < self.MOST:
-            self._known[path] = ""
+            self._known[path] = Kept()
             with contextlib.suppress(Exception):  # a holder without its line is a finding as well
-                search = Search(list(self._sources()))
-                places = search.lines_of(names_on(way), changes=changes)
-                self._known[path] = " and ".join(map(name_of, places))
-        return self._known.get(path, "")
+                search, names = Search(list(self._sources())), names_on(way)
+                places = search.lines_of(names, changes=changes)
+                library = Library() if search.has_own(names) else library_of(names)
+                self._known[path] = Kept(" and ".join(map(name_of, places)), *library)
+        return self._known.get(path, Kept())
 
 
 class Search:
@@ -339,7 +387,10 @@ class Search:
         has_name = False  # whether a name of the user's was found: it is no longer the container's
         for i, name in enumerate(names):
             if not is_users(name.owner):
-                found = self._of_library(name, names[i + 1 :])
+                found = self._puts(name) if i == 0 and self.has_own(names) else []
+                found = found or self._of_library(name, names[i + 1 :])
+            elif not name.name and type(name.owner) is types.CodeType:
+                found = self._uses(name.owner.co_name)
             elif not name.name:
                 code = _code_of(name.owner)
                 found = [] if code is None else [_place(code, code.co_filename)]
@@ -355,9 +406,24 @@ class Search:
                 return found[:MOST_NAMED]
         return []
 
+    def has_own(self, names: Sequence[Name]) -> bool:
+        """Whether the user's code itself puts something into an attribute of a library's object, as
+        in `arguments.history.append(x)`."""
+        return bool(names and names[0].name and self._puts(names[0]))
+
     def _with(self, word: str) -> Iterator[Source]:
         """The sources in which a name occurs."""
         return (one for one in self._sources if word in names_in(one.code))
+
+    def _uses(self, function: str) -> list[Place]:
+        """The lines that refer to a function, such as `Thread(target=send)`."""
+        found = [
+            Place(source.file, one.positions.lineno or 0, _function(source))
+            for source in self._with(function)
+            for one in dis.get_instructions(source.code)
+            if one.argval == function and one.opname.startswith("LOAD") and one.positions
+        ]
+        return _in_order(found) if len(set(found)) <= MOST_PUTS else []
 
     def _puts(self, name: Name) -> list[Place]:
         """The lines that put something into it: if there are any, those that are not in a

@@ -83,6 +83,9 @@ class LeakFinding:
         made_at: the line that makes it, as `file:line in function`; "" if that is not known.
         kept_at: the line of the program that keeps it, as of `made_at`: where it is put into the
             holder, or, if a library's object holds it, where that object is made or called.
+        library: the class, function or module of a library that has the container, such as
+            `tarfile.TarFile`; "" if the program itself has it, or that is not known.
+        release: a method by which that lets go of what it holds, such as `close()`; "" for none.
         process: "" for this process, else `worker 2` or `child process 4711`.
         steps_left: the fewest and the most steps until the limit that are likely, for all that
             grows there together. The fastest finding has it, and others that are at least half of
@@ -105,6 +108,8 @@ class LeakFinding:
     what: str = ""
     made_at: str = ""
     kept_at: str = ""
+    library: str = ""
+    release: str = ""
     process: str = ""
     steps_left: tuple[float, float] | None = None
     seconds_left: tuple[float, float] | None = None
@@ -114,7 +119,16 @@ class LeakFinding:
 
     def __post_init__(self) -> None:
         """Remove terminal escapes and secrets from names of the program."""
-        for name in ("holder", "kind", "what", "made_at", "kept_at", "process", "advice"):
+        for name in (
+            "holder",
+            "kind",
+            "what",
+            "made_at",
+            "kept_at",
+            "library",
+            "process",
+            "advice",
+        ):
             object.__setattr__(self, name, harmless(getattr(self, name)))
 
     @property
@@ -182,7 +196,16 @@ class LeakFinding:
             name: getattr(self, name)
             for name in ("grade", "first_step", "since_step", "rate_bytes", "per", "signal")
         }
-        for name in ("holder", "kind", "what", "made_at", "kept_at", "process", "advice"):
+        for name in (
+            "holder",
+            "kind",
+            "what",
+            "made_at",
+            "kept_at",
+            "library",
+            "process",
+            "advice",
+        ):
             found[name] = getattr(self, name) or None
         for name in ("steps_left", "seconds_left"):
             interval = getattr(self, name)
@@ -301,6 +324,8 @@ def advice_for(finding: LeakFinding) -> str:
         function=name.rpartition(" of ")[2],
         variable=(variable[1] or variable[2]) if variable else "x",
         process=finding.process or "the child processes",
+        library=finding.library,
+        release=finding.release,
     )
     if finding.process.startswith("worker") and finding.holder and _grows(finding):
         advice += "; each worker has one of its own"
@@ -308,7 +333,10 @@ def advice_for(finding: LeakFinding) -> str:
 
 
 #: The end of a path that leads to a part of each entry.
-_ENTRY = re.compile(r"(, as \S+ of each entry| \([\d,]+ [^()]*(?:of them|in it)\))+$")
+_ENTRY = re.compile(
+    r"(, as \S+ of each entry| \([\d,]+ [^()]*(?:of them|in it)\)| \(such as [^()]*\)"
+    r"| \(its values keep its keys\))+$"
+)
 #: Containers whose entries stay until the program removes them.
 _SEQUENCES = ("list", "deque", "tuple", "array")
 _MAPPINGS = ("dict", "set", "frozenset", "OrderedDict", "defaultdict", "Counter", "mappingproxy")
@@ -324,6 +352,10 @@ def _grows(finding: LeakFinding) -> bool:
 
 def _is(*kinds: str) -> _Fits:
     return lambda finding: finding.kind in kinds
+
+
+def _is_of(*libraries: str) -> _Fits:
+    return lambda finding: finding.library in libraries
 
 
 def _named(pattern: str) -> _Fits:
@@ -424,6 +456,11 @@ _ADVICE: tuple[tuple[_Fits, str], ...] = (
         ".item() where a number will do",
     ),
     (
+        lambda one: one.kind == "lru_cache" and one.library,
+        "{name} is the cache of a function of a library: call its {release} now and then, "
+        "or do not call it with ever new arguments",
+    ),
+    (
         _is("lru_cache"),
         "{name} has no bound and keeps every result: give it one (maxsize=..., which counts "
         "entries), or keep a number of bytes in a cache of your own",
@@ -452,6 +489,36 @@ _ADVICE: tuple[tuple[_Fits, str], ...] = (
         _named(r"(?i)queue"),
         "{name} is filled faster than it is emptied: bound it (maxsize=...), so that its producer "
         "waits",
+    ),
+    (
+        _is("WeakKeyDictionary"),
+        "an entry of {name} goes when nothing else refers to its key: keep no reference to the key "
+        "in the value (weakref.ref(key) in its place), and look who else keeps the keys",
+    ),
+    (
+        _is("WeakValueDictionary"),
+        "an entry of {name} goes when nothing else refers to its value: keep no reference to the "
+        "value in the key, and look who else keeps the values",
+    ),
+    (
+        _is_of("logging.handlers.MemoryHandler"),
+        "{name} keeps the records until its capacity is reached, and then only if it has a target: "
+        "give the handler a target and a smaller capacity, or log less",
+    ),
+    (
+        _is_of("multiprocessing.pool.IMapIterator", "multiprocessing.pool.IMapUnorderedIterator"),
+        "{name} has results that were computed and not yet taken: submit less at a time, such as "
+        "the tasks of one epoch, or let a semaphore hold the tasks back",
+    ),
+    (
+        lambda one: one.library and one.release,
+        "{name} belongs to {library}, and grows as that is used: call its {release} once it has "
+        "been used and make a new one now and then, or give it less to keep",
+    ),
+    (
+        lambda one: one.library,
+        "{name} belongs to {library}, and grows as that is used: do not keep the object for the "
+        "whole run, give it less to keep, or look for an option of it that sets a limit",
     ),
     (
         lambda one: one.kind in _SEQUENCES and "gate" in one.holder.lower(),

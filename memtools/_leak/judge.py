@@ -533,7 +533,8 @@ def of_holder(grade: str, signal: str, holder: Holder, rate: float, what: str) -
     """The finding that a holder gains `rate` bytes a step, `what` in words."""
     return LeakFinding(grade, signal, rate_bytes=rate, since_step=holder.since_step,
                        holder=holder.path, kind=holder.kind, what=what,
-                       kept_at=holder.kept_at)  # fmt: skip
+                       kept_at=holder.kept_at, library=holder.library,
+                       release=holder.release)  # fmt: skip
 
 
 def filling_of(holder: Holder) -> str:

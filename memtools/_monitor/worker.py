@@ -311,6 +311,8 @@ def _as_dict(holder: Holder) -> dict[str, Any]:
         "batches": holder.steps,
         "only_gained": holder.only_gained,
         "kept_at": holder.kept_at[:300],
+        "library": holder.library[:100],
+        "release": holder.release[:40],
     }
 
 

@@ -181,7 +181,7 @@ def _finding_of(
         steps=max(1, given["batches"]),
         since_step=since,
         only_gained=given["only_gained"],
-        kept_at=given.get("kept_at", ""),
+        **{name: given.get(name, "") for name in ("kept_at", "library", "release")},
     )
     steps = holder.steps / each if per == "step" else holder.steps
     if steps >= THRESHOLDS.certain_steps and RANK[grade] < RANK["suspect"]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import logging.handlers
+import re
 import sys
 import textwrap
 import types
@@ -16,7 +17,7 @@ import pytest
 
 from memtools._census.bytecode import Put, Value, acts_of, inner_codes
 from memtools._census.holders import Local
-from memtools._census.keepers import Keepers, Search, Source, names_on
+from memtools._census.keepers import Keepers, Kept, Source, names_on
 
 
 def sources_of(text: str, space: dict[str, Any]) -> list[Source]:
@@ -85,6 +86,8 @@ def library() -> Iterator[None]:
             self.members.append(member)
         def add_file(self, name):
             self.add(open(name))
+        def close(self):
+            self.members = []
         def names(self):
             return [one.name for one in self.members]
 
@@ -99,22 +102,25 @@ def library() -> Iterator[None]:
     del sys.modules["keeperslibrary"]
 
 
-def lines_of(text: str, way: str, *, changes: bool = False) -> list[int]:
-    """The lines found for a way, which is written as an expression on the names of the program."""
+def found_of(text: str, way: str, *, changes: bool = False) -> Kept:
+    """What is found for a way, which is written as an expression on the names of the program."""
     module = types.ModuleType("keepersprogram")
     module.__file__ = "/home/user/train.py"
     sys.modules["keepersprogram"] = module
     try:
         code = compile(textwrap.dedent(text).lstrip("\n"), module.__file__, "exec")
         exec(code, module.__dict__)
-        names = {"space": module.__dict__, "Local": Local}
-        objects = eval(way, module.__dict__, names)
+        objects = eval(way, module.__dict__, {"space": module.__dict__, "Local": Local})
         sources = [Source(one, module.__file__, module.__dict__) for one in inner_codes(code)]
-        return [
-            place.line for place in Search(sources).lines_of(names_on(objects), changes=changes)
-        ]
+        return Keepers(lambda: sources).find("it", objects, changes=changes)
     finally:
         del sys.modules["keepersprogram"]
+
+
+def lines_of(text: str, way: str, *, changes: bool = False) -> list[int]:
+    """The lines that are found."""
+    kept = found_of(text, way, changes=changes).kept_at
+    return [int(line) for line in re.findall(r"train\.py:(\d+)", kept)]
 
 
 @pytest.mark.parametrize(
@@ -193,6 +199,12 @@ def lines_of(text: str, way: str, *, changes: bool = False) -> list[int]:
                 rows.append(1)
             rows = []
             """, id="a variable of a function that runs"),
+        pytest.param("[Local(send.__code__, 'x')]", [4], """
+            import threading
+            def send(x): pass
+            def main():
+                threading.Thread(target=send).start()
+            """, id="calls that do not end: where the function is used"),
         pytest.param("[f, space]", [3], """
             import functools
 
@@ -222,6 +234,12 @@ def lines_of(text: str, way: str, *, changes: bool = False) -> list[int]:
                 log.register(keeperslibrary.Archive())
             a = vars(keeperslibrary)["Archive"]()
             """, id="the line that makes it"),
+        pytest.param("[a.mine, a.__dict__, a]", [4], """
+            import keeperslibrary
+            a = vars(keeperslibrary)["Archive"]()
+            a.mine = []
+            a.mine.append(1)
+            """, id="an attribute that the program gives to a library's object"),
         pytest.param("[keeperslibrary.CALLS, keeperslibrary.__dict__]", [3], """
             import keeperslibrary
             def main():
@@ -271,6 +289,27 @@ def test_the_line_that_keeps_a_container(way: str, lines: list[int], text: str) 
 )  # fmt: skip
 def test_the_line_that_replaces_what_grows(way: str, lines: list[int], text: str) -> None:
     assert lines_of(text, way, changes=True) == lines
+
+
+@pytest.mark.parametrize(
+    ("way", "has_it"),
+    [
+        ("[a.members, a.__dict__, a, space]", ("keeperslibrary.Archive", "close()")),
+        ("[a.mine, a.__dict__, a, space]", ("", "")),
+        ("[m.members, m.__dict__, m, space]", ("", "")),
+        ("[rows, space]", ("", "")),
+        ("[keeperslibrary.CALLS, keeperslibrary.__dict__]", ("the module keeperslibrary", "")),
+    ],
+)
+def test_what_of_a_library_has_the_container(way: str, has_it: tuple[str, str]) -> None:
+    text = """
+    import keeperslibrary
+    class Mine(keeperslibrary.Archive): pass
+    a, m, rows = keeperslibrary.Archive(), Mine(), []
+    a.mine = []
+    def main(): a.mine.append(3)
+    """
+    assert found_of(text, way)[1:] == has_it
 
 
 def test_what_is_put_in_many_places_is_not_guessed() -> None:
@@ -324,8 +363,8 @@ def test_each_holder_is_looked_for_once_and_never_raises() -> None:
         keepers = Keepers(sources)
         for _ in range(3):
             way = [module.__dict__["CACHE"], module.__dict__]
-            assert keepers.kept_at("CACHE", way, changes=False) == "train.py:2"
-        assert keepers.kept_at("broken", [], changes=False) == ""
+            assert keepers.find("CACHE", way, changes=False) == ("train.py:2", "", "")
+        assert keepers.find("broken", [], changes=False) == ("", "", "")
         assert searched == [1, 1]
     finally:
         del sys.modules["nowhere"]

@@ -149,6 +149,49 @@ def test_there_is_advice_for_what_no_container_holds(finding, words):
 
 
 @pytest.mark.parametrize(
+    ("kind", "holder", "library", "release", "words"),
+    [
+        ("list", "list TarFile.members", "tarfile.TarFile", "close()", "call its close()"),
+        ("list", "list Study.trials", "optuna.Study", "", "give it less to keep"),
+        ("list", "list MemoryHandler.buffer", "logging.handlers.MemoryHandler", "close()",
+         "a target"),
+        ("deque", "deque IMapIterator._items", "multiprocessing.pool.IMapIterator", "",
+         "submit less at a time"),
+        ("lru_cache", "lru_cache of parse()", "parse()", "cache_clear()", "cache_clear()"),
+        ("hooks", "OrderedDict Layer._forward_hooks", "torch.nn.Layer", "", "remove()"),
+        ("WeakKeyDictionary", "WeakKeyDictionary x.CACHE (its values keep its keys)", "", "",
+         "an entry of WeakKeyDictionary x.CACHE goes when"),
+    ],
+)  # fmt: skip
+def test_nobody_is_told_to_change_a_private_list_of_a_library(
+    kind, holder, library, release, words
+):
+    finding = LeakFinding("likely", "heap", holder=holder, kind=kind, library=library,
+                          release=release)  # fmt: skip
+    assert words in advice_for(finding)
+    assert "maxlen" not in advice_for(finding)
+    assert "clear it" not in advice_for(finding)
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ({"kept_at": "a.py:3 in f"}, "(1 new str object a step, kept at a.py:3 in f)"),
+        ({"made_at": "a.py:1", "kept_at": "a.py:3 in f"},
+         "(1 new str object a step, made at a.py:1, kept at a.py:3 in f)"),
+        ({"made_at": "a.py:3", "kept_at": "a.py:3"},
+         "(1 new str object a step, made and kept at a.py:3)"),
+    ],
+)  # fmt: skip
+def test_the_line_that_keeps_it_is_beside_the_line_that_makes_it(lines, said):
+    finding = LeakFinding(
+        "likely", "heap", what="1 new str object a step", holder="list a", **lines
+    )
+    assert str(finding) == f"likely: list a {said}"
+    assert finding.as_json()["kept_at"] == lines["kept_at"]
+
+
+@pytest.mark.parametrize(
     ("kind", "explained", "only_gained", "grade"),
     [
         ("early", 1.0, True, "suspect"),

@@ -58,7 +58,7 @@ events = st.one_of(
     st.builds(Holder, words, words, st.none() | numbers, st.none() | numbers, numbers, numbers,
               numbers, words, st.integers(1, 2**40)),
     st.builds(Finding, words, words, words, rates, maybe, maybe, words, words, words, words, words,
-              words,
+              words, words, words,
               st.none() | st.tuples(*[st.floats(0, 1e12) | st.just(math.inf)] * 2),
               st.none() | st.tuples(rates, rates), words, st.booleans()),
     st.builds(Limit, words, st.none() | numbers, maybe),
