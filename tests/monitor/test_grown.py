@@ -108,9 +108,9 @@ def test_the_same_growth_is_found_as_the_same(keeper: str, tmp_path: Path) -> No
 PROGRAMS = st.builds(
     Program,
     st.sampled_from([name for name in KEEPERS if name not in UNNAMED]),
-    size=st.integers(4_000, 60_000),
+    size=st.integers(16_000, 60_000),
     entries=st.integers(1, 4),
-    every=st.integers(1, 6),
+    every=st.integers(1, 3),
     steps=st.integers(256, 512),
     threaded=st.booleans(),
 )
