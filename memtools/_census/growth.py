@@ -52,7 +52,7 @@ _MOST_HOLDERS = 8
 _SAMPLED = 8  # So many of the newest entries are sampled.
 _DEPTH = 4  # Tensors and arrays are looked for to this depth below an entry.
 #: The kinds of rows of the table, as csrc/py/census/growth.c numbers them.
-_CONTAINER, _GRAPH, _CHAIN, _CYCLE, _SLOTS, _CALLS = range(6)
+_CONTAINER, _GRAPH, _CHAIN, _CYCLE, _SLOTS, _CALLS, _ENTRIES = range(7)
 _OF_CYCLES = "cycles of .grad made by backward(create_graph=True)"
 _WEAK = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
 _MODULES = (types.ModuleType, types.FunctionType)
@@ -233,11 +233,19 @@ def _holder(
         path = f"chain of {found.kind} kept by {path or 'C code'}"
         what = f"{type_name(type(container))} objects"
         return replace(found, path=path, kind="chain", what=what)
-    if _is_buffer(container):
+    if sort == _ENTRIES:  # Such containers fill, as a rule, so it is no evidence of a leak.
+        path = f"{found.kind} {path}, whose entries grow"
+        return replace(found, path=path, kind="entries", new_objects=0, only_gained=False)
+    if type(container) is types.ModuleType:
+        path = "callbacks of atexit.register()"
+        return replace(found, path=path, kind="callbacks", what="objects")
+    if _is_buffer(container) and sort != _SLOTS:
         what = _kind_of(container) or found.kind
         return replace(found, kind="variable", new_objects=0, what=what)
     new_objects, size, what = _newest(container, longer, size, has_shim)
     now, capacity = extent(container)
+    if _is_buffer(container):  # an array of objects
+        now = int(_ndarray().size.__get__(container))
     if type(container) is LRU_CACHE:
         now = length
     elif sort == _SLOTS:  # Its entries replace None.
@@ -338,7 +346,7 @@ def _kind_of(obj: Any) -> str:
 
 
 def _is_buffer(obj: Any) -> bool:
-    kinds = (str, bytes, bytearray, memoryview, io.BytesIO, mmap.mmap)
+    kinds = (str, bytes, bytearray, memoryview, io.BytesIO, io.StringIO, mmap.mmap)
     return bool(_kind_of(obj)) or issubclass(type(obj), kinds)
 
 
@@ -401,6 +409,10 @@ def _entries(container: Any) -> list[Any]:
             if extent(container)[1] is None and inner:
                 return _entries(inner[0])
             return found[1 : 2 * _SAMPLED : 2]
+        if not issubclass(
+            kind, (type, types.ModuleType)
+        ):  # what an object of C shows the collector
+            return [obj for obj in gc.get_referents(container)[-_SAMPLED:] if obj is not kind]
     except (RuntimeError, IndexError):  # Another thread has changed it meanwhile.
         pass
     return []
@@ -414,7 +426,7 @@ def _count(obj: Any, kinds: dict[str, _Kind], depth: int, seen: set[int]) -> Non
     name = _kind_of(obj)
     if name:
         _add(kinds[name], obj)
-    elif depth > 0 and not issubclass(type(obj), (type, str, bytes, int, float)):
+    elif depth > 0 and not issubclass(type(obj), type):
         for part in gc.get_referents(obj)[:16]:
             if not issubclass(type(part), type):
                 _count(part, kinds, depth - 1, seen)

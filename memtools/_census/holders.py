@@ -19,6 +19,7 @@ types are compared by identity.
 from __future__ import annotations
 
 import collections
+import contextvars
 import functools
 import operator
 import threading
@@ -219,7 +220,9 @@ def referrers(objects: Sequence[Any], ignored: Any = None) -> Referrers:
         if type(container) is not Own and container is not ignored:
             holders[i].append(container)
     for code, name, i in frames:
-        if not is_own(code.co_filename):
+        if type(code) is not types.CodeType:
+            holders[i].append(code)  # what the interpreter keeps
+        elif not is_own(code.co_filename):
             holders[i].append(Local(code, name))
     return Referrers(holders, unaccounted)
 
@@ -785,7 +788,7 @@ class Namer:
             return 5 if holder.name else 9
         if _core._module_of(holder) is not None:
             return 0
-        if issubclass(kind, (type, types.ModuleType)):
+        if issubclass(kind, (type, types.ModuleType)) or kind is contextvars.ContextVar:
             return 1
         if kind is types.FunctionType or kind is LRU_CACHE:
             return 3 if type(obj) is not types.CellType else 1
@@ -889,6 +892,10 @@ def _final(obj: Any, holder: Any, steps: list[Step]) -> str | None:
     if kind is types.FrameType:
         variable = _core._frame_place(holder, obj)
         return f"{_variable(variable)}{rest} of {function_name(holder.f_code)}, kept by a traceback"
+    if kind is contextvars.ContextVar:
+        return f"ContextVar {str.__repr__(holder.name)}{rest}"
+    if kind is types.ModuleType:  # Others are found by their dict.
+        return f"arguments of atexit.register(){rest}"
     if issubclass(kind, type):
         return _of_namespace(f"class attribute {short_name(holder)}", obj, steps)
     if issubclass(kind, (dict, list, tuple, set, frozenset, collections.deque)):

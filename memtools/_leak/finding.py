@@ -75,10 +75,11 @@ class LeakFinding:
         holder: who holds what grows, such as `list Trainer.losses`; "" if no Python object does.
         kind: the kind of the holder: the type of a container, such as "list", "dict" or
             "lru_cache", else "autograd graph", "optimizer state", "hooks", "exceptions",
-            "variable", or "calls" for calls that do not end; without a holder "C heap",
-            "shared memory", "children", "processes", "cycles", "idle heap" (freed memory that
-            malloc keeps), "first writes" (memory that was allocated before and is written for the
-            first time) or "".
+            "variable", "entries" where those of a container grow, "callbacks" of atexit, or
+            "calls" for calls that do not end; without a holder "C heap", "shared memory",
+            "children", "processes", "cycles", "idle heap" (freed memory that malloc keeps),
+            "first writes" (memory that was allocated before and is written for the first time)
+            or "".
         what: what is added, in words, such as `2 new [2048, 64] float32 tensors a step`; may be "".
         made_at: the line that makes it, as `file:line in function`; "" if that is not known.
         kept_at: the line of the program that keeps it, as of `made_at`: where it is put into the
@@ -334,8 +335,8 @@ def advice_for(finding: LeakFinding) -> str:
 
 #: The end of a path that leads to a part of each entry.
 _ENTRY = re.compile(
-    r"(, as \S+ of each entry| \([\d,]+ [^()]*(?:of them|in it)\)| \(such as [^()]*\)"
-    r"| \(its values keep its keys\))+$"
+    r"(, as \S+ of each entry|, whose entries grow| \([\d,]+ [^()]*(?:of them|in it)\)"
+    r"| \(such as [^()]*\)| \(its values keep its keys\))+$"
 )
 #: Containers whose entries stay until the program removes them.
 _SEQUENCES = ("list", "deque", "tuple", "array")
@@ -421,6 +422,16 @@ _ADVICE: tuple[tuple[_Fits, str], ...] = (
         _is("calls"),
         "calls of {function} begin and do not end, as threads do that wait for ever: join() them, "
         "give what they wait for a timeout, or take one pool of threads",
+    ),
+    (
+        _is("entries"),
+        "{name} does not get longer, but its entries come to hold more: delete what an entry was "
+        "given after it was made (a cached property, a buffer) once that has been used",
+    ),
+    (
+        _is("callbacks"),
+        "{name} stay with their arguments until the process ends: register one function once, or "
+        "call atexit.unregister() when it is no longer needed",
     ),
     (
         _is("children"),

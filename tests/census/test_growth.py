@@ -262,7 +262,8 @@ def test_a_list_that_is_filled_in_place_of_none_ends_with_its_last_entry(trainer
     assert (holder.new_objects, holder.what) == (32, "[1000] float32 tensors")
     assert found["list Trainer.mixed"].capacity is None
     trainer.samples = [bytes(16)] * 100
-    assert not named(lambda i: trainer.samples.__setitem__(i, bytes(4000)))
+    found = named(lambda i: trainer.samples.__setitem__(i, bytes(4000)))
+    assert list(found) == ["list Trainer.samples, whose entries grow"]
 
 
 def test_a_list_of_modules_is_named_by_who_has_it(trainer):

@@ -112,6 +112,8 @@ def test_a_record_keeps_all_of_it():
         ("chain", "chain of ValueError kept by Worker.error", ["with_traceback(None)"]),
         ("ndarray", "module attribute all_preds", ["larger", "one buffer"]),
         ("Thing", "Thing run.thing", ["let go"]),
+        ("entries", "list A.rows", ["does not get longer", "an entry was given"]),
+        ("callbacks", "callbacks of atexit.register()", ["atexit.unregister()"]),
     ],
 )
 def test_the_advice_names_the_holder_and_is_of_its_kind(kind, holder, words):
@@ -124,6 +126,8 @@ def test_the_advice_names_the_holder_and_is_of_its_kind(kind, holder, words):
     ("finding", "words"),
     [
         (LeakFinding("growing", kind="C heap"), "C or C++ code"),
+        (LeakFinding("growing", holder="list A.rows, whose entries grow", kind="entries"),
+         "list A.rows does not get longer"),
         (LeakFinding("growing", kind="C heap", what="a torch profiler is running"), "schedule("),
         (LeakFinding("leak", "shm", kind="shared memory"), "unlink()"),
         (LeakFinding("leak", "children", kind="children"), "the dataset"),

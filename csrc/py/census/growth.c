@@ -4,8 +4,10 @@
  * (walk.h), shows each container, buffer, kept graph, linked chain and variable of several running
  * calls to the table, and takes from it those that only ever grew. What such a candidate gained
  * without the candidates below it is its own; several in one list or dict that is not a namespace are
- * joined. The result has the objects on the way to each of them, from which memtools._census makes the
- * name. Between the first object and the result no Python code runs, and the collector is off. */
+ * joined. A container that stays as long as it is, with more and more bytes below it that no candidate
+ * explains, is a candidate as well: its entries gain, each by a little or each once. The result has the
+ * objects on the way to each candidate, from which memtools._census makes the name. Between the first
+ * object and the result no Python code runs, and the collector is off. */
 #include "py/census/census.h"
 
 #include <stdlib.h>
@@ -19,19 +21,30 @@
 #include "core/census/growth.h"
 
 enum {
-    MOST_ROWS = 64,     /* candidates that one look returns, those that gained most first */
-    MOST_ABOVE = 32,    /* objects on the way to one, from the nearest on */
-    MOST_CLIMB = 10000, /* steps up to the next candidate above */
-    LEAST_SLOTS = 16,   /* entries of a list that may be there to be filled */
+    MOST_ROWS = 64,         /* candidates that one look returns, those that gained most first */
+    MOST_ABOVE = 32,        /* objects on the way to one, from the nearest on */
+    MOST_CLIMB = 10000,     /* steps up to the next candidate above */
+    LEAST_SLOTS = 16,       /* entries of a list that may be there to be filled */
+    LEAST_HEAVY = 32 << 10, /* bytes of a container whose entries may gain; it has LEAST_SHOWN */
+    LEAST_SHOWN = 16, /* objects that one of C shows the collector: what has more is a container */
 };
 
 static const uint64_t PLACE_OF_GRAPH = UINT64_C(0x9FB21C651E98DF25);
 static const uint64_t ADDRESS_OF_SLOTS = UINT64_C(0xA0761D6478BD642F);
+static const uint64_t ADDRESS_OF_HEAVY = UINT64_C(0x589965CC75374CC3);
 static const uint64_t PLACE_OF_CHAIN = UINT64_C(0xD6E8FEB86659FD93);
 static const uint64_t PLACE_OF_CALLS = UINT64_C(0xE7037ED1A0B428DB);
 
 /* What a candidate is; memtools._census.growth numbers them so, too. */
-typedef enum candidate_kind { CONTAINER, GRAPH, CHAIN, CYCLE, SLOTS, CALLS } candidate_kind;
+typedef enum candidate_kind {
+    CONTAINER,
+    GRAPH,
+    CHAIN,
+    CYCLE,
+    SLOTS,
+    CALLS,
+    ENTRIES
+} candidate_kind;
 
 typedef struct GrowthTable {
     PyObject_HEAD
@@ -143,6 +156,13 @@ growth_judge(look *l, size_t node, uint32_t watch, candidate_kind what)
     return add_candidate(l, node, &gain, what);
 }
 
+/* Whether it is one of the blocks that itertools.tee links, of which each takes 57 entries. */
+static bool
+is_block(PyObject *op)
+{
+    return strcmp(Py_TYPE(op)->tp_name, "itertools._tee_dataobject") == 0;
+}
+
 static int
 show_node(look *l, size_t i)
 {
@@ -152,6 +172,14 @@ show_node(look *l, size_t i)
     uint32_t watch;
 
     switch ((mt_walk_kind)node->kind) {
+    case MT_WALK_OBJECT:
+        if (node->length < LEAST_SHOWN || PyTuple_Check(node->op) || is_block(node->op)) return 0;
+        thing.address = (uint64_t)(uintptr_t)node->op;
+        break;
+    case MT_WALK_KEPT:
+        thing.address = (uint64_t)(uintptr_t)node->op;
+        thing.known_empty = true;
+        break;
     case MT_WALK_CYCLES:
         what = CYCLE;
         break;
@@ -248,8 +276,22 @@ show_chains(look *l)
     return failed;
 }
 
-/* A list that had its length from the beginning, and gets its entries in the place of None, as a
- * cache of samples does: how many are there is what grows. One that ever got longer is none. */
+/* How many entries a list or an array of objects has, and how many of them are not None. */
+static bool
+slots_of(const look *l, size_t i, uint64_t *all, uint64_t *filled)
+{
+    const mt_walk_node *node = mt_walk_at(l->walk, i);
+
+    if (node->kind == MT_WALK_BUFFER) return mt_walk_slots(l->walk, i, all, filled);
+    *all = (uint64_t)PyList_GET_SIZE(node->op);
+    *filled = 0;
+    for (uint64_t at = 0; at < *all && *all >= LEAST_SLOTS; at++)
+        *filled += PyList_GET_ITEM(node->op, (Py_ssize_t)at) != Py_None;
+    return true;
+}
+
+/* A list or array that had its length from the beginning, and gets its entries in the place of None,
+ * as a cache of samples does: how many are there is what grows. One that ever got longer is none. */
 static int
 show_slots(look *l, size_t i)
 {
@@ -258,15 +300,13 @@ show_slots(look *l, size_t i)
     mt_growth_thing thing = {.address = address ^ ADDRESS_OF_SLOTS, .bytes = node->bytes};
     const mt_growth_row *before;
     uint32_t watch;
-    Py_ssize_t n;
+    uint64_t n;
 
-    if (node->kind != MT_WALK_LIST || (n = PyList_GET_SIZE(node->op)) < LEAST_SLOTS) return 0;
+    if (node->kind != MT_WALK_LIST && node->kind != MT_WALK_BUFFER) return 0;
+    if (!slots_of(l, i, &n, &thing.length) || n < LEAST_SLOTS) return 0;
     before = mt_growth_known(&l->self->core, address);
     if (before != NULL && before->watch != MT_GROWTH_NONE) return 0;
-    for (Py_ssize_t at = 0; at < n; at++)
-        thing.length += PyList_GET_ITEM(node->op, at) != Py_None;
-    if (thing.length == (uint64_t)n && mt_growth_known(&l->self->core, thing.address) == NULL)
-        return 0;
+    if (thing.length == n && mt_growth_known(&l->self->core, thing.address) == NULL) return 0;
     if (growth_see(l, &thing, &watch) < 0) return -1;
     return watch == MT_GROWTH_NONE ? 0 : growth_judge(l, i, watch, SLOTS);
 }
@@ -325,6 +365,136 @@ show_calls(look *l)
     }
     if (all != NULL) mt_alloc_pages.put(mt_alloc_pages.ctx, all, cap * sizeof *all);
     return failed ? -1 : 0;
+}
+
+/* --- containers whose entries gain ------------------------------------------------------------- */
+
+/* A container that stays as long as it is, and gains bytes. */
+typedef struct heavy {
+    size_t node;
+    mt_growth_gain gain;
+    double unexplained; /* bytes a step that no candidate below it gains */
+} heavy;
+
+typedef struct heavies {
+    heavy *at;
+    size_t n, cap;
+    mt_ptrset by_node; /* node + 1, as an address: which one it is */
+} heavies;
+
+static bool
+may_be_heavy(const mt_walk_node *node)
+{
+    if (node->bytes < LEAST_HEAVY || node->length < LEAST_SHOWN) return false;
+    switch ((mt_walk_kind)node->kind) {
+    case MT_WALK_LIST:
+    case MT_WALK_DICT:
+    case MT_WALK_SET:
+    case MT_WALK_DEQUE:
+    case MT_WALK_TUPLE:
+    case MT_WALK_OBJECT:
+        return true;
+    default:
+        return false;
+    }
+}
+
+static size_t
+heavy_at(const heavies *all, size_t node)
+{
+    if (all->by_node.n == 0) return MT_PTRSET_NONE;
+    return mt_ptrset_find(&all->by_node, (const void *)(uintptr_t)(node + 1));
+}
+
+static int
+show_heavy(look *l, heavies *all, size_t i)
+{
+    const mt_walk_node *node = mt_walk_at(l->walk, i);
+    mt_growth_thing thing = {.address = (uint64_t)(uintptr_t)node->op ^ ADDRESS_OF_HEAVY,
+                             .length = node->bytes,
+                             .bytes = node->bytes,
+                             .single = true};
+    mt_growth_gain gain;
+    uint32_t watch;
+    heavy *larger;
+
+    if (!may_be_heavy(node)) return 0;
+    if (growth_see(l, &thing, &watch) < 0) return -1;
+    if (watch == MT_GROWTH_NONE) return 0;
+    mt_growth_sign(&l->self->core, watch, node->length,
+                   node->length); /* another one: begins again */
+    if (!mt_growth_judge(&l->self->core, watch, false, &gain)) return 0;
+    larger = mt_alloc_grown(&mt_alloc_pages, all->at, &all->cap, all->n + 1, sizeof *larger);
+    if (larger == NULL || mt_ptrset_reserve(&all->by_node, all->n + 1) < 0) return -1;
+    all->at = larger;
+    (void)mt_ptrset_add(&all->by_node, (const void *)(uintptr_t)(i + 1), all->n);
+    all->at[all->n++] = (heavy){i, gain, (double)gain.bytes / (double)(gain.until - gain.since)};
+    return 0;
+}
+
+static size_t next_above(const look *l, size_t node);
+
+/* Takes what is explained at a node from all that lie above it. */
+static void
+explain(const look *l, heavies *all, size_t node, double pace)
+{
+    uint32_t up = mt_walk_at(l->walk, node)->parent;
+
+    for (int i = 0; i < MOST_CLIMB && up != MT_GROWTH_NONE; i++) {
+        size_t found = heavy_at(all, up);
+        if (found != MT_PTRSET_NONE) all->at[found].unexplained -= pace;
+        up = mt_walk_at(l->walk, up)->parent;
+    }
+}
+
+/* Whether the next one above it is of the same type, as in a chain of them: that one is named. */
+static bool
+is_in_one_like_it(const look *l, const heavies *all, size_t node)
+{
+    uint32_t up = mt_walk_at(l->walk, node)->parent;
+
+    for (int i = 0; i < MT_CHAIN_APART && up != MT_GROWTH_NONE; i++) {
+        if (heavy_at(all, up) != MT_PTRSET_NONE)
+            return Py_TYPE(mt_walk_at(l->walk, up)->op) == Py_TYPE(mt_walk_at(l->walk, node)->op);
+        up = mt_walk_at(l->walk, up)->parent;
+    }
+    return false;
+}
+
+/* From the innermost outwards, each that gains twice what is explained below it. What lies in a
+ * candidate is that one's. */
+static int
+name_heavy(look *l, heavies *all)
+{
+    size_t candidates = l->n;
+
+    if (all->n == 0 || mt_ptrset_reserve(&l->by_node, 1) < 0) return all->n == 0 ? 0 : -1;
+    for (size_t i = 0; i < candidates; i++)
+        explain(l, all, l->found[i].node, l->found[i].net);
+    for (size_t i = all->n; i-- > 0;) {
+        const heavy *h = &all->at[i];
+        double pace = (double)h->gain.bytes / (double)(h->gain.until - h->gain.since);
+        if (2 * h->unexplained < pace || is_in_one_like_it(l, all, h->node)) continue;
+        if (mt_ptrset_find(&l->by_node, (const void *)(uintptr_t)(h->node + 1)) != MT_PTRSET_NONE ||
+            next_above(l, h->node) != SIZE_MAX)
+            continue;
+        explain(l, all, h->node, h->unexplained);
+        if (add_candidate(l, h->node, &h->gain, ENTRIES) < 0) return -1;
+        l->found[l->n - 1].net = h->unexplained;
+    }
+    return 0;
+}
+
+/* A walk that was cut knows only a part of the bytes below a node. */
+static int
+add_heavy(look *l, heavies *all)
+{
+    int failed = 0;
+
+    if (mt_walk_was_cut(l->walk)) return 0;
+    for (size_t i = 0; i < mt_walk_count(l->walk) && !failed; i++)
+        failed = show_heavy(l, all, i);
+    return failed;
 }
 
 static int
@@ -429,7 +599,7 @@ growth_add_up(const look *l, mt_ptrset *first, together *all, size_t *of)
 {
     for (size_t i = 0; i < l->n; i++) {
         const candidate *c = &l->found[i];
-        bool alone = is_graph(c->what) || c->what == SLOTS || c->gain.slows;
+        bool alone = is_graph(c->what) || c->what == SLOTS || c->what == ENTRIES || c->gain.slows;
         size_t in = alone ? SIZE_MAX : collection_of(l, c), other;
         together *t;
         of[i] = SIZE_MAX;
@@ -523,7 +693,7 @@ row(const void *from, size_t i)
     PyObject *way = way_to(l, named);
     uint64_t length = mt_walk_at(l->walk, named)->length;
 
-    if (c->what != CONTAINER && !c->is_group)
+    if (c->what != CONTAINER && c->what != ENTRIES && !c->is_group)
         length = c->gain.now;
     else if (node->kind == MT_WALK_BUFFER || node->kind == MT_WALK_TENSOR)
         length *= MT_WALK_UNIT;
@@ -548,22 +718,31 @@ growth_reached(const look *l)
     return bytes;
 }
 
+/* Who gains, sorted. -1 without memory. */
+static int
+growth_find(look *l, heavies *all)
+{
+    nest(l);
+    count_kept(l);
+    if (name_heavy(l, all) < 0 || group(l) < 0) return -1;
+    sort(l);
+    return 0;
+}
+
 static PyObject *
-growth_answer(look *l)
+growth_answer(look *l, heavies *all)
 {
     PyObject *rows;
     bool cut = mt_walk_was_cut(l->walk);
 
-    if (show_all(l) < 0 || mt_growth_end(&l->self->core, cut, NULL) != MT_OK) {
+    if (show_all(l) < 0 || add_heavy(l, all) < 0 ||
+        mt_growth_end(&l->self->core, cut, NULL) != MT_OK) {
         mt_growth_give_up(&l->self->core);
         return PyErr_NoMemory();
     }
     l->self->then = mt_walk_now(l->walk);
     l->self->makes_cycles = mt_walk_makes_cycles(l->walk);
-    nest(l);
-    count_kept(l);
-    if (group(l) < 0) return PyErr_NoMemory();
-    sort(l);
+    if (growth_find(l, all) < 0) return PyErr_NoMemory();
     if ((rows = mt_py_list(l->n, row, l)) == NULL) return NULL;
     return Py_BuildValue("NKOK", rows, (unsigned long long)mt_walk_count(l->walk),
                          cut ? Py_True : Py_False, (unsigned long long)growth_reached(l));
@@ -574,15 +753,18 @@ growth_look_at(GrowthTable *self, const mt_walk_places *places, uint64_t step)
 {
     bool collecting = PyGC_Disable() != 0;
     look l = {.self = self};
+    heavies all = {.at = NULL};
     PyObject *result = NULL;
 
     mt_growth_begin(&self->core, step);
     if ((l.walk = mt_walk_new(places, &self->core, self->then)) != NULL) {
-        result = growth_answer(&l);
+        result = growth_answer(&l, &all);
         mt_walk_free(l.walk);
     }
     mt_alloc_pages.put(mt_alloc_pages.ctx, l.found, l.cap * sizeof *l.found);
     mt_ptrset_fini(&l.by_node);
+    mt_alloc_pages.put(mt_alloc_pages.ctx, all.at, all.cap * sizeof *all.at);
+    mt_ptrset_fini(&all.by_node);
     if (collecting) PyGC_Enable();
     return result;
 }
@@ -612,8 +794,9 @@ table_look(PyObject *op, PyObject *args)
     GrowthTable *self = (GrowthTable *)op;
     mt_state *st = mt_state_of_type(Py_TYPE(op));
     mt_walk_places places = {.shim = NULL};
-    PyObject *result;
+    PyObject *result = NULL;
     mt_heap heap = {.list = NULL};
+    mt_kept kept;
     PyObject *ndarray, *tensor;
     unsigned long long step;
     int by_shim;
@@ -638,7 +821,11 @@ table_look(PyObject *op, PyObject *args)
      * first, and what it did is found out afterwards. */
     if (self->makes_cycles && mt_py_heap_open(&heap) < 0) return NULL;
     if (self->makes_cycles) places.heap = &heap;
-    result = is_later(self, step) ? growth_look_at(self, &places, step) : NULL;
+    if (mt_py_kept_open(&kept) == 0) {
+        places.kept = &kept;
+        result = is_later(self, step) ? growth_look_at(self, &places, step) : NULL;
+        mt_py_kept_close(&kept);
+    }
     if (places.heap != NULL) mt_py_heap_close(&heap);
     return result;
 }

@@ -11,6 +11,7 @@
 #include "py/base/ptrset.h"
 #include "py/census/frames.h"
 #include "py/census/heap.h"
+#include "py/census/kept.h"
 
 enum { MAX_TARGETS = 4096, FILTER_BITS = 1 << 16 };
 
@@ -60,6 +61,32 @@ referrers_visit(PyObject *op, void *arg)
     return 0;
 }
 
+/* An mt_py_kept_visitor: the keeper stands for a frame. What a context keeps is traversed, too, in the
+ * tables that it has; here the reference of the pair is accounted for. */
+static int
+visit_kept(void *arg, PyObject *keeper, PyObject *value)
+{
+    search *s = arg;
+    size_t target = target_of(s, value);
+
+    if (target == MT_PTRSET_NONE) return 0;
+    s->found[target]++;
+    return mt_py_append(s->frames, Py_BuildValue("OOn", keeper, Py_None, (Py_ssize_t)target));
+}
+
+/* What the interpreter keeps: see kept.h. It is opened here, so that its list is not in the heap. */
+static int
+traverse_kept(search *s)
+{
+    mt_kept kept;
+    int failed;
+
+    if (mt_py_kept_open(&kept) < 0) return -1;
+    failed = mt_py_kept_visit(&kept, visit_kept, s);
+    mt_py_kept_close(&kept);
+    return failed;
+}
+
 /* The list of frames was made after the heap was listed, so that it is not traversed while it grows. */
 static int
 visit_frame(void *arg, PyObject *code, PyObject *name, PyObject *value)
@@ -82,7 +109,7 @@ traverse_all(search *s)
         traverse = Py_TYPE(s->current)->tp_traverse;
         if (traverse != NULL && traverse(s->current, referrers_visit, s) != 0) return -1;
     }
-    return mt_py_frames_visit(visit_frame, s);
+    return mt_py_frames_visit(visit_frame, s) < 0 ? -1 : traverse_kept(s);
 }
 
 /* --- the answer ------------------------------------------------------------------------------- */
@@ -163,7 +190,8 @@ search_heap(search *s)
 
 /* _referrers(targets: list) -> (edges, frames, unaccounted)
  *   edges        [(container, number of the target)], without the list of targets itself
- *   frames       [(code, name of the variable or None, number of the target)]
+ *   frames       [(code, name of the variable or None, number of the target)], and with a
+ *                ContextVar or module atexit in the place of the code what these keep
  *   unaccounted  for each target, the references that no Python object holds */
 PyObject *
 mt_py_referrers(PyObject *Py_UNUSED(module), PyObject *args)

@@ -14,6 +14,7 @@
 #include <limits.h>
 #include <string.h>
 
+#include "py/census/buffers.h"
 #include "py/census/frames.h"
 #include "py/census/maps.h"
 #include "os/base/pages.h"
@@ -38,6 +39,7 @@ static const uint64_t SHORT = 2000000, LONG = 12000000;
 
 static const uint64_t PLACE_OF_KEY = UINT64_C(0xA24BAED4963EE407);
 static const uint64_t PLACE_OF_CYCLES = UINT64_C(0xC2B2AE3D27D4EB4F);
+static const uint64_t PLACE_OF_KEPT = UINT64_C(0x8CB92BA72F3D8DD7);
 
 /* What objects of a type are to the walk. */
 typedef enum way {
@@ -48,8 +50,9 @@ typedef enum way {
     BYTES,
     BYTEARRAY,
     BUFFER, /* shows its memory by the buffer protocol, in C */
-    STREAM, /* io.BytesIO: a method of C returns its size */
+    STREAM, /* io.BytesIO and io.StringIO */
     MAP,    /* mmap.mmap */
+    CTYPES, /* an array or a structure of ctypes */
     LEAF,   /* holds nothing */
     LIST,
     TUPLE,
@@ -66,7 +69,12 @@ typedef enum way {
     OBJECT,
 } way;
 
-enum { IS_LIBRARYS = 32 }; /* beside a type's way: a library defines it */
+/* Beside a type's way. */
+enum {
+    IS_LIBRARYS = 32, /* a library defines it */
+    HOLDS = 64,       /* it is derived from a type that holds nothing, and its instances may */
+    SIZED = 128,      /* a method of C in Python's own modules knows the size of an instance */
+};
 
 /* A container of which a sample stands for `stands_for` entries. */
 typedef struct scale {
@@ -203,19 +211,12 @@ is_nothing(const mt_walk *w, PyTypeObject *type, PyObject *module)
            walk_begins_with(module, "importlib") || walk_begins_with(module, "typing");
 }
 
-/* io.BytesIO, for it and for what is derived from it; NULL for other types. */
-static PyTypeObject *
-stream_of(PyTypeObject *type)
-{
-    while (type != NULL && strcmp(type->tp_name, "_io.BytesIO") != 0)
-        type = type->tp_base;
-    return type;
-}
-
 static way
 way_of_builtin(PyTypeObject *type)
 {
-    if (PyType_HasFeature(type, Py_TPFLAGS_LONG_SUBCLASS)) return NUMBER;
+    if (PyType_HasFeature(type, Py_TPFLAGS_LONG_SUBCLASS))
+        return PyType_IS_GC(type) ? OBJECT
+                                  : NUMBER; /* the one with attributes, the other without */
     if (type == &PyFloat_Type || type == &PyComplex_Type) return NUMBER;
     if (PyType_HasFeature(type, Py_TPFLAGS_UNICODE_SUBCLASS)) return TEXT;
     if (PyType_HasFeature(type, Py_TPFLAGS_BYTES_SUBCLASS)) return BYTES;
@@ -230,8 +231,9 @@ way_of_builtin(PyTypeObject *type)
     if (type == &PyCFunction_Type) return BUILTIN;
     if (type == &PyMemoryView_Type) return MEMORYVIEW;
     if (strcmp(type->tp_name, "array.array") == 0) return BUFFER;
-    if (stream_of(type) != NULL) return STREAM;
+    if (mt_py_is_stream(type)) return STREAM;
     if (mt_py_is_map(type)) return MAP;
+    if (mt_py_is_ctypes(type)) return CTYPES;
     return UNKNOWN;
 }
 
@@ -250,7 +252,46 @@ way_of(const mt_walk *w, PyTypeObject *type, PyObject *module)
     return type->tp_traverse != NULL && PyType_IS_GC(type) ? OBJECT : LEAF;
 }
 
-/* The way, and IS_LIBRARYS. */
+/* Whether it has a frame of its own. Such types have items and yet no field that counts them. */
+static bool
+has_frame(PyTypeObject *type)
+{
+    return type == &PyGen_Type || type == &PyCoro_Type || type == &PyAsyncGen_Type ||
+           type == &PyFrame_Type;
+}
+
+/* The __sizeof__ of a type, borrowed, or NULL. */
+static PyObject *
+sizer_of(PyTypeObject *type)
+{
+    static PyObject *name;
+
+    if (name == NULL && (name = PyUnicode_InternFromString("__sizeof__")) == NULL) return NULL;
+    return _PyType_Lookup(type, name);
+}
+
+/* Whether that is a method of C in one of Python's own modules, which runs no code of the program. What
+ * `object` has knows no more than the type does. */
+static bool
+is_sized(PyTypeObject *type)
+{
+    PyObject *method = sizer_of(type), *names, *module;
+    const char *dot;
+    bool is_pythons;
+
+    if (method == NULL || Py_TYPE(method) != &PyMethodDescr_Type) return false;
+    type = ((PyMethodDescrObject *)method)->d_common.d_type;
+    if (type == &PyBaseObject_Type) return false;
+    if ((dot = strchr(type->tp_name, '.')) == NULL) return true; /* of builtins */
+    names = PySys_GetObject("stdlib_module_names");
+    module = PyUnicode_FromStringAndSize(type->tp_name, dot - type->tp_name);
+    is_pythons = names != NULL && PyFrozenSet_CheckExact(names) && module != NULL &&
+                 PySet_Contains(names, module) == 1;
+    Py_XDECREF(module);
+    return is_pythons;
+}
+
+/* The way, and what is known beside it. */
 static unsigned
 way_by_search(mt_walk *w, PyTypeObject *type)
 {
@@ -261,6 +302,10 @@ way_by_search(mt_walk *w, PyTypeObject *type)
     if (known != MT_PTRSET_NONE) return (unsigned)known;
     module = module_of(type);
     found = way_of(w, type, module);
+    if (found >= TEXT && found < LEAF && PyType_IS_GC(type))
+        found |= HOLDS;
+    else if ((found == OBJECT || found == LEAF) && !has_frame(type) && is_sized(type))
+        found |= SIZED;
     if (module == NULL || !is_programs(w, module)) found |= IS_LIBRARYS;
     if (mt_ptrset_reserve(&w->types, w->types.n + 1) < 0)
         w->failed = true;
@@ -291,14 +336,6 @@ rounded(uint64_t bytes)
 }
 
 static uint64_t
-text_bytes(PyObject *op)
-{
-    uint64_t each = PyUnicode_KIND(op), n = (uint64_t)PyUnicode_GET_LENGTH(op);
-
-    return rounded(48 + each * (n + 1));
-}
-
-static uint64_t
 dict_bytes(Py_ssize_t length)
 {
     uint64_t n = 8;
@@ -317,14 +354,6 @@ set_bytes(PyObject *op)
     return 224 + (set->table == set->smalltable ? 0 : rounded(((uint64_t)set->mask + 1) * 16));
 }
 
-/* Whether it has a frame of its own. Such types have items and yet no field that counts them. */
-static bool
-has_frame(PyTypeObject *type)
-{
-    return type == &PyGen_Type || type == &PyCoro_Type || type == &PyAsyncGen_Type ||
-           type == &PyFrame_Type;
-}
-
 /* Of an instance or what is like it: its size, the collector's header and its values. */
 static uint64_t
 object_bytes(PyTypeObject *type, PyObject *op)
@@ -338,6 +367,30 @@ object_bytes(PyTypeObject *type, PyObject *op)
     if (PyType_IS_GC(type)) bytes += 16;
     if (type->tp_flags & Py_TPFLAGS_MANAGED_DICT) bytes += 16 + 64;
     return rounded(bytes);
+}
+
+/* The same where a method of C knows the size: it has in it what the object has of malloc. */
+static uint64_t
+sized_bytes(PyTypeObject *type, PyObject *op)
+{
+    PyObject *size = PyObject_CallOneArg(sizer_of(type), op);
+    Py_ssize_t bytes = size == NULL ? -1 : PyLong_AsSsize_t(size);
+
+    Py_XDECREF(size);
+    if (bytes < 0) PyErr_Clear();
+    return bytes < type->tp_basicsize
+               ? object_bytes(type, op)
+               : object_bytes(type, op) + rounded((uint64_t)(bytes - type->tp_basicsize));
+}
+
+/* That of a class derived from str lies apart from its characters. */
+static uint64_t
+text_bytes(PyObject *op)
+{
+    uint64_t characters = (uint64_t)PyUnicode_KIND(op) * ((uint64_t)PyUnicode_GET_LENGTH(op) + 1);
+
+    if (PyUnicode_IS_COMPACT(op)) return rounded(48 + characters);
+    return object_bytes(Py_TYPE(op), op) + rounded(characters);
 }
 
 /* NumPy's array as all its versions since 1.7 lay it out (PyArrayObject_fields, a part of its ABI, which
@@ -354,6 +407,16 @@ typedef struct array_fields {
         char kind;
     } *descr;
 } array_fields;
+
+static uint64_t
+array_length(const array_fields *a)
+{
+    uint64_t n = 1;
+
+    for (int i = 0; i < a->nd; i++)
+        n *= (uint64_t)a->dimensions[i];
+    return n;
+}
 
 static uint64_t
 array_size(const array_fields *a)
@@ -457,12 +520,15 @@ add_container(mt_walk *w, PyObject *op, mt_walk_kind kind, uint64_t slot, Py_ssi
         w->waiting[w->waiting_n++] = (uint32_t)(w->n - 1);
 }
 
-/* What holds nothing: a node where it is large, else bytes of who holds it. */
+/* What holds nothing: a node where it is large, else bytes of who holds it. An instance of a class
+ * that is derived from such a type may have attributes. */
 static void
 add_leaf(mt_walk *w, PyObject *op, uint64_t slot, uint64_t bytes)
 {
     if (bytes >= MT_GROWTH_LEAST_BYTES)
         (void)add_memory(w, op, MT_WALK_BUFFER, slot, 0, bytes);
+    else if (way_of_type(w, Py_TYPE(op)) & HOLDS)
+        (void)add_node(w, op, MT_WALK_OBJECT, slot, bytes);
     else if (w->current != MT_GROWTH_NONE)
         w->nodes[w->current].bytes += bytes;
 }
@@ -534,25 +600,6 @@ buffer_bytes(PyObject *op)
     return rounded(bytes);
 }
 
-/* The bytes of a stream, by its own type's __sizeof__, whatever a derived class has for it. */
-static uint64_t
-stream_bytes(PyObject *op)
-{
-    PyTypeObject *type = stream_of(Py_TYPE(op));
-    PyObject *method = type == NULL || type->tp_dict == NULL
-                           ? NULL
-                           : PyDict_GetItemString(type->tp_dict, "__sizeof__");
-    PyObject *size;
-    Py_ssize_t bytes;
-
-    if (method == NULL || Py_TYPE(method) != &PyMethodDescr_Type) return 0;
-    size = PyObject_CallOneArg(method, op);
-    bytes = size == NULL ? -1 : PyLong_AsSsize_t(size);
-    Py_XDECREF(size);
-    if (bytes < 0) PyErr_Clear();
-    return bytes < 0 ? 0 : rounded((uint64_t)bytes);
-}
-
 /* A map of memory, which several maps and arrays may show. */
 static void
 add_map(mt_walk *w, PyObject *op, uint64_t slot)
@@ -599,11 +646,10 @@ reach(mt_walk *w, PyObject *op, uint64_t slot)
     if (!is_new(w, &w->seen, op)) return;
     switch (how) {
     case TEXT:
-        if (PyUnicode_IS_READY(op) && PyUnicode_IS_COMPACT(op))
-            add_leaf(w, op, slot, text_bytes(op));
+        if (PyUnicode_IS_READY(op)) add_leaf(w, op, slot, text_bytes(op));
         return;
     case BYTES:
-        add_leaf(w, op, slot, rounded(33 + (uint64_t)Py_SIZE(op)));
+        add_leaf(w, op, slot, object_bytes(type, op));
         return;
     case BYTEARRAY:
         add_leaf(w, op, slot, 64 + rounded((uint64_t)((PyByteArrayObject *)op)->ob_alloc));
@@ -612,13 +658,16 @@ reach(mt_walk *w, PyObject *op, uint64_t slot)
         add_leaf(w, op, slot, 80 + buffer_bytes(op));
         return;
     case STREAM:
-        add_leaf(w, op, slot, stream_bytes(op));
+        add_leaf(w, op, slot, rounded(mt_py_stream_bytes(op)));
         return;
     case MAP:
         add_map(w, op, slot);
         return;
+    case CTYPES:
+        add_leaf(w, op, slot, object_bytes(type, op) + rounded(mt_py_ctypes_bytes(op)));
+        return;
     case LEAF:
-        add_leaf(w, op, slot, object_bytes(type, op));
+        add_leaf(w, op, slot, found & SIZED ? sized_bytes(type, op) : object_bytes(type, op));
         return;
     case LIST:
         add_container(w, op, MT_WALK_LIST, slot, PyList_GET_SIZE(op),
@@ -648,7 +697,8 @@ reach(mt_walk *w, PyObject *op, uint64_t slot)
         add_array(w, op, slot);
         return;
     default:
-        (void)add_node(w, op, MT_WALK_OBJECT, slot, object_bytes(type, op));
+        (void)add_node(w, op, MT_WALK_OBJECT, slot,
+                       found & SIZED ? sized_bytes(type, op) : object_bytes(type, op));
         return;
     }
 }
@@ -742,15 +792,11 @@ enter_sequence(mt_walk *w, PyObject **items, uint64_t first, uint64_t end)
 static void
 enter_array(mt_walk *w, const array_fields *a)
 {
-    uint64_t n = 1;
-
     if (a->base != NULL) {
         reach(w, a->base, 0);
         return;
     }
-    for (int i = 0; i < a->nd; i++)
-        n *= (uint64_t)a->dimensions[i];
-    if (a->descr->kind == 'O') enter_sequence(w, (PyObject **)(void *)a->data, 0, n);
+    if (a->descr->kind == 'O') enter_sequence(w, (PyObject **)(void *)a->data, 0, array_length(a));
 }
 
 /* The dict inside of a cache is a part of it, whose entries are the cache's. */
@@ -824,9 +870,10 @@ enter_part(mt_walk *w, uint32_t i, uint64_t first, uint64_t take)
     case BYTEARRAY:
     case BUFFER:
     case MAP:
-        return;
+        break;
     default:
         walk_traverse(w, op, first, take);
+        if (w->nodes[i].kind == MT_WALK_OBJECT) w->nodes[i].length = length_of(w->slot);
         return;
     }
     if (!is_exact(op)) walk_traverse(w, op, 0, UINT64_MAX);
@@ -838,7 +885,7 @@ walk_enter(mt_walk *w, uint32_t i)
     mt_walk_node *node = &w->nodes[i];
     bool is_memory = node->kind == MT_WALK_BUFFER || node->kind == MT_WALK_TENSOR;
 
-    if (node->kind == MT_WALK_VARIABLE) return;
+    if (node->kind == MT_WALK_VARIABLE || node->kind == MT_WALK_KEPT) return;
     if (node->length > LARGE && !is_memory && node->kind != MT_WALK_CACHE) return; /* it waits */
     enter_part(w, i, 0, UINT64_MAX);
 }
@@ -996,6 +1043,32 @@ add_frames(mt_walk *w)
     walk_drain(w);
 }
 
+/* An mt_py_kept_visitor. */
+static int
+add_one_kept(void *ctx, PyObject *keeper, PyObject *value)
+{
+    mt_walk *w = ctx;
+    uint64_t slot = PLACE_OF_KEPT ^ (uint64_t)(uintptr_t)keeper;
+
+    if (w->current == MT_GROWTH_NONE || w->nodes[w->current].op != keeper) {
+        w->current = MT_GROWTH_NONE;
+        if (add_node(w, keeper, MT_WALK_KEPT, slot, 0) == NULL) return 1;
+        w->current = (uint32_t)w->n - 1;
+    }
+    w->nodes[w->current].length++;
+    reach(w, value, w->nodes[w->current].length);
+    return w->failed || w->cut;
+}
+
+static void
+add_kept(mt_walk *w)
+{
+    w->current = MT_GROWTH_NONE;
+    w->space = NULL;
+    if (!w->failed && !w->cut) (void)mt_py_kept_visit(w->places.kept, add_one_kept, w);
+    walk_drain(w);
+}
+
 /* --- what no path leads to --------------------------------------------------------------------- */
 
 bool
@@ -1091,6 +1164,7 @@ walk_all(mt_walk *w, PyObject *file_key)
         w->in_libraries = libraries;
         add_modules(w);
         add_frames(w);
+        if (!libraries) add_kept(w);
         if (!libraries) w->programs_n = w->n;
     }
     add_cycles(w);
@@ -1200,6 +1274,23 @@ mt_walk_memory(const mt_walk *w, size_t node, const void **memory)
     default:
         return 0;
     }
+}
+
+bool
+mt_walk_slots(const mt_walk *w, size_t node, uint64_t *all, uint64_t *filled)
+{
+    const array_fields *a = (const array_fields *)w->nodes[node].op;
+    size_t known = mt_ptrset_find(&w->types, Py_TYPE(w->nodes[node].op));
+
+    if ((known & (IS_LIBRARYS - 1)) != NDARRAY || a->base != NULL || a->descr->kind != 'O')
+        return false;
+    *all = array_length(a);
+    *filled = 0;
+    for (uint64_t i = 0; i < *all; i++) {
+        PyObject *entry = ((PyObject **)(void *)a->data)[i];
+        *filled += entry != NULL && entry != Py_None;
+    }
+    return true;
 }
 
 PyObject *

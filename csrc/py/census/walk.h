@@ -6,11 +6,12 @@
  *   roots in this order         nodes, in the order of discovery        sums, in reverse order
  *   1 modules of the program    0 namespace of __main__                 0   131,632
  *   2 variables of its frames   1   list rows        parent 0           1   131,072 + 560
- *   3 modules of libraries      2     tensor         parent 1           2   131,072
- *   4 variables of their frames 3   namespace of torch ...
+ *   3 context variables, atexit 2     tensor         parent 1           2   131,072
+ *   4 modules of libraries      3   namespace of torch ...
+ *   5 variables of their frames
  *
  * A node is made for what can hold others, and for a buffer of 4 KiB or more; numbers and short
- * texts only add to the bytes of who holds them. Memory that several show (storages, the data of
+ * texts only add to the bytes of who holds them, unless a class of the program is derived from them. Memory that several show (storages, the data of
  * NumPy's arrays) counts once, where it is found first.
  *
  * Not entered, as they hold nothing of the program's: functions of libraries, code, modules (which
@@ -33,9 +34,10 @@
 #include "py/base/ptrset.h"
 #include "py/census/graphs.h"
 #include "py/census/heap.h"
+#include "py/census/kept.h"
 
 typedef enum mt_walk_kind {
-    MT_WALK_OBJECT, /* holds others: instances, tuples, functions, cells ... */
+    MT_WALK_OBJECT, /* holds others: instances, tuples, functions, cells, elements of XML ... */
     MT_WALK_LIST,
     MT_WALK_DICT,
     MT_WALK_SET,
@@ -49,6 +51,7 @@ typedef enum mt_walk_kind {
     MT_WALK_VARIABLE, /* of a running function: a root. op is its code */
     MT_WALK_CYCLES, /* all leaves that nothing but the graph of their .grad keeps: a root. op is the
                          newest of them */
+    MT_WALK_KEPT,   /* what the interpreter keeps: a root. op is a ContextVar or module atexit */
 } mt_walk_kind;
 
 typedef struct mt_walk_node {
@@ -58,7 +61,8 @@ typedef struct mt_walk_node {
     uint32_t parent;   /* a node, or MT_GROWTH_NONE: a root */
     unsigned kind : 4; /* mt_walk_kind */
     unsigned is_scaled : 1;
-    unsigned length : 27; /* entries; of a buffer or tensor its memory in units of 64 bytes */
+    unsigned length : 27; /* entries, or objects that it shows the collector; of a buffer or
+                             tensor its memory in units of 64 bytes */
 } mt_walk_node;
 
 enum { MT_WALK_UNIT = 64, MT_WALK_MOST_LENGTH = (1 << 27) - 1 };
@@ -74,6 +78,7 @@ typedef struct mt_walk_places {
     PyObject *package;   /* str: where this package lies */
     PyObject *own;       /* tuple of types whose instances are not entered */
     const mt_heap *heap; /* what the collector tracks, where leaves may be lost; else NULL */
+    const mt_kept *kept;
 } mt_walk_places;
 
 typedef struct mt_walk mt_walk;
@@ -98,6 +103,9 @@ bool mt_walk_was_cut(const mt_walk *walk);
 /* Where the memory of a buffer or tensor lies that this process can read, and its bytes; 0 where that
  * is not known. */
 size_t mt_walk_memory(const mt_walk *walk, size_t node, const void **memory);
+
+/* Of an array of objects: how many it has, and how many of them are not None. False for others. */
+bool mt_walk_slots(const mt_walk *walk, size_t node, uint64_t *all, uint64_t *filled);
 
 /* The name of a MT_WALK_VARIABLE, borrowed; NULL for a value on a stack. */
 PyObject *mt_walk_variable(const mt_walk *walk, size_t node);
