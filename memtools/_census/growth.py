@@ -253,7 +253,7 @@ def _holder(
     else:
         path = f"{found.kind}{'' if capacity is None else f'(maxlen={capacity})'} {path}"
     kind = _kind_of_holder(way, path, found.kind)
-    weak = [short_name(type(one)) for one in way[1:3] if type(one) in _WEAK]
+    weak = [short_name(type(one)) for one in way[1:3] if any(type(one) is it for it in _WEAK)]
     if weak:
         kind = weak[0]
         path = f"{kind}{path.removeprefix(found.kind)}"
