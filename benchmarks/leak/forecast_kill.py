@@ -77,32 +77,10 @@ for step in range(8000):
     optimizer.step()
     optimizer.zero_grad()
 """
-#: blocks that become larger: small ones that stay keep the holes from being used again
-HOLES = """
-import ctypes, torch
-malloc, free = ctypes.CDLL(None).malloc, ctypes.CDLL(None).free
-malloc.restype, free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
-model = torch.nn.Linear(64, 64)
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-kept = []
-for step in range(8000):
-    size = 20_000 + 16 * step
-    large = []
-    for _ in range(4):
-        large.append(malloc(size))
-        ctypes.memset(large[-1], 1, size)
-        kept.append(malloc(512))
-    for block in large:
-        free(block)
-    model(torch.randn(64, 64)).square().mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-"""
 OWN = {
     "notebook": (NOTEBOOK, GIB),
     "episodes": (EPISODES, GIB),
     "replay": (REPLAY, 700 * MIB),
-    "holes": (HOLES, 700 * MIB),
 }
 LEAKS = [name for name, truth in json.loads((SCRIPTS.parent / "index.json").read_text()).items()
          if truth["leaks"]]  # fmt: skip

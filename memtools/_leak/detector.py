@@ -427,8 +427,9 @@ class LeakDetector:
         inside = "tensors" if signal == "tensors" or "heap" not in last else "heap"
         left: StepsLeft | None = None
         for name in (inside, "python"):  # the interpreter's own blocks are not in malloc's figure
-            beside = max(0.0, rss - last.get(name, 0.0)) + outside
-            left = _together(left, self._growing(name, signal, limit - beside))
+            # What is in use may be more than what is resident, while it is not written yet.
+            beside = rss - last.get(name, 0.0) if "rss" in last else 0.0
+            left = _together(left, self._growing(name, signal, limit - beside - outside))
         if left is None or resident is None:
             left = left or resident
         else:

@@ -256,6 +256,7 @@ def steps_left(
     steps: float,
     *,
     error: float = 0.0,
+    faster: float = 0.0,
     filling: tuple[float, float] = (0.0, math.inf),
 ) -> tuple[float, float] | None:
     """The fewest and the most steps until `room_bytes` are gone at `rate` bytes a step.
@@ -265,6 +266,7 @@ def steps_left(
         room_bytes: bytes that are left; None if that is not known.
         steps: for how many steps it has grown; the interval is the narrower the more they are.
         error: the standard error of the rate, 0 by default.
+        faster: by how many bytes a step the rate rises with each step, 0 by default.
         filling: bytes a step, out of the rate, that end by themselves, and after how many bytes.
 
     Returns None if the rate or the room is not known, or if the limit is not reached.
@@ -273,14 +275,17 @@ def steps_left(
         return None
     room, width = max(0, room_bytes), max(width_of(steps), 1 + error / rate)
     ends, fills = filling
-    low, high = (_until(room, times * rate, times * ends, fills) for times in (width, 1 / width))
+    low, high = (
+        _until(room, times * rate, times * ends, fills, times * faster)
+        for times in (width, 1 / width)
+    )
     return None if math.isinf(low) else (low, high)
 
 
-def _until(room: float, rate: float, ends: float, fills: float) -> float:
+def _until(room: float, rate: float, ends: float, fills: float, faster: float) -> float:
     """Steps until the room is gone. Of the rate, `ends` bytes a step come until they are `fills`
     bytes."""
-    soon = room / rate
+    soon = 2 * room / (rate + math.sqrt(rate**2 + 2 * faster * room))
     if ends <= 0 or soon * ends <= fills:
         return soon
     return (room - fills) / (rate - ends) if rate > ends else math.inf

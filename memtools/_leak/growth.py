@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from operator import mul
 from typing import NamedTuple
 
 SAME = 0.1  # two rates that differ by less are the same
 LEAST_PACE = 1024.0  # bytes a step: what grows more slowly has ended, which is judged elsewhere
 EXACT = 0.1  # steps of growth by which a point may lie beside a line without any noise
+EVENLY = 0.5  # a pace rises evenly if no quarter adds less than this share of what another adds,
+NOISE = 3.0  # and by more than so many standard errors
 CHANGED = 1.0  # so many times as much better as chance alone makes it
 
 
@@ -154,6 +157,27 @@ def _lines(points: Iterable[tuple[float, float]]) -> Iterator[Line]:
             line.yy + from_y * (y - mean_y),
         )
         yield line
+
+
+def rising_pace(points: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
+    """How fast a series grows at its newest point, and by how much that rises with each step, where
+    it has become faster evenly: steps that become longer do so. None where it has not."""
+    if not points:
+        return None
+    first, last = points[0][0], points[-1][0]
+    quarters: list[list[tuple[float, float]]] = [[], [], [], []]
+    for point in points:
+        quarters[min(3, int(4 * (point[0] - first) / max(1, last - first)))].append(point)
+    if min(map(len, quarters)) < 3:
+        return None
+    lines = [line_of(quarter) for quarter in quarters]
+    gains = [(b.slope - a.slope) / (b.x - a.x) for a, b in pairwise(lines)]
+    rise = lines[-1].slope - lines[0].slope
+    is_even = 0 < EVENLY * max(gains) <= min(gains)
+    if not is_even or lines[0].slope < 0 or rise <= NOISE * max(line.error for line in lines):
+        return None
+    pace = line_of([(line.x, line.slope) for line in lines])
+    return pace.at(last), pace.slope
 
 
 def _by_chance(free: int) -> float:

@@ -228,7 +228,8 @@ class Resident:
     Attributes:
         part: the resident memory.
         use_bytes: what is in use, or the findings of it that stand if these are more.
-        steps: how many steps these are.
+        step: the newest of them.
+        steps: how many they are.
         is_even: whether it grew in each of the last intervals between looks, by about the same.
         idle_bytes: the freed memory that malloc keeps.
         idle: how much that is now; None if that is not known.
@@ -240,6 +241,7 @@ class Resident:
 
     part: Part
     use_bytes: float
+    step: int = 0
     steps: int = 0
     is_even: bool = False
     idle_bytes: float = 0.0
@@ -425,7 +427,7 @@ def _of_resident(seen: Evidence, found: Sequence[LeakFinding]) -> list[LeakFindi
     if not one.is_foreseen:
         return []
     if one.is_idle:
-        now = "" if one.idle is None else f"{format_bytes(one.idle)} now"
+        now = "" if one.idle is None else f"{format_bytes(one.idle)} at step {one.step:,}"
         return [of_part(replace(part, rate_bytes=rest, grade="fragmentation"), kind=IDLE_HEAP,
                         what=now)]  # fmt: skip
     return [of_part(replace(part, rate_bytes=rest, grade="fragmentation"))]

@@ -18,7 +18,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from memtools._leak.finding import RANK, LeakFinding
-from memtools._leak.growth import Pace, line_of, pace_of, slope_of
+from memtools._leak.growth import Pace, line_of, pace_of, rising_pace, slope_of
 from memtools._leak.judge import (
     C_HEAP,
     OF_CENSUS,
@@ -57,7 +57,8 @@ class Points:
     `use` is what this process has in use: the heap and Python's own blocks. If the heap cannot be
     read, it is the resident bytes. `all` decides whether a census walks: use, shared memory,
     children and devices together. `counted` is what a limit of the host counts of the job: resident
-    bytes that are of no file, children and shared memory.
+    bytes that are of no file, children and shared memory. `highest` is the same at the peaks of
+    steps.
     """
 
     #: The signals of each sum.
@@ -65,6 +66,7 @@ class Points:
         "use": ("heap", "python"),
         "all": ("heap", "python", "shm", "children", "device"),
         "counted": ("resident", "children", "shm"),
+        "highest": ("resident", "children", "shm", "above"),
     }
 
     def __init__(self, *, noisy: bool = False) -> None:
@@ -146,6 +148,11 @@ class Points:
         if len(points) < 2 or points[-1][0] - points[0][0] < (last.since - before.step) / 4:
             return False
         return stairs.rate / SAME <= slope_of(points) <= stairs.rate * SAME
+
+    def rising_pace(self, name: str, since: int = 0) -> tuple[float, float] | None:
+        """Bytes a step now, and by how many they rise with each step, where the points from a step
+        on show that they do; else None."""
+        return rising_pace(self._without_end(name, since))
 
     def recent(self, name: str, steps: int, but_a_fall: float = 0) -> float | None:
         """Bytes a step from the newest point that is at least `steps` old to the newest one; None
@@ -273,6 +280,7 @@ class Looks:
         found = Resident(
             part,
             max(held, self._over("use", pace.since)),
+            points[-1][0],
             points[-1][0] - points[0][0],
             self.is_even("resident"),
             idle_bytes=self._over("idle", pace.since),

@@ -432,12 +432,16 @@ class LeakWatch:
         grown = step - min(begun, default=self._sensor.looks[0])
         joint = Joint()
         for name, room in self._limits.rooms().items() if host else ():
-            rate, error = found, 0.0
-            for pace in (points.pace("use", since), points.pace(name, since)):
-                if pace.rate - full > max(rate, THRESHOLDS.certain_errors * pace.error):
-                    rate, error = pace.rate - full, pace.error
+            rate, error, faster = found, 0.0, 0.0
+            # The limit is met at a peak, and the peaks of steps may rise faster than their ends.
+            series = ("use", name, "highest") if name == "counted" else ("use", name)
+            for one in series:
+                pace, rising = points.pace(one, since), points.rising_pace(one, since)
+                now, off = (pace.rate, pace.error) if rising is None else (rising[0], 0.0)
+                if now - full > max(rate, THRESHOLDS.certain_errors * off):
+                    rate, error, faster = now - full, off, 0.0 if rising is None else rising[1]
             filling = self._filling() if name == "counted" else (0.0, math.inf)
-            left = steps_left(rate, room, grown, error=error, filling=filling)
+            left = steps_left(rate, room, grown, error=error, faster=faster, filling=filling)
             if left is not None and (joint.left is None or left < joint.left):
                 joint = Joint(rate, left)
         return joint
@@ -585,6 +589,7 @@ _GROWTHS = (
     ("children", "in child processes"),
     ("shm", "in shared memory"),
     ("device", "on the device"),
+    ("resident", "of its resident memory"),
 )
 
 

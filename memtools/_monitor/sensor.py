@@ -82,7 +82,7 @@ class Sensor:
                 self._feed(signal, step, size)
             if size is not None:
                 known[signal.name] = size
-        return known
+        return {**known, "above": self._limits.above()}
 
     def read_newest(self) -> int:
         """Add the newest readings to the points, as those of a look. Returns their step."""

@@ -213,7 +213,8 @@ class _Crest:
 
     def __init__(self) -> None:
         self._peak: int | None = None
-        self._above = 0
+        #: bytes, as of the newest call
+        self.newest = 0
 
     def above(self, used: int, peak: int | None) -> int:
         """Bytes from what is used now to the highest point of the newest steps.
@@ -227,8 +228,8 @@ class _Crest:
             return 0
         is_new = self._peak is not None and peak > self._peak
         self._peak, most = peak, max(0, peak - used)
-        self._above = most if is_new else min(self._above, most)
-        return self._above
+        self.newest = most if is_new else min(self.newest, most)
+        return self.newest
 
 
 class Limits:
@@ -250,10 +251,16 @@ class Limits:
             COUNTED_AGAINST[name]: most - counted
             for name, (counted, most) in limits_of_process().items()
         }
-        used, limit, peak = self._sampler.used(), self._sampler.limit(), self._sampler.peak()
+        used, limit = self._sampler.used(), self._sampler.limit()
         if used is not None and limit is not None:
-            rooms["counted"] = limit[0] - used - self._crest.above(used, peak)
+            rooms["counted"] = limit[0] - used - self._crest.newest
         return rooms
+
+    def above(self) -> int:
+        """Bytes by which the peaks of the steps since the call before lie above what is used at
+        their ends."""
+        used = self._sampler.used()
+        return 0 if used is None else self._crest.above(used, self._sampler.peak())
 
     def share(self, part: float) -> int | None:
         """So much of the host's limit, in bytes; None when unknown."""

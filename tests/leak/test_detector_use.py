@@ -238,6 +238,15 @@ def test_a_sleeping_rss_makes_no_forecast_later_than_the_heap_allows():
     assert detector.forecast() == left
 
 
+def test_memory_in_use_that_is_not_written_yet_does_not_count_against_the_limit():
+    """2 GiB that were allocated at once, and are written 64 KiB a step: 12,288 from 1 GiB to the
+    limit of 1.75 GiB."""
+    heap = np.full(8000, 2 * 2**30)
+    left = after("1.75 GiB", heap=heap, rss=ramp(65536, 2**29)).forecast()
+    assert left is not None
+    assert left.lo < 12288 < left.hi, "7,999 steps have brought it to 1 GiB"
+
+
 def test_what_grows_beside_each_other_reaches_the_limit_together():
     limit = 2**34
     used = int(LEAKS[-1] + LEAKS[-1])

@@ -283,6 +283,13 @@ def test_growth_that_ends_by_itself_is_left_out_of_the_forecast_once_it_has() ->
     assert short[0] < 300 / 8 < short[1]
 
 
+def test_a_rate_that_rises_is_followed() -> None:
+    """10 bytes a step that become 1 more in each step: 1,000 are there after 35.8 steps."""
+    left = steps_left(10.0, 1000, 200, faster=1.0)
+    assert left is not None
+    assert left[0] < 35.8 < left[1] < 50
+
+
 def test_an_uncertain_rate_makes_the_interval_wider() -> None:
     narrow, wide = steps_left(10.0, 1000, 200), steps_left(10.0, 1000, 200, error=8.0)
     assert narrow is not None

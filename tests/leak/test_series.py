@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from memtools import LeakFinding
-from memtools._leak.growth import slope_of
+from memtools._leak.growth import rising_pace, slope_of
 from memtools._leak.judge import findings_of
 from memtools._leak.ledger import Ledger
 from memtools._leak.series import Looks, Points, key_of
@@ -201,3 +201,37 @@ def test_who_holds_what_lies_in_shared_memory_is_named_with_it() -> None:
     assert [one.kind for one in unseen] == ["shared memory"]
     assert ledger.look(96, unseen, {}, points, walked=False) == ([], [])  # its holder is known
     assert [one.holder for one in ledger.findings()] == ["list Trainer.losses"]
+
+
+def sizes(rate: Callable[[int], float], noise: int = 0) -> list[tuple[int, float]]:
+    """A series that is read each 8 steps, and grows by so much at each step."""
+    size, chance, found = 0.0, random.Random(1), []
+    for step in range(401):
+        size += rate(step)
+        if step % 8 == 0:
+            found.append((step, size + (chance.randrange(noise) if noise else 0)))
+    return found
+
+
+def test_a_pace_that_rises_evenly_is_followed() -> None:
+    for noise in (0, 200 * KIB):
+        rising = rising_pace(sizes(lambda step: KIB * step, noise))
+        assert rising is not None
+        assert rising[0] == pytest.approx(400 * KIB, rel=0.05)
+        assert rising[1] == pytest.approx(KIB, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "rate",
+    [
+        lambda _: 64 * KIB,
+        lambda step: 64 * KIB if step < 200 else 256 * KIB,
+        lambda step: 0 if step < 150 else 256 * KIB,
+        lambda step: 512 * KIB - KIB * step,
+        lambda step: 8 * MIB if step % 100 == 0 else 0,
+    ],
+    ids=["straight", "bends", "begins", "slows down", "jumps"],
+)
+def test_no_other_pace_is_taken_for_one_that_rises(rate: Callable[[int], float]) -> None:
+    for noise in (0, 200 * KIB):
+        assert rising_pace(sizes(rate, noise)) is None

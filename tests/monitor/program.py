@@ -57,6 +57,9 @@ class Bounds:
     def rooms(self) -> dict[str, int]:
         return {} if self._host is None else {"counted": self._host - self._program.total()}
 
+    def above(self) -> int:
+        return self._program.above
+
     def share(self, part: float) -> int | None:
         return None if self._host is None else int(part * self._host)
 
@@ -102,6 +105,7 @@ class Program:
             self.sizes["children"] = 100 * MIB
         if resident:
             self.sizes |= {"resident": 150 * MIB, "idle": 10 * MIB, "VmData": 400 * MIB}
+        self.above = 0
         self.held: list[Holder] = []
         self.reads: list[tuple[int, str]] = []
         self.census_looks: Callable[[], None] = lambda: None

@@ -95,6 +95,17 @@ def test_a_buffer_that_doubles_is_not_taken_for_one_that_is_filled_once(clock: C
     assert [one for one in program.watch.findings() if one.kind == "idle heap"] == []
 
 
+def test_the_forecast_follows_peaks_that_rise_faster_than_the_ends_of_steps(clock: Clock) -> None:
+    """As those of an array that is made anew by each step, larger than before."""
+    program = Program(clock, limit=GIB, resident=True)
+    program.held = [holder(128 * KIB)]
+    for _ in range(128):
+        program.above += 128 * KIB
+        program.run(1, heap=128 * KIB, rss=128 * KIB, resident=128 * KIB)
+    (found,) = program.watch.findings()
+    assert found.joint_bytes == pytest.approx(256 * KIB)
+
+
 def test_a_limit_of_the_process_counts_what_is_mapped(clock: Clock) -> None:
     """Untouched memory counts against `ulimit -d`, and resident memory does not."""
     program = Program(clock, limit=64 * GIB, resident=True)
