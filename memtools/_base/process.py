@@ -12,6 +12,7 @@ import atexit
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 
 _registered: set[tuple[object, ...]] = set()
@@ -37,6 +38,16 @@ def at_exit(function: Callable[..., object], *args: object) -> None:
         return
     _registered.add(call)
     atexit.register(function, *args)
+
+
+def before_children_end(function: Callable[[], object]) -> None:
+    """Have multiprocessing call a function at the interpreter's end before it ends the children
+    that it has started here. Does nothing as long as the program has not imported it."""
+    util, call = sys.modules.get("multiprocessing.util"), (function, os.getpid())
+    if util is None or call in _registered:
+        return
+    _registered.add(call)
+    util.Finalize(None, function, exitpriority=100)  # before pools end, which have less
 
 
 #: Signals that a thread gets for its own faults.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -247,7 +248,7 @@ class Run:
             Limits(self.sampler, probe, self.devices),
             Reporter(self.log, Listeners(), self.settings.says),
             growth_census if self.settings.census and not only_children else None,
-            children=ChildProcesses(probe.children, worker_reports()),
+            children=self._children_of(probe),
             seconds=seconds,
             tracing=None
             if only_children
@@ -280,7 +281,7 @@ class Run:
             Limits(self.sampler, self.probe, self.devices),
             self.reporter,
             growth_census if self.settings.census else None,
-            children=ChildProcesses(self.probe.children, worker_reports()),
+            children=self._children_of(self.probe),
             origin=origin,
             tracing=Tracing(
                 self.blocks,
@@ -435,10 +436,27 @@ class Run:
             self.book.devices.look()
         return self.book.devices.run
 
-    # --- forks ---
+    # --- child processes ---
+
+    def _children_of(self, probe: _core.Probe) -> ChildProcesses:
+        def processes() -> list[tuple[int, int | None, str]]:
+            found = probe.children()
+            if found:
+                process.before_children_end(_read_children_last)
+            return found
+
+        return ChildProcesses(processes, worker_reports())
+
+    def read_children_last(self) -> None:
+        """Have the thread take a sample with all figures of the children, which are about to end.
+        The last one of a thread has them."""
+        with contextlib.suppress(RuntimeError):  # no new thread: the run ends next anyway
+            self.sampler.stop()
+            self.sampler.start()
 
     def forked(self) -> None:
         """Write an event of a fork, in the parent, at most once a second."""
+        process.before_children_end(_read_children_last)
         self._forks += 1
         now = time.monotonic_ns()
         if now >= self._next_fork:
@@ -492,6 +510,12 @@ def _at_exit() -> None:
 def _at_end_of_worker() -> None:
     for monitor in list(_owners):
         monitor._end(End("the worker ended without stop()"))
+
+
+def _read_children_last() -> None:
+    for monitor in list(_owners):
+        if monitor._live is not None and not monitor._live.over:
+            monitor._live.read_children_last()
 
 
 def _in_parent() -> None:

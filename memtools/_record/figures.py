@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 NEAR = 0.95
 #: A process that is watched from outside gives back memory while it ends: for about this long.
 LAST_NS = 10**9
+#: A figure that is so much older than the last sample is shown with its age.
+OLD_SECONDS = 2.0
 #: Less shared memory is not shown: libraries take it for semaphores.
 LEAST_SHARED = 2**20
 
@@ -68,10 +70,22 @@ class Use:
 
 @dataclass(frozen=True)
 class Workers(Use):
-    """The private memory of the child processes, and how many there were."""
+    """The private memory of the child processes, and how many there were. It is read less often
+    than that of the process: the newest reading is `age_seconds` older than the last sample, and
+    from `step`; None without steps."""
 
     last_count: int
     most: int
+    age_seconds: float
+    step: int | None
+
+    def age(self) -> str:
+        """` (as of step 223, 13.0 s before the last sample)`; "" if it is new, or if they had
+        ended by then."""
+        if self.age_seconds < OLD_SECONDS or not self.last_bytes:
+            return ""
+        of_step = f"step {self.step:,}, " if self.step else ""
+        return f" (as of {of_step}{duration(self.age_seconds)} before the last sample)"
 
 
 @dataclass(frozen=True)
@@ -263,7 +277,12 @@ class Figures:
             sizes = {name: getattr(use, which) for name, use in beside.items() if use is not None}
             alone = self.job is None or not any(sizes.values())
             parts.append(own + (self._of_limit(which) if alone and given else ""))
-            parts += [f"{name} {format_bytes(size)}" for name, size in sizes.items() if size]
+            ages = {"its workers": "" if self.workers is None else self.workers.age()}
+            parts += [
+                f"{name} {format_bytes(size)}{ages.get(name, '')}"
+                for name, size in sizes.items()
+                if size
+            ]
             if self.job is not None and not alone:
                 job = f"the job {format_bytes(getattr(self.job, which))}"
                 parts.append(job + (self._of_limit(which) if given else ""))
@@ -492,7 +511,13 @@ def _workers(line: Timeline) -> Workers | None:
         return None
     last = line.last("children_private") or 0
     most = counts[0] if counts else 0
-    return Workers(last, theirs[0], theirs[1] / 1e9, line.last("children") or 0, most)
+    readings = line.most["children_private"]
+    at = max(i for i, value in enumerate(readings) if value != UNKNOWN)
+    age = (line.last_ns[-1] - line.last_ns[at]) / 1e9
+    made = [step for step in line.most.get("step", ())[: at + 1] if 0 < step < UNKNOWN]
+    now = line.last("children") or 0
+    step = made[-1] if made else None
+    return Workers(last, theirs[0], theirs[1] / 1e9, now, most, age, step)
 
 
 def _shared(line: Timeline) -> Use | None:

@@ -126,7 +126,11 @@ def judge(line: Timeline, devices: Sequence[int]) -> Judged:
                 growth += [] if quiet else [judged]
         else:
             tested = False
-        few += [s for s, v in readings.values.items() if not fed[s] and _known(v) < CELLS]
+        few += [
+            s
+            for s, v in readings.values.items()
+            if not fed[s] and _known(v) < CELLS and _is_used(line, columns[s])
+        ]
         for signal in columns:
             found = _line_of(readings, signal, per)
             lines += [] if found is None else [replace(found, device=device)]
@@ -200,6 +204,12 @@ def step_seconds(line: Timeline) -> float | None:
         return None
     readings = _readings(line, {}, by_step=True)
     return _pace(readings) if len(readings.steps) >= THRESHOLDS.line_readings else None
+
+
+def _is_used(line: Timeline, column: str) -> bool:
+    """Whether there was any such memory: without child processes theirs cannot grow."""
+    peak = line.peak(column)
+    return peak is not None and peak[0] > 0
 
 
 def _known(values: list[int]) -> int:

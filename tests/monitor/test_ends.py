@@ -22,6 +22,7 @@ from memtools._record.events import ending
 from memtools._record.figures import figures_of
 from memtools._record.kinds import Counters, End, Limit
 from tests.cli.runs import RUN, execute, run, write
+from tests.kit.ownprocess import ENV
 from tests.monitor.root import LIMIT, Root, root
 
 __all__ = ["root"]
@@ -479,3 +480,38 @@ def test_a_worker_that_is_killed_by_hand(tmp_path: Path) -> None:
     assert "is killed by signal: Killed" in told.ending.text
     assert "out-of-memory killer" not in told.headline()
     assert told.ending.cause is None or told.ending.cause.by == "nobody"
+
+
+CHILD = """
+import multiprocessing, sys
+import memtools
+
+def grow(there):
+    kept = bytearray(b"x") * there.recv()
+    there.send(len(kept))
+    there.recv()
+
+context = multiprocessing.get_context(sys.argv[2])
+if __name__ == "__main__":
+    here, there = context.Pipe()
+    child = context.Process(target=grow, args=(there,), daemon=True)
+    child.start()
+    monitor = memtools.MemoryMonitor(log=sys.argv[1])
+    monitor.start()
+    for _ in range(20):
+        monitor.step()
+    here.send(64 << 20)
+    assert here.recv() == 64 << 20
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_what_children_have_at_the_end_is_read_before_they_are_ended(start, tmp_path):
+    """The child has grown when it answers, and the program ends at once."""
+    script, path = tmp_path / "program.py", tmp_path / "run.mem"
+    script.write_text(CHILD)
+    subprocess.run([sys.executable, script, path, start], check=True, env=ENV, timeout=100)
+    workers = figures_of(memtools.read_record(path)).workers
+    assert workers is not None
+    assert workers.peak_bytes >= 64 << 20

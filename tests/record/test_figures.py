@@ -290,6 +290,25 @@ def test_the_job_is_the_process_its_workers_and_shared_memory_that_nobody_maps(t
     )
 
 
+@pytest.mark.parametrize(("until", "words"), [
+    (20, "80.0 MiB; the job"),
+    (5, "80.0 MiB (as of step 4, 15.0 s before the last sample); the job"),
+])  # fmt: skip
+def test_a_figure_of_workers_that_is_old_has_its_age(until, words, tmp_path):
+    path = str(tmp_path / "run.mem")
+    columns = ["step", "rss", "process", "children", "children_private", "job"]
+    with _core.RecordWriter(path, [(name, "B") for name in columns]) as writer:
+        writer.event(*event(GIVEN))
+        for i in range(20):
+            private = 80 * MIB if i < until else None
+            children = None if private is None else 2
+            row = [i, 100 * MIB, 100 * MIB, children, private, 180 * MIB]
+            writer.append(10**15 + i * 10**9, row)
+    figures = figures_of(memtools.read_record(path))
+    assert f"its workers {words}" in figures.peaks()
+    assert f"its workers {words}" in figures.now()
+
+
 def test_workers_that_have_ended_are_no_part_of_the_end(tmp_path):
     path = str(tmp_path / "run.mem")
     columns = ["rss", "process", "children", "children_private", "job"]

@@ -112,6 +112,19 @@ def test_what_is_too_few_says_which_number_is(steps, every, short, tmp_path):
     assert judge(timeline(memtools.read_record(path)), []).short == short
 
 
+@pytest.mark.parametrize(("shared", "short"), [
+    (0, None),
+    (1 << 20, "too few readings to judge: shm"),
+])  # fmt: skip
+def test_memory_that_the_program_does_not_use_is_not_missed(shared, short, tmp_path):
+    path = str(tmp_path / "run.mem")
+    with _core.RecordWriter(path, [("step", ""), ("rss", "B"), ("shm", "B")]) as writer:
+        for step in range(300):
+            row = [step, 300 * MIB, shared if step % 30 == 0 else None]
+            writer.append(10**15 + step * 10**8, row)
+    assert judge(timeline(memtools.read_record(path)), []).short == short
+
+
 def test_a_device_of_which_too_little_is_known_is_named(tmp_path):
     path = str(tmp_path / "run.mem")
     columns = [("step", ""), ("rss", "B"), ("cuda0_allocated", "B")]

@@ -8,8 +8,9 @@
  * shared memory. Away from the limit each of these waits 1,000 times as long as its last reading
  * took (0.1 % of a core), and an ordinary sample 200 times as long as samples take (0.5 %): less
  * than 1 % of a core together, whatever they cost. Near the limit it is 200 times (0.5 %) and 30
- * times (3.3 %), less than 6 %. Children whose number has changed are listed again after 50 times
- * (2 %). An interval below 10 ms is an explicit request for more samples, which may cost more: at
+ * times (3.3 %), less than 6 %. Children whose number has changed, or whose memory has grown by
+ * more than 5 %, are read again after 50 times (2 %). To find out what forked children have alone
+ * has an allowance of its own (see os/monitor/children.h) and does not count here. An interval below 10 ms is an explicit request for more samples, which may cost more: at
  * 1.5 ms and below as much as near the limit, and in between in proportion.
  *
  * Plain data, no lock: the sampling thread's. Times are those of one monotonic clock. */
@@ -37,8 +38,8 @@ void mt_pace_init(mt_pace *p, uint64_t interval_ns, uint64_t now);
 /* The rare reading (one of MT_READ_SWAP, MT_READ_HEAP, MT_READ_CHILDREN, MT_READ_SHM) that is due,
  * the one that waits longest; 0 for none. */
 unsigned mt_pace_due(const mt_pace *p, uint64_t now);
-/* It was read, and took that much processor time. changed: there are more children than before, or
- * fewer, so that it is read again soon. */
+/* It was read, and took that much processor time. changed: it differs so much from the reading
+ * before that it is read again soon. */
 void mt_pace_rare(mt_pace *p, unsigned what, uint64_t now, uint64_t cost_ns, bool changed);
 
 /* A sample was taken: returns when to take the next. used and limit are MT_UNKNOWN where they are.

@@ -22,6 +22,7 @@ enum {
     PRESSURE_AGE_NS =
         20000000, /* an average over 10 s; its file is the most expensive of a sample */
     SECOND_NS = 1000000000,
+    GROWN = 20, /* children that have grown by more than one part in so many are read again soon */
     ROW_MOST = MT_SAMPLER_HOST + MT_SAMPLER_DEVICE * MT_SAMPLE_DEVICES,
 };
 
@@ -86,24 +87,36 @@ take_over(mt_sample *to, const mt_sample *from, unsigned what)
     }
 }
 
-/* Reads the rare value that is due, if one is; returns its bit, and what the reading cost. */
+static bool
+children_have_changed(const mt_sample *before, const mt_sample *now)
+{
+    uint64_t most = before->children_priv;
+
+    if (now->children != before->children) return true;
+    return mt_is_number(now->children_priv) && mt_is_number(most) &&
+           now->children_priv > most + most / GROWN;
+}
+
+/* Reads the rare value that is due, if one is, and all of them at the end; returns their bits, and
+ * what the reading cost. */
 static unsigned
-read_rare(mt_sampler *s, mt_sample *x, uint64_t now, uint64_t *cost)
+read_rare(mt_sampler *s, mt_sample *x, uint64_t now, bool is_last, uint64_t *cost)
 {
     const mt_ticker_ops *t = &s->with.ticker;
-    unsigned what = mt_pace_due(&s->pace, now);
-    uint64_t before;
+    unsigned what = is_last ? EXPENSIVE : mt_pace_due(&s->pace, now);
+    uint64_t before, own;
     mt_sample one;
     bool changed;
 
     *cost = 0;
     if (what == 0) return 0;
     before = t->cpu_ns(t->ctx);
-    s->with.probe.read(s->with.probe.ctx, what, &one);
-    changed = (what & MT_READ_CHILDREN) && one.children != x->children;
+    s->with.probe.read(s->with.probe.ctx, is_last ? what | MT_READ_LAST : what, &one);
+    changed = (what & MT_READ_CHILDREN) && children_have_changed(x, &one);
     take_over(x, &one, what);
     *cost = t->cpu_ns(t->ctx) - before;
-    mt_pace_rare(&s->pace, what, now, *cost, changed);
+    own = mt_u64_min(one.weighing_ns, *cost);
+    if (!is_last) mt_pace_rare(&s->pace, what, now, *cost - own, changed);
     return what;
 }
 
@@ -270,9 +283,10 @@ count_once(const mt_sampler *s, mt_sample *x)
     if (s->with.mapped_again != NULL) mt_sample_count_once(x, s->with.mapped_again);
 }
 
-/* Samples and returns when to do it again. */
+/* Samples and returns when to do it again. The last sample has everything: what is read rarely may
+ * be older than what the program did last. */
 static uint64_t
-sample(mt_sampler *s)
+sample(mt_sampler *s, bool is_last)
 {
     const mt_ticker_ops *t = &s->with.ticker;
     uint64_t now = t->now_ns(t->ctx), rare_cost, cpu, next;
@@ -288,7 +302,7 @@ sample(mt_sampler *s)
     s->with.probe.read(s->with.probe.ctx, mask, &x);
     count_once(s, &x);
     take_over(&x, &s->latest, EXPENSIVE | (MT_READ_PRESSURE & ~mask)); /* as they were read last */
-    fresh = read_rare(s, &x, now, &rare_cost);
+    fresh = read_rare(s, &x, now, is_last, &rare_cost);
     limit = mt_limit_of(&x, s->with.limit);
     write_passed(s, publish(s, &x, &limit, &marks), &marks, &x, &limit);
     write_waiting(s, now);
@@ -317,9 +331,9 @@ sampler_run(void *arg)
     s->cpu_before = s->cpu_ns;
     s->cpu_seen = t->cpu_ns(t->ctx);
     mt_pace_init(&s->pace, s->with.interval_ns, t->now_ns(t->ctx));
-    while (t->wait(t->ctx, sample(s)))
+    while (t->wait(t->ctx, sample(s, false)))
         continue;
-    sample(s);
+    sample(s, true);
 }
 
 /* --- life ------------------------------------------------------------------------------------- */

@@ -7,7 +7,7 @@ void
 mt_sample_clear(mt_sample *out)
 {
     memset(out, 0xff, offsetof(mt_sample, devices)); /* MT_UNKNOWN is all ones */
-    out->devices = 0;
+    out->devices = out->weighing_ns = 0;
 }
 
 void

@@ -44,6 +44,7 @@ struct mt_children {
     uint64_t beyond; /* listed, but no room */
     bool known;
     uint64_t credit_ns, credit_at; /* for weighing, and when it was counted */
+    uint64_t weighing_ns;          /* of the last scan */
     child weighed;                 /* the last one: an example for those that were not */
     uint64_t stack;                /* of this process */
     child *table;                  /* grows as children come: most programs have few */
@@ -152,6 +153,7 @@ weigh(mt_children *ch, child *c, uint64_t now)
     c->weighed_at = now;
     ch->weighed = *c;
     took = mt_thread_cpu_ns() - began; /* a busy machine does not make children wait longer */
+    ch->weighing_ns += took;
     ch->credit_ns = took < ch->credit_ns ? ch->credit_ns - took : 0;
 }
 
@@ -162,6 +164,7 @@ weigh_some(mt_children *ch, uint64_t now)
     if (ch->credit_at != 0)
         ch->credit_ns = mt_u64_min(CREDIT_NS, ch->credit_ns + (now - ch->credit_at) / SHARE);
     ch->credit_at = now;
+    ch->weighing_ns = 0;
     for (int again = 0; again < 2; again++) {
         for (size_t i = 0; i < ch->len && ch->credit_ns > 0; i++) {
             child *c = &ch->table[i];
@@ -320,6 +323,18 @@ mt_children_scan(mt_children *ch)
     ch->len = left;
     weigh_some(ch, mt_now_ns());
     return ch->known;
+}
+
+void
+mt_children_weigh_all(mt_children *ch)
+{
+    ch->credit_ns = CREDIT_NS;
+}
+
+uint64_t
+mt_children_weighing_ns(const mt_children *ch)
+{
+    return ch->weighing_ns;
 }
 
 void

@@ -52,6 +52,11 @@ void mt_children_clear(mt_children *ch);
  * the count is then unknown. */
 bool mt_children_scan(mt_children *ch);
 
+/* Lets the next scan weigh for as long as at the start, because no later one will. */
+void mt_children_weigh_all(mt_children *ch);
+/* Processor time of the last scan that was weighing, which has an allowance of its own. */
+uint64_t mt_children_weighing_ns(const mt_children *ch);
+
 /* How many live, and their private bytes in sum, by the last scan. Either
  * is MT_UNKNOWN when it could not be found out. */
 void mt_children_read(const mt_children *ch, uint64_t *count, uint64_t *priv);

@@ -274,8 +274,11 @@ mt_probe_linux_read(mt_probe_linux *p, unsigned mask, mt_sample *out)
     if (mask & MT_READ_SWAP) out->swap = probe_swap_of(p, now);
     if (mask & MT_READ_HEAP) probe_read_heap(out);
     if (mask & (MT_READ_CHILDREN | MT_READ_SHM) &&
-        has_aged(&p->children_at, p->ages.children_ns, now))
+        has_aged(&p->children_at, p->ages.children_ns, now)) {
+        if (mask & MT_READ_LAST) mt_children_weigh_all(p->children);
         mt_children_scan(p->children);
+        out->weighing_ns = mt_children_weighing_ns(p->children);
+    }
     if (mask & MT_READ_CHILDREN) read_children(p, now, out);
     if (mask & MT_READ_SHM) read_shm(p, out);
 }

@@ -52,7 +52,7 @@ rig_read(void *ctx, unsigned mask, mt_sample *out)
     if (mask & MT_READ_HEAP) out->heap_used = r->now.heap_used, out->heap_free = r->now.heap_free;
     if (mask & MT_READ_CHILDREN)
         out->children = r->now.children, out->children_priv = r->now.children_priv,
-        out->children_swap = r->now.children_swap;
+        out->children_swap = r->now.children_swap, out->weighing_ns = r->now.weighing_ns;
     if (mask & MT_READ_SHM) out->shm = r->now.shm, out->shm_mapped = r->now.shm_mapped;
     if (mask & MT_READ_DEVICES) {
         out->devices = r->now.devices;

@@ -36,10 +36,74 @@ samples_keep_the_interval_and_what_is_expensive_is_read_rarely(void)
     CHECK(r.reads[bit(MT_READ_PRESSURE)] == 1 + 51); /* every 20 ms */
     for (int i = 0; i < 60; i++)
         CHECK(r.asked[i] == (uint64_t)(1010 + 10 * i) * RIG_MS);
-    CHECK(r.reads[bit(MT_READ_SWAP)] == 12 && r.reads[bit(MT_READ_HEAP)] == 12);
-    CHECK(r.reads[bit(MT_READ_CHILDREN)] == 6);
+    CHECK(r.reads[bit(MT_READ_SWAP)] == 13 &&
+          r.reads[bit(MT_READ_HEAP)] == 12); /* and at the end */
+    CHECK(r.reads[bit(MT_READ_CHILDREN)] == 7);
     CHECK(mt_sampler_read(r.s).interval_ns == 10 * RIG_MS);
     rig_free(&r);
+}
+
+/* What grows in children after their newest reading is in the last one. */
+static void
+the_last_sample_has_what_is_read_rarely(void)
+{
+    rig r = rig_new();
+    mt_sampler_setup setup = rig_setup(&r, 10 * RIG_MS);
+    mt_sample x;
+
+    r.cost[bit(MT_READ_CHILDREN)] = r.cost[bit(MT_READ_SHM)] = 100 * (uint64_t)RIG_MS;
+    r.now.children = 1;
+    rig_open(&r, &setup);
+    rig_run(&r, 100);
+    r.now.children_priv = 70, r.now.shm = 80, r.now.heap_used = 90;
+    rig_run(&r, 0);
+    CHECK(mt_sampler_latest(r.s, &x));
+    CHECK(x.children_priv == 70 && x.shm == 80 && x.heap_used == 90);
+    rig_free(&r);
+}
+
+static uint64_t grows_by; /* a sample */
+
+static void
+grow_children(rig *r)
+{
+    r->now.children_priv += grows_by;
+}
+
+/* How often children are read in 1,000 samples of 10 ms. */
+static long
+readings_of_children(uint64_t cost, uint64_t weighing, uint64_t grown)
+{
+    rig r = rig_new();
+    mt_sampler_setup setup = rig_setup(&r, 10 * RIG_MS);
+    long reads;
+
+    grows_by = grown;
+    r.each = grow_children;
+    r.now.children = 2, r.now.children_priv = 1000;
+    r.now.weighing_ns = weighing;
+    r.cost[bit(MT_READ_CHILDREN)] = cost + weighing;
+    rig_open(&r, &setup);
+    rig_run(&r, 1000);
+    reads = r.reads[bit(MT_READ_CHILDREN)];
+    rig_free(&r);
+    return reads;
+}
+
+/* To find out what a fork has alone takes many times as long as the rest, and has its own allowance:
+ * the next reading does not wait for it. */
+static void
+children_are_read_as_often_where_they_are_weighed(void)
+{
+    CHECK(readings_of_children(RIG_MS, 0, 0) == 12); /* each second, before and at the end */
+    CHECK(readings_of_children(RIG_MS, 20 * RIG_MS, 0) == 12);
+}
+
+static void
+children_that_grow_are_read_again_soon(void)
+{
+    CHECK(readings_of_children(RIG_MS, 0, 0) == 12);
+    CHECK(readings_of_children(RIG_MS, 0, 1000) > 30); /* by more than 5 % each time, at first */
 }
 
 static int times_told;
@@ -706,6 +770,9 @@ int
 main(void)
 {
     RUN(samples_keep_the_interval_and_what_is_expensive_is_read_rarely);
+    RUN(the_last_sample_has_what_is_read_rarely);
+    RUN(children_are_read_as_often_where_they_are_weighed);
+    RUN(children_that_grow_are_read_again_soon);
     RUN(each_second_is_told_of_once);
     RUN(it_never_takes_much_of_a_processor);
     RUN(costs_add_up_over_threads);
