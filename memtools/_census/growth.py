@@ -409,9 +409,7 @@ def _entries(container: Any) -> list[Any]:
             if extent(container)[1] is None and inner:
                 return _entries(inner[0])
             return found[1 : 2 * _SAMPLED : 2]
-        if not issubclass(
-            kind, (type, types.ModuleType)
-        ):  # what an object of C shows the collector
+        if not issubclass(kind, (type, types.ModuleType)):  # an object of C
             return [obj for obj in gc.get_referents(container)[-_SAMPLED:] if obj is not kind]
     except (RuntimeError, IndexError):  # Another thread has changed it meanwhile.
         pass

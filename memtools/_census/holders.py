@@ -22,6 +22,7 @@ import collections
 import contextvars
 import functools
 import operator
+import sys
 import threading
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -894,7 +895,7 @@ def _final(obj: Any, holder: Any, steps: list[Step]) -> str | None:
         return f"{_variable(variable)}{rest} of {function_name(holder.f_code)}, kept by a traceback"
     if kind is contextvars.ContextVar:
         return f"ContextVar {str.__repr__(holder.name)}{rest}"
-    if kind is types.ModuleType:  # Others are found by their dict.
+    if kind is types.ModuleType and holder is sys.modules.get("atexit"):
         return f"arguments of atexit.register(){rest}"
     if issubclass(kind, type):
         return _of_namespace(f"class attribute {short_name(holder)}", obj, steps)

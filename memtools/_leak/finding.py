@@ -76,10 +76,10 @@ class LeakFinding:
         kind: the kind of the holder: the type of a container, such as "list", "dict" or
             "lru_cache", else "autograd graph", "optimizer state", "hooks", "exceptions",
             "variable", "entries" where those of a container grow, "callbacks" of atexit, or
-            "calls" for calls that do not end; without a holder "C heap", "shared memory",
-            "children", "processes", "cycles", "idle heap" (freed memory that malloc keeps),
-            "first writes" (memory that was allocated before and is written for the first time)
-            or "".
+            "calls" for calls that do not end; without a holder "C heap", "Python objects",
+            "shared memory", "children", "processes", "cycles", "idle heap" (freed memory that
+            malloc keeps), "first writes" (memory that was allocated before and is written for the
+            first time) or "".
         what: what is added, in words, such as `2 new [2048, 64] float32 tensors a step`; may be "".
         made_at: the line that makes it, as `file:line in function`; "" if that is not known.
         kept_at: the line of the program that keeps it, as of `made_at`: where it is put into the
@@ -303,6 +303,7 @@ COLLECTOR_IS_OFF = "the garbage collector is off"
 #: What grows if no Python object holds it, by kind.
 _NOBODY = {
     "C heap": "the C heap, which no Python object holds",
+    "Python objects": "Python objects whose holder is not known",
     "shared memory": "shared memory of this job",
     "children": "the memory of child processes",
     "processes": "child processes",
@@ -412,6 +413,12 @@ _ADVICE: tuple[tuple[_Fits, str], ...] = (
         _is("C heap"),
         "no Python object holds it, so C or C++ code does: look at what each step calls there (a "
         "decoder, a tokenizer, an extension, convolutions of ever new shapes)",
+    ),
+    (
+        _is("Python objects"),
+        "no path leads from the program's modules and variables to these objects: look at what is "
+        "given to C code at each step and never taken back (a callback, user data, a reference "
+        "that an extension or ctypes has added)",
     ),
     (
         _is("shared memory"),

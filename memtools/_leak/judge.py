@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 GRAPH = "autograd graph"
 C_HEAP = "C heap"
+PYTHON = "Python objects"
 CYCLES = "cycles"
 IDLE_HEAP = "idle heap"
 FIRST_WRITES = "first writes"
@@ -304,8 +305,10 @@ class Evidence:
         unlooked: if it has not, why holders of what grows are not looked for yet, in words; "", the
             default, if nothing asks for it.
         looks: how many looks there were.
-        unheld: what the growth of use is that no Python object holds: C_HEAP, CYCLES, or "", the
-            default, if that is not known.
+        unheld: what the growth of use is that has no known holder: C_HEAP, PYTHON, CYCLES, or "",
+            the default, if that is not known.
+        new_objects: which objects become more meanwhile, in words; "", the default, if that is not
+            known.
         c_heap_bytes: bytes a step that C code and holders take together, if `unheld` is C_HEAP.
         stairs: how the heap grows in few large jumps; None, the default, where it does not.
         is_collected: whether Python's collector or the program collects garbage.
@@ -326,6 +329,7 @@ class Evidence:
     unlooked: str = ""
     looks: int = 0
     unheld: str = ""
+    new_objects: str = ""
     c_heap_bytes: float = 0.0
     stairs: Stairs | None = None
     is_collected: bool = True
@@ -646,8 +650,12 @@ def _unexplained(seen: Evidence, use: float, residue: float) -> list[LeakFinding
     if seen.unheld == C_HEAP and residue >= THRESHOLDS.least_c_heap * seen.least_rate:
         rate = max(0.0, seen.c_heap_bytes - (use - residue))
         part = replace(part, grade=_at_least_suspect(grade), rate_bytes=rate)
-        what = "a torch profiler is running" if seen.profiles else _jumps_of(seen)
+        what = "a torch profiler is running" if seen.profiles else seen.new_objects
+        what = what or _jumps_of(seen)
         return [of_part(part, kind=C_HEAP, what=what)]
+    if seen.unheld == PYTHON:
+        part = replace(part, grade=_at_least_suspect(grade))
+        return [of_part(part, kind=PYTHON, what=seen.new_objects)]
     if RANK[grade] < RANK["suspect"]:
         return []
     if grade == "suspect" and seen.looks < THRESHOLDS.named_looks:

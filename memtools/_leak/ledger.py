@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from memtools._leak.finding import RANK, Key, LeakFinding
-from memtools._leak.judge import C_HEAP, CYCLES, OF_CENSUS, THRESHOLDS
+from memtools._leak.judge import C_HEAP, CYCLES, OF_CENSUS, PYTHON, THRESHOLDS
 from memtools._leak.jumps import LATE
 from memtools._leak.series import Points, since_of
 
@@ -147,7 +147,9 @@ class Ledger:
     ) -> list[LeakFinding]:
         """Note which findings the look has not shown. Returns those that another one replaces: all
         of what C code seemed to keep may be that of objects which a container keeps."""
-        explained = {one.part for one in found if one.holder or one.kind in (C_HEAP, CYCLES)}
+        explained = {
+            one.part for one in found if one.holder or one.kind in (C_HEAP, PYTHON, CYCLES)
+        }
         nameless = {one.part for one in found if _is_nameless(one)}
         replaced = []
         for key, entry in list(self._entries.items()):
@@ -302,7 +304,7 @@ def _is_nameless(one: LeakFinding) -> bool:
 
 def _has_no_holder(one: LeakFinding) -> bool:
     """Whether no holder of it is known."""
-    return _is_nameless(one) or one.kind == C_HEAP
+    return _is_nameless(one) or one.kind in (C_HEAP, PYTHON)
 
 
 def _is_of_worker(one: LeakFinding) -> bool:

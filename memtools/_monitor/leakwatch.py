@@ -339,6 +339,7 @@ class LeakWatch:
                 self._walks.holders,
                 children=seen.children(self._children.count, self._children.growing(), workers),
                 unheld=self._walks.unheld(seen) if is_walked else "",
+                new_objects=self._walks.new_objects,
                 walked=is_walked,
                 unlooked=self._plan_walk(step),
                 is_collected=self._walks.is_collected,

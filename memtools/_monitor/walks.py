@@ -3,7 +3,7 @@
 GrowthCensus.look ──► holders, and how much all that the program reaches takes
                                  │ that does not grow, and what is in use does, evenly
                                  ▼
-                      collect garbage: cycles, or the C heap
+                      collect garbage: cycles, or Python objects that C code keeps, or the C heap
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from memtools._census.holders import Holder
 from memtools._leak.growth import slope_of
-from memtools._leak.judge import C_HEAP, CYCLES, THRESHOLDS, keeps_graphs
+from memtools._leak.judge import C_HEAP, CYCLES, PYTHON, THRESHOLDS, keeps_graphs
 from memtools._leak.series import Looks, key_of
+from memtools._monitor.newobjects import Counts, NewObjects
 from memtools._monitor.sensor import Sensor
 
+_T = TypeVar("_T")
 GRACE_NS = 1_500_000_000  # Looks may take so much in any run, ...
 SHARE = 0.01  # ... and this share of its time.
 
@@ -93,6 +95,9 @@ class HeapWalks:
         self._in_use = 0  # bytes in use at the newest collection
         self._collections = 0  # those before the first look, and those made here since
         self._unheld = ""  # what `unheld` has returned last
+        self._counts: Counts | None = None  # of objects, once growth without a holder is seen
+        #: which objects become more without a holder that a walk finds, in words
+        self.new_objects = ""
 
     @property
     def are_on(self) -> bool:
@@ -115,6 +120,10 @@ class HeapWalks:
     def begun(self) -> None:
         """Note what is in use at the first look."""
         self._in_use = self._sensor.use()
+
+    def _can_compare(self) -> bool:
+        """Whether counts of objects can be afforded, which take some four walks."""
+        return self._budget.wait_ns(4 * self.cost_ns) == 0
 
     def walk(self, step: int, *, has_holders: bool) -> bool:
         """Walk the heap, the first time in any case, then while something grows. What the census
@@ -190,9 +199,10 @@ class HeapWalks:
         self._in_use = self._sensor.use()
 
     def unheld(self, seen: Looks) -> str:
-        """Classify growth that no container explains: C_HEAP, CYCLES, or "" if that is not known.
-        Before it is called the C heap's the garbage is collected: if half of the growth goes with
-        it, it was garbage."""
+        """Classify growth that no container explains: C_HEAP, PYTHON, CYCLES, or "" if that is not
+        known. Before it is called the C heap's the garbage is collected: if half of the growth goes
+        with it, it was garbage. It is Python's where Python's own blocks grow, or where objects
+        that only C code keeps become more and weigh as much."""
         if self._census is None or self._census.cut:
             return ""  # not all of the heap was searched for a holder
         if self._census.looks < THRESHOLDS.named_looks:
@@ -207,10 +217,12 @@ class HeapWalks:
         whole = [point for point in self._reached if point[0] >= seen.since]
         if len(whole) < 2 or slope_of(whole) - held >= THRESHOLDS.explained * rest:
             return ""  # objects hold it, and no container is longer for it, or that is not known
+        if self._counts is None and not self._unheld and self._can_compare():
+            self._counts = self._counted(lambda: Counts(seen.step))
         if not seen.of_c(held):
             return CYCLES if self._unheld == CYCLES else ""
-        if self._unheld == C_HEAP:
-            return C_HEAP  # found before, and it goes on
+        if self._unheld in (C_HEAP, PYTHON):
+            return self._unheld  # found before, and it goes on
         if not self._collects or self._budget.wait_ns(self.cost_ns) > 0:
             return ""
         before, grown = self._sensor.use(), self._sensor.use() - self._in_use
@@ -219,9 +231,34 @@ class HeapWalks:
             after = sum(signal.read() or 0 for signal in self._sensor.in_use())
         self._collections += 1
         self._in_use = before
-        garbage = THRESHOLDS.garbage * grown * rest / use
-        self._unheld = CYCLES if before - after >= garbage else C_HEAP
+        is_garbage = before - after >= THRESHOLDS.garbage * grown * rest / use
+        self._unheld = CYCLES if is_garbage else self._kept(seen, rest, held)
         return self._unheld
+
+    def _counted(self, count: Callable[[], _T]) -> _T | None:
+        """What counting objects returns; None where it fails, for want of memory for example."""
+        try:
+            with self._sensor.left_out():
+                return count()
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}".removesuffix(": ")
+            self._complain("counts", f"which objects become more is not known: {why}")
+            return None
+
+    def _kept(self, seen: Looks, rest: float, held: float) -> str:
+        """C_HEAP or PYTHON, and which objects become more."""
+        least = THRESHOLDS.explained * rest
+        is_pythons = seen.pace("python") - held >= least
+        found = self._counted(lambda: self._compare(seen.step, least))
+        if found is not None:
+            self.new_objects = found.what
+            is_pythons |= found.rate_bytes >= least
+        return PYTHON if is_pythons else C_HEAP
+
+    def _compare(self, step: int, least: float) -> NewObjects | None:
+        """What has become more since the counts, which are freed here: that must not be counted."""
+        counts, self._counts = self._counts, None
+        return None if counts is None else counts.found(step, least)
 
 
 def _collections() -> int:

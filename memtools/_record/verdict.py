@@ -310,7 +310,7 @@ def total_rate(several: Sequence[LeakFinding], pace: float | None, per: str) -> 
             continue
         rate = one.rate_bytes if one.per == per else _a_second(one, pace) * (pace or 0.0)
         named, whole = parts.get(one.part, (0.0, 0.0))
-        if one.holder or one.kind == "C heap":
+        if one.holder or one.kind in ("C heap", "Python objects"):
             named += rate
         else:
             whole = max(whole, rate)

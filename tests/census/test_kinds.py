@@ -8,7 +8,10 @@ import contextvars
 import ctypes
 import io
 import itertools
+import json
 import pickle
+import subprocess
+import sys
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -278,3 +281,61 @@ def test_the_value_of_a_context_variable_is_found_from_the_object():
     (holder,) = holder_of(HISTORY.get()[3:9])
     assert holder.path == "list ContextVar 'history'"
     assert holder.new_objects == 6
+
+
+PROGRAM = """
+import contextvars, ctypes, io, json, logging, xml.etree.ElementTree as ET
+import memtools
+
+class Text(str):
+    pass
+
+SIZE, VARIABLE = 20_000, contextvars.ContextVar("history")
+texts, log, root = [], io.StringIO(), ET.Element("root")
+VARIABLE.set([])
+keep = ctypes.pythonapi.Py_IncRef
+
+def text(i):
+    texts.append(Text(i))
+    texts[-1].tree = bytearray(SIZE)
+
+def printed(i):
+    log.write("x" * SIZE)
+
+def element(i):
+    ET.SubElement(root, "doc").text = str(i) * (SIZE // len(str(i)))
+
+def history(i):
+    VARIABLE.get().append(bytearray(SIZE))
+
+def given_to_c(i):
+    keep(ctypes.py_object([object() for _ in range(1000)]))
+
+logging.getLogger("memtools").setLevel(logging.ERROR)
+for step in (text, printed, element, history, given_to_c):
+    called = set()
+    with memtools.MemoryMonitor(limit="8 GiB") as monitor:
+        monitor.on_leak(lambda one: called.add(one.kind))
+        for i in range(130):
+            step(i)
+            monitor.step()
+        found = {one.holder or one.kind: one.what for one in monitor.findings()}
+    print(json.dumps([step.__name__, found, sorted(called)]))
+"""
+
+
+@pytest.mark.slow
+def test_a_monitor_names_keepers_and_never_says_c_of_python_objects():
+    run = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
+    )
+    said = {name: (found, kinds) for name, found, kinds in map(json.loads, run.stdout.splitlines())}
+    assert {name: list(found) for name, (found, _) in said.items()} == {
+        "text": ["list module attribute __main__.texts"],
+        "printed": ["module attribute __main__.log"],
+        "element": ["Element module attribute __main__.root"],
+        "history": ["list ContextVar 'history'"],
+        "given_to_c": ["Python objects"],
+    }
+    assert said["given_to_c"][0]["Python objects"].endswith(", which C code keeps")
+    assert all("C heap" not in kinds for _, kinds in said.values())

@@ -49,6 +49,10 @@ def test_a_finding_is_one_sentence():
     [
         (LeakFinding("suspect", "heap", rate_bytes=1536, kind="C heap"),
          "suspect: the C heap, which no Python object holds: +1.5 KiB/step"),
+        (LeakFinding("growing", "python", rate_bytes=1536, kind="Python objects",
+                     what="1 new list object a step, which C code keeps"),
+         "growing: Python objects whose holder is not known: +1.5 KiB/step (1 new list object a "
+         "step, which C code keeps)"),
         (LeakFinding("growing", "children", per="s", rate_bytes=2048, holder="dict Frames.seen",
                      process="worker 2", made_at="data.py:9 in load"),
          "growing: worker 2: dict Frames.seen: +2.0 KiB/s (made at data.py:9 in load)"),
@@ -129,6 +133,7 @@ def test_the_advice_names_the_holder_and_is_of_its_kind(kind, holder, words):
         (LeakFinding("growing", holder="list A.rows, whose entries grow", kind="entries"),
          "list A.rows does not get longer"),
         (LeakFinding("growing", kind="C heap", what="a torch profiler is running"), "schedule("),
+        (LeakFinding("growing", kind="Python objects"), "given to C code at each step"),
         (LeakFinding("leak", "shm", kind="shared memory"), "unlink()"),
         (LeakFinding("leak", "children", kind="children"), "the dataset"),
         (LeakFinding("leak", "children", kind="children", process="child process 7 (actor)"),

@@ -12,6 +12,7 @@ from memtools._leak.series import Points
 
 KIB = 2**10
 C_HEAP = LeakFinding("growing", "heap", rate_bytes=36.0 * KIB, kind="C heap", made_at="x.py:4")
+PYTHON = LeakFinding("growing", "python", rate_bytes=9.0 * KIB, kind="Python objects")
 NAMELESS = LeakFinding("suspect", "heap", rate_bytes=9.0 * KIB)
 LIST = LeakFinding("growing", "heap", rate_bytes=9.0 * KIB, holder="list a", kind="list")
 ACTOR = LeakFinding("growing", "children", rate_bytes=64.0 * KIB, kind="children",
@@ -62,6 +63,8 @@ def test_a_suspect_that_is_seen_again_and_again_is_growing(
     (C_HEAP, LIST, [], ["C heap", "list"]),  # both may grow
     (NAMELESS, LIST, [""], ["list"]),
     (NAMELESS, C_HEAP, [""], ["C heap"]),
+    (NAMELESS, PYTHON, [""], ["Python objects"]),
+    (PYTHON, LIST, ["Python objects"], ["list"]),  # its holder is known now
     (NAMELESS, ACTOR, [], ["children", ""]),  # another part of memory
 ])  # fmt: skip
 def test_what_nobody_was_known_to_hold_is_taken_back(

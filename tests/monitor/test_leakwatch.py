@@ -159,6 +159,10 @@ OF_LIST, DEQUE = "list Trainer.losses", "deque Replay.items"
         # A graph takes what nothing else explains, a small part is not the leak.
         ([(70, {"heap": 200})], [holder(3 * KIB, kind="autograd graph", path=GRAPH)], {GRAPH: 200}),
         ([(70, {"heap": 36})], [holder(2 * KIB)], {"C heap": 36}),
+        # Where Python's own blocks grow it is not C code's.
+        ([(70, {"python": 36})], [holder(2 * KIB)], {"Python objects": 36}),
+        ([(70, {"python": 20, "heap": 16})], [], {"Python objects": 36}),
+        ([(70, {"python": 12, "heap": 24})], [], {"C heap": 36}),
         ([(70, {"heap": 10})],
          [holder(size * KIB, path=f"module attribute m.history['{name}']", kind="variable")
           for name, size in (("prediction", 8), ("loss", 2))],

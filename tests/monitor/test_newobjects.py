@@ -1,0 +1,75 @@
+"""Objects that become more while a walk does not find who holds them: those that C code keeps."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from memtools._monitor import newobjects
+from memtools._monitor.newobjects import Counts
+
+STEPS, SIZE = 40, 20_000
+
+
+@pytest.fixture
+def kept() -> Iterator[list[int]]:
+    """The addresses of lists to which only C code refers, from the end of `keep_by_c` on."""
+    addresses: list[int] = []
+    yield addresses
+    for address in addresses:
+        ctypes.pythonapi.Py_DecRef(ctypes.cast(address, ctypes.py_object))
+
+
+def keep_by_c(addresses: list[int]) -> None:
+    for _ in range(STEPS):
+        made = [bytearray(SIZE)]
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))
+        addresses.append(id(made))
+
+
+def test_objects_that_only_c_code_keeps_are_found_with_their_bytes(kept):
+    counts = Counts(100)
+    keep_by_c(kept)
+    found = counts.found(100 + STEPS, 1024)
+    assert found is not None
+    assert found.kept_by_c
+    assert found.what.endswith("new list objects a step, which C code keeps") or found.what == (
+        "1 new list object a step, which C code keeps"
+    )
+    assert found.rate_bytes == pytest.approx(SIZE, rel=0.2)
+
+
+class Page:
+    """What the list of a test keeps."""
+
+    def __init__(self) -> None:
+        self.text = "x" * SIZE + hex(id(self))
+
+
+PAGES: list[Any] = []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("least", [1024, 10**9])
+def test_objects_that_take_what_grows_are_found_with_their_holder(least):
+    counts = Counts(0)
+    PAGES.extend(Page() for _ in range(STEPS))
+    try:
+        found = counts.found(STEPS, least)
+    finally:
+        PAGES.clear()
+    if least > SIZE:
+        assert found is None or "Page" not in found.what
+        return
+    assert found is not None
+    assert found.what.startswith("1 new tests.monitor.test_newobjects.Page object a step, held by ")
+    assert "list module attribute tests.monitor.test_newobjects.PAGES" in found.what
+    assert found.rate_bytes == pytest.approx(SIZE, rel=0.2)
+
+
+def test_what_comes_with_imported_modules_is_left_out():
+    assert {"function", "type", "property", "member_descriptor"} <= newobjects._OF_MODULES
+    assert "list" not in newobjects._OF_MODULES
