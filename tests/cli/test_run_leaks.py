@@ -68,6 +68,39 @@ OBSERVES = """
     def observe():
         return numpy.zeros((128, 128), numpy.float32)
 """
+#: a compressor of some 260 KiB a step, which the object of a client keeps
+HANDLES = """
+    import torch, zlib
+    torch.set_num_threads(1)
+
+    class Client:
+        def __init__(self):
+            self.out = zlib.compressobj(6)
+            self.out.compress(b"x" * 1000)
+
+    clients, model = {}, torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for step in range(160):
+        clients[step] = Client()
+        model(torch.randn(4, 8)).sum().backward()
+        optimizer.step()
+"""
+#: 64 KiB a step, in a buffer of C code that is doubled each time it is full
+DOUBLES = """
+    import ctypes, torch
+    torch.set_num_threads(1)
+    realloc = ctypes.CDLL(None).realloc
+    realloc.restype, realloc.argtypes = ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_size_t)
+    buffer, size, room, model = None, 0, 65536, torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for step in range(160):
+        size += 65536
+        if size > room:
+            room *= 2
+            buffer = realloc(buffer, room)
+        model(torch.randn(4, 8)).sum().backward()
+        optimizer.step()
+"""
 RATE = re.compile(r"\+([\d.]+) (KiB|MiB)/step")
 
 
@@ -80,6 +113,27 @@ def rate_of(line: str) -> float:
     found = RATE.search(line)
     assert found is not None, line
     return float(found[1]) * {"KiB": 2**10, "MiB": 2**20}[found[2]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (HANDLES, r"dict module attribute __main__.clients: \+2[5-7]\d\.?\d* KiB/step "
+                  r"\(1 new Client object a step, and 2[5-7]\d\.?\d* KiB of C memory with each"),
+        (DOUBLES, r"the C heap, which no Python object holds: \+[5-8]\d\.?\d* KiB/step "
+                  r"\(in jumps, the next of 1\d\.\d MiB at about step 2\d\d"),
+    ],
+    ids=["handles", "doubles"],
+)  # fmt: skip
+def test_memory_in_c_is_reported_with_what_is_known_of_it(
+    text: str, words: str, tmp_path: Path
+) -> None:
+    write(tmp_path, text)
+    lines = run(tmp_path, "train.py").stderr.decode().splitlines()
+    end = next(i for i, line in enumerate(lines) if " 160 steps; peak: " in line)
+    named = [line for line in lines[end:] if re.search(f"(suspect|growing): {words}", line)]
+    assert len(named) == 1, lines
 
 
 @pytest.mark.slow
