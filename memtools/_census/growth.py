@@ -239,6 +239,8 @@ def _holder(
     if type(container) is types.ModuleType:
         path = "callbacks of atexit.register()"
         return replace(found, path=path, kind="callbacks", what="objects")
+    if issubclass(type(container), (io.BytesIO, io.StringIO)):
+        return replace(found, path=f"{found.kind} {path}", kind="stream", new_objects=0)
     if _is_buffer(container) and sort != _SLOTS:
         what = _kind_of(container) or found.kind
         return replace(found, kind="variable", new_objects=0, what=what)

@@ -75,8 +75,8 @@ class LeakFinding:
         holder: who holds what grows, such as `list Trainer.losses`; "" if no Python object does.
         kind: the kind of the holder: the type of a container, such as "list", "dict" or
             "lru_cache", else "autograd graph", "optimizer state", "hooks", "exceptions",
-            "variable", "entries" where those of a container grow, "callbacks" of atexit, or
-            "calls" for calls that do not end; without a holder "C heap", "Python objects",
+            "variable", "stream", "entries" where those of a container grow, "callbacks" of atexit,
+            or "calls" for calls that do not end; without a holder "C heap", "Python objects",
             "shared memory", "children", "processes", "cycles", "idle heap" (freed memory that
             malloc keeps), "first writes" (memory that was allocated before and is written for the
             first time) or "".
@@ -439,6 +439,11 @@ _ADVICE: tuple[tuple[_Fits, str], ...] = (
         _is("entries"),
         "{name} does not get longer, but its entries come to hold more: delete what an entry was "
         "given after it was made (a cached property, a buffer) once that has been used",
+    ),
+    (
+        _is("stream"),
+        "{name} keeps all that was written to it: once that has been used, call seek(0) and "
+        "truncate(), or write to a file",
     ),
     (
         _is("callbacks"),

@@ -311,7 +311,7 @@ def test_hooks_of_a_parameter_are_named_as_hooks(trainer):
 def test_a_stream_in_memory_is_weighed_by_its_buffer(trainer):
     trainer.stream = io.BytesIO()
     (holder,) = named(lambda i: trainer.stream.write(bytes(4000)), (16, 24, 32, 48, 64)).values()
-    assert (holder.path, holder.kind) == ("Trainer.stream", "variable")
+    assert (holder.path, holder.kind) == ("BytesIO Trainer.stream", "stream")
     assert holder.rate_bytes == pytest.approx(4000, rel=0.2)
 
 

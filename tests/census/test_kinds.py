@@ -183,8 +183,8 @@ KEEPERS: dict[str, tuple[Callable[[Any], Callable[[int], object]], str, tuple[in
     "long str": (with_attribute(Text, "a title" * 999), "list Keeper.kept", STEPS),
     "bytes": (with_attribute(Blob, b"x"), "list Keeper.kept", STEPS),
     "int": (with_attribute(Number, 7), "list Keeper.kept", STEPS),
-    "StringIO": (stream, "Keeper.log", STEPS),
-    "StringIO that was rewound": (stream_that_was_rewound, "Keeper.log", STEPS),
+    "StringIO": (stream, "StringIO Keeper.log", STEPS),
+    "StringIO that was rewound": (stream_that_was_rewound, "StringIO Keeper.log", STEPS),
     "Element": (elements, "Element Keeper.root", STEPS),
     "Element below another": (elements_below_one, "Element Keeper.root", STEPS),
     "Pickler": (pickler, "Pickler Keeper.pickler", STEPS),
@@ -332,7 +332,7 @@ def test_a_monitor_names_keepers_and_never_says_c_of_python_objects():
     said = {name: (found, kinds) for name, found, kinds in map(json.loads, run.stdout.splitlines())}
     assert {name: list(found) for name, (found, _) in said.items()} == {
         "text": ["list module attribute __main__.texts"],
-        "printed": ["module attribute __main__.log"],
+        "printed": ["StringIO module attribute __main__.log"],
         "element": ["Element module attribute __main__.root"],
         "history": ["list ContextVar 'history'"],
         "given_to_c": ["Python objects"],

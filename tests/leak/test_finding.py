@@ -117,6 +117,7 @@ def test_a_record_keeps_all_of_it():
         ("ndarray", "module attribute all_preds", ["larger", "one buffer"]),
         ("Thing", "Thing run.thing", ["let go"]),
         ("entries", "list A.rows", ["does not get longer", "an entry was given"]),
+        ("stream", "StringIO Run.log", ["seek(0) and truncate()"]),
         ("callbacks", "callbacks of atexit.register()", ["atexit.unregister()"]),
     ],
 )
