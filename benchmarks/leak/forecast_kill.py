@@ -16,9 +16,11 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,6 +33,7 @@ from memtools._record.figures import figures_of
 MIB, GIB = 2**20, 2**30
 LATE = 0.95  # Forecasts in the last twentieth of a run come too late to act on.
 SHARE = 0.7  # of what a loop of the set takes without a limit
+LEAST = 24 * MIB  # A loop grows by so much between a quarter of that and then.
 SECONDS = 300
 
 NOTEBOOK = """
@@ -130,6 +133,11 @@ def group(limit: int | None) -> Iterator[Path]:
             (path / name).write_text(f"{limit}\n")
         yield path
     finally:
+        while left := (path / "cgroup.procs").read_text().split():  # workers of a killed program
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+            time.sleep(0.1)
         path.rmdir()
 
 
@@ -150,15 +158,21 @@ def run(script: Path, record: Path, limit: int | None) -> None:
         )
 
 
-def limit_of(name: str, out: Path) -> int:
-    """The bytes that a loop of the leak set takes at 70 % of its steps."""
+def limit_of(name: str, out: Path) -> int | None:
+    """The bytes that a loop of the leak set takes at 70 % of its steps; None if it grows by so
+    little that what differs from run to run decides when it is killed."""
     record = out / f"{name}-free.mem"
     run(SCRIPTS / f"{name}.py", record, None)
     figures = figures_of(memtools.read_record(record))
     line = figures.line
-    last = SHARE * (figures.steps or 0)
-    known = zip(line.most["step"], line.most["cgroup_used"], strict=True)
-    return max(used for step, used in known if step <= last and used < 2**62)
+    steps = figures.steps or 0
+    known = list(zip(line.most["step"], line.most["cgroup_used"], strict=True))
+
+    def until(share: float) -> int:
+        return max(used for step, used in known if step <= share * steps and used < 2**62)
+
+    limit = until(SHARE)
+    return limit if limit - until(SHARE / 4) >= LEAST else None
 
 
 # --- the forecast ---------------------------------------------------------------------------------
@@ -207,12 +221,15 @@ def main() -> None:
         out: Path = options.keep or Path(folder)
         out.mkdir(parents=True, exist_ok=True)
         for name in options.only or [*OWN, *LEAKS]:
-            script, limit = SCRIPTS / f"{name}.py", 0
+            script, limit = SCRIPTS / f"{name}.py", None
             if name in OWN:
                 text, limit = OWN[name]
                 script = out / f"{name}.py"
                 script.write_text(text)
             limit = limit or limit_of(name, out)
+            if limit is None:
+                print(f"{name}: grows by too little", file=sys.stderr, flush=True)
+                continue
             run(script, out / f"{name}.mem", limit)
             results.append(judged(name, out / f"{name}.mem", limit))
             print("  ".join(row(results[-1])), file=sys.stderr, flush=True)

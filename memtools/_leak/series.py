@@ -30,7 +30,7 @@ from memtools._leak.judge import (
     keeps_graphs,
     trust_in,
 )
-from memtools._leak.jumps import FILLED, SAME, Jumps, Stairs, without
+from memtools._leak.jumps import FILLED, SAME, Jump, Jumps, Stairs, without
 
 if TYPE_CHECKING:
     from memtools._census.holders import Holder
@@ -75,11 +75,14 @@ class Points:
         self._is_noisy = noisy  # They are not read at the same point of a step.
         #: the jumps of the heap, of which there are readings between the looks
         self.jumps = Jumps()
+        #: by signal, first step and jumps that are left out, as of the newest point
+        self._paces: dict[tuple[str, int, tuple[Jump, ...]], Pace] = {}
 
     def add(self, step: int, values: dict[str, int]) -> None:
         """The signals that are known at this step, which is above all before."""
         if "heap" not in values and "rss" in values:
             values = {**values, "heap": values["rss"]}
+        self._paces.clear()
         self.steps.append(step)
         self._values.append(values)
         if len(self.steps) > MOST_POINTS:  # The older half becomes half as dense.
@@ -91,6 +94,7 @@ class Points:
         """Add to the newest point what a walk of the heap at its step has shown."""
         if self.steps and self.steps[-1] == step:
             self._values[-1] |= values
+            self._paces.clear()
 
     def series(self, name: str, since: int = 0) -> list[tuple[int, int]]:
         """(step, bytes) of a signal, or of one of the sums, from a step on. A part of a sum that is
@@ -122,14 +126,14 @@ class Points:
     def pace(self, name: str, since: int = 0) -> Pace:
         """Bytes a step now: by a line through the points from a step on, without those before the
         series became faster or slower."""
-        points = self._without_end(name, since)[-MOST_OF_PACE:]
-        if not points:
-            return Pace(0.0, since, math.inf)
         stairs = self.stairs(name)
-        if stairs is None:
-            return pace_of(points)
-        beside = pace_of(without(points, stairs.jumps))
-        return beside._replace(rate=beside.rate + stairs.rate)
+        key = name, since, () if stairs is None else stairs.jumps
+        pace = self._paces.get(key)
+        if pace is None:
+            points = without(self._without_end(name, since)[-MOST_OF_PACE:], key[2])
+            pace = pace_of(points) if points else Pace(0.0, since, math.inf)
+            self._paces[key] = pace
+        return pace if stairs is None else pace._replace(rate=pace.rate + stairs.rate)
 
     def stairs(self, name: str) -> Stairs | None:
         """The growth of a signal in jumps; None if there is none."""

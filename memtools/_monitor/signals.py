@@ -43,7 +43,6 @@ _MAPPING = (
     r"^[0-9a-f]+-[0-9a-f]+ .w.p \S+ 00:00 0 *(?:\[heap\])?\nSize: +(\d+) kB\n"
     r"(?:\w+: +\d+ kB\n)*?Rss: +(\d+) kB$"
 )
-_STATM = {"VmSize": 0, "VmData": 5}  # fields of /proc/self/statm, in pages
 
 
 class Signal:
@@ -140,12 +139,21 @@ class _Heap:
         return sample.heap_used
 
 
-def _of_statm(name: str) -> int | None:
-    try:
-        with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[_STATM[name]]) * mmap.PAGESIZE
-    except OSError:
-        return None
+class _Mapped:
+    """What is mapped, by one reading of /proc/self/statm."""
+
+    def __init__(self) -> None:
+        self.size: int | None = None
+
+    def data(self) -> int | None:
+        """What RLIMIT_DATA counts, with the stack. `size` is what RLIMIT_AS counts."""
+        try:
+            with open("/proc/self/statm", "rb") as file:
+                pages = [int(number) for number in file.read().split()]
+        except OSError:
+            return None
+        self.size = pages[0] * mmap.PAGESIZE
+        return pages[5] * mmap.PAGESIZE
 
 
 def signals_of(
@@ -167,7 +175,7 @@ def signals_of(
         _core._watch_files()
         return size
 
-    heap = _Heap(probe)
+    heap, mapped = _Heap(probe), _Mapped()
     signals = [
         # Resident bytes, less what pools map more than once: forks of a cache are not growth.
         Signal("rss", figure(_core.READ_RSS, "process")),
@@ -184,8 +192,8 @@ def signals_of(
         *signals,
         Signal("resident", figure(_core.READ_RSS, "private")),
         Signal("idle", lambda: heap.idle),
-        Signal("VmData", lambda: _of_statm("VmData")),
-        Signal("VmSize", lambda: _of_statm("VmSize")),
+        Signal("VmData", mapped.data),
+        Signal("VmSize", lambda: mapped.size),
     ]
 
 

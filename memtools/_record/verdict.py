@@ -36,6 +36,7 @@ from memtools._leak.judge import THRESHOLDS, Part, of_part
 from memtools._record.events import start_of
 from memtools._record.growth import Growth, Late, judge, late_of, slope, step_seconds
 from memtools._record.kinds import Finding
+from memtools._record.series import own_column
 
 if TYPE_CHECKING:
     from memtools._record.figures import Figures
@@ -205,17 +206,31 @@ def _nothing(figures: Figures) -> str:
     memory rises it is said of what is in use alone."""
     if figures.outside:
         return "the process tree does not grow"
-    rise = slope(figures.line, "private")
-    if rise is not None and rise.rate_bytes > max(THRESHOLDS.least_rate, rise.within_bytes):
-        gained = rise.rate_bytes * (figures.steps or 0) / 2
-        least = THRESHOLDS.least_gain_share * (figures.process.last_bytes if figures.process else 0)
-        if gained >= max(THRESHOLDS.least_gain, least):
-            return (
-                "what is in use does not grow; resident memory has grown by "
-                f"{format_bytes(rise.rate_bytes)} a step over the newer half of the run"
-            )
+    rise, of_all = _rise(figures, "private"), _rise(figures, own_column(figures.line))
+    if rise > 0:
+        return (
+            "what is in use does not grow; resident memory has grown by "
+            f"{format_bytes(rise)} a step over the newer half of the run"
+        )
     workers = figures.workers is not None
-    return "neither the process nor its workers grow" if workers else "the process does not grow"
+    nothing = "neither the process nor its workers grow" if workers else "the process does not grow"
+    if of_all > 0 and figures.line.known("private"):
+        return (
+            f"{nothing}, but for pages of files that it maps: {format_bytes(of_all)} a step, which "
+            "the system takes back if memory is short"
+        )
+    return nothing
+
+
+def _rise(figures: Figures, column: str) -> float:
+    """Bytes a step by which a column certainly rises over the newer half of the run; 0 where it
+    does not, or by too little to matter."""
+    rise = slope(figures.line, column)
+    if rise is None or rise.rate_bytes <= max(THRESHOLDS.least_rate, rise.within_bytes):
+        return 0.0
+    size = figures.process.last_bytes if figures.process else 0
+    least = max(THRESHOLDS.least_gain, THRESHOLDS.least_gain_share * size)
+    return rise.rate_bytes if rise.rate_bytes * (figures.steps or 0) / 2 >= least else 0.0
 
 
 # --- findings ------------------------------------------------------------------------------------
