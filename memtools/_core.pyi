@@ -68,6 +68,7 @@ class GrowthTable:
         package: str,
         own: tuple[type, ...],
         users: tuple[str, ...],
+        quick: bool,
         /,
     ) -> tuple[
         list[tuple[list[Any], int, int, int, int, float, int, int, int, bool, int]], int, bool, int

@@ -36,10 +36,10 @@ def of_walk_that_waits(seconds: float, step: int | None) -> str:
     """
     cost = f"a walk of this heap takes {seconds:.1f} s"
     if step is None:
-        return f"its holder is not looked for yet, as {cost}"
+        return f"its holder is looked for later, as {cost}"
     digits = 10 ** max(0, len(str(step)) - 2)
     due = math.ceil(step / digits) * digits
-    return f"its holder is not looked for before about step {due:,}, as {cost}"
+    return f"its holder is looked for at about step {due:,}, as {cost}"
 
 
 def of_time_left(low: float, high: float) -> str:

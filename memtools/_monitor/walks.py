@@ -4,13 +4,16 @@ GrowthCensus.look ──► holders, and how much all that the program reaches t
                                  │ that does not grow, and what is in use does, evenly
                                  ▼
                       collect garbage: cycles, or Python objects that C code keeps, or the C heap
+
+A walk of a large heap takes long. Depth decides whether the next one is quick: whether it leaves
+out what lies far from the names of the program and is not longer than before.
 """
 
 from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
@@ -24,6 +27,8 @@ from memtools._monitor.sensor import Sensor
 _T = TypeVar("_T")
 GRACE_NS = 1_500_000_000  # Looks may take so much in any run, ...
 SHARE = 0.01  # ... and this share of its time.
+LONG_NS = GRACE_NS // 10  # Where a whole walk takes longer, some are quick ...
+LONGEST_NS = GRACE_NS // 4  # ... and where it takes longer than this, the second one is.
 
 
 class Budget:
@@ -47,6 +52,60 @@ class Budget:
         return max(0, int((self.spent_ns + ns - allowed) / SHARE))
 
 
+class Depth:
+    """Whether the next walk is whole or quick.
+
+        a whole walk takes     walk 1     2      3      4      5 ...
+        up to 150 ms              whole  whole  whole  whole  whole
+        up to 375 ms              whole  whole  whole  quick  quick
+        more                      whole  quick  quick  quick  quick
+
+    Quick walks go on while their holders explain the growth. Once three in a row have not, or the
+    first one has lost what whole ones have found, all are whole: a container is compared with what
+    the walk before has seen of it.
+    """
+
+    def __init__(self) -> None:
+        #: processor time that a whole walk takes; 0 before the first
+        self.whole_ns = 0
+        self._quick_ns = 0
+        self._walks = self._in_vain = 0
+        self._are_whole, self._was_quick = False, False
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether the next walk is a quick one."""
+        if self._walks == 0 or self._are_whole or self.whole_ns < LONG_NS:
+            return False
+        return self._walks >= THRESHOLDS.named_looks or self.whole_ns > LONGEST_NS
+
+    @property
+    def next_ns(self) -> int:
+        """Processor time that the next walk takes; 0 where nothing like it was made yet."""
+        return self._quick_ns if self.is_quick else self.whole_ns
+
+    def walked(self, ns: int, *, explained: bool, was_explained: bool) -> bool:
+        """Note that the next walk was made.
+
+        Args:
+            ns: the processor time that it took.
+            explained: whether its holders explain the growth.
+            was_explained: whether those of the walk before do.
+
+        Returns whether it counts. A quick walk that has lost what a whole one has found does not.
+        """
+        is_quick, is_first = self.is_quick, not self._was_quick
+        self._walks, self._was_quick = self._walks + 1, is_quick
+        if not is_quick:
+            self.whole_ns = ns
+            return True
+        self._quick_ns = ns
+        self._in_vain = 0 if explained else self._in_vain + 1
+        is_lost = is_first and was_explained and not explained
+        self._are_whole = is_lost or self._in_vain >= THRESHOLDS.named_looks
+        return not is_lost
+
+
 class CensusLike(Protocol):
     """The methods of GrowthCensus that are used here."""
 
@@ -54,7 +113,7 @@ class CensusLike(Protocol):
     cut: bool
     reached_bytes: int
 
-    def look(self, step: int) -> None: ...
+    def look(self, step: int, *, quick: bool = False) -> None: ...
     def holders(self) -> tuple[Holder, ...]: ...
 
 
@@ -84,8 +143,7 @@ class HeapWalks:
         self._census: CensusLike | None = None
         #: who holds what grows, as of the newest walk
         self.holders: tuple[Holder, ...] = ()
-        #: what the newest walk took
-        self.cost_ns = 0
+        self._depth = Depth()
         #: how long a walk that is wanted has to wait, because it takes too much; 0: it does not
         self.wait_ns = 0
         #: by the name of a holder: since which step its gain is counted, what it had gained before,
@@ -98,6 +156,11 @@ class HeapWalks:
         self._counts: Counts | None = None  # of objects, once growth without a holder is seen
         #: which objects become more without a holder that a walk finds, in words
         self.new_objects = ""
+
+    @property
+    def cost_ns(self) -> int:
+        """Processor time that a whole walk takes, or nearly a whole one."""
+        return self._depth.whole_ns
 
     @property
     def are_on(self) -> bool:
@@ -141,10 +204,10 @@ class HeapWalks:
         if self._census is not None:
             if not has_holders and not self._sensor.grows():
                 return False
-            self.wait_ns = self._budget.wait_ns(self.cost_ns)
+            self.wait_ns = self._budget.wait_ns(self._depth.next_ns)
             if self.wait_ns > 0:
                 return False
-        begun = time.thread_time_ns()
+        begun, before = time.thread_time_ns(), self.holders
         try:
             with self._sensor.left_out():
                 self._look(step, self._make)
@@ -154,17 +217,33 @@ class HeapWalks:
                 why = f"{type(error).__name__}: {error}".removesuffix(": ")
                 self._complain("census", f"holders are not looked for from here on: {why}")
             return False  # else memory is nearly used up, and its holder is known
-        finally:
-            self.cost_ns = time.thread_time_ns() - begun
-        return True
+        counts = self._depth.walked(
+            time.thread_time_ns() - begun,
+            explained=self._explain(step, self.holders),
+            was_explained=bool(before) and self._explain(step, before),
+        )
+        if not counts:
+            self.holders = before
+        return counts
+
+    def _explain(self, step: int, holders: Sequence[Holder]) -> bool:
+        """Whether these holders gain most of what grows in use, now or since they began to."""
+        use, held = self._sensor.paces(step)["use"], sum(one.rate_bytes for one in holders)
+        if holders:
+            since = min(one.since_step or 0 for one in holders)
+            use = min(use, self._sensor.points.slope("use", since))
+        return held >= THRESHOLDS.explained * use or keeps_graphs(holders)
 
     def _look(self, step: int, make: Callable[[], CensusLike]) -> None:
+        is_first = self._census is None
         if self._census is None:
             self._census = make()
-        self._census.look(step)
+        self._census.look(step, quick=self._depth.is_quick)
         self.holders = self._census.holders()
         self._sensor.points.note(step, self._gained(step))
         if self._census.cut:
+            if is_first or self._depth.is_quick:
+                return  # Who gains may be known without the rest.
             self._complain("cut", "the heap is too large for a whole look: parts of it were left "
                            "out, and who is in them is not known")  # fmt: skip
         else:

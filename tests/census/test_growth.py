@@ -20,6 +20,8 @@ import torch
 from memtools._base.sentences import of_new_objects
 from memtools._census.growth import GrowthCensus
 from memtools._census.holders import Holder
+from memtools._core import GrowthTable
+from tests.census.growthcases import look
 from tests.census.older import older_torch
 
 STEPS = (16, 24, 32, 48)
@@ -385,6 +387,44 @@ def test_a_look_that_would_be_too_long_is_cut_and_says_so_and_forgets_nothing(tr
     census.look(33)
     (holder,) = census.holders()
     assert (holder.path, holder.since_step, census.cut) == ("list Trainer.losses", 8, False)
+
+
+#: Large structures that do not grow.
+LARGE: dict[str, Callable[[], object]] = {
+    "one list": lambda: [[i] for i in range(125_000)],
+    "lists of lists": lambda: [[[i] for i in range(250)] for _ in range(500)],
+    "dicts of few": lambda: [{j: [j] for j in range(8)} for _ in range(15_000)],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("large", LARGE)
+@pytest.mark.parametrize("entries", [0, 3000])
+def test_a_quick_look_beside_a_large_structure_finds_what_a_whole_one_does(trainer, large, entries):
+    """What grows may itself be long."""
+    trainer.data, trainer.losses = LARGE[large](), {"kept": [bytes(1) for _ in range(entries)]}
+    looks = {quick: GrowthCensus(least_rate=1024) for quick in (False, True)}
+    for i in range(1, 49):
+        trainer.losses["kept"] += [{"x": [bytes(2000)]} for _ in range(2)]
+        for quick, census in looks.items() if i in STEPS else ():
+            census.look(i, quick=quick and i > STEPS[0])
+    (whole,), (quick,) = (census.holders() for census in looks.values())
+    assert (looks[False].cut, looks[True].cut) == (False, True)
+    assert (quick.path, quick.length) == (whole.path, whole.length)
+    assert quick.rate_bytes == pytest.approx(whole.rate_bytes, rel=0.02)
+
+
+@pytest.mark.slow
+def test_a_quick_look_enters_a_part_of_a_large_heap(trainer):
+    nodes = {}
+    for large in (0, 125_000, 250_000):
+        trainer.losses = [[i] for i in range(large)]
+        for quick in (False, True):
+            table = GrowthTable()
+            look(table, 1)
+            nodes[large, quick] = look(table, 2, quick=quick)[1]
+    assert nodes[250_000, False] >= nodes[125_000, False] + 125_000
+    assert nodes[250_000, True] <= nodes[0, False] + 1000
 
 
 @pytest.mark.slow

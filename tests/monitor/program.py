@@ -76,9 +76,11 @@ class FakeCensus:
     def __init__(self, program: Program) -> None:
         self.program, self.looks, self.at = program, 0, list[int]()
         self.cut, self.reached_bytes = False, 0
+        self.quick = list[bool]()
 
-    def look(self, step: int) -> None:
+    def look(self, step: int, *, quick: bool = False) -> None:
         self.looks += 1
+        self.quick.append(quick)
         self.at.append(step)
         self.program.census_looks()
 

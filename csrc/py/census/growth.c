@@ -799,13 +799,13 @@ table_look(PyObject *op, PyObject *args)
     mt_kept kept;
     PyObject *ndarray, *tensor;
     unsigned long long step;
-    int by_shim;
+    int by_shim, quick;
 
     if (st == NULL ||
-        !PyArg_ParseTuple(args, "KO!O!OOpO!UO!O!:_look", &step, &PyType_Type, &places.deque,
+        !PyArg_ParseTuple(args, "KO!O!OOpO!UO!O!p:_look", &step, &PyType_Type, &places.deque,
                           &PyType_Type, &places.cache, &ndarray, &tensor, &by_shim, &PyTuple_Type,
                           &places.libraries, &places.package, &PyTuple_Type, &places.own,
-                          &PyTuple_Type, &places.users))
+                          &PyTuple_Type, &places.users, &quick))
         return NULL;
     if ((ndarray != Py_None && !PyType_Check(ndarray)) ||
         (tensor != Py_None && !PyType_Check(tensor)) ||
@@ -814,6 +814,7 @@ table_look(PyObject *op, PyObject *args)
         PyErr_SetString(PyExc_TypeError, "_look() takes types, and folders as str");
         return NULL;
     }
+    places.quick = quick;
     if (ndarray != Py_None) places.ndarray = (PyTypeObject *)ndarray;
     if (tensor != Py_None) places.tensor = (PyTypeObject *)tensor;
     if (by_shim && places.tensor != NULL && places.tensor == st->tensor) places.shim = st->shim;
@@ -859,7 +860,7 @@ table_dealloc(PyObject *op)
 static PyMethodDef methods[] = {
     {"_look", table_look, METH_VARARGS,
      "_look($self, step, deque, cache, ndarray, tensor, shim, libraries, package, own, "
-     "users, /)\n--\n\n"},
+     "users, quick, /)\n--\n\n"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -5,7 +5,9 @@
  * asks what objects of this type are (`ways`, found out once for each type), adds what they cost to
  * who holds them, and makes a node for what can hold others. A container of more than LARGE entries
  * waits until the queue is empty, and is entered in full only as long as the walk is short; else a
- * sample of its newest entries stands for those that the look before has not seen. At the end the
+ * sample of its newest entries stands for those that the look before has not seen. A quick walk has so
+ * many entries for each sort of roots: what is large waits for what is small, what is longer than at
+ * the look before comes first of it, and the rest is left out. At the end the
  * tensors' graphs are shared out, and the bytes of each node are added to its parent's. Leaves that
  * only a cycle of autograd keeps come last, from the collector's list (add_cycles). */
 #include "py/census/walk.h"
@@ -20,7 +22,8 @@
 #include "os/base/pages.h"
 
 enum {
-    LARGE = 1024,         /* entries of a container that has to wait */
+    LARGE = 1024,         /* entries of a container that has to wait, ... */
+    QUITE_LARGE = 128,    /* ... and in a quick walk, where it is not a namespace */
     SAMPLE = 256,         /* of its entries that are entered where there is no time for all */
     LONG_TUPLE = 64,      /* entries of a tuple that is watched by its place */
     MOST_NODES = 1000000, /* beyond which the walk ends: 0.3 s of them */
@@ -36,6 +39,9 @@ enum {
 /* Entries that a walk goes through: up to SHORT of them all containers are entered in full, beyond
  * LONG the walk ends. One costs 20 to 60 ns. */
 static const uint64_t SHORT = 2000000, LONG = 12000000;
+
+/* The same of a quick walk, for each sort of roots of the program, and of libraries. */
+static const uint64_t QUICK = 200000, QUICK_OF_LIBRARIES = 600000;
 
 static const uint64_t PLACE_OF_KEY = UINT64_C(0xA24BAED4963EE407);
 static const uint64_t PLACE_OF_CYCLES = UINT64_C(0xC2B2AE3D27D4EB4F);
@@ -96,6 +102,7 @@ struct mt_walk {
     unsigned char *heights; /* of the nodes, once the sums are made */
     uint32_t *waiting;      /* large containers */
     size_t waiting_n, waiting_cap, waiting_next;
+    size_t longer_n; /* of a quick walk: up to here they are longer than at the look before */
     scale *scales;
     size_t scales_n, scales_cap;
     variable *variables;
@@ -108,10 +115,11 @@ struct mt_walk {
         PyTypeObject *type;
         unsigned way;
     } recent[RECENT];
-    uint64_t work;
-    bool in_libraries; /* the roots are those of libraries now */
-    bool failed;       /* no memory */
-    bool cut;
+    uint64_t work, full_until; /* up to so much work large containers are entered in full */
+    bool in_libraries;         /* the roots are those of libraries now */
+    bool failed;               /* no memory */
+    bool cut;                  /* it has ended */
+    bool is_partial;           /* a quick walk has left things out */
     /* while a node is entered: */
     uint32_t current;          /* the node; MT_GROWTH_NONE among the roots */
     uint64_t slot, skip, take; /* of tp_traverse: entries to pass by, and then to reach */
@@ -507,17 +515,37 @@ add_memory(mt_walk *w, PyObject *op, mt_walk_kind kind, uint64_t slot, uint64_t 
     return node;
 }
 
+/* Whether a node is that of a container which waits until the queue is empty. */
+static bool
+waits(const mt_walk *w, const mt_walk_node *node)
+{
+    bool is_quick = w->places.quick && node->kind != MT_WALK_SPACE;
+    bool is_memory = node->kind == MT_WALK_BUFFER || node->kind == MT_WALK_TENSOR;
+
+    if (is_memory || node->kind == MT_WALK_CACHE || node->kind == MT_WALK_VARIABLE) return false;
+    return node->length > (is_quick ? QUITE_LARGE : LARGE);
+}
+
 static void
 add_container(mt_walk *w, PyObject *op, mt_walk_kind kind, uint64_t slot, Py_ssize_t length,
               uint64_t bytes)
 {
     mt_walk_node *node = add_node(w, op, kind, slot, bytes);
+    const mt_growth_row *before;
+    uint32_t other;
 
     if (node == NULL) return;
     node->length = length_of((uint64_t)length);
-    if (length <= LARGE || kind == MT_WALK_CACHE) return;
-    if (room(w, (void **)&w->waiting, &w->waiting_cap, w->waiting_n, sizeof *w->waiting))
-        w->waiting[w->waiting_n++] = (uint32_t)(w->n - 1);
+    if (!waits(w, node)) return;
+    if (!room(w, (void **)&w->waiting, &w->waiting_cap, w->waiting_n, sizeof *w->waiting)) return;
+    w->waiting[w->waiting_n++] = (uint32_t)(w->n - 1);
+    if (!w->places.quick) return;
+    before = mt_growth_known(w->known, (uint64_t)(uintptr_t)op);
+    if (before == NULL || before->length >= (uint64_t)length) return;
+    if (w->longer_n < w->waiting_next) w->longer_n = w->waiting_next;
+    other = w->waiting[w->longer_n];
+    w->waiting[w->longer_n++] = w->waiting[w->waiting_n - 1];
+    w->waiting[w->waiting_n - 1] = other;
 }
 
 /* What holds nothing: a node where it is large, else bytes of who holds it. An instance of a class
@@ -882,11 +910,9 @@ enter_part(mt_walk *w, uint32_t i, uint64_t first, uint64_t take)
 static void
 walk_enter(mt_walk *w, uint32_t i)
 {
-    mt_walk_node *node = &w->nodes[i];
-    bool is_memory = node->kind == MT_WALK_BUFFER || node->kind == MT_WALK_TENSOR;
+    const mt_walk_node *node = &w->nodes[i];
 
-    if (node->kind == MT_WALK_VARIABLE || node->kind == MT_WALK_KEPT) return;
-    if (node->length > LARGE && !is_memory && node->kind != MT_WALK_CACHE) return; /* it waits */
+    if (node->kind == MT_WALK_VARIABLE || node->kind == MT_WALK_KEPT || waits(w, node)) return;
     enter_part(w, i, 0, UINT64_MAX);
 }
 
@@ -900,7 +926,7 @@ enter_large(mt_walk *w, uint32_t i)
     PyObject *op = node->kind == MT_WALK_PART ? w->nodes[node->parent].op : node->op;
     scale s = {.own = node->bytes, .length = node->length};
 
-    if (w->work + length <= SHORT) {
+    if (w->work + length <= w->full_until) {
         enter_part(w, i, 0, length);
         return;
     }
@@ -917,21 +943,41 @@ enter_large(mt_walk *w, uint32_t i)
     w->scales[w->scales_n++] = s;
     node->length = length_of(w->scales_n - 1);
     node->is_scaled = true; /* its length is the number of the scale, until the sums are made */
+    w->is_partial |= w->places.quick;
     if (take > 0) enter_part(w, i, first, take);
 }
 
-/* Walks on from all nodes that were not entered. */
+/* Walks on from all nodes that were not entered, up to so much work. False where some were left out. */
+static bool
+drain_until(mt_walk *w, uint64_t end)
+{
+    while (!w->failed) {
+        while (w->next < w->n && !w->failed && !w->cut && w->work < end)
+            walk_enter(w, (uint32_t)w->next++);
+        if (w->cut || w->work >= end) return false;
+        if (w->waiting_next >= w->waiting_n) return true;
+        enter_large(w, w->waiting[w->waiting_next++]);
+    }
+    return false;
+}
+
+/* As drain_until, for one sort of roots. */
 static void
 walk_drain(mt_walk *w)
 {
-    while (!w->failed) {
-        while (w->next < w->n && !w->failed && !w->cut && w->work < LONG)
-            walk_enter(w, (uint32_t)w->next++);
-        if (w->work >= LONG) w->cut = true;
-        if (w->cut) return;
-        if (w->waiting_next == w->waiting_n) return;
-        enter_large(w, w->waiting[w->waiting_next++]);
-    }
+    uint64_t quick = w->in_libraries ? QUICK_OF_LIBRARIES : QUICK;
+
+    w->full_until = w->places.quick ? w->work + quick / 2 : SHORT;
+    if (drain_until(w, w->places.quick ? w->work + quick : LONG)) return;
+    if (!w->places.quick) w->cut = true;
+    if (w->failed || w->cut) return;
+    w->is_partial = true; /* of the rest, what is longer than at the look before is entered */
+    w->next = w->n;
+    w->waiting_n = w->longer_n > w->waiting_next ? w->longer_n : w->waiting_next;
+    w->full_until = w->work + quick / 2;
+    (void)drain_until(w, w->work + quick);
+    w->next = w->n;
+    w->waiting_n = w->waiting_next = w->longer_n = 0;
 }
 
 /* --- roots ------------------------------------------------------------------------------------ */
@@ -1097,7 +1143,7 @@ add_cycles(mt_walk *w)
     const mt_heap *heap = w->places.heap;
     size_t first = w->n, found = 0;
 
-    if (w->failed || w->cut || w->places.shim == NULL || heap == NULL) return;
+    if (w->failed || mt_walk_was_cut(w) || w->places.shim == NULL || heap == NULL) return;
     w->current = MT_GROWTH_NONE;
     if (add_node(w, Py_None, MT_WALK_CYCLES, PLACE_OF_CYCLES, 0) == NULL) return;
     w->current = (uint32_t)first;
@@ -1242,7 +1288,7 @@ mt_walk_height(const mt_walk *w, size_t node)
 bool
 mt_walk_was_cut(const mt_walk *w)
 {
-    return w->cut;
+    return w->cut || w->is_partial;
 }
 
 size_t

@@ -79,6 +79,7 @@ typedef struct mt_walk_places {
     PyObject *own;       /* tuple of types whose instances are not entered */
     const mt_heap *heap; /* what the collector tracks, where leaves may be lost; else NULL */
     const mt_kept *kept;
+    bool quick; /* less work: a large heap is walked in part */
 } mt_walk_places;
 
 typedef struct mt_walk mt_walk;
@@ -97,7 +98,7 @@ bool mt_walk_is_programs(const mt_walk *walk, size_t node);
 /* How far the tree goes on below a node: nodes below each other, 255 for all that are more. */
 unsigned mt_walk_height(const mt_walk *walk, size_t node);
 
-/* Whether it would have taken too long, and left things out. */
+/* Whether it would have taken too long, or longer than a quick walk may, and left things out. */
 bool mt_walk_was_cut(const mt_walk *walk);
 
 /* Where the memory of a buffer or tensor lies that this process can read, and its bytes; 0 where that
