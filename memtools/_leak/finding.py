@@ -96,6 +96,8 @@ class LeakFinding:
         over: whether the growth has ended; the other fields are then those of the time before.
         joint_bytes: bytes a step, or a second, by which all that the limit counts grows together,
             where `steps_left` is known; else 0.
+        freed_bytes: if it ended because what had grown was freed at once, as at the end of an
+            epoch, so many bytes; otherwise 0.
     """
 
     grade: str
@@ -117,6 +119,7 @@ class LeakFinding:
     advice: str = ""
     over: bool = False
     joint_bytes: float = 0.0
+    freed_bytes: int = 0
 
     def __post_init__(self) -> None:
         """Remove terminal escapes and secrets from names of the program."""
@@ -175,6 +178,11 @@ class LeakFinding:
             return ""
         return f", as memory as a whole grows by {format_bytes(self.joint_bytes)}/{self.per}"
 
+    def freed(self) -> str:
+        """How the growth ended, where what had grown was freed at once."""
+        size = format_bytes(self.freed_bytes)
+        return f"{size} were freed at once, as at the end of an epoch"
+
     def without_forecast(self) -> LeakFinding:
         """The finding without its forecast, for a page that has it already."""
         return replace(self, steps_left=None, seconds_left=None, joint_bytes=0.0)
@@ -188,7 +196,8 @@ class LeakFinding:
 
     def __str__(self) -> str:
         if self.over:
-            return f"no longer: {self.grade}: {self.without_forecast().line()}"
+            freed = f"; {self.freed()}" if self.freed_bytes else ""
+            return f"no longer: {self.grade}: {self.without_forecast().line()}{freed}"
         return f"{self.grade}: {self.line()}"
 
     def as_json(self) -> dict[str, Any]:

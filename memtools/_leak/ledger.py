@@ -256,7 +256,7 @@ class Ledger:
     def end(self, points: Points, step: int) -> list[LeakFinding]:
         """Take out the findings that no longer grow, and return them."""
         over = [key for key, entry in self._entries.items() if self._has_ended(entry, points, step)]
-        return [self._end(key) for key in over]
+        return [replace(one, freed_bytes=_freed(one, points)) for one in map(self._end, over)]
 
     def _end(self, key: Key) -> LeakFinding:
         return replace(self._entries.pop(key).finding, over=True)
@@ -287,6 +287,18 @@ class Ledger:
         if recent < least or entry.missed >= 2:
             return True
         return entry.missed == 1 and recent < 2 * least
+
+
+def _freed(one: LeakFinding, points: Points) -> int:
+    """Bytes that went at once of what a likely leak had gained, if that was most of it, and not as
+    little as a buffer has that is emptied again and again; otherwise 0."""
+    if RANK[one.grade] < RANK["likely"] or one.kind == CYCLES or _is_of_worker(one):
+        return 0
+    series = points.series(one.part, one.since_step or 0)
+    falls = [(a - b, a - series[0][1]) for (_, a), (_, b) in pairwise(series)]
+    fall, gained = max(falls, default=(0, 0))
+    least = max(THRESHOLDS.least_gain, THRESHOLDS.cleared * gained)
+    return fall if fall >= least else 0
 
 
 def _is_lost_in_noise(one: LeakFinding, points: Points, step: int) -> bool:

@@ -83,7 +83,7 @@ class Reporter:
                 goes only into the record and to the callbacks.
         """
         self.record(finding)
-        who = _kind_of_process(finding), finding.holder or finding.kind
+        who = _kind_of_process(finding), finding.key[1]
         word = (*who, finding.grade, finding.over, finding.made_at)
         if not is_reported(finding) or word in self._reported:
             return

@@ -25,6 +25,7 @@ from memtools._base.text import duration, shown
 from memtools._leak.detector import STEPS_NEEDED, matters
 from memtools._leak.finding import (
     RANK,
+    Key,
     LeakFinding,
     advice_for,
     is_call,
@@ -62,6 +63,7 @@ class Verdict:
             or was not meant to.
         limit: the limit that the forecasts of the host refer to, like `the machine's 23.5 GiB`; ""
             without one.
+        freed: what grew, the newest last, until it was freed at once.
     """
 
     findings: tuple[LeakFinding, ...]
@@ -72,6 +74,7 @@ class Verdict:
     tested: bool
     untested: str = ""
     limit: str = ""
+    freed: tuple[LeakFinding, ...] = ()
 
     @property
     def leaking(self) -> bool:
@@ -98,6 +101,7 @@ class Verdict:
             for one in self.little[:1]
         ]
         found = found or [self.short or self.nothing]
+        found += [f"before: {one.line()}; {one.freed()}" for one in self.freed]
         return [*found, self.untested] if self.untested else found
 
     def _forecast_lines(self) -> list[str]:
@@ -141,7 +145,10 @@ def verdict_of(figures: Figures) -> Verdict:
     nothing = _nothing(figures) if late is None else str(late)
     untested = shown(start_of(record).untested)
     limit = _limit_of(figures)
-    return Verdict(tuple(found), tuple(little), short, nothing, late, tested, untested, limit)
+    freed = _freed(figures.record, {one.key for one in found})
+    return Verdict(
+        tuple(found), tuple(little), short, nothing, late, tested, untested, limit, freed
+    )
 
 
 def _is_of_host(finding: LeakFinding) -> bool:
@@ -247,6 +254,16 @@ def standing(record: Record) -> list[LeakFinding]:
         if not one.over and RANK[one.grade] > RANK["quiet"]:
             found[one.key] = one
     return list(found.values())
+
+
+def _freed(record: Record, standing: set[Key]) -> tuple[LeakFinding, ...]:
+    """Leaks that ended as what had grown was freed at once, and that no finding is about."""
+    found: dict[Key, LeakFinding] = {}
+    for event in record.events:
+        if isinstance(event.data, Finding) and event.data.over and event.data.freed_bytes > 0:
+            one = _harmless(event.data).without_forecast()
+            found[one.key] = one
+    return tuple(one for key, one in found.items() if key not in standing)
 
 
 def _harmless(event: Finding) -> LeakFinding:

@@ -135,3 +135,21 @@ def test_the_end_of_growth_ends_a_finding() -> None:
         points.add(step, {"heap": 9 * KIB * 128})
     (over,) = ledger.end(points, 256)
     assert (over.holder, over.over, ledger.findings()) == ("list a", True, ())
+    assert (over.freed_bytes, "freed" in str(over)) == (0, False)
+
+
+@pytest.mark.parametrize(("grade", "left", "freed"), [
+    ("likely", 0, 4608 * KIB),
+    ("likely", 1152, 3456 * KIB),
+    ("growing", 0, 0),  # A buffer that is emptied may be called so.
+])  # fmt: skip
+def test_a_leak_that_an_epoch_ends_says_what_was_freed(grade: str, left: int, freed: int) -> None:
+    ledger, points = Ledger(), Points()
+    for step in range(0, 129, 8):
+        points.add(step, {"heap": 36 * KIB * step})
+    look(ledger, 64, replace(LIST, grade=grade, rate_bytes=36.0 * KIB), use=36.0 * KIB)
+    for step in range(136, 201, 8):
+        points.add(step, {"heap": left * KIB})
+    (over,) = ledger.end(points, 200)
+    assert (over.over, over.freed_bytes) == (True, freed)
+    assert ("freed at once, as at the end of an epoch" in str(over)) == (freed > 0)

@@ -86,6 +86,16 @@ def test_it_is_not_said_that_nothing_grows_while_resident_memory_rises(path, rat
     assert line == text
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_what_an_epoch_has_freed_is_said_after_the_verdict(path, again):
+    freed = replace(LOSSES, over=True, freed_bytes=9 << 20)
+    verdict = told(path, [LOSSES, freed, *([LOSSES] if again else [])]).verdict
+    words = "9.0 MiB were freed at once, as at the end of an epoch"
+    assert any(words in line for line in verdict.lines(quiet=True)) != again
+    assert verdict.leaking == again
+    assert not any(words in line for line in verdict.lines())
+
+
 def test_a_name_that_comes_later_stands_beside_what_had_none(path):
     """Both are said until the run takes the first back, as a name is another finding."""
     nameless = replace(LOSSES, holder="", kind="", what="")
