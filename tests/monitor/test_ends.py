@@ -482,9 +482,15 @@ def test_a_worker_that_is_killed_by_hand(tmp_path: Path) -> None:
     assert told.ending.cause is None or told.ending.cause.by == "nobody"
 
 
+# The run begins before multiprocessing is imported, as with `memtools run`: its own end comes last.
 CHILD = """
-import multiprocessing, sys
+import sys
 import memtools
+
+if __name__ == "__main__":
+    monitor = memtools.MemoryMonitor(log=sys.argv[1])
+    monitor.start()
+import multiprocessing
 
 def grow(there):
     kept = bytearray(b"x") * there.recv()
@@ -496,8 +502,6 @@ if __name__ == "__main__":
     here, there = context.Pipe()
     child = context.Process(target=grow, args=(there,), daemon=True)
     child.start()
-    monitor = memtools.MemoryMonitor(log=sys.argv[1])
-    monitor.start()
     for _ in range(20):
         monitor.step()
     here.send(64 << 20)
