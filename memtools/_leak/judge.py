@@ -211,6 +211,7 @@ class Children:
         steps_each: if they become more, after how many steps there is one more; None otherwise.
         growing: the names of those that grow, with their bytes a step, the fastest first.
         found: what workers have found themselves.
+        stopped: bytes a step of what they have found that has stopped growing.
     """
 
     part: Part
@@ -218,6 +219,7 @@ class Children:
     steps_each: float | None = None
     growing: Sequence[tuple[str, float]] = ()
     found: Sequence[LeakFinding] = ()
+    stopped: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -706,8 +708,8 @@ def _of_children(seen: Evidence, children: Children) -> list[LeakFinding]:
         apart = children.steps_each * (seen.seconds or 1.0)
         many = f"{children.count:,} processes, one more every {apart:,.0f} {unit}"
         part = replace(part, grade=_at_least_suspect(part.grade))
-    elif not _is_suspect(seen, part):
-        return []
+    elif not _is_suspect(seen, part) or part.rate_bytes < THRESHOLDS.ended * children.stopped:
+        return []  # The grade is that of growth which has stopped.
     part = replace(part, rate_bytes=max(0.0, part.rate_bytes))
     if many:
         return [of_part(part, kind="processes", what=many)]

@@ -264,7 +264,7 @@ class Ledger:
     def _has_ended(self, entry: Entry, points: Points, step: int) -> bool:
         one = entry.finding
         if _is_of_worker(one):
-            return entry.missed >= 2
+            return entry.missed >= 2 or has_stopped(one, points, step)
         known = points.steps[-1] - points.steps[0]
         if known < THRESHOLDS.confirmed_steps:
             return False
@@ -299,6 +299,15 @@ def _freed(one: LeakFinding, points: Points) -> int:
     fall, gained = max(falls, default=(0, 0))
     least = max(THRESHOLDS.least_gain, THRESHOLDS.cleared * gained)
     return fall if fall >= least else 0
+
+
+def has_stopped(one: LeakFinding, points: Points, step: int) -> bool:
+    """Whether the worker that has found it has stopped growing, by the worker's own bytes. What a
+    worker reports may be older than that. False if the points do not have them."""
+    window = max(THRESHOLDS.ended_steps, THRESHOLDS.ended_share_of_run * step)
+    recent = points.recent(one.process, int(window)) if one.per == "step" else None
+    least = max(THRESHOLDS.least_rate / 4, THRESHOLDS.ended * one.rate_bytes)
+    return recent is not None and recent < least
 
 
 def _is_lost_in_noise(one: LeakFinding, points: Points, step: int) -> bool:

@@ -312,6 +312,7 @@ class Looks:
         count: int = 0,
         growing: Sequence[tuple[str, float]] = (),
         found: Sequence[LeakFinding] = (),
+        stopped: float = 0.0,
     ) -> Children:
         """How the child processes grow. The arguments are fields of Children."""
         rises = self.points.rises("children")
@@ -321,7 +322,7 @@ class Looks:
             grade=self.grades.get("children", "quiet"),
             since_step=rises[0] if rises else None,
         )
-        return Children(part, count, self._steps_each(), growing, found)
+        return Children(part, count, self._steps_each(), growing, found, stopped)
 
     def now(self, holders: Sequence[Holder]) -> list[Holder]:
         """Holders that gain as they do now, and not on the average of all looks: steps may become

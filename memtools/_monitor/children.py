@@ -61,6 +61,16 @@ class ChildProcesses:
             if rate >= THRESHOLDS.least_rate
         ]
 
+    def of_workers(self) -> dict[str, int]:
+        """The newest private bytes of the workers that have reported, by the name that findings
+        have of them, such as `worker 0`; of several with one name the sum."""
+        names = {} if self._workers is None else self._workers.names
+        found: dict[str, int] = {}
+        for (pid, _), points in self._known.items():
+            if pid in names:
+                found[names[pid]] = found.get(names[pid], 0) + points[-1][1]
+        return found
+
     def are_looking(self) -> bool:
         """Whether a worker looks at its heap now, which takes memory of its own."""
         return self._workers is not None and self._workers.looking()

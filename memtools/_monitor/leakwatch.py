@@ -45,7 +45,7 @@ from memtools._leak.finding import (
     with_forecast,
 )
 from memtools._leak.judge import FIRST_WRITES, THRESHOLDS, Resident, findings_of
-from memtools._leak.ledger import Entry, Ledger
+from memtools._leak.ledger import Entry, Ledger, has_stopped
 from memtools._leak.series import Looks, Points
 from memtools._monitor.children import ChildProcesses
 from memtools._monitor.reporter import Reporter
@@ -315,7 +315,9 @@ class LeakWatch:
         """One reading of each signal, and of each child process."""
         known = self._sensor.read(step, skips="children" if self._children.are_looking() else "")
         count = self._children.read(step)
-        self._sensor.points.add(step, known if count is None else {**known, "count": count})
+        workers = {} if "children" not in known else self._children.of_workers()
+        count_of = {} if count is None else {"count": count}
+        self._sensor.points.add(step, {**known, **count_of, **workers})
         self._schedule.newest = step
 
     def _walk(self, step: int) -> bool:
@@ -328,7 +330,7 @@ class LeakWatch:
         if not self._walks.are_on and not self._ledger.has_holders():
             is_walked = True  # the heap is not walked, and no holder is known
         seen = self._sensor.known(step)
-        workers = self._ask_workers(seen)
+        workers, stopped = self._ask_workers(seen)
         held = 0.0 if is_walked else sum(map(self._each, self._present("use")))
         used, limit = self._limits.used(), self._limits.share(1.0)
         known = None if used is None or limit is None else (used, limit)
@@ -337,7 +339,9 @@ class LeakWatch:
         found = findings_of(
             seen.evidence(
                 self._walks.holders,
-                children=seen.children(self._children.count, self._children.growing(), workers),
+                children=seen.children(
+                    self._children.count, self._children.growing(), workers, stopped
+                ),
                 unheld=self._walks.unheld(seen) if is_walked else "",
                 new_objects=self._walks.new_objects,
                 walked=is_walked,
@@ -378,14 +382,16 @@ class LeakWatch:
         steps = due if self._seconds is None else None
         return sentences.of_walk_that_waits(self._walks.cost_ns / 1e9, steps)
 
-    def _ask_workers(self, seen: Looks) -> Sequence[LeakFinding]:
-        """Return what workers have found out."""
-        return self._children.ask(
+    def _ask_workers(self, seen: Looks) -> tuple[Sequence[LeakFinding], float]:
+        """Return what workers have found out, and bytes a step of what has stopped growing."""
+        found = self._children.ask(
             self._sensor.points.slope("children", seen.since),
             seen.step if self._seconds is None else 0,
             seen.grades["children"],
             stands=any(one.signal == "children" for one in self._ledger.findings()),
         )
+        grows = [one for one in found if not has_stopped(one, self._sensor.points, seen.step)]
+        return grows, sum(one.rate_bytes for one in found) - sum(one.rate_bytes for one in grows)
 
     def expect_growth(self, name: str, **growth: Any) -> None:
         """As LeakDetector.expect_growth."""

@@ -68,6 +68,9 @@ class WorkerReports:
         self._page = _shared[0].page
         self._asked = False
         self._known: dict[int, _Known] = {}
+        self._answers: dict[int, list[LeakFinding]] = {}  # the newest of each that names something
+        #: the name that findings have of each worker that has reported, by pid
+        self.names: dict[int, str] = {}
         _shared[0].users.add(id(self))
         worker.publish(self._page)
 
@@ -124,10 +127,16 @@ class WorkerReports:
             known = self._known.get(pid)
             if known is None or known.batches > batches:  # or another process with its pid
                 known = self._known[pid] = _Known(pid, batches, step, now)
-            for finding in _findings_of(report, known, batches, step, now, grade):
+            found = _findings_of(report, known, batches, step, now, grade)
+            if found:
+                self.names[pid] = found[0].process
+                self._answers[pid] = found
+            # A look that names nothing does not show that nothing grows: the container of that
+            # moment may have come to its end. The worker's own bytes show that.
+            for finding in found or self._answers.get(pid, []):
                 same.setdefault((finding.holder, finding.kind), []).append(finding)
-        found = (one for several in same.values() for one in _listed(several))
-        return tuple(sorted(found, key=lambda one: (-RANK[one.grade], -one.rate_bytes)))
+        listed = (one for several in same.values() for one in _listed(several))
+        return tuple(sorted(listed, key=lambda one: (-RANK[one.grade], -one.rate_bytes)))
 
 
 def _findings_of(

@@ -13,7 +13,16 @@ import pytest
 import memtools
 from memtools import LeakFinding, _core
 from memtools._census.holders import Holder
-from memtools._leak.judge import C_HEAP, GRAPH, THRESHOLDS, Evidence, Part, findings_of, held_of
+from memtools._leak.judge import (
+    C_HEAP,
+    GRAPH,
+    THRESHOLDS,
+    Children,
+    Evidence,
+    Part,
+    findings_of,
+    held_of,
+)  # fmt: skip
 from memtools._monitor.signals import Signal
 from memtools._record import kinds
 from memtools._record.figures import figures_of
@@ -215,6 +224,16 @@ def test_what_may_be_a_buffer_that_fills_is_growing_until_it_has_outlived_that(
         (found,) = findings_of(Evidence(part, holders=[kept], looks=6))
         assert found.grade == expected
         assert found.what.endswith("or a buffer that still fills") is (fills and tested != "leak")
+
+
+@pytest.mark.parametrize(("stopped", "said"), [(0, 1), (100 * KIB, 0), (10 * KIB, 1)])
+def test_what_is_left_of_growth_that_workers_have_named_is_not_said(
+    stopped: int, said: int
+) -> None:
+    """The grade of the memory of children is that of what has stopped growing in them."""
+    part = Part("children", 5.0 * KIB, grade="growing")
+    seen = Evidence(Part("heap", 0.0), children=Children(part, 2, stopped=stopped))
+    assert len(findings_of(seen)) == said
 
 
 def test_only_the_judge_makes_findings() -> None:

@@ -153,3 +153,17 @@ def test_a_leak_that_an_epoch_ends_says_what_was_freed(grade: str, left: int, fr
     (over,) = ledger.end(points, 200)
     assert (over.over, over.freed_bytes) == (True, freed)
     assert ("freed at once, as at the end of an epoch" in str(over)) == (freed > 0)
+
+
+@pytest.mark.parametrize(("grows", "ends"), [(64 * KIB, False), (20 * KIB, False), (4 * KIB, True)])
+def test_what_a_worker_has_found_ends_by_the_bytes_of_that_worker(grows: int, ends: bool) -> None:
+    """It goes on saying so, and another worker grows on."""
+    ledger, points = Ledger(), Points()
+    worker = replace(ACTOR, holder="list Actor.log", process="worker 0")
+    for step in range(8, 257, 8):
+        own = 64 * KIB * min(step, 128) + grows * max(0, step - 128)
+        points.add(step, {"children": own + 64 * KIB * step, "worker 0": own})
+        look(ledger, step, worker, children=64.0 * KIB)
+        if step == 128:
+            assert ledger.end(points, step) == []
+    assert [one.process for one in ledger.end(points, 256)] == ["worker 0"] * ends

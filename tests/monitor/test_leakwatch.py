@@ -745,7 +745,7 @@ class Looking:
     """Workers that have found out what grows in one of them."""
 
     def __init__(self, *found: LeakFinding) -> None:
-        self.found = found
+        self.found, self.names = found, dict[int, str]()
 
     def findings(self, step: int, grade: str) -> tuple[LeakFinding, ...]:
         return self.found

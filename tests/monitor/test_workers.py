@@ -593,6 +593,18 @@ def test_many_workers_with_the_same_are_some_names_and_a_sum():
     assert listed[0].what.endswith("in each of 20 workers")
 
 
+def test_a_look_that_names_nothing_leaves_the_answer_before(reports, monkeypatch):
+    """What grows is another entry by then. The worker's own bytes decide when it has ended."""
+    answers = [report(), report(holders=[]), report()]
+    monkeypatch.setattr(Page, "read", lambda page: iter([(7, 100 + step, answers[0])]))
+    reports.ask()
+    for step in (0, 16, 32):
+        found = reports.findings(step)
+        answers.pop(0) if step else None
+    assert [one.holder for one in found] == ["dict Frames.seen"]
+    assert reports.names == {7: "worker 2"}
+
+
 def test_a_long_report_leaves_out_the_last_holders(page):
     class Long(Fast):
         def holders(self) -> tuple[Holder, ...]:
