@@ -467,7 +467,7 @@ _ADVICE: tuple[tuple[_Fits, str], ...] = (
         "of a DataLoader, for what the dataset keeps from one item to the next",
     ),
     (
-        lambda one: one.kind == "cycles" and one.what == COLLECTOR_IS_OFF,
+        lambda one: one.kind == "cycles" and one.what.startswith(COLLECTOR_IS_OFF),
         "the program has turned Python's garbage collector off (gc.disable()), and objects in "
         "reference cycles stay for ever: call gc.collect() each so many steps, or turn it on",
     ),

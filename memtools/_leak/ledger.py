@@ -330,4 +330,4 @@ def _has_no_holder(one: LeakFinding) -> bool:
 
 def _is_of_worker(one: LeakFinding) -> bool:
     """Whether a worker has found it itself; other findings are seen from outside."""
-    return bool(one.process and one.holder)
+    return bool(one.process and (one.holder or one.kind == CYCLES))

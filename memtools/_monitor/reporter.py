@@ -125,8 +125,7 @@ def _line_alone(finding: LeakFinding) -> str:
 
 def _kind_of_process(finding: LeakFinding) -> str:
     """The process; but the same in several workers is reported once, for the first of them."""
-    is_of_workers = finding.holder and finding.process.startswith("worker ")
-    return "worker" if is_of_workers else finding.process
+    return "worker" if finding.process.startswith("worker ") else finding.process
 
 
 class Printer:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import importlib
 import json
 import os
@@ -33,6 +34,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from memtools import _core
 from memtools._base import process
 from memtools._base.mapping import Descriptor, map_file
 
@@ -218,6 +220,8 @@ class Worker:
         self._slot: int | None = None
         self._due = self._looks = 0
         self._rests_until = 0.0
+        #: batches, bytes in use, bytes reached and objects at the first look without a collector
+        self._uncollected: tuple[int, int, int, int] | None = None
         self._failed = False
         self._busy = threading.Lock()  # a queue may be used by several threads
 
@@ -246,7 +250,7 @@ class Worker:
 
     def _rest(self) -> None:
         """Drop what looks have kept, because the parent does not ask any more."""
-        self._census = self._clock = None
+        self._census = self._clock = self._uncollected = None
         self._due = self._looks = 0
 
     def _look(self, clock: int) -> None:
@@ -289,12 +293,30 @@ class Worker:
             "batch": passed,
             "cut": bool(self._census.cut),
             "holders": [_as_dict(holder) for holder in self._census.holders()[:HOLDERS]],
+            "garbage": self._garbage(passed),
         }
         while True:
             text = json.dumps(report).encode()
             if len(text) <= SLOT_BYTES - _SLOT.size:
                 return text
             report["holders"].pop()
+
+    def _garbage(self, passed: int) -> dict[str, int] | None:
+        """What has come since the first look while the collector was off: batches, bytes in use,
+        those of them that the census does not reach, and objects that the collector would look at.
+        None while it is on. Nothing is collected here: that would write to shared pages."""
+        if gc.isenabled():
+            self._uncollected = None
+            return None
+        from memtools._monitor.signals import python_bytes
+
+        heap = _core.Probe().read(_core.READ_HEAP).heap_used or 0
+        now = passed, heap + python_bytes(), self._census.reached_bytes, gc.get_count()[0]
+        first = self._uncollected
+        if first is None or now[3] < first[3]:  # the program has collected by itself
+            self._uncollected = first = now
+        batches, used, reached, objects = (b - a for a, b in zip(first, now, strict=True))
+        return {"batches": batches, "used": used, "bytes": used - reached, "objects": objects}
 
 
 def _as_dict(holder: Holder) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from typing import Any
 
 from memtools._base import sentences
 from memtools._census.holders import Holder
-from memtools._leak.finding import RANK, LeakFinding
-from memtools._leak.judge import THRESHOLDS, graded, of_holder
+from memtools._leak.finding import COLLECTOR_IS_OFF, RANK, LeakFinding
+from memtools._leak.judge import CYCLES, THRESHOLDS, Part, graded, of_holder, of_part
 from memtools._monitor import worker
 from memtools._monitor.worker import Page
 
@@ -150,7 +150,8 @@ def _findings_of(
         if pace is None:
             return []
         found = [_finding_of(report, one, known, *pace, grade) for one in report["holders"]]
-        return [one for one in found if one is not None]
+        garbage = _of_garbage(report, known, *pace, grade)
+        return [one for one in (*found, garbage) if one is not None]
     except (KeyError, TypeError, ValueError):
         return []
 
@@ -203,6 +204,23 @@ def _finding_of(
     process = f"worker {report['name'] if report['worker'] is None else report['worker']}"
     what = _what(holder, each / holder.steps, "step" if per == "step" else "second")
     return replace(of_holder(grade, "children", holder, rate, what), per=per, process=process)
+
+
+def _of_garbage(
+    report: dict[str, Any], known: _Known, each: float, per: str, grade: str
+) -> LeakFinding | None:
+    """Cycles of a worker whose collector is off: bytes in use grow, and most of them are those of
+    objects that nothing reaches. None if that is not so."""
+    given = report.get("garbage")
+    if given is None or given["batches"] <= 0 or given["objects"] < given["batches"]:
+        return None
+    rate = given["bytes"] / given["batches"] * each
+    if rate < THRESHOLDS.least_rate or given["bytes"] < THRESHOLDS.explained * given["used"]:
+        return None
+    since = known.step if per == "step" else None
+    part = Part("children", rate, grade=graded(grade, 1.0, only_gained=True), since_step=since)
+    process = f"worker {report['name'] if report['worker'] is None else report['worker']}"
+    return replace(of_part(part, per=per, kind=CYCLES, what=COLLECTOR_IS_OFF), process=process)
 
 
 def _what(holder: Holder, pace: float, unit: str) -> str:

@@ -33,7 +33,7 @@ from memtools._leak.finding import (
     steps_left,
     with_forecast,
 )
-from memtools._leak.judge import THRESHOLDS, Part, of_part
+from memtools._leak.judge import C_HEAP, CYCLES, PYTHON, THRESHOLDS, Part, of_part
 from memtools._record.events import start_of
 from memtools._record.growth import Growth, Late, judge, late_of, slope, step_seconds
 from memtools._record.kinds import Finding
@@ -342,7 +342,7 @@ def total_rate(several: Sequence[LeakFinding], pace: float | None, per: str) -> 
             continue
         rate = one.rate_bytes if one.per == per else _a_second(one, pace) * (pace or 0.0)
         named, whole = parts.get(one.part, (0.0, 0.0))
-        if one.holder or one.kind in ("C heap", "Python objects"):
+        if one.holder or one.kind in (C_HEAP, PYTHON, CYCLES):
             named += rate
         else:
             whole = max(whole, rate)

@@ -23,7 +23,7 @@ import pytest
 import memtools
 from memtools._base import sentences
 from memtools._census.holders import Holder
-from memtools._leak.finding import LeakFinding
+from memtools._leak.finding import LeakFinding, advice_for
 from memtools._monitor import children, worker, workers
 from memtools._monitor.worker import SLOT_BYTES, SLOTS, TRIES, Page
 from memtools._monitor.workers import WorkerReports
@@ -141,7 +141,7 @@ def test_nothing_is_done_where_nobody_asks(start):
 class Fast:
     """A census of one list, whatever the process is."""
 
-    cut = False
+    cut, reached_bytes = False, 0
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         self.points: list[tuple[int, int]] = []
@@ -574,6 +574,49 @@ def test_a_container_that_only_ever_gained_raises_the_grade(grade, changed, said
 )  # fmt: skip
 def test_what_is_no_word_worth_or_no_report_is_not_said(changed):
     assert made(4, 16, **changed) == []
+
+
+GARBAGE = {"batches": 8, "used": 84_000, "bytes": 80_000, "objects": 8}
+
+
+@pytest.mark.parametrize(("changed", "said"), [
+    ({}, ["growing"]),
+    ({"objects": 7}, []),  # fewer than one a batch: C code has them
+    ({"bytes": 20_000}, []),  # most of what grows is reached
+    ({"batches": 0}, []),
+    ({"bytes": 400}, []),
+])  # fmt: skip
+def test_garbage_that_nothing_collects_in_a_worker_is_said(changed, said):
+    found = made(4, 16, holders=[], garbage={**GARBAGE, **changed})
+    assert [one.grade for one in found] == said
+    for one in found:
+        assert str(one) == (
+            "growing: worker 2: cycles that wait for the garbage collector: +2.4 KiB/step "
+            "(the garbage collector is off)"
+        )
+        first, _ = workers._listed([one, one])
+        assert advice_for(first) == advice_for(one)
+        assert "gc.disable()" in advice_for(first)
+
+
+def test_a_worker_counts_what_nothing_collects(page, monkeypatch):
+    one, kept = worker.Worker(page), list[object]()
+    one._census = Fast()
+    assert one._garbage(1) is None  # the collector is on
+    monkeypatch.setattr("gc.isenabled", lambda: False)
+    counts = iter([100, 180, 3])
+    monkeypatch.setattr("gc.get_count", lambda: (next(counts), 0, 0))
+    assert one._garbage(2) == {"batches": 0, "used": 0, "bytes": 0, "objects": 0}
+    kept.append(bytearray(8 << 20))
+    one._census.reached_bytes = 1 << 20
+    found = one._garbage(10)
+    assert found is not None
+    assert (found["batches"], found["objects"]) == (8, 80)
+    assert found["used"] - found["bytes"] == 1 << 20
+    assert found["used"] >= 8 << 20
+    found = one._garbage(12)  # the program has collected: from here on
+    assert found is not None
+    assert found["objects"] == 0
 
 
 def test_a_text_that_is_no_report_is_not_said(page, reports):
