@@ -258,7 +258,7 @@ def _holder(
     else:
         path = f"{found.kind}{'' if capacity is None else f'(maxlen={capacity})'} {path}"
     kind = _kind_of_holder(way, path, found.kind)
-    weak = [short_name(type(one)) for one in way[1:3] if any(type(one) is it for it in _WEAK)]
+    weak = [short_name(weak) for one in way[1:3] for weak in _WEAK if type(one) is weak]
     if weak:
         kind = weak[0]
         path = f"{kind}{path.removeprefix(found.kind)}"

@@ -119,8 +119,9 @@ def names_on(way: Sequence[Any]) -> list[Name]:
             return [*found, Name("", holder.__wrapped__)]
         if kind is types.FunctionType:
             return [*found, *_of_function(held, holder, way[i - 2] if i > 1 else held)]
-        if kind in FRAMES:
-            frame = getattr(holder, FRAMES[kind][0])
+        frames = [names_of[0] for one, names_of in FRAMES.items() if kind is one]
+        if frames:
+            frame = getattr(holder, frames[0])
             if frame is None:
                 return found
             return [*found, Name(_core._frame_place(frame, held) or "", frame.f_code, depth)]
@@ -284,7 +285,7 @@ def _code_of(function: Any) -> types.CodeType | None:
             if inner is None:
                 return function.__code__  # type: ignore[no-any-return]
             function = inner
-        elif kind in (staticmethod, classmethod):
+        elif kind is staticmethod or kind is classmethod:
             function = function.__func__
         elif kind is property:
             function = function.fget
@@ -324,7 +325,7 @@ def library_of(names: Sequence[Name]) -> Library:
         release = next((name for name in _RELEASES if name in members), "")
         return Library(type_name(owner), f"{release}()" if release else "")
     if issubclass(type(owner), types.ModuleType):
-        return Library(f"the module {_space(owner).get('__name__')}")
+        return Library(f"the module {_name_of_module(_space(owner))}")
     code = _code_of(owner) if type(owner) is not types.CodeType else owner
     if code is None:
         return Library()
@@ -428,31 +429,34 @@ class Search:
     def _puts(self, name: Name) -> list[Place]:
         """The lines that put something into it: if there are any, those that are not in a
         constructor, that put it as deep as it lies, and that have run several times."""
-        found = list[tuple[bool, bool, bool, Place]]()
+        found = list[tuple[tuple[int, bool, bool, bool], Place]]()
         for source in self._with(name.name):
             for act in acts_of(source.code):
-                if type(act) is Put and _means(act.value.container, name, source):
+                sure = _means(act.value.container, name, source) if type(act) is Put else _NO
+                if sure:
                     place = Place(source.file, act.line, _function(source))
                     is_first = source.code.co_name == "__init__"
                     is_other = act.value.depth != name.depth
-                    found.append((is_first, is_other, not source.runs, place))
-        best = min((one[:3] for one in found), default=None)
-        places = _in_order(one[3] for one in found if one[:3] == best)
+                    found.append(((-sure, is_first, is_other, not source.runs), place))
+        best = min((rank for rank, _ in found), default=None)
+        places = _in_order(place for rank, place in found if rank == best)
         return places if len(places) <= MOST_PUTS else []
 
     def _binds(self, name: Name, *, again: bool) -> list[Place]:
         """The lines that give it a value that is made of the one before (`again`), or the line that
         gives it its first value."""
-        found = list[tuple[bool, Place]]()
+        found = list[tuple[tuple[int, bool], Place]]()
         for source in self._with(name.name):
             for act in acts_of(source.code):
-                if type(act) is Bind and _means(act.value, name, source) and act.again >= again:
-                    is_first = source.code.co_name in ("__init__", "<module>")
-                    found.append((not is_first, Place(source.file, act.line, _function(source))))
-        if again:
-            return _in_order(place for _, place in found)
-        first = min((is_later for is_later, _ in found), default=False)
-        return _in_order(place for is_later, place in found if is_later == first)[:1]
+                is_it = type(act) is Bind and act.again >= again
+                sure = _means(act.value, name, source) if is_it else _NO
+                if sure:
+                    is_later = source.code.co_name not in ("__init__", "<module>")
+                    place = Place(source.file, act.line, _function(source))
+                    found.append(((-sure, is_later and not again), place))
+        best = min((rank for rank, _ in found), default=None)
+        places = _in_order(place for rank, place in found if rank == best)
+        return places if again else places[:1]
 
     def _of_library(self, name: Name, outer: Sequence[Name]) -> list[Place]:
         """The user's calls that put something into what a library has: of methods of the object's
@@ -541,46 +545,66 @@ def _in_order(places: Iterable[Place]) -> list[Place]:
     return sorted(set(places), key=lambda place: (place.file, place.line))
 
 
-def _means(value: Value, name: Name, source: Source) -> bool:
+#: How surely a value of a line is what a name stands for: not at all; an attribute of this name, of
+#: it is not known which object; the same in the module of the class; surely.
+_NO, _MAYBE, _LIKELY, _SURELY = range(4)
+
+
+def _means(value: Value, name: Name, source: Source) -> int:
     """Whether a value of a line is what the name stands for."""
     owner, code = name.owner, source.code
     if value.name != name.name:
-        return False
+        return _NO
     if issubclass(type(owner), type):
-        if value.sort == GLOBAL:  # in the body of the class
-            return _is_of_class(owner, code.co_qualname, source)
-        if value.sort != ATTRIBUTE or value.base is None:
-            return False
-        of_class = code.co_qualname.rpartition(".")[0].partition(".<locals>")[0]
-        is_own = code.co_argcount > 0 and value.base == Value(LOCAL, code.co_varnames[0])
-        if not is_own or not of_class:
-            return True  # `trainer.losses`: it is not known of which class that is
-        return _is_of_class(owner, of_class, source)
+        return _is_attribute(value, owner, source)
     if type(owner) is types.CodeType:
         if os.path.basename(code.co_filename) != os.path.basename(owner.co_filename):
-            return False
+            return _NO
         if value.sort == DEREF:
-            return _is_around(code, owner) or _is_around(owner, code)
+            return _SURELY if _is_around(code, owner) or _is_around(owner, code) else _NO
         is_same = (code.co_qualname, code.co_firstlineno) == (
             owner.co_qualname,
             owner.co_firstlineno,
         )
-        return is_same and value.sort in (LOCAL, GLOBAL)
-    module = _space(owner).get("__name__")
+        return _SURELY if is_same and value.sort in (LOCAL, GLOBAL) else _NO
+    module = _name_of_module(_space(owner))
     if value.sort == GLOBAL:
         is_imported = name.value is not None and source.space.get(name.name) is name.value
-        return source.space.get("__name__") == module or is_imported
-    base, last = value.base, str(module).rpartition(".")[2]
-    return value.sort == ATTRIBUTE and base is not None and base.name == last
+        return _SURELY if is_imported or _name_of_module(source.space) == module else _NO
+    base, last = value.base, module.rpartition(".")[2]
+    is_its = value.sort == ATTRIBUTE and base is not None and base.name == last
+    return _SURELY if is_its else _NO
 
 
-def _is_of_class(kind: type, qualname: str, source: Source) -> bool:
-    """Whether code of a class of this name is of the class or of one that it inherits from."""
-    module = source.space.get("__name__")
-    return any(
-        QUALNAME(base) == qualname and type.__dict__["__module__"].__get__(base) == module
-        for base in MRO(kind)
-    )
+def _is_attribute(value: Value, kind: type, source: Source) -> int:
+    """Whether a value is the attribute of its name of an instance of a class, or of the class."""
+    code, base, module = source.code, value.base, _name_of_module(source.space)
+    classes = [str(QUALNAME(one)) for one in MRO(kind) if _module_name_of(one) == module]
+    if value.sort == GLOBAL:  # in the body of the class
+        return _SURELY if code.co_qualname in classes else _NO
+    if value.sort != ATTRIBUTE or base is None:
+        return _NO
+    of_class = code.co_qualname.rpartition(".")[0]
+    if code.co_argcount > 0 and base == Value(LOCAL, code.co_varnames[0]):
+        if of_class in classes:
+            return _SURELY
+        if of_class and not of_class.endswith("<locals>"):
+            return _NO  # `self`, of another class
+    if base.sort == DEREF and any(f"{of_class}.".startswith(f"{one}.") for one in classes):
+        return _SURELY
+    if classes:
+        return _LIKELY
+    return _MAYBE if source.runs else _NO
+
+
+def _name_of_module(space: dict[str, Any]) -> str:
+    name = space.get("__name__")
+    return name if type(name) is str else ""
+
+
+def _module_name_of(kind: type) -> str:
+    name = type.__dict__["__module__"].__get__(kind)
+    return name if type(name) is str else ""
 
 
 def _is_around(outer: types.CodeType, inner: types.CodeType) -> bool:

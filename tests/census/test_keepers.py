@@ -154,6 +154,18 @@ def lines_of(text: str, way: str, *, changes: bool = False) -> list[int]:
             def step(x):
                 t.losses.append(x)
             """, id="from outside"),
+        pytest.param("[t.losses, t.__dict__, t]", [6], """
+            def make():
+                class Trainer:
+                    def __init__(self): self.losses = []
+                    def fit(self, x):
+                        def step():
+                            self.losses.append(x)
+                return Trainer()
+            def elsewhere(other):
+                other.losses.append(1)
+            t = make()
+            """, id="in an inner function, of a class in a function"),
         pytest.param("[CACHE, space]", [4], """
             CACHE = {}
             def features(x):
@@ -238,7 +250,7 @@ def lines_of(text: str, way: str, *, changes: bool = False) -> list[int]:
             import keeperslibrary
             a = vars(keeperslibrary)["Archive"]()
             a.mine = []
-            a.mine.append(1)
+            for _ in range(20): a.mine.append(1)
             """, id="an attribute that the program gives to a library's object"),
         pytest.param("[keeperslibrary.CALLS, keeperslibrary.__dict__]", [3], """
             import keeperslibrary
@@ -307,9 +319,26 @@ def test_what_of_a_library_has_the_container(way: str, has_it: tuple[str, str]) 
     class Mine(keeperslibrary.Archive): pass
     a, m, rows = keeperslibrary.Archive(), Mine(), []
     a.mine = []
-    def main(): a.mine.append(3)
+    for i in range(20): a.mine.append(i)
     """
     assert found_of(text, way)[1:] == has_it
+
+
+@pytest.mark.parametrize("calls", [0, 20])
+def test_an_attribute_in_another_module_counts_only_where_that_code_runs(
+    calls: int,
+) -> None:
+    """Another class of that module may have an attribute of the same name."""
+    text = "def fill(one):\n    for x in range(10):\n        one.rows.append(x)"
+    other = sources_of(text, {"__name__": "elsewhere"})
+    owner, filled = Owner(), types.SimpleNamespace(rows=[])
+    owner.rows = []  # type: ignore[attr-defined]
+    fill = types.FunctionType(other[1].code, {})
+    for _ in range(calls):
+        fill(filled)
+    way = [owner.rows, owner.__dict__, owner]  # type: ignore[attr-defined]
+    found = Keepers(lambda: other).find("it", way, changes=False)
+    assert found.kept_at == ("train.py:3 in fill" if calls else "")
 
 
 def test_what_is_put_in_many_places_is_not_guessed() -> None:
