@@ -101,6 +101,24 @@ DOUBLES = """
         model(torch.randn(4, 8)).sum().backward()
         optimizer.step()
 """
+#: 64 KiB a step, in a list of the standard library's, which an object of the program has
+LOGS = """
+    import logging.handlers, torch
+    torch.set_num_threads(1)
+    log = logging.getLogger("train")
+    log.propagate = False
+
+    def set_up():
+        log.addHandler(logging.handlers.MemoryHandler(10**9, logging.CRITICAL))
+
+    set_up()
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for step in range(64):
+        model(torch.randn(4, 8)).sum().backward()
+        optimizer.step()
+        log.warning("%d %s", step, bytearray(1 << 16))
+"""
 RATE = re.compile(r"\+([\d.]+) (KiB|MiB)/step")
 
 
@@ -229,6 +247,7 @@ def test_the_line_that_makes_it_is_said_at_once_and_at_the_end(
     explained = execute([sys.executable, "-m", "memtools", "explain", "--json"], tmp_path).stdout
     (leak,) = json.loads(explained)["leaks"]
     assert leak["made_at"] == (None if options else "data.py:5 in observe")
+    assert leak["kept_at"] == "train.py:10 in push"
     if options:
         assert named == []
     else:
@@ -237,3 +256,17 @@ def test_the_line_that_makes_it_is_said_at_once_and_at_the_end(
         )
         assert named[0] in lines[:end]
         assert named[-1] in lines[end:]
+
+
+@pytest.mark.slow
+def test_what_a_library_keeps_has_the_line_and_the_advice_of_its_user(tmp_path: Path) -> None:
+    write(tmp_path, LOGS)
+    said = run(tmp_path, "--no-trace", "train.py").stderr.decode()
+    explained = execute([sys.executable, "-m", "memtools", "explain", "--json"], tmp_path).stdout
+    (leak,) = json.loads(explained)["leaks"]
+    assert leak["holder"] == "list MemoryHandler.buffer"
+    assert leak["kept_at"] == "train.py:8 in set_up"
+    assert leak["library"] == "logging.handlers.MemoryHandler"
+    assert "kept at train.py:8 in set_up" in said
+    assert "give the handler a target" in said
+    assert "maxlen" not in said
