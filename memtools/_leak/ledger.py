@@ -277,9 +277,12 @@ class Ledger:
         )
         is_held = bool(one.holder) and not entry.missed  # as the newest walk has seen
         since = points.steps[0] if one.since_step is None else one.since_step
+        if points.is_shared:
+            window *= 2
         garbage = THRESHOLDS.cleared * one.rate_bytes * (step - since) if is_held else 0
         recent = points.recent(one.part, min(int(window), known), but_a_fall=garbage)
-        if recent is None or (is_held and _is_lost_in_noise(one, points, step)):
+        newer = points.steps[-1] - min(int(window), known) if points.is_shared else 0
+        if recent is None or (is_held and _is_lost_in_noise(one, points, step, newer)):
             return False  # The next walk decides.
         if one.kind == C_HEAP and recent < THRESHOLDS.ended_c_heap * (entry.first_pace or 0.0):
             return True
@@ -310,9 +313,10 @@ def has_stopped(one: LeakFinding, points: Points, step: int) -> bool:
     return recent is not None and recent < least
 
 
-def _is_lost_in_noise(one: LeakFinding, points: Points, step: int) -> bool:
-    """Whether its part of memory varies so much that it may go on at its rate unseen."""
-    pace = points.pace(one.part, since_of(points.steps, step))
+def _is_lost_in_noise(one: LeakFinding, points: Points, step: int, since: int) -> bool:
+    """Whether its part of memory varies so much, from a step on, that it may go on at its rate
+    unseen."""
+    pace = points.pace(one.part, max(since, since_of(points.steps, step)))
     if not math.isfinite(pace.error) or pace.error <= THRESHOLDS.exact * one.rate_bytes:
         return False
     return abs(pace.rate - one.rate_bytes) <= THRESHOLDS.certain_errors * pace.error

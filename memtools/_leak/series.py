@@ -72,7 +72,10 @@ class Points:
     def __init__(self, *, noisy: bool = False) -> None:
         self.steps: list[int] = []
         self._values: list[dict[str, int]] = []
-        self._is_noisy = noisy  # They are not read at the same point of a step.
+        #: whether they are not read at the same point of a step
+        self.is_noisy = noisy
+        #: whether several threads make the steps: then they are noisy, and vary more
+        self.is_shared = False
         #: the jumps of the heap, of which there are readings between the looks
         self.jumps = Jumps()
         #: by signal, first step and jumps that are left out, as of the newest point
@@ -121,7 +124,7 @@ class Points:
         """The series. Noisy points come without the newest, which may be from the end of the
         program, when it has released objects."""
         points = self.series(name, since)
-        return points[:-1] if self._is_noisy and len(points) > 3 else points
+        return points[:-1] if self.is_noisy and len(points) > 3 else points
 
     def pace(self, name: str, since: int = 0) -> Pace:
         """Bytes a step now: by a line through the points from a step on, without those before the
@@ -137,7 +140,7 @@ class Points:
 
     def stairs(self, name: str) -> Stairs | None:
         """The growth of a signal in jumps; None if there is none."""
-        if self._is_noisy or "heap" not in self.SUMS.get(name, (name,)):
+        if self.is_noisy or "heap" not in self.SUMS.get(name, (name,)):
             return None
         stairs = self.jumps.stairs()
         if stairs is None and (two := self.jumps.stairs(FILLED)) and self._is_filled(two):
@@ -167,7 +170,7 @@ class Points:
         if not before:
             return None
         (begin, first), (end, last) = before[-1], points[-1]
-        if self._is_noisy:
+        if self.is_noisy:
             return slope_of(points[len(before) - 1 :])
         fall = max((a - b for (_, a), (_, b) in pairwise(points[len(before) - 1 :])), default=0)
         forgiven = fall if 0 < fall <= but_a_fall else 0

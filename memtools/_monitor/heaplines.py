@@ -7,10 +7,10 @@ whenever a line of the user's code begins, and what has been added belongs to th
     train.py:31   raw = decode(x)       in use: 100 KiB
     train.py:32   loss = model(raw)     in use: 164 KiB  ──► 64 KiB for train.py:31
 
-The interpreter calls a trace function (sys.settrace) at each of these lines, on the thread that
-makes the steps. Code that is not the user's has no lines: what it takes belongs to the innermost
-line of the user's code that has called it. torch's tensors are left out, because torch reports them
-itself.
+The interpreter calls a trace function (sys.settrace) at each of these lines, on the one thread
+that makes the steps. Code that is not the user's has no lines: what it takes belongs to the
+innermost line of the user's code that has called it. torch's tensors are left out, because torch
+reports them itself.
 
 A line that allocates has a number above 0, and a line that frees has one below. It is not known
 which of the lines above 0 have allocated what those below have freed: nodes of a graph are made at
@@ -23,7 +23,6 @@ from __future__ import annotations
 import _thread
 import math
 import sys
-import threading
 import time
 from collections.abc import Callable, Container, Sequence
 from itertools import pairwise
@@ -54,7 +53,7 @@ MONITORED = "a tool of the program's own uses sys.monitoring (a debugger, covera
 TAKEN = "the program has set a trace function of its own, or ours was removed"
 PROFILED = "a torch profiler runs, whose events take memory at every line"
 UNKNOWN = "malloc does not report how much of the C heap is in use"
-OTHER_THREAD = "steps end on another thread than the main one"
+OTHER_THREAD = "steps end on several threads"
 TOO_SLOW = (
     f"reading the C heap at each line would make a step take more than {SLOWEST:.0f} times as long"
 )
@@ -91,7 +90,7 @@ class HeapLines:
         self._is_on = False
         #: why it has stopped; "" while it has not
         self.stopped = ""
-        self._thread = self._begun_ns = 0
+        self._thread = self._clock = self._begun_ns = 0
         self._lines: dict[tuple[str, int], int] = {}  # bytes by file and line
         self._seen: dict[tuple[str, int], int] = {}  # the same at the end of the newest step
         self._line = "", 0  # the line that runs now
@@ -107,8 +106,6 @@ class HeapLines:
 
     def begin(self) -> str:
         """Trace lines from now on, also in frames that run already. Returns "", or why not."""
-        if _thread.get_ident() != threading.main_thread().ident:
-            return OTHER_THREAD
         if sys.gettrace() is not None:
             return TRACED
         monitoring: Any = getattr(sys, "monitoring", None)
@@ -130,7 +127,8 @@ class HeapLines:
 
     def _begin(self) -> None:
         self._thread, self._is_on = _thread.get_ident(), True
-        self._begun_ns = time.clock_gettime_ns(time.CLOCK_THREAD_CPUTIME_ID)
+        self._clock = time.pthread_getcpuclockid(self._thread)
+        self._begun_ns = time.clock_gettime_ns(self._clock)
         frame: FrameType | None = sys._getframe(2)
         self._line = self._users_line(frame)
         while frame is not None:
@@ -158,7 +156,9 @@ class HeapLines:
 
     def turn(self) -> None:
         """A step has ended."""
-        if self.is_ours:
+        if self._is_on and _thread.get_ident() != self._thread:
+            self.stopped = self.stopped or OTHER_THREAD
+        elif self.is_ours:
             self._note(self._line)
             self._seen = dict(self._lines)
             self._totals.append(sum(self._seen.values()))
@@ -176,8 +176,12 @@ class HeapLines:
     def give_up(self) -> None:
         """Stop, called on another thread, within a first step that takes long. Goes on if the
         program only waits, or other programs run: the number of lines of a step is bounded, too."""
-        clock = time.pthread_getcpuclockid(self._thread)
-        if time.clock_gettime_ns(clock) - self._begun_ns > BUSY * self._step_ns:
+        try:
+            worked = time.clock_gettime_ns(self._clock) - self._begun_ns
+        except OSError:
+            self.stopped = self.stopped or OTHER_THREAD  # The thread has ended.
+            return
+        if worked > BUSY * self._step_ns:
             self.stopped = self.stopped or TOO_SLOW
 
     def end(self) -> None:

@@ -26,6 +26,7 @@ long enough for it, and until then growth is reported without its holder.
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -49,14 +50,16 @@ from memtools._leak.ledger import Entry, Ledger, has_stopped
 from memtools._leak.series import Looks, Points
 from memtools._monitor.children import ChildProcesses
 from memtools._monitor.reporter import Reporter
-from memtools._monitor.sensor import Sensor
+from memtools._monitor.sensor import LOWS, Sensor
 from memtools._monitor.signals import Limits, Signal, block_that_fills
 from memtools._monitor.tracing import START_BY_TIME, Tracing
 from memtools._monitor.walks import Budget, CensusLike, HeapWalks
 
 FIRST_LOOK = 16  # The first look is at this step, ...
 EARLIEST_LOOK = 4  # ... or from this one on, if growth is large.
+CHECKS_APART = 8  # Findings that stand are checked at most every so many steps.
 DENSE_STEPS = 128  # In so many steps counters that cost next to nothing are read at each step.
+MOST_THREADS = 64  # So many threads that make steps are known, the newest ones.
 GOES_ON = 12  # Growth goes on, or has stopped, if the last so many ticks of time show it.
 
 
@@ -80,6 +83,8 @@ class Schedule:
         self.origin = origin
         #: the newest step at which signals were read; `origin` before the first
         self.newest = origin
+        #: findings that stand are checked so many steps later at the earliest
+        self.apart = CHECKS_APART
         #: the step of the next look
         self.next, self._gap, self._half = origin + FIRST_LOOK, 8, False
         self._first: tuple[int, int] | None = None  # the first step, and when that was
@@ -130,7 +135,7 @@ class Schedule:
     @property
     def next_check(self) -> int:
         """The step at which findings that stand are checked."""
-        return self.newest + max(8, self.newest // 40)
+        return self.newest + max(self.apart, self.newest // 40)
 
     def due_step(self, step: int, *, stands: bool, every: int) -> int:
         """The step after this one at which there is something to do.
@@ -147,8 +152,8 @@ class Schedule:
 class LeakWatch:
     """Looks, judges and remembers what stands.
 
-    Call `look` on the main thread, at the end of a step. All other methods may be called at any
-    time.
+    Call `look` at the end of a step, on its thread, and on one thread at a time. All other methods
+    may be called at any time.
 
     Args:
         signals: the signals to read.
@@ -191,6 +196,7 @@ class LeakWatch:
         self._resident: Resident | None = None  # as of the newest look,
         self._written = 0  # with so many resident bytes
         self._step = origin
+        self._threads: list[int] = []  # those that have looked so far, the newest last
         self._is_over = False
 
     @property
@@ -218,6 +224,7 @@ class LeakWatch:
         if self._schedule.begin(step):
             self._sensor.note_seen()
         self._step = step
+        self._note_thread(threading.get_ident())
         tracing = self._tracing
         if tracing is None:
             self._act(step, now)
@@ -225,9 +232,27 @@ class LeakWatch:
             self._act_and_trace(step, now, tracing)
         every, stands = self._sensor.every, bool(self._ledger)
         self.due_step = self._schedule.due_step(step, stands=stands, every=every)
+        if self._sensor.is_shared:
+            self.due_step = max(step + 1, self.due_step - LOWS)
         if tracing is not None and tracing.is_wanted:
             self.due_step = step + 1
             tracing.leave()
+
+    def _note_thread(self, thread: int) -> None:
+        """Note which thread has made the step. Where one comes back after another, they make steps
+        by turns or at once; a program may also go on with another one for good."""
+        if thread in self._threads[:-1] and not self._sensor.is_shared:
+            self._share()
+        if thread in self._threads:
+            self._threads.remove(thread)
+        self._threads = [*self._threads[1 - MOST_THREADS :], thread]
+
+    def _share(self) -> None:
+        """Several threads make the steps from here on."""
+        self._sensor.share()
+        self._schedule.apart = 4 * LOWS
+        if self._tracing is not None:
+            self._tracing.share()
 
     def _act_and_trace(self, step: int, now: int, tracing: Tracing) -> None:
         """Do what is due at this step. Begin or end to trace the steps around it."""
@@ -258,6 +283,8 @@ class LeakWatch:
         elif self._ledger and step >= self._schedule.next_check:
             self._check(step)
         else:
+            if self._sensor.is_shared:
+                self._sensor.read_lows()
             if self._schedule.is_dense(step):
                 self._sensor.read_counted(step)
             if now >= self._sensor.due_ns:

@@ -5,6 +5,10 @@
 
 What memtools itself does to memory (walks, collections of garbage, traced steps) is not counted:
 `with sensor.left_out():`.
+
+Where several threads make steps, a reading at the end of one of them has in it what the others have
+just then. Some of these moments are quieter than others, so the lowest of the readings at the ends
+of eight steps counts.
 """
 
 from __future__ import annotations
@@ -26,6 +30,8 @@ from memtools._monitor.signals import BESIDE, COUNTED, Limits, Signal
 #: Growth of this share of the limit, and so many bytes, causes a look at once.
 LARGE_SHARE, LARGE = 0.01, 1 << 20
 IN_USE = ("heap", "python")
+LOWS = 8  # Where several threads make steps, the lowest of so many readings counts.
+SLOW_NS = 1_000_000  # A reading that takes longer is taken once.
 
 _paused: list[Sensor] = []  # those in whose `left_out` the garbage collector is off
 
@@ -51,6 +57,9 @@ class Sensor:
         self.parts["use"] = part_of(self._detector, ("heap", "python", "tensors", "rss"))
         self._resident = part_of(self._detector, ("rss",))
         self.points, self._is_noisy = Points(noisy=noisy), noisy
+        #: whether several threads make the steps
+        self.is_shared = False
+        self._lows: dict[str, int] = {}  # the lowest readings at the newest steps
         #: steps of the looks, without those that only watch what stands
         self.looks: list[int] = []
         #: when to read what is cheap, on the monotonic clock
@@ -59,6 +68,10 @@ class Sensor:
         self._is_even = False  # readings are even in steps by now
         self._seen: dict[str, int] = {}  # what is watched between looks, as of the last look
         self._declared: dict[str, dict[str, Any]] = {}
+
+    def share(self) -> None:
+        """From here on several threads make the steps, each at any point of those of the others."""
+        self.is_shared = self._is_noisy = self.points.is_noisy = self.points.is_shared = True
 
     # --- readings ---
 
@@ -78,11 +91,21 @@ class Sensor:
             signal.cost_ns, now = min(signal.cost_ns, then - now), then
             if signal.name == skips:
                 size = None
+            elif size is not None:
+                size = min(size, self._lows.get(signal.name, size))
             if signal.name not in BESIDE:
                 self._feed(signal, step, size)
             if size is not None:
                 known[signal.name] = size
+        self._lows.clear()
         return {**known, "above": self._limits.above()}
+
+    def read_lows(self) -> None:
+        """Read what is in use at the end of one of the steps before a look."""
+        for signal in (*self.in_use(), *self._counted):
+            size = signal.read() if signal.cost_ns <= SLOW_NS else None
+            if size is not None:
+                self._lows[signal.name] = min(size, self._lows.get(signal.name, size))
 
     def read_newest(self) -> int:
         """Add the newest readings to the points, as those of a look. Returns their step."""
@@ -145,7 +168,13 @@ class Sensor:
     @contextmanager
     def left_out(self) -> Iterator[None]:
         """Do not count what the block adds to memory, or frees. In it Python does not collect the
-        garbage of the program by itself, because that would not be counted either."""
+        garbage of the program by itself, because that would not be counted either.
+
+        Where several threads make steps, what they do in the block would not be counted either, and
+        is much more than that: there the block counts."""
+        if self.is_shared:
+            yield
+            return
         is_on = gc.isenabled() and not self._is_noisy
         before = [signal.read() for signal in self._all]
         if is_on:

@@ -51,9 +51,12 @@ SLOW_NS = 1_000_000  # A reading of what is in use that takes longer is not take
 SHORT_NS = 1_000_000  # A step that is shorter counts as that: its time is mostly noise.
 #: A plain step takes as long as the shortest of so many newest ones: one may collect garbage.
 PLAIN = 3
+#: Where several threads make the steps, their ends come in bursts: the mean of so many counts.
+OF_BURSTS = 16
 TRACED = 2  # The first window for a finding has so many steps, ...
 LONGER = 8  # ... the next one so many, ...
 ONE_LUMP = 60  # ... or so many if the growth came at once, and may come again at any time.
+OF_THREADS = 60  # It has at least so many steps where several threads make them.
 LEAST_OF_LUMPS, MOST_OF_LUMPS = 7, 60  # If growth comes in lumps, a window has so many steps, ...
 PERIODS = 2.2  # ... and so many lumps in it.
 READ_STEPS = 40  # Growth is read at each of so many steps, to see whether it comes in lumps.
@@ -116,8 +119,8 @@ class ReportsLike(Protocol):
 class Tracing:
     """When a run traces, what that has found, and what it has cost.
 
-    Call the methods on the main thread, at the end of a step, or on the one thread that waits for
-    ticks of time; `close` on any thread.
+    Call the methods at the end of a step, on its thread, or on the one thread that waits for ticks
+    of time; `close` on any thread.
 
     Args:
         reports: torch's reports, which begin when torch is imported. None, the default: tracemalloc
@@ -148,7 +151,9 @@ class Tracing:
         self._readings: deque[int] = deque(maxlen=READ_STEPS + 1)
         #: nanoseconds that the newest plain steps have taken, and the program's thread in them
         self._plain: deque[tuple[int, int]] = deque(maxlen=PLAIN)
-        self._took_cpu_ns = 0  # the newest step
+        self._cpu_ns = time.thread_time_ns  # the clock of what works on a step
+        self._is_shared = False  # whether several threads make the steps
+        self._took_cpu_ns = list[int]()  # the steps that were traced
         self._next = 0  # the step from which on the next window may be opened
         self._windows = 0
         # nanoseconds of the processor at boundaries: of the newest window, and left for others
@@ -185,7 +190,7 @@ class Tracing:
             self.ticked(heap.read() or 0, heap.cost_ns)
         elif self.is_wanted:
             left, had = self._left
-            self.step_took(now - left, time.thread_time_ns() - had)
+            self.step_took(now - left, self._cpu_ns() - had)
         known: list[LeakFinding] = []
         if self.is_open:
             made = self.turn(step, standing, collect)
@@ -220,7 +225,7 @@ class Tracing:
         if self._before is None:
             return
         (begun, known), self._before = self._before, None
-        for signal, before in known:
+        for signal, before in () if sensor.is_shared else known:
             after = signal.read()
             if before is None or after is None:
                 continue
@@ -231,7 +236,17 @@ class Tracing:
     def leave(self) -> None:
         """Note when the next step of the program begins."""
         if self.is_wanted:
-            self._left = time.monotonic_ns(), time.thread_time_ns()
+            self._left = time.monotonic_ns(), self._cpu_ns()
+
+    def share(self) -> None:
+        """From here on several threads make the steps. A window has blocks in it of the others'
+        steps, which are freed, so it is longer and has more parts. The lines of the C heap are not
+        traced, because those of one thread alone could be."""
+        self._is_shared = self._no_heap = True
+        self._cpu_ns = time.process_time_ns
+        self.interrupt()
+        self._plain = deque(maxlen=OF_BURSTS)
+        self.is_wanted = False  # the step that ends now was measured by another clock
 
     # --- when a window is opened ---
 
@@ -314,21 +329,29 @@ class Tracing:
         """Note how long the newest step has taken, without what is done at its end, and how long
         the program's thread has run in it: that shows what tracing costs, and does not show the
         work of other programs."""
-        self._took_cpu_ns = cpu_ns
         if self._window is None:
             self._plain.append((ns, cpu_ns))
+        else:
+            self._took_cpu_ns.append(cpu_ns)
+
+    def _usual(self, took: Sequence[int]) -> int:
+        """The shortest of the newest steps, as the shortest of many may be one in which less was
+        done; the mean where several threads make them."""
+        if not self._is_shared:
+            return min(took, default=0)
+        return sum(took) // max(1, len(took))
 
     @property
     def _plain_ns(self) -> int:
-        """Nanoseconds that a plain step takes, at least SHORT_NS: the shortest of the newest ones.
-        The shortest of many may be one in which less was done."""
-        return max(SHORT_NS, min((ns for ns, _ in self._plain), default=0))
+        """Nanoseconds that a plain step takes, at least SHORT_NS."""
+        return max(SHORT_NS, self._usual([ns for ns, _ in self._plain]))
 
     @property
     def _slower(self) -> float:
-        """How many times as long as a plain step the newest one would take without other work."""
-        plain = min((cpu_ns for _, cpu_ns in self._plain), default=0)
-        return 1 + max(0, self._took_cpu_ns - plain) / self._plain_ns
+        """How many times as long as a plain step a traced one would take without other work."""
+        plain = self._usual([cpu_ns for _, cpu_ns in self._plain])
+        traced = self._usual(self._took_cpu_ns[-OF_BURSTS if self._is_shared else -1 :])
+        return 1 + max(0, traced - plain) / self._plain_ns
 
     def read(self, in_use: int) -> None:
         """Note what is in use at the end of this step."""
@@ -342,7 +365,7 @@ class Tracing:
             return False
         if self._progress is not None:
             return step >= self._next and self._stands_out(self._progress)
-        if len(self._plain) < PLAIN:
+        if len(self._plain) < (self._plain.maxlen or 0):
             return False
         if self._is_first:
             return True
@@ -382,6 +405,9 @@ class Tracing:
             steps = progress.ticks(longest=not is_first)
             probe, probe_s, parts = progress.probe, LONGEST_S, PARTS_BY_TIME
             progress.begin()
+        elif self._is_shared:
+            steps, parts, probe = max(steps, OF_THREADS), PARTS_BY_TIME, OF_BURSTS
+            probe_s *= OF_BURSTS
         elif self._is_soon and not is_first:
             steps = LONGER
         of_heap = [one for one in self._wanted if self._asks_heap(one)]
@@ -391,12 +417,14 @@ class Tracing:
         self._attempt(others if heap is None else of_heap)
         self._windows += 1
         self._readings.clear()
+        self._took_cpu_ns.clear()
         blocks, why = None, ""
         if self._reports is not None and heap is None:
             blocks = self._reports.blocks if self._reports.join() else None
             why = self._reports.reason
             # The other half is tracemalloc's. A mode sees only the thread that enters it.
-            if blocks is None and why and self._windows % 2 == 1 and progress is None:
+            is_seen = progress is None and not self._is_shared
+            if blocks is None and why and self._windows % 2 == 1 and is_seen:
                 blocks = self._reports.dispatched()
         # Untracked storages take a pass over all objects, and a reference to each tensor, whose
         # finalizers must not run on another thread.

@@ -12,9 +12,11 @@ out what lies far from the names of the program and is not longer than before.
 from __future__ import annotations
 
 import gc
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Protocol, TypeVar
 
 from memtools._census.holders import Holder
@@ -29,6 +31,7 @@ GRACE_NS = 1_500_000_000  # Looks may take so much in any run, ...
 SHARE = 0.01  # ... and this share of its time.
 LONG_NS = GRACE_NS // 10  # Where a whole walk takes longer, some are quick ...
 LONGEST_NS = GRACE_NS // 4  # ... and where it takes longer than this, the second one is.
+MORE_THREADS = 4  # Threads become more if each of so many walks has seen more of them.
 
 
 class Budget:
@@ -144,6 +147,9 @@ class HeapWalks:
         #: who holds what grows, as of the newest walk
         self.holders: tuple[Holder, ...] = ()
         self._depth = Depth()
+        self._threads: list[int] = []  # how many threads there were at the newest walks
+        #: what the newest walk took
+        self.cost_ns = 0
         #: how long a walk that is wanted has to wait, because it takes too much; 0: it does not
         self.wait_ns = 0
         #: by the name of a holder: since which step its gain is counted, what it had gained before,
@@ -240,6 +246,9 @@ class HeapWalks:
             self._census = make()
         self._census.look(step, quick=self._depth.is_quick)
         self.holders = self._census.holders()
+        self._threads = [*self._threads[1 - MORE_THREADS :], threading.active_count()]
+        if self._sensor.is_shared and not self._threads_become_more():
+            self.holders = tuple(one for one in self.holders if one.kind != "calls")
         self._sensor.points.note(step, self._gained(step))
         if self._census.cut:
             if is_first or self._depth.is_quick:
@@ -248,6 +257,12 @@ class HeapWalks:
                            "out, and who is in them is not known")  # fmt: skip
         else:
             self._reached = [*self._reached[-63:], (step, self._census.reached_bytes)]
+
+    def _threads_become_more(self) -> bool:
+        """Whether there were more threads at each of the newest walks. A walk on one thread sees
+        calls that run on others, at random, but these go on only where the threads do."""
+        is_known = len(self._threads) == MORE_THREADS
+        return is_known and all(a < b for a, b in pairwise(self._threads))
 
     def _gained(self, step: int) -> dict[str, int]:
         """What each holder has gained in all, by its name among the signals. Where a census counts
@@ -277,6 +292,9 @@ class HeapWalks:
         self._collections += 1
         self._in_use = self._sensor.use()
 
+    def _read_in_use(self) -> int:
+        return sum(signal.read() or 0 for signal in self._sensor.in_use())
+
     def unheld(self, seen: Looks) -> str:
         """Classify growth that no container explains: C_HEAP, PYTHON, CYCLES, or "" if that is not
         known. Before it is called the C heap's the garbage is collected: if half of the growth goes
@@ -286,6 +304,11 @@ class HeapWalks:
             return ""  # not all of the heap was searched for a holder
         if self._census.looks < THRESHOLDS.named_looks:
             return ""
+        each = THRESHOLDS.confirmed_steps * self._threads[-1]
+        if self._sensor.is_shared and seen.step - seen.steps[0] < each:
+            return (
+                ""  # each thread has caches and an arena of its own, which fill in its first steps
+            )
         use = seen.pace("use")
         held = sum(holder.rate_bytes for holder in seen.now(self.holders))
         rest = use - held
@@ -306,11 +329,12 @@ class HeapWalks:
             return ""
         before, grown = self._sensor.use(), self._sensor.use() - self._in_use
         with self._sensor.left_out():  # the program would still have it, and goes on to make more
+            had = self._read_in_use()
             gc.collect()
-            after = sum(signal.read() or 0 for signal in self._sensor.in_use())
+            freed = had - self._read_in_use()
         self._collections += 1
         self._in_use = before
-        is_garbage = before - after >= THRESHOLDS.garbage * grown * rest / use
+        is_garbage = freed >= THRESHOLDS.garbage * grown * rest / use
         self._unheld = CYCLES if is_garbage else self._kept(seen, rest, held)
         return self._unheld
 

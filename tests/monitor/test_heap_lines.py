@@ -331,12 +331,47 @@ def test_a_profiler_of_torch_goes_first(monkeypatch: pytest.MonkeyPatch) -> None
     assert Heap().lines().begin() == heaplines.PROFILED
 
 
-def test_another_thread_than_the_main_one_has_no_lines() -> None:
-    said: list[str] = []
-    thread = threading.Thread(target=lambda: said.append(Heap().lines().begin()))
+def on_a_thread(work: Callable[[], object]) -> None:
+    thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert said == [heaplines.OTHER_THREAD]
+
+
+def test_lines_are_those_of_the_thread_that_makes_the_steps() -> None:
+    heap, found = Heap(), dict[Place, float]()
+
+    def work() -> None:
+        lines = heap.lines()
+        assert (lines.begin(), lines.go_on(1.0)) == ("", "")
+        heap.take(1000)
+        lines.turn()
+        found.update(lines.living(False) or {})
+        lines.end()
+        assert sys.gettrace() is None
+
+    on_a_thread(work)
+    assert list(found.values()) == [1000.0]
+
+
+def test_steps_that_end_on_several_threads_have_no_lines() -> None:
+    lines = Heap().lines()
+    on_a_thread(lines.begin)
+    lines.turn()
+    assert (lines.living(False), lines.stopped) == (None, heaplines.OTHER_THREAD)
+
+
+def test_a_thread_that_has_ended_is_not_asked_for_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def ended(clock: int) -> int:
+        raise OSError("no such thread")
+
+    lines = Heap().lines()
+    on_a_thread(lines.begin)
+    with monkeypatch.context() as patched:
+        patched.setattr(heaplines.time, "clock_gettime_ns", ended)
+        lines.give_up()
+    assert lines.stopped == heaplines.OTHER_THREAD
 
 
 def test_a_malloc_that_does_not_tell_is_not_asked() -> None:
@@ -438,7 +473,7 @@ def test_a_step_of_too_many_lines_is_not_traced_to_its_end() -> None:
 
 def test_a_first_step_that_takes_too_long_is_not_traced_to_its_end() -> None:
     heap = Heap()
-    window = TraceWindow(2, None, heap=heap.lines(step_ns=MS // 10), probe_s=0.001)
+    window = TraceWindow(2, None, heap=heap.lines(step_ns=MS // 10), probe_s=0.2)
     window.begin(0)
     _C_CODE["until"] = time.monotonic() + 10
     spin()  # has no lines, which would be counted

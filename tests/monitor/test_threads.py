@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
+import random
+import subprocess
+import sys
+import textwrap
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,13 +18,22 @@ from pathlib import Path
 import pytest
 
 from memtools import HostMemoryPressure, LeakFinding, MemoryMonitor, read_record
+from memtools._leak.finding import is_call
+from memtools._leak.judge import C_HEAP, THRESHOLDS
 from memtools._leak.ledger import Ledger
-from memtools._monitor import leakwatch, run
+from memtools._monitor import leakwatch, run, walks
+from memtools._monitor.sensor import Sensor
+from memtools._monitor.signals import Signal
+from memtools._monitor.tracing import OF_BURSTS, OF_THREADS, Tracing
 from memtools._record.figures import figures_of
 from tests.kit.children import in_child
+from tests.monitor.program import Clock, Program, clock, holder
 from tests.monitor.root import Root, root, settle
+from tests.monitor.traced import MS
 
-__all__ = ["root"]
+__all__ = ["clock", "root"]
+
+MIB = 1 << 20
 
 LONG_S = 60.0  # A test that waits so long for another thread fails.
 
@@ -264,3 +278,187 @@ def test_the_leak_test_begins_anew_while_another_thread_looks(tmp_path: Path) ->
         assert m.findings() == ()
         m.step(16)
         assert [one.first_step for one in m.findings()] == [35]
+
+
+# --- several threads make the steps ---
+
+
+@pytest.mark.parametrize(
+    ("threads", "is_shared"),
+    [("AAAA", False), ("AABB", False), ("ABCD", False), ("ABAB", True), ("ABCA", True)],
+)
+def test_threads_share_the_steps_if_one_comes_back_after_another(
+    threads: str, is_shared: bool
+) -> None:
+    with monitor() as m:
+        assert m._live is not None
+        assert m._live.watch is not None
+        pools = {name: ThreadPoolExecutor(1) for name in "ABCD"}
+        for name in threads:
+            pools[name].submit(m.step, 4).result(LONG_S)
+        assert m._live.watch._sensor.is_shared == is_shared
+        for pool in pools.values():
+            pool.shutdown()
+
+
+class NoLimits:
+    def above(self) -> int:
+        return 0
+
+
+def test_the_lowest_reading_of_the_newest_steps_counts() -> None:
+    sizes = [50 * MIB, 30 * MIB, 10 * MIB, 40 * MIB, 60 * MIB, 70 * MIB]
+    left = iter(sizes)
+    sensor = Sensor([Signal("heap", lambda: next(left))], NoLimits())  # type: ignore[arg-type]
+    sensor.share()
+    assert sensor.read(1)["heap"] == 50 * MIB
+    for _ in range(3):
+        sensor.read_lows()
+    assert sensor.read(2)["heap"] == 10 * MIB
+    assert sensor.read(3)["heap"] == 70 * MIB, "those before the newest look do not count"
+
+
+def test_what_other_threads_do_meanwhile_is_not_left_out() -> None:
+    size = [100 * MIB]
+    sensor = Sensor([Signal("heap", lambda: size[0])], NoLimits())  # type: ignore[arg-type]
+    sensor.share()
+    with sensor.left_out():
+        assert gc.isenabled(), "a child that another thread forks would not collect garbage"
+        size[0] -= 40 * MIB
+    assert sensor.read(1)["heap"] == 60 * MIB
+
+
+class Server(Program):
+    """Other threads have up to 3 MiB in use each, which changes within a walk of the heap, too."""
+
+    def serve(self, steps: int, *, leaks: int, seed: int) -> None:
+        rng = random.Random(seed)
+
+        def work() -> None:
+            others = sum(rng.random() for _ in range(3)) * 3 * MIB
+            self.sizes["heap"] = 100 * MIB + leaks * self.step + int(others)
+
+        self.watch._share()
+        self.census_looks = work
+        for _ in range(steps):
+            work()
+            self.run(1)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_leak_beside_the_work_of_other_threads_is_not_taken_back(clock: Clock, seed: int) -> None:
+    server, rate = Server(clock), 32 << 10
+    server.held = [holder(rate)]
+    server.serve(1000, leaks=rate, seed=seed)
+    (one,) = server.watch.findings()
+    assert one.holder == "list Trainer.losses"
+    assert one.grade in ("growing", "likely")
+    assert abs(one.rate_bytes - rate) < 0.2 * rate
+    assert [str(one) for one in server.said if one.over and one.holder] == []
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_work_of_other_threads_is_not_growth(clock: Clock, seed: int) -> None:
+    server = Server(clock)
+    server.serve(1000, leaks=0, seed=seed)
+    assert server.watch.findings() == ()
+    assert not any(is_call(one.grade) for one in server.said)
+
+
+@pytest.mark.parametrize("threads", [2, 8])
+def test_the_c_heap_is_judged_once_each_thread_has_made_its_first_steps(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    monkeypatch.setattr(walks.threading, "active_count", lambda: threads)
+    server, first = Program(clock), None
+    server.watch._share()
+    while first is None and server.step < 2000:
+        server.run(1, heap=64 << 10)
+        if any(one.kind == C_HEAP for one in server.watch.findings()):
+            first = server.step
+    assert first is not None
+    each = THRESHOLDS.confirmed_steps
+    assert first is not None
+    assert each * threads <= first < 4 * each * threads
+
+
+@pytest.mark.parametrize(("more", "is_named"), [(0, False), (1, True)])
+def test_calls_that_run_on_other_threads_hold_nothing_unless_threads_become_more(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, more: int, is_named: bool
+) -> None:
+    threads = itertools.count(8, more)
+    monkeypatch.setattr(walks.threading, "active_count", lambda: next(threads))
+    server = Program(clock)
+    server.watch._share()
+    server.held = [holder(32 << 10, path="local 'x' of f()", kind="calls", what="running calls")]
+    server.run(128, heap=32 << 10)
+    assert ("local 'x' of f()" in {one.holder for one in server.watch.findings()}) == is_named
+
+
+# --- tracing ---
+
+
+def test_a_window_is_long_where_several_threads_make_the_steps() -> None:
+    events: list[dict[str, object]] = []
+    tracing = Tracing(write=lambda fields: events.append(dict(fields)))
+    tracing.share()
+    one = LeakFinding("growing", "heap", rate_bytes=1e6, holder="dict Server.sessions")
+    assert tracing.wants(1, [one])
+    for n in range(OF_BURSTS):
+        assert not tracing.is_due(n)
+        # Two steps end one after the other, and the next two as late.
+        tracing.step_took(2 * MS * (n % 2), 2 * MS * (n % 2))
+    assert tracing.is_due(OF_BURSTS)
+    tracing.begin(OF_BURSTS)
+    assert tracing.is_open
+    steps = OF_BURSTS
+    while tracing.is_open:
+        steps += 1
+        tracing.step_took(4 * MS * (steps % 2), 4 * MS * (steps % 2))
+        tracing.turn(steps, [one])
+    assert events[-1]["steps"] == steps - 2 * OF_BURSTS
+    assert steps - 2 * OF_BURSTS >= OF_THREADS
+    assert events[-1]["sources"] == ("tracemalloc",), "it is twice as slow, which is borne"
+
+
+# --- programs ---
+
+SERVER = """
+    import asyncio, collections, sys
+    from concurrent.futures import ThreadPoolExecutor
+    import torch
+
+    model, sessions = torch.nn.Linear(64, 64).eval(), collections.OrderedDict()
+
+    def answer(number):
+        with torch.inference_mode():
+            state = model(torch.randn(256, 64))
+        sessions[number] = state  # 64 KiB
+        while len(sessions) > int(sys.argv[1]):
+            sessions.popitem(last=False)
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        with ThreadPoolExecutor(4) as pool:
+            for first in range(0, 640, 4):
+                some = range(first, first + 4)
+                await asyncio.gather(*(loop.run_in_executor(pool, answer, n) for n in some))
+
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kept", "leaks"), [(10_000, True), (40, False)])
+def test_a_server_on_four_threads(tmp_path: Path, kept: int, leaks: bool) -> None:
+    (tmp_path / "server.py").write_text(textwrap.dedent(SERVER))
+    command = [sys.executable, "-m", "memtools", "run", "--log", "run.mem", "server.py", str(kept)]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    verdict = figures_of(read_record(tmp_path / "run.mem")).verdict
+    assert verdict.tested
+    named = [one for one in verdict.findings if is_call(one.grade)]
+    assert [one.holder for one in named][:1] == (
+        ["OrderedDict module attribute __main__.sessions"] if leaks else []
+    ), done.stderr
