@@ -108,7 +108,7 @@ class Ledger:
             self._measure(paces)
         else:
             news += self._go_on(points, step)
-            kept = {entry.finding.part for entry in self._entries.values() if entry.finding.holder}
+            kept = {one.finding.part for key, one in self._entries.items() if key not in named}
             kept.intersection_update(OF_CENSUS)
             self.follow({part: pace for part, pace in paces.items() if part in kept})
             self._measure({part: pace for part, pace in paces.items() if part not in kept})
@@ -167,12 +167,12 @@ class Ledger:
         return replaced
 
     def _is_held(self, one: LeakFinding) -> bool:
-        """Whether it says that a part grows whose holder is known: without a new walk of the heap
-        the holder stays."""
+        """Whether it says that a part grows whose holder is known, or that C code holds it or
+        garbage: without a new walk of the heap that stays."""
         if one.key in self._entries or not _is_nameless(one) or one.part not in OF_CENSUS:
             return False
         standing = (entry.finding for entry in self._entries.values())
-        return any(other.holder and other.part == one.part for other in standing)
+        return any(not _is_nameless(other) and other.part == one.part for other in standing)
 
     def _made_at(self, one: LeakFinding) -> str:
         """The line that makes growth without a holder, if it is as fast as the finding, which has a

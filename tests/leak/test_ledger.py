@@ -125,6 +125,17 @@ def test_what_is_first_found_without_a_walk_keeps_its_rate(part: str) -> None:
     assert [found.rate_bytes for found in ledger.findings()] == [pytest.approx(60.0 * KIB)]
 
 
+@pytest.mark.parametrize("standing", [LIST, C_HEAP, replace(C_HEAP, kind="cycles")])
+def test_without_a_walk_what_is_known_stays_and_follows_its_part(standing: LeakFinding) -> None:
+    ledger, rate = Ledger(), standing.rate_bytes
+    look(ledger, 64, standing, use=rate)
+    nameless = replace(NAMELESS, rate_bytes=1.5 * rate)
+    assert look(ledger, 96, nameless, walked=False, use=1.5 * rate) == ([], [])
+    assert [(one.key, one.rate_bytes) for one in ledger.findings()] == [
+        (standing.key, pytest.approx(1.5 * rate))
+    ]
+
+
 def test_the_end_of_growth_ends_a_finding() -> None:
     ledger, points = Ledger(), Points()
     for step in range(8, 129, 8):
