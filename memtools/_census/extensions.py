@@ -8,7 +8,9 @@ to one of their own.
 from __future__ import annotations
 
 import collections
+import functools
 import gc
+import itertools
 import types
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -18,6 +20,8 @@ from memtools._census.holders import type_name
 
 _DEPTH = 3  # Objects are looked for to this depth below an entry.
 _BROAD, _MOST = 16, 512  # So many of what an object refers to are followed, and so many in all.
+_READ = 256  # Of so many that it refers to; what refers to nothing is left out.
+_ATOMS = (str, bytes, bool, int, float, types.NoneType)
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: the type was not compiled in.
 #: Modules whose types a walk measures, or that have nothing in C.
 _MEASURED = {
@@ -49,7 +53,7 @@ def _below(level: Iterable[Any], seen: set[int]) -> str:
         for obj in level:
             if _is_of_extension(type(obj)):
                 return type_name(type(obj))
-        below = [part for obj in level for part in gc.get_referents(obj)[:_BROAD]]
+        below = [part for obj in level for part in _referents(obj)]
         level = []
         for part in below:
             is_code = issubclass(type(part), (type, types.ModuleType, types.FunctionType))
@@ -58,6 +62,12 @@ def _below(level: Iterable[Any], seen: set[int]) -> str:
             seen.add(id(part))
             level.append(part)
     return ""
+
+
+def _referents(obj: Any) -> Iterable[Any]:
+    """The first objects to which one refers that may refer to others."""
+    found = gc.get_referents(obj)[:_READ]
+    return itertools.islice((part for part in found if type(part) not in _ATOMS), _BROAD)
 
 
 def _is_of_extension(kind: type) -> bool:
@@ -72,11 +82,30 @@ def _is_compiled(kind: type) -> bool:
     """Whether a type is of C code, and not one of those that are measured. A class of Python has a
     dict or slots, or a base that has."""
     module = _MODULE(kind)
-    if type(module) is not str or module.lstrip("_").partition(".")[0] in _MEASURED:
+    if type(module) is not str:
         return False
-    if not _FLAGS(kind) & _HEAP_TYPE:
+    is_static = not _FLAGS(kind) & _HEAP_TYPE
+    if module == "builtins" and is_static:  # So is a type called whose name has no module.
+        return id(kind) not in _interpreter()
+    if module.lstrip("_").partition(".")[0] in _MEASURED:
+        return False
+    if is_static:
         return True
     names, base = type.__dict__["__dict__"].__get__(kind), _BASE(kind)
     if "__dict__" in names or "__slots__" in names:
         return False
     return base is None or _DICT_OFFSET(base) == 0
+
+
+@functools.cache
+def _interpreter() -> range:
+    """The addresses of the interpreter's own types; all of them where they are not known."""
+    try:
+        with open("/proc/self/maps") as file:
+            maps = [line.split(maxsplit=5) for line in file]
+    except OSError:
+        return range(1 << 64)
+    ends = [([int(end, 16) for end in line[0].split("-")], line[-1]) for line in maps]
+    home = next((path for (low, high), path in ends if low <= id(int) < high), "")
+    own = [end for span, path in ends if path == home for end in span]
+    return range(min(own), max(own)) if home.startswith("/") else range(1 << 64)

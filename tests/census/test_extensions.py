@@ -33,6 +33,11 @@ class Slots:
         self.out = out
 
 
+class Estimator:
+    def __init__(self, out: Any) -> None:
+        vars(self).update({f"option_{i}": i / 2 or None for i in range(40)}, out=out)
+
+
 class ClientError(Client, Exception):
     pass
 
@@ -46,6 +51,7 @@ class ClientError(Client, Exception):
         (lambda: Client(zlib.compressobj()), "zlib.Compress"),
         (lambda: Slots(ClientError(zlib.compressobj())), "zlib.Compress"),
         (lambda: {"a": [1.5, zlib.compressobj()]}, "zlib.Compress"),
+        (lambda: Estimator(zlib.compressobj()), "zlib.Compress"),  # among many attributes
         (lambda: [[[[[zlib.compressobj()]]]]], ""),  # too deep
         (lambda: Client(CONNECTION), ""),  # one for all of them
         (lambda: Client(CONNECTION.execute("select 1")), "sqlite3.Cursor"),
@@ -59,6 +65,12 @@ class ClientError(Client, Exception):
 def test_an_extension_is_known_by_its_objects(make: Any, name: str) -> None:
     found = extension_of([make() for _ in range(8)])
     assert found.rpartition(".")[2] == name.rpartition(".")[2]
+
+
+def test_a_type_whose_name_has_no_module_is_an_extensions() -> None:
+    image = pytest.importorskip("PIL.Image")
+    assert extension_of([image.new("L", (9, 9)) for _ in range(8)]).endswith("ImagingCore")
+    assert extension_of([iter([i]) for i in range(8)]) == ""  # of the interpreter
 
 
 def test_nothing_is_said_of_one_entry_or_of_entries_that_differ() -> None:
