@@ -31,7 +31,8 @@ reports, and whether its own last lines agree.
   that a line keeps;
 - same: the sentence of each finding is among the run's own last lines;
 - wrong: names at the end, suspect or above, of objects that hold nothing that leaks;
-- forecast: the interval at the end contains the truth, and its highest by its lowest; in the JSON
+- forecast: the interval at the end contains the truth, by the rate at which resident memory grew in
+  the run where that is another one (`resident`), and its highest by its lowest; in the JSON
   also those that the run reported on its way.
 
 Beside it: what two points say that lie a fifth of the run from its start and at its end (as
@@ -93,6 +94,7 @@ class Score:
     forecast_ratio: float | None = None
     on_the_way: list[tuple[int, bool, float]] = field(default_factory=list)
     true_rate: float | None = None
+    limit_rate: float | None = None
     lines: list[str] = field(default_factory=list)
     last_lines: list[str] = field(default_factory=list)
     history: list[str] = field(default_factory=list)
@@ -120,6 +122,7 @@ def score(name: str, out: Path) -> Score:
     by_step, by_second = running.rate_by_steps(polls, times), running.rate_by_seconds(polls)
     found.steps, found.seconds = explained["steps"], explained["seconds"]
     found.true_rate = truth["true_rate"] or by_step
+    found.limit_rate = by_step if truth.get("resident") else found.true_rate
     leaks = explained["leaks"]
     _said(found, record, leaks)
     _ends_alike(found, (out / f"{name}.log").read_text(errors="replace"), leaks)
@@ -214,9 +217,9 @@ def _ends_alike(found: Score, log: str, leaks: Sequence[Json]) -> None:
 def _forecast(found: Score, rated: Json, explained: Json) -> None:
     """Of the steps that are left, by the true rate and what was in use at the end."""
     left, used = rated["steps_left"], explained["used"]
-    if not left or None in left or not found.true_rate or not used or left[0] <= 0:
+    if not left or None in left or not found.limit_rate or not used or left[0] <= 0:
         return
-    truth = (used["limit_bytes"] - used["last_bytes"]) / found.true_rate
+    truth = (used["limit_bytes"] - used["last_bytes"]) / found.limit_rate
     found.forecast_ok = left[0] <= truth <= left[1]
     found.forecast_ratio = left[1] / left[0]
 
@@ -229,8 +232,8 @@ def _forecasts_on_the_way(found: Score, record: memtools.Record) -> None:
         if event.kind != "finding" or over or event.step is None or not left or not left[0]:
             continue
         used = running.used_at(record, event.time_ns)
-        if used and found.true_rate:
-            truth = (running.LIMIT_BYTES - used) / found.true_rate
+        if used and found.limit_rate:
+            truth = (running.LIMIT_BYTES - used) / found.limit_rate
             inside = bool(left[0] <= truth <= left[1])
             found.on_the_way.append((event.step, inside, left[1] / left[0]))
 
