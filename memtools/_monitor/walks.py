@@ -148,8 +148,6 @@ class HeapWalks:
         self.holders: tuple[Holder, ...] = ()
         self._depth = Depth()
         self._threads: list[int] = []  # how many threads there were at the newest walks
-        #: what the newest walk took
-        self.cost_ns = 0
         #: how long a walk that is wanted has to wait, because it takes too much; 0: it does not
         self.wait_ns = 0
         #: by the name of a holder: since which step its gain is counted, what it had gained before,
