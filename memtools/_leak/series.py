@@ -428,7 +428,7 @@ class Looks:
         freed around them from being used again: where resident memory goes on growing faster for
         certain, that is what they cost."""
         newest, use = self._even("use"), self.pace("use")
-        if len(newest) > 2:
+        if len(newest) > 2 and self.points.stairs("use") is None:
             use = min(use, slope_of(newest))
         use = max(0.0, use)
         resident = self._even("rss")

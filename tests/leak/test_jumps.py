@@ -133,6 +133,13 @@ def test_a_container_of_the_program_that_is_made_larger_gets_what_is_added(clock
     assert found.rate_bytes == pytest.approx(RATE, rel=0.05)
 
 
+@pytest.mark.parametrize("every_step", [0, 100, 232])
+def test_what_little_comes_between_jumps_is_not_the_rate(clock: Clock, every_step: int) -> None:
+    size = vector(2.0)
+    (found,) = by_monitor(clock, lambda step: size(step) + every_step * step, [])
+    assert found.rate_bytes == pytest.approx(RATE, rel=0.05)
+
+
 def test_a_run_says_when_the_next_jump_comes(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps without growth in between do not end it, and assert_flat() does not call it flat."""
     (found,) = by_monitor(clock, vector(2.0), [])
