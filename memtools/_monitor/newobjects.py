@@ -30,7 +30,8 @@ _OF_MODULES = frozenset(
     )
 )
 _LEAST_A_STEP = 1 / 8  # Objects of a type that become more by fewer are left out.
-_TYPES, _SAMPLE = 3, 16  # So many types are looked at, and so many new objects of each.
+#: So many types are looked at, and so many new objects of each: lists of the look are among these.
+_TYPES, _SAMPLE = 3, 64
 _DEPTH, _PARTS = 4, 4096  # An object is weighed with so many parts, to this depth below it.
 
 
