@@ -469,7 +469,8 @@ class LeakWatch:
             rate, error, faster = found, 0.0, 0.0
             # The limit is met at a peak, and the peaks of steps may rise faster than their ends.
             series = ("use", name, "highest") if name == "counted" else ("use", name)
-            for one in series:
+            # Without steps it is read at any point of the work, which most of it may be of.
+            for one in series if self._seconds is None else ():
                 pace, rising = points.pace(one, since), points.rising_pace(one, since)
                 now, off = (pace.rate, pace.error) if rising is None else (rising[0], 0.0)
                 if now - full > max(rate, THRESHOLDS.certain_errors * off):

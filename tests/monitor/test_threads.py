@@ -250,7 +250,7 @@ def test_a_fork_within_a_walk_leaves_the_collector_on_in_the_child(
     class Forks:
         looks, cut, reached_bytes = 0, False, 0
 
-        def look(self, step: int) -> None:
+        def look(self, step: int, *, quick: bool = False) -> None:
             assert not gc.isenabled()
             codes.append(in_child(lambda: os._exit(0 if gc.isenabled() else 1)))
 
