@@ -97,9 +97,10 @@ class Call(NamedTuple):
 Act: TypeAlias = Put | Bind | Call
 
 
-def names_in(code: CodeType) -> set[str]:
-    """All names of variables and attributes in a code object, without those of functions in it."""
-    return {*code.co_names, *code.co_varnames, *code.co_freevars, *code.co_cellvars}
+def has_name(code: CodeType, name: str) -> bool:
+    """Whether a code object, without functions in it, has a variable or an attribute of a name."""
+    names = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
+    return any(name in some for some in names)
 
 
 def inner_codes(code: CodeType) -> Iterator[CodeType]:

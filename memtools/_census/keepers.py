@@ -19,11 +19,12 @@ import contextlib
 import dis
 import functools
 import importlib.util
+import itertools
 import marshal
 import os
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from memtools import _core
@@ -35,13 +36,14 @@ from memtools._census.bytecode import (
     DEREF,
     GLOBAL,
     LOCAL,
+    Act,
     Bind,
     Call,
     Put,
     Value,
     acts_of,
+    has_name,
     inner_codes,
-    names_in,
 )
 from memtools._census.holders import (
     FRAMES,
@@ -208,16 +210,17 @@ def _file_of(module: Any) -> str | None:
     return file if type(file) is str else None
 
 
-def users_code() -> Iterator[Source]:
+def users_code(near: Collection[str] = ()) -> Iterator[Source]:
     """The user's code: of the functions that run now, whose first one has the whole script, and of
-    the modules that have been imported."""
+    the modules that have been imported, those of the names in `near` first."""
     files = set[str]()
     for code, space in _running():
         if code.co_name == "<module>":
             files.add(os.path.abspath(code.co_filename))
         yield from (Source(one, code.co_filename, space) for one in inner_codes(code))
     many = 0
-    for module in list(sys.modules.values()):
+    first = [sys.modules.get(name) for name in near]
+    for module in [*first, *(one for key, one in list(sys.modules.items()) if key not in near)]:
         file = _file_of(module)
         is_main = module is sys.modules.get("__main__")
         if not _is_users_module(module) or (file and os.path.abspath(file) in files):
@@ -354,7 +357,7 @@ class Keepers:
 
     MOST = 256  # holders that are remembered
 
-    def __init__(self, sources: Callable[[], Iterable[Source]] = users_code) -> None:
+    def __init__(self, sources: Callable[[Collection[str]], Iterable[Source]] = users_code) -> None:
         self._sources = sources
         self._known: dict[str, Kept] = {}
 
@@ -370,7 +373,9 @@ class Keepers:
         if path not in self._known and len(self._known) < self.MOST:
             self._known[path] = Kept()
             with contextlib.suppress(Exception):  # a holder without its line is a finding as well
-                search, names = Search(list(self._sources())), names_on(way)
+                names = names_on(way)
+                near = {name for one in names for name in _modules_of(one.owner)}
+                search = Search(self._sources(near))
                 places = search.lines_of(names, changes=changes)
                 library = Library() if search.has_own(names) else library_of(names)
                 self._known[path] = Kept(" and ".join(map(name_of, places)), *library)
@@ -378,10 +383,18 @@ class Keepers:
 
 
 class Search:
-    """The search for the lines of one holder."""
+    """The search for the lines of one holder, in at most so much of the user's code.
 
-    def __init__(self, sources: Sequence[Source]) -> None:
-        self._sources = sources
+    Args:
+        sources: code objects, the most likely ones first. They are taken one by one.
+    """
+
+    MOST_SOURCES, MOST_READ = 20_000, 256
+
+    def __init__(self, sources: Iterable[Source]) -> None:
+        self._iterator = itertools.islice(sources, self.MOST_SOURCES)
+        self._taken = list[Source]()
+        self._read: dict[int, list[Act]] = {}  # what the lines of a code object do, by its id
 
     def lines_of(self, names: Sequence[Name], *, changes: bool) -> list[Place]:
         """The lines that keep what these names lead to, the innermost name first."""
@@ -412,9 +425,39 @@ class Search:
         in `arguments.history.append(x)`."""
         return bool(names and names[0].name and self._puts(names[0]))
 
+    @property
+    def _sources(self) -> Iterator[Source]:
+        yield from self._taken
+        for source in self._iterator:
+            self._taken.append(source)
+            yield source
+
     def _with(self, word: str) -> Iterator[Source]:
         """The sources in which a name occurs."""
-        return (one for one in self._sources if word in names_in(one.code))
+        return (one for one in self._sources if has_name(one.code, word))
+
+    def _acts(self, source: Source) -> list[Act]:
+        """What its lines do; nothing once so many sources have been read."""
+        key = id(source.code)
+        if key not in self._read and len(self._read) < self.MOST_READ:
+            self._read[key] = acts_of(source.code)
+        return self._read.get(key, [])
+
+    def _meant(self, name: Name) -> Iterator[tuple[Act, int, Source]]:
+        """What the user's lines do with what a name stands for, and how surely. Once it is sure in
+        the module of the owner, other modules are not searched."""
+        near, is_sure = _modules_of(name.owner), False
+        for source in self._with(name.name):
+            if is_sure and near and _name_of_module(source.space) not in near:
+                return
+            if type(name.owner) is types.CodeType and not _is_same_file(source, name.owner):
+                continue
+            for act in self._acts(source):
+                value = act.value.container if type(act) is Put else act.value
+                sure = _NO if type(act) is Call else _means(value, name, source)
+                if sure:
+                    is_sure |= sure == _SURELY
+                    yield act, sure, source
 
     def _uses(self, function: str) -> list[Place]:
         """The lines that refer to a function, such as `Thread(target=send)`."""
@@ -430,14 +473,12 @@ class Search:
         """The lines that put something into it: if there are any, those that are not in a
         constructor, that put it as deep as it lies, and that have run several times."""
         found = list[tuple[tuple[int, bool, bool, bool], Place]]()
-        for source in self._with(name.name):
-            for act in acts_of(source.code):
-                sure = _means(act.value.container, name, source) if type(act) is Put else _NO
-                if sure:
-                    place = Place(source.file, act.line, _function(source))
-                    is_first = source.code.co_name == "__init__"
-                    is_other = act.value.depth != name.depth
-                    found.append(((-sure, is_first, is_other, not source.runs), place))
+        for act, sure, source in self._meant(name):
+            if type(act) is Put:
+                place = Place(source.file, act.line, _function(source))
+                is_first = source.code.co_name == "__init__"
+                is_other = act.value.depth != name.depth
+                found.append(((-sure, is_first, is_other, not source.runs), place))
         best = min((rank for rank, _ in found), default=None)
         places = _in_order(place for rank, place in found if rank == best)
         return places if len(places) <= MOST_PUTS else []
@@ -446,14 +487,11 @@ class Search:
         """The lines that give it a value that is made of the one before (`again`), or the line that
         gives it its first value."""
         found = list[tuple[tuple[int, bool], Place]]()
-        for source in self._with(name.name):
-            for act in acts_of(source.code):
-                is_it = type(act) is Bind and act.again >= again
-                sure = _means(act.value, name, source) if is_it else _NO
-                if sure:
-                    is_later = source.code.co_name not in ("__init__", "<module>")
-                    place = Place(source.file, act.line, _function(source))
-                    found.append(((-sure, is_later and not again), place))
+        for act, sure, source in self._meant(name):
+            if type(act) is Bind and act.again >= again:
+                is_later = source.code.co_name not in ("__init__", "<module>")
+                place = Place(source.file, act.line, _function(source))
+                found.append(((-sure, is_later and not again), place))
         best = min((rank for rank, _ in found), default=None)
         places = _in_order(place for rank, place in found if rank == best)
         return places if again else places[:1]
@@ -496,7 +534,7 @@ class Search:
         found = [
             Place(source.file, act.line, _function(source))
             for source in self._with("param_groups")
-            for act in acts_of(source.code)
+            for act in self._acts(source)
             if type(act) is Put and "param_groups" in act.value.names
         ]
         return _in_order(found) or self._calls({"add_param_group"})
@@ -510,7 +548,7 @@ class Search:
         for source in self._sources:
             if functions.isdisjoint(source.code.co_names):
                 continue
-            acts = acts_of(source.code)
+            acts = self._acts(source)
             others = {act.value for act in acts if type(act) is Bind and not act.is_each}
             for act in acts:
                 if type(act) is not Call or act.value.name not in functions:
@@ -558,8 +596,6 @@ def _means(value: Value, name: Name, source: Source) -> int:
     if issubclass(type(owner), type):
         return _is_attribute(value, owner, source)
     if type(owner) is types.CodeType:
-        if os.path.basename(code.co_filename) != os.path.basename(owner.co_filename):
-            return _NO
         if value.sort == DEREF:
             return _SURELY if _is_around(code, owner) or _is_around(owner, code) else _NO
         is_same = (code.co_qualname, code.co_firstlineno) == (
@@ -597,6 +633,13 @@ def _is_attribute(value: Value, kind: type, source: Source) -> int:
     return _MAYBE if source.runs else _NO
 
 
+def _modules_of(owner: Any) -> list[str]:
+    """The names of the modules that have an owner's code: of a class also those of its bases."""
+    if issubclass(type(owner), type):
+        return [_module_name_of(one) for one in MRO(owner)]
+    return [_name_of_module(_space(owner))] if issubclass(type(owner), types.ModuleType) else []
+
+
 def _name_of_module(space: dict[str, Any]) -> str:
     name = space.get("__name__")
     return name if type(name) is str else ""
@@ -605,6 +648,10 @@ def _name_of_module(space: dict[str, Any]) -> str:
 def _module_name_of(kind: type) -> str:
     name = type.__dict__["__module__"].__get__(kind)
     return name if type(name) is str else ""
+
+
+def _is_same_file(source: Source, code: types.CodeType) -> bool:
+    return os.path.basename(source.file) == os.path.basename(code.co_filename)
 
 
 def _is_around(outer: types.CodeType, inner: types.CodeType) -> bool:
@@ -635,7 +682,7 @@ def _putting(functions: dict[str, Any], name: str, *, is_attribute: bool) -> set
     direct = {
         key
         for key, code in codes.items()
-        if name in names_in(code)
+        if has_name(code, name)
         and any((value.sort, value.name) == (wanted, name) for value in _put_in(code))
     }
     calling = {key for key, code in codes.items() if not direct.isdisjoint(code.co_names)}
