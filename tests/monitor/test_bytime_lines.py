@@ -182,7 +182,8 @@ def test_a_program_without_steps_is_told_the_line(
     name: str, who: str, line: str, ran: dict[str, Ran]
 ) -> None:
     one = ran[name]
-    text = rf"memtools: \w+: {re.escape(who)}: (\+.*a second, )?made (and kept )?at {re.escape(line)}\b"
+    made = rf"(\+.*a second, )?made (and kept )?at {re.escape(line)}\b"
+    text = rf"memtools: \w+: {re.escape(who)}: {made}"
     lines = one.stderr.splitlines()
     end = next(i for i, line in enumerate(lines) if "; peak" in line)
     for part in (lines[:end], lines[end:]):

@@ -59,15 +59,7 @@ def same(one: Found, other: Found, faster: float = 1.0) -> None:
     assert other["steps_left"] == pytest.approx(left, rel=0.3)
 
 
-#: Keepers that a census does not name: a closure of a library's function has what grows.
-UNNAMED = ("contextlib.ExitStack",)
-
-
-@pytest.mark.parametrize(
-    "keeper",
-    [pytest.param(name, marks=pytest.mark.xfail(name in UNNAMED, reason="not named yet"))
-     for name in KEEPERS],
-)  # fmt: skip
+@pytest.mark.parametrize("keeper", list(KEEPERS))
 def test_growth_is_found_whoever_keeps_it(keeper: str) -> None:
     program = Program(keeper)
     right(program, found_in(program))
@@ -101,7 +93,7 @@ def test_the_same_growth_is_found_as_the_same(keeper: str, tmp_path: Path) -> No
 
 PROGRAMS = st.builds(
     Program,
-    st.sampled_from([name for name in KEEPERS if name not in UNNAMED]),
+    st.sampled_from(list(KEEPERS)),
     size=st.integers(16_000, 60_000),
     entries=st.integers(1, 4),
     every=st.integers(1, 3),
