@@ -467,10 +467,7 @@ class LeakWatch:
         joint = Joint()
         for name, room in self._limits.rooms().items() if host else ():
             rate, error, faster = found, 0.0, 0.0
-            # The limit is met at a peak, and the peaks of steps may rise faster than their ends.
-            series = ("use", name, "highest") if name == "counted" else ("use", name)
-            # Without steps it is read at any point of the work, which most of it may be of.
-            for one in series if self._seconds is None else ():
+            for one in self._series_towards(name):
                 pace, rising = points.pace(one, since), points.rising_pace(one, since)
                 now, off = (pace.rate, pace.error) if rising is None else (rising[0], 0.0)
                 if now - full > max(rate, THRESHOLDS.certain_errors * off):
@@ -480,6 +477,19 @@ class LeakWatch:
             if left is not None and (joint.left is None or left < joint.left):
                 joint = Joint(rate, left)
         return joint
+
+    def _series_towards(self, name: str) -> tuple[str, ...]:
+        """The series whose pace a forecast follows. Without steps there are none: memory is read at
+        any point of the work, which most of it may be of."""
+        if self._seconds is not None:
+            return ()
+        if name != "counted":
+            return "use", name
+        one = self._resident
+        if one is None or not (one.is_even or RANK[one.part.grade] >= RANK["growing"]):
+            return ("use",)  # In its first steps torch allocates what it keeps.
+        # The limit is met at a peak, and the peaks of steps may rise faster than their ends.
+        return "use", name, "highest"
 
     def _filling(self) -> tuple[float, float]:
         """Bytes a step by which a block is written for the first time, and how many are still to
