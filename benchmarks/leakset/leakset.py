@@ -117,7 +117,8 @@ def score(name: str, out: Path) -> Score:
         return found
     record = memtools.read_record(out / f"{name}.mem")
     polls, times = running.polls_of(name, out), running.step_times(record)
-    if not {"children", "shm"}.intersection(truth["signal"] or ()):  # what others put there meanwhile
+    # What other processes put into shared memory meanwhile is not this one's.
+    if not {"children", "shm"}.intersection(truth["signal"] or ()):
         polls = [one._replace(children=0, shared=0) for one in polls]
     by_step, by_second = running.rate_by_steps(polls, times), running.rate_by_seconds(polls)
     found.steps, found.seconds = explained["steps"], explained["seconds"]
