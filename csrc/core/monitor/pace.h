@@ -10,8 +10,9 @@
  * than 1 % of a core together, whatever they cost. Near the limit it is 200 times (0.5 %) and 30
  * times (3.3 %), less than 6 %. Children whose number has changed, or whose memory has grown by
  * more than 5 %, are read again after 50 times (2 %). To find out what forked children have alone
- * has an allowance of its own (see os/monitor/children.h) and does not count here. An interval below 10 ms is an explicit request for more samples, which may cost more: at
- * 1.5 ms and below as much as near the limit, and in between in proportion.
+ * has an allowance of its own (see os/monitor/children.h) and does not count here. An interval below
+ * 10 ms is an explicit request for more samples, which may cost more: at 1.5 ms and below as much as
+ * near the limit, and in between in proportion.
  *
  * Plain data, no lock: the sampling thread's. Times are those of one monotonic clock. */
 #ifndef MT_MONITOR_PACE_H

@@ -159,9 +159,11 @@ sampler_write_row(mt_sampler *s, const mt_sample *x, unsigned fresh)
 static mt_limit
 limit_of_mark(const mt_sample *x, const mt_limit *host, unsigned char of)
 {
-    const mt_device_sample *d = &x->device[of - MT_MARK_DEVICE];
+    const mt_device_sample *d;
 
-    return of == MT_MARK_HOST ? *host : (mt_limit){d->total, mt_device_used(d), "cuda"};
+    if (of == MT_MARK_HOST) return *host;
+    d = &x->device[of - MT_MARK_DEVICE];
+    return (mt_limit){d->total, mt_device_used(d), "cuda"};
 }
 
 static uint32_t
