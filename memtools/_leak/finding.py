@@ -42,6 +42,8 @@ _PASSING = re.compile(r" of (?:some )?[\d,]+ nodes|(\[[^]]*\])*( \([^)]*\))?$")
 Key = tuple[str, str]
 
 
+#: The fields that are names and sentences, "" where they are not known.
+_TEXTS = ("holder", "kind", "what", "made_at", "kept_at", "library", "process", "advice")
 #: A finding that is at least this share of all growth towards a limit has the forecast of it.
 MUCH_OF_JOINT = 0.5
 
@@ -123,16 +125,7 @@ class LeakFinding:
 
     def __post_init__(self) -> None:
         """Remove terminal escapes and secrets from names of the program."""
-        for name in (
-            "holder",
-            "kind",
-            "what",
-            "made_at",
-            "kept_at",
-            "library",
-            "process",
-            "advice",
-        ):
+        for name in _TEXTS:
             object.__setattr__(self, name, harmless(getattr(self, name)))
 
     @property
@@ -206,16 +199,7 @@ class LeakFinding:
             name: getattr(self, name)
             for name in ("grade", "first_step", "since_step", "rate_bytes", "per", "signal")
         }
-        for name in (
-            "holder",
-            "kind",
-            "what",
-            "made_at",
-            "kept_at",
-            "library",
-            "process",
-            "advice",
-        ):
+        for name in _TEXTS:
             found[name] = getattr(self, name) or None
         for name in ("steps_left", "seconds_left"):
             interval = getattr(self, name)

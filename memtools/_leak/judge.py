@@ -259,12 +259,16 @@ class Resident:
         return self.part.rate_bytes - max(0.0, self.use_bytes)
 
     @property
+    def goes_on(self) -> bool:
+        """Whether it grows as it will go on: in its first steps torch allocates what it keeps, and
+        not evenly."""
+        return self.is_even or RANK[self.part.grade] >= RANK["growing"]
+
+    @property
     def is_growth(self) -> bool:
         """Whether resident memory grows for certain, and at least half of that is not in use."""
         part, rest = self.part, self.rest_bytes
-        is_certain = rest > THRESHOLDS.certain_errors * part.error and (
-            self.is_even or RANK[part.grade] >= RANK["growing"]
-        )
+        is_certain = self.goes_on and rest > THRESHOLDS.certain_errors * part.error
         is_much = rest >= (1 - THRESHOLDS.explained) * part.rate_bytes > 0
         return is_certain and is_much and rest * self.steps >= THRESHOLDS.least_gain
 
@@ -392,10 +396,11 @@ def graded(kind: str, explained: float, *, only_gained: bool, bounded: bool = Fa
         return "fills"
     if explained < THRESHOLDS.explained:
         return "suspect"
-    return _RAISED.get(kind, "suspect") if only_gained else _at_least_suspect(kind)
+    return _RAISED.get(kind, "suspect") if only_gained else at_least_suspect(kind)
 
 
-def _at_least_suspect(grade: str) -> str:
+def at_least_suspect(grade: str) -> str:
+    """The grade, or `suspect` if it is below that."""
     return max(grade, "suspect", key=RANK.__getitem__)
 
 
@@ -647,16 +652,16 @@ def _unexplained(seen: Evidence, use: float, residue: float) -> list[LeakFinding
     if seen.unheld == CYCLES:
         if seen.is_collected:
             return [of_part(replace(part, grade="fills"), kind=CYCLES)]
-        part = replace(part, grade=_at_least_suspect(grade))
+        part = replace(part, grade=at_least_suspect(grade))
         return [of_part(part, kind=CYCLES, what=COLLECTOR_IS_OFF)]
     if seen.unheld == C_HEAP and residue >= THRESHOLDS.least_c_heap * seen.least_rate:
         rate = max(0.0, seen.c_heap_bytes - (use - residue))
-        part = replace(part, grade=_at_least_suspect(grade), rate_bytes=rate)
+        part = replace(part, grade=at_least_suspect(grade), rate_bytes=rate)
         what = "a torch profiler is running" if seen.profiles else seen.new_objects
         what = what or _jumps_of(seen)
         return [of_part(part, kind=C_HEAP, what=what)]
     if seen.unheld == PYTHON:
-        part = replace(part, grade=_at_least_suspect(grade))
+        part = replace(part, grade=at_least_suspect(grade))
         return [of_part(part, kind=PYTHON, what=seen.new_objects)]
     if RANK[grade] < RANK["suspect"]:
         return []
@@ -707,7 +712,7 @@ def _of_children(seen: Evidence, children: Children) -> list[LeakFinding]:
         unit = "steps" if seen.seconds is None else "seconds"
         apart = children.steps_each * (seen.seconds or 1.0)
         many = f"{children.count:,} processes, one more every {apart:,.0f} {unit}"
-        part = replace(part, grade=_at_least_suspect(part.grade))
+        part = replace(part, grade=at_least_suspect(part.grade))
     elif not _is_suspect(seen, part) or part.rate_bytes < THRESHOLDS.ended * children.stopped:
         return []  # The grade is that of growth which has stopped.
     part = replace(part, rate_bytes=max(0.0, part.rate_bytes))

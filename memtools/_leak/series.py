@@ -17,7 +17,7 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
-from memtools._leak.finding import RANK, LeakFinding
+from memtools._leak.finding import LeakFinding
 from memtools._leak.growth import Pace, line_of, pace_of, rising_pace, slope_of
 from memtools._leak.judge import (
     C_HEAP,
@@ -27,6 +27,7 @@ from memtools._leak.judge import (
     Evidence,
     Part,
     Resident,
+    at_least_suspect,
     keeps_graphs,
     trust_in,
 )
@@ -222,7 +223,7 @@ class Looks:
             signal = "python" if self.pace("python") > self.pace("heap") else "heap"
         grade, since, begun = self.grades.get(name, "quiet"), rises[0] if rises else None, 0.0
         if self.points.stairs(name) is not None:
-            grade = max(grade, "suspect", key=RANK.__getitem__)
+            grade = at_least_suspect(grade)
         at, tested = self.tested.get(name, (0, 0.0))
         # What has begun since the look before is in one point alone: the leak test has it.
         newest = self.steps[-2] if len(self.steps) > 1 else math.inf

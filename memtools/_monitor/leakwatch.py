@@ -485,9 +485,8 @@ class LeakWatch:
             return ()
         if name != "counted":
             return "use", name
-        one = self._resident
-        if one is None or not (one.is_even or RANK[one.part.grade] >= RANK["growing"]):
-            return ("use",)  # In its first steps torch allocates what it keeps.
+        if self._resident is None or not self._resident.goes_on:
+            return ("use",)
         # The limit is met at a peak, and the peaks of steps may rise faster than their ends.
         return "use", name, "highest"
 

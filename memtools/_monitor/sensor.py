@@ -56,9 +56,7 @@ class Sensor:
         }
         self.parts["use"] = part_of(self._detector, ("heap", "python", "tensors", "rss"))
         self._resident = part_of(self._detector, ("rss",))
-        self.points, self._is_noisy = Points(noisy=noisy), noisy
-        #: whether several threads make the steps
-        self.is_shared = False
+        self.points = Points(noisy=noisy)
         self._lows: dict[str, int] = {}  # the lowest readings at the newest steps
         #: steps of the looks, without those that only watch what stands
         self.looks: list[int] = []
@@ -71,7 +69,12 @@ class Sensor:
 
     def share(self) -> None:
         """From here on several threads make the steps, each at any point of those of the others."""
-        self.is_shared = self._is_noisy = self.points.is_noisy = self.points.is_shared = True
+        self.points.is_noisy = self.points.is_shared = True
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several threads make the steps."""
+        return self.points.is_shared
 
     # --- readings ---
 
@@ -175,7 +178,7 @@ class Sensor:
         if self.is_shared:
             yield
             return
-        is_on = gc.isenabled() and not self._is_noisy
+        is_on = gc.isenabled() and not self.points.is_noisy
         before = [signal.read() for signal in self._all]
         if is_on:
             process.at_fork(_in_child)
