@@ -319,6 +319,8 @@ class HeapWalks:
             return ""  # objects hold it, and no container is longer for it, or that is not known
         if self._counts is None and not self._unheld and self._can_compare():
             self._counts = self._counted(lambda: Counts(seen.step))
+            if self._counts is not None:
+                return ""  # A later look tells which objects have become more since this one.
         if not seen.of_c(held):
             return CYCLES if self._unheld == CYCLES else ""
         if self._unheld in (C_HEAP, PYTHON):

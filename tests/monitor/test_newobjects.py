@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from memtools._leak.judge import C_HEAP
 from memtools._monitor import newobjects
 from memtools._monitor.newobjects import Counts
+from memtools._monitor.walks import HeapWalks
 
 STEPS, SIZE = 40, 20_000
 
@@ -73,3 +77,26 @@ def test_objects_that_take_what_grows_are_found_with_their_holder(least):
 def test_what_comes_with_imported_modules_is_left_out():
     assert {"function", "type", "property", "member_descriptor"} <= newobjects._OF_MODULES
     assert "list" not in newobjects._OF_MODULES
+
+
+def test_objects_are_compared_with_those_of_an_earlier_look(monkeypatch):
+    """Growth without a holder is C's only after a look that follows the one that counts."""
+    budget = SimpleNamespace(wait_ns=lambda cost: 0)
+    sensor = SimpleNamespace(
+        is_shared=False, use=lambda: 1 << 20, in_use=list, left_out=nullcontext
+    )
+    complaints = []
+    walks = HeapWalks(lambda: None, sensor, budget, lambda *said: complaints.append(said))
+    walks._census = SimpleNamespace(cut=False, looks=8)
+    walks._threads, walks._reached = [1], [(0, 0), (96, 0)]
+    rates = {"use": 65536.0, "python": 0.0}
+    said = []
+    for step in (96, 128):
+        seen = SimpleNamespace(
+            step=step, steps=[0], since=0, now=lambda _: (), of_c=lambda held: True,
+            pace=rates.__getitem__,
+        )  # fmt: skip
+        said.append(walks.unheld(seen))
+        PAGES.append(Page())  # more objects than before
+    PAGES.clear()
+    assert (said, complaints) == (["", C_HEAP], [])
