@@ -3,9 +3,10 @@
     python -m benchmarks.monitor.workers_bytes    # three minutes
     python -m benchmarks.monitor.workers_bytes --only cache
 
-Four loaders, forked and spawned, under `memtools run`. The program reads smaps_rollup of its
-workers after the last batch that makes them grow, and prints the sum; the record of the run has
-memtools' figure.
+Four loaders, forked and spawned, under `memtools run`, and a child of os.fork() that copies pages
+of its parent as well. The program reads smaps_rollup of its workers after the last batch that makes
+them grow, and prints the sum; the record of the run has memtools' figure, and the rate that was
+reported first. What is kept in each step is known.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from memtools._base.size import format_bytes
 from memtools._record.figures import figures_of
 
 PROGRAM = """
-import gc, multiprocessing, sys
+import gc, multiprocessing, os, sys
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
@@ -54,9 +55,32 @@ class Cycles(Dataset):
 class Buffer(IterableDataset):
     def __iter__(self):
         kept = []
-        for i in range(COUNT // 2):
+        for i in range(COUNT):
             kept.append(torch.ones(SIZE // 4))
             yield torch.zeros(8)
+
+def keep(rows, orders, answers):
+    kept = []
+    while os.read(orders, 1):
+        kept.append(bytes([1]) * 2 * SIZE)
+        for row in rows[2000 * len(kept):2000 * (len(kept) + 1)]:
+            row["number"]  # counts a reference, and so copies the page
+        os.write(answers, b"x")
+
+def of_child():
+    rows = [{"number": i, "text": str(i)} for i in range(300_000)]
+    orders, answers = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(orders[1])
+        keep(rows, orders[0], answers[1])
+        os._exit(0)
+    def batches():
+        while True:
+            os.write(orders[1], b"x")
+            os.read(answers[0], 1)
+            yield torch.zeros(8)
+    return batches(), [pid]
 
 def private(pid):
     with open(f"/proc/{pid}/smaps_rollup") as rollup:
@@ -64,22 +88,26 @@ def private(pid):
     return min(int(fields[n].split()[0]) for n in ("Anonymous", "Private_Dirty", "Pss_Anon"))
 
 if __name__ == "__main__":
-    data = {"cache": Cache, "keeps": Keeps, "cycles": Cycles, "buffer": Buffer}[sys.argv[1]]()
+    kinds = {"cache": Cache, "keeps": Keeps, "cycles": Cycles, "buffer": Buffer}
     model = torch.nn.Linear(8, 8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    batches = iter(DataLoader(data, 4, num_workers=2, multiprocessing_context=sys.argv[2],
-                              persistent_workers=True))
+    if sys.argv[1] == "child":
+        batches, pids = of_child()
+    else:
+        batches = iter(DataLoader(kinds[sys.argv[1]](), 4, num_workers=2, persistent_workers=True,
+                                  multiprocessing_context=sys.argv[2]))
+        pids = [one.pid for one in multiprocessing.active_children()]
     for step in range(COUNT // 4):  # StopIteration would end the workers' buffers
         model(next(batches)).sum().backward()
         optimizer.step()
-    each = [private(one.pid) for one in multiprocessing.active_children()]
-    print("private", 1024 * sum(each))
+    print("private", 1024 * sum(map(private, pids)))
 """
-LOADERS = ("cache", "keeps", "cycles", "buffer")
+LOADERS = ("cache", "keeps", "cycles", "buffer", "child")
+KEPT = 2 * 96 * 1024  # Each of two workers has a batch of four samples at every second step.
 
 
-def measure(loader: str, start: str, folder: str) -> tuple[int, int]:
-    """(bytes by smaps_rollup, bytes by the record)"""
+def measure(loader: str, start: str, folder: str) -> tuple[int, int, float]:
+    """(bytes by smaps_rollup, bytes by the record, the rate that was reported first)"""
     script, record = Path(folder, "program.py"), Path(folder, f"{loader}_{start}.mem")
     script.write_text(PROGRAM)
     done = subprocess.run(
@@ -88,10 +116,12 @@ def measure(loader: str, start: str, folder: str) -> tuple[int, int]:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     found = re.search(r"private (\d+)", done.stdout)
-    workers = figures_of(memtools.read_record(record)).workers
+    read = memtools.read_record(record)
+    workers = figures_of(read).workers
+    said = [getattr(one.data, "rate_bytes", 0.0) for one in read.events if one.kind == "finding"]
     assert found is not None
     assert workers is not None
-    return int(found[1]), workers.peak_bytes
+    return int(found[1]), workers.peak_bytes, said[0] if said else 0.0
 
 
 def main() -> None:
@@ -100,10 +130,11 @@ def main() -> None:
     only = parser.parse_args().only
     with tempfile.TemporaryDirectory() as folder:
         for loader in (only,) if only else LOADERS:
-            for start in ("fork", "spawn"):
-                kernel, ours = measure(loader, start, folder)
+            for start in ("fork",) if loader == "child" else ("fork", "spawn"):
+                kernel, ours, rate = measure(loader, start, folder)
                 print(f"{loader:8} {start:6} smaps {format_bytes(kernel):>10}  "
-                      f"memtools {format_bytes(ours):>10}  {100 * (ours / kernel - 1):+.1f} %",
+                      f"memtools {format_bytes(ours):>10}  {100 * (ours / kernel - 1):+.1f} %  "
+                      f"first rate {rate / KEPT:.2f} of the true one",
                       flush=True)  # fmt: skip
 
 

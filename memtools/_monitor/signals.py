@@ -175,13 +175,18 @@ def signals_of(
         _core._watch_files()
         return size
 
+    def of_children() -> int | None:
+        probe.read(_core.READ_CHILDREN)
+        return probe.children_made()
+
     heap, mapped = _Heap(probe), _Mapped()
     signals = [
         # Resident bytes, less what pools map more than once: forks of a cache are not growth.
         Signal("rss", figure(_core.READ_RSS, "process")),
         Signal("heap", heap.used),
         Signal("python", python_bytes),
-        Signal("children", figure(_core.READ_CHILDREN, "children_private")),
+        # Without pages that forks copy: these are at most what they share with their parent.
+        Signal("children", of_children),
         Signal("shm", shared),
     ]
     if blocks is not None:

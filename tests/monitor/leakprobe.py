@@ -36,6 +36,7 @@ CASES: dict[str, list[Case]] = {
     "Probe.groups": [PROBE.groups, lambda: _core.Probe("/nowhere").groups()],
     "Probe.host": [PROBE.host, lambda: _core.Probe("/nowhere").host()],
     "Probe.children": [PROBE.children, lambda: _core.Probe("/nowhere").children()],
+    "Probe.children_made": [PROBE.children_made, lambda: _core.Probe("/nowhere").children_made()],
     "_watch_files": [_core._watch_files],
     "_note_shm": [lambda: _core._note_shm("/no-such-block"), lambda: _core._note_shm(3)],
     "Probe.reset_peak": [PROBE.reset_peak],

@@ -31,6 +31,7 @@ typedef struct child {
     uint64_t pid;
     uint64_t anon;       /* bytes of no file and no shared memory; MT_UNKNOWN: could not be read */
     uint64_t common;     /* of them, those that count in another process of its family */
+    uint64_t first;      /* the same when that was found out for the first time */
     uint64_t stack;      /* where its stack begins: the same in the whole family; 0: not known */
     uint64_t weighed_at; /* when that was found out; 0: not yet */
 } child;
@@ -45,6 +46,7 @@ struct mt_children {
     bool known;
     uint64_t credit_ns, credit_at; /* for weighing, and when it was counted */
     uint64_t weighing_ns;          /* of the last scan */
+    bool all_are_due;              /* to be weighed, at the next scan */
     child weighed;                 /* the last one: an example for those that were not */
     uint64_t stack;                /* of this process */
     child *table;                  /* grows as children come: most programs have few */
@@ -150,6 +152,7 @@ weigh(mt_children *ch, child *c, uint64_t now)
         if (anon == MT_UNKNOWN || dirty == MT_UNKNOWN) own = MT_UNKNOWN;
     }
     if (own != MT_UNKNOWN) c->common = c->anon > own ? c->anon - own : 0;
+    if (c->weighed_at == 0) c->first = c->common;
     c->weighed_at = now;
     ch->weighed = *c;
     took = mt_thread_cpu_ns() - began; /* a busy machine does not make children wait longer */
@@ -168,10 +171,12 @@ weigh_some(mt_children *ch, uint64_t now)
     for (int again = 0; again < 2; again++) {
         for (size_t i = 0; i < ch->len && ch->credit_ns > 0; i++) {
             child *c = &ch->table[i];
-            bool due = again ? now - c->weighed_at >= AGE_NS : c->weighed_at == 0;
+            bool old = ch->all_are_due || now - c->weighed_at >= AGE_NS;
+            bool due = again ? old && c->weighed_at != now : c->weighed_at == 0;
             if (due && c->anon != MT_UNKNOWN) weigh(ch, c, now);
         }
     }
+    ch->all_are_due = false;
 }
 
 static uint64_t
@@ -183,6 +188,28 @@ private_of(const mt_children *ch, const child *c)
     if (c->weighed_at == 0 && c->anon / 4 * 3 <= example && example / 4 * 3 <= c->anon)
         common = ch->weighed.common;
     return c->anon > common ? c->anon - common : 0;
+}
+
+static uint64_t
+made_by(const mt_children *ch, const child *c)
+{
+    if (c->anon == MT_UNKNOWN || c->weighed_at == 0) return private_of(ch, c);
+    return c->anon > c->first ? c->anon - c->first : 0;
+}
+
+/* The sum of such bytes of all children, or MT_UNKNOWN. */
+static uint64_t
+sum_of(const mt_children *ch, uint64_t (*bytes_of)(const mt_children *, const child *))
+{
+    uint64_t sum = 0;
+
+    if (!ch->known || ch->beyond > 0) return MT_UNKNOWN;
+    for (size_t i = 0; i < ch->len; i++) {
+        uint64_t own = bytes_of(ch, &ch->table[i]);
+        if (own == MT_UNKNOWN || sum > MT_UNLIMITED - 1 - own) return MT_UNKNOWN;
+        sum += own;
+    }
+    return sum;
 }
 
 /* --- the tree --------------------------------------------------------------------------------- */
@@ -329,6 +356,7 @@ void
 mt_children_weigh_all(mt_children *ch)
 {
     ch->credit_ns = CREDIT_NS;
+    ch->all_are_due = true;
 }
 
 uint64_t
@@ -340,18 +368,14 @@ mt_children_weighing_ns(const mt_children *ch)
 void
 mt_children_read(const mt_children *ch, uint64_t *count, uint64_t *priv)
 {
-    uint64_t sum = 0;
-
-    for (size_t i = 0; i < ch->len; i++) {
-        uint64_t own = private_of(ch, &ch->table[i]);
-        if (own == MT_UNKNOWN || sum > MT_UNLIMITED - 1 - own) {
-            sum = MT_UNKNOWN;
-            break;
-        }
-        sum += own;
-    }
     *count = ch->known ? ch->len + ch->beyond : MT_UNKNOWN;
-    *priv = ch->known && ch->beyond == 0 ? sum : MT_UNKNOWN;
+    *priv = sum_of(ch, private_of);
+}
+
+uint64_t
+mt_children_made_by_all(const mt_children *ch)
+{
+    return sum_of(ch, made_by);
 }
 
 uint64_t
@@ -402,6 +426,13 @@ mt_children_priv(const mt_children *ch, size_t i)
 {
     assert(i < ch->len);
     return private_of(ch, &ch->table[i]);
+}
+
+uint64_t
+mt_children_made(const mt_children *ch, size_t i)
+{
+    assert(i < ch->len);
+    return made_by(ch, &ch->table[i]);
 }
 
 void

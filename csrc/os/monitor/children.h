@@ -22,6 +22,10 @@
  * all that it has and the others what is their own alone. This process is the first of its family.
  * A child that began another program is the first of its own, and need not be weighed.
  *
+ * A page that a child shares becomes its own once one of the family writes to it. That is no growth
+ * of the child: there are only so many, and they are seen in leaps, when it is weighed. So it is also
+ * known what a child has made: what it had alone when it was weighed first, and has more since.
+ *
  * A kernel without CONFIG_PROC_CHILDREN has no such lists: nothing is known of children there. */
 #ifndef MT_OS_MONITOR_CHILDREN_H
 #define MT_OS_MONITOR_CHILDREN_H
@@ -52,7 +56,7 @@ void mt_children_clear(mt_children *ch);
  * the count is then unknown. */
 bool mt_children_scan(mt_children *ch);
 
-/* Lets the next scan weigh for as long as at the start, because no later one will. */
+/* Lets the next scan weigh all of them, for as long as at the start, because no later one will. */
 void mt_children_weigh_all(mt_children *ch);
 /* Processor time of the last scan that was weighing, which has an allowance of its own. */
 uint64_t mt_children_weighing_ns(const mt_children *ch);
@@ -60,6 +64,9 @@ uint64_t mt_children_weighing_ns(const mt_children *ch);
 /* How many live, and their private bytes in sum, by the last scan. Either
  * is MT_UNKNOWN when it could not be found out. */
 void mt_children_read(const mt_children *ch, uint64_t *count, uint64_t *priv);
+
+/* What all of them have made, in sum; MT_UNKNOWN as their private bytes are. */
+uint64_t mt_children_made_by_all(const mt_children *ch);
 
 /* What of them is swapped out, in sum, read now: a page that was swapped out before a fork counts in
  * both. MT_UNKNOWN as their private bytes are. */
@@ -73,6 +80,8 @@ size_t mt_children_len(const mt_children *ch);
 uint64_t mt_children_pid(const mt_children *ch, size_t i);
 /* Its private bytes, or MT_UNKNOWN. pre: as above. */
 uint64_t mt_children_priv(const mt_children *ch, size_t i);
+/* What it has made, as above; its private bytes while it was not weighed. pre: as above. */
+uint64_t mt_children_made(const mt_children *ch, size_t i);
 /* Reads the name that the kernel has of it ("" where it has ended). pre: as above. */
 void mt_children_name(const mt_children *ch, size_t i, char out[MT_CHILD_NAME]);
 

@@ -210,7 +210,7 @@ probe_host(PyObject *op, PyObject *Py_UNUSED(none))
 }
 
 typedef struct child_line {
-    uint64_t pid, priv;
+    uint64_t pid, made;
     char name[MT_CHILD_NAME];
 } child_line;
 
@@ -220,7 +220,7 @@ child_tuple(const void *lines, size_t i)
     const child_line *line = &((const child_line *)lines)[i];
 
     return Py_BuildValue(
-        "(KNN)", (unsigned long long)line->pid, mt_py_number(line->priv),
+        "(KNN)", (unsigned long long)line->pid, mt_py_number(line->made),
         PyUnicode_DecodeUTF8(line->name, (Py_ssize_t)strlen(line->name), "replace"));
 }
 
@@ -236,12 +236,18 @@ probe_children(PyObject *op, PyObject *Py_UNUSED(none))
     if (lines == NULL) return PyErr_NoMemory();
     for (size_t i = 0; i < n; i++) {
         lines[i].pid = mt_children_pid(children, i);
-        lines[i].priv = mt_children_priv(children, i);
+        lines[i].made = mt_children_made(children, i);
         mt_children_name(children, i, lines[i].name);
     }
     list = mt_py_list(n, child_tuple, lines);
     PyMem_Free(lines);
     return list;
+}
+
+static PyObject *
+probe_children_made(PyObject *op, PyObject *Py_UNUSED(none))
+{
+    return mt_py_number(mt_children_made_by_all(mt_probe_linux_children(((Probe *)op)->probe)));
 }
 
 PyObject *
@@ -437,9 +443,12 @@ static PyMethodDef methods[] = {
     NOARGS(host,
            "A Sample of all but the heap, for those who ask often: the descendants and shared "
            "memory by a reading that is at most 20 times as old as it took."),
-    NOARGS(children,
-           "(pid, private bytes or None, name) of each living descendant; empty where they "
-           "cannot be listed."),
+    NOARGS(
+        children,
+        "(pid, bytes or None, name) of each living descendant, by the newest reading of them; "
+        "empty where they cannot be listed. Its bytes are those that were its own when it was "
+        "first read, and what it has allocated since: not pages that it copies of its parent's."),
+    NOARGS(children_made, "The sum of these bytes, or None."),
     NOARGS(source, "Where the memory limit comes from: (cgroup version, bytes or -1 for none, "
                    "directory, whether it is set above that, why it is unknown, pressure file, "
                    "whether that is the whole machine's)."),

@@ -182,8 +182,13 @@ what_a_family_shares_counts_once(void)
     plant(&t, "proc/10/statm", "1105 1011 1 0 0 0 0\n"); /* 10 pages more are its own */
     CHECK(mt_children_scan(ch) && reads(ch, 4, 20 + 2000 + 30) &&
           mt_children_priv(ch, 0) == 80 << 10);
+    CHECK(mt_children_made(ch, 0) == 80 << 10 && mt_children_made(ch, 1) == 1000 << 12);
     plant_fork(&t, "10", 5000, 400); /* a page that it wrote to is its own: seen when it is due */
     CHECK(mt_children_scan(ch) && mt_children_priv(ch, 0) == 80 << 10);
+    CHECK(mt_children_made_by_all(ch) == (80 << 10) + (2000 << 12) + (120 << 10));
+    mt_children_weigh_all(ch);
+    CHECK(mt_children_scan(ch) && mt_children_priv(ch, 0) == 400 << 10);
+    CHECK(mt_children_made(ch, 0) == 80 << 10); /* what it copies is no growth of it */
     plant(&t, "proc/self/task/1/children", "10 11 12 21 ");
     CHECK(mt_children_scan(ch) && mt_children_len(ch) == 5);
     CHECK(mt_children_pid(ch, 3) == 21 && mt_children_priv(ch, 3) == 40 << 10);
