@@ -8,8 +8,9 @@ program without steps.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from operator import mul
 from typing import NamedTuple
 
@@ -19,6 +20,9 @@ EXACT = 0.1  # steps of growth by which a point may lie beside a line without an
 EVENLY = 0.5  # a pace rises evenly if no quarter adds less than this share of what another adds,
 NOISE = 3.0  # and by more than so many standard errors
 CHANGED = 1.0  # so many times as much better as chance alone makes it
+QUARTERS = 4  # What is kept rises if it does in each of so many parts of the steps,
+PART, EVEN_PART = 1 / 4, 1 / 2  # by at least these shares of what a part adds on average.
+NEWEST = 1 / 16  # The end of a series is the lowest of this share of its newest steps.
 
 
 class Line(NamedTuple):
@@ -178,6 +182,51 @@ def rising_pace(points: Sequence[tuple[float, float]]) -> tuple[float, float] | 
         return None
     pace = line_of([(line.x, line.slope) for line in lines])
     return pace.at(last), pace.slope
+
+
+class Kept(NamedTuple):
+    """How fast rises what a series never gives back.
+
+    Attributes:
+        rate: bytes a step.
+        since: the step from which on.
+        gain: the bytes that were added since then.
+        is_even: whether each quarter of the steps adds about the same, and the newer half does not
+            add clearly less than the older one.
+    """
+
+    rate: float
+    since: float
+    gain: float
+    is_even: bool
+
+
+def kept_pace(points: Sequence[tuple[float, float]], even: float) -> Kept | None:
+    """How fast rises what a series never gives back: at each point, the lowest of it and of all
+    that come later. The teeth of a sawtooth do not count, whatever their length. None where it does
+    not rise in each quarter of the steps, or there are too few points.
+
+    Args:
+        points: (step, bytes).
+        even: the newer half adds clearly less if it adds less than this share of what the older one
+            adds a step.
+    """
+    if len(points) < 2 * QUARTERS:
+        return None
+    lowest = list(accumulate((size for _, size in reversed(points)), min))[::-1]
+    steps = [step for step, _ in points]
+    first, span = steps[0], steps[-1] - steps[0]
+    ends = [first + span * part / QUARTERS for part in range(QUARTERS)]
+    ends.append(steps[-1] - span * NEWEST)
+    sizes = [lowest[bisect_left(steps, end)] for end in ends]
+    gains = [after - before for before, after in pairwise(sizes)]
+    gain, half = sizes[-1] - sizes[0], QUARTERS // 2
+    if min(gains) <= PART * gain / QUARTERS:
+        return None
+    older = (sizes[half] - sizes[0]) / (ends[half] - ends[0])
+    newer = (sizes[-1] - sizes[half]) / (ends[-1] - ends[half])
+    is_even = min(gains) >= EVEN_PART * gain / QUARTERS and newer >= even * older
+    return Kept(gain / (ends[-1] - first), first, gain, is_even)
 
 
 def _by_chance(free: int) -> float:

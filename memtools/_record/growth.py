@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from memtools._base.size import format_bytes
 from memtools._base.text import count, duration
-from memtools._leak.growth import line_of, slope_of
+from memtools._leak.growth import Kept, kept_pace, line_of, slope_of
 from memtools._leak.judge import THRESHOLDS
 from memtools._record.record import UNKNOWN
 from memtools._record.series import own_column
@@ -196,6 +196,18 @@ def slope(line: Timeline, column: str) -> Slope | None:
     ]
     error = math.sqrt(1.2 * sum(wander) / len(wander) / span)
     return Slope(rate, max(2.5 * error, PAGE / span))
+
+
+def kept(line: Timeline, column: str) -> Kept | None:
+    """How fast rises what a column never gives back, over the newer three quarters of the steps;
+    None where it does not, or has too few readings to say."""
+    if not _steps_made(line) or not line.known(column):
+        return None
+    readings = _readings(line, {"": column}, by_step=True)
+    known = _known_of(readings.steps, readings.values[""], readings.tops[""])
+    quarter = known[0][0] + (known[-1][0] - known[0][0]) // 4 if known else 0
+    points = [(step, floor) for step, floor, _ in known if step >= quarter]
+    return kept_pace(points, THRESHOLDS.even)
 
 
 def step_seconds(line: Timeline) -> float | None:

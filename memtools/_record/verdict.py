@@ -35,7 +35,7 @@ from memtools._leak.finding import (
 )
 from memtools._leak.judge import C_HEAP, CYCLES, PYTHON, THRESHOLDS, Part, of_part
 from memtools._record.events import start_of
-from memtools._record.growth import Growth, Late, judge, late_of, slope, step_seconds
+from memtools._record.growth import Growth, Late, judge, kept, late_of, step_seconds
 from memtools._record.kinds import Finding
 from memtools._record.series import own_column
 
@@ -217,7 +217,7 @@ def _nothing(figures: Figures) -> str:
     if rise > 0:
         return (
             "what is in use does not grow; resident memory has grown by "
-            f"{format_bytes(rise)} a step over the newer half of the run"
+            f"{format_bytes(rise)} a step over the newer three quarters of the run"
         )
     workers = figures.workers is not None
     nothing = "neither the process nor its workers grow" if workers else "the process does not grow"
@@ -230,14 +230,14 @@ def _nothing(figures: Figures) -> str:
 
 
 def _rise(figures: Figures, column: str) -> float:
-    """Bytes a step by which a column certainly rises over the newer half of the run; 0 where it
-    does not, or by too little to matter."""
-    rise = slope(figures.line, column)
-    if rise is None or rise.rate_bytes <= max(THRESHOLDS.least_rate, rise.within_bytes):
+    """Bytes a step by which what a column never gives back rises over the newer three quarters of
+    the run; 0 where it does not, or by too little to matter."""
+    rise = kept(figures.line, column)
+    if rise is None or rise.rate <= THRESHOLDS.least_rate:
         return 0.0
     size = figures.process.last_bytes if figures.process else 0
     least = max(THRESHOLDS.least_gain, THRESHOLDS.least_gain_share * size)
-    return rise.rate_bytes if rise.rate_bytes * (figures.steps or 0) / 2 >= least else 0.0
+    return rise.rate if rise.gain >= least else 0.0
 
 
 # --- findings ------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -9,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from memtools import LeakFinding
-from memtools._leak.growth import rising_pace, slope_of
+from memtools._leak.growth import kept_pace, rising_pace, slope_of
 from memtools._leak.judge import findings_of
 from memtools._leak.ledger import Ledger
 from memtools._leak.series import Looks, Points, key_of
@@ -235,3 +236,43 @@ def test_a_pace_that_rises_evenly_is_followed() -> None:
 def test_no_other_pace_is_taken_for_one_that_rises(rate: Callable[[int], float]) -> None:
     for noise in (0, 200 * KIB):
         assert rising_pace(sizes(rate, noise)) is None
+
+
+def teeth(step: int) -> int:
+    """A buffer that is made twice as large when it is full, beside the one before for a while."""
+    full = 2 ** (step.bit_length())
+    return 40 * step + (30 * full if step > 0.9 * full else 0)
+
+
+@pytest.mark.parametrize(
+    ("grow", "rate"),
+    [
+        (lambda step: 40 * step, 40),
+        (teeth, 40),
+        (lambda step: 40 * (step // 16 * 16), 40),
+        (lambda step: 40 * min(step, 300), None),  # a warm-up
+        (lambda step: 900 * (step % 90), None),  # garbage
+        (lambda step: 9_000 * (step > 350), None),  # once
+        (lambda step: -40 * step, None),
+    ],
+    ids=["line", "doubling", "stairs", "warm-up", "sawtooth", "once", "falls"],
+)
+def test_what_is_never_given_back_rises_whatever_comes_and_goes(
+    grow: Callable[[int], int], rate: float | None
+) -> None:
+    noise = random.Random(5)
+    points = [(step, KIB * (grow(step) + noise.randrange(9))) for step in range(120, 480)]
+    kept = kept_pace(points, 0.6)
+    if rate is None:
+        assert kept is None
+        return
+    assert kept is not None
+    assert kept.is_even
+    assert kept.rate == pytest.approx(rate * KIB, rel=0.15)
+
+
+def test_what_slows_down_is_kept_and_is_not_even() -> None:
+    kept = kept_pace([(step, MIB * math.log(step)) for step in range(120, 480)], 0.6)
+    assert kept is not None
+    assert not kept.is_even
+    assert kept_pace([(step, step) for step in range(7)], 0.6) is None  # too few

@@ -63,7 +63,7 @@ def test_what_is_over_does_not_stand_and_then_nothing_grows(path):
 
 IN_USE = (
     "what is in use does not grow; resident memory has grown by 96.0 KiB a step over the newer "
-    "half of the run"
+    "three quarters of the run"
 )
 OF_FILES = (
     "the process does not grow, but for pages of files that it maps: 64.0 KiB a step, which the "
@@ -84,6 +84,17 @@ def test_it_is_not_said_that_nothing_grows_while_resident_memory_rises(path, rat
             writer.append(10**15 + step * 10**7, [step, rss, now])
     (line,) = figures_of(memtools.read_record(path)).verdict.lines(quiet=True)
     assert line == text
+
+
+def test_teeth_do_not_hide_that_resident_memory_rises(path):
+    """The newer half of the run begins at the top of a tooth, and ends below it."""
+    with _core.RecordWriter(path, [("step", ""), ("rss", "B"), ("private", "B")]) as writer:
+        writer.event("start", kinds.payload("start", START))
+        for step in range(1, 600, 4):
+            now = 100 * MIB + step * 64 * 1024 + (20 * MIB if 280 < step < 380 else 0)
+            writer.append(10**15 + step * 10**7, [step, now + 20 * MIB, now])
+    (line,) = figures_of(memtools.read_record(path)).verdict.lines(quiet=True)
+    assert line.startswith("what is in use does not grow; resident memory has grown by ")
 
 
 @pytest.mark.parametrize("again", [False, True])
