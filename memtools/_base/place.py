@@ -37,16 +37,21 @@ def name_of(place: Place) -> str:
     return shown(f"{file}:{place.line} in {names[-1]}" if names else f"{file}:{place.line}")
 
 
+def text_of(file: str) -> str:
+    """The source of a file or of a notebook's cell; "" where there is none."""
+    text = source_of(file)
+    if text is None:
+        with contextlib.suppress(OSError, SyntaxError, ValueError), tokenize.open(file) as source:
+            return source.read()
+    return text or ""
+
+
 def function_at(file: str, line: int) -> str:
     """The name of the innermost function of a file that has this line; "" where there is none, or
     no source. Nothing of the file stays in memory."""
     try:
-        text = source_of(file)
-        if text is None:
-            with tokenize.open(file) as source:
-                text = source.read()
-        tree = ast.parse(text)
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        tree = ast.parse(text_of(file))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return ""
     inner, name = 0, ""
     for node in ast.walk(tree):

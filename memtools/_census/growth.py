@@ -31,7 +31,6 @@ from memtools import _core
 from memtools._base import torch as bridge
 from memtools._base.libraries import PACKAGE, library_paths, users_paths
 from memtools._census.extensions import extension_of
-from memtools._census.fills import may_fill
 from memtools._census.holders import (
     LRU_CACHE,
     Holder,
@@ -53,6 +52,7 @@ _SAMPLED = 8  # So many of the newest entries are sampled.
 _DEPTH = 4  # Tensors and arrays are looked for to this depth below an entry.
 #: The kinds of rows of the table, as csrc/py/census/growth.c numbers them.
 _CONTAINER, _GRAPH, _CHAIN, _CYCLE, _SLOTS, _CALLS, _ENTRIES = range(7)
+_NOT_FILLED = ("variable", "stream", "callbacks")  # the kinds of what has no entries that fill it
 _OF_CYCLES = "cycles of .grad made by backward(create_graph=True)"
 _WEAK = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
 _MODULES = (types.ModuleType, types.FunctionType)
@@ -181,7 +181,9 @@ def _with_line(holder: Holder, row: list[Any], keepers: Keepers) -> Holder:
     if sort == _CALLS:
         way = [Local(*way[0])]
     changes = sort in (_GRAPH, _CHAIN) or _is_buffer(way[0])
-    return replace(holder, **keepers.find(holder.path, way, changes=changes)._asdict())
+    kept = keepers.find(holder.path, way, changes=changes)._asdict()
+    is_container = sort in (_CONTAINER, _SLOTS) and holder.kind not in _NOT_FILLED
+    return replace(holder, **kept | {"may_fill": kept["may_fill"] and is_container})
 
 
 def _may_have_more(holder: Holder) -> bool:
@@ -274,8 +276,7 @@ def _holder(
         path, kind = f"autograd graphs kept by {path}", "autograd graph"
     return replace(found, path=path, kind=kind, length=now, capacity=capacity,
                    new_objects=new_objects, new_bytes=size, what=what,
-                   extension=extension_of(_entries(container)),
-                   may_fill=may_fill(path, way))  # fmt: skip
+                   extension=extension_of(_entries(container)))  # fmt: skip
 
 
 def _kind_of_holder(way: list[Any], path: str, kind: str) -> str:

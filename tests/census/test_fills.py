@@ -29,7 +29,7 @@ from memtools._census.growth import GrowthCensus
     ],
 )
 def test_a_name_says_what_a_container_is_for(path: str, expected: bool) -> None:
-    assert may_fill(path, [[], {}]) is expected
+    assert may_fill(path, [[], {}], []) is expected
 
 
 class Bounded:

@@ -15,14 +15,15 @@ from typing import Any
 
 import pytest
 
-from memtools._census.bytecode import Put, Value, acts_of, inner_codes
+from memtools._census import names
 from memtools._census.holders import Local
-from memtools._census.keepers import Keepers, Kept, Source, names_on
+from memtools._census.keepers import Keepers, Kept, Source
+from memtools._census.lines import PUT, Value, acts_of
+from memtools._census.names import names_on
 
 
-def sources_of(text: str, space: dict[str, Any]) -> list[Source]:
-    code = compile(textwrap.dedent(text), "train.py", "exec")
-    return [Source(one, "train.py", space) for one in inner_codes(code)]
+def source_of(text: str, module: str) -> Source:
+    return Source(f"{module}.py", textwrap.dedent(text).lstrip("\n"), {"__name__": module})
 
 
 def shown(value: Value | None) -> str:
@@ -58,11 +59,7 @@ def shown(value: Value | None) -> str:
     ],
 )
 def test_what_a_line_puts_something_into(line: str, container: str) -> None:
-    code = compile(
-        f"def f(self, x, y, z, key, other, cache, rows, frontier):\n    {line}", "", "exec"
-    )
-    (function,) = (one for one in inner_codes(code) if one.co_name == "f")
-    puts = [shown(act.value) for act in acts_of(function) if type(act) is Put]
+    puts = [shown(act.value) for act in acts_of(line) if act.what == PUT]
     assert ", ".join(puts) == container
 
 
@@ -74,7 +71,7 @@ LIBRARY = types.ModuleType("keeperslibrary")
 
 
 @pytest.fixture(autouse=True)
-def library() -> Iterator[None]:
+def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A library with a class, whose code lies where libraries do."""
     text = """
     CALLS = []
@@ -97,6 +94,8 @@ def library() -> Iterator[None]:
     file = f"{sys.prefix}/lib/python3.11/site-packages/keeperslibrary.py"
     LIBRARY.__file__ = file
     exec(compile(textwrap.dedent(text), file, "exec"), LIBRARY.__dict__)
+    texts = {file: textwrap.dedent(text)}
+    monkeypatch.setattr(names, "text_of", lambda file: texts.get(file, ""))
     sys.modules["keeperslibrary"] = LIBRARY
     yield
     del sys.modules["keeperslibrary"]
@@ -108,11 +107,10 @@ def found_of(text: str, way: str, *, changes: bool = False) -> Kept:
     module.__file__ = "/home/user/train.py"
     sys.modules["keepersprogram"] = module
     try:
-        code = compile(textwrap.dedent(text).lstrip("\n"), module.__file__, "exec")
-        exec(code, module.__dict__)
+        source = Source(module.__file__, textwrap.dedent(text).lstrip("\n"), module.__dict__)
+        exec(compile(source.text, source.file, "exec"), module.__dict__)
         objects = eval(way, module.__dict__, {"space": module.__dict__, "Local": Local})
-        sources = [Source(one, module.__file__, module.__dict__) for one in inner_codes(code)]
-        return Keepers(lambda near: sources).find("it", objects, changes=changes)
+        return Keepers(lambda near: [source]).find("it", objects, changes=changes)
     finally:
         del sys.modules["keepersprogram"]
 
@@ -188,6 +186,23 @@ def lines_of(text: str, way: str, *, changes: bool = False) -> list[int]:
                 def update(self, x):
                     self.seen.append(x)
             """, id="an attribute of a class"),
+        pytest.param("[rows, space]", [4], """
+            rows = []
+            def main(x):
+                global rows
+                rows.append(x); rows = rows[-9:]
+            def other():
+                rows = []
+                rows.append(1)
+            """, id="a variable that a function declares as global"),
+        pytest.param("[o.rows, o.__dict__, o]", [4], """
+            class Owner:
+                def __init__(self): self.rows = []
+                def step(self, x):
+                    kept = lambda row: self.rows.append(row)
+                    kept(x)
+            o = Owner()
+            """, id="in a lambda of a method"),
         pytest.param("[f.__defaults__[0], f.__defaults__, f, space]", [2], """
             def f(x, seen=[]):
                 seen.append(x)
@@ -321,42 +336,36 @@ def test_what_of_a_library_has_the_container(way: str, has_it: tuple[str, str]) 
     a.mine = []
     for i in range(20): a.mine.append(i)
     """
-    assert found_of(text, way)[1:] == has_it
+    assert found_of(text, way)[1:3] == has_it
 
 
-@pytest.mark.parametrize("calls", [0, 20])
-def test_an_attribute_in_another_module_counts_only_where_that_code_runs(
-    calls: int,
+@pytest.mark.parametrize(("lines", "found"), [(1, "other.py:2 in fill"), (2, "")])
+def test_an_attribute_in_another_module_counts_if_there_is_one_such_line(
+    lines: int, found: str
 ) -> None:
     """Another class of that module may have an attribute of the same name."""
-    text = "def fill(one):\n    for x in range(10):\n        one.rows.append(x)"
-    other = sources_of(text, {"__name__": "elsewhere"})
-    owner, filled = Owner(), types.SimpleNamespace(rows=[])
-    owner.rows = []  # type: ignore[attr-defined]
-    fill = types.FunctionType(other[1].code, {})
-    for _ in range(calls):
-        fill(filled)
-    way = [owner.rows, owner.__dict__, owner]  # type: ignore[attr-defined]
-    found = Keepers(lambda near: other).find("it", way, changes=False)
-    assert found.kept_at == ("train.py:3 in fill" if calls else "")
+    other = source_of("def fill(one):\n" + "    one.rows.append(x)\n" * lines, "other")
+    owner: Any = Owner()
+    owner.rows = []
+    way = [owner.rows, owner.__dict__, owner]
+    assert Keepers(lambda near: [other]).find("it", way, changes=False).kept_at == found
 
 
 def test_a_large_program_is_not_read_to_its_end() -> None:
     """The module of the class comes first, and what it shows is enough."""
     text = "class Owner:\n    def step(self, x):\n        self.rows.append(x)"
-    mine, other = (sources_of(text, {"__name__": name}) for name in (__name__, "elsewhere"))
     taken = list[Source]()
 
     def sources(near: Collection[str]) -> Iterator[Source]:
         assert __name__ in near
-        for source in [*mine, *other * 1000]:
-            taken.append(source)
-            yield source
+        for module in [__name__, *(f"other{i}" for i in range(1000))]:
+            taken.append(source_of(text, module))
+            yield taken[-1]
 
     owner: Any = Owner()
     owner.rows = []
     found = Keepers(sources).find("it", [owner.rows, owner.__dict__, owner], changes=False)
-    assert found.kept_at == "train.py:3 in step"
+    assert found.kept_at == f"{__name__}.py:3 in step"
     assert len(taken) < 20
 
 
@@ -400,19 +409,18 @@ def test_each_holder_is_looked_for_once_and_never_raises() -> None:
 
     def sources(near: Collection[str]) -> list[Source]:
         searched.append(1)
-        return sources_of("CACHE = {}\nCACHE[1] = 2\n", space)
+        return [source_of("CACHE = {}\nCACHE[1] = 2\n", "nowhere")]
 
-    space: dict[str, Any] = {"__name__": "nowhere"}
     module = types.ModuleType("nowhere")
     module.__file__ = "/home/user/nowhere.py"
     module.__dict__["CACHE"] = {}
     sys.modules["nowhere"] = module
     try:
-        keepers = Keepers(sources)
+        found = Keepers(sources)
         for _ in range(3):
             way = [module.__dict__["CACHE"], module.__dict__]
-            assert keepers.find("CACHE", way, changes=False) == ("train.py:2", "", "")
-        assert keepers.find("broken", [], changes=False) == ("", "", "")
+            assert found.find("CACHE", way, changes=False) == ("nowhere.py:2", "", "", True)
         assert searched == [1]
+        assert found.find("broken", [], changes=False) == Kept()
     finally:
         del sys.modules["nowhere"]
