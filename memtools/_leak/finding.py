@@ -100,6 +100,9 @@ class LeakFinding:
             where `steps_left` is known; else 0.
         freed_bytes: if it ended because what had grown was freed at once, as at the end of an
             epoch, so many bytes; otherwise 0.
+        cause: what is known of the reason beside the kind: "jumps" of a buffer of C code that is
+            made larger each time it is full, "profiler", or "collector" if Python's garbage
+            collector is off; "" for others.
     """
 
     grade: str
@@ -122,6 +125,7 @@ class LeakFinding:
     over: bool = False
     joint_bytes: float = 0.0
     freed_bytes: int = 0
+    cause: str = ""
 
     def __post_init__(self) -> None:
         """Remove terminal escapes and secrets from names of the program."""
@@ -354,6 +358,10 @@ def _is(*kinds: str) -> _Fits:
     return lambda finding: finding.kind in kinds
 
 
+def _caused_by(cause: str) -> _Fits:
+    return lambda finding: finding.cause == cause
+
+
 def _is_of(*libraries: str) -> _Fits:
     return lambda finding: finding.library in libraries
 
@@ -393,12 +401,12 @@ _ADVICE: tuple[tuple[_Fits, str], ...] = (
         "monitor.cleanup_memory(), or start with MALLOC_ARENA_MAX=2",
     ),
     (
-        lambda one: one.kind == "C heap" and "profiler" in one.what,
+        _caused_by("profiler"),
         "a profiler keeps all its events until it stops: give it a schedule "
         "(torch.profiler.schedule(wait=..., warmup=..., active=...)) and call its step()",
     ),
     (
-        lambda one: one.kind == "C heap" and "in jumps" in one.what,
+        lambda one: one.kind == "C heap" and one.cause == "jumps",
         "C or C++ code has a buffer that it makes larger each time it is full (a vector, an "
         "index): look at what each step adds there, and remove what is no longer used",
     ),
@@ -419,7 +427,7 @@ _ADVICE: tuple[tuple[_Fits, str], ...] = (
         "left there (ls -l /dev/shm); a mapping without a name stays until it is closed",
     ),
     (
-        lambda one: one.kind == "processes" or "one more every" in one.what,
+        _is("processes"),
         "processes are started and never ended: join() or terminate() each one, or start one pool "
         "for the whole run (persistent_workers=True for a DataLoader)",
     ),
@@ -451,7 +459,7 @@ _ADVICE: tuple[tuple[_Fits, str], ...] = (
         "of a DataLoader, for what the dataset keeps from one item to the next",
     ),
     (
-        lambda one: one.kind == "cycles" and one.what.startswith(COLLECTOR_IS_OFF),
+        _caused_by("collector"),
         "the program has turned Python's garbage collector off (gc.disable()), and objects in "
         "reference cycles stay for ever: call gc.collect() each so many steps, or turn it on",
     ),

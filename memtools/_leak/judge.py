@@ -459,7 +459,7 @@ def _of_block(one: Resident) -> str:
 
 
 def of_part(
-    part: Part, *, per: str = "step", kind: str | None = None, what: str = ""
+    part: Part, *, per: str = "step", kind: str | None = None, what: str = "", cause: str = ""
 ) -> LeakFinding:
     """The finding that a part of memory grows, without a known holder.
 
@@ -468,10 +468,11 @@ def of_part(
         per: "step", the default, or "s": what its rate refers to.
         kind: as of a LeakFinding; None, the default: that of the signal.
         what: what is added, in words; "" by default.
+        cause: as of a LeakFinding; "" by default.
     """
     kind = _KINDS.get(part.signal, "") if kind is None else kind
     return LeakFinding(part.grade, part.signal, per, part.all_bytes, since_step=part.since_step,
-                       kind=kind, what=what)  # fmt: skip
+                       kind=kind, what=what, cause=cause)  # fmt: skip
 
 
 def _is_suspect(seen: Evidence, part: Part) -> bool:
@@ -653,13 +654,15 @@ def _unexplained(seen: Evidence, use: float, residue: float) -> list[LeakFinding
         if seen.is_collected:
             return [of_part(replace(part, grade="fills"), kind=CYCLES)]
         part = replace(part, grade=at_least_suspect(grade))
-        return [of_part(part, kind=CYCLES, what=COLLECTOR_IS_OFF)]
+        return [of_part(part, kind=CYCLES, what=COLLECTOR_IS_OFF, cause="collector")]
     if seen.unheld == C_HEAP and residue >= THRESHOLDS.least_c_heap * seen.least_rate:
         rate = max(0.0, seen.c_heap_bytes - (use - residue))
         part = replace(part, grade=at_least_suspect(grade), rate_bytes=rate)
-        what = "a torch profiler is running" if seen.profiles else seen.new_objects
-        what = what or _jumps_of(seen)
-        return [of_part(part, kind=C_HEAP, what=what)]
+        if seen.profiles:
+            what, cause = "a torch profiler is running", "profiler"
+        else:
+            what, cause = seen.new_objects or _jumps_of(seen), "jumps" if seen.stairs else ""
+        return [of_part(part, kind=C_HEAP, what=what, cause=cause)]
     if seen.unheld == PYTHON:
         part = replace(part, grade=at_least_suspect(grade))
         return [of_part(part, kind=PYTHON, what=seen.new_objects)]

@@ -220,7 +220,8 @@ def _of_garbage(
     since = known.step if per == "step" else None
     part = Part("children", rate, grade=graded(grade, 1.0, only_gained=True), since_step=since)
     process = f"worker {report['name'] if report['worker'] is None else report['worker']}"
-    return replace(of_part(part, per=per, kind=CYCLES, what=COLLECTOR_IS_OFF), process=process)
+    found = of_part(part, per=per, kind=CYCLES, what=COLLECTOR_IS_OFF, cause="collector")
+    return replace(found, process=process)
 
 
 def _what(holder: Holder, pace: float, unit: str) -> str:

@@ -11,7 +11,6 @@ import pytest
 import memtools
 from memtools import LeakFinding
 from memtools._leak.finding import (
-    COLLECTOR_IS_OFF,
     GRADES,
     RANK,
     advice_for,
@@ -133,7 +132,7 @@ def test_the_advice_names_the_holder_and_is_of_its_kind(kind, holder, words):
         (LeakFinding("growing", kind="C heap"), "C or C++ code"),
         (LeakFinding("growing", holder="list A.rows, whose entries grow", kind="entries"),
          "list A.rows does not get longer"),
-        (LeakFinding("growing", kind="C heap", what="a torch profiler is running"), "schedule("),
+        (LeakFinding("growing", kind="C heap", cause="profiler"), "schedule("),
         (LeakFinding("growing", kind="Python objects"), "given to C code at each step"),
         (LeakFinding("leak", "shm", kind="shared memory"), "unlink()"),
         (LeakFinding("leak", "children", kind="children"), "the dataset"),
@@ -151,7 +150,7 @@ def test_the_advice_names_the_holder_and_is_of_its_kind(kind, holder, words):
         (LeakFinding("fills", "heap", kind="cycles"), "memtools.CleanupPolicy"),
         (LeakFinding("growing", "heap", holder="local 'payload' of upload()", kind="calls"),
          "calls of upload() begin and do not end"),
-        (LeakFinding("growing", "heap", kind="cycles", what=COLLECTOR_IS_OFF), "gc.disable()"),
+        (LeakFinding("growing", "heap", kind="cycles", cause="collector"), "gc.disable()"),
     ],
 )  # fmt: skip
 def test_there_is_advice_for_what_no_container_holds(finding, words):
