@@ -32,21 +32,6 @@ class Slotted:
         self.prev, self.data = prev, bytes(PAYLOAD)
 
 
-class Keeper:
-    """What the loops of these tests keep chains in."""
-
-    head: Any = None
-    tail: Any = None
-
-
-@pytest.fixture
-def keeper() -> Iterator[Keeper]:
-    global KEEPER
-    KEEPER = Keeper()
-    yield KEEPER
-    del KEEPER
-
-
 def closure(before: Any) -> Callable[[], Any]:
     data = bytes(PAYLOAD)
     return lambda: (before, data)

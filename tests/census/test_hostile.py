@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import threading
-from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import numpy as np
@@ -60,21 +59,6 @@ class Proxy:
 
     def __init__(self) -> None:
         self.kept: list[bytes] = []
-
-
-class Keeper:
-    """What the loops of these tests keep things in."""
-
-    def __init__(self) -> None:
-        self.things: Any = []
-
-
-@pytest.fixture
-def keeper() -> Iterator[Keeper]:
-    global KEEPER
-    KEEPER = Keeper()
-    yield KEEPER
-    del KEEPER
 
 
 CONTAINERS = {

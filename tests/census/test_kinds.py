@@ -13,22 +13,17 @@ import pickle
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 import memtools
-from memtools._census.growth import GrowthCensus
-from memtools._census.holders import Holder, holder_of
+from memtools._census.holders import holder_of
+from tests.census.test_growth import STEPS, named
 
-STEPS = (16, 24, 32, 48)
 BIG = 20_000
-
-
-class Keeper:
-    """What the programs of these tests keep things in."""
 
 
 class Text(str):
@@ -55,24 +50,6 @@ class Sink:
 class Sample:
     def __init__(self) -> None:
         self.data: Any = None
-
-
-@pytest.fixture
-def keeper() -> Iterator[Keeper]:
-    global KEEPER
-    KEEPER = Keeper()
-    yield KEEPER
-    del KEEPER
-
-
-def named(step: Callable[[int], object], steps: tuple[int, ...] = STEPS) -> dict[str, Holder]:
-    """The holders that a census names after looks at these steps."""
-    census = GrowthCensus(least_rate=1024)
-    for i in range(1, steps[-1] + 1):
-        step(i)
-        if i in steps:
-            census.look(i)
-    return {holder.path: holder for holder in census.holders()}
 
 
 def big() -> bytearray:
