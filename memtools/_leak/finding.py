@@ -530,6 +530,11 @@ _ADVICE: tuple[tuple[_Fits, str], ...] = (
         "value in the key, and look who else keeps the values",
     ),
     (
+        _named(r"\(such as '_\d+'\)|\b_oh\b|\.Out\b|\bHistoryManager\b"),
+        "{name} keeps what cells of IPython return (Out, _1, _2), or its text: end such a cell "
+        "with a semicolon; %reset -f out frees the values",
+    ),
+    (
         _is_of("logging.handlers.MemoryHandler"),
         "{name} keeps the records until its capacity is reached, and then only if it has a target: "
         "give the handler a target and a smaller capacity, or log less",

@@ -118,6 +118,8 @@ def test_a_record_keeps_all_of_it():
         ("entries", "list A.rows", ["does not get longer", "an entry was given"]),
         ("stream", "StringIO Run.log", ["seek(0) and truncate()"]),
         ("callbacks", "callbacks of atexit.register()", ["atexit.unregister()"]),
+        ("dict", "dict attributes of module __main__ (such as '_128')", ["with a semicolon"]),
+        ("dict", "dict attributes of module __main__ (such as 'x_128')", ["delete what is no"]),
     ],
 )
 def test_the_advice_names_the_holder_and_is_of_its_kind(kind, holder, words):
