@@ -27,7 +27,7 @@ _MAXIMA = re.compile(r"max_?(size|len|length|entries|items)|capacity|limit|bound
 
 
 def may_fill(path: str, way: Sequence[Any], names: Sequence[Name]) -> bool:
-    """Whether the program gives a reason to take a container for a buffer that fills.
+    """Whether its name or its owner's maximum make a container a buffer that may still fill.
 
     Args:
         path: the name of the container.
@@ -38,10 +38,13 @@ def may_fill(path: str, way: Sequence[Any], names: Sequence[Name]) -> bool:
         return False  # It says itself whether it has a bound.
     if _WORDS.search(_HUMP.sub("_", path).replace("_", " ")):
         return True
-    if not names or not names[0].name:
-        return False
-    return any(map(_has_maximum, way[1:4])) or any(
-        PUT in whats and not whats.isdisjoint((TAKE, BOUND)) for whats in uses_of(names[0]).values()
+    return bool(names and names[0].name) and any(map(_has_maximum, way[1:4]))
+
+
+def is_bounded(name: Name) -> bool:
+    """Whether the code that fills what has this name sets an end to it."""
+    return bool(name.name) and any(
+        PUT in whats and not whats.isdisjoint((TAKE, BOUND)) for whats in uses_of(name).values()
     )
 
 

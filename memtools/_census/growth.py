@@ -44,7 +44,7 @@ from memtools._census.holders import (
     tensor_kind,
     type_name,
 )
-from memtools._census.keepers import Keepers
+from memtools._census.keepers import Keepers, Ways
 
 _LEAST_NAMED = 64.0  # bytes a step: one of several holders of the same name needs no more
 _MOST_HOLDERS = 8
@@ -52,10 +52,15 @@ _SAMPLED = 8  # So many of the newest entries are sampled.
 _DEPTH = 4  # Tensors and arrays are looked for to this depth below an entry.
 #: The kinds of rows of the table, as csrc/py/census/growth.c numbers them.
 _CONTAINER, _GRAPH, _CHAIN, _CYCLE, _SLOTS, _CALLS, _ENTRIES = range(7)
-_NOT_FILLED = ("variable", "stream", "callbacks")  # the kinds of what has no entries that fill it
+_NO_COLLECTIONS = (
+    "variable",
+    "stream",
+    "callbacks",
+)  # the kinds of what has no entries that fill it
 _OF_CYCLES = "cycles of .grad made by backward(create_graph=True)"
 _WEAK = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary)
 _MODULES = (types.ModuleType, types.FunctionType)
+_NO_COLLECTIONS = ("callbacks", "stream", "variable")
 _HOOKS = ("_hooks", "_pre_hooks", "hooks_dict")
 
 
@@ -77,23 +82,27 @@ class GrowthCensus:
     Args:
         own: classes whose instances are not entered, beside those of memtools; by default none.
         least_rate: the bytes a step, above 0, that a holder must gain to be named.
+        keepers: finds the lines that keep what holders have; by default in the program's code.
 
     Attributes:
         looks: the number of looks.
         seconds: the CPU time that they took, of the calling thread.
+        keepers: as given.
         cut: whether the newest look left things out, because it would have taken too long or was
             a quick one. What it has not seen counts neither as grown nor as gone.
         reached_bytes: the bytes of everything that the newest look has reached.
     """
 
     __slots__ = (
-        *("_holders", "_keepers", "_least_rate", "_libraries", "_own", "_table"),
-        *("cut", "looks", "reached_bytes", "seconds"),
+        *("_holders", "_least_rate", "_libraries", "_own", "_table"),
+        *("cut", "keepers", "looks", "reached_bytes", "seconds"),
     )
 
-    def __init__(self, own: Sequence[type] = (), *, least_rate: float) -> None:
+    def __init__(
+        self, own: Sequence[type] = (), *, least_rate: float, keepers: Keepers | Ways | None = None
+    ) -> None:
         self._table = _core.GrowthTable()
-        self._keepers = Keepers()
+        self.keepers = Keepers() if keepers is None else keepers
         self._least_rate = least_rate
         self._own = tuple(own)
         self._libraries = library_paths()
@@ -136,7 +145,7 @@ class GrowthCensus:
             quick,
         )
         self.looks += 1
-        self._holders = _named(rows, has_shim, self._least_rate, self._keepers)
+        self._holders = _named(rows, has_shim, self._least_rate, self.keepers)
         self.seconds += time.thread_time() - begin
 
     def holders(self) -> tuple[Holder, ...]:
@@ -151,7 +160,7 @@ class GrowthCensus:
 
 
 def _named(
-    rows: list[Any], has_shim: bool, least_rate: float, keepers: Keepers
+    rows: list[Any], has_shim: bool, least_rate: float, keepers: Keepers | Ways
 ) -> tuple[Holder, ...]:
     """The holders that gain at least so many bytes a step, those of one name joined. Without the
     shim a walk sees no memory of tensors."""
@@ -165,6 +174,8 @@ def _named(
         holder = _holder(namer, has_shim, *row)
         if holder is None:
             continue
+        if keepers.reads_code and _is_collection(holder, row[1]):
+            holder = replace(holder, extension=extension_of(_entries(row[0][0])))
         key = holder.path, holder.kind
         joined[key] = joined[key]._with(holder) if key in joined else holder
         ways.setdefault(key, row)
@@ -173,17 +184,23 @@ def _named(
     return tuple(_with_line(h, ways[h.path, h.kind], keepers) for h in found[:_MOST_HOLDERS])
 
 
-def _with_line(holder: Holder, row: list[Any], keepers: Keepers) -> Holder:
-    """The holder with the line that keeps what it holds."""
+def _with_line(holder: Holder, row: list[Any], keepers: Keepers | Ways) -> Holder:
+    """The holder with what the program's code says of it: the line that keeps what it holds, and
+    whether it may be a buffer that fills."""
     way, sort = row[0], row[1]
     if sort == _CYCLE:
         return holder
     if sort == _CALLS:
         way = [Local(*way[0])]
     changes = sort in (_GRAPH, _CHAIN) or _is_buffer(way[0])
-    kept = keepers.find(holder.path, way, changes=changes)._asdict()
-    is_container = sort in (_CONTAINER, _SLOTS) and holder.kind not in _NOT_FILLED
-    return replace(holder, **kept | {"may_fill": kept["may_fill"] and is_container})
+    kept = keepers.find(holder.path, way, changes=changes)
+    fills = kept.may_fill and _is_collection(holder, sort)
+    return replace(holder, **kept._replace(may_fill=fills)._asdict())
+
+
+def _is_collection(holder: Holder, sort: int) -> bool:
+    """Whether it holds objects that the program puts into it and may take out."""
+    return sort in (_CONTAINER, _SLOTS) and holder.kind not in _NO_COLLECTIONS
 
 
 def _may_have_more(holder: Holder) -> bool:
@@ -275,8 +292,7 @@ def _holder(
     if kept >= length > 0 and capacity is None:  # Each entry keeps what it was computed from.
         path, kind = f"autograd graphs kept by {path}", "autograd graph"
     return replace(found, path=path, kind=kind, length=now, capacity=capacity,
-                   new_objects=new_objects, new_bytes=size, what=what,
-                   extension=extension_of(_entries(container)))  # fmt: skip
+                   new_objects=new_objects, new_bytes=size, what=what)  # fmt: skip
 
 
 def _kind_of_holder(way: list[Any], path: str, kind: str) -> str:

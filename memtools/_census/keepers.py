@@ -15,6 +15,7 @@ or the line that gives the object a name (`archive = tarfile.open(...)`).
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sys
 import types
@@ -24,7 +25,7 @@ from typing import Any, NamedTuple
 from memtools._base import torch as bridge
 from memtools._base.libraries import USER, owner_of
 from memtools._base.place import Place, name_of, text_of
-from memtools._census.fills import may_fill
+from memtools._census.fills import is_bounded, may_fill
 from memtools._census.holders import MRO, QUALNAME, function_name, short_name, type_name
 from memtools._census.lines import (
     ATTRIBUTE,
@@ -51,12 +52,15 @@ from memtools._census.names import (
     modules_of,
     name_in,
     names_on,
+    packed,
     space_of,
+    unpacked,
     uses_of,
 )
 
 MOST_NAMED = 2  # A finding names at most so many lines.
 MOST_PUTS = 3  # More lines than this that put something into it do not show which one to change.
+_MOST_PACKED = 6  # names on the way to one holder, for another process
 MOST_READ = 300_000  # So many characters of source are parsed for one holder.
 #: Methods of many classes: a call of one says nothing about the object, unless its name does.
 _COMMON = frozenset(name for kind in (list, dict, set) for name in dir(kind)) | PUTS
@@ -164,6 +168,32 @@ class Kept(NamedTuple):
     may_fill: bool = False
 
 
+#: Whether a holder is replaced by a larger one, and the names on the way to it, packed.
+Packed = tuple[bool, list[list[Any]]]
+
+
+class Ways:
+    """Remembers the names on the way to each holder, so that another process can search the lines:
+    a search reads the program's code, and in a forked process that copies its pages."""
+
+    reads_code = False
+
+    def __init__(self) -> None:
+        #: by the name of the holder
+        self.known: dict[str, Packed] = {}
+        self._fills: dict[str, bool] = {}
+
+    def find(self, path: str, way: Sequence[Any], *, changes: bool) -> Kept:
+        """As Keepers.find, without what the code says."""
+        if path not in self._fills and len(self._fills) < Keepers.MOST:
+            self._fills[path] = False
+            with contextlib.suppress(Exception):
+                names = names_on(way)
+                self._fills[path] = may_fill(path, way, names)
+                self.known[path] = changes, list(map(packed, names[:_MOST_PACKED]))
+        return Kept(may_fill=self._fills.get(path, False))
+
+
 class Keepers:
     """Finds the lines of holders, each once in a run.
 
@@ -172,6 +202,7 @@ class Keepers:
     """
 
     MOST = 256  # holders that are remembered
+    reads_code = True
 
     def __init__(
         self, sources: Callable[[Collection[str]], Iterable[Source]] = users_sources
@@ -188,16 +219,35 @@ class Keepers:
             changes: whether the first object is replaced by a larger one, as a buffer, a graph and
                 the head of a chain are. Otherwise entries are put into it.
         """
-        if path not in self._known and len(self._known) < self.MOST:
-            self._known[path] = Kept()
+        if self._is_new(path):
             with contextlib.suppress(Exception):  # a holder without its line is a finding as well
                 names = names_on(way)
-                modules = [one for name in names for one in modules_of(name.owner)]
-                search = Search(self._sources([name_in(space_of(one)) for one in modules]))
-                fills = may_fill(path, way, names)
-                self._known[path] = Kept(may_fill=fills)
-                self._known[path] = search.find(names, changes=changes)._replace(may_fill=fills)
+                self._search(path, names, changes=changes, fills=may_fill(path, way, names))
         return self._known.get(path, Kept())
+
+    def find_packed(self, path: str, given: Packed) -> Kept:
+        """The same of a holder of another process, whose `Ways` has the names. A class that this
+        process does not have has no lines."""
+        if self._is_new(path):
+            changes, names = given
+            known = itertools.takewhile(lambda one: one is not None, map(unpacked, names))
+            with contextlib.suppress(Exception):
+                self._search(path, list(filter(None, known)), changes=changes, fills=False)
+        return self._known.get(path, Kept())
+
+    def _is_new(self, path: str) -> bool:
+        is_new = path not in self._known and len(self._known) < self.MOST
+        if is_new:
+            self._known[path] = Kept()
+        return is_new
+
+    def _search(self, path: str, names: Sequence[Name], *, changes: bool, fills: bool) -> None:
+        self._known[path] = Kept(may_fill=fills)
+        fills = fills or is_bounded(names[0])
+        self._known[path] = Kept(may_fill=fills)
+        modules = [one for name in names for one in modules_of(name.owner)]
+        search = Search(self._sources([name_in(space_of(one)) for one in modules]))
+        self._known[path] = search.find(names, changes=changes)._replace(may_fill=fills)
 
 
 class Search:

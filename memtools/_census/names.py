@@ -22,6 +22,7 @@ from memtools._census.holders import (
     FRAMES,
     LRU_CACHE,
     MRO,
+    QUALNAME,
     Local,
     attribute_of,
     hooks_of,
@@ -215,3 +216,42 @@ def _acts_in(owner: Any, word: str) -> Iterator[tuple[str, Act]]:
 
 def _names_in(code: types.CodeType) -> Iterable[Collection[str]]:
     return code.co_names, code.co_varnames, code.co_cellvars, code.co_freevars
+
+
+# --- names from another process -------------------------------------------------------------------
+
+
+def packed(name: Name) -> list[Any]:
+    """[name, depth, sort of the owner, and what it is found by], as a text has it."""
+    owner = name.owner
+    code = code_of(owner)
+    if code is not None:
+        sort = "code" if code is owner else "function"
+        by = [sort, code.co_filename, code.co_qualname, code.co_firstlineno]
+    elif issubclass(type(owner), type):
+        by = ["class", module_name_of(owner), QUALNAME(owner)]
+    else:
+        by = ["module", name_in(space_of(owner))]
+    return [name.name, name.depth, *by]
+
+
+def unpacked(one: Sequence[Any]) -> Name | None:
+    """The name that another process has packed; None if its owner is not known here. Of code that
+    is read by its place in a file a stand-in is enough."""
+    name, depth, sort, *by = one
+    if sort in ("code", "function"):
+        file, function, line = by
+        code = unpacked.__code__.replace(
+            co_filename=file, co_qualname=function, co_firstlineno=line, co_names=(name,),
+            co_name=function.rpartition(".")[2],
+        )  # fmt: skip
+        return Name(name, code if sort == "code" else types.FunctionType(code, {}), depth)
+    # A spawned process has the script under another name.
+    owner: Any = sys.modules.get("__main__" if by[0] == "__mp_main__" else by[0])
+    if sort == "module":
+        return None if owner is None else Name(name, owner, depth, space_of(owner).get(name))
+    members = space_of(owner)
+    for part in by[1].split("."):
+        owner = members.get(part)
+        members = members_of(owner)
+    return Name(name, owner, depth) if issubclass(type(owner), type) else None

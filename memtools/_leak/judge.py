@@ -404,6 +404,15 @@ def at_least_suspect(grade: str) -> str:
     return max(grade, "suspect", key=RANK.__getitem__)
 
 
+def at_most_growing(holder: Holder, kind: str, grade: str) -> tuple[str, str]:
+    """The grade of a holder, and why it is no higher, in words. What may be a buffer that fills is
+    `growing` at most until the leak test calls the growth of its part of memory, `kind`, a leak:
+    that takes a run that is long enough."""
+    if not holder.may_fill or kind == "leak":
+        return grade, ""
+    return min(grade, "growing", key=RANK.__getitem__), "a leak or a buffer that still fills"
+
+
 def keeps_graphs(holders: Sequence[Holder]) -> bool:
     """Whether one of them keeps a graph, whose bytes its size does not show."""
     return any(holder.kind == GRAPH for holder in holders)
@@ -604,9 +613,8 @@ def _of_holders(
         grade = graded(part.grade, share, only_gained=holder.only_gained and is_seen)
         what = [_what_of(seen, holder), _c_memory_of(holder, others=len(holders) > 1)]
         what += ["in shared memory"] if part.signal == "shm" else []
-        if holder.may_fill and part.grade != "leak":  # which takes a run that is long enough
-            grade = min(grade, "growing", key=RANK.__getitem__)
-            what.append("a leak or a buffer that still fills")
+        grade, still_fills = at_most_growing(holder, part.grade, grade)
+        what.append(still_fills)
         if total <= limit:
             grade = "fills"
             what.append(f"declared as {name}")

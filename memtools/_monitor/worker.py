@@ -292,7 +292,10 @@ class Worker:
             "looks": self._looks,
             "batch": passed,
             "cut": bool(self._census.cut),
-            "holders": [_as_dict(holder) for holder in self._census.holders()[:HOLDERS]],
+            "holders": [
+                {**_as_dict(holder), "way": self._census.keepers.known.get(holder.path)}
+                for holder in self._census.holders()[:HOLDERS]
+            ],
             "garbage": self._garbage(passed),
         }
         while True:
@@ -332,18 +335,18 @@ def _as_dict(holder: Holder) -> dict[str, Any]:
         "new_bytes": holder.new_bytes,
         "batches": holder.steps,
         "only_gained": holder.only_gained,
-        "kept_at": holder.kept_at[:300],
-        "library": holder.library[:100],
-        "release": holder.release[:40],
+        "may_fill": holder.may_fill,
     }
 
 
 def new_census() -> Any:
     """Return the census of a worker. It names all that gains: the parent knows how many batches
-    make a step, and leaves out what gains too little."""
+    make a step, and leaves out what gains too little. It does not read the program's code, which
+    the parent has as well."""
     from memtools._census.growth import GrowthCensus
+    from memtools._census.keepers import Ways
 
-    return GrowthCensus((Worker, Page), least_rate=1.0)
+    return GrowthCensus((Worker, Page), least_rate=1.0, keepers=Ways())
 
 
 def who() -> tuple[str, int | None, int | None]:

@@ -18,9 +18,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from memtools._base import sentences
+from memtools._base.libraries import users_paths
 from memtools._census.holders import Holder
+from memtools._census.keepers import Keepers
 from memtools._leak.finding import COLLECTOR_IS_OFF, RANK, LeakFinding
-from memtools._leak.judge import CYCLES, THRESHOLDS, Part, graded, of_holder, of_part
+from memtools._leak.judge import (
+    CYCLES,
+    THRESHOLDS,
+    Part,
+    at_most_growing,
+    graded,
+    of_holder,
+    of_part,
+)
 from memtools._monitor import worker
 from memtools._monitor.worker import Page
 
@@ -69,9 +79,11 @@ class WorkerReports:
         self._asked = False
         self._known: dict[int, _Known] = {}
         self._answers: dict[int, list[LeakFinding]] = {}  # the newest of each that names something
+        self._keepers = Keepers()
         #: the name that findings have of each worker that has reported, by pid
         self.names: dict[int, str] = {}
         _shared[0].users.add(id(self))
+        users_paths()  # A look asks for them, and finds them in what it has of its parent.
         worker.publish(self._page)
 
     def close(self) -> None:
@@ -127,7 +139,7 @@ class WorkerReports:
             known = self._known.get(pid)
             if known is None or known.batches > batches:  # or another process with its pid
                 known = self._known[pid] = _Known(pid, batches, step, now)
-            found = _findings_of(report, known, batches, step, now, grade)
+            found = _findings_of(report, known, batches, step, now, grade, self._keepers)
             if found:
                 self.names[pid] = found[0].process
                 self._answers[pid] = found
@@ -139,8 +151,25 @@ class WorkerReports:
         return tuple(sorted(listed, key=lambda one: (-RANK[one.grade], -one.rate_bytes)))
 
 
+def _by_code(given: dict[str, Any], keepers: Keepers) -> dict[str, Any]:
+    """What the program's code says of a holder that a worker reports, as fields of Holder. Workers
+    have the same code, and do not read it: a forked one would copy its pages."""
+    way = given.get("way")
+    if way is None:
+        return {"may_fill": given["may_fill"]}
+    kept, changes = keepers.find_packed(given["path"], way), way[0]
+    fills = given["may_fill"] or (kept.may_fill and not changes)
+    return kept._replace(may_fill=fills)._asdict()
+
+
 def _findings_of(
-    report: dict[str, Any], known: _Known, batches: int, step: int, now: int, grade: str
+    report: dict[str, Any],
+    known: _Known,
+    batches: int,
+    step: int,
+    now: int,
+    grade: str,
+    keepers: Keepers,
 ) -> list[LeakFinding]:
     """What one worker names; nothing if its report is not one of this version's."""
     try:
@@ -149,7 +178,9 @@ def _findings_of(
         pace = _pace(report, known, batches, step, now)
         if pace is None:
             return []
-        found = [_finding_of(report, one, known, *pace, grade) for one in report["holders"]]
+        found = [
+            _finding_of(report, one, known, *pace, grade, keepers) for one in report["holders"]
+        ]
         garbage = _of_garbage(report, known, *pace, grade)
         return [one for one in (*found, garbage) if one is not None]
     except (KeyError, TypeError, ValueError):
@@ -180,7 +211,13 @@ def _pace(
 
 
 def _finding_of(
-    report: dict[str, Any], given: dict[str, Any], known: _Known, each: float, per: str, grade: str
+    report: dict[str, Any],
+    given: dict[str, Any],
+    known: _Known,
+    each: float,
+    per: str,
+    grade: str,
+    keepers: Keepers,
 ) -> LeakFinding | None:
     """One of the holders that a worker names, which has `each` batches in a step, or in a second.
     None if it does not matter, or nothing shows yet that it grows."""
@@ -191,7 +228,7 @@ def _finding_of(
         steps=max(1, given["batches"]),
         since_step=since,
         only_gained=given["only_gained"],
-        **{name: given.get(name, "") for name in ("kept_at", "library", "release")},
+        **_by_code(given, keepers),
     )
     steps = holder.steps / each if per == "step" else holder.steps
     if steps >= THRESHOLDS.certain_steps and RANK[grade] < RANK["suspect"]:
@@ -200,10 +237,12 @@ def _finding_of(
     shows = is_bounded or holder.only_gained or RANK[grade] >= RANK["suspect"]
     if rate < THRESHOLDS.least_rate or not shows:
         return None
-    grade = graded(grade, 1.0, only_gained=holder.only_gained, bounded=is_bounded)
+    raised = graded(grade, 1.0, only_gained=holder.only_gained, bounded=is_bounded)
+    at_most, still_fills = at_most_growing(holder, grade, raised)
     process = f"worker {report['name'] if report['worker'] is None else report['worker']}"
     what = _what(holder, each / holder.steps, "step" if per == "step" else "second")
-    return replace(of_holder(grade, "children", holder, rate, what), per=per, process=process)
+    what = ", ".join(filter(None, (what, still_fills)))
+    return replace(of_holder(at_most, "children", holder, rate, what), per=per, process=process)
 
 
 def _of_garbage(

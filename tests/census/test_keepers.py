@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import json
 import logging.handlers
 import re
 import sys
@@ -17,7 +18,7 @@ import pytest
 
 from memtools._census import names
 from memtools._census.holders import Local
-from memtools._census.keepers import Keepers, Kept, Source
+from memtools._census.keepers import Keepers, Kept, Source, Ways
 from memtools._census.lines import PUT, Value, acts_of
 from memtools._census.names import names_on
 
@@ -101,8 +102,9 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     del sys.modules["keeperslibrary"]
 
 
-def found_of(text: str, way: str, *, changes: bool = False) -> Kept:
-    """What is found for a way, which is written as an expression on the names of the program."""
+def found_of(text: str, way: str, *, changes: bool = False, packed: bool = False) -> Kept:
+    """What is found for a way, which is written as an expression on the names of the program; with
+    `packed`, by its names as another process writes them."""
     module = types.ModuleType("keepersprogram")
     module.__file__ = "/home/user/train.py"
     sys.modules["keepersprogram"] = module
@@ -110,7 +112,11 @@ def found_of(text: str, way: str, *, changes: bool = False) -> Kept:
         source = Source(module.__file__, textwrap.dedent(text).lstrip("\n"), module.__dict__)
         exec(compile(source.text, source.file, "exec"), module.__dict__)
         objects = eval(way, module.__dict__, {"space": module.__dict__, "Local": Local})
-        return Keepers(lambda near: [source]).find("it", objects, changes=changes)
+        keepers, ways = Keepers(lambda near: [source]), Ways()
+        if not packed:
+            return keepers.find("it", objects, changes=changes)
+        assert ways.find("it", objects, changes=changes)._replace(may_fill=False) == Kept()
+        return keepers.find_packed("it", json.loads(json.dumps(ways.known["it"])))
     finally:
         del sys.modules["keepersprogram"]
 
@@ -284,6 +290,9 @@ def lines_of(text: str, way: str, *, changes: bool = False) -> list[int]:
 )  # fmt: skip
 def test_the_line_that_keeps_a_container(way: str, lines: list[int], text: str) -> None:
     assert lines_of(text, way) == lines
+    kept = found_of(text, way, packed=True)
+    is_local = "return Trainer()" in text  # a class that is not found by its name
+    assert kept.kept_at == ("" if is_local else found_of(text, way).kept_at)
 
 
 @pytest.mark.parametrize(
@@ -316,6 +325,8 @@ def test_the_line_that_keeps_a_container(way: str, lines: list[int], text: str) 
 )  # fmt: skip
 def test_the_line_that_replaces_what_grows(way: str, lines: list[int], text: str) -> None:
     assert lines_of(text, way, changes=True) == lines
+    found = (found_of(text, way, changes=True, packed=packed) for packed in (False, True))
+    assert next(found).kept_at == next(found).kept_at
 
 
 @pytest.mark.parametrize(

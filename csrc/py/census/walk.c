@@ -268,14 +268,21 @@ has_frame(PyTypeObject *type)
            type == &PyFrame_Type;
 }
 
-/* The __sizeof__ of a type, borrowed, or NULL. */
+/* The __sizeof__ of a type, borrowed, or NULL. _PyType_Lookup() numbers each type that it is asked for
+ * the first time, and so it copies the pages of a forked process where types lie. */
 static PyObject *
 sizer_of(PyTypeObject *type)
 {
     static PyObject *name;
+    PyObject *found = NULL;
 
     if (name == NULL && (name = PyUnicode_InternFromString("__sizeof__")) == NULL) return NULL;
-    return _PyType_Lookup(type, name);
+    for (Py_ssize_t i = 0; type->tp_mro != NULL && i < PyTuple_GET_SIZE(type->tp_mro); i++) {
+        const PyTypeObject *base = (PyTypeObject *)PyTuple_GET_ITEM(type->tp_mro, i);
+        if (base->tp_dict == NULL) return _PyType_Lookup(type, name); /* the interpreter has it */
+        if ((found = PyDict_GetItemWithError(base->tp_dict, name)) != NULL) break;
+    }
+    return found;
 }
 
 /* Whether that is a method of C in one of Python's own modules, which runs no code of the program. What
