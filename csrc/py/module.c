@@ -184,6 +184,7 @@ static PyMethodDef methods[] = {
     {"_census", mt_py_census, METH_VARARGS, "_census(tensor, shim, /)\n--\n\n"},
     {"_fresh", mt_py_fresh, METH_VARARGS, "_fresh(type, seen, limit, /)\n--\n\n"},
     {"_instances", mt_py_instances, METH_O, "_instances(classes, /)\n--\n\n"},
+    {"_held", mt_py_held, METH_O, "_held(types, /)\n--\n\n"},
     {"_referrers", mt_py_referrers, METH_VARARGS, "_referrers(targets, /)\n--\n\n"},
     {"_place", mt_py_place, METH_VARARGS, "_place(container, value, /)\n--\n\n"},
     {"_frame_place", mt_py_frame_place, METH_VARARGS, "_frame_place(frame, value, /)\n--\n\n"},

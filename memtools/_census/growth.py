@@ -135,7 +135,7 @@ class GrowthCensus:
             step,
             collections.deque,
             LRU_CACHE,
-            _ndarray(),
+            ndarray_type(),
             None if torch is None else torch.Tensor,
             has_shim,
             self._libraries,
@@ -264,12 +264,12 @@ def _holder(
     if issubclass(type(container), (io.BytesIO, io.StringIO)):
         return replace(found, path=f"{found.kind} {path}", kind="stream", new_objects=0)
     if _is_buffer(container) and sort != _SLOTS:
-        what = _kind_of(container) or found.kind
+        what = kind_of(container) or found.kind
         return replace(found, kind="variable", new_objects=0, what=what)
     new_objects, size, what = _newest(container, longer, size, has_shim)
     now, capacity = extent(container)
     if _is_buffer(container):  # an array of objects
-        now = int(_ndarray().size.__get__(container))
+        now = int(ndarray_type().size.__get__(container))
     if type(container) is LRU_CACHE:
         now = length
     elif sort == _SLOTS:  # Its entries replace None.
@@ -347,7 +347,7 @@ def _is_error(entry: Any) -> bool:
     return any(issubclass(type(part), BaseException) for part in parts)
 
 
-def _ndarray() -> Any:
+def ndarray_type() -> Any:
     """NumPy's type of arrays if the program has loaded it, else None."""
     found = getattr(sys.modules.get("numpy"), "ndarray", None)
     return found if type(found) is type else None
@@ -356,9 +356,9 @@ def _ndarray() -> Any:
 # --- what comes -----------------------------------------------------------------------------------
 
 
-def _kind_of(obj: Any) -> str:
+def kind_of(obj: Any) -> str:
     """`[2048, 64] float32 tensor` or `[84, 84] float32 array`; "" for other objects."""
-    torch, ndarray = bridge.loaded(), _ndarray()
+    torch, ndarray = bridge.loaded(), ndarray_type()
     if torch is not None and issubclass(type(obj), torch.Tensor):
         return str(tensor_kind(torch, obj))
     if ndarray is not None and issubclass(type(obj), ndarray):
@@ -369,7 +369,7 @@ def _kind_of(obj: Any) -> str:
 
 def _is_buffer(obj: Any) -> bool:
     kinds = (str, bytes, bytearray, memoryview, io.BytesIO, io.StringIO, mmap.mmap)
-    return bool(_kind_of(obj)) or issubclass(type(obj), kinds)
+    return bool(kind_of(obj)) or issubclass(type(obj), kinds)
 
 
 class _Kind:
@@ -443,7 +443,7 @@ def _count(obj: Any, kinds: dict[str, _Kind], depth: int, seen: set[int]) -> Non
     if id(obj) in seen or len(seen) > 64 * _SAMPLED:
         return
     seen.add(id(obj))
-    name = _kind_of(obj)
+    name = kind_of(obj)
     if name:
         _add(kinds[name], obj)
     elif depth > 0 and not issubclass(type(obj), type):
@@ -454,7 +454,7 @@ def _count(obj: Any, kinds: dict[str, _Kind], depth: int, seen: set[int]) -> Non
 
 def _add(kind: _Kind, obj: Any) -> None:
     """Add a tensor or an array to its kind, with the bytes of its elements."""
-    torch, ndarray = bridge.loaded(), _ndarray()
+    torch, ndarray = bridge.loaded(), ndarray_type()
     kind.count += 1
     if torch is None or not issubclass(type(obj), torch.Tensor):
         kind.bytes += int(ndarray.nbytes.__get__(obj))

@@ -81,7 +81,8 @@ class LeakFinding:
             or "calls" for calls that do not end; without a holder "C heap", "Python objects",
             "shared memory", "children", "processes", "cycles", "idle heap" (freed memory that
             malloc keeps), "first writes" (memory that was allocated before and is written for the
-            first time) or "".
+            first time), "outside malloc" (memory that a library has from the system by itself) or
+            "".
         what: what is added, in words, such as `2 new [2048, 64] float32 tensors a step`; may be "".
         made_at: the line that makes it, as `file:line in function`; "" if that is not known.
         kept_at: the line of the program that keeps it, as of `made_at`: where it is put into the
@@ -307,6 +308,7 @@ _NOBODY = {
     "cycles": "cycles that wait for the garbage collector",
     "idle heap": "freed memory that malloc keeps",
     "first writes": "memory that is written for the first time",
+    "outside malloc": "memory outside malloc",
     "mapped files": "pages of mapped files",
 }
 
@@ -383,6 +385,12 @@ _ADVICE: tuple[tuple[_Fits, str], ...] = (
         _is("first writes"),
         "it was allocated before and becomes resident as the program writes to it, such as a "
         "buffer that is filled row by row: allocate less if it does not fit",
+    ),
+    (
+        _is("outside malloc"),
+        "a library takes it from the system by itself, by mmap() or an allocator of its own as "
+        "that of pyarrow or Polars: look at what each step gives such a library and does not "
+        "release (pyarrow.total_allocated_bytes() has its figure)",
     ),
     (
         _is("idle heap"),

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from memtools._base import sentences
 from memtools._base.size import format_bytes
@@ -31,6 +31,7 @@ PYTHON = "Python objects"
 CYCLES = "cycles"
 IDLE_HEAP = "idle heap"
 FIRST_WRITES = "first writes"
+OUTSIDE = "outside malloc"
 #: The parts of memory in which a census names holders.
 OF_CENSUS = ("use", "shm", "device")
 #: The kind of growth without a known holder, by part of memory.
@@ -222,6 +223,22 @@ class Children:
     stopped: float = 0.0
 
 
+class Block(NamedTuple):
+    """A block of memory that is not all written yet.
+
+    Attributes:
+        size: its bytes.
+        resident: those that were written.
+        begin: its address.
+        owner: the tensors or arrays that have it; "" if none has, None if they are not looked for.
+    """
+
+    size: int
+    resident: int
+    begin: int = 0
+    owner: str | None = None
+
+
 @dataclass(frozen=True)
 class Resident:
     """How the resident memory of the process grows, without pages of files, and what it is made of.
@@ -233,12 +250,13 @@ class Resident:
         use_bytes: what is in use, or the findings of it that stand if these are more.
         step: the newest of them.
         steps: how many they are.
-        is_even: whether it grew in each of the last intervals between looks, by about the same.
+        is_even: whether it grew in each of the last intervals between looks, by about the same, or
+            what is never given back of it did.
         idle_bytes: the freed memory that malloc keeps.
         idle: how much that is now; None if that is not known.
         mapped_bytes: the memory that is mapped to be written, whether it was written yet or not.
-        block: the size of the block of memory that fills, and how much of it is resident; None
-            where no block is known.
+        allocated: what malloc has given out; None if that is not known.
+        block: the block of memory that fills; None where no block is known.
         used: what counts against the limit now, and the limit; None if they are not known.
     """
 
@@ -250,7 +268,8 @@ class Resident:
     idle_bytes: float = 0.0
     idle: int | None = None
     mapped_bytes: float = 0.0
-    block: tuple[int, int] | None = None
+    allocated: int | None = None
+    block: Block | None = None
     used: tuple[int, int] | None = None
 
     @property
@@ -285,6 +304,18 @@ class Resident:
         return not self.is_idle and before >= THRESHOLDS.explained * self.rest_bytes
 
     @property
+    def is_outside(self) -> bool:
+        """Whether it is memory that neither malloc nor Python has given out, so that a library has
+        it from the system: it is mapped as it becomes resident, or lies in a block that is too
+        large for malloc's and that no tensor or array has."""
+        if not self.is_filling:
+            return not self.is_idle
+        block = self.block
+        if block is None or block.owner != "" or self.allocated is None:
+            return False
+        return block.size > self.allocated
+
+    @property
     def is_foreseen(self) -> bool:
         """Whether the limit is near enough for growth that may end before."""
         if self.used is None:
@@ -295,7 +326,7 @@ class Resident:
     @property
     def unwritten(self) -> int | None:
         """Bytes of the block that are still to come."""
-        return None if self.block is None else max(0, self.block[0] - self.block[1])
+        return None if self.block is None else max(0, self.block.size - self.block.resident)
 
 
 @dataclass(frozen=True)
@@ -434,30 +465,36 @@ def findings_of(seen: Evidence) -> list[LeakFinding]:
 
 def _of_resident(seen: Evidence, found: Sequence[LeakFinding]) -> list[LeakFinding]:
     """The growth of resident memory that growth in use does not explain."""
-    if seen.resident is None or seen.seconds is not None:
-        return []  # Without steps the record's series show it.
+    if seen.resident is None:
+        return []
     held = sum(one.rate_bytes for one in found if one.part == "use")
     one = replace(seen.resident, use_bytes=max(seen.resident.use_bytes, held))
     rest, part = one.rest_bytes, one.part
     if not one.is_growth or rest < seen.least_rate or part.rate_bytes <= seen.declared[0]:
         return []
+    if one.is_outside:
+        size = "" if one.block is None else format_bytes(one.block.size)
+        what = f"in a block of {size} that no tensor or array has" if size else ""
+        return [of_part(replace(part, rate_bytes=rest, grade=at_least_suspect(part.grade)),
+                        kind=OUTSIDE, what=what)]  # fmt: skip
     if one.is_filling:
         return [of_part(replace(part, rate_bytes=rest, grade="fills"), kind=FIRST_WRITES,
                         what=_of_block(one))]  # fmt: skip
     if not one.is_foreseen:
         return []
-    if one.is_idle:
-        now = "" if one.idle is None else f"{format_bytes(one.idle)} at step {one.step:,}"
-        return [of_part(replace(part, rate_bytes=rest, grade="fragmentation"), kind=IDLE_HEAP,
-                        what=now)]  # fmt: skip
-    return [of_part(replace(part, rate_bytes=rest, grade="fragmentation"))]
+    when = f"at step {one.step:,}" if seen.seconds is None else "now"
+    now = "" if one.idle is None else f"{format_bytes(one.idle)} {when}"
+    return [of_part(replace(part, rate_bytes=rest, grade="fragmentation"), kind=IDLE_HEAP,
+                    what=now)]  # fmt: skip
 
 
 def _of_block(one: Resident) -> str:
-    """`a block of 2.00 GiB; when it is full, 2.21 GiB are in use, and 1.17 GiB are allowed`."""
+    """`Replay.states, in a block of 2.00 GiB; when it is full, 2.21 GiB are in use, and 1.17 GiB
+    are allowed`."""
     if one.block is None or one.unwritten is None:
         return ""
-    block = f"a block of {format_bytes(one.block[0])}"
+    block = f"a block of {format_bytes(one.block.size)}"
+    block = f"{one.block.owner}, in {block}" if one.block.owner else block
     if one.used is None:
         return block
     full, limit = one.used[0] + one.unwritten, one.used[1]

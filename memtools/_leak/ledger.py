@@ -266,7 +266,8 @@ class Ledger:
         if _is_of_worker(one):
             return entry.missed >= 2 or has_stopped(one, points, step)
         known = points.steps[-1] - points.steps[0]
-        if known < THRESHOLDS.confirmed_steps:
+        is_kept = one.part == "resident" and points.kept(since_of(points.steps, step)) is not None
+        if known < THRESHOLDS.confirmed_steps or is_kept:
             return False
         apart = [b - a for a, b in pairwise(points.rises(one.part))]
         window = max(

@@ -17,12 +17,21 @@ from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
-from memtools._leak.finding import LeakFinding
-from memtools._leak.growth import Pace, line_of, pace_of, rising_pace, slope_of
+from memtools._leak.finding import RANK, LeakFinding
+from memtools._leak.growth import (
+    Kept,
+    Pace,
+    kept_pace,
+    line_of,
+    pace_of,
+    rising_pace,
+    slope_of,
+)
 from memtools._leak.judge import (
     C_HEAP,
     OF_CENSUS,
     THRESHOLDS,
+    Block,
     Children,
     Evidence,
     Part,
@@ -52,6 +61,30 @@ def since_of(looks: Sequence[int], step: int) -> int:
     return max(looks[0], step // 4)
 
 
+class Lows:
+    """(step, bytes) of a series that is read often: the lowest of so many readings that the points
+    stay few."""
+
+    def __init__(self) -> None:
+        self.points: list[tuple[int, int]] = []
+        self._each = self._count = 1  # readings of a point, and of the newest one
+
+    def add(self, step: int, size: int) -> None:
+        """A reading at a step, which is not before that of the newest one."""
+        if self._count < self._each:
+            self._count += 1
+            at, least = self.points[-1]
+            self.points[-1] = at, min(least, size)
+            return
+        self._count = 1
+        self.points.append((step, size))
+        if len(self.points) == MOST_POINTS:
+            pairs = zip(self.points[::2], self.points[1::2], strict=True)
+            self.points = [(step, min(a, b)) for (step, a), (_, b) in pairs]
+            self._each *= 2
+            self._count = self._each // 2 + 1
+
+
 class Points:
     """The signals at the looks: a table of steps and bytes, of bounded length.
 
@@ -79,6 +112,8 @@ class Points:
         self.is_shared = False
         #: the jumps of the heap, of which there are readings between the looks
         self.jumps = Jumps()
+        #: the resident bytes, of which there are such readings too
+        self.resident = Lows()
         #: by signal, first step and jumps that are left out, as of the newest point
         self._paces: dict[tuple[str, int, tuple[Jump, ...]], Pace] = {}
 
@@ -129,7 +164,10 @@ class Points:
 
     def pace(self, name: str, since: int = 0) -> Pace:
         """Bytes a step now: by a line through the points from a step on, without those before the
-        series became faster or slower."""
+        series became faster or slower. Of resident memory by what is never given back, if that
+        rises: the teeth of a sawtooth are in the points."""
+        if name == "resident" and (kept := self.kept(since)) is not None:
+            return Pace(kept.rate, int(kept.since), 0.0)
         stairs = self.stairs(name)
         key = name, since, () if stairs is None else stairs.jumps
         pace = self._paces.get(key)
@@ -138,6 +176,15 @@ class Points:
             pace = pace_of(points) if points else Pace(0.0, since, math.inf)
             self._paces[key] = pace
         return pace if stairs is None else pace._replace(rate=pace.rate + stairs.rate)
+
+    def kept(self, since: int) -> Kept | None:
+        """How fast resident memory rises that is never given back, where it has done so evenly from
+        a step on, by enough to matter; None where it has not."""
+        points = [point for point in self.resident.points if point[0] >= since]
+        kept = kept_pace(points, THRESHOLDS.even)
+        if kept is None or not kept.is_even or kept.gain < THRESHOLDS.least_gain:
+            return None
+        return kept
 
     def stairs(self, name: str) -> Stairs | None:
         """The growth of a signal in jumps; None if there is none."""
@@ -271,36 +318,50 @@ class Looks:
         self,
         held: float,
         used: tuple[int, int] | None,
-        block: Callable[[int], tuple[int, int] | None],
+        block: Callable[[int], Block | None],
     ) -> Resident | None:
         """How resident memory grows; None where that is not read.
 
         Args:
             held: bytes a step of the findings of use that stand.
             used: what counts against the limit now, and the limit; None if they are not known.
-            block: returns the size and the resident bytes of the block of memory that has got at
-                least so many resident bytes, and has others that are not; None if there is none.
-                It is called where such a block may be what grows, as it takes some milliseconds.
+            block: returns the block of memory that has got at least so many resident bytes, and
+                has others that are not; None if there is none. It is called where such a block may
+                be what grows, as it takes some milliseconds.
         """
-        pace = self.points.pace("resident", self.since)
+        pace, is_even = self._resident_pace()
         points = self.points.series("resident", pace.since)
         if len(points) < FEWEST_POINTS:
             return None
-        part = replace(self.part("resident"), begun_bytes=0.0)
+        part = replace(self.part("resident"), rate_bytes=pace.rate, error=pace.error,
+                       begun_bytes=0.0)  # fmt: skip
         found = Resident(
             part,
             max(held, self._over("use", pace.since)),
             points[-1][0],
             points[-1][0] - points[0][0],
-            self.is_even("resident"),
+            is_even,
             idle_bytes=self._over("idle", pace.since),
             idle=self.points.newest("idle"),
             mapped_bytes=self._over("VmData", pace.since),
+            allocated=self.points.newest("heap"),
             used=used,
         )
         if not found.is_growth or not found.is_filling:
             return found
         return replace(found, block=block(points[-1][1] - points[0][1]))
+
+    def _resident_pace(self) -> tuple[Pace, bool]:
+        """How fast resident memory grows, and whether it does so evenly."""
+        pace = self.points.pace("resident", self.since)
+        if self.points.kept(self.since) is not None:
+            return pace, True
+        if not self.points.is_noisy and self.is_even("resident"):
+            return pace, True
+        if RANK[self.grades.get("resident", "quiet")] >= RANK["growing"]:
+            since, rate = self.tested["resident"]
+            return Pace(rate, max(since, self.since), 0.0), False
+        return pace, False
 
     def _over(self, name: str, since: int) -> float:
         """Bytes a step of a signal from a step on. Where it rises in stairs, it is what it has

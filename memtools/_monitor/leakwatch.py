@@ -35,6 +35,7 @@ from typing import Any, NamedTuple
 from memtools._base import sentences
 from memtools._base.size import format_bytes
 from memtools._base.torch import profiler_runs
+from memtools._census.arrays import owner_of
 from memtools._census.growth import GrowthCensus
 from memtools._leak.detector import STEPS_NEEDED, LeakVerdict
 from memtools._leak.finding import (
@@ -45,7 +46,7 @@ from memtools._leak.finding import (
     steps_left,
     with_forecast,
 )
-from memtools._leak.judge import FIRST_WRITES, THRESHOLDS, Resident, findings_of
+from memtools._leak.judge import FIRST_WRITES, THRESHOLDS, Block, Resident, findings_of
 from memtools._leak.ledger import Entry, Ledger, has_stopped
 from memtools._leak.series import Looks, Points
 from memtools._monitor.children import ChildProcesses
@@ -195,6 +196,7 @@ class LeakWatch:
         self._ledger = Ledger()
         self._resident: Resident | None = None  # as of the newest look,
         self._written = 0  # with so many resident bytes
+        self._owners: dict[int, str] = {}  # of the block that fills, by its address
         self._step = origin
         self._threads: list[int] = []  # those that have looked so far, the newest last
         self._is_over = False
@@ -361,7 +363,7 @@ class LeakWatch:
         held = 0.0 if is_walked else sum(map(self._each, self._present("use")))
         used, limit = self._limits.used(), self._limits.share(1.0)
         known = None if used is None or limit is None else (used, limit)
-        self._resident = seen.resident(held, known, block_that_fills)
+        self._resident = seen.resident(held, known, self._block)
         self._written = self._sensor.points.newest("resident") or 0
         found = findings_of(
             seen.evidence(
@@ -397,6 +399,21 @@ class LeakWatch:
             else:
                 withdrawn.append(one)
         self._report([*withdrawn, *news, *self._ledger.end(points, step)], replaced=replaced)
+
+    def _block(self, written: int) -> Block | None:
+        """The block of memory that fills, with the tensors or arrays that have it. They are looked
+        for once, and not on another thread than the program's."""
+        found = block_that_fills(written)
+        if found is None or self._seconds is not None:
+            return found
+        if found.begin not in self._owners and self._budget.wait_ns(4 * self._walks.cost_ns) == 0:
+            try:
+                with self._sensor.left_out():
+                    self._owners = {found.begin: owner_of(found.begin, found.begin + found.size)}
+            except Exception as error:
+                why = f"{type(error).__name__}: {error}".removesuffix(": ")
+                self._reporter.complain("owners", f"which array fills is not known: {why}")
+        return found._replace(owner=self._owners.get(found.begin))
 
     def _plan_walk(self, step: int) -> str:
         """Look again when a walk that has to wait can be afforded. Returns why it waits, in words;
@@ -459,7 +476,7 @@ class LeakWatch:
         of what this limit counts, and never more slowly than what is in use and what was found
         grow. What fills a container with a bound ends by itself."""
         present = self._ledger.present()
-        found = sum(self._each(one) for one in host if one in present and one.part != "resident")
+        found = sum(self._each(one) for one in host if one in present)
         full = sum(self._each(one) for one in present if one.grade == "fills" and one.holder)
         points, since = self._sensor.points, self._sensor.since(step)
         begun = [one.since_step for one in host if one.since_step is not None]
@@ -598,7 +615,7 @@ class LeakWatch:
         containers with a bound take what grows."""
         filled = dict.fromkeys(self._sensor.parts, 0.0)
         for one in self._ledger.findings():
-            if one.grade == "fills":
+            if one.grade == "fills" and one.part in filled:
                 filled[one.part] += one.rate_bytes
         verdicts = {name: detector.verdict() for name, detector in self._sensor.parts.items()}
         return [

@@ -165,6 +165,8 @@ class Sensor:
     def _feed(self, signal: Signal, step: int, size: int | None) -> None:
         if signal.name == "heap" and size is not None:
             self.points.jumps.add(step, size)
+        if signal.name == "rss" and size is not None:
+            self.points.resident.add(step, size)
         for at, value in signal.feed(step, size):
             self._detector.update(at, **{signal.name: value})
 
@@ -236,8 +238,11 @@ class Sensor:
         return max(rates) >= THRESHOLDS.least_rate
 
     def suspects(self) -> list[str]:
-        """The parts of memory that the leak test sees grow."""
-        return [name for name, one in self.parts.items() if RANK[one.kind] >= RANK["suspect"]]
+        """The parts of memory that the leak test sees grow, and resident memory if it rises."""
+        found = [name for name, one in self.parts.items() if RANK[one.kind] >= RANK["suspect"]]
+        step = self.newest_step()
+        is_rising = self.looks and self.points.kept(self.since(step)) is not None
+        return [*found, *(["resident"] if is_rising else [])]
 
     # --- growth that does not wait ---
 

@@ -28,19 +28,19 @@ from memtools import _core
 from memtools._base import devices as cuda_devices
 from memtools._base.limits import COUNTED_AGAINST, limits_of_process
 from memtools._blocks.reports import HostBlocks
-from memtools._leak.judge import THRESHOLDS
+from memtools._leak.judge import THRESHOLDS, Block
 
 EACH_READING = 16  # A reading is so many units after the last, as long as its cost stays equal.
 FEED_NS = 2_500  # The leak test takes so long for a value.
 
 #: signals that torch counts anyhow, to the byte: a reading of them takes less than 1 us
 COUNTED = ("device", "tensors")
-#: what is read at looks alone, and is not judged by itself: resident bytes of no file, the freed
-#: memory that malloc keeps, and what RLIMIT_DATA and RLIMIT_AS count
+#: what is read at looks alone, and is not judged by itself: resident bytes, the freed memory that
+#: malloc keeps, and what RLIMIT_DATA and RLIMIT_AS count
 BESIDE = ("resident", "idle", "VmData", "VmSize")
-#: a mapping of no file that may be written: its size and its resident bytes, in KiB
+#: a mapping of no file that may be written: its address, its size and its resident bytes, in KiB
 _MAPPING = (
-    r"^[0-9a-f]+-[0-9a-f]+ .w.p \S+ 00:00 0 *(?:\[heap\])?\nSize: +(\d+) kB\n"
+    r"^([0-9a-f]+)-[0-9a-f]+ .w.p \S+ 00:00 0 *(?:\[heap\])?\nSize: +(\d+) kB\n"
     r"(?:\w+: +\d+ kB\n)*?Rss: +(\d+) kB$"
 )
 
@@ -139,6 +139,18 @@ class _Heap:
         return sample.heap_used
 
 
+class _Resident:
+    """Resident bytes that are of no file and not shared, such as forks of a cache."""
+
+    def __init__(self, probe: _core.Probe) -> None:
+        self._probe = probe
+        self.newest: int | None = None
+
+    def read(self) -> int | None:
+        self.newest = self._probe.read(_core.READ_RSS).private
+        return self.newest
+
+
 class _Mapped:
     """What is mapped, by one reading of /proc/self/statm."""
 
@@ -179,10 +191,9 @@ def signals_of(
         probe.read(_core.READ_CHILDREN)
         return probe.children_made()
 
-    heap, mapped = _Heap(probe), _Mapped()
+    heap, mapped, resident = _Heap(probe), _Mapped(), _Resident(probe)
     signals = [
-        # Resident bytes, less what pools map more than once: forks of a cache are not growth.
-        Signal("rss", figure(_core.READ_RSS, "process")),
+        Signal("rss", resident.read),
         Signal("heap", heap.used),
         Signal("python", python_bytes),
         # Without pages that forks copy: these are at most what they share with their parent.
@@ -195,16 +206,16 @@ def signals_of(
         signals.append(Signal("device", lambda: cuda_devices.allocated(devices)))
     return [
         *signals,
-        Signal("resident", figure(_core.READ_RSS, "private")),
+        Signal("resident", lambda: resident.newest),
         Signal("idle", lambda: heap.idle),
         Signal("VmData", mapped.data),
         Signal("VmSize", lambda: mapped.size),
     ]
 
 
-def block_that_fills(written: int, smaps: str = "/proc/self/smaps") -> tuple[int, int] | None:
-    """Return the size and the resident bytes of the mapping of no file that has most left to be
-    written, of those in which at least half of `written` bytes are resident. None if there is none.
+def block_that_fills(written: int, smaps: str = "/proc/self/smaps") -> Block | None:
+    """Return the mapping of no file that has most left to be written, of those in which at least
+    half of `written` bytes are resident. None if there is none.
 
     Takes some milliseconds.
     """
@@ -214,11 +225,11 @@ def block_that_fills(written: int, smaps: str = "/proc/self/smaps") -> tuple[int
     except OSError:
         return None
     found = [
-        (1024 * int(size), 1024 * int(resident))
-        for size, resident in re.findall(_MAPPING, text, re.MULTILINE)
+        Block(1024 * int(size), 1024 * int(resident), int(begin, 16))
+        for begin, size, resident in re.findall(_MAPPING, text, re.MULTILINE)
     ]
-    filling = [one for one in found if one[0] > one[1] >= THRESHOLDS.explained * written]
-    return max(filling, key=lambda one: one[0] - one[1], default=None)
+    filling = [one for one in found if one.size > one.resident >= THRESHOLDS.explained * written]
+    return max(filling, key=lambda one: one.size - one.resident, default=None)
 
 
 class _Crest:

@@ -13,7 +13,7 @@ from memtools import LeakFinding
 from memtools._leak.growth import kept_pace, rising_pace, slope_of
 from memtools._leak.judge import findings_of
 from memtools._leak.ledger import Ledger
-from memtools._leak.series import Looks, Points, key_of
+from memtools._leak.series import Looks, Lows, Points, key_of
 from tests.monitor.program import KIB, LOOKS, MIB, holder
 
 
@@ -276,3 +276,15 @@ def test_what_slows_down_is_kept_and_is_not_even() -> None:
     assert kept is not None
     assert not kept.is_even
     assert kept_pace([(step, step) for step in range(7)], 0.6) is None  # too few
+
+
+def test_lows_stay_few_and_keep_the_lowest_reading() -> None:
+    lows = Lows()
+    for step in range(10_000):
+        lows.add(step, step - 7 * (step % 64 == 40))
+    assert len(lows.points) < 256
+    steps = [step for step, _ in lows.points]
+    assert steps == sorted(steps)
+    assert steps[0] == 0
+    assert all(size in (step, step + 33) for step, size in lows.points if step % 64 == 0)
+    assert steps[-1] >= 10_000 - 64

@@ -25,7 +25,7 @@ from tests.record import recordcases
 
 ROUNDS = 400
 #: a call of these takes as long as there are objects in the process
-OF_ALL_OBJECTS, FEWER = ("_census", "_fresh", "_instances", "_referrers"), 16
+OF_ALL_OBJECTS, FEWER = ("_census", "_fresh", "_held", "_instances", "_referrers"), 16
 GATES = torch.softmax(torch.randn(64, 8), -1)
 SCORED = (torch.randn(4, 8, requires_grad=True) * 2.0).sum()
 DUMP = GateHistory()
@@ -87,6 +87,11 @@ CASES: dict[str, list[Callable[[], object]]] = {
         lambda: _core._instances((dict, GateHistory)),
         lambda: refused(TypeError, lambda: _core._instances((1,))),  # type: ignore[arg-type]
         lambda: refused(TypeError, lambda: _core._instances([dict])),  # type: ignore[arg-type]
+    ],
+    "_held": [
+        lambda: _core._held((bytearray, GateHistory)),
+        lambda: refused(TypeError, lambda: _core._held((1,))),  # type: ignore[arg-type]
+        lambda: refused(TypeError, lambda: _core._held([dict])),  # type: ignore[arg-type]
     ],
     "_referrers": [
         lambda: _core._referrers([GATES, SHARED, CASES]),

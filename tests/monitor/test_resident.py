@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from memtools._leak.judge import Block
 from memtools._monitor import leakwatch
 from memtools._monitor.signals import block_that_fills
 from tests.monitor.program import GIB, KIB, MIB, Clock, Program, clock, holder
@@ -44,13 +45,15 @@ def test_growth_that_ends_long_before_the_limit_is_no_finding(clock: Clock) -> N
 def test_a_block_that_is_written_for_the_first_time_says_whether_it_fits(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, fits: bool
 ) -> None:
-    monkeypatch.setattr(leakwatch, "block_that_fills", lambda least: (2 * GIB, least))
+    monkeypatch.setattr(leakwatch, "block_that_fills", lambda least: Block(2 * GIB, least))
+    monkeypatch.setattr(leakwatch, "owner_of", lambda begin, end: "Replay.states")
     limit = 8 * GIB if fits else GIB
     program = run_resident(clock, 600, limit, rss=256 * KIB, resident=256 * KIB)
     (found,) = program.watch.findings()
     assert (found.grade, found.kind) == ("fills", "first writes")
     assert found.rate_bytes == pytest.approx(256 * KIB, rel=0.01)
-    assert found.what.startswith("a block of 2.00 GiB")
+    assert found.what.startswith("Replay.states, in a block of 2.00 GiB")
+    assert program.watch.verdicts(), "of the parts that are tested by themselves"
     if fits:
         assert found.what.endswith("which fits")
         assert (found.steps_left, program.texts) == (None, [])
@@ -136,6 +139,60 @@ def test_the_block_that_fills_is_the_one_with_most_left_to_be_written(tmp_path: 
     )
     smaps = tmp_path / "smaps"
     smaps.write_text(text)
-    assert block_that_fills(10_000 * KIB, str(smaps)) == (50_000 * KIB, 6_000 * KIB)
+    found = Block(50_000 * KIB, 6_000 * KIB, 0x7F0000000002)
+    assert block_that_fills(10_000 * KIB, str(smaps)) == found
     assert block_that_fills(40_000 * KIB, str(smaps)) is None
     assert block_that_fills(0, str(tmp_path / "none")) is None
+
+
+@pytest.mark.parametrize("size", [2 * GIB, 50 * MIB])
+def test_a_block_too_large_for_malloc_that_no_array_has_is_another_allocators(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """C code may have got a smaller one from malloc, and fill it."""
+    monkeypatch.setattr(leakwatch, "block_that_fills", lambda least: Block(size, least))
+    monkeypatch.setattr(leakwatch, "owner_of", lambda begin, end: "")
+    program = run_resident(clock, 600, 8 * GIB, rss=64 * KIB, resident=64 * KIB)
+    (found,) = program.watch.findings()
+    assert found.kind == ("outside malloc" if size == 2 * GIB else "first writes")
+    if size == 2 * GIB:
+        assert found.grade in ("suspect", "growing")
+        assert found.what == "in a block of 2.00 GiB that no tensor or array has"
+        assert "memory outside malloc: +64.0 KiB/step (in a block of" in program.texts[0]
+        assert found.steps_left is not None
+
+
+def test_memory_that_a_library_maps_by_itself_is_found_with_its_rate(clock: Clock) -> None:
+    """Far from the limit too: it is not freed memory, and nothing says that it ends."""
+    grow = {name: 40 * KIB for name in ("rss", "resident", "VmData")}
+    program = run_resident(clock, 600, 64 * GIB, **grow)
+    (found,) = program.watch.findings()
+    assert (found.kind, found.signal) == ("outside malloc", "resident")
+    assert found.rate_bytes == pytest.approx(40 * KIB, rel=0.02)
+    assert "pyarrow" in found.advice
+    assert program.said[0].kind == "outside malloc"
+
+
+def test_the_teeth_of_an_allocator_that_doubles_a_buffer_hide_no_growth(clock: Clock) -> None:
+    """It is beside the new one for a while, twice as long each time."""
+    program = Program(clock, limit=64 * GIB, resident=True)
+    rate, beside = 64 * KIB, 0
+    for step in range(1, 900):
+        full = 2 ** step.bit_length()
+        now = 30 * KIB * full if step > 0.9 * full else 0
+        program.run(1, **dict.fromkeys(("rss", "resident", "VmData"), rate + now - beside))
+        beside = now
+    (found,) = program.watch.findings()
+    assert found.rate_bytes == pytest.approx(rate, rel=0.1)
+    assert all(one.rate_bytes < 2 * rate for one in program.said), "no tooth is growth"
+    assert not any(one.over for one in program.said), "it does not end at a tooth's end"
+
+
+@pytest.mark.parametrize("fills", ["VmData", "idle"])
+def test_what_grows_for_300_steps_and_then_stops_is_not_named_at_the_end(
+    clock: Clock, fills: str
+) -> None:
+    program = Program(clock, limit=64 * GIB, resident=True)
+    program.run(300, **dict.fromkeys(("rss", "resident", fills), 40 * KIB))
+    program.run(900)
+    assert program.watch.findings() == ()

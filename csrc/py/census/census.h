@@ -21,6 +21,10 @@ PyObject *mt_py_fresh(PyObject *module, PyObject *args);
  * 30 ms for 280,000 objects. */
 PyObject *mt_py_instances(PyObject *module, PyObject *classes);
 
+/* _held(types) -> the objects of these types, or of types derived from them, that containers and
+ * variables of running functions refer to: see held.c. */
+PyObject *mt_py_held(PyObject *module, PyObject *types);
+
 /* _referrers(targets) -> (containers, frames, unaccounted): see referrers.c. */
 PyObject *mt_py_referrers(PyObject *module, PyObject *args);
 
