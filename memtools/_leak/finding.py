@@ -389,8 +389,8 @@ _ADVICE: tuple[tuple[_Fits, str], ...] = (
     (
         _is("outside malloc"),
         "a library takes it from the system by itself, by mmap() or an allocator of its own as "
-        "that of pyarrow or Polars: look at what each step gives such a library and does not "
-        "release (pyarrow.total_allocated_bytes() has its figure)",
+        "that of pyarrow or Polars: look at what the program gives such a library and "
+        "does not release (pyarrow.total_allocated_bytes() has its figure)",
     ),
     (
         _is("idle heap"),

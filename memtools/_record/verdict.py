@@ -138,6 +138,8 @@ def verdict_of(figures: Figures) -> Verdict:
         found, little, short, tested, late = _by_the_series(figures)
         own = standing(record)
         parts = {one.part for one in own}
+        if "resident" in parts:  # The series of resident memory shows the same.
+            found = [one for one in found if one.signal != "rss"]
         found = [*own, *(one for one in found if one.part not in parts)]
     pace = pace_of(figures)
     found = _with_forecasts(figures, found, pace)

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from memtools._monitor import bytime
+from memtools._leak.judge import Block
+from memtools._monitor import bytime, leakwatch
 from memtools._monitor.bytime import QUIET, START, START_OF_TORCH, TICK, ByTime
 from memtools._record import kinds
 from tests.cli.runs import run, write
@@ -283,6 +284,29 @@ def test_growth_in_noise_is_told_with_its_rate(clock: Clock) -> None:
     program.run(8)
     (found,) = program.watch.findings()
     assert found.rate_bytes == pytest.approx(2000 * KIB, rel=0.1)
+
+
+@pytest.mark.parametrize(("with_it", "kind"), [("VmData", "outside malloc"), ("", "first writes")])
+def test_resident_growth_that_is_not_in_use_is_told_by_the_second(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, with_it: str, kind: str
+) -> None:
+    """Which array fills is not looked for on another thread than the program's."""
+    monkeypatch.setattr(leakwatch, "block_that_fills", lambda least: Block(2 * GIB, least))
+    monkeypatch.setattr(leakwatch, "owner_of", lambda begin, end: pytest.fail("is looked for"))
+    program = Program(clock, seconds=TICK, step_ns=200 * 10**6, limit=8 * GIB, resident=True)
+    noise = random.Random(3)
+    for _ in range(600):
+        off = noise.randrange(4 * MIB)
+        grow = {"rss": 64 * KIB + off, "resident": 64 * KIB + off}
+        if with_it == "VmData":
+            grow["VmData"] = 64 * KIB
+        program.run(1, **grow)
+        for name in ("rss", "resident"):
+            program.sizes[name] -= off
+    (found,) = program.watch.findings()
+    assert (found.kind, found.per) == (kind, "s")
+    assert found.rate_bytes == pytest.approx(5 * 64 * KIB, rel=0.1)
+    assert " step" not in found.what
 
 
 def test_what_grew_until_the_first_step_is_taken_back(clock: Clock) -> None:

@@ -97,6 +97,18 @@ def test_teeth_do_not_hide_that_resident_memory_rises(path):
     assert line.startswith("what is in use does not grow; resident memory has grown by ")
 
 
+def test_without_steps_the_series_do_not_repeat_what_the_run_has_found_of_resident_memory(path):
+    found = LeakFinding("growing", "resident", per="s", rate_bytes=MIB, kind="outside malloc")
+    with _core.RecordWriter(path, [("step", ""), ("rss", "B")]) as writer:
+        writer.event("start", kinds.payload("start", START))
+        for second in range(600):
+            writer.append(10**15 + second * 10**9, [0, 100 * MIB + second * MIB])
+        writer.event("finding", kinds.payload("finding", found), step=0)
+    (one,) = figures_of(memtools.read_record(path)).verdict.findings
+    assert (one.kind, one.per) == ("outside malloc", "s")
+    assert one.seconds_left is not None
+
+
 @pytest.mark.parametrize("again", [False, True])
 def test_what_an_epoch_has_freed_is_said_after_the_verdict(path, again):
     freed = replace(LOSSES, over=True, freed_bytes=9 << 20)
