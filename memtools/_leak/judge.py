@@ -86,6 +86,10 @@ class Thresholds:
     even: float = 0.6
     """Intervals are about the same if the smallest is at least this share of the largest."""
 
+    straight_error: float = 0.1
+    """Where several threads make the steps, the line through the looks has a standard error of at
+    most this share of its slope if it is the C heap that grows."""
+
     slows: float = 0.85
     """If the later intervals show less than this share of the earlier ones, something fills."""
 
@@ -352,6 +356,8 @@ class Evidence:
         profiles: whether a torch profiler runs.
         declared: bytes a step that the program has declared to fill something, `math.inf` for as
             fast as it comes; and by which name.
+        is_shared: whether several threads make the steps, false by default: each has caches of C
+            code of its own.
         seconds: how long a step is, where steps are nothing but time; None, the default, for the
             program's own.
         least_rate: the bytes a step below which nothing is reported.
@@ -372,6 +378,7 @@ class Evidence:
     is_collected: bool = True
     profiles: bool = False
     declared: tuple[float, str] = (0.0, "")
+    is_shared: bool = False
     seconds: float | None = None
     least_rate: float = THRESHOLDS.least_rate
     resident: Resident | None = None
@@ -687,12 +694,12 @@ def _unexplained(seen: Evidence, use: float, residue: float) -> list[LeakFinding
     that explain most of the growth it is a suspect until it is known what it is."""
     limit, _ = seen.declared
     part, grade = replace(seen.use, rate_bytes=residue, begun_bytes=0.0), seen.use.grade
-    if residue < seen.least_rate or use <= limit:
+    small = THRESHOLDS.least_c_heap * seen.least_rate
+    if residue < (small if seen.is_shared else seen.least_rate) or use <= limit:
         return []
     if residue < (1 - THRESHOLDS.explained) * use:
         certain = THRESHOLDS.certain_errors * seen.use.error
-        least = max(certain, THRESHOLDS.least_c_heap * seen.least_rate)
-        if 0 < seen.looks <= THRESHOLDS.even_intervals or residue < least:
+        if 0 < seen.looks <= THRESHOLDS.even_intervals or residue < max(certain, small):
             return []
         grade = min(grade, "suspect", key=RANK.__getitem__)
     if seen.unheld == CYCLES:
@@ -700,7 +707,7 @@ def _unexplained(seen: Evidence, use: float, residue: float) -> list[LeakFinding
             return [of_part(replace(part, grade="fills"), kind=CYCLES)]
         part = replace(part, grade=at_least_suspect(grade))
         return [of_part(part, kind=CYCLES, what=COLLECTOR_IS_OFF, cause="collector")]
-    if seen.unheld == C_HEAP and residue >= THRESHOLDS.least_c_heap * seen.least_rate:
+    if seen.unheld == C_HEAP and residue >= small:
         rate = max(0.0, seen.c_heap_bytes - (use - residue))
         part = replace(part, grade=at_least_suspect(grade), rate_bytes=rate)
         if seen.profiles:
@@ -720,8 +727,8 @@ def _unexplained(seen: Evidence, use: float, residue: float) -> list[LeakFinding
         grade = "suspect"
     part = replace(part, grade=grade, begun_bytes=seen.use.begun_bytes)
     # The fastest of the containers that are too small to be the leak.
-    small = _small(seen, use)[:1]
-    among = [f"among it {one.path}: +{format_bytes(one.rate_bytes)}/step" for one in small]
+    fastest = _small(seen, use)[:1]
+    among = [f"among it {one.path}: +{format_bytes(one.rate_bytes)}/step" for one in fastest]
     if seen.unlooked:
         among = [seen.unlooked]
     return [of_part(part, what=", ".join(filter(None, [_jumps_of(seen), *among])))]

@@ -293,8 +293,8 @@ class Looks:
         seconds: float | None = None,
         resident: Resident | None = None,
     ) -> Evidence:
-        """Everything that the judge reads. The arguments are fields of Evidence."""
-        holders = self.now(holders)
+        """Everything that the judge reads. The arguments are fields of Evidence; holders are as of
+        `now`."""
         return Evidence(
             use=self._use(holders),
             beside={name: self.part(name) for name in OF_CENSUS[1:]},
@@ -310,6 +310,7 @@ class Looks:
             is_collected=is_collected,
             profiles=profiles,
             declared=declared,
+            is_shared=self.points.is_shared,
             seconds=seconds,
             resident=resident,
         )
@@ -445,10 +446,32 @@ class Looks:
 
     # --- what C code keeps ---
 
-    def of_c(self, held: float) -> bool:
+    def of_c(self, held: float, *, goes_on: bool = False) -> bool:
         """Whether what is in use grows as what C code keeps does, beside `held` bytes a step that
-        are another's: evenly, or by a buffer that is made larger from time to time."""
+        are another's: evenly, or by a buffer that is made larger from time to time.
+
+        Args:
+            held: bytes a step that are another's.
+            goes_on: whether that was found before; False by default. Noise alone does not end it.
+        """
+        if self.points.is_shared:
+            return self._is_straight(held, goes_on=goes_on)
         return self.points.stairs("use") is not None or self.is_even(held=held)
+
+    def _is_straight(self, held: float, *, goes_on: bool) -> bool:
+        """Whether what is in use grows along a line, where the work of other threads is in every
+        reading: the line through the later half of the points is certain to be about as steep as
+        the one through the earlier half, or, if that `goes_on`, not certain to be less steep."""
+        points = self.points.series("use", self.since)
+        half = len(points) // 2
+        if len(points) <= THRESHOLDS.even_intervals:
+            return goes_on
+        early, late, whole = map(line_of, (points[: half + 1], points[half:], points))
+        if whole.error > THRESHOLDS.straight_error * (whole.slope - held):
+            return False
+        less = THRESHOLDS.slows * (early.slope - held) - (late.slope - held)
+        error = math.hypot(THRESHOLDS.slows * early.error, late.error)
+        return less <= (THRESHOLDS.certain_errors * error if goes_on else -error)
 
     def is_even(self, signal: str = "use", held: float = 0.0) -> bool:
         """Whether a signal grew in each of the last intervals between looks by about the same,

@@ -185,6 +185,8 @@ class LeakWatch:
         self.due_step = origin + 1
         #: whether nothing is reported yet, and nothing recorded
         self.is_quiet = False
+        #: whether another thread has made a step while one looked
+        self.is_met = False
         self._limits, self._reporter, self._seconds = limits, reporter, seconds
         self._schedule, self._budget = Schedule(origin), Budget()
         self._sensor = Sensor(signals, limits, noisy=seconds is not None)
@@ -241,9 +243,11 @@ class LeakWatch:
             tracing.leave()
 
     def _note_thread(self, thread: int) -> None:
-        """Note which thread has made the step. Where one comes back after another, they make steps
-        by turns or at once; a program may also go on with another one for good."""
-        if thread in self._threads[:-1] and not self._sensor.is_shared:
+        """Note which thread has made the step. Where one comes back after another, or makes a step
+        while another looks, they make steps by turns or at once; a program may also go on with
+        another one for good."""
+        is_shared = self.is_met or thread in self._threads[:-1]
+        if is_shared and not self._sensor.is_shared:
             self._share()
         if thread in self._threads:
             self._threads.remove(thread)
@@ -286,7 +290,7 @@ class LeakWatch:
             self._check(step)
         else:
             if self._sensor.is_shared:
-                self._sensor.read_lows()
+                self._sensor.read_lows(step)
             if self._schedule.is_dense(step):
                 self._sensor.read_counted(step)
             if now >= self._sensor.due_ns:
@@ -365,13 +369,15 @@ class LeakWatch:
         known = None if used is None or limit is None else (used, limit)
         self._resident = seen.resident(held, known, self._block)
         self._written = self._sensor.points.newest("resident") or 0
+        holders = seen.now(self._walks.holders)
+        gained = sum(holder.rate_bytes for holder in holders)
         found = findings_of(
             seen.evidence(
-                self._walks.holders,
+                holders,
                 children=seen.children(
                     self._children.count, self._children.growing(), workers, stopped
                 ),
-                unheld=self._walks.unheld(seen) if is_walked else "",
+                unheld=self._walks.unheld(seen, gained) if is_walked else "",
                 new_objects=self._walks.new_objects,
                 walked=is_walked,
                 unlooked=self._plan_walk(step),

@@ -367,6 +367,8 @@ class MemoryMonitor:
                 self._serve(run)
             elif fired:
                 run.due = 0
+            if not is_mine and run.watch is not None:
+                run.watch.is_met = True
         finally:
             if is_mine:
                 run.looks.release()

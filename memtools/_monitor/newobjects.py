@@ -14,22 +14,25 @@ import gc
 import types
 import weakref
 from dataclasses import dataclass
+from statistics import median_low
 from typing import Any
 
 from memtools._base.sentences import of_new
 from memtools._census.census import Census, Growth, TypeGrowth
 from memtools._census.holders import Own, referrers, type_name
 
-#: Objects of these types come with modules that are imported.
+#: Objects of these types come with modules that are imported, or with functions that run.
 _OF_MODULES = frozenset(
     type_name(kind)
     for kind in (
         *(type, property, classmethod, staticmethod, weakref.ref, types.FunctionType),
         *(types.BuiltinFunctionType, types.MemberDescriptorType, types.GetSetDescriptorType),
+        types.CellType,
         *(types.WrapperDescriptorType, types.MethodDescriptorType, types.ClassMethodDescriptorType),
     )
 )
 _LEAST_A_STEP = 1 / 8  # Objects of a type that become more by fewer are left out.
+_STAYED = 0.5  # This share of them are there, at least, if they stay.
 #: So many types are looked at, and so many new objects of each: lists of the look are among these.
 _TYPES, _SAMPLE = 3, 64
 _DEPTH, _PARTS = 4, 4096  # An object is weighed with so many parts, to this depth below it.
@@ -54,9 +57,11 @@ class Counts:
     """The objects of the collector at one step, for a comparison with those of a later one."""
 
     def __init__(self, step: int) -> None:
-        self._step, self._census = step, Census()
+        #: the step of these counts
+        self.step = step
+        self._census = Census()
 
-    def found(self, step: int, least: float) -> NewObjects | None:
+    def found(self, step: int, least: float, since: int) -> NewObjects | None:
         """What has become more since then: objects that only C code keeps, or else those that take
         at least so many bytes a step. None if there are none. Takes a pass over the heap for the
         counts, one for the new objects of each of three types at most, and one for who refers to
@@ -65,14 +70,19 @@ class Counts:
         Args:
             step: the step now, after that of these counts.
             least: bytes a step.
+            since: the step from which on memory has grown so. Where fewer objects of a type are
+                there than have become more since then, at the pace of now, they come and go: calls
+                that are running, for example.
         """
-        steps = step - self._step
-        growth, grown = Census().diff(self._census), list[tuple[TypeGrowth, Own, float]]()
+        steps, now = step - self.step, Census()
+        growth, grown = now.diff(self._census), list[tuple[TypeGrowth, Own, float]]()
         for one in growth.types:
             if one.count < _LEAST_A_STEP * steps or len(grown) == _TYPES:
                 break  # The types come in the order of their counts.
             if one.type not in _OF_MODULES and (sample := Own(growth.sample(one, _SAMPLE))):
                 grown.append((one, sample, _rate(one, sample, steps)))
+        expected = _STAYED * (step - since) / steps
+        grown = [each for each in grown if now.types[each[0].type] >= expected * each[0].count]
         for one, sample, rate in grown:
             if _kept_by_c(sample):
                 return NewObjects(f"{_new(one, steps)}, which C code keeps", rate, True)
@@ -87,9 +97,15 @@ def _new(one: TypeGrowth, steps: int) -> str:
 
 
 def _rate(one: TypeGrowth, sample: Own, steps: int) -> float:
-    """Bytes a step of the new objects of a type, by some of them."""
-    seen = set[int]()
-    return sum(_weight(obj, _DEPTH, seen) for obj in sample) / len(sample) * one.count / steps
+    """Bytes a step of the new objects of a type, by some of them: by the median, because what they
+    share is weighed with the first of them that reaches it."""
+    seen, weights = set[int](), list[int]()
+    for obj in sample:
+        weights.append(_weight(obj, _DEPTH, seen))
+        if len(seen) > _PARTS:
+            break
+    each = median_low(weights) if len(weights) > 1 else weights[0] / len(sample)
+    return each * one.count / steps
 
 
 def _holder(growth: Growth, one: TypeGrowth) -> str:

@@ -8,7 +8,8 @@ What memtools itself does to memory (walks, collections of garbage, traced steps
 
 Where several threads make steps, a reading at the end of one of them has in it what the others have
 just then. Some of these moments are quieter than others, so the lowest of the readings at the ends
-of eight steps counts.
+of the newest eight steps counts. What torch counts of its tensors is exact, so the heap without
+them and the tensors have a lowest reading each.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class Sensor:
         self.parts["use"] = part_of(self._detector, ("heap", "python", "tensors", "rss"))
         self._resident = part_of(self._detector, ("rss",))
         self.points = Points(noisy=noisy)
-        self._lows: dict[str, int] = {}  # the lowest readings at the newest steps
+        #: where several threads make steps: (step, bytes by signal) at the ends of the newest
+        self._lows: list[tuple[int, dict[str, int]]] = []
         #: steps of the looks, without those that only watch what stands
         self.looks: list[int] = []
         #: when to read what is cheap, on the monotonic clock
@@ -87,28 +89,43 @@ class Sensor:
             skips: the name of a signal that must not be read now; "", the default: none.
         """
         known: dict[str, int] = {}
+        lows = self._lowest(step) if self.is_shared else {}
         now = time.monotonic_ns()
         for signal in self._all:
-            size = signal.read()
-            then = time.monotonic_ns()
-            signal.cost_ns, now = min(signal.cost_ns, then - now), then
             if signal.name == skips:
                 size = None
-            elif size is not None:
-                size = min(size, self._lows.get(signal.name, size))
+            elif signal.name in lows:
+                size = lows[signal.name]
+            else:
+                size = signal.read()
+                then = time.monotonic_ns()
+                signal.cost_ns, now = min(signal.cost_ns, then - now), then
             if signal.name not in BESIDE:
                 self._feed(signal, step, size)
             if size is not None:
                 known[signal.name] = size
-        self._lows.clear()
         return {**known, "above": self._limits.above()}
 
-    def read_lows(self) -> None:
+    def read_lows(self, step: int) -> None:
         """Read what is in use at the end of one of the steps before a look."""
-        for signal in (*self.in_use(), *self._counted):
-            size = signal.read() if signal.cost_ns <= SLOW_NS else None
-            if size is not None:
-                self._lows[signal.name] = min(size, self._lows.get(signal.name, size))
+        signals = (*self.in_use(), *self._counted)
+        sizes = {one.name: one.read() for one in signals if one.cost_ns <= SLOW_NS}
+        known = {name: size for name, size in sizes.items() if size is not None}
+        self._lows = [*self._lows[1 - LOWS :], (step, known)]
+
+    def _lowest(self, step: int) -> dict[str, int]:
+        """The lowest readings at the ends of the newest steps, of which this is the last."""
+        self.read_lows(step)
+        newest = [sizes for at, sizes in self._lows if at > step - LOWS]
+        lows = {
+            name: min(sizes[name] for sizes in newest if name in sizes)
+            for name in {name for sizes in newest for name in sizes}
+        }
+        both = [sizes for sizes in newest if "heap" in sizes and "tensors" in sizes]
+        if both:
+            tensors = min(sizes["tensors"] for _, sizes in self._lows if "tensors" in sizes)
+            lows["heap"] = tensors + min(sizes["heap"] - sizes["tensors"] for sizes in both)
+        return lows
 
     def read_newest(self) -> int:
         """Add the newest readings to the points, as those of a look. Returns their step."""
@@ -133,7 +150,9 @@ class Sensor:
             if signal in self._counted and not self._is_even:
                 continue
             if now >= signal.due and signal.cost_ns < 1 << 62:
-                self._feed(signal, step, signal.read())
+                is_lowest = self.is_shared and signal.name == "heap"
+                size = self._lowest(step).get("heap") if is_lowest else None
+                self._feed(signal, step, signal.read() if size is None else size)
                 then = time.monotonic_ns()
                 signal.rest(then, then - now, self._pause)
                 now = then

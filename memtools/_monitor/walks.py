@@ -293,11 +293,12 @@ class HeapWalks:
     def _read_in_use(self) -> int:
         return sum(signal.read() or 0 for signal in self._sensor.in_use())
 
-    def unheld(self, seen: Looks) -> str:
-        """Classify growth that no container explains: C_HEAP, PYTHON, CYCLES, or "" if that is not
-        known. Before it is called the C heap's the garbage is collected: if half of the growth goes
-        with it, it was garbage. It is Python's where Python's own blocks grow, or where objects
-        that only C code keeps become more and weigh as much."""
+    def unheld(self, seen: Looks, held: float) -> str:
+        """Classify growth that no container explains, where holders gain `held` bytes a step now:
+        C_HEAP, PYTHON, CYCLES, or "" if that is not known. Before it is called the C heap's the
+        garbage is collected: if half of the growth goes with it, it was garbage. It is Python's
+        where Python's own blocks grow, or where objects that only C code keeps become more and
+        weigh as much."""
         if self._census is None or self._census.cut:
             return ""  # not all of the heap was searched for a holder
         if self._census.looks < THRESHOLDS.named_looks:
@@ -308,7 +309,6 @@ class HeapWalks:
                 ""  # each thread has caches and an arena of its own, which fill in its first steps
             )
         use = seen.pace("use")
-        held = sum(holder.rate_bytes for holder in seen.now(self.holders))
         rest = use - held
         if rest < max(THRESHOLDS.least_rate, THRESHOLDS.least_share * use):
             return ""
@@ -321,7 +321,10 @@ class HeapWalks:
             self._counts = self._counted(lambda: Counts(seen.step))
             if self._counts is not None:
                 return ""  # A later look tells which objects have become more since this one.
-        if not seen.of_c(held):
+        counted = seen.step if self._counts is None else self._counts.step
+        if self._sensor.is_shared and 0 < seen.step - counted < THRESHOLDS.confirmed_steps:
+            return ""  # other threads have objects of their own, now more and now fewer
+        if not seen.of_c(held, goes_on=self._unheld in (C_HEAP, PYTHON)):
             return CYCLES if self._unheld == CYCLES else ""
         if self._unheld in (C_HEAP, PYTHON):
             return self._unheld  # found before, and it goes on
@@ -352,16 +355,17 @@ class HeapWalks:
         """C_HEAP or PYTHON, and which objects become more."""
         least = THRESHOLDS.explained * rest
         is_pythons = seen.pace("python") - held >= least
-        found = self._counted(lambda: self._compare(seen.step, least))
+        since = seen.points.pace("use", seen.since).since
+        found = self._counted(lambda: self._compare(seen.step, least, since))
         if found is not None:
             self.new_objects = found.what
             is_pythons |= found.rate_bytes >= least
         return PYTHON if is_pythons else C_HEAP
 
-    def _compare(self, step: int, least: float) -> NewObjects | None:
+    def _compare(self, step: int, least: float, since: int) -> NewObjects | None:
         """What has become more since the counts, which are freed here: that must not be counted."""
         counts, self._counts = self._counts, None
-        return None if counts is None else counts.found(step, least)
+        return None if counts is None else counts.found(step, least, since)
 
 
 def _collections() -> int:

@@ -147,6 +147,16 @@ def test_holders_get_what_their_own_figures_nearly_explain(
     assert held_of(own, growth, error) == pytest.approx(held, abs=1)
 
 
+@pytest.mark.parametrize(("is_shared", "least"), [(False, 1.0), (True, THRESHOLDS.least_c_heap)])
+def test_slow_growth_without_a_holder_is_that_of_caches_where_threads_share_the_steps(
+    is_shared: bool, least: float
+) -> None:
+    for times, is_reported in [(0.9, False), (1.1, True)]:
+        use = Part("heap", times * least * THRESHOLDS.least_rate, 0.0, "growing")
+        seen = Evidence(use, looks=6, is_shared=is_shared)
+        assert bool(findings_of(seen)) == is_reported
+
+
 @pytest.mark.parametrize("error", [0.0, 0.01, 0.1, math.inf])  # infinite: not known
 @pytest.mark.parametrize("unheld", [C_HEAP, ""])
 def test_the_sum_is_the_pace_of_what_is_in_use_whatever_share_is_held(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -139,6 +140,45 @@ def test_what_is_even_beside_a_holder_may_be_that_of_the_c_heap() -> None:
     seen = seen_by(points, 64)
     assert seen.is_even(held=40 * KIB)
     assert not seen.is_even(held=64 * KIB), "nothing is left but noise"
+
+
+LATER = [192, 256, 384, 512, 768, 1024]
+
+
+def shared(size: Callable[[float], float], noise: int, seed: int) -> Iterator[Looks]:
+    """The looks of a program with several threads, whose work is noise, each as it is taken."""
+    points, rng = Points(), random.Random(seed)
+    points.is_noisy = points.is_shared = True
+    for step in [*LOOKS[:7], *LATER]:
+        low = min(sum(rng.random() for _ in range(3)) for _ in range(8))
+        points.add(step, {"heap": int(100 * MIB + size(step) + noise * low)})
+        yield Looks(step, list(points.steps), points, {})
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("noise", [MIB // 16, MIB // 2])
+def test_the_c_heap_grows_along_a_line_beside_the_work_of_other_threads(
+    noise: int, seed: int
+) -> None:
+    def is_line(size: Callable[[float], float]) -> bool:
+        return any(looks.of_c(0) for looks in shared(size, noise, seed) if looks.step in LATER)
+
+    assert is_line(lambda step: 40e3 * step)
+    assert not is_line(lambda step: 0)
+    assert not is_line(lambda step: 12e6 * math.log(step)), "as caches fill"
+    assert not is_line(lambda step: 12e6 * (1 - 0.99**step))
+    assert not is_line(lambda step: 12e6 * min(1.0, step / 150))
+
+
+def test_noise_does_not_end_growth_along_a_line_but_a_slower_one_does() -> None:
+    for seed in range(8):
+        *_, last = shared(lambda step: 40e3 * step, 2 * MIB, seed)
+        assert last.of_c(0, goes_on=True)
+        *_, last = shared(lambda step: 40e3 * min(step, 400), MIB // 16, seed)
+        assert not last.of_c(0, goes_on=True)
+    for looks in itertools.islice(shared(lambda step: 40e3 * step, 0, 0), 4):
+        assert looks.of_c(0, goes_on=True)
+        assert not looks.of_c(0), "these are too few"
 
 
 def test_what_has_slowed_down_is_not_the_c_heap_though_it_is_even_now() -> None:

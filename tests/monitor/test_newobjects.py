@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from memtools._leak.growth import Pace
 from memtools._leak.judge import C_HEAP
 from memtools._monitor import newobjects
 from memtools._monitor.newobjects import Counts
@@ -37,7 +38,7 @@ def keep_by_c(addresses: list[int]) -> None:
 def test_objects_that_only_c_code_keeps_are_found_with_their_bytes(kept):
     counts = Counts(100)
     keep_by_c(kept)
-    found = counts.found(100 + STEPS, 1024)
+    found = counts.found(100 + STEPS, 1024, 100)
     assert found is not None
     assert found.kept_by_c
     assert found.what.endswith("new list objects a step, which C code keeps") or found.what == (
@@ -62,7 +63,7 @@ def test_objects_that_take_what_grows_are_found_with_their_holder(least):
     counts = Counts(0)
     PAGES.extend(Page() for _ in range(STEPS))
     try:
-        found = counts.found(STEPS, least)
+        found = counts.found(STEPS, least, 0)
     finally:
         PAGES.clear()
     if least > SIZE:
@@ -72,6 +73,36 @@ def test_objects_that_take_what_grows_are_found_with_their_holder(least):
     assert found.what.startswith("1 new tests.monitor.test_newobjects.Page object a step, held by ")
     assert "list module attribute tests.monitor.test_newobjects.PAGES" in found.what
     assert found.rate_bytes == pytest.approx(SIZE, rel=0.2)
+
+
+def test_what_new_objects_share_is_of_none_of_them(kept):
+    """Running calls all refer to the application, for example."""
+    shared = [bytearray(SIZE) for _ in range(100)]
+    counts = Counts(0)
+    for _ in range(STEPS):
+        made = [shared, bytearray(SIZE)]
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))
+        kept.append(id(made))
+    found = counts.found(STEPS, 1024, 0)
+    assert found is not None
+    assert found.rate_bytes == pytest.approx(SIZE, rel=0.2)
+
+
+@pytest.mark.parametrize(("since", "is_found"), [(0, True), (-1000, False)])
+def test_objects_that_come_and_go_are_not_new(kept, since, is_found):
+    """There are as many as have become more just now, though memory has grown for longer."""
+    counts = Counts(0)
+    for _ in range(STEPS):
+        made = OfCalls()
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))
+        kept.append(id(made))
+    found = counts.found(STEPS, 1024, since)
+    assert (found is not None and "OfCalls" in found.what) == is_found
+
+
+class OfCalls:
+    def __init__(self) -> None:
+        self.data = bytearray(SIZE)
 
 
 def test_what_comes_with_imported_modules_is_left_out():
@@ -93,10 +124,10 @@ def test_objects_are_compared_with_those_of_an_earlier_look(monkeypatch):
     said = []
     for step in (96, 128):
         seen = SimpleNamespace(
-            step=step, steps=[0], since=0, now=lambda _: (), of_c=lambda held: True,
-            pace=rates.__getitem__,
+            step=step, steps=[0], since=0, of_c=lambda held, **_: True,
+            pace=rates.__getitem__, points=SimpleNamespace(pace=lambda *_: Pace(0.0, 0, 0.0)),
         )  # fmt: skip
-        said.append(walks.unheld(seen))
+        said.append(walks.unheld(seen, 0.0))
         PAGES.append(Page())  # more objects than before
     PAGES.clear()
     assert (said, complaints) == (["", C_HEAP], [])

@@ -19,6 +19,7 @@ import pytest
 
 from memtools import HostMemoryPressure, LeakFinding, MemoryMonitor, read_record
 from memtools._leak.finding import is_call
+from memtools._leak.growth import line_of
 from memtools._leak.judge import C_HEAP, THRESHOLDS
 from memtools._leak.ledger import Ledger
 from memtools._monitor import leakwatch, run, walks
@@ -301,21 +302,67 @@ def test_threads_share_the_steps_if_one_comes_back_after_another(
             pool.shutdown()
 
 
+def test_threads_share_the_steps_if_one_makes_a_step_while_another_looks(
+    found: LeakFinding,
+) -> None:
+    callback = Callback()
+    with monitor() as m:
+        watch = m._live.watch if m._live else None
+        assert watch is not None
+        m.on_leak(callback)
+        thread = on_a_thread(lambda: m.step(16))
+        assert callback.entered.wait(LONG_S)
+        m.step()
+        assert not watch._sensor.is_shared, "that is noted at the next step where one is due"
+        callback.goes_on.set()
+        thread.join()
+        m.step(100)
+        assert watch._sensor.is_shared
+
+
 class NoLimits:
     def above(self) -> int:
         return 0
 
 
 def test_the_lowest_reading_of_the_newest_steps_counts() -> None:
-    sizes = [50 * MIB, 30 * MIB, 10 * MIB, 40 * MIB, 60 * MIB, 70 * MIB]
+    sizes = [50 * MIB, 30 * MIB, 10 * MIB, 40 * MIB, 60 * MIB, 70 * MIB, 60 * MIB]
     left = iter(sizes)
     sensor = Sensor([Signal("heap", lambda: next(left))], NoLimits())  # type: ignore[arg-type]
     sensor.share()
     assert sensor.read(1)["heap"] == 50 * MIB
-    for _ in range(3):
-        sensor.read_lows()
-    assert sensor.read(2)["heap"] == 10 * MIB
-    assert sensor.read(3)["heap"] == 70 * MIB, "those before the newest look do not count"
+    for step in (2, 3, 4):
+        sensor.read_lows(step)
+    assert sensor.read(5)["heap"] == 10 * MIB
+    assert sensor.read(12)["heap"] == 60 * MIB, "those of steps long before do not count"
+
+
+@pytest.mark.parametrize("by_time", [False, True])
+def test_the_heap_without_tensors_has_a_lowest_reading_of_its_own(by_time: bool) -> None:
+    """Eight threads have tensors at each reading, now more and now fewer."""
+    rng, at = random.Random(0), [0]
+
+    def of_torch() -> int:
+        return int(4 * MIB * random.Random(at[0]).random())
+
+    heap = Signal("heap", lambda: 100 * MIB + 10_000 * at[0] + of_torch())
+    sensor = Sensor([heap, Signal("tensors", of_torch)], NoLimits())  # type: ignore[arg-type]
+    sensor.share()
+    sizes = []
+    for step in range(1, 400):
+        at[0] = step
+        if step % 40:
+            if rng.random() < 0.2:
+                sensor.read_lows(step)
+        elif by_time and step > 40:
+            heap.due = 0
+            sensor.read_cheap(step, 1)
+            sizes.append((step, heap.newest[1] or 0))
+        else:
+            sizes.append((step, sensor.read(step)["heap"]))
+    line = line_of(sizes[1:])
+    assert line.slope == pytest.approx(10_000, rel=0.3)
+    assert line.error < 0.2 * line.slope, "by the heap alone it is more"
 
 
 def test_what_other_threads_do_meanwhile_is_not_left_out() -> None:
