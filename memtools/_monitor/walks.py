@@ -31,6 +31,7 @@ GRACE_NS = 1_500_000_000  # Looks may take so much in any run, ...
 SHARE = 0.01  # ... and this share of its time.
 LONG_NS = GRACE_NS // 10  # Where a whole walk takes longer, some are quick ...
 LONGEST_NS = GRACE_NS // 4  # ... and where it takes longer than this, the second one is.
+MOST_NAMES = 1024  # The gains of so many holders are known, those that were named last.
 MORE_THREADS = 4  # Threads become more if each of so many walks has seen more of them.
 
 
@@ -273,8 +274,11 @@ class HeapWalks:
             if since != holder.since_step:
                 before += size - round(holder.rate_bytes * max(0, at - holder.since_step))
             now = before + holder.new_bytes
+            self._gains.pop(key_of(holder), None)  # which puts the newest name last
             self._gains[key_of(holder)] = holder.since_step, before, step, holder.new_bytes
             gained[key_of(holder)] = now
+        for name in list(self._gains)[:-MOST_NAMES]:
+            del self._gains[name]
         return gained
 
     def collect(self) -> Callable[[], None] | None:

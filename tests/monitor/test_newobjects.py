@@ -13,8 +13,10 @@ import pytest
 from memtools._leak.growth import Pace
 from memtools._leak.judge import C_HEAP
 from memtools._monitor import newobjects
+from memtools._monitor import walks as walks_module
 from memtools._monitor.newobjects import Counts
 from memtools._monitor.walks import HeapWalks
+from tests.monitor.program import holder
 
 STEPS, SIZE = 40, 20_000
 
@@ -131,3 +133,15 @@ def test_objects_are_compared_with_those_of_an_earlier_look(monkeypatch):
         PAGES.append(Page())  # more objects than before
     PAGES.clear()
     assert (said, complaints) == (["", C_HEAP], [])
+
+
+def test_the_gains_of_a_bounded_number_of_holders_are_known(monkeypatch):
+    """A program may replace its containers in each step, under new names."""
+    monkeypatch.setattr(walks_module, "MOST_NAMES", 10)
+    walks = HeapWalks(lambda: None, None, None, lambda *_: None)
+    for step in range(100):
+        named = [holder(100, since_step=0, steps=step, path=f"list a[{i}]") for i in (0, 9 + step)]
+        walks.holders = tuple(named)
+        assert len(walks._gained(step)) == 2
+    assert len(walks._gains) == 10
+    assert "list list a[0]" in walks._gains, "which has come again"
