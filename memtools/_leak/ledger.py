@@ -112,7 +112,23 @@ class Ledger:
             kept.intersection_update(OF_CENSUS)
             self.follow({part: pace for part, pace in paces.items() if part in kept})
             self._measure({part: pace for part, pace in paces.items() if part not in kept})
-        return news, taken_back
+        return self._without_over(news, points, step), taken_back
+
+    def _without_over(
+        self, news: Sequence[LeakFinding], points: Points, step: int
+    ) -> list[LeakFinding]:
+        """What is new, without what no longer grows when it is found: a container that has stopped
+        growing only lately has gained since the first look all the same."""
+        over = [
+            one.key
+            for one in news
+            if one.first_step == step
+            and (points.recent(one.part, 1) or 0.0) < THRESHOLDS.goes_on * one.rate_bytes
+            and self._has_ended(self._entries[one.key], points, step)
+        ]
+        for key in over:
+            self._end(key)
+        return [one for one in news if one.key not in over]
 
     def _enter(self, step: int, one: LeakFinding) -> LeakFinding | None:
         """The finding as it stands from now on; None where nothing about it is to be reported."""
@@ -265,9 +281,10 @@ class Ledger:
         one = entry.finding
         if _is_of_worker(one):
             return entry.missed >= 2 or has_stopped(one, points, step)
-        known = points.steps[-1] - points.steps[0]
-        is_kept = one.part == "resident" and points.kept(since_of(points.steps, step)) is not None
-        if known < THRESHOLDS.confirmed_steps or is_kept:
+        known = points.steps[-1] - points.steps[0] if points.steps else 0
+        if known < THRESHOLDS.confirmed_steps:
+            return False
+        if one.part == "resident" and points.kept(since_of(points.steps, step)) is not None:
             return False
         apart = [b - a for a, b in pairwise(points.rises(one.part))]
         window = max(

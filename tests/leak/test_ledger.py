@@ -149,6 +149,18 @@ def test_the_end_of_growth_ends_a_finding() -> None:
     assert (over.freed_bytes, "freed" in str(over)) == (0, False)
 
 
+@pytest.mark.parametrize(("last", "news"), [(180, []), (256, ["likely"])])
+def test_what_has_ended_is_not_new(last: int, news: list[str]) -> None:
+    """A cache that is full since step 180 is longer at step 256 than at the first look."""
+    ledger, points = Ledger(), Points()
+    for step in range(0, 257, 8):
+        points.add(step, {"heap": 9 * KIB * min(step, last)})
+    found = ledger.look(256, [replace(LIST, grade="likely")], {"use": 9.0 * KIB}, points)
+    assert ([one.grade for one in found[0]], found[1]) == (news, [])
+    assert [one.grade for one in ledger.findings()] == news
+    assert ledger.end(points, 256) == []
+
+
 @pytest.mark.parametrize(("grade", "left", "freed"), [
     ("likely", 0, 4608 * KIB),
     ("likely", 1152, 3456 * KIB),
