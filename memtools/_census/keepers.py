@@ -18,6 +18,7 @@ import contextlib
 import itertools
 import os
 import sys
+import time
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -62,6 +63,7 @@ MOST_NAMED = 2  # A finding names at most so many lines.
 MOST_PUTS = 3  # More lines than this that put something into it do not show which one to change.
 _MOST_PACKED = 6  # names on the way to one holder, for another process
 MOST_READ = 300_000  # So many characters of source are parsed for one holder.
+_BEGIN = time.time()
 #: Methods of many classes: a call of one says nothing about the object, unless its name does.
 _COMMON = frozenset(name for kind in (list, dict, set) for name in dir(kind)) | PUTS
 
@@ -117,10 +119,7 @@ def users_sources(near: Collection[str] = ()) -> Iterator[Source]:
     main = sys.modules.get("__main__")
     modules = [*map(sys.modules.get, near), main, *list(sys.modules.values())]
     files = {file_of(module): space_of(module) for module in modules if is_users_module(module)}
-    here = [
-        value for one in list(space_of(main).values()) for value in (one, *members_of(one).values())
-    ]
-    codes = [(code, space_of(main)) for code in map(code_of, here) if code is not None]
+    codes = [(code, space_of(main)) for code in _codes_in(space_of(main))]
     for top in sys._current_frames().values():
         frame: types.FrameType | None = top
         while frame is not None:
@@ -130,8 +129,29 @@ def users_sources(near: Collection[str] = ()) -> Iterator[Source]:
         if owner_of(code.co_filename) == USER:
             files.setdefault(code.co_filename, space)
     for file, space in files.items():
-        if file is not None:
-            yield Source(file, text_of(file), space)
+        text = "" if file is None else text_of(file)
+        if file is not None and not _has_changed(file, text, space):
+            yield Source(file, text, space)
+
+
+def _codes_in(space: dict[str, Any]) -> Iterator[types.CodeType]:
+    """The code of a module's named functions, and of those of its classes."""
+    for one in list(space.values()):
+        for code in filter(None, map(code_of, (one, *members_of(one).values()))):
+            if not code.co_name.startswith("<"):
+                yield code
+
+
+def _has_changed(file: str, text: str, space: dict[str, Any]) -> bool:
+    """Whether a file was written since the program began, and its functions lie elsewhere."""
+    with contextlib.suppress(OSError, ValueError):  # a cell has no file
+        if os.stat(file).st_mtime > _BEGIN:
+            lines = dict(enumerate(text.splitlines(), 1))
+            codes = [code for code in _codes_in(space) if code.co_filename == file]
+            starts = [(f"def {code.co_name}", f"async def {code.co_name}", "@") for code in codes]
+            begins = [lines.get(code.co_firstlineno, "").strip() for code in codes]
+            return not codes or not all(map(str.startswith, begins, starts))
+    return False
 
 
 # --- what of a library has it ---------------------------------------------------------------------

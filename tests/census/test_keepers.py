@@ -6,19 +6,22 @@ import collections
 import functools
 import json
 import logging.handlers
+import os
 import re
 import sys
 import textwrap
+import time
 import types
 import weakref
 from collections.abc import Collection, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from memtools._census import names
+from memtools._census import keepers, names
 from memtools._census.holders import Local
-from memtools._census.keepers import Keepers, Kept, Source, Ways
+from memtools._census.keepers import Keepers, Kept, Source, Ways, users_sources
 from memtools._census.lines import PUT, Value, acts_of
 from memtools._census.names import names_on
 
@@ -112,11 +115,11 @@ def found_of(text: str, way: str, *, changes: bool = False, packed: bool = False
         source = Source(module.__file__, textwrap.dedent(text).lstrip("\n"), module.__dict__)
         exec(compile(source.text, source.file, "exec"), module.__dict__)
         objects = eval(way, module.__dict__, {"space": module.__dict__, "Local": Local})
-        keepers, ways = Keepers(lambda near: [source]), Ways()
+        finder, ways = Keepers(lambda near: [source]), Ways()
         if not packed:
-            return keepers.find("it", objects, changes=changes)
+            return finder.find("it", objects, changes=changes)
         assert ways.find("it", objects, changes=changes)._replace(may_fill=False) == Kept()
-        return keepers.find_packed("it", json.loads(json.dumps(ways.known["it"])))
+        return finder.find_packed("it", json.loads(json.dumps(ways.known["it"])))
     finally:
         del sys.modules["keepersprogram"]
 
@@ -435,3 +438,25 @@ def test_each_holder_is_looked_for_once_and_never_raises() -> None:
         assert found.find("broken", [], changes=False) == Kept()
     finally:
         del sys.modules["nowhere"]
+
+
+@pytest.mark.parametrize(
+    ("age", "written", "is_read"),
+    [
+        (-60, "# a line more\n", True),  # before the program began: it is what runs
+        (60, "", True),  # only touched
+        (60, "# a line more\n", False),
+    ],
+)
+def test_a_file_that_was_edited_while_it_ran_is_not_read(
+    age: int, written: str, is_read: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "@print\ndef a(): pass\nkeep = lambda: 0\nasync def step(): pass\n"
+    module, file = types.ModuleType("edited"), tmp_path / "edited.py"
+    module.__file__ = str(file)
+    exec(compile(text, str(file), "exec"), module.__dict__)
+    monkeypatch.setitem(sys.modules, "edited", module)
+    file.write_text(written + text)
+    os.utime(file, (time.time() + age,) * 2)
+    monkeypatch.setattr(keepers, "_BEGIN", time.time())
+    assert any(source.file == str(file) for source in users_sources(["edited"])) is is_read
