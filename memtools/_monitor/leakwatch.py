@@ -354,6 +354,8 @@ class LeakWatch:
         self._schedule.newest = step
 
     def _walk(self, step: int) -> bool:
+        if not self._limits.admit_look():
+            return False
         return self._walks.walk(step, has_holders=self._ledger.has_holders())
 
     # --- judgement ---

@@ -201,6 +201,7 @@ class Sensor:
             return
         is_on = gc.isenabled() and not self.points.is_noisy
         before = [signal.read() for signal in self._all]
+        self._limits.above()  # A peak until here is the program's.
         if is_on:
             process.at_fork(_in_child)
             _paused.append(self)
@@ -211,6 +212,7 @@ class Sensor:
             try:
                 for signal, size in zip(self._all, before, strict=True):
                     signal.leave_out(size, signal.read())
+                self._limits.leave_out()
             finally:
                 if is_on:
                     if self in _paused:

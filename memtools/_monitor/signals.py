@@ -237,8 +237,11 @@ class _Crest:
 
     def __init__(self) -> None:
         self._peak: int | None = None
+        self._used = 0  # as of the newest call
         #: bytes, as of the newest call
         self.newest = 0
+        #: the most bytes by which looks of memtools itself have gone above what was used
+        self.of_looks = 0
 
     def above(self, used: int, peak: int | None) -> int:
         """Bytes from what is used now to the highest point of the newest steps.
@@ -251,9 +254,15 @@ class _Crest:
         if peak is None:
             return 0
         is_new = self._peak is not None and peak > self._peak
-        self._peak, most = peak, max(0, peak - used)
+        self._peak, self._used, most = peak, used, max(0, peak - used)
         self.newest = most if is_new else min(self.newest, most)
         return self.newest
+
+    def leave_out(self, peak: int | None) -> None:
+        """If this peak is a new one, it was that of a look."""
+        if self._peak is not None and peak is not None and peak > self._peak:
+            self._peak = peak
+            self.of_looks = max(self.of_looks, peak - self._used)
 
 
 class Limits:
@@ -285,6 +294,16 @@ class Limits:
         their ends."""
         used = self._sampler.used()
         return 0 if used is None else self._crest.above(used, self._sampler.peak())
+
+    def leave_out(self) -> None:
+        """If there is a new peak, a look of memtools itself has made it."""
+        self._crest.leave_out(self._sampler.peak())
+
+    def admit_look(self) -> bool:
+        """Whether the host's limit leaves room for what looks have taken: they must not be what
+        ends the program."""
+        used, limit = self._sampler.used(), self._sampler.limit()
+        return used is None or limit is None or limit[0] - used > self._crest.of_looks
 
     def share(self, part: float) -> int | None:
         """So much of the host's limit, in bytes; None when unknown."""

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from memtools import _core
 from memtools._base import limits
 from memtools._base.limits import lowest_limit, nearest_limit
-from memtools._monitor.signals import _Crest
+from memtools._monitor.sensor import Sensor
+from memtools._monitor.signals import Limits, Signal, _Crest
 from tests.kit.ownprocess import in_own_process
 from tests.monitor.root import Root
 
@@ -93,3 +94,39 @@ def test_a_limit_is_met_at_the_highest_point_of_a_step() -> None:
     assert crest.above(700, 950) == 250, "which is not so far above any more"
     assert crest.above(950, 960) == 10
     assert crest.above(955, None) == 0
+
+
+def test_the_peak_of_a_look_is_not_one_of_the_steps() -> None:
+    crest = _Crest()
+    crest.above(100, 150)
+    crest.leave_out(180)
+    assert crest.above(110, 180) == 0
+    assert crest.of_looks == 80, "what the looks have taken above what was used"
+    crest.leave_out(180)
+    assert crest.above(120, 190) == 70, "a peak of the steps"
+    crest.leave_out(None)
+    assert crest.of_looks == 80
+
+
+def test_a_peak_before_a_look_is_one_of_the_steps() -> None:
+    sampler = SimpleNamespace(used=lambda: 100, limit=lambda: (1000, "cgroup"), peak=lambda: 100)
+    bounds = Limits(sampler, None, ())  # type: ignore[arg-type]
+    bounds.above()
+    sampler.peak = lambda: 600
+    sensor = Sensor([Signal("heap", lambda: 50)], bounds)
+    with sensor.left_out():
+        sampler.peak = lambda: 700
+    assert sensor.read(1)["above"] == 500
+    assert (bounds._crest.newest, bounds._crest.of_looks) == (500, 600)
+
+
+def test_there_are_no_looks_where_they_could_reach_the_limit() -> None:
+    sampler = SimpleNamespace(used=lambda: 950, limit=lambda: (1000, "cgroup"), peak=lambda: 950)
+    bounds = Limits(sampler, None, ())  # type: ignore[arg-type]
+    assert bounds.admit_look()
+    bounds.above()
+    sampler.peak = lambda: 1005
+    bounds.leave_out()
+    assert not bounds.admit_look()
+    sampler.limit = lambda: (2000, "cgroup")
+    assert bounds.admit_look()

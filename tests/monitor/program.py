@@ -60,6 +60,12 @@ class Bounds:
     def above(self) -> int:
         return self._program.above
 
+    def leave_out(self) -> None:
+        pass
+
+    def admit_look(self) -> bool:
+        return True
+
     def share(self, part: float) -> int | None:
         return None if self._host is None else int(part * self._host)
 

@@ -85,6 +85,18 @@ def test_the_forecast_is_of_what_the_limit_counts_and_the_fastest_has_it(clock: 
     assert large.steps_left[0] < left - 500 < large.steps_left[1]
 
 
+def test_the_heap_is_not_walked_where_that_could_reach_the_limit(clock: Clock) -> None:
+    program = Program(clock, limit=GIB, resident=True)
+    program.held = [holder(70 * KIB)]
+    program.run(64, heap=70 * KIB, rss=70 * KIB, resident=70 * KIB)
+    walks = program.census.looks
+    program.watch._limits.admit_look = lambda: False  # type: ignore[method-assign]
+    program.run(200, heap=70 * KIB, rss=70 * KIB, resident=70 * KIB)
+    assert program.census.looks == walks
+    (found,) = program.watch.findings()
+    assert found.holder == "list Trainer.losses"
+
+
 def test_a_buffer_that_doubles_is_not_taken_for_one_that_is_filled_once(clock: Clock) -> None:
     """What is in use has risen as much as what is resident, in stairs."""
     program = Program(clock, resident=True, limit=GIB)
