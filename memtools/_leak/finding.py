@@ -163,12 +163,16 @@ class LeakFinding:
         details = ", ".join(part for part in (self.what, self._made()) if part)
         if details:
             line += f" ({details})"
+        return "; ".join(filter(None, (line, self.forecast())))
+
+    def forecast(self) -> str:
+        """How long is left: `limit in 300 to 420 steps`; "" where that is not known."""
         if self.per == "s" and self.seconds_left is not None:
-            return f"{line}; {sentences.of_time_left(*self.seconds_left)}{self._joint()}"
+            return sentences.of_time_left(*self.seconds_left) + self._joint()
         if self.steps_left is not None:
             limit = "limit of the device" if self.signal == "device" else "limit"
-            return f"{line}; {sentences.of_steps_left(*self.steps_left, limit)}{self._joint()}"
-        return line
+            return sentences.of_steps_left(*self.steps_left, limit) + self._joint()
+        return ""
 
     def _joint(self) -> str:
         """The growth that the forecast is of, if it is more than twice that of the finding."""
@@ -242,57 +246,6 @@ def with_forecast(
         else one.without_forecast()
         for one in findings
     ]
-
-
-#: The width of the interval about a rate, after at least so many steps of growth.
-_WIDTHS = ((192, 1.35), (64, 1.6), (0, 1.9))
-
-
-def steps_left(
-    rate: float,
-    room_bytes: int | None,
-    steps: float,
-    *,
-    error: float = 0.0,
-    faster: float = 0.0,
-    filling: tuple[float, float] = (0.0, math.inf),
-) -> tuple[float, float] | None:
-    """The fewest and the most steps until `room_bytes` are gone at `rate` bytes a step.
-
-    Args:
-        rate: bytes a step.
-        room_bytes: bytes that are left; None if that is not known.
-        steps: for how many steps it has grown; the interval is the narrower the more they are.
-        error: the standard error of the rate, 0 by default.
-        faster: by how many bytes a step the rate rises with each step, 0 by default.
-        filling: bytes a step, out of the rate, that end by themselves, and after how many bytes.
-
-    Returns None if the rate or the room is not known, or if the limit is not reached.
-    """
-    if room_bytes is None or rate <= 0:
-        return None
-    room, width = max(0, room_bytes), max(width_of(steps), 1 + error / rate)
-    ends, fills = filling
-    low, high = (
-        _until(room, times * rate, times * ends, fills, times * faster)
-        for times in (width, 1 / width)
-    )
-    return None if math.isinf(low) else (low, high)
-
-
-def _until(room: float, rate: float, ends: float, fills: float, faster: float) -> float:
-    """Steps until the room is gone. Of the rate, `ends` bytes a step come until they are `fills`
-    bytes."""
-    soon = 2 * room / (rate + math.sqrt(rate**2 + 2 * faster * room))
-    if ends <= 0 or soon * ends <= fills:
-        return soon
-    return (room - fills) / (rate - ends) if rate > ends else math.inf
-
-
-def width_of(steps: float) -> float:
-    """The width of the interval about a rate after so many steps: the true rate lies between the
-    rate divided by the width and the rate times the width."""
-    return next((width for least, width in _WIDTHS if steps >= least), _WIDTHS[-1][1])
 
 
 #: The `what` of cycles that are not collected.

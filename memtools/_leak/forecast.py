@@ -1,5 +1,8 @@
 """In how many steps a growing series reaches a limit, as an interval.
 
+    a LeakDetector: one series, the line of its floor or of its newest readings ──► steps_left
+    a run: what is in use, and what the limit counts, at its looks ───────────────► joint_of
+
       limit ------------------------------------------+----------+-----------------+----
                                                     lo/       mid/              hi/
       highs   ^ ^ ^ ^ ^  the sawtooth rides on it    /        .'             .-'
@@ -14,10 +17,14 @@ no series shows what will be loaded later.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from memtools._leak.drift import Drift
 from memtools._leak.floor import Floor, Windows, straight
+from memtools._leak.growth import slope_of
+from memtools._leak.judge import THRESHOLDS
 
 ERRORS = 2.5  # The error of a forecast is so many standard errors of the slope,
 OF_SLOPE = 0.10  # and this share of the slope,
@@ -119,3 +126,125 @@ def _quantile(ordered: list[float], share: float) -> float:
     if i + 1 == len(ordered):
         return ordered[-1]
     return ordered[i] + (at - i) * (ordered[i + 1] - ordered[i])
+
+
+# --- a run ----------------------------------------------------------------------------------------
+
+#: The width of the interval about a rate, after at least so many steps of growth.
+_WIDTHS = ((192, 1.35), (64, 1.6), (0, 1.9))
+WIDEST = 4.0  # When the limit comes is not known yet if the most steps are more times the fewest.
+SEEN = 20.0  # What is not in use goes on for at most so many times as many steps as it was seen to.
+
+
+class Course(NamedTuple):
+    """How a series may go on to grow."""
+
+    #: bytes a step, the fewest and the most
+    least: float
+    most: float
+    #: by how many bytes these rise with each step, 0 by default
+    rising: float = 0.0
+    #: in how many steps that was seen, 0 by default
+    steps: float = 0
+    #: bytes that come at once at most, 0 by default
+    jump: float = 0.0
+
+    def without(self, ends: float) -> Course:
+        """The same without so many bytes a step, which end by themselves."""
+        return self._replace(least=self.least - ends, most=self.most - ends)
+
+
+class Joint(NamedTuple):
+    """Bytes a step by which all that a limit counts grows, and the fewest and the most steps until
+    that limit; infinite where it is not reached."""
+
+    rate: float = 0.0
+    fewest: float = math.inf
+    most: float = math.inf
+
+    @property
+    def left(self) -> tuple[float, float] | None:
+        """The fewest and the most steps; None without a limit, and where they are not known yet."""
+        is_known = math.isfinite(self.fewest) and self.most <= WIDEST * self.fewest
+        return (self.fewest, self.most) if is_known else None
+
+
+def course_of(points: Sequence[tuple[int, float]], room: float) -> Course:
+    """How a series goes on: as in its newer half, or by as much faster or slower once more as that
+    half was than the older one; in a shorter time than both halves took it changes by less. The
+    number of jumps that came meanwhile may be one more or one less.
+
+    Args:
+        points: steps and bytes, at least two.
+        room: bytes that are left.
+    """
+    steps = points[-1][0] - points[0][0]
+    middle = max(1, sum(1 for step, _ in points if step - points[0][0] <= steps / 2) - 1)
+    then, now = slope_of(points[: middle + 1]), slope_of(points[middle:])
+    if now <= 0:
+        return Course(0.0, 0.0, steps=steps)
+    if then <= 0:
+        return Course(0.0, math.inf, steps=steps)
+    changed = (now / then) ** min(1.0, room / now / steps + 0.5)
+    jump = max((b - a) - now * (t - s) for (s, a), (t, b) in pairwise(points))
+    least, most = now * min(1.0, changed) - jump / steps, now * max(1.0, changed) + jump / steps
+    return Course(max(0.0, least), most, steps=steps, jump=jump)
+
+
+def joint_of(
+    room: int | None,
+    sure: Course,
+    seen: Course | None = None,
+    *,
+    idle: int = 0,
+    filling: tuple[float, float] = (0.0, math.inf),
+) -> Joint:
+    """In how many steps a limit is reached.
+
+    What is in use becomes resident, at the latest when it has taken what malloc keeps: the limit
+    is not farther away than that. What the limit counts besides, such as freed memory and what
+    libraries allocate as they warm up, may end. So the fewest steps expect it to go on as soon as
+    it is seen, and the most only where the limit is not much farther away than it went on before.
+    Where memory comes in jumps, the limit is met one jump earlier or later.
+
+    Args:
+        room: bytes that are left; None if that is not known.
+        sure: how what is in use grows.
+        seen: how what the limit counts grows; None, the default, where that is not read.
+        idle: freed bytes that malloc keeps, 0 by default.
+        filling: bytes a step, out of these rates, that end by themselves, and after how many bytes.
+    """
+    if room is None:
+        return Joint(sure.least)
+    room = max(0, room)
+    fast, slow, most_room = sure, sure, room
+    if seen is not None and seen.least < THRESHOLDS.slows * sure.least:
+        most_room += idle
+    if seen is not None and (seen.most - sure.least) * seen.steps >= 2 * THRESHOLDS.least_gain:
+        fast = seen
+        if room <= SEEN * (seen.least - sure.least) * seen.steps:
+            slow, most_room = seen, room
+    width, (ends, fills) = width_of(max(sure.steps, slow.steps)), filling
+    jump = 0.0 if seen is None else min(seen.jump, room)
+    fewest = _until(room - jump, width * fast.most, width * ends, fills, width * fast.rising)
+    most = _until(most_room + jump, slow.least / width, ends / width, fills, slow.rising / width)
+    return Joint(slow.least, fewest, most)
+
+
+def _until(room: float, rate: float, ends: float, fills: float, rising: float) -> float:
+    """Steps until the room is gone. Of the rate, `ends` bytes a step come until they are `fills`
+    bytes."""
+    if rate <= 0:
+        return math.inf
+    if math.isinf(rate):
+        return 0.0
+    soon = 2 * room / (rate + math.sqrt(rate**2 + 2 * rising * room))
+    if ends <= 0 or soon * ends <= fills:
+        return soon
+    return (room - fills) / (rate - ends) if rate > ends else math.inf
+
+
+def width_of(steps: float) -> float:
+    """The width of the interval about a rate after so many steps: the true rate lies between the
+    rate divided by the width and the rate times the width."""
+    return next((width for least, width in _WIDTHS if steps >= least), _WIDTHS[-1][1])

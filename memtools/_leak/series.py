@@ -18,6 +18,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from memtools._leak.finding import RANK, LeakFinding
+from memtools._leak.forecast import Course, course_of
 from memtools._leak.growth import (
     Kept,
     Pace,
@@ -204,10 +205,31 @@ class Points:
             return False
         return stairs.rate / SAME <= slope_of(points) <= stairs.rate * SAME
 
-    def rising_pace(self, name: str, since: int = 0) -> tuple[float, float] | None:
-        """Bytes a step now, and by how many they rise with each step, where the points from a step
-        on show that they do; else None."""
-        return rising_pace(self._without_end(name, since))
+    def certain(self, name: str, since: int) -> Course:
+        """How a series grows now, as far as its points from a step on show that for certain."""
+        points, pace = self._without_end(name, since), self.pace(name, since)
+        rising = rising_pace(points)
+        if rising is not None:
+            return Course(rising[0], *rising, points[-1][0] - points[0][0])
+        rate = pace.rate if pace.rate > THRESHOLDS.certain_errors * pace.error else 0.0
+        return Course(rate, rate)
+
+    def course(self, name: str, since: int, room: float) -> Course | None:
+        """How a series may go on, by its points from a step on; None for fewer than three.
+
+        Args:
+            name: of the series.
+            since: the step.
+            room: bytes until its limit.
+        """
+        points = self._without_end(name, since)
+        if len(points) < FEWEST_POINTS:
+            return None
+        certain = self.certain(name, since)
+        if certain.rising:
+            return certain
+        bent = [point for point in points if point[0] >= self.pace(name, since).since]
+        return course_of(bent if len(bent) > FEWEST_POINTS else points, room)
 
     def recent(self, name: str, steps: int, but_a_fall: float = 0) -> float | None:
         """Bytes a step from the newest point that is at least `steps` old to the newest one; None

@@ -30,7 +30,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from memtools._base import sentences
 from memtools._base.size import format_bytes
@@ -43,9 +43,9 @@ from memtools._leak.finding import (
     LeakFinding,
     advice_for,
     is_call,
-    steps_left,
     with_forecast,
 )
+from memtools._leak.forecast import Course, Joint, joint_of
 from memtools._leak.judge import FIRST_WRITES, THRESHOLDS, Block, Resident, findings_of
 from memtools._leak.ledger import Entry, Ledger, has_stopped
 from memtools._leak.series import Looks, Points
@@ -62,14 +62,6 @@ CHECKS_APART = 8  # Findings that stand are checked at most every so many steps.
 DENSE_STEPS = 128  # In so many steps counters that cost next to nothing are read at each step.
 MOST_THREADS = 64  # So many threads that make steps are known, the newest ones.
 GOES_ON = 12  # Growth goes on, or has stopped, if the last so many ticks of time show it.
-
-
-class Joint(NamedTuple):
-    """Bytes a step by which all that a limit counts grows, and the steps that are left until that
-    limit; None without one."""
-
-    rate: float = 0.0
-    left: tuple[float, float] | None = None
 
 
 class Schedule:
@@ -199,6 +191,7 @@ class LeakWatch:
         self._resident: Resident | None = None  # as of the newest look,
         self._written = 0  # with so many resident bytes
         self._owners: dict[int, str] = {}  # of the block that fills, by its address
+        self._rooms: dict[str, int] = {}  # until each limit, as of the newest points
         self._step = origin
         self._threads: list[int] = []  # those that have looked so far, the newest last
         self._is_over = False
@@ -351,6 +344,7 @@ class LeakWatch:
         workers = {} if "children" not in known else self._children.of_workers()
         count_of = {} if count is None else {"count": count}
         self._sensor.points.add(step, {**known, **count_of, **workers})
+        self._rooms = self._limits.rooms()
         self._schedule.newest = step
 
     def _walk(self, step: int) -> bool:
@@ -476,44 +470,46 @@ class LeakWatch:
         time does so if all of it does not fit."""
         if one.kind != FIRST_WRITES:
             return RANK[one.grade] >= RANK["suspect"] or one.part == "resident"
-        room, (_, unwritten) = self._limits.rooms().get("counted"), self._filling()
+        room, (_, unwritten) = self._rooms.get("counted"), self._filling()
         return room is not None and unwritten > room
 
     def _joint(self, step: int, host: Sequence[LeakFinding]) -> Joint:
-        """What is left until the first limit that all that grows on the host reaches: at the pace
-        of what this limit counts, and never more slowly than what is in use and what was found
-        grow. What fills a container with a bound ends by itself."""
+        """What is left until the first limit that all that grows on the host reaches. What fills a
+        container with a bound ends by itself."""
         present = self._ledger.present()
-        found = sum(self._each(one) for one in host if one in present)
+        # Freed memory that malloc keeps, and blocks that fill, are in what the limit counts.
+        least = RANK["suspect"]
+        leaks = [one for one in host if one.part != "resident" or RANK[one.grade] >= least]
+        found = sum(self._each(one) for one in leaks if one in present)
         full = sum(self._each(one) for one in present if one.grade == "fills" and one.holder)
         points, since = self._sensor.points, self._sensor.since(step)
         begun = [one.since_step for one in host if one.since_step is not None]
         grown = step - min(begun, default=self._sensor.looks[0])
-        joint = Joint()
-        for name, room in self._limits.rooms().items() if host else ():
-            rate, error, faster = found, 0.0, 0.0
-            for one in self._series_towards(name):
-                pace, rising = points.pace(one, since), points.rising_pace(one, since)
-                now, off = (pace.rate, pace.error) if rising is None else (rising[0], 0.0)
-                if now - full > max(rate, THRESHOLDS.certain_errors * off):
-                    rate, error, faster = now - full, off, 0.0 if rising is None else rising[1]
+        sure = Course(found, found)
+        # Without steps, memory is read at any point of the work, which most of it may be of.
+        if self._seconds is None:
+            sure = max(sure, points.certain("use", since).without(full))
+        sure, joint = sure._replace(steps=grown), Joint()
+        for name, room in self._rooms.items() if host else ():
+            seen = None
+            if self._seconds is None:
+                seen = self._towards(name, since, room)
             filling = self._filling() if name == "counted" else (0.0, math.inf)
-            left = steps_left(rate, room, grown, error=error, faster=faster, filling=filling)
-            if left is not None and (joint.left is None or left < joint.left):
-                joint = Joint(rate, left)
+            seen = None if seen is None else seen.without(full)
+            idle = points.newest("idle") or 0
+            one = joint_of(room, sure, seen, idle=idle, filling=filling)
+            joint = min(joint, one, key=lambda one: (one.fewest, one.most))
         return joint
 
-    def _series_towards(self, name: str) -> tuple[str, ...]:
-        """The series whose pace a forecast follows. Without steps there are none: memory is read at
-        any point of the work, which most of it may be of."""
-        if self._seconds is not None:
-            return ()
-        if name != "counted":
-            return "use", name
-        if self._resident is None or not self._resident.goes_on:
-            return ("use",)
-        # The limit is met at a peak, and the peaks of steps may rise faster than their ends.
-        return "use", name, "highest"
+    def _towards(self, name: str, since: int, room: int) -> Course | None:
+        """How that goes on which a limit counts; None where it is not read. The limit is met at a
+        peak, and the peaks of steps may rise faster than their ends."""
+        points = self._sensor.points
+        if name == "counted" and points.newest("resident") is None:
+            return None
+        ends = points.course(name, since, room)
+        peaks = points.course("highest", since, room) if name == "counted" else None
+        return peaks if ends and peaks and peaks.least > ends.most else ends
 
     def _filling(self) -> tuple[float, float]:
         """Bytes a step by which a block is written for the first time, and how many are still to
@@ -529,7 +525,7 @@ class LeakWatch:
         full, points = self._limits.device(), self._sensor.points.series("device")
         room = None if full is None or not points else full - points[-1][1]
         since = self._sensor.looks[0] if one.since_step is None else one.since_step
-        return steps_left(one.rate_bytes, room, step - since)
+        return joint_of(room, Course(one.rate_bytes, one.rate_bytes, steps=step - since)).left
 
     def _present(self, part: str) -> list[LeakFinding]:
         """The findings of a part of memory that the newest look has shown."""

@@ -3,9 +3,11 @@
     LeakWatch ──► Reporter.report ──► event "finding" of the record      every time
                                  ├──► logger "memtools", or terminal     from `suspect` on, once for
                                  └──► Listeners: on_leak(callback)       each holder and grade, and
-                                                                         where its line gets known
+                                                                         where its line or how long
+                                                                         is left gets known
 
-The terminal shows a finding some steps before its line gets known, and then the line alone.
+The terminal shows a finding before its line gets known, or when the limit will be met, and then
+that alone.
 
 Nothing here raises into training: what a callback raises is reported once and ends here.
 """
@@ -25,6 +27,7 @@ from memtools._monitor.log import Log
 LeakCallback = Callable[[LeakFinding], object]
 Says = Callable[[LeakFinding, str], None]  # a finding, and the text that people read
 RENEWED = 0.1  # A rate that differs by a larger share from that in the record is written again.
+FORECAST = "forecast"
 MOST_REPORTS = 256  # A run logs at most so many findings, even if names always change.
 
 
@@ -69,7 +72,8 @@ class Reporter:
 
     def __init__(self, log: Log, listeners: Listeners, says: Says) -> None:
         self._log, self._listeners, self._says = log, listeners, says
-        self._reported: set[tuple[str, str, str, bool, str]] = set()
+        #: by process, name, grade and whether it is over: the details that were reported
+        self._reported: dict[tuple[str, str, str, bool], set[str]] = {}
         self._rates: dict[Key, tuple[float, float]] = {}  # of each finding in the record: its own
         # and that of all that grows
 
@@ -83,18 +87,21 @@ class Reporter:
                 goes only into the record and to the callbacks.
         """
         self.record(finding)
-        who = _kind_of_process(finding), finding.key[1]
-        word = (*who, finding.grade, finding.over, finding.made_at)
-        if not is_reported(finding) or word in self._reported:
+        word, details = _word(finding), _details(finding)
+        known = self._reported.get(word)
+        if not is_reported(finding) or (known is not None and details.keys() <= known):
             return
-        if finding.over and all(who != reported[:2] for reported in self._reported):
+        if finding.over and all(word[:2] != reported[:2] for reported in self._reported):
             return
-        is_known = (*who, finding.grade, False, "") in self._reported and not finding.over
-        if len(self._reported) < MOST_REPORTS:
-            self._reported.add(word)
+        if known is not None or len(self._reported) < MOST_REPORTS:
+            text = str(finding)
+            if known is not None:
+                news = (detail for name, detail in details.items() if name not in known)
+                text = f"{finding.grade}: {finding.subject}: {'; '.join(news)}"
+            self._reported.setdefault(word, set()).update(details)
             try:
                 if printed:
-                    self._says(finding, _line_alone(finding) if is_known else str(finding))
+                    self._says(finding, text)
             except Exception as error:  # a handler of the logger's, for one
                 self._log.complain("says", f"a finding could not be reported: {error}")
         self._listeners.call(finding, self._log)
@@ -109,18 +116,28 @@ class Reporter:
         self._log.event("finding", finding)
 
     def renew(self, findings: Iterable[LeakFinding]) -> None:
-        """Record the findings whose rate has changed, so that the record of a run that is killed
-        has the newest."""
+        """Report how long is left where that has become known. Record the findings whose rate has
+        changed, so that the record of a run that is killed has the newest."""
         for finding in findings:
+            known = self._reported.get(_word(finding), set())
+            is_new = FORECAST in _details(finding).keys() - known
+            if is_new and len(self._reported) < MOST_REPORTS:
+                self.report(finding)
+                continue
             now = finding.rate_bytes, finding.joint_bytes
-            known = self._rates.get(finding.key, (0.0, 0.0))
-            if any(abs(a - b) > RENEWED * b for a, b in zip(now, known, strict=True)):
+            before = self._rates.get(finding.key, (0.0, 0.0))
+            if any(abs(a - b) > RENEWED * b for a, b in zip(now, before, strict=True)):
                 self.record(finding)
 
 
-def _line_alone(finding: LeakFinding) -> str:
-    """The text about the line of a finding that has been printed already without it."""
-    return f"{finding.grade}: {finding.subject}: made at {finding.made_at}"
+def _word(finding: LeakFinding) -> tuple[str, str, str, bool]:
+    return _kind_of_process(finding), finding.key[1], finding.grade, finding.over
+
+
+def _details(finding: LeakFinding) -> dict[str, str]:
+    """What gets known later than a finding itself, as texts. Each forecast counts as the same."""
+    details = {finding.made_at: f"made at {finding.made_at}", FORECAST: finding.forecast()}
+    return {name: text for name, text in details.items() if name and text and not finding.over}
 
 
 def _kind_of_process(finding: LeakFinding) -> str:

@@ -19,7 +19,8 @@ from memtools._base import sentences
 from memtools._base.size import format_bytes
 from memtools._base.text import count, duration, shown
 from memtools._leak.detector import STEPS_NEEDED
-from memtools._leak.finding import RANK, LeakFinding, is_call, width_of
+from memtools._leak.finding import RANK, LeakFinding, is_call
+from memtools._leak.forecast import width_of
 from memtools._record.events import start_of
 from memtools._record.figures import Figures, script_of
 from memtools._record.growth import slope

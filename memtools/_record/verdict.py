@@ -30,9 +30,9 @@ from memtools._leak.finding import (
     advice_for,
     is_call,
     is_reported,
-    steps_left,
     with_forecast,
 )
+from memtools._leak.forecast import Course, joint_of, width_of
 from memtools._leak.judge import C_HEAP, CYCLES, PYTHON, THRESHOLDS, Part, of_part
 from memtools._record.events import start_of
 from memtools._record.growth import Growth, Late, judge, kept, late_of, step_seconds
@@ -132,7 +132,8 @@ def verdict_of(figures: Figures) -> Verdict:
     record = figures.record
     tested = start_of(record).tests_leaks
     tested = tested or any(isinstance(event.data, Finding) for event in record.events)
-    if tested and figures.steps:
+    of_run = tested and bool(figures.steps)
+    if of_run:
         found, little, short, tested, late = _by_the_run(figures)
     else:  # A run without steps tests itself by time. Its own findings replace those of the series.
         found, little, short, tested, late = _by_the_series(figures)
@@ -142,7 +143,7 @@ def verdict_of(figures: Figures) -> Verdict:
             found = [one for one in found if one.signal != "rss"]
         found = [*own, *(one for one in found if one.part not in parts)]
     pace = pace_of(figures)
-    found = _with_forecasts(figures, found, pace)
+    found = _with_forecasts(figures, found, pace, of_run=of_run)
     found.sort(key=lambda one: (-RANK[one.grade], -_a_second(one, pace)))
     nothing = _nothing(figures) if late is None else str(late)
     untested = shown(start_of(record).untested)
@@ -294,9 +295,10 @@ def _of_growth(growth: Growth) -> LeakFinding:
 
 
 def _with_forecasts(
-    figures: Figures, found: Sequence[LeakFinding], pace: float | None
+    figures: Figures, found: Sequence[LeakFinding], pace: float | None, *, of_run: bool
 ) -> list[LeakFinding]:
-    """Add to findings what is left until the limit, for all that grows together."""
+    """Add to findings what is left until the limit, for all that grows together. Where the findings
+    are those of the run, it has judged whether that is known, and how well."""
     ended = figures.ending.by_memory(near=figures.near_limit)
     host = [one for one in found if one.signal != "device"]
     devices = [one for one in found if one.signal == "device"]
@@ -308,17 +310,26 @@ def _with_forecasts(
             readings = grown_for(figures, several)
         if any(one.per == "step" for one in several) or pace is not None:
             joint = _joint_rate(several, pace, "step")
-            left = steps_left(joint, room, readings)
+            most = joint * (_times_wider(several, readings) if of_run else 1.0)
+            left = joint_of(room, Course(joint, most, steps=readings)).left
             seconds = None if left is None or pace is None else (left[0] * pace, left[1] * pace)
         else:
             joint = _joint_rate(several, None, "s")
-            seconds = steps_left(joint, room, readings)
+            seconds = joint_of(room, Course(joint, joint, steps=readings)).left
         if ended and several is host:
             left = seconds = (0.0, 0.0)
         ends = [one for one in several if RANK[one.grade] <= RANK["fills"] and not is_reported(one)]
         known += [one.without_forecast() for one in ends]
         known += with_forecast([one for one in several if one not in ends], left, seconds, joint)
     return known
+
+
+def _times_wider(several: Sequence[LeakFinding], steps: float) -> float:
+    """How many times wider the interval of the run itself was than that of even growth; infinite
+    where it had none."""
+    lefts = [one.steps_left for one in several if one.steps_left is not None]
+    wider = [high / max(1.0, low) / width_of(steps) ** 2 for low, high in lefts]
+    return max(1.0, *wider) if wider else math.inf
 
 
 def _joint_rate(several: Sequence[LeakFinding], pace: float | None, per: str) -> float:

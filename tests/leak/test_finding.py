@@ -15,7 +15,6 @@ from memtools._leak.finding import (
     RANK,
     advice_for,
     is_call,
-    steps_left,
     with_forecast,
 )
 from memtools._leak.judge import graded
@@ -267,42 +266,6 @@ def test_a_finding_is_the_same_whatever_was_counted_in_it():
         LeakFinding("likely", holder=f"deque P.samples{entry}") for entry in ("", "['queue']")
     ]
     assert queues[0].key == queues[1].key == ("", "deque P.samples")
-
-
-def test_a_forecast_is_an_interval() -> None:
-    assert steps_left(0, 5, 100) is None
-    assert steps_left(5, None, 100) is None
-    for steps, most in ((-3, 4.0), (16, 4.0), (64, 4.0), (200, 2.0)):
-        left = steps_left(10.0, 1000, steps)
-        assert left is not None
-        assert left[0] < 100 < left[1] <= most * left[0]
-    assert steps_left(10.0, -5, 100) == (0, 0)
-
-
-def test_growth_that_ends_by_itself_is_left_out_of_the_forecast_once_it_has() -> None:
-    """500 bytes at 10 a step, of which 8 end after 400 bytes: 50 steps, then 2 a step."""
-    left = steps_left(10.0, 500, 200, filling=(8.0, 400.0))
-    assert left is not None
-    assert left[0] < 50 < left[1]
-    assert steps_left(8.0, 500, 200, filling=(8.0, 400.0)) is None, "it fits"
-    short = steps_left(8.0, 300, 200, filling=(8.0, 400.0))
-    assert short is not None
-    assert short[0] < 300 / 8 < short[1]
-
-
-def test_a_rate_that_rises_is_followed() -> None:
-    """10 bytes a step that become 1 more in each step: 1,000 are there after 35.8 steps."""
-    left = steps_left(10.0, 1000, 200, faster=1.0)
-    assert left is not None
-    assert left[0] < 35.8 < left[1] < 50
-
-
-def test_an_uncertain_rate_makes_the_interval_wider() -> None:
-    narrow, wide = steps_left(10.0, 1000, 200), steps_left(10.0, 1000, 200, error=8.0)
-    assert narrow is not None
-    assert wide is not None
-    assert wide[0] < narrow[0]
-    assert narrow[1] < wide[1]
 
 
 def test_the_fastest_finding_has_the_forecast_of_all() -> None:
