@@ -1,12 +1,13 @@
 """Whether a program that is killed at a limit was killed when the last forecast said so.
 
-    python -m benchmarks.leak.forecast_kill                 # all loops, 15 minutes; needs root
+    python -m benchmarks.leak.forecast_kill                 # all loops, 20 minutes; needs root
     python -m benchmarks.leak.forecast_kill --only notebook --keep /tmp/kills
 
 Each loop runs under `memtools run` in a control group of its own, with a limit that it meets within
 2,000 steps, and the kernel kills it there. The last forecast is the newest one in the record that
 was made before the last twentieth of the steps. The loops of the leak set (benchmarks/leakset) run
-twice: without a limit to learn what they take, and in the limit that they pass at 70 % of that run.
+twice for 2,000 steps: without a limit to learn what they take, and in the limit that they pass at
+70 % of that run.
 The program needs a control group of memory that it may divide, of version 1 or 2.
 """
 
@@ -32,7 +33,8 @@ from memtools._record.figures import figures_of
 
 MIB, GIB = 2**20, 2**30
 LATE = 0.95  # Forecasts in the last twentieth of a run come too late to act on.
-SHARE = 0.7  # of what a loop of the set takes without a limit
+STEPS = 2000  # of a loop of the set
+SHARE = 0.7  # of what it takes without a limit
 LEAST = 24 * MIB  # A loop grows by so much between a quarter of that and then.
 SECONDS = 300
 
@@ -111,10 +113,10 @@ class Killed:
 
     @property
     def ratio(self) -> float | None:
-        """The most steps that were left by the forecast, by those that were."""
-        if self.killed is None or self.at is None or self.high is None:
+        """The steps that were left by the middle of the forecast, by those that were."""
+        if None in (self.killed, self.at, self.low, self.high):
             return None
-        return self.high / max(1, self.killed - self.at)
+        return (self.low + self.high) / 2 / max(1, self.killed - self.at)  # type: ignore[operator]
 
 
 # --- the group ------------------------------------------------------------------------------------
@@ -145,6 +147,7 @@ def run(script: Path, record: Path, limit: int | None) -> None:
     """`memtools run` of a script in a group of its own, until it ends or is killed."""
     record.unlink(missing_ok=True)
     command = [sys.executable, "-m", "memtools", "run", "--log", str(record), str(script)]
+    command += ["--steps", str(STEPS)] if script.parent == SCRIPTS else []
     with group(limit) as path, tempfile.TemporaryDirectory() as folder:
         join = f'echo $$ > {path}/cgroup.procs; exec "$@"'
         subprocess.run(
@@ -196,7 +199,7 @@ def judged(name: str, record: Path, limit: int) -> Killed:
     return found
 
 
-HEADER = ("loop", "limit", "killed at", "last forecast", "at step", "of", "inside", "most/true")
+HEADER = ("loop", "limit", "killed at", "last forecast", "at step", "of", "inside", "middle/true")
 
 
 def row(one: Killed) -> list[str]:

@@ -31,9 +31,9 @@ reports, and whether its own last lines agree.
   that a line keeps;
 - same: the sentence of each finding is among the run's own last lines;
 - wrong: names at the end, suspect or above, of objects that hold nothing that leaks;
-- forecast: the interval at the end contains the truth, by the rate at which resident memory grew in
-  the run where that is another one (`resident`), and its highest by its lowest; in the JSON
-  also those that the run reported on its way.
+- forecast: the interval at the end contains the truth, by the rate at which what the limit counts
+  grew in the run, and its highest by its lowest; in the JSON also those that the run reported on
+  its way. A run without an interval says that it is not known, and does not count.
 
 Beside it: what two points say that lie a fifth of the run from its start and at its end (as
 `check_memory_leak` has it: more than 10 % or 50 MiB), the slope of a thread that reads psutil, and
@@ -123,7 +123,7 @@ def score(name: str, out: Path) -> Score:
     by_step, by_second = running.rate_by_steps(polls, times), running.rate_by_seconds(polls)
     found.steps, found.seconds = explained["steps"], explained["seconds"]
     found.true_rate = truth["true_rate"] or by_step
-    found.limit_rate = by_step if truth.get("resident") else found.true_rate
+    found.limit_rate = by_step or found.true_rate
     leaks = explained["leaks"]
     _said(found, record, leaks)
     _ends_alike(found, (out / f"{name}.log").read_text(errors="replace"), leaks)
