@@ -35,7 +35,7 @@ MIB, GIB = 2**20, 2**30
 LATE = 0.95  # Forecasts in the last twentieth of a run come too late to act on.
 STEPS = 2000  # of a loop of the set
 SHARE = 0.7  # of what it takes without a limit
-LEAST = 24 * MIB  # A loop grows by so much between a quarter of that and then.
+LEAST = 16 * MIB  # A loop grows by so much between a quarter of that and then.
 SECONDS = 300
 
 NOTEBOOK = """
