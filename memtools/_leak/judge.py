@@ -216,7 +216,8 @@ class Children:
         steps_each: if they become more, after how many steps there is one more; None otherwise.
         growing: the names of those that grow, with their bytes a step, the fastest first.
         found: what workers have found themselves.
-        stopped: bytes a step of what they have found that has stopped growing.
+        in_use_bytes: bytes a step by which what they have in use has grown of late; None, the
+            default, where workers do not report it.
     """
 
     part: Part
@@ -224,7 +225,7 @@ class Children:
     steps_each: float | None = None
     growing: Sequence[tuple[str, float]] = ()
     found: Sequence[LeakFinding] = ()
-    stopped: float = 0.0
+    in_use_bytes: float | None = None
 
 
 class Block(NamedTuple):
@@ -768,8 +769,11 @@ def _of_children(seen: Evidence, children: Children) -> list[LeakFinding]:
         apart = children.steps_each * (seen.seconds or 1.0)
         many = f"{children.count:,} processes, one more every {apart:,.0f} {unit}"
         part = replace(part, grade=at_least_suspect(part.grade))
-    elif not _is_suspect(seen, part) or part.rate_bytes < THRESHOLDS.ended * children.stopped:
-        return []  # The grade is that of growth which has stopped.
+    elif not _is_suspect(seen, part):
+        return []
+    in_use = children.in_use_bytes
+    if in_use is not None and in_use < THRESHOLDS.explained * part.rate_bytes:
+        return []  # It is growth that has stopped, or freed memory that malloc keeps.
     part = replace(part, rate_bytes=max(0.0, part.rate_bytes))
     if many:
         return [of_part(part, kind="processes", what=many)]

@@ -322,11 +322,15 @@ def _freed(one: LeakFinding, points: Points) -> int:
     return fall if fall >= least else 0
 
 
+def of_late(step: int) -> int:
+    """In how many steps before this one growth shows that it goes on."""
+    return int(max(THRESHOLDS.ended_steps, THRESHOLDS.ended_share_of_run * step))
+
+
 def has_stopped(one: LeakFinding, points: Points, step: int) -> bool:
-    """Whether the worker that has found it has stopped growing, by the worker's own bytes. What a
-    worker reports may be older than that. False if the points do not have them."""
-    window = max(THRESHOLDS.ended_steps, THRESHOLDS.ended_share_of_run * step)
-    recent = points.recent(one.process, int(window)) if one.per == "step" else None
+    """Whether the worker that has found it has stopped growing, by what it has in use. What a
+    worker reports may be older than that. False if the points do not have it."""
+    recent = points.recent(one.process, of_late(step)) if one.per == "step" else None
     least = max(THRESHOLDS.least_rate / 4, THRESHOLDS.ended * one.rate_bytes)
     return recent is not None and recent < least
 

@@ -400,7 +400,7 @@ class Looks:
         count: int = 0,
         growing: Sequence[tuple[str, float]] = (),
         found: Sequence[LeakFinding] = (),
-        stopped: float = 0.0,
+        in_use: float | None = None,
     ) -> Children:
         """How the child processes grow. The arguments are fields of Children."""
         rises = self.points.rises("children")
@@ -410,7 +410,7 @@ class Looks:
             grade=self.grades.get("children", "quiet"),
             since_step=rises[0] if rises else None,
         )
-        return Children(part, count, self._steps_each(), growing, found, stopped)
+        return Children(part, count, self._steps_each(), growing, found, in_use)
 
     def now(self, holders: Sequence[Holder]) -> list[Holder]:
         """Holders that gain as they do now, and not on the average of all looks: steps may become

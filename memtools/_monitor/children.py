@@ -34,6 +34,8 @@ class ChildProcesses:
         #: by pid and name: (step, bytes) at looks
         self._known: dict[tuple[int, str], list[tuple[int, int]]] = {}
         self.count = 0
+        #: the names of the workers that report what they have in use
+        self.reporting: tuple[str, ...] = ()
 
     def read(self, step: int) -> int | None:
         """Read what each process has at this step. Returns how many there are; None if that is not
@@ -62,14 +64,17 @@ class ChildProcesses:
         ]
 
     def of_workers(self) -> dict[str, int]:
-        """The newest private bytes of the workers that have reported, by the name that findings
-        have of them, such as `worker 0`; of several with one name the sum."""
-        names = {} if self._workers is None else self._workers.names
-        found: dict[str, int] = {}
-        for (pid, _), points in self._known.items():
-            if pid in names:
-                found[names[pid]] = found.get(names[pid], 0) + points[-1][1]
+        """What the workers that have reported have gained, by the name that findings have of them,
+        such as `worker 0`; of several with one name the sum."""
+        found = {} if self._workers is None else self._workers.in_use()
+        self.reporting = tuple(found)
         return found
+
+    def growth_beside(self) -> float:
+        """Bytes a step by which those grow that do not report what they have in use."""
+        known = {} if self._workers is None else self._workers.names
+        rates = [slope_of(one[1:]) for (pid, _), one in self._known.items() if pid not in known]
+        return sum(rate for rate in rates if rate >= THRESHOLDS.least_rate)
 
     def are_looking(self) -> bool:
         """Whether a worker looks at its heap now, which takes memory of its own."""

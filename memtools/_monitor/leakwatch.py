@@ -47,7 +47,7 @@ from memtools._leak.finding import (
 )
 from memtools._leak.forecast import Course, Joint, joint_of
 from memtools._leak.judge import FIRST_WRITES, THRESHOLDS, Block, Resident, findings_of
-from memtools._leak.ledger import Entry, Ledger, has_stopped
+from memtools._leak.ledger import Entry, Ledger, has_stopped, of_late
 from memtools._leak.series import Looks, Points
 from memtools._monitor.children import ChildProcesses
 from memtools._monitor.reporter import Reporter
@@ -341,9 +341,8 @@ class LeakWatch:
         """One reading of each signal, and of each child process."""
         known = self._sensor.read(step, skips="children" if self._children.are_looking() else "")
         count = self._children.read(step)
-        workers = {} if "children" not in known else self._children.of_workers()
         count_of = {} if count is None else {"count": count}
-        self._sensor.points.add(step, {**known, **count_of, **workers})
+        self._sensor.points.add(step, {**known, **count_of, **self._children.of_workers()})
         self._rooms = self._limits.rooms()
         self._schedule.newest = step
 
@@ -359,7 +358,7 @@ class LeakWatch:
         if not self._walks.are_on and not self._ledger.has_holders():
             is_walked = True  # the heap is not walked, and no holder is known
         seen = self._sensor.known(step)
-        workers, stopped = self._ask_workers(seen)
+        workers = self._ask_workers(seen)
         held = 0.0 if is_walked else sum(map(self._each, self._present("use")))
         used, limit = self._limits.used(), self._limits.share(1.0)
         known = None if used is None or limit is None else (used, limit)
@@ -371,7 +370,10 @@ class LeakWatch:
             seen.evidence(
                 holders,
                 children=seen.children(
-                    self._children.count, self._children.growing(), workers, stopped
+                    self._children.count,
+                    self._children.growing(),
+                    workers,
+                    self._in_use_of_children(step),
                 ),
                 unheld=self._walks.unheld(seen, gained) if is_walked else "",
                 new_objects=self._walks.new_objects,
@@ -428,16 +430,25 @@ class LeakWatch:
         steps = due if self._seconds is None else None
         return sentences.of_walk_that_waits(self._walks.cost_ns / 1e9, steps)
 
-    def _ask_workers(self, seen: Looks) -> tuple[Sequence[LeakFinding], float]:
-        """Return what workers have found out, and bytes a step of what has stopped growing."""
+    def _in_use_of_children(self, step: int) -> float | None:
+        """Bytes a step by which what child processes have in use has grown of late; None where
+        workers do not report it."""
+        points, names = self._sensor.points, self._children.reporting
+        known = [points.recent(name, of_late(step)) for name in names]
+        rates = [rate for rate in known if rate is not None]
+        if not rates or len(rates) < len(known):
+            return None
+        return sum(rates) + self._children.growth_beside()
+
+    def _ask_workers(self, seen: Looks) -> Sequence[LeakFinding]:
+        """Return what workers have found out that goes on."""
         found = self._children.ask(
             self._sensor.points.slope("children", seen.since),
             seen.step if self._seconds is None else 0,
             seen.grades["children"],
             stands=any(one.signal == "children" for one in self._ledger.findings()),
         )
-        grows = [one for one in found if not has_stopped(one, self._sensor.points, seen.step)]
-        return grows, sum(one.rate_bytes for one in found) - sum(one.rate_bytes for one in grows)
+        return [one for one in found if not has_stopped(one, self._sensor.points, seen.step)]
 
     def expect_growth(self, name: str, **growth: Any) -> None:
         """As LeakDetector.expect_growth."""

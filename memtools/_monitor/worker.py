@@ -47,11 +47,12 @@ SLOT_BYTES = 4096  # A slot is a page of the kernel's, so that an unused one tak
 _HEAD = struct.Struct("<8sI")  # The head of the page: what it is, and whether the parent asks.
 _OWNERS_AT = 16  # Behind it: the pid of each slot, so that unused slots are never touched.
 _OWNERS = struct.Struct(f"<{SLOTS}I")
-#: The head of a slot: pid, bytes of text, their checksum, since when it looks, batches.
-_SLOT = struct.Struct("<IIIIQ")
+#: The head of a slot: pid, bytes of text, their checksum, since when it looks, batches, and bytes
+#: in use.
+_SLOT = struct.Struct("<IIIIQQ")
 _ASKS = struct.Struct("<I")
-_PASSED = struct.Struct("<Q")
-_LOOKS_AT, _PASSED_AT = 12, 16
+_NUMBER = struct.Struct("<Q")
+_LOOKS_AT, _PASSED_AT, _IN_USE_AT = 12, 16, 24
 TRIES = 64  # A worker tries so many slots to find a free one.
 CLOCKS = ("get", "put", "recv", "send")  # Calls of these methods are batches.
 LONGEST = 60  # A look that has begun so many seconds ago has ended.
@@ -67,6 +68,7 @@ class Page:
 
     |magic, asks, pid of each slot | slot 0: pid, batches, text | slot 1 | ... |
 
+    Batches and bytes in use are newer than the text: they are written between the looks.
     A slot is written by the one worker whose pid it has. A text is read only if its checksum is
     right, so that half of one is never taken for a whole, whatever order the processor writes in.
     Reading a page of a file in memory allocates it. So unused slots are not read, or they would be
@@ -133,7 +135,7 @@ class Page:
             if owner == pid:
                 return slot
             if owner == 0 or not _lives(owner):
-                _SLOT.pack_into(self._memory, _place(slot), pid, 0, 0, 0, 0)
+                _SLOT.pack_into(self._memory, _place(slot), pid, 0, 0, 0, 0, 0)
                 _ASKS.pack_into(self._memory, _owner_at(slot), pid)
                 return slot
         return None
@@ -150,15 +152,23 @@ class Page:
 
     def write(self, slot: int, passed: int, text: bytes) -> None:
         """Write a report, which must be shorter than a slot, and how many batches there were."""
-        at = _place(slot) + _SLOT.size
+        place, in_use = _place(slot), self._in_use(slot)
+        at = place + _SLOT.size
         self._memory[at : at + len(text)] = text
-        _SLOT.pack_into(
-            self._memory, _place(slot), os.getpid(), len(text), zlib.crc32(text), 0, passed
-        )
+        checksum = zlib.crc32(text)
+        _SLOT.pack_into(self._memory, place, os.getpid(), len(text), checksum, 0, passed, in_use)
 
     def count(self, slot: int, passed: int) -> None:
         """Write how many batches there were so far."""
-        _PASSED.pack_into(self._memory, _place(slot) + _PASSED_AT, passed)
+        _NUMBER.pack_into(self._memory, _place(slot) + _PASSED_AT, passed)
+
+    def weigh(self, slot: int, in_use: int) -> None:
+        """Write how many bytes are in use now."""
+        _NUMBER.pack_into(self._memory, _place(slot) + _IN_USE_AT, in_use)
+
+    def _in_use(self, slot: int) -> int:
+        in_use: int = _NUMBER.unpack_from(self._memory, _place(slot) + _IN_USE_AT)[0]
+        return in_use
 
     def look(self, slot: int, looks: bool) -> None:
         """Note that a look begins, or that it has ended."""
@@ -174,10 +184,15 @@ class Page:
                 return True
         return False
 
+    def in_use(self) -> dict[int, int]:
+        """The newest bytes in use of each process that has written them, and lives, by pid."""
+        known = {owner: self._in_use(slot) for slot, owner in self._owners()}
+        return {pid: size for pid, size in known.items() if size and _lives(pid)}
+
     def read(self) -> Iterator[tuple[int, int, dict[str, Any]]]:
         """(pid, batches so far, report) of each process that lives and has reported."""
         for slot, owner in self._owners():
-            pid, size, checksum, _, passed = _SLOT.unpack_from(self._memory, _place(slot))
+            pid, size, checksum, _, passed, _ = _SLOT.unpack_from(self._memory, _place(slot))
             if pid != owner or not 0 < size <= SLOT_BYTES - _SLOT.size:
                 continue
             at = _place(slot) + _SLOT.size
@@ -185,7 +200,9 @@ class Page:
             if zlib.crc32(text) != checksum or not _lives(pid):
                 continue
             with contextlib.suppress(ValueError):
-                yield pid, passed, json.loads(text)
+                report = json.loads(text)
+                if type(report) is dict:
+                    yield pid, passed, report
 
 
 def _place(slot: int) -> int:
@@ -219,7 +236,7 @@ class Worker:
         self._census: Any = None
         self._slot: int | None = None
         self._due = self._looks = 0
-        self._rests_until = 0.0
+        self._rests_until = self._weighs_at = 0.0
         #: batches, bytes in use, bytes reached and objects at the first look without a collector
         self._uncollected: tuple[int, int, int, int] | None = None
         self._failed = False
@@ -242,6 +259,7 @@ class Worker:
             return
         try:
             self._look(clock)
+            self._weigh(clock)
         except Exception:
             self._failed = True  # a worker whose census fails does not report any more
             self._rest()
@@ -282,6 +300,15 @@ class Worker:
         now = time.monotonic()
         self._rests_until = now + SHARE * (now - begun)
 
+    def _weigh(self, clock: int) -> None:
+        """Note how many bytes are in use, between two batches: a look shows what grows, and this
+        whether it goes on."""
+        begun = time.monotonic()
+        if clock == self._clock and self._slot is not None and begun >= self._weighs_at:
+            self._page.weigh(self._slot, bytes_in_use())
+            now = time.monotonic()
+            self._weighs_at = now + SHARE * (now - begun)
+
     def _report(self, passed: int) -> bytes:
         """What is known, as a text that fits into a slot."""
         name, number, of = who()
@@ -311,10 +338,7 @@ class Worker:
         if gc.isenabled():
             self._uncollected = None
             return None
-        from memtools._monitor.signals import python_bytes
-
-        heap = _core.Probe().read(_core.READ_HEAP).heap_used or 0
-        now = passed, heap + python_bytes(), self._census.reached_bytes, gc.get_count()[0]
+        now = passed, bytes_in_use(), self._census.reached_bytes, gc.get_count()[0]
         first = self._uncollected
         if first is None or now[3] < first[3]:  # the program has collected by itself
             self._uncollected = first = now
@@ -337,6 +361,19 @@ def _as_dict(holder: Holder) -> dict[str, Any]:
         "only_gained": holder.only_gained,
         "may_fill": holder.may_fill,
     }
+
+
+@functools.cache
+def _probe() -> _core.Probe:
+    return _core.Probe()
+
+
+def bytes_in_use() -> int:
+    """Return what malloc and the interpreter have handed out in this process. Resident memory may
+    grow beside it, by fragmentation."""
+    blocks = _core._python_bytes()
+    python = 64 * sys.getallocatedblocks() if blocks is None else blocks
+    return python + (_probe().read(_core.READ_HEAP).heap_used or 0)
 
 
 def new_census() -> Any:

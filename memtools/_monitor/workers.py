@@ -38,6 +38,7 @@ AHEAD = 3  # A worker's count may be off by so many batches: two are ready, one 
 BETWEEN = 1.5  # Above so many batches a turn it may have one or two of them.
 NEAR = 0.1  # A count that differs from whole turns by at most this share of it is that many turns.
 IDLE = 8  # After so many turns without a batch a worker belongs to a loader that is not in use.
+MISSED = 2  # So many looks of a worker that do not name a holder show that it does not grow.
 LISTED = 8  # Workers with the same holder are named one by one up to this number.
 
 
@@ -50,6 +51,37 @@ class _Known:
     step: int
     ns: int
     pace: tuple[float, str] | None = None
+
+
+@dataclass
+class _Answer:
+    """The newest finding of something in a worker, and at which of the worker's looks that was."""
+
+    finding: LeakFinding
+    look: int
+
+
+class _InUse:
+    """Bytes in use of workers, by the name that findings have of each. A worker that follows one of
+    its name goes on from there, as the next epoch does where each has workers of its own."""
+
+    def __init__(self) -> None:
+        self._each: dict[int, tuple[str, int, int]] = {}  # by pid: name, first and newest bytes
+        self._before: dict[str, int] = {}  # by name: what those that have ended had gained
+
+    def update(self, sizes: dict[int, int], names: dict[int, str]) -> dict[str, int]:
+        """What each name has gained so far. `sizes` are those of the processes that live."""
+        for pid in [pid for pid in self._each if pid not in sizes]:
+            name, first, newest = self._each.pop(pid)
+            self._before[name] = self._before.get(name, 0) + newest - first
+        for pid, size in sizes.items():
+            if pid in names:
+                first = self._each[pid][1] if pid in self._each else size
+                self._each[pid] = names[pid], first, size
+        gained = {name: self._before.get(name, 0) for name, _, _ in self._each.values()}
+        for name, first, newest in self._each.values():
+            gained[name] += newest - first
+        return gained
 
 
 @dataclass
@@ -78,8 +110,8 @@ class WorkerReports:
         self._page = _shared[0].page
         self._asked = False
         self._known: dict[int, _Known] = {}
-        self._answers: dict[int, list[LeakFinding]] = {}  # the newest of each that names something
-        self._keepers = Keepers()
+        self._answers: dict[int, dict[tuple[str, str], _Answer]] = {}  # by pid and holder
+        self._in_use, self._keepers = _InUse(), Keepers()
         #: the name that findings have of each worker that has reported, by pid
         self.names: dict[int, str] = {}
         _shared[0].users.add(id(self))
@@ -121,6 +153,16 @@ class WorkerReports:
         not growth: the memory of children must not be read then."""
         return self._asked and self._page.looking()
 
+    def in_use(self) -> dict[str, int]:
+        """What the workers that have reported have gained since then, in bytes in use, by the name
+        that findings have of them."""
+        if not self._asked:
+            return {}
+        sizes = self._page.in_use()
+        if not self.names.keys() >= sizes.keys():
+            self.names.update((pid, _name_of(report)) for pid, _, report in self._page.read())
+        return self._in_use.update(sizes, self.names)
+
     def findings(self, step: int, grade: str = "suspect") -> tuple[LeakFinding, ...]:
         """Return what grows in workers, the most first. Each rate is that of its own worker; if the
         same grows in more than eight, the others are one finding with the sum of their rates.
@@ -140,15 +182,26 @@ class WorkerReports:
             if known is None or known.batches > batches:  # or another process with its pid
                 known = self._known[pid] = _Known(pid, batches, step, now)
             found = _findings_of(report, known, batches, step, now, grade, self._keepers)
-            if found:
-                self.names[pid] = found[0].process
-                self._answers[pid] = found
-            # A look that names nothing does not show that nothing grows: the container of that
-            # moment may have come to its end. The worker's own bytes show that.
-            for finding in found or self._answers.get(pid, []):
+            for finding in self._with_answers(pid, found, report):
                 same.setdefault((finding.holder, finding.kind), []).append(finding)
         listed = (one for several in same.values() for one in _listed(several))
         return tuple(sorted(listed, key=lambda one: (-RANK[one.grade], -one.rate_bytes)))
+
+    def _with_answers(
+        self, pid: int, found: list[LeakFinding], report: dict[str, Any]
+    ) -> list[LeakFinding]:
+        """What a worker has found, at its newest look or at the one before. One look that does not
+        name it does not show that it has ended: that container may have come to its end, and
+        another one grow. Two do."""
+        answers = self._answers.setdefault(pid, {})
+        look = report.get("looks")
+        if type(look) is not int:
+            return []
+        for one in found:
+            answers[one.key] = _Answer(one, look)
+        known = {key: one for key, one in answers.items() if look - one.look < MISSED}
+        self._answers[pid] = known
+        return [one.finding for one in known.values()]
 
 
 def _by_code(given: dict[str, Any], keepers: Keepers) -> dict[str, Any]:
@@ -239,7 +292,7 @@ def _finding_of(
         return None
     raised = graded(grade, 1.0, only_gained=holder.only_gained, bounded=is_bounded)
     at_most, still_fills = at_most_growing(holder, grade, raised)
-    process = f"worker {report['name'] if report['worker'] is None else report['worker']}"
+    process = _name_of(report)
     what = _what(holder, each / holder.steps, "step" if per == "step" else "second")
     what = ", ".join(filter(None, (what, still_fills)))
     return replace(of_holder(at_most, "children", holder, rate, what), per=per, process=process)
@@ -258,9 +311,14 @@ def _of_garbage(
         return None
     since = known.step if per == "step" else None
     part = Part("children", rate, grade=graded(grade, 1.0, only_gained=True), since_step=since)
-    process = f"worker {report['name'] if report['worker'] is None else report['worker']}"
     found = of_part(part, per=per, kind=CYCLES, what=COLLECTOR_IS_OFF, cause="collector")
-    return replace(found, process=process)
+    return replace(found, process=_name_of(report))
+
+
+def _name_of(report: dict[str, Any]) -> str:
+    """`worker 0`, or the name of a process that is not a DataLoader's."""
+    number = report.get("worker")
+    return f"worker {report.get('name') if number is None else number}"
 
 
 def _what(holder: Holder, pace: float, unit: str) -> str:

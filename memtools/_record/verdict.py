@@ -223,6 +223,13 @@ def _nothing(figures: Figures) -> str:
             f"{format_bytes(rise)} a step over the newer three quarters of the run"
         )
     workers = figures.workers is not None
+    copied = _rise(figures, "children_private") if workers else 0.0
+    if copied > 0:
+        return (
+            "the process does not grow; the private memory of its workers has grown by "
+            f"{format_bytes(copied)} a step over the newer half of the run, by pages that they "
+            "copy from it or freed memory that malloc keeps"
+        )
     nothing = "neither the process nor its workers grow" if workers else "the process does not grow"
     if of_all > 0 and figures.line.known("private"):
         return (

@@ -236,13 +236,13 @@ def test_what_may_be_a_buffer_that_fills_is_growing_until_it_has_outlived_that(
         assert found.what.endswith("or a buffer that still fills") is (fills and tested != "leak")
 
 
-@pytest.mark.parametrize(("stopped", "said"), [(0, 1), (100 * KIB, 0), (10 * KIB, 1)])
-def test_what_is_left_of_growth_that_workers_have_named_is_not_said(
-    stopped: int, said: int
+@pytest.mark.parametrize(("in_use", "said"), [(None, 1), (4 * KIB, 1), (KIB, 0)])
+def test_children_of_which_nothing_more_is_in_use_do_not_leak(
+    in_use: float | None, said: int
 ) -> None:
-    """The grade of the memory of children is that of what has stopped growing in them."""
+    """It is growth that has stopped, or freed memory that malloc keeps. None: not known."""
     part = Part("children", 5.0 * KIB, grade="growing")
-    seen = Evidence(Part("heap", 0.0), children=Children(part, 2, stopped=stopped))
+    seen = Evidence(Part("heap", 0.0), children=Children(part, 2, in_use_bytes=in_use))
     assert len(findings_of(seen)) == said
 
 

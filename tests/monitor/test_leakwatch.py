@@ -746,6 +746,10 @@ class Looking:
 
     def __init__(self, *found: LeakFinding) -> None:
         self.found, self.names = found, dict[int, str]()
+        self.used: Callable[[], dict[str, int]] = dict
+
+    def in_use(self) -> dict[str, int]:
+        return self.used()
 
     def findings(self, step: int, grade: str) -> tuple[LeakFinding, ...]:
         return self.found
@@ -771,6 +775,25 @@ def test_the_rate_of_a_worker_is_what_it_has_measured_itself(clock: Clock, of_lo
         program.run(1, children=128 * KIB)
         rates.update(one.rate_bytes for one in program.watch.findings() if one.holder)
     assert rates == {own.rate_bytes}
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_worker_whose_bytes_in_use_stay_does_not_leak(clock: Clock, goes_on: bool) -> None:
+    """It is full at step 120, by the worker's newest report it still grows, and its private memory
+    goes on growing: malloc keeps what is freed."""
+    kept = LeakFinding("growing", "children", rate_bytes=64.0 * KIB, kind="dict",
+                       holder="dict Pictures.decoded", process="worker 0")  # fmt: skip
+    workers = Looking(kept)
+    program = Program(clock, workers=workers)
+    workers.used = lambda: {"worker 0": 64 * KIB * min(program.step, 9999 if goes_on else 120)}
+    program.run(120, children=64 * KIB)
+    assert [one.holder for one in program.watch.findings()] == [kept.holder]
+    stands = set[str]()
+    for step in range(121, 1500):
+        program.run(1, children=20 * KIB)
+        if step > 200:
+            stands.update(one.subject for one in program.watch.findings())
+    assert stands == ({kept.subject} if goes_on else set())
 
 
 def test_a_name_that_changes_in_passing_is_the_same_finding(clock: Clock) -> None:

@@ -412,7 +412,7 @@ def test_a_report_is_read_as_it_was_written(page):
     assert list(page.read()) == [(os.getpid(), 9, {"a": 1})]
 
 
-@pytest.mark.parametrize("at", [4, 8, 24, 30])
+@pytest.mark.parametrize("at", [4, 8, 32, 38])
 def test_half_a_report_is_none(page, at):
     slot = page.take(os.getpid())
     page.write(slot, 7, b'{"a": 1}')
@@ -675,16 +675,57 @@ def test_many_workers_with_the_same_are_some_names_and_a_sum():
     assert listed[0].what.endswith("in each of 20 workers")
 
 
-def test_a_look_that_names_nothing_leaves_the_answer_before(reports, monkeypatch):
-    """What grows is another entry by then. The worker's own bytes decide when it has ended."""
-    answers = [report(), report(holders=[]), report()]
-    monkeypatch.setattr(Page, "read", lambda page: iter([(7, 100 + step, answers[0])]))
+@pytest.mark.parametrize(("looks", "named"), [(3, True), (4, True), (5, False), (None, False)])
+def test_what_two_looks_of_a_worker_do_not_name_has_ended(reports, monkeypatch, looks, named):
+    """One does not show it: what grows may be another entry by then."""
+    answers = [report(), report(), report(holders=[], looks=looks)]
+    monkeypatch.setattr(Page, "read", lambda page: iter([(7, 100 + step, answers.pop(0))]))
     reports.ask()
     for step in (0, 16, 32):
         found = reports.findings(step)
-        answers.pop(0) if step else None
-    assert [one.holder for one in found] == ["dict Frames.seen"]
-    assert reports.names == {7: "worker 2"}
+    assert [one.holder for one in found] == ["dict Frames.seen"] * named
+
+
+def test_what_workers_have_in_use_goes_on_in_those_that_follow_them(page, reports, monkeypatch):
+    """Two loaders may each have a worker 2."""
+    reports.ask()
+    pids = {7: 50, 8: 10}
+    monkeypatch.setattr(Page, "in_use", lambda page: dict(pids))
+    monkeypatch.setattr(Page, "read", lambda page: iter([(pid, 1, report()) for pid in pids]))
+    seen = []
+    for now in ({7: 50, 8: 10}, {7: 60, 8: 30}, {8: 31, 9: 500}, {9: 510}):
+        pids = now
+        seen.append(reports.in_use())
+    assert seen == [{"worker 2": size} for size in (0, 30, 31, 41)]
+    reports.rest()
+    assert reports.in_use() == {}
+
+
+def test_a_worker_writes_what_it_has_in_use_between_its_looks(page, monkeypatch):
+    one, sizes = worker.Worker(page), iter([700, 800])
+    one._census = Fast()
+    monkeypatch.setattr(worker, "bytes_in_use", lambda: next(sizes))
+    page.ask(True)
+    one.before(1)
+    assert page.in_use() == {os.getpid(): 700}
+    one._weighs_at = 0.0
+    one.before(2)  # of another queue: not between two batches
+    assert page.in_use() == {os.getpid(): 700}
+    one._rests_until, one._due = time.monotonic() + 3600, 99
+    one.passed(1)
+    one.before(1)
+    assert page.in_use() == {os.getpid(): 800}
+    assert [passed for _, passed, _ in page.read()] == [1]
+    page.write(page.take(os.getpid()), 3, b"{}")
+    assert page.in_use() == {os.getpid(): 800}
+
+
+def test_what_malloc_and_the_interpreter_have_handed_out_is_in_use():
+    before = worker.bytes_in_use()
+    kept = [bytes(8 << 20), [object() for _ in range(50_000)]]
+    after = worker.bytes_in_use()
+    assert 8.5 * MIB <= after - before <= 12 * MIB
+    assert kept
 
 
 def test_a_long_report_leaves_out_the_last_holders(page):

@@ -109,6 +109,25 @@ def test_without_steps_the_series_do_not_repeat_what_the_run_has_found_of_reside
     assert one.seconds_left is not None
 
 
+@pytest.mark.parametrize(
+    ("rate", "text"),
+    [
+        (64 * 1024, "the process does not grow; the private memory of its workers has grown by "
+                    "64.0 KiB a step over the newer half of the run, by pages that they copy from "
+                    "it or freed memory that malloc keeps"),
+        (100, "neither the process nor its workers grow"),
+    ],
+)  # fmt: skip
+def test_it_is_not_said_that_workers_do_not_grow_while_their_private_memory_rises(path, rate, text):
+    columns = [("step", ""), ("rss", "B"), ("children", "count"), ("children_private", "B")]
+    with _core.RecordWriter(path, columns) as writer:
+        writer.event("start", kinds.payload("start", START))
+        for step in range(1, 600):
+            writer.append(10**15 + step * 10**7, [step, 100 * MIB, 2, 20 * MIB + step * rate])
+    (line,) = figures_of(memtools.read_record(path)).verdict.lines(quiet=True)
+    assert line == text
+
+
 @pytest.mark.parametrize("again", [False, True])
 def test_what_an_epoch_has_freed_is_said_after_the_verdict(path, again):
     freed = replace(LOSSES, over=True, freed_bytes=9 << 20)
