@@ -179,6 +179,7 @@ static PyMethodDef methods[] = {
      "Run the last command and wait for it; at exit: when the process ends, after everything that "
      "is registered later. It runs once, and not in a forked child."},
     {"_python_bytes", mt_py_python_bytes, METH_NOARGS, "_python_bytes()\n--\n\n"},
+    {"_heap_bytes", mt_py_heap_bytes, METH_NOARGS, "_heap_bytes()\n--\n\n"},
     {"_traced", mt_py_traced, METH_NOARGS, "_traced()\n--\n\n"},
     {"_traced_at", mt_py_traced_at, METH_O, "_traced_at(object, /)\n--\n\n"},
     {"_census", mt_py_census, METH_VARARGS, "_census(tensor, shim, /)\n--\n\n"},

@@ -363,17 +363,12 @@ def _as_dict(holder: Holder) -> dict[str, Any]:
     }
 
 
-@functools.cache
-def _probe() -> _core.Probe:
-    return _core.Probe()
-
-
 def bytes_in_use() -> int:
     """Return what malloc and the interpreter have handed out in this process. Resident memory may
     grow beside it, by fragmentation."""
     blocks = _core._python_bytes()
     python = 64 * sys.getallocatedblocks() if blocks is None else blocks
-    return python + (_probe().read(_core.READ_HEAP).heap_used or 0)
+    return python + (_core._heap_bytes() or 0)
 
 
 def new_census() -> Any:

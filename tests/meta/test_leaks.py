@@ -109,6 +109,7 @@ CASES: dict[str, list[Callable[[], object]]] = {
         lambda: refused(TypeError, lambda: _core._frame_place(1, 1)),
     ],
     "_python_bytes": [_core._python_bytes],
+    "_heap_bytes": [_core._heap_bytes],
     "_traced": [_core._traced],
     "_traced_at": [lambda: _core._traced_at(GATES), lambda: _core._traced_at(1)],
     "_module_of": [lambda: _core._module_of(vars(sys)), lambda: _core._module_of(sys)],

@@ -5,6 +5,7 @@
  * for people. */
 #include "py/monitor/blocks.h"
 
+#include <malloc.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -28,6 +29,19 @@ number_in(const char *line, unsigned long long *out)
         found = true;
     }
     return found;
+}
+
+PyObject *
+mt_py_heap_bytes(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
+{
+#ifdef __GLIBC__
+#if __GLIBC_PREREQ(2, 33)
+    struct mallinfo2 heap = mallinfo2();
+
+    return PyLong_FromSize_t(heap.uordblks + heap.hblkhd);
+#endif
+#endif
+    Py_RETURN_NONE;
 }
 
 PyObject *

@@ -9,4 +9,8 @@
  * through all pools as sys.getallocatedblocks() does. */
 PyObject *mt_py_python_bytes(PyObject *module, PyObject *unused);
 
+/* _heap_bytes() -> the bytes that malloc has given out, or None where it does not report them: for
+ * workers, in which a Probe would copy pages of their parent. */
+PyObject *mt_py_heap_bytes(PyObject *module, PyObject *unused);
+
 #endif
