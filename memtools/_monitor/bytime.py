@@ -3,14 +3,17 @@
     memtools run ──► ByTime: a thread that wakes five times a second
                         │  no step so far          a LeakWatch over all; a step is 0.2 s
                         │  fewer than 16 steps     a LeakWatch over the child processes alone
-                        │  16 steps                nothing more: the LeakWatch of steps looks now
+                        │  16 steps                nothing: the LeakWatch of steps looks
+                        │  no step for a minute    a LeakWatch over all, until the next step
                         └──► findings with bytes a second, and seconds until the limit
 
 A script that collects data, or serves requests, has no point that comes again and again. Its memory
 is read at any moment, so more of what is read is noise, which the leak test and the census filter
 as they do for steps. The end of a program's start is not known either: nothing is reported before
 it has grown for 13 s, or 40 s if torch is imported, because such a program is about to make steps.
-What grew until the first of them is taken back.
+What grew until the first of them is taken back. A program that has made steps and makes no more,
+for a minute and for 20 times as long as a step has taken, goes on with other work: it serves, or
+evaluates.
 
 No callback of the program runs on this thread, no finalizer, and no handler of the logger.
 """
@@ -31,10 +34,14 @@ TICK = 0.2  # A step is so many seconds.
 #: A program is not looked at in its first so many seconds; in the second number, if it uses torch.
 START, START_OF_TORCH = 1.0, 27.0
 QUIET = 64  # Nothing is reported in the first so many ticks.
+#: Steps have ended, or pause, if there was none for so many seconds, and so many times as long as
+#: one has taken.
+PAUSE, PAUSE_OF_STEPS = 60.0, 20
+TICK_OF_STEPS = 2.0  # While there are steps the thread wakes every so many seconds.
 
 
 class ByTime:
-    """Looks until the program makes steps, or `close`.
+    """Looks while the program makes no steps, until `close`.
 
     Args:
         steps: returns how many steps were made so far.
@@ -53,6 +60,8 @@ class ByTime:
         self._watch: LeakWatch | None = None
         self._is_of_children = False
         self._begun_ns = time.monotonic_ns()
+        #: how many steps there were so far, and when the first and the newest were noticed
+        self._known, self._first_ns, self._newest_ns = 0, 0, 0
         self._looks_since_ns = 0
         self._is_over = False
         self._busy, self._sleeps = _thread.allocate_lock(), _thread.allocate_lock()
@@ -78,13 +87,13 @@ class ByTime:
             self._watch.close()
 
     def _run(self) -> None:
-        while not self._sleeps.acquire(timeout=TICK):
+        pause = TICK
+        while not self._sleeps.acquire(timeout=pause):
             with self._busy:
                 if self._is_over:
                     return
                 try:
-                    if not self.tick(time.monotonic_ns()):
-                        return
+                    pause = TICK if self.tick(time.monotonic_ns()) else TICK_OF_STEPS
                     if self._is_over and self._watch is not None:
                         self._watch.leave()  # the end has not waited for this look
                 except Exception as error:
@@ -93,14 +102,15 @@ class ByTime:
                     return
 
     def tick(self, now_ns: int) -> bool:
-        """Look if that is due. Returns False if there is nothing more to do."""
+        """Look if that is due. Returns False if there is nothing to do while there are steps."""
         steps = self._steps()
-        if steps >= FIRST_LOOK:
+        if steps >= FIRST_LOOK and not self._pauses(steps, now_ns):
             self._withdraw()
             return False
-        if steps > 0 and not self._is_of_children:
+        is_of_children = 0 < steps < FIRST_LOOK
+        if is_of_children != self._is_of_children:
             self._withdraw()
-            self._is_of_children = True
+            self._is_of_children = is_of_children
         start = START_OF_TORCH if "torch" in sys.modules else START
         if now_ns - self._begun_ns < 1e9 * start or _imports_torch():
             if self._watch is not None:
@@ -116,6 +126,14 @@ class ByTime:
         if ticks >= QUIET:
             self._watch.end_quiet()
         return True
+
+    def _pauses(self, steps: int, now_ns: int) -> bool:
+        """Whether there was no step for so long that the program does something else."""
+        if steps != self._known:
+            self._first_ns = self._first_ns or now_ns
+            self._known, self._newest_ns = steps, now_ns
+        step_ns = (self._newest_ns - self._first_ns) / steps
+        return now_ns - self._newest_ns >= max(1e9 * PAUSE, PAUSE_OF_STEPS * step_ns)
 
     def _withdraw(self) -> None:
         if self._watch is not None:

@@ -243,6 +243,7 @@ class Run:
         signals = signals_of(probe, self.devices)
         if only_children:
             signals = [signal for signal in signals if signal.name == "children"]
+        may_trace = self.settings.traces and not (self.watch is not None and self.watch.is_traced)
         return LeakWatch(
             signals,
             Limits(self.sampler, probe, self.devices),
@@ -254,7 +255,7 @@ class Run:
             if only_children
             else Tracing(
                 self.blocks,
-                why_not="" if self.settings.traces else "it is turned off",
+                why_not="" if may_trace else "it is turned off",
                 progress=Progress(seconds),
                 write=lambda fields: log.event("trace", fields),
             ),

@@ -16,7 +16,15 @@ import pytest
 
 from memtools._leak.judge import Block
 from memtools._monitor import bytime, leakwatch
-from memtools._monitor.bytime import QUIET, START, START_OF_TORCH, TICK, ByTime
+from memtools._monitor.bytime import (
+    PAUSE,
+    PAUSE_OF_STEPS,
+    QUIET,
+    START,
+    START_OF_TORCH,
+    TICK,
+    ByTime,
+)
 from memtools._record import kinds
 from tests.cli.runs import run, write
 from tests.monitor.program import GIB, KIB, MIB, Clock, Program, clock, holder
@@ -112,6 +120,39 @@ def test_the_first_steps_leave_the_children_and_the_sixteenth_nothing() -> None:
     assert everything.done[-1] == children.done[-1] == "withdraw"
     assert children.done[0] == 0
     assert run.by_time.findings() == ()
+
+
+@pytest.mark.usefixtures("without_torch")
+def test_a_program_whose_steps_have_ended_is_looked_at_until_the_next_one() -> None:
+    run = Run()
+    for n in range(16, 100):
+        run.steps = n
+        assert not run.at(n)
+    for n in range(99, 99 + int(PAUSE)):
+        assert not run.at(n), "it may evaluate"
+    assert run.made == []
+    for n in range(4):
+        assert run.at(99 + PAUSE + n * TICK)
+    (watch,) = run.made
+    assert not watch.only_children
+    assert watch.done == [0, 1, 2, 3]
+    run.steps = 100
+    assert not run.at(101 + PAUSE)
+    assert watch.done[-1] == "withdraw"
+    assert run.by_time.findings() == ()
+    assert run.at(102 + 2 * PAUSE), "it pauses again"
+    assert len(run.made) == 2
+
+
+@pytest.mark.usefixtures("without_torch")
+def test_long_steps_are_not_a_pause() -> None:
+    run = Run()
+    for n in range(16, 100):
+        run.steps = n
+        assert not run.at(2 * PAUSE * n)
+    newest = 2 * PAUSE * 99
+    assert not run.at(newest + 8 * 2 * PAUSE)
+    assert run.at(newest + PAUSE_OF_STEPS * 2 * PAUSE)
 
 
 def test_a_program_with_torch_gets_time_to_make_steps(monkeypatch: pytest.MonkeyPatch) -> None:
