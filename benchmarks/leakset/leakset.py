@@ -3,7 +3,7 @@
     python -m benchmarks.leakset.leakset                  # 21 loops, 5 to 10 minutes
     python -m benchmarks.leakset.leakset --only l02_lightning_val_outputs --keep /tmp/leakset
     python -m benchmarks.leakset.leakset --ours           # 28 loops of our own
-    python -m benchmarks.leakset.leakset --real           # 27 programs with libraries of others
+    python -m benchmarks.leakset.leakset --real           # 33 programs with libraries of others
     python -m benchmarks.leakset.leakset --traced --memray   # what others blame: 30 minutes
 
 The loops (scripts/) are rewritten from public threads, 13 leak and 8 do not. index.json has the
@@ -11,9 +11,9 @@ truth of each: the rate, the holder, and a pattern of its name. It is never chan
 ours.json has 28 more that we wrote after such threads, of kinds which the others lack or where
 memtools was wrong once: 60 to 500 steps each, 22 leak. memtools was changed for them, so they show
 only what became worse.
-real.json has 27 programs of 200 to 620 steps in which a library of others makes, keeps or runs what
+real.json has 33 programs of 200 to 620 steps in which a library of others makes, keeps or runs what
 grows: containers that a library owns, C memory behind small objects of an extension, buffers that
-double, servers, threads and workers, and caches and buffers that fill; 18 leak. Their truth was
+double, servers, threads and workers, and caches and buffers that fill; 22 leak. Their truth was
 written before memtools saw them. A program is left out, with a line, where a library of it is not
 installed: pip install what its `needs` names, with --no-deps where that would bring another torch.
 
