@@ -32,12 +32,14 @@ def assert_flat(
             memtools.testing.assert_flat(trainer.step)
 
     The test reads exact figures: bytes that malloc and Python have handed out, memory of child
-    processes, shared memory, and tensors on devices. It does not read resident memory. Garbage that
-    waits for the collector is not growth, nor is memory that is taken once, memory that is given
-    back, or a cache that is full by the end. The message names the holder of what grows, with its
-    path, and says what to do about it. The test takes at most 1 s beyond the steps; where memory
-    grows, looks at the heap come on top. docs/guides/testing.md says what it
-    distinguishes.
+    processes, shared memory, and tensors on devices. Garbage that waits for the collector is not
+    growth, nor is memory that is taken once, memory that is given back, or a cache that is full by
+    the end. Of resident memory it reads what rises evenly without being in use: if a library has it
+    from the system by itself, the test fails; if memory that was allocated before is written for
+    the first time, such as a buffer that is filled row by row, it warns. The message names the
+    holder of what grows, with its path, and says what to do about it. The test takes at most 1 s
+    beyond the steps; where memory grows, looks at the heap come on top. docs/guides/testing.md says
+    what it distinguishes.
 
     Args:
         step: a function that is called without arguments. Its result is dropped, and its exceptions

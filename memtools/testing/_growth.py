@@ -11,16 +11,19 @@
     end() ──► growth_of(series) above what is allowed? ──► the sentence, with the holder and advice
 
 The signals are those of a monitor's leak test (memtools._monitor.signals): exact, and read at the
-same point of each step. Resident memory is not read. Torch's host tensors are a part of the heap
-that is known separately: if noise hides the growth of the whole, each of the two halves is judged,
-and a holder must explain its growth. A flat run costs the readings and one collection, a run that
-grows up to three collections and three looks more.
+same point of each step. Resident memory is read beside them: what rises there without being in use
+and without falling back is a failure if a library has it from the system by itself, and a warning
+if memory that was allocated before is written for the first time. Torch's host tensors are a part
+of the heap that is known separately: if noise hides the growth of the whole, each of the two halves
+is judged, and a holder must explain its growth. A flat run costs the readings and one collection, a
+run that grows up to three collections and three looks more.
 """
 
 from __future__ import annotations
 
 import gc
 import time
+import warnings
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -29,14 +32,25 @@ from dataclasses import replace
 from memtools import _core
 from memtools._base.size import format_bytes
 from memtools._blocks.reports import HostBlocks
+from memtools._census.arrays import owner_of
 from memtools._census.growth import GrowthCensus
 from memtools._census.holders import Holder
 from memtools._leak.finding import LeakFinding, advice_for
-from memtools._leak.growth import line_through
-from memtools._leak.judge import C_HEAP, THRESHOLDS, Children, Evidence, Part, findings_of
+from memtools._leak.growth import kept_pace, line_through
+from memtools._leak.judge import (
+    C_HEAP,
+    FIRST_WRITES,
+    THRESHOLDS,
+    Block,
+    Children,
+    Evidence,
+    Part,
+    Resident,
+    findings_of,
+)
 from memtools._leak.jumps import Stairs, jumps_of
 from memtools._monitor.places import Living, Place, Site, name_of, place_of, places_of
-from memtools._monitor.signals import BESIDE, Signal, signals_of
+from memtools._monitor.signals import BESIDE, Signal, block_that_fills, signals_of
 from memtools._monitor.tracewindow import OF_A_BLOCK, BlocksLike
 from memtools.testing._trend import LEAST_READINGS, growth_of, growth_of_levels
 
@@ -186,8 +200,9 @@ class GrowthTest:
         self._allowed, self._text, self._warmup, self._unit = allowed, text, warmup, unit
         self._blocks = HostBlocks()
         self._blocks.join()
-        signals = signals_of(_core.Probe(), devices, self._blocks)
-        self._signals = [s for s in signals if s.name not in ("rss", *BESIDE)]
+        signals = {s.name: s for s in signals_of(_core.Probe(), devices, self._blocks)}
+        self._signals = [s for name, s in signals.items() if name not in ("rss", *BESIDE)]
+        self._beside = [signals[name] for name in ("rss", "idle", "VmData")]
         self._least_rate = max(1.0, THRESHOLDS.least_share * allowed)
         self._census = GrowthCensus(
             (GrowthTest, Series, Signal, TracedTensors), least_rate=self._least_rate
@@ -197,11 +212,13 @@ class GrowthTest:
         for signal in self._signals:
             if signal.name not in _IN_USE:
                 self._series[signal.name] = Series(_known(signal), since)
+        self._resident = Series(_known(signals["rss"]), since)
         self._points = [] if steps is None else _points(steps, since)
         self._is_open = steps is None
         self._next = _UNKNOWN_FIRST if steps is None else self._points.pop(0)
         #: (step, bytes) of each part at the points, after the collection if there was one
         self._levels: dict[str, list[tuple[int, int]]] = {}
+        self._marks: dict[str, list[tuple[int, int]]] = {}  # of what malloc keeps, and is mapped
         self._first: dict[str, int] = {}  # heap and Python's blocks at the first point
         self._freed = dict.fromkeys(("use", "tensors"), 0)  # by collections
         self._spent_ns = self._gc_ns = self._look_ns = 0
@@ -218,7 +235,7 @@ class GrowthTest:
     def step(self) -> None:
         """Read what is in use: a step has ended."""
         self.steps += 1
-        for series in self._series.values():
+        for series in (*self._series.values(), self._resident):
             series.take(self.steps)
         if self.steps == self._next:
             with self._looking():
@@ -237,6 +254,8 @@ class GrowthTest:
         found = [self._said(part, self._rate(part, warmup), warmup) for part in parts]
         if self._rate("use", warmup) <= self._allowed:
             found += [self._said_within(part, warmup) for part in _WITHIN if part in self._levels]
+        if not any(found):
+            found = [self._said_resident(warmup)]
         return "\n".join(filter(None, found))
 
     def close(self) -> None:
@@ -277,6 +296,8 @@ class GrowthTest:
                     self._has_garbage |= freed > _GARBAGE * max(0, grown)
             else:
                 self._first = {s.name: s.read() or 0 for s in self._signals if s.name in _IN_USE}
+        for signal in self._beside:  # The heap has been read just now, with what malloc keeps.
+            self._marks.setdefault(signal.name, []).append((self.steps, signal.read() or 0))
         for part, size in now.items():
             levels = self._levels.setdefault(part, [])
             if levels and levels[-1][0] == self.steps:
@@ -302,12 +323,13 @@ class GrowthTest:
         if self._looked == self.steps or self._spent_ns + self._look_ns + self._gc_ns > _LOOKS_NS:
             return
         self._looked = self.steps
-        before = [signal.read() for signal in self._signals]
+        signals = [*self._signals, *self._beside]
+        before = [signal.read() for signal in signals]
         try:
             self._census.look(self.steps)
             self._trace()
         finally:
-            for signal, size in zip(self._signals, before, strict=True):
+            for signal, size in zip(signals, before, strict=True):
                 signal.leave_out(size, signal.read())
             self._look_ns = time.thread_time_ns() - begin
             self._spent_ns += self._look_ns
@@ -399,6 +421,45 @@ class GrowthTest:
         lines.append(f"  seen over {count:,} {self._unit}, after {warmup:,} of warm-up")
         return "\n".join(lines)
 
+    def _said_resident(self, warmup: int) -> str:
+        """The message about resident memory, if it rises without falling back and that is neither
+        in use nor kept by malloc. Memory that is written for the first time ends by itself: it is a
+        warning. "" where nothing rises."""
+        points = list(zip(*self._resident.after(warmup), strict=True))
+        kept = kept_pace(points, THRESHOLDS.even)
+        if kept is None or not kept.is_even or kept.rate <= self._allowed:
+            return ""
+        resident = Resident(
+            Part("resident", kept.rate, 0.0, "growing"),
+            _rise(self._levels["use"]),
+            self.steps,
+            points[-1][0] - points[0][0],
+            is_even=True,
+            idle_bytes=_rise(self._marks["idle"]),
+            mapped_bytes=_rise(self._marks["VmData"]),
+            allocated=sum(s.read() or 0 for s in self._signals if s.name == "heap"),
+        )
+        if resident.is_growth and resident.is_filling:
+            resident = replace(resident, block=self._block(int(kept.gain)))
+        seen = Evidence(Part("heap", 0.0), resident=resident, least_rate=self._least_rate)
+        for one in findings_of(seen):
+            text = (
+                f"resident memory grows by {format_bytes(one.rate_bytes)} a step (allowed: "
+                f"{self._text}): {one.line()}\n  {advice_for(one)}\n"
+                f"  seen over {self.steps - warmup:,} {self._unit}, after {warmup:,} of warm-up"
+            )
+            if one.kind != FIRST_WRITES:
+                return text
+            warnings.warn(f"not judged, because it ends when all is written: {text}", stacklevel=4)
+        return ""
+
+    def _block(self, written: int) -> Block | None:
+        """The block of memory that fills, with the tensors or arrays that have it."""
+        found = block_that_fills(written)
+        if found is None:
+            return None
+        return found._replace(owner=owner_of(found.begin, found.begin + found.size))
+
     def _findings(
         self, part: str, rate: float, error: float, holders: list[Holder]
     ) -> list[LeakFinding]:
@@ -446,6 +507,12 @@ def _points(steps: int, warmup: int) -> list[int]:
     """The end of the warm-up and of each third of the other steps."""
     begin = max(1, warmup)
     return [begin + (steps - begin) * part // _PARTS_OF_RUN for part in range(_PARTS_OF_RUN + 1)]
+
+
+def _rise(levels: Sequence[tuple[int, int]]) -> float:
+    """Bytes a step from the first level to the newest one."""
+    (since, first), (until, last) = levels[0], levels[-1]
+    return (last - first) / max(1, until - since)
 
 
 def _known(signal: Signal) -> Callable[[], int]:

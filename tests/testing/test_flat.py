@@ -463,3 +463,52 @@ def test_growth_on_a_device_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert said.startswith("memory on the device grows by 1.0 MiB a step (allowed: 1 KiB): who ")
     assert "torch.cuda.memory._record_memory_history()" in said
     assert "no Python object" not in said  # who holds it is not known
+
+
+@pytest.fixture
+def mapped() -> Iterator[Callable[[], None]]:
+    """A step that maps 64 KiB and writes to it, as a library with an allocator of its own does."""
+    libc = ctypes.CDLL(None)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    blocks: list[int] = []
+
+    def step() -> None:
+        blocks.append(libc.mmap(None, 64 << 10, 3, 0x22, -1, 0))
+        ctypes.memset(blocks[-1], 1, 64 << 10)
+
+    yield step
+    for block in blocks:
+        libc.munmap(block, 64 << 10)
+
+
+@pytest.mark.slow
+def test_memory_that_a_library_maps_by_itself_is_a_failure(mapped: Callable[[], None]) -> None:
+    text = failure(mapped)
+    found = re.match(r"resident memory grows by ([\d.]+) KiB a step \(allowed: 1 KiB\): ", text)
+    assert found is not None
+    assert float(found[1]) == pytest.approx(64, rel=0.1)
+    assert "memory outside malloc: +" in text
+    assert text.endswith("seen over 175 steps, after 25 of warm-up")
+
+
+class Rows:
+    """A buffer that is filled row by row."""
+
+    def __init__(self) -> None:
+        self.rows = torch.empty(4000, 16 << 10)
+        self.count = itertools.count()
+
+    def step(self) -> None:
+        self.rows[next(self.count)] = 1.0
+
+
+@pytest.mark.slow
+def test_a_buffer_that_fills_is_a_warning_with_its_name() -> None:
+    rows = Rows()
+    with pytest.warns(UserWarning, match="not judged, because it ends when all is ") as caught:
+        assert_flat(rows.step)
+    (warning,) = caught
+    assert "(Rows.rows, in a block of 250.0 MiB)" in str(warning.message)
+    assert warning.filename == __file__
