@@ -117,6 +117,8 @@ class Points:
         self.resident = Lows()
         #: by signal, first step and jumps that are left out, as of the newest point
         self._paces: dict[tuple[str, int, tuple[Jump, ...]], Pace] = {}
+        #: the first and the newest of some points of `resident`, and what they show
+        self._kept: tuple[object, Kept | None] = None, None
 
     def add(self, step: int, values: dict[str, int]) -> None:
         """The signals that are known at this step, which is above all before."""
@@ -182,10 +184,14 @@ class Points:
         """How fast resident memory rises that is never given back, where it has done so evenly from
         a step on, by enough to matter; None where it has not."""
         points = [point for point in self.resident.points if point[0] >= since]
-        kept = kept_pace(points, THRESHOLDS.even)
-        if kept is None or not kept.is_even or kept.gain < THRESHOLDS.least_gain:
-            return None
-        return kept
+        if not points or points[-1][0] - points[0][0] < 2 * THRESHOLDS.confirmed_steps:
+            return None  # In its first steps a program takes what it keeps.
+        key = points[0], points[-1]
+        if self._kept[0] != key:  # One look asks several times.
+            kept = kept_pace(points, THRESHOLDS.even)
+            is_growth = kept and kept.is_even and kept.gain >= THRESHOLDS.least_gain
+            self._kept = key, kept if is_growth else None
+        return self._kept[1]
 
     def stairs(self, name: str) -> Stairs | None:
         """The growth of a signal in jumps; None if there is none."""

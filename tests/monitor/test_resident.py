@@ -223,3 +223,10 @@ def test_what_grows_for_300_steps_and_then_stops_is_not_named_at_the_end(
     program.run(300, **dict.fromkeys(("rss", "resident", fills), 40 * KIB))
     program.run(900)
     assert program.watch.findings() == ()
+
+
+def test_what_the_first_steps_take_is_not_named(clock: Clock) -> None:
+    program = Program(clock, limit=64 * GIB, resident=True)
+    program.run(40, **dict.fromkeys(("rss", "resident", "VmData"), MIB))
+    program.run(300)
+    assert program.said == []
