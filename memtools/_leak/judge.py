@@ -309,12 +309,19 @@ class Resident:
         return not self.is_idle and before >= THRESHOLDS.explained * self.rest_bytes
 
     @property
+    def outside_bytes(self) -> float:
+        """What neither growth in use nor what malloc keeps explains."""
+        return self.rest_bytes - max(0.0, self.idle_bytes)
+
+    @property
     def is_outside(self) -> bool:
-        """Whether it is memory that neither malloc nor Python has given out, so that a library has
-        it from the system: it is mapped as it becomes resident, or lies in a block that is too
-        large for malloc's and that no tensor or array has."""
+        """Whether most of it is memory that neither malloc nor Python has, so that a library has it
+        from the system: it is mapped as it becomes resident, or lies in a block that is too large
+        for malloc's and that no tensor or array has."""
+        if self.outside_bytes < THRESHOLDS.explained * self.part.rate_bytes:
+            return False
         if not self.is_filling:
-            return not self.is_idle
+            return True
         block = self.block
         if block is None or block.owner != "" or self.allocated is None:
             return False
@@ -483,17 +490,19 @@ def _of_resident(seen: Evidence, found: Sequence[LeakFinding]) -> list[LeakFindi
     if one.is_outside:
         size = "" if one.block is None else format_bytes(one.block.size)
         what = f"in a block of {size} that no tensor or array has" if size else ""
-        return [of_part(replace(part, rate_bytes=rest, grade=at_least_suspect(part.grade)),
-                        kind=OUTSIDE, what=what)]  # fmt: skip
+        grade = at_least_suspect(part.grade)
+        return [of_part(replace(part, rate_bytes=one.outside_bytes, grade=grade), kind=OUTSIDE,
+                        what=what)]  # fmt: skip
     if one.is_filling:
         return [of_part(replace(part, rate_bytes=rest, grade="fills"), kind=FIRST_WRITES,
                         what=_of_block(one))]  # fmt: skip
     if not one.is_foreseen:
         return []
+    part = replace(part, rate_bytes=rest, grade="fragmentation")
+    if not one.is_idle or one.idle is None:
+        return [of_part(part, kind=IDLE_HEAP if one.is_idle else "")]
     when = f"at step {one.step:,}" if seen.seconds is None else "now"
-    now = "" if one.idle is None else f"{format_bytes(one.idle)} {when}"
-    return [of_part(replace(part, rate_bytes=rest, grade="fragmentation"), kind=IDLE_HEAP,
-                    what=now)]  # fmt: skip
+    return [of_part(part, kind=IDLE_HEAP, what=f"{format_bytes(one.idle)} {when}")]
 
 
 def _of_block(one: Resident) -> str:

@@ -230,3 +230,11 @@ def test_what_the_first_steps_take_is_not_named(clock: Clock) -> None:
     program.run(40, **dict.fromkeys(("rss", "resident", "VmData"), MIB))
     program.run(300)
     assert program.said == []
+
+
+def test_what_malloc_keeps_and_what_is_in_use_are_not_outside_of_it(clock: Clock) -> None:
+    """Kernels for ever new shapes: some of it in use, some kept, some mapped by themselves."""
+    program = Program(clock, limit=64 * GIB, resident=True)
+    program.run(600, heap=10 * KIB, idle=44 * KIB, VmData=200 * KIB, rss=100 * KIB,
+                resident=100 * KIB)  # fmt: skip
+    assert all(one.kind != "outside malloc" for one in program.said)
