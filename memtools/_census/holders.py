@@ -271,6 +271,8 @@ class Holder:
         bytes_in_c: the part of `new_bytes` that is memory in C, as far as that is known.
         kept_at: the line of the user's program that keeps them there, as `file:line in function`;
             "" if it is not known.
+        kept_until: until when the program keeps them there, if it empties the container while it
+            goes on, such as `train.py:80 in main empties it`; "" if it is not known to.
         library: the class, function or module of a library that has the container, such as
             `tarfile.TarFile`; "" if the program itself has it, or that is not known.
         release: a method by which that lets go of what it holds, such as `close()`; "" for none.
@@ -291,13 +293,14 @@ class Holder:
     extension: str = ""
     bytes_in_c: int = 0
     kept_at: str = ""
+    kept_until: str = ""
     may_fill: bool = False
     library: str = ""
     release: str = ""
 
     def __post_init__(self) -> None:
         """Remove terminal escapes and secrets from names of the program."""
-        for name in ("path", "kind", "what", "kept_at", "library"):
+        for name in ("path", "kind", "what", "kept_at", "kept_until", "library"):
             object.__setattr__(self, name, harmless(getattr(self, name)))
 
     @property

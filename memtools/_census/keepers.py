@@ -15,6 +15,7 @@ or the line that gives the object a name (`archive = tarfile.open(...)`).
 from __future__ import annotations
 
 import contextlib
+import dis
 import itertools
 import os
 import sys
@@ -32,6 +33,8 @@ from memtools._census.lines import (
     ATTRIBUTE,
     BIND,
     CALL,
+    EMPTIES,
+    EMPTY,
     GIVE,
     OUTER,
     PARAMETER,
@@ -158,7 +161,7 @@ def _has_changed(file: str, text: str, space: dict[str, Any]) -> bool:
 
 
 #: Methods by which an object lets go of what it holds, those first that leave it usable.
-_RELEASES = ("clear", "reset", "reset_mock", "cache_clear", "close", "shutdown", "terminate")
+_RELEASES = (*EMPTIES, "close", "shutdown", "terminate")
 
 
 def library_of(name: Name) -> tuple[str, str]:
@@ -179,10 +182,12 @@ def library_of(name: Name) -> tuple[str, str]:
 
 
 class Kept(NamedTuple):
-    """Where a container is kept: `train.py:47 in training_step`, or two such lines; what of a
-    library has it, each "" where it is not known; and whether it may be a buffer that fills."""
+    """Where a container is kept: `train.py:47 in training_step`, or two such lines; until when, if
+    the program empties it; what of a library has it, each "" where it is not known; and whether it
+    may be a buffer that fills."""
 
     kept_at: str = ""
+    kept_until: str = ""
     library: str = ""
     release: str = ""
     may_fill: bool = False
@@ -267,7 +272,8 @@ class Keepers:
         self._known[path] = Kept(may_fill=fills)
         modules = [one for name in names for one in modules_of(name.owner)]
         search = Search(self._sources([name_in(space_of(one)) for one in modules]))
-        self._known[path] = search.find(names, changes=changes)._replace(may_fill=fills)
+        kept = search.find(names, changes=changes)
+        self._known[path] = kept._replace(may_fill=fills, kept_until=search.until(names))
 
 
 class Search:
@@ -290,7 +296,38 @@ class Search:
         own = self._puts(names[0]) if names[0].name else []
         if own:
             return Kept(_text(own))
-        return Kept(self._lines_of(names, changes=changes), *library_of(names[0]))
+        library, release = library_of(names[0])
+        lines = self._lines_of(names, changes=changes)
+        return Kept(lines, library=library, release=release)
+
+    def until(self, names: Sequence[Name]) -> str:
+        """Until when the container is kept, in words, if the program empties it or makes it anew
+        while it goes on, as at the end of an epoch; "" if it is not known to."""
+        name, is_own = names[0], is_users(names[0].owner)
+        if type(name.owner) is types.CodeType and name.name and _is_called_in_loop(name.owner):
+            return f"{name.owner.co_name}() returns"
+        known = [one for one in (names[:1] if is_own else names[1:]) if is_users(one.owner)]
+        words = {one.name for one in known} - {""}
+        near = [name_in(space_of(module)) for one in known for module in modules_of(one.owner)]
+        first, anew = False, list[Place]()
+        for source, acts in self._with(words) if words else ():
+            if near and source.module not in near:
+                break  # The modules of its owners come first.
+            for act in acts:
+                is_new = act.what == BIND and act.is_new
+                if not is_new and act.what != EMPTY:
+                    continue
+                is_it = act.value.container.name in words
+                if not is_it or (is_own and _means(act, name, source) < _LIKELY):
+                    continue
+                if not is_new or act.in_loop:
+                    return f"{name_of(_place(source, act))} empties it"
+                if not act.is_constant:
+                    is_first = act.function.endswith("__init__") or not act.function
+                    first |= is_first
+                    anew += [] if is_first else [_place(source, act)]
+        is_anew = is_own and type(name.owner) is not types.CodeType and len(anew) + first > 1
+        return f"{name_of(anew[-1])} empties it" if is_anew and anew else ""
 
     def _lines_of(self, names: Sequence[Name], *, changes: bool) -> str:
         has_name = False  # whether a name of the user's was found: it is no longer the container's
@@ -424,6 +461,22 @@ class Search:
                     of_any += [] if is_another else [place]
         places = _in_order(of_it or of_any)
         return places if len(places) <= MOST_PUTS else []
+
+
+def _is_called_in_loop(code: types.CodeType) -> bool:
+    """Whether a function that runs now was called by a loop of the user's program."""
+    for top in sys._current_frames().values():
+        frame: types.FrameType | None = top
+        while frame is not None:
+            caller = frame.f_back
+            if frame.f_code is code and caller is not None:
+                is_repeated = any(
+                    "JUMP_BACKWARD" in one.opname and one.argval <= caller.f_lasti <= one.offset
+                    for one in dis.get_instructions(caller.f_code)
+                )
+                return is_repeated and owner_of(caller.f_code.co_filename) == USER
+            frame = caller
+    return False
 
 
 def _place(source: Source, act: Act) -> Place:

@@ -29,8 +29,10 @@ _PUTS_INTO = ("heappush", "heappushpop", "insort", "insort_left", "insort_right"
 #: Methods and functions that take an entry out.
 _TAKES = ("pop", "popleft", "popitem", "move_to_end")
 _TAKES_FROM = ("heappop", "heappushpop", "heapreplace")
+#: Methods by which a program empties what it goes on to use, as at the end of an epoch.
+EMPTIES = ("clear", "reset", "reset_mock", "cache_clear")
 _LEAST_BOUND = 16  # `if len(rows) > 1` is no bound.
-PUT, TAKE, BOUND, BIND = "put", "take", "bound", "bind"
+PUT, TAKE, BOUND, BIND, EMPTY = "put", "take", "bound", "bind", "empty"
 CALL, GIVE, PARAMETER = "call", "give", "parameter"
 VARIABLE, OUTER, ATTRIBUTE, ENTRY, RESULT = "variable", "outer", "attribute", "entry", "result"
 
@@ -48,6 +50,8 @@ _GIVERS = {
 }
 _ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 _LOOPS = (ast.For, ast.AsyncFor, ast.comprehension)
+_REPEATS = (ast.For, ast.AsyncFor, ast.While)
+_NEW = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp, ast.Constant)
 
 
 class Value(NamedTuple):
@@ -80,13 +84,17 @@ class Act(NamedTuple):
     """What a line does with a value.
 
     Attributes:
-        what: PUT, TAKE for an entry that is taken out, BOUND where its length is compared with what
-            may be a maximum, BIND, CALL, GIVE, or PARAMETER for a name that a function gets.
+        what: PUT, TAKE for an entry that is taken out, EMPTY for all of them, BOUND where its
+            length is compared with what may be a maximum, BIND, CALL, GIVE, or PARAMETER for a name
+            that a function gets.
         value: with what it does it.
         line: the number of the line.
         function: the qualified name of the function or class that has the line; "" for the module.
         again: whether the name is given a value that is made of the one before, as in `x = f(x)`.
         is_each: whether the name is the variable of a loop.
+        is_new: whether the name is given a value that the line makes, as in `rows = []`.
+        is_constant: whether that is a constant.
+        in_loop: whether a loop of the function repeats the line.
     """
 
     what: str
@@ -95,6 +103,9 @@ class Act(NamedTuple):
     function: str
     again: bool = False
     is_each: bool = False
+    is_new: bool = False
+    is_constant: bool = False
+    in_loop: bool = False
 
 
 def acts_of(text: str) -> list[Act]:
@@ -119,10 +130,13 @@ class _Reader:
         self.acts: list[Act] = []
         self._function = ""  # the qualified name
         self._inside = ""  # what those of inner functions begin with
+        self._loops = 0  # of the function, about the line
         #: other names of attributes and entries, as in `kept = self.values`
         self._aliases: dict[str, Value] = {}
 
     def read(self, node: ast.AST) -> None:
+        is_repeated = isinstance(node, _REPEATS)
+        self._loops += is_repeated
         if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
             self._inner(node)
         elif type(node) in _GIVERS:
@@ -154,27 +168,31 @@ class _Reader:
             elif isinstance(node, ast.arg):
                 self._aliases.pop(node.arg, None)
                 self._act(PARAMETER, Value(VARIABLE, node.arg), node)
+        self._loops -= is_repeated
 
     def _act(self, what: str, value: Value, node: ast.AST, **more: bool) -> None:
-        self.acts.append(Act(what, value, getattr(node, "lineno", 0), self._function, **more))
+        line, in_loop = getattr(node, "lineno", 0), self._loops > 0
+        self.acts.append(Act(what, value, line, self._function, **more, in_loop=in_loop))
 
     def _inner(self, node: ast.AST) -> None:
         """A function or a class."""
         name = getattr(node, "name", "<lambda>")
         self._act(BIND, Value(VARIABLE, name), node)
-        outer = self._function, self._inside, self._aliases.copy()
-        self._function = self._inside + name
+        outer = self._function, self._inside, self._aliases.copy(), self._loops
+        self._function, self._loops = self._inside + name, 0
         self._inside = f"{self._function}{'' if isinstance(node, ast.ClassDef) else '.<locals>'}."
         for one in ast.iter_child_nodes(node):
             self.read(one)
-        self._function, self._inside, self._aliases = outer
+        self._function, self._inside, self._aliases, self._loops = outer
 
     def _call(self, node: ast.Call) -> None:
         function = self._value(node.func)
         self._act(CALL, function, node)
         base = function.base if function.sort == ATTRIBUTE else None
         first = self._value(node.args[0]) if node.args else None
-        for what, methods, functions in ((PUT, PUTS, _PUTS_INTO), (TAKE, _TAKES, _TAKES_FROM)):
+        for what, methods, functions in (
+            (PUT, PUTS, _PUTS_INTO), (TAKE, _TAKES, _TAKES_FROM), (EMPTY, EMPTIES, ()),
+        ):  # fmt: skip
             if base is not None and function.name in methods:
                 self._act(what, base, node)
             if first is not None and function.name in functions:
@@ -233,4 +251,8 @@ class _Reader:
             and value.name in (getattr(one, "id", ""), getattr(one, "attr", ""))
             for one in ast.walk(given)
         )
-        self._act(BIND, value, target, again=again, is_each=isinstance(node, _LOOPS))
+        is_call = isinstance(given, ast.Call) and isinstance(given.func, (ast.Name, ast.Attribute))
+        is_each, is_constant = isinstance(node, _LOOPS), isinstance(given, ast.Constant)
+        is_new = not again and not is_each and (is_call or isinstance(given, _NEW))
+        self._act(BIND, value, target, again=again, is_each=is_each, is_new=is_new,
+                  is_constant=is_constant)  # fmt: skip

@@ -451,12 +451,14 @@ def at_least_suspect(grade: str) -> str:
 
 
 def at_most_growing(holder: Holder, kind: str, grade: str) -> tuple[str, str]:
-    """The grade of a holder, and why it is no higher, in words. What may be a buffer that fills is
-    `growing` at most until the leak test calls the growth of its part of memory, `kind`, a leak:
-    that takes a run that is long enough."""
-    if not holder.may_fill or kind == "leak":
+    """The grade of a holder, and why it is no higher, in words. What may be a buffer that fills, or
+    what the program empties while it goes on, is `growing` at most until the leak test calls the
+    growth of its part of memory, `kind`, a leak: that takes a run that is long enough."""
+    may_end = f"kept until {holder.kept_until}" if holder.kept_until else ""
+    may_end = "a buffer that still fills" if holder.may_fill else may_end
+    if not may_end or kind == "leak":
         return grade, ""
-    return min(grade, "growing", key=RANK.__getitem__), "a leak or a buffer that still fills"
+    return min(grade, "growing", key=RANK.__getitem__), f"a leak or {may_end}"
 
 
 def keeps_graphs(holders: Sequence[Holder]) -> bool:

@@ -89,6 +89,8 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             self.add(open(name))
         def close(self):
             self.members = []
+        def reset(self):
+            self.members = []
         def names(self):
             return [one.name for one in self.members]
 
@@ -335,7 +337,7 @@ def test_the_line_that_replaces_what_grows(way: str, lines: list[int], text: str
 @pytest.mark.parametrize(
     ("way", "has_it"),
     [
-        ("[a.members, a.__dict__, a, space]", ("keeperslibrary.Archive", "close()")),
+        ("[a.members, a.__dict__, a, space]", ("keeperslibrary.Archive", "reset()")),
         ("[a.mine, a.__dict__, a, space]", ("", "")),
         ("[m.members, m.__dict__, m, space]", ("", "")),
         ("[rows, space]", ("", "")),
@@ -350,7 +352,7 @@ def test_what_of_a_library_has_the_container(way: str, has_it: tuple[str, str]) 
     a.mine = []
     for i in range(20): a.mine.append(i)
     """
-    assert found_of(text, way)[1:3] == has_it
+    assert found_of(text, way)[2:4] == has_it
 
 
 @pytest.mark.parametrize(("lines", "found"), [(1, "other.py:2 in fill"), (2, "")])
@@ -433,7 +435,7 @@ def test_each_holder_is_looked_for_once_and_never_raises() -> None:
         found = Keepers(sources)
         for _ in range(3):
             way = [module.__dict__["CACHE"], module.__dict__]
-            assert found.find("CACHE", way, changes=False) == ("nowhere.py:2", "", "", True)
+            assert found.find("CACHE", way, changes=False) == Kept("nowhere.py:2", may_fill=True)
         assert searched == [1]
         assert found.find("broken", [], changes=False) == Kept()
     finally:
@@ -460,3 +462,84 @@ def test_a_file_that_was_edited_while_it_ran_is_not_read(
     os.utime(file, (time.time() + age,) * 2)
     monkeypatch.setattr(keepers, "_BEGIN", time.time())
     assert any(source.file == str(file) for source in users_sources(["edited"])) is is_read
+
+
+@pytest.mark.parametrize(
+    ("way", "until", "text"),
+    [
+        pytest.param("[t.rows, t.__dict__, t, space]", "train.py:7 in end empties it", """
+            class Trainer:
+                def __init__(self):
+                    self.rows = []
+                def step(self, x):
+                    self.rows.append(x)
+                def end(self):
+                    self.rows.clear()
+            t = Trainer()
+            """, id="an attribute that is cleared"),
+        pytest.param("[t.rows, t.__dict__, t, space]", "train.py:5 in end empties it", """
+            class Trainer:
+                def __init__(self):
+                    self.rows = []
+                def end(self):
+                    self.rows = []
+                def step(self, x):
+                    self.rows.append(x)
+            t = Trainer()
+            """, id="an attribute that is made anew"),
+        pytest.param("[t.rows, t.__dict__, t, space]", "", """
+            class Trainer:
+                def set_up(self):
+                    self.rows, self.other = [], []
+                def step(self, x):
+                    self.rows.append(x)
+                    self.other.clear()
+            class Other:
+                def end(self):
+                    self.rows.clear()
+            t = Trainer()
+            t.set_up()
+            """, id="one that another class clears"),
+        pytest.param("[rows, space]", "train.py:2 empties it", """
+            for epoch in range(2):
+                rows = []
+                for step in range(2):
+                    rows.append(step)
+            """, id="a variable that is made anew in a loop"),
+        pytest.param("[rows, space]", "", """
+            rows = []
+            for epoch in range(2):
+                rows = rows + [epoch]
+                kept = rows
+            """, id="a variable that is made of itself"),
+        pytest.param("[a.members, a.__dict__, a, space]", "train.py:5 empties it", """
+            import keeperslibrary
+            a = keeperslibrary.Archive()
+            for epoch in range(2):
+                a.add(epoch)
+                a.reset()
+            """, id="a library's object that is reset"),
+        pytest.param("[a.members, a.__dict__, a, space]", "", """
+            import keeperslibrary
+            a, b = keeperslibrary.Archive(), keeperslibrary.Archive()
+            a.add(1)
+            b.reset()
+            a.close()
+            """, id="a library's object that is closed"),
+    ],
+)  # fmt: skip
+def test_until_when_the_program_keeps_it(way: str, until: str, text: str) -> None:
+    assert found_of(text, way).kept_until.rpartition("/")[2] == until
+
+
+def test_what_a_function_has_is_kept_until_it_returns() -> None:
+    def epoch() -> str:
+        rows: list[int] = []
+        way = [rows, Local(sys._getframe().f_code, "rows")]
+        return Keepers(lambda near: []).find("it", way, changes=False).kept_until
+
+    found = [epoch() for _ in range(1)]
+    once = epoch()
+    for _ in range(1):
+        found.append(epoch())
+    assert (found[-1], once) == ("epoch() returns", "")

@@ -230,11 +230,15 @@ def test_what_may_be_a_buffer_that_fills_is_growing_until_it_has_outlived_that(
     tested: str, grade: str, of_others: str
 ) -> None:
     part = Part("heap", 16.0 * KIB, 0.0, tested)
-    for fills, expected in ((True, grade), (False, of_others)):
-        kept = holder(16 * KIB, only_gained=True, may_fill=fills)
+    for known, words, expected in (
+        ({"may_fill": True}, "a leak or a buffer that still fills", grade),
+        ({"kept_until": "f() returns"}, "a leak or kept until f() returns", grade),
+        ({}, "a leak or", of_others),
+    ):
+        kept = holder(16 * KIB, only_gained=True, **known)
         (found,) = findings_of(Evidence(part, holders=[kept], looks=6))
         assert found.grade == expected
-        assert found.what.endswith("or a buffer that still fills") is (fills and tested != "leak")
+        assert (words in found.what) is (bool(known) and tested != "leak")
 
 
 @pytest.mark.parametrize(("in_use", "said"), [(None, 1), (4 * KIB, 1), (KIB, 0)])
