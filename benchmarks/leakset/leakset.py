@@ -21,7 +21,7 @@ The score is of what a user sees: `leaks` of `memtools explain --json`, the step
 reports, and whether its own last lines agree.
 
 - called: a finding is growing, likely or leak at the end;
-- holder: a finding names the true holder (of C code: says that no Python object holds it);
+- holder: a finding names the true holder (of C code: says that its holder is not known);
 - rate: the rate of that finding, or of all that name that holder, is within 20 % of the truth;
 - first: the step of the first report, suspect or above;
 - made: `made_at` of that finding, at most two lines, has one where the leak is made; of the leaks

@@ -251,9 +251,9 @@ def with_forecast(
 #: The `what` of cycles that are not collected.
 COLLECTOR_IS_OFF = "the garbage collector is off"
 
-#: What grows if no Python object holds it, by kind.
+#: What grows if its holder is not known, by kind.
 _NOBODY = {
-    "C heap": "the C heap, which no Python object holds",
+    "C heap": "the C heap, whose holder is not known",
     "Python objects": "Python objects whose holder is not known",
     "shared memory": "shared memory of this job",
     "children": "the memory of child processes",
@@ -373,8 +373,9 @@ _ADVICE: tuple[tuple[_Fits, str], ...] = (
     ),
     (
         _is("C heap"),
-        "no Python object holds it, so C or C++ code does: look at what each step calls there (a "
-        "decoder, a tokenizer, an extension, convolutions of ever new shapes)",
+        "no container becomes longer for it: look at what each step calls in C or C++ (a decoder, "
+        "a tokenizer, convolutions of ever new shapes), and for an object of an extension that is "
+        "replaced by a larger one (table = table.vstack(rows))",
     ),
     (
         _is("Python objects"),

@@ -46,7 +46,7 @@ def test_a_finding_is_one_sentence():
     ("finding", "text"),
     [
         (LeakFinding("suspect", "heap", rate_bytes=1536, kind="C heap"),
-         "suspect: the C heap, which no Python object holds: +1.5 KiB/step"),
+         "suspect: the C heap, whose holder is not known: +1.5 KiB/step"),
         (LeakFinding("growing", "python", rate_bytes=1536, kind="Python objects",
                      what="1 new list object a step, which C code keeps"),
          "growing: Python objects whose holder is not known: +1.5 KiB/step (1 new list object a "
@@ -130,7 +130,7 @@ def test_the_advice_names_the_holder_and_is_of_its_kind(kind, holder, words):
 @pytest.mark.parametrize(
     ("finding", "words"),
     [
-        (LeakFinding("growing", kind="C heap"), "C or C++ code"),
+        (LeakFinding("growing", kind="C heap"), "calls in C or C++"),
         (LeakFinding("growing", holder="list A.rows, whose entries grow", kind="entries"),
          "list A.rows does not get longer"),
         (LeakFinding("growing", kind="C heap", cause="profiler"), "schedule("),

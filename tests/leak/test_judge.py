@@ -96,7 +96,7 @@ def grows(rate: int) -> Size:
         (grows(200 * KIB), [holder(3 * KIB, kind=GRAPH, path=HIDDEN)],
          f"{HIDDEN}: +200.0 KiB/step", 200),
         (grows(36 * KIB), [holder(2 * KIB)],
-         "the C heap, which no Python object holds: +36.0 KiB/step", 36),
+         "the C heap, whose holder is not known: +36.0 KiB/step", 36),
         (grows(30 * KIB), [holder(20 * KIB), holder(10 * KIB, path="dict a.seen", kind="dict")],
          "dict a.seen: +10.0 KiB/step", 30),
         (grows(16 * KIB), [holder(16 * KIB, path="deque Replay.items", length=4, capacity=99)],
