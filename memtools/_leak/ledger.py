@@ -32,6 +32,7 @@ class Entry:
         missed: how many looks since then have not.
         share: of the growth of its part of memory, at the newest walk; None before the first.
         first_pace: bytes a step by which the part grew when the finding was first measured.
+        walked: the step of the newest walk that has found its holder; -1 before the first.
     """
 
     finding: LeakFinding
@@ -39,6 +40,7 @@ class Entry:
     missed: int = 0
     share: float | None = None
     first_pace: float | None = None
+    walked: int = -1
 
     def confirmed(self, grade: str, step: int) -> str:
         """A suspect that was seen again and again for long enough is growing."""
@@ -106,6 +108,8 @@ class Ledger:
         taken_back = self._miss(found, named, paces, walked=walked)
         if walked:
             self._measure(paces)
+            for key in named:
+                self._entries[key].walked = step
         else:
             news += self._go_on(points, step)
             kept = {one.finding.part for key, one in self._entries.items() if key not in named}
@@ -298,7 +302,10 @@ class Ledger:
         if points.is_shared:
             window *= 2
         garbage = THRESHOLDS.cleared * one.rate_bytes * (step - since) if is_held else 0
-        recent = points.recent(one.part, min(int(window), known), but_a_fall=garbage)
+        recent = points.recent(
+            one.part, min(int(window), known), but_a_fall=garbage,
+            freed_until=entry.walked if is_held else -1,
+        )  # fmt: skip
         newer = points.steps[-1] - min(int(window), known) if points.is_shared else 0
         if recent is None or (is_held and _is_lost_in_noise(one, points, step, newer)):
             return False  # The next walk decides.

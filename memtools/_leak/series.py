@@ -237,10 +237,13 @@ class Points:
         bent = [point for point in points if point[0] >= self.pace(name, since).since]
         return course_of(bent if len(bent) > FEWEST_POINTS else points, room)
 
-    def recent(self, name: str, steps: int, but_a_fall: float = 0) -> float | None:
+    def recent(
+        self, name: str, steps: int, *, but_a_fall: float = 0, freed_until: int = -1
+    ) -> float | None:
         """Bytes a step from the newest point that is at least `steps` old to the newest one; None
-        if there is no such point. The largest fall between two points does not count if it is at
-        most `but_a_fall` bytes: garbage of many steps goes at once."""
+        if there is no such point. Falls until the step `freed_until` do not count: a walk has found
+        after them that the holder still has all it had. Of later ones the largest does not count if
+        it is at most `but_a_fall` bytes: garbage of many steps goes at once."""
         points = self._without_end(name)
         before = [point for point in points if points[-1][0] - point[0] >= steps]
         if not before:
@@ -248,9 +251,11 @@ class Points:
         (begin, first), (end, last) = before[-1], points[-1]
         if self.is_noisy:
             return slope_of(points[len(before) - 1 :])
-        fall = max((a - b for (_, a), (_, b) in pairwise(points[len(before) - 1 :])), default=0)
-        forgiven = fall if 0 < fall <= but_a_fall else 0
-        return (last - first + forgiven) / (end - begin)
+        falls = [(step, a - b) for (_, a), (step, b) in pairwise(points[len(before) - 1 :])]
+        others = sum(max(0, fall) for step, fall in falls if step <= freed_until)
+        fall = max((fall for step, fall in falls if step > freed_until), default=0)
+        garbage = fall if 0 < fall <= but_a_fall else 0
+        return (last - first + others + garbage) / (end - begin)
 
     def rises(self, name: str) -> list[int]:
         """The steps of the points at which it was higher than ever before."""

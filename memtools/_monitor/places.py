@@ -61,9 +61,9 @@ def places_of(
     explain.
 
     One finding is explained by the largest sites that together make 0.5 to 1.5 times its rate, or
-    0.25 to 1.5 times that of a graph, whose nodes are not seen. Of several each gets the site of
-    its rate, where no other site and no other finding has that rate; the largest gets the largest
-    sites where no other is as large.
+    0.25 to 1.5 times that of a graph, whose nodes are not seen, unless one more site has its rate.
+    Of several each gets the site of its rate, where no other site and no other finding has that
+    rate; the largest gets the largest sites where no other is as large.
 
     Args:
         findings: that grow at the same time, and have no place yet.
@@ -79,8 +79,12 @@ def places_of(
         return found
     if len(rated) == 1 or not _is_alike(rated[0].rate_bytes, rated[1].rate_bytes):
         least = LEAST_OF_GRAPH if rated[0].kind == GRAPH else LEAST
-        places = _to_be_said(_explaining(sites, rated[0].rate_bytes, least))
-        if places and not any(places[0] in others for others in found.values()):
+        chosen = _explaining(sites, rated[0].rate_bytes, least)
+        others = [site for site in sites if site not in chosen]
+        if others and _is_alike(others[0].rate, rated[0].rate_bytes):
+            return found  # It may be that line as well.
+        places = _to_be_said(chosen)
+        if places and not any(places[0] in known for known in found.values()):
             found[rated[0].key] = places
     return found
 

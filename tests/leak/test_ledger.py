@@ -178,6 +178,17 @@ def test_a_leak_that_an_epoch_ends_says_what_was_freed(grade: str, left: int, fr
     assert ("freed at once, as at the end of an epoch" in str(over)) == (freed > 0)
 
 
+@pytest.mark.parametrize(("walk", "stands"), [(128, True), (112, False)])
+def test_what_others_free_does_not_end_what_a_walk_has_found_since(walk: int, stands: bool) -> None:
+    """Two lists grow by 9 KiB a step, and one of them is emptied after step 120."""
+    ledger, points = Ledger(), Points()
+    for step in range(0, 177, 8):
+        points.add(step, {"heap": 18 * KIB * step - (1080 * KIB if step > 120 else 0)})
+        if step == walk:
+            ledger.look(step, [LIST], {"use": 9.0 * KIB}, points)
+    assert [one.holder for one in ledger.end(points, 176)] == ([] if stands else [LIST.holder])
+
+
 @pytest.mark.parametrize(("grows", "ends"), [(64 * KIB, False), (20 * KIB, False), (4 * KIB, True)])
 def test_what_a_worker_has_found_ends_by_the_bytes_of_that_worker(grows: int, ends: bool) -> None:
     """It goes on saying so, and another worker grows on."""

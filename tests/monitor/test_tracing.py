@@ -386,6 +386,8 @@ def lines(found: dict[Key, tuple[Place, ...]]) -> dict[str, list[int]]:
         ((160.0,), None),  # something else
         ((160.0, 70.0), [2]),
         ((149.0,), [1]),
+        ((100.0, 60.0), [1]),
+        ((100.0, 95.0), None),  # It may be either.
         ((), None),
     ],
 )
