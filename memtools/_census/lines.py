@@ -27,7 +27,7 @@ _GETS = ("get", "setdefault", "__getitem__")
 #: Functions that put an entry into their first argument.
 _PUTS_INTO = ("heappush", "heappushpop", "insort", "insort_left", "insort_right", "setattr")
 #: Methods and functions that take an entry out.
-_TAKES = ("pop", "popleft", "popitem", "move_to_end")
+_TAKES = ("pop", "popleft", "popitem")
 _TAKES_FROM = ("heappop", "heappushpop", "heapreplace")
 #: Methods by which a program empties what it goes on to use, as at the end of an epoch.
 EMPTIES = ("clear", "reset", "reset_mock", "cache_clear")

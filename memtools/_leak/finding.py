@@ -522,6 +522,11 @@ _ADVICE: tuple[tuple[_Fits, str], ...] = (
         "collections.deque(maxlen=...), or keep the gates in a memtools.GateHistory",
     ),
     (
+        _is("deque"),
+        "{name} grows: take from it as fast as it is filled, or bound it with maxlen=, or maxsize= "
+        "of a queue.Queue",
+    ),
+    (
         _is(*_SEQUENCES),
         "{name} grows: clear it once it has been used, or bound it with "
         "collections.deque(maxlen=...)",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import queue
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -84,6 +84,18 @@ class Unbounded(Maximum):
         self.rows, self.maxsize = [], 0
 
 
+class Moved:
+    """As torch orders hooks: nothing goes."""
+
+    def __init__(self) -> None:
+        self.rows: OrderedDict[int, Any] = OrderedDict()
+
+    def add(self, row: Any) -> None:
+        self.rows[id(row)] = row
+        if row is None:
+            self.rows.move_to_end(id(row), last=False)
+
+
 class Kept:
     """Others read it, and empty it at the end of an epoch that never comes."""
 
@@ -113,7 +125,7 @@ def found_in(add: Callable[[Any], object]) -> list[tuple[str, bool]]:
     ("kind", "expected"),
     [
         (Bounded, True), (Counted, True), (Deleted, True), (Ordered, True), (Maximum, True),
-        (Unbounded, False), (Kept, False),
+        (Unbounded, False), (Moved, False), (Kept, False),
     ],
 )  # fmt: skip
 def test_the_code_that_adds_to_it_says_whether_it_has_an_end(kind: Any, expected: bool) -> None:
