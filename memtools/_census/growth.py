@@ -266,7 +266,7 @@ def _holder(
     if _is_buffer(container) and sort != _SLOTS:
         what = kind_of(container) or found.kind
         return replace(found, kind="variable", new_objects=0, what=what)
-    new_objects, size, what = _newest(container, longer, size, has_shim)
+    new_objects, size, what, view = _newest(container, longer, size, has_shim)
     now, capacity = extent(container)
     if _is_buffer(container):  # an array of objects
         now = int(ndarray_type().size.__get__(container))
@@ -292,7 +292,8 @@ def _holder(
     if kept >= length > 0 and capacity is None:  # Each entry keeps what it was computed from.
         path, kind = f"autograd graphs kept by {path}", "autograd graph"
     return replace(found, path=path, kind=kind, length=now, capacity=capacity,
-                   new_objects=new_objects, new_bytes=size, what=what)  # fmt: skip
+                   new_objects=new_objects, new_bytes=size, what=what,
+                   view_bytes=view)  # fmt: skip
 
 
 def _kind_of_holder(way: list[Any], path: str, kind: str) -> str:
@@ -372,6 +373,9 @@ def _is_buffer(obj: Any) -> bool:
     return bool(kind_of(obj)) or issubclass(type(obj), kinds)
 
 
+_PART_OF = 4  # A part of a tensor is small if all of it has so many times its bytes.
+
+
 class _Kind:
     """The number of objects of one kind below some entries, their bytes, and the storages of
     tensors: the bytes of each that only one tensor has, 0 for others."""
@@ -382,15 +386,23 @@ class _Kind:
         self.count = self.bytes = 0
         self.storages: dict[int, int] = {}
 
+    @property
+    def view_bytes(self) -> int:
+        """The bytes of the tensors of which these are small parts, one of each; 0 if they are not
+        so. A part keeps all of its tensor's storage."""
+        whole = sum(self.storages.values())
+        is_part = len(self.storages) == self.count and all(self.storages.values())
+        return whole // self.count if is_part and whole >= _PART_OF * self.bytes else 0
 
-def _newest(container: Any, longer: int, size: int, has_shim: bool) -> tuple[int, int, str]:
-    """(number, bytes, kind) of the new objects in a container that got `longer` entries longer and
-    gained `size` bytes, by its newest entries: the kind of tensors or arrays that takes most of
-    them, or the entries themselves. Without the shim the bytes of tensors are those of the newest
-    ones, without storages that several of them share."""
+
+def _newest(container: Any, longer: int, size: int, has_shim: bool) -> tuple[int, int, str, int]:
+    """(number, bytes, kind, bytes of the tensors of which they are small parts) of the new objects
+    in a container that got `longer` entries longer and gained `size` bytes, by its newest entries:
+    the kind of tensors or arrays that takes most of them, or the entries themselves. Without the
+    shim the bytes of tensors are those of the newest ones, without storages that several share."""
     entries = _entries(container)
     if not entries:
-        return longer, size, "objects"
+        return longer, size, "objects", 0
     kinds, seen = collections.defaultdict[str, _Kind](_Kind), set[int]()
     for entry in entries:
         _count(entry, kinds, _DEPTH, seen)
@@ -401,10 +413,10 @@ def _newest(container: Any, longer: int, size: int, has_shim: bool) -> tuple[int
         what, most = max(kinds.items(), key=_bytes_of_kind)
         each = max(1.0, most.bytes / most.count)
         count = min(round(most.count / len(entries) * longer), round(size / each))
-        return count, size, f"{what}s"
+        return count, size, f"{what}s", most.view_bytes
     first = type(entries[0])  # A metaclass may define __eq__, so types are compared by identity.
     are_alike = all(type(entry) is first for entry in entries)
-    return longer, size, f"{type_name(first)} objects" if are_alike else "objects"
+    return longer, size, f"{type_name(first)} objects" if are_alike else "objects", 0
 
 
 def _bytes_of_kind(item: tuple[str, _Kind]) -> int:

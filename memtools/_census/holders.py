@@ -267,6 +267,8 @@ class Holder:
         only_gained: whether it was never shorter than at the look before.
         extension: the class of an extension module of which each of the newest entries has an
             object of its own, whose memory in C is not known; "" if there is none.
+        view_bytes: the bytes of the tensor of which each of the newest tensors is a small part, and
+            which it keeps; 0 if they are not.
         may_fill: whether the program gives a reason to take it for a buffer that still fills.
         bytes_in_c: the part of `new_bytes` that is memory in C, as far as that is known.
         kept_at: the line of the user's program that keeps them there, as `file:line in function`;
@@ -292,6 +294,7 @@ class Holder:
     only_gained: bool = False
     extension: str = ""
     bytes_in_c: int = 0
+    view_bytes: int = 0
     kept_at: str = ""
     kept_until: str = ""
     may_fill: bool = False

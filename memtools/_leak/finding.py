@@ -102,8 +102,8 @@ class LeakFinding:
         freed_bytes: if it ended because what had grown was freed at once, as at the end of an
             epoch, so many bytes; otherwise 0.
         cause: what is known of the reason beside the kind: "jumps" of a buffer of C code that is
-            made larger each time it is full, "profiler", or "collector" if Python's garbage
-            collector is off; "" for others.
+            made larger each time it is full, "profiler", "collector" if Python's garbage collector
+            is off, or "views" where small parts of tensors keep the whole tensors; "" for others.
     """
 
     grade: str
@@ -515,6 +515,11 @@ _ADVICE: tuple[tuple[_Fits, str], ...] = (
         lambda one: one.library,
         "{name} belongs to {library}, and grows as that is used: do not keep the object for the "
         "whole run, give it less to keep, or look for an option of it that sets a limit",
+    ),
+    (
+        _caused_by("views"),
+        "{name} keeps views, and each keeps the whole tensor that it is a part of: keep "
+        "view.clone(), and delete what is no longer used",
     ),
     (
         lambda one: one.kind in _SEQUENCES and "gate" in one.holder.lower(),

@@ -612,8 +612,8 @@ def of_holder(grade: str, signal: str, holder: Holder, rate: float, what: str) -
     """The finding that a holder gains `rate` bytes a step, `what` in words."""
     return LeakFinding(grade, signal, rate_bytes=rate, since_step=holder.since_step,
                        holder=holder.path, kind=holder.kind, what=what,
-                       kept_at=holder.kept_at, library=holder.library,
-                       release=holder.release)  # fmt: skip
+                       kept_at=holder.kept_at, library=holder.library, release=holder.release,
+                       cause="views" if holder.view_bytes else "")  # fmt: skip
 
 
 def filling_of(holder: Holder) -> str:
@@ -667,7 +667,9 @@ def _of_holders(
     for holder in sorted(holders, key=lambda one: -one.rate_bytes):
         is_seen = 2 * holder.bytes_in_c <= holder.new_bytes  # else it is concluded
         grade = graded(part.grade, share, only_gained=holder.only_gained and is_seen)
+        whole = f"each a view that keeps {format_bytes(holder.view_bytes)}"
         what = [_what_of(seen, holder), _c_memory_of(holder, others=len(holders) > 1)]
+        what += [whole] if holder.view_bytes else []
         what += ["in shared memory"] if part.signal == "shm" else []
         grade, still_fills = at_most_growing(holder, part.grade, grade)
         what.append(still_fills)

@@ -71,6 +71,20 @@ def test_a_list_that_gains_is_named_at_the_third_look(trainer):
     assert (census.looks, census.cut) == (3, False)
 
 
+@pytest.mark.parametrize(
+    ("kept", "whole"),
+    [
+        (lambda: torch.ones(8, 1024)[:, -1], 32768),
+        (lambda: torch.ones(8, 1024)[:6], 0),  # most of it
+        (lambda: torch.ones(1024), 0),
+        (lambda: tuple(torch.ones(2, 1024)), 0),  # all parts of it, so that it is not kept in vain
+    ],
+)
+def test_views_that_keep_larger_tensors_are_told_with_what_they_keep(trainer, kept, whole):
+    (holder,) = named(lambda i: trainer.losses.append(kept())).values()
+    assert holder.view_bytes == whole
+
+
 CASES: dict[str, tuple[Callable[[Trainer, int], object], str, float]] = {
     "deque": (
         lambda t, i: t.__dict__.setdefault("queue", collections.deque()).append(bytes(2000)),

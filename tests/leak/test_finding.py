@@ -152,6 +152,8 @@ def test_the_advice_names_the_holder_and_is_of_its_kind(kind, holder, words):
         (LeakFinding("growing", "heap", holder="local 'payload' of upload()", kind="calls"),
          "calls of upload() begin and do not end"),
         (LeakFinding("growing", "heap", kind="cycles", cause="collector"), "gc.disable()"),
+        (LeakFinding("growing", "heap", holder="dict A.b", kind="dict", cause="views"),
+         "keep view.clone()"),
     ],
 )  # fmt: skip
 def test_there_is_advice_for_what_no_container_holds(finding, words):

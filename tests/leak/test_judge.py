@@ -93,6 +93,8 @@ def grows(rate: int) -> Size:
         (grows(16 * KIB), [holder(26 * KIB)], "list Trainer.losses: +18.7 KiB/step", 16),
         (grows(16 * KIB), [holder(15 * KIB, containers=3)],
          "(2 new tensors a step, in 3 of them)", 16),
+        (grows(16 * KIB), [holder(15 * KIB, view_bytes=8 * KIB)],
+         "(2 new tensors a step, each a view that keeps 8.0 KiB)", 16),
         (grows(200 * KIB), [holder(3 * KIB, kind=GRAPH, path=HIDDEN)],
          f"{HIDDEN}: +200.0 KiB/step", 200),
         (grows(36 * KIB), [holder(2 * KIB)],
@@ -102,7 +104,7 @@ def grows(rate: int) -> Size:
         (grows(16 * KIB), [holder(16 * KIB, path="deque Replay.items", length=4, capacity=99)],
          "deque Replay.items: +16.0 KiB/step (4 of at most 99, 792.0 KiB when full)", 16),
     ],
-    ids=["named", "weighs more", "weighs much more", "several", "graph", "C heap", "two",
+    ids=["named", "weighs more", "weighs much more", "several", "views", "graph", "C heap", "two",
          "fills"],
 )  # fmt: skip
 def test_all_find_the_same_in_one_series(
