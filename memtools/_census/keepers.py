@@ -123,8 +123,8 @@ def users_sources(near: Collection[str] = ()) -> Iterator[Source]:
     modules = [*map(sys.modules.get, near), main, *list(sys.modules.values())]
     files = {file_of(module): space_of(module) for module in modules if is_users_module(module)}
     codes = [(code, space_of(main)) for code in _codes_in(space_of(main))]
-    for top in sys._current_frames().values():
-        frame: types.FrameType | None = top
+    frame: types.FrameType | None
+    for frame in sys._current_frames().values():
         while frame is not None:
             codes.append((frame.f_code, frame.f_globals))
             frame = frame.f_back
@@ -287,6 +287,7 @@ class Search:
         self._iterator = iter(sources)
         self._taken = list[Source]()
         self._left = MOST_READ
+        self._has_many = False  # lines that put something into what was looked for last
 
     def find(self, names: Sequence[Name], *, changes: bool) -> Kept:
         """Where that is kept to which these names lead, the innermost name first."""
@@ -399,7 +400,8 @@ class Search:
             lambda act: act.what == PUT,
             lambda act: (act.function.endswith("__init__"), act.value.depth != name.depth),
         )
-        return places if len(places) <= MOST_PUTS else []
+        self._has_many = len(places) > MOST_PUTS
+        return [] if self._has_many else places
 
     def _binds(self, name: Name, *, again: bool) -> list[Place]:
         """The lines that give it a value that is made of the one before (`again`), or the line that
@@ -409,6 +411,8 @@ class Search:
             lambda act: act.what == BIND and act.again >= again,
             lambda act: not again and act.function.rpartition(".")[2] not in ("__init__", ""),
         )
+        if again and self._has_many:
+            return []  # An attribute of this name in another module is another one.
         return places if again else places[:1]
 
     def _of_library(self, name: Name, outer: Sequence[Name]) -> list[Place]:
@@ -465,8 +469,8 @@ class Search:
 
 def _is_called_in_loop(code: types.CodeType) -> bool:
     """Whether a function that runs now was called by a loop of the user's program."""
-    for top in sys._current_frames().values():
-        frame: types.FrameType | None = top
+    frame: types.FrameType | None
+    for frame in sys._current_frames().values():  # A second name would keep this call's own frame.
         while frame is not None:
             caller = frame.f_back
             if frame.f_code is code and caller is not None:

@@ -532,9 +532,17 @@ def test_until_when_the_program_keeps_it(way: str, until: str, text: str) -> Non
     assert found_of(text, way).kept_until.rpartition("/")[2] == until
 
 
-def test_what_a_function_has_is_kept_until_it_returns() -> None:
+class Alive:
+    """What a weak reference can refer to."""
+
+
+def test_what_a_function_has_is_kept_until_it_returns_and_no_longer() -> None:
+    living = []
+
     def epoch() -> str:
         rows: list[int] = []
+        here = Alive()
+        living.append(weakref.ref(here))
         way = [rows, Local(sys._getframe().f_code, "rows")]
         return Keepers(lambda near: []).find("it", way, changes=False).kept_until
 
@@ -543,3 +551,5 @@ def test_what_a_function_has_is_kept_until_it_returns() -> None:
     for _ in range(1):
         found.append(epoch())
     assert (found[-1], once) == ("epoch() returns", "")
+    # A frame that a search has kept would wait for the collector, with all its variables.
+    assert [one() for one in living] == [None] * 3

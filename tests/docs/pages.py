@@ -112,6 +112,14 @@ def masked(text: str) -> list[str]:
     text = re.sub(r"# (?:[KMGT]i?B|B|bytes)\b", "# B", text)
     text = re.sub(r"# (?:us|ms|s|min|h|d)(?: # (?:us|ms|s|min|h))*\b", "# s", text)
     text = re.sub(r"[+-](?=#)", "", text)
+    # When it is known how much time is left, and which line makes it, depends on that, too.
+    line = r"^(memtools: step #: .*), made (?:at \S+(?: in \w+)?, kept|and kept)"
+    text = re.sub(f"(?m){line}", r"\1, kept", text)
+    grows = r"(?:, as memory as a whole grows by # B/step)?"
+    text = re.sub(rf"; limit in # to # steps{grows}", "", text)
+    text = re.sub(
+        r"^memtools: at # s a step that is # s to # s; the limit .*\n", "", text, flags=re.M
+    )
     text = re.sub(r"[-=~^]{3,}", "---", text)
     lines = (re.sub(r"[ \t]+", " ", line).strip() for line in text.splitlines())
     return [line for line, _ in itertools.groupby(filter(None, lines))]

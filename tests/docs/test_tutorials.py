@@ -118,6 +118,11 @@ def test_a_diff_of_all_lines_is_two_programs() -> None:
     ("text", "line"),
     [
         ("limit in 22,000 to 81,000 steps", "limit in # to # steps"),
+        (
+            "memtools: step 16: x (1, made at a.py:3 in f, kept at a.py:9)",
+            "memtools: step #: x (#, kept at a.py:#)",
+        ),
+        ("x grows; limit in 2 to 8 steps, as memory as a whole grows by 1 B/step", "x grows"),
         ("+515.0 KiB/step, -3 B", "# B/step, # B"),
         ("1 h 47 min and 36.1 s", "# s and # s"),
         ('File "/a/b/c.py", line 3', 'File "c.py", line #'),

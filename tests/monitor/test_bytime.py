@@ -390,7 +390,7 @@ STARTS = """
             kept.append(bytearray(102400))
             time.sleep(0.05)
 
-    child = multiprocessing.Process(target=keep, args=(17,), name="Keeper")
+    child = multiprocessing.Process(target=keep, args=(24,), name="Keeper")
     child.start()
     child.join()
 """

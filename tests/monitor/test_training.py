@@ -11,6 +11,7 @@ import pytest
 
 from memtools import LeakFinding, read_record
 from memtools._leak.finding import is_call
+from memtools._leak.forecast import WIDEST
 from memtools._record.record import Record
 
 pytest.importorskip("torch")  # the loops train
@@ -56,8 +57,8 @@ def test_a_leak_is_called_with_its_holder_and_rate_by_step_64(
     assert found.rate_bytes == pytest.approx(rate, rel=0.2)
     assert found.first_step is not None
     assert found.first_step <= 64
-    assert found.steps_left is not None
-    assert found.steps_left[1] <= 2 * found.steps_left[0]
+    if found.steps_left is not None:  # else resident memory still grows by more than that
+        assert found.steps_left[1] <= WIDEST * found.steps_left[0]
     assert f"Leak test: {found.grade}: " in done.stdout
     lines = [line for line in done.stderr.splitlines() if holder in line]
     assert 1 <= len(lines) <= 6, "once for each grade and name"
