@@ -373,7 +373,8 @@ def _is_buffer(obj: Any) -> bool:
     return bool(kind_of(obj)) or issubclass(type(obj), kinds)
 
 
-_PART_OF = 4  # A part of a tensor is small if all of it has so many times its bytes.
+#: A part of a tensor is small if all of it has so many times its bytes, and so many at least.
+_PART_OF, _LEAST_WHOLE = 4, 1024
 
 
 class _Kind:
@@ -392,7 +393,8 @@ class _Kind:
         so. A part keeps all of its tensor's storage."""
         whole = sum(self.storages.values())
         is_part = len(self.storages) == self.count and all(self.storages.values())
-        return whole // self.count if is_part and whole >= _PART_OF * self.bytes else 0
+        least = max(_PART_OF * self.bytes, _LEAST_WHOLE * self.count)
+        return whole // self.count if is_part and whole >= least else 0
 
 
 def _newest(container: Any, longer: int, size: int, has_shim: bool) -> tuple[int, int, str, int]:

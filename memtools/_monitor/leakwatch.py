@@ -46,7 +46,7 @@ from memtools._leak.finding import (
     with_forecast,
 )
 from memtools._leak.forecast import Course, Joint, joint_of
-from memtools._leak.judge import FIRST_WRITES, THRESHOLDS, Block, Resident, findings_of
+from memtools._leak.judge import FIRST_WRITES, OF_CENSUS, THRESHOLDS, Block, Resident, findings_of
 from memtools._leak.ledger import Entry, Ledger, has_stopped, of_late
 from memtools._leak.series import Looks, Points
 from memtools._monitor.children import ChildProcesses
@@ -330,12 +330,15 @@ class LeakWatch:
             return
         known = {one.part for one in self._ledger.findings()}
         is_early = self._sensor.newest_step() < self._schedule.newest + EARLIEST_LOOK
-        if is_early or known.issuperset(self._sensor.suspects()):
+        unknown = set(self._sensor.suspects()) - known
+        if is_early or not unknown:
             return
         with self._budget.spending():
             step = self._schedule.newest = self._sensor.read_newest()
             self._sensor.looks.append(step)
-            self._judge(step, is_walked=self._walk(last))
+            # Who was named may be gone by now: nobody is looked for who is known.
+            is_walked = not unknown.isdisjoint(OF_CENSUS) and self._walk(last)
+            self._judge(step, is_walked=is_walked)
 
     def _read(self, step: int) -> None:
         """One reading of each signal, and of each child process."""

@@ -238,3 +238,15 @@ def test_what_malloc_keeps_and_what_is_in_use_are_not_outside_of_it(clock: Clock
     program.run(600, heap=10 * KIB, idle=44 * KIB, VmData=200 * KIB, rss=100 * KIB,
                 resident=100 * KIB)  # fmt: skip
     assert all(one.kind != "outside malloc" for one in program.said)
+
+
+def test_the_last_look_does_not_walk_for_resident_memory_alone(clock: Clock) -> None:
+    """The function that had the list has returned by then."""
+    program = Program(clock, limit=64 * GIB, resident=True)
+    program.held = [holder(64 * KIB)]
+    rates = {name: 64 * KIB for name in ("heap", "rss", "resident", "VmData")}
+    program.run(300, **rates)
+    program.held, walks = [], program.census.looks
+    program.watch.close()
+    assert [one.holder for one in program.watch.findings()] == ["list Trainer.losses"]
+    assert program.census.looks == walks
