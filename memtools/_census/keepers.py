@@ -123,11 +123,7 @@ def users_sources(near: Collection[str] = ()) -> Iterator[Source]:
     modules = [*map(sys.modules.get, near), main, *list(sys.modules.values())]
     files = {file_of(module): space_of(module) for module in modules if is_users_module(module)}
     codes = [(code, space_of(main)) for code in _codes_in(space_of(main))]
-    frame: types.FrameType | None
-    for frame in sys._current_frames().values():
-        while frame is not None:
-            codes.append((frame.f_code, frame.f_globals))
-            frame = frame.f_back
+    codes += [(frame.f_code, frame.f_globals) for frame in _running()]
     for code, space in codes:
         if owner_of(code.co_filename) == USER:
             files.setdefault(code.co_filename, space)
@@ -467,19 +463,26 @@ class Search:
         return places if len(places) <= MOST_PUTS else []
 
 
+def _running() -> Iterator[types.FrameType]:
+    """The frames of all threads, of each the innermost first. A function that keeps its own frame
+    in a variable keeps all that called it until the next collection."""
+    frame: types.FrameType | None
+    for frame in sys._current_frames().values():
+        while frame is not None:
+            yield frame
+            frame = frame.f_back
+
+
 def _is_called_in_loop(code: types.CodeType) -> bool:
     """Whether a function that runs now was called by a loop of the user's program."""
-    frame: types.FrameType | None
-    for frame in sys._current_frames().values():  # A second name would keep this call's own frame.
-        while frame is not None:
-            caller = frame.f_back
-            if frame.f_code is code and caller is not None:
-                is_repeated = any(
-                    "JUMP_BACKWARD" in one.opname and one.argval <= caller.f_lasti <= one.offset
-                    for one in dis.get_instructions(caller.f_code)
-                )
-                return is_repeated and owner_of(caller.f_code.co_filename) == USER
-            frame = caller
+    for frame in _running():
+        caller = frame.f_back
+        if frame.f_code is code and caller is not None:
+            is_repeated = any(
+                "JUMP_BACKWARD" in one.opname and one.argval <= caller.f_lasti <= one.offset
+                for one in dis.get_instructions(caller.f_code)
+            )
+            return is_repeated and owner_of(caller.f_code.co_filename) == USER
     return False
 
 

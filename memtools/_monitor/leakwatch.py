@@ -505,11 +505,9 @@ class LeakWatch:
             sure = max(sure, points.certain("use", since).without(full))
         sure, joint = sure._replace(steps=grown), Joint()
         for name, room in self._rooms.items() if host else ():
-            seen = None
-            if self._seconds is None:
-                seen = self._towards(name, since, room)
-            filling = self._filling() if name == "counted" else (0.0, math.inf)
+            seen = self._towards(name, since, room) if self._seconds is None else None
             seen = None if seen is None else seen.without(full)
+            filling = self._filling() if name == "counted" else (0.0, math.inf)
             idle = points.newest("idle") or 0
             one = joint_of(room, sure, seen, idle=idle, filling=filling)
             joint = min(joint, one, key=lambda one: (one.fewest, one.most))
