@@ -80,6 +80,10 @@ class ChildProcesses:
         """Whether a worker looks at its heap now, which takes memory of its own."""
         return self._workers is not None and self._workers.looking()
 
+    def have_looked(self) -> bool:
+        """Whether a worker has looked at its heap since the call before, or does so now."""
+        return self._workers is not None and self._workers.have_looked()
+
     def ask(self, rate: float, step: int, grade: str, *, stands: bool) -> Sequence[LeakFinding]:
         """Return what workers have found out. They look as long as the memory of children grows.
 

@@ -342,11 +342,15 @@ class LeakWatch:
 
     def _read(self, step: int) -> None:
         """One reading of each signal, and of each child process."""
-        known = self._sensor.read(step, skips="children" if self._children.are_looking() else "")
+        are_looking = self._children.are_looking()
+        if self._children.have_looked():
+            self._limits.leave_out()
+        known = self._sensor.read(step, skips="children" if are_looking else "")
         count = self._children.read(step)
         count_of = {} if count is None else {"count": count}
         self._sensor.points.add(step, {**known, **count_of, **self._children.of_workers()})
-        self._rooms = self._limits.rooms()
+        if not are_looking:
+            self._rooms = self._limits.rooms()
         self._schedule.newest = step
 
     def _walk(self, step: int) -> bool:

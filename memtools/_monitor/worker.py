@@ -47,12 +47,13 @@ SLOT_BYTES = 4096  # A slot is a page of the kernel's, so that an unused one tak
 _HEAD = struct.Struct("<8sI")  # The head of the page: what it is, and whether the parent asks.
 _OWNERS_AT = 16  # Behind it: the pid of each slot, so that unused slots are never touched.
 _OWNERS = struct.Struct(f"<{SLOTS}I")
-#: The head of a slot: pid, bytes of text, their checksum, since when it looks, batches, and bytes
-#: in use.
-_SLOT = struct.Struct("<IIIIQQ")
+#: The head of a slot: pid, bytes of text, their checksum, since when it looks, batches, bytes in
+#: use, and how many looks have begun or ended.
+_SLOT = struct.Struct("<IIIIQQQ")
+_TEXT = struct.Struct("<III")  # the part of it that is of the text
 _ASKS = struct.Struct("<I")
 _NUMBER = struct.Struct("<Q")
-_LOOKS_AT, _PASSED_AT, _IN_USE_AT = 12, 16, 24
+_LOOKS_AT, _PASSED_AT, _IN_USE_AT, _TURNS_AT = 12, 16, 24, 32
 TRIES = 64  # A worker tries so many slots to find a free one.
 CLOCKS = ("get", "put", "recv", "send")  # Calls of these methods are batches.
 LONGEST = 60  # A look that has begun so many seconds ago has ended.
@@ -135,7 +136,7 @@ class Page:
             if owner == pid:
                 return slot
             if owner == 0 or not _lives(owner):
-                _SLOT.pack_into(self._memory, _place(slot), pid, 0, 0, 0, 0, 0)
+                _SLOT.pack_into(self._memory, _place(slot), pid, 0, 0, 0, 0, 0, 0)
                 _ASKS.pack_into(self._memory, _owner_at(slot), pid)
                 return slot
         return None
@@ -152,11 +153,11 @@ class Page:
 
     def write(self, slot: int, passed: int, text: bytes) -> None:
         """Write a report, which must be shorter than a slot, and how many batches there were."""
-        place, in_use = _place(slot), self._in_use(slot)
-        at = place + _SLOT.size
+        at = _place(slot) + _SLOT.size
         self._memory[at : at + len(text)] = text
         checksum = zlib.crc32(text)
-        _SLOT.pack_into(self._memory, place, os.getpid(), len(text), checksum, 0, passed, in_use)
+        _TEXT.pack_into(self._memory, _place(slot), os.getpid(), len(text), checksum)
+        self.count(slot, passed)
 
     def count(self, slot: int, passed: int) -> None:
         """Write how many batches there were so far."""
@@ -166,14 +167,21 @@ class Page:
         """Write how many bytes are in use now."""
         _NUMBER.pack_into(self._memory, _place(slot) + _IN_USE_AT, in_use)
 
-    def _in_use(self, slot: int) -> int:
-        in_use: int = _NUMBER.unpack_from(self._memory, _place(slot) + _IN_USE_AT)[0]
-        return in_use
+    def _number(self, slot: int, at: int) -> int:
+        number: int = _NUMBER.unpack_from(self._memory, _place(slot) + at)[0]
+        return number
 
     def look(self, slot: int, looks: bool) -> None:
         """Note that a look begins, or that it has ended."""
         since = int(time.monotonic()) & 0xFFFFFFFF or 1 if looks else 0
         _ASKS.pack_into(self._memory, _place(slot) + _LOOKS_AT, since)
+        turns = self._number(slot, _TURNS_AT) + 1
+        _NUMBER.pack_into(self._memory, _place(slot) + _TURNS_AT, turns)
+
+    def turns(self) -> dict[int, int]:
+        """How many looks each process has begun or ended, by pid. A look between two calls changes
+        what they return, whether it is over or not."""
+        return {owner: self._number(slot, _TURNS_AT) for slot, owner in self._owners()}
 
     def looking(self) -> bool:
         """Whether a process looks at its heap now, and lives."""
@@ -186,13 +194,13 @@ class Page:
 
     def in_use(self) -> dict[int, int]:
         """The newest bytes in use of each process that has written them, and lives, by pid."""
-        known = {owner: self._in_use(slot) for slot, owner in self._owners()}
+        known = {owner: self._number(slot, _IN_USE_AT) for slot, owner in self._owners()}
         return {pid: size for pid, size in known.items() if size and _lives(pid)}
 
     def read(self) -> Iterator[tuple[int, int, dict[str, Any]]]:
         """(pid, batches so far, report) of each process that lives and has reported."""
         for slot, owner in self._owners():
-            pid, size, checksum, _, passed, _ = _SLOT.unpack_from(self._memory, _place(slot))
+            pid, size, checksum, _, passed, *_ = _SLOT.unpack_from(self._memory, _place(slot))
             if pid != owner or not 0 < size <= SLOT_BYTES - _SLOT.size:
                 continue
             at = _place(slot) + _SLOT.size

@@ -112,6 +112,7 @@ class WorkerReports:
         self._known: dict[int, _Known] = {}
         self._answers: dict[int, dict[tuple[str, str], _Answer]] = {}  # by pid and holder
         self._in_use, self._keepers = _InUse(), Keepers()
+        self._turns: dict[int, int] = {}  # of workers that look, as of the newest call
         #: the name that findings have of each worker that has reported, by pid
         self.names: dict[int, str] = {}
         _shared[0].users.add(id(self))
@@ -152,6 +153,12 @@ class WorkerReports:
         """Whether a worker looks at its heap now. For that time it takes 10 MiB and more, which are
         not growth: the memory of children must not be read then."""
         return self._asked and self._page.looking()
+
+    def have_looked(self) -> bool:
+        """Whether a worker has looked at its heap since the call before, or does so now: a peak of
+        that time may be the look's."""
+        before, self._turns = self._turns, self._page.turns() if self._asked else {}
+        return self._turns != before or self.looking()
 
     def in_use(self) -> dict[str, int]:
         """What the workers that have reported have gained since then, in bytes in use, by the name

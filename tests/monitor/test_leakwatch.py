@@ -23,7 +23,7 @@ from memtools._leak.ledger import Ledger
 from memtools._monitor import children as child_processes
 from memtools._monitor import leakwatch
 from memtools._monitor.leakwatch import LeakWatch
-from memtools._monitor.signals import python_bytes
+from memtools._monitor.signals import _Crest, python_bytes
 from memtools._monitor.walks import Depth
 from memtools._record.figures import figures_of
 from memtools._record.verdict import verdict_of
@@ -747,6 +747,7 @@ class Looking:
     def __init__(self, *found: LeakFinding) -> None:
         self.found, self.names = found, dict[int, str]()
         self.used: Callable[[], dict[str, int]] = dict
+        self.has_looked = False
 
     def in_use(self) -> dict[str, int]:
         return self.used()
@@ -756,6 +757,9 @@ class Looking:
 
     def looking(self) -> bool:
         return False
+
+    def have_looked(self) -> bool:
+        return self.has_looked
 
     def ask(self) -> None: ...
     def rest(self) -> None: ...
@@ -775,6 +779,21 @@ def test_the_rate_of_a_worker_is_what_it_has_measured_itself(clock: Clock, of_lo
         program.run(1, children=128 * KIB)
         rates.update(one.rate_bytes for one in program.watch.findings() if one.holder)
     assert rates == {own.rate_bytes}
+
+
+@pytest.mark.parametrize("has_looked", [False, True])
+def test_the_peak_of_a_workers_look_is_not_one_of_the_steps(clock: Clock, has_looked: bool) -> None:
+    program = Program(clock, workers=(workers := Looking()), limit=GIB, resident=True)
+    crest, bounds, peaks = _Crest(), program.watch._limits, [0]
+    bounds.above = lambda: crest.above(program.total(), peaks[-1])  # type: ignore[method-assign]
+    bounds.leave_out = lambda: crest.leave_out(peaks[-1])  # type: ignore[method-assign]
+    for step in range(200):
+        workers.has_looked = has_looked and step in range(96, 112)
+        peaks.append(max(peaks[-1], program.total() + (64 * MIB if step == 100 else 0)))
+        program.run(1, children=64 * KIB, resident=64 * KIB)
+    above = program.watch._sensor.points.newest("above")
+    assert above is not None
+    assert above == 0 if has_looked else above > 50 * MIB
 
 
 @pytest.mark.parametrize("goes_on", [False, True])

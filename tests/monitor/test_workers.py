@@ -356,11 +356,14 @@ def test_while_a_worker_looks_its_parent_knows(page, reports, monkeypatch):
 
     one = worker.Worker(page)
     one._census = Seen()
-    page.ask(True)
+    monkeypatch.setattr(reports, "_page", page)
+    reports.ask()
     one.before(1)
     assert (seen, page.looking()) == ([True], False)
+    assert [reports.have_looked() for _ in range(2)] == [True, False]  # since the call before
     slot = page.take(os.getpid())
     page.look(slot, True)
+    assert [reports.have_looked() for _ in range(2)] == [True, True]
     later = time.monotonic() + worker.LONGEST + 2
     monkeypatch.setattr(time, "monotonic", lambda: later)
     assert not page.looking()  # it was killed, and nobody has waited for it
@@ -413,7 +416,7 @@ def test_a_report_is_read_as_it_was_written(page):
     assert list(page.read()) == [(os.getpid(), 9, {"a": 1})]
 
 
-@pytest.mark.parametrize("at", [4, 8, 32, 38])
+@pytest.mark.parametrize("at", [4, 8, worker._SLOT.size, worker._SLOT.size + 6])
 def test_half_a_report_is_none(page, at):
     slot = page.take(os.getpid())
     page.write(slot, 7, b'{"a": 1}')
