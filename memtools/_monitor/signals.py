@@ -237,9 +237,8 @@ class _Crest:
 
     def __init__(self) -> None:
         self._peak: int | None = None
-        self._used = 0  # as of the newest call
-        #: bytes, as of the newest call
-        self.newest = 0
+        #: what is used and how far the peaks lie above it, in bytes, as of the newest call
+        self.used = self.newest = 0
         #: the most bytes by which looks of memtools itself have gone above what was used
         self.of_looks = 0
 
@@ -254,7 +253,7 @@ class _Crest:
         if peak is None:
             return 0
         is_new = self._peak is not None and peak > self._peak
-        self._peak, self._used, most = peak, used, max(0, peak - used)
+        self._peak, self.used, most = peak, used, max(0, peak - used)
         self.newest = most if is_new else min(self.newest, most)
         return self.newest
 
@@ -262,7 +261,7 @@ class _Crest:
         """If this peak is a new one, it was that of a look."""
         if self._peak is not None and peak is not None and peak > self._peak:
             self._peak = peak
-            self.of_looks = max(self.of_looks, peak - self._used)
+            self.of_looks = max(self.of_looks, peak - self.used)
 
 
 class Limits:
@@ -278,22 +277,34 @@ class Limits:
         process (`ulimit -d`, `ulimit -v`).
 
         They are left of the host's limit from the highest point of a step on, because that is where
-        the limit is met.
+        the limit is met, and as of the newest call of `above`.
         """
         rooms = {
             COUNTED_AGAINST[name]: most - counted
             for name, (counted, most) in limits_of_process().items()
         }
-        used, limit = self._sampler.used(), self._sampler.limit()
-        if used is not None and limit is not None:
-            rooms["counted"] = limit[0] - used - self._crest.newest
+        limit = self._sampler.limit()
+        if self._sampler.used() is not None and limit is not None:
+            rooms["counted"] = limit[0] - self._crest.used - self._crest.newest
         return rooms
 
     def above(self) -> int:
         """Bytes by which the peaks of the steps since the call before lie above what is used at
         their ends."""
-        used = self._sampler.used()
+        used = self._used_now()
         return 0 if used is None else self._crest.above(used, self._sampler.peak())
+
+    def _used_now(self) -> int | None:
+        """What counts against the host's limit at this point of the step, where the newest sample
+        may be of another one: what this process has of it is read now."""
+        while True:
+            sample, used = self._sampler.latest(), self._sampler.used()
+            if sample == self._sampler.latest():  # else there was another one in between
+                break
+        if used is None or sample is None or sample.private is None:
+            return used
+        private = self._probe.read(_core.READ_RSS).private
+        return used if private is None else max(0, used + private - sample.private)
 
     def leave_out(self) -> None:
         """If there is a new peak, a look of memtools itself has made it."""

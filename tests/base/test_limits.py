@@ -109,7 +109,8 @@ def test_the_peak_of_a_look_is_not_one_of_the_steps() -> None:
 
 
 def test_a_peak_before_a_look_is_one_of_the_steps() -> None:
-    sampler = SimpleNamespace(used=lambda: 100, limit=lambda: (1000, "cgroup"), peak=lambda: 100)
+    sampler = SimpleNamespace(used=lambda: 100, limit=lambda: (1000, "cgroup"), peak=lambda: 100,
+                              latest=lambda: None)  # fmt: skip
     bounds = Limits(sampler, None, ())  # type: ignore[arg-type]
     bounds.above()
     sampler.peak = lambda: 600
@@ -120,8 +121,20 @@ def test_a_peak_before_a_look_is_one_of_the_steps() -> None:
     assert (bounds._crest.newest, bounds._crest.of_looks) == (500, 600)
 
 
+def test_a_sample_of_the_middle_of_a_step_is_not_what_is_used_at_its_end() -> None:
+    """It was taken while the step had 300 bytes more than at its end."""
+    sampler = SimpleNamespace(used=lambda: 800, limit=lambda: (1000, "cgroup"), peak=lambda: 800,
+                              latest=lambda: SimpleNamespace(private=700))  # fmt: skip
+    probe = SimpleNamespace(read=lambda fields: SimpleNamespace(private=400))
+    bounds = Limits(sampler, probe, ())  # type: ignore[arg-type]
+    bounds.above()
+    sampler.peak = lambda: 850
+    assert (bounds.above(), bounds.rooms()["counted"]) == (350, 150)
+
+
 def test_there_are_no_looks_where_they_could_reach_the_limit() -> None:
-    sampler = SimpleNamespace(used=lambda: 950, limit=lambda: (1000, "cgroup"), peak=lambda: 950)
+    sampler = SimpleNamespace(used=lambda: 950, limit=lambda: (1000, "cgroup"), peak=lambda: 950,
+                              latest=lambda: None)  # fmt: skip
     bounds = Limits(sampler, None, ())  # type: ignore[arg-type]
     assert bounds.admit_look()
     bounds.above()
