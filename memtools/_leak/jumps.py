@@ -12,6 +12,7 @@ it flat.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -110,12 +111,22 @@ class Jumps:
                 after = found[0]
                 if not LARGER <= after.bytes / jump.bytes <= LARGEST:
                     break
+                if len(found) == 1 and not _stands_out(after, jump):
+                    break
                 least = max(least, jump.bytes / (after.step - jump.since))
                 most = min(most, jump.bytes / max(1, after.since + 1 - jump.step))
                 if least > SAME * most:
                     break
             found.insert(0, jump)
         return found
+
+
+def _stands_out(jump: Jump, before: Jump) -> bool:
+    """Whether so much more comes in the steps of a jump than in each step since the jump before.
+    Where growth is even, a rise is as large as the steps between two readings are many."""
+    steps = jump.since - before.step
+    each = (jump.before - before.after) / steps if steps > 0 else math.inf
+    return jump.bytes / (jump.step - jump.since) >= LARGE * each
 
 
 def jumps_of(readings: Iterable[tuple[int, int]]) -> Jumps:

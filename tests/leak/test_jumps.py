@@ -103,6 +103,22 @@ def test_what_only_looks_so_is_none(size: Callable[[int], int]) -> None:
     assert [until for until in range(20, 600) if seen(size, until) is not None] == []
 
 
+@pytest.mark.parametrize("leaps", [(4, 8, 16), (6, 12, 24), (10, 20, 29)])
+def test_readings_that_come_ever_more_seldom_see_no_jumps_in_what_grows_evenly(
+    leaps: tuple[int, ...],
+) -> None:
+    """A reading rests for as long as the one before took, which is long on a busy machine."""
+    steps = [*range(4, 69, 4)]
+    for leap in leaps:
+        steps.append(steps[-1] + leap)
+    points = Points()
+    for step in steps:
+        points.jumps.add(step, steady(step))
+        points.add(step, {"heap": steady(step)})
+    assert points.stairs("use") is None
+    assert points.pace("use", 24).rate == pytest.approx(2 * MIB)
+
+
 def test_a_buffer_that_is_large_enough_has_ended_to_grow() -> None:
     size = vector(2.0)
 
