@@ -169,7 +169,11 @@ class Joint(NamedTuple):
         return (self.fewest, self.most) if is_known else None
 
 
-def course_of(points: Sequence[tuple[int, float]], room: float) -> Course:
+def course_of(
+    points: Sequence[tuple[int, float]],
+    room: float,
+    earlier: Sequence[tuple[int, float]] = (),
+) -> Course:
     """How a series goes on: as in its newer half, or by as much faster or slower once more as that
     half was than the older one; in a shorter time than both halves took it changes by less. The
     number of jumps that came meanwhile may be one more or one less.
@@ -177,18 +181,29 @@ def course_of(points: Sequence[tuple[int, float]], room: float) -> Course:
     Args:
         points: steps and bytes, at least two.
         room: bytes that are left.
+        earlier: those before, when it grew at another rate, none by default. Unless the points
+            cover as many steps as are left, it may return to the rate of all of them.
     """
     steps = points[-1][0] - points[0][0]
     middle = max(1, sum(1 for step, _ in points if step - points[0][0] <= steps / 2) - 1)
     then, now = slope_of(points[: middle + 1]), slope_of(points[middle:])
     if now <= 0:
-        return Course(0.0, 0.0, steps=steps)
-    if then <= 0:
-        return Course(0.0, math.inf, steps=steps)
-    changed = (now / then) ** min(1.0, room / now / steps + 0.5)
-    jump = max((b - a) - now * (t - s) for (s, a), (t, b) in pairwise(points))
-    least, most = now * min(1.0, changed) - jump / steps, now * max(1.0, changed) + jump / steps
-    return Course(max(0.0, least), most, steps=steps, jump=jump)
+        course = Course(0.0, 0.0, steps=steps)
+    elif then <= 0:
+        course = Course(0.0, math.inf, steps=steps)
+    else:
+        changed = (now / then) ** min(1.0, room / now / steps + 0.5)
+        jump = max((b - a) - now * (t - s) for (s, a), (t, b) in pairwise(points))
+        least, most = now * min(1.0, changed) - jump / steps, now * max(1.0, changed) + jump / steps
+        course = Course(max(0.0, least), most, steps=steps, jump=jump)
+    if not earlier or room <= steps * course.least:
+        return course
+    whole = max(0.0, slope_of([*earlier, *points]))
+    return course._replace(
+        least=min(course.least, whole),
+        most=max(course.most, whole),
+        steps=points[-1][0] - earlier[0][0],
+    )
 
 
 def joint_of(

@@ -244,8 +244,12 @@ class Points:
         certain = self.certain(name, since)
         if certain.rising:
             return certain
-        bent = [point for point in points if point[0] >= self.pace(name, since).since]
-        return course_of(bent if len(bent) > FEWEST_POINTS else points, room)
+        bend = self.pace(name, since).since
+        earlier = [point for point in points if point[0] < bend]
+        bent = points[len(earlier) :]
+        return (
+            course_of(bent, room, earlier) if len(bent) > FEWEST_POINTS else course_of(points, room)
+        )
 
     def recent(
         self, name: str, steps: int, *, but_a_fall: float = 0, freed_until: int = -1

@@ -144,6 +144,27 @@ def test_a_resident_plateau_is_no_forecast() -> None:
         assert joint_of(200 * MIB, steady(0), seen).left is None
 
 
+@pytest.mark.parametrize(("grown", "period"), [(40, 80), (80, 160), (120, 240)])
+def test_growth_that_comes_and_goes_may_come_and_go_again(grown: int, period: int) -> None:
+    """Freed memory that malloc keeps comes in bursts: 1 MiB a step in some steps of each period,
+    beside 100 KiB that are in use."""
+    points, left = Points(), dict[int, tuple[float, float] | None]()
+
+    def size(step: int) -> float:
+        bursts, rest = divmod(step, period)
+        return MIB * (grown * bursts + min(grown, rest))
+
+    room, end = 600 * MIB, next(step for step in range(10**4) if size(step) >= 600 * MIB)
+    for step in range(16, end - 100, 8):
+        points.add(step, {"resident": int(size(step)), "heap": 100 * KIB * step})
+        if step >= 160:
+            since, now = step // 4, int(room - size(step))
+            sure = points.certain("use", since)._replace(steps=step - 16)
+            left[step] = joint_of(now, sure, points.course("counted", since, now)).left
+    wrong = [step for step, one in left.items() if one and not one[0] <= end - step <= one[1] + 1]
+    assert len(wrong) <= 0.1 * len(left)
+
+
 def test_noise_of_less_than_two_mib_does_not_change_a_forecast() -> None:
     noisy = lambda step: 50 * KIB * step + MIB * (step % 3)  # noqa: E731
     room, leak = 100 * MIB, steady(50 * KIB)
