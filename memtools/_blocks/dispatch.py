@@ -1,6 +1,7 @@
-"""DispatchedBlocks: finds the lines that make host tensors if memtools._torch is missing.
+"""Operators: calls a function after each operator of torch that runs on a thread.
+DispatchedBlocks: finds the lines that make host tensors by it if memtools._torch is missing.
 
-    trace(True) ──► a dispatch mode of torch on this thread
+    trace(True) ──► Operators: a dispatch mode of torch on this thread
                         │ each operator that runs
                         ▼
                  a storage that none of its arguments has: new ──► line, bytes, generation
@@ -18,7 +19,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -48,8 +49,7 @@ class DispatchedBlocks:
 
     def __init__(self, libraries: Sequence[str] = ()) -> None:
         self._libraries = (*library_paths(), *libraries, "<")
-        self._mode: Any = None  # the dispatch mode, as long as it is on torch's stack
-        self._thread = 0  # the thread whose stack that is
+        self._operators = Operators(self.ran)
         self._is_traced = False
         self._generation = 0
         self._living: dict[int, _Block] = {}  # by the address of the storage's implementation
@@ -63,13 +63,11 @@ class DispatchedBlocks:
         """Begin or end to note what is made. If another thread ends it, or a mode of the program
         lies above it, it notes nothing more, and the next call takes it off the stack."""
         self._is_traced = on
-        if not on:
+        if on:
+            self._operators.begin()
+        else:
             self._living.clear()
-            self._leave()
-        elif self._mode is None:
-            mode = _mode_of(self)
-            mode.__enter__()
-            self._mode, self._thread = mode, threading.get_ident()
+            self._operators.end()
 
     def turn(self) -> int:
         """End a generation; return the number of the next one."""
@@ -98,14 +96,16 @@ class DispatchedBlocks:
                 return block.site
         return None
 
-    def ran(self, arguments: Iterable[Any], result: Any, frame: FrameType | None) -> None:
+    def ran(
+        self, operator: Any, arguments: Iterable[Any], result: Any, frame: FrameType | None
+    ) -> None:
         """Note the result of an operator. A storage that none of its arguments has is new."""
         if not self._is_traced:
             return
         before: set[int] | None = None
-        for storage in _storages(_flat((result,))):
+        for storage in _storages(flat((result,))):
             if before is None:
-                before = {one._cdata for one in _storages(_flat(arguments))}
+                before = {one._cdata for one in _storages(flat(arguments))}
             if storage._cdata not in before and storage._cdata not in self._living:
                 self._born(storage, frame)
 
@@ -122,59 +122,89 @@ class DispatchedBlocks:
         found: list[Frame] = []
         library: tuple[Frame, ...] = ()
         while frame is not None and len(found) < SITE_FRAMES:
-            file = frame.f_code.co_filename
-            name = getattr(frame.f_code, "co_qualname", frame.f_code.co_name)
-            if (file.startswith(self._libraries) and not is_users(file)) or GENERATED in file:
-                library = library or ((file, frame.f_lineno, name),)
+            if is_of_a_library(frame.f_code.co_filename, self._libraries):
+                library = library or (frame_of(frame),)
             else:
-                found.append((file, frame.f_lineno, name))
+                found.append(frame_of(frame))
             frame = frame.f_back
         return tuple(found) or library
 
-    def _leave(self) -> None:
-        """Take the mode off torch's stack, if it lies on top."""
+
+class Operators:
+    """Calls a function after each operator that runs on the thread that called `begin`, with those
+    of its backward passes, but not those of compiled code. Costs nothing before `begin`.
+
+    Args:
+        ran: called with the operator, its arguments, its result and the frame that called it.
+    """
+
+    def __init__(self, ran: Callable[[Any, Iterable[Any], Any, FrameType | None], object]) -> None:
+        self._ran = ran
+        self._mode: Any = None  # the dispatch mode, as long as it is on torch's stack
+        self._thread = 0  # the thread whose stack that is
+        self._is_on = False
+
+    def begin(self) -> None:
+        self._is_on = True
+        if self._mode is None:
+            mode = self._new_mode()
+            mode.__enter__()
+            self._mode, self._thread = mode, threading.get_ident()
+
+    def end(self) -> bool:
+        """End. Returns whether the mode has left torch's stack. On another thread, or if a mode of
+        the program lies above it, it stays there, does nothing, and the next call takes it off."""
+        self._is_on = False
         torch = bridge.loaded()
-        if self._mode is None or torch is None or threading.get_ident() != self._thread:
-            return
-        stack = torch.utils._python_dispatch._get_current_dispatch_mode_stack()
-        if stack and stack[-1] is self._mode:
-            self._mode.__exit__(None, None, None)
-            self._mode = None
-        elif not any(mode is self._mode for mode in stack):
-            self._mode = None
+        if self._mode is not None and torch is not None and threading.get_ident() == self._thread:
+            stack = torch.utils._python_dispatch._get_current_dispatch_mode_stack()
+            if stack and stack[-1] is self._mode:
+                self._mode.__exit__(None, None, None)
+                self._mode = None
+            elif not any(mode is self._mode for mode in stack):
+                self._mode = None
+        return self._mode is None
+
+    def _new_mode(self) -> Any:
+        torch, operators = bridge.connect().torch, self
+
+        class Listening(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc,name-defined]
+            def __torch_dispatch__(
+                self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+            ) -> Any:
+                result = func(*args, **(kwargs or {}))
+                if operators._is_on:
+                    operators._ran(func, (args, kwargs), result, sys._getframe(1))
+                return result
+
+            @classmethod
+            def _should_skip_dynamo(cls) -> bool:
+                return False  # Otherwise torch imports 820 modules at the first operator.
+
+            @classmethod
+            def ignore_compile_internals(cls) -> bool:
+                return True  # Compiled code runs as it would without the mode.
+
+        return Listening()
 
 
-def _mode_of(blocks: DispatchedBlocks) -> Any:
-    """A dispatch mode of torch that passes each operator to `blocks`."""
-    torch = bridge.connect().torch
-
-    class Lines(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc,name-defined]
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-        ) -> Any:
-            kwargs = kwargs or {}
-            result = func(*args, **kwargs)
-            blocks.ran((args, kwargs), result, sys._getframe(1))
-            return result
-
-        @classmethod
-        def _should_skip_dynamo(cls) -> bool:
-            return False  # Otherwise torch imports 820 modules at the first operator.
-
-        @classmethod
-        def ignore_compile_internals(cls) -> bool:
-            return True  # Compiled code runs as it would without the mode.
-
-    return Lines()
+def frame_of(frame: FrameType) -> Frame:
+    code = frame.f_code
+    return code.co_filename, frame.f_lineno, getattr(code, "co_qualname", code.co_name)
 
 
-def _flat(values: Iterable[Any]) -> Iterable[Any]:
+def is_of_a_library(file: str, libraries: tuple[str, ...]) -> bool:
+    """Whether a file is not the user's, by the prefixes of what is not."""
+    return (file.startswith(libraries) and not is_users(file)) or GENERATED in file
+
+
+def flat(values: Iterable[Any]) -> Iterable[Any]:
     """The values in nested tuples, lists and dicts."""
     for value in values:
         if isinstance(value, (tuple, list)):
-            yield from _flat(value)
+            yield from flat(value)
         elif isinstance(value, dict):
-            yield from _flat(value.values())
+            yield from flat(value.values())
         else:
             yield value
 

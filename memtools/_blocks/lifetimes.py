@@ -1,0 +1,467 @@
+"""Trace: the life of every storage over some steps, in the order of torch's operators.
+
+    position       0     1     2     3     4     5     6     7
+    phase        between | forward         | backward  | optimizer
+                               ┌───────────────────┐ . . . death: nothing refers to it
+    logits                     ■ . . . . ■         │       of these it is held in vain
+                            birth    last use      │
+    peak()                                   ▲ the highest sum of what is alive
+
+Why: a profile of allocations knows births and deaths. With the last use it is also known what was
+held although nothing read it again, and what the peak would be after a change of the program,
+by arithmetic on the same list (replay.py).
+
+Tracer fills it. It is a dispatch mode of torch for a few steps, real ones or, unchanged, under
+FakeTensorMode: it identifies a storage by its `_cdata` while a weak reference to it lives, and
+never looks at memory. It knows the modules that run by torch's global hooks, parameters by their
+modules, gradients and state by the optimizers that step. What else there is, the caller marks.
+
+Storages that no operator has touched are not in it, nor is what a kernel allocates for itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+import weakref
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, NamedTuple
+
+from memtools._base import torch as bridge
+from memtools._base.libraries import library_paths
+from memtools._base.peak import (
+    BACKWARD,
+    BACKWARDS,
+    BUFFERS,
+    FORWARD,
+    GRADIENTS,
+    INPUTS,
+    OLDER,
+    OPTIMIZER,
+    OPTIMIZERS,
+    OTHERS,
+    PARAMETERS,
+    SAVED,
+    STATE,
+)
+from memtools._blocks.dispatch import Frame, Operators, flat, frame_of, is_of_a_library
+
+BETWEEN = "between"  # the phase outside of the others: data, zero_grad, what is logged
+BEFORE = -1  # the birth of a storage that is older than the trace
+FRAMES = 12  # An operator has up to so many frames of the user's code, the innermost first.
+#: what a program marks, or a module or an optimizer has
+MARKED = (PARAMETERS, BUFFERS, GRADIENTS, STATE, INPUTS)
+
+
+class Op(NamedTuple):
+    """An operator that ran.
+
+    Attributes:
+        name: such as "aten.mm.default".
+        phase: FORWARD, BACKWARD, OPTIMIZER or BETWEEN.
+        module: the path of the innermost module whose call it belongs to, from the outermost one
+            that was called: "blocks.0.attention"; the class of that one itself; "" for none.
+        frames: of the user's code, the innermost first; of a library's where there is none.
+        reads: the ids of the storages of its arguments and results.
+    """
+
+    name: str
+    phase: str
+    module: str
+    frames: tuple[Frame, ...]
+    reads: tuple[int, ...]
+
+
+class Life(NamedTuple):
+    """The life of a storage. Positions are indices of Trace.ops.
+
+    Attributes:
+        id: its number in the trace, in the order of births.
+        bytes: of the storage, all views together.
+        birth: the operator that made it; BEFORE if it is older than the trace.
+        last_use: the last operator that had it as an argument or a result; `birth` for none.
+        death: the first operator that ran without it, `len(ops)` if it died after the last one;
+            None if it was alive when the trace ended.
+        phase: of its birth; BETWEEN for one that is older.
+        category: one of memtools._base.peak.PARTS.
+        name: of the parameter, buffer or state, or of the parameter of a gradient; "" for others.
+        operator, module, made: of its birth, as in Op; "", "" and () for one that is older.
+        used: the frames of its last use.
+        dtype, shape: of the first tensor that showed it.
+    """
+
+    id: int
+    bytes: int
+    birth: int
+    last_use: int
+    death: int | None
+    phase: str
+    category: str
+    name: str = ""
+    operator: str = ""
+    module: str = ""
+    made: tuple[Frame, ...] = ()
+    used: tuple[Frame, ...] = ()
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+
+    def is_alive(self, position: int) -> bool:
+        """Whether it exists while the operator at this position runs."""
+        return self.birth <= position and (self.death is None or position < self.death)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The lives of all storages that operators touched, in the order of their births.
+
+    Attributes:
+        lives: one for each storage.
+        ops: the operators that ran.
+        steps: the positions at which the traced steps begin; the first is 0.
+        device: the type of the device whose storages these are.
+    """
+
+    lives: tuple[Life, ...]
+    ops: tuple[Op, ...] = field(repr=False)
+    steps: tuple[int, ...] = (0,)
+    device: str = "cpu"
+
+    def curve(self) -> list[int]:
+        """The bytes that are alive while each operator runs."""
+        end = len(self.ops)
+        changes = [0] * (end + 1)
+        for life in self.lives:
+            changes[min(max(life.birth, 0), end)] += life.bytes
+            changes[end if life.death is None else min(life.death, end)] -= life.bytes
+        return list(itertools.accumulate(changes[:end]))
+
+    def peak(self, first: int = 0, end: int | None = None) -> tuple[int, int]:
+        """(position, bytes) of the first highest point among operators `first` to `end`, which is
+        not included; (first, 0) if there are none."""
+        curve = self.curve()[first:end]
+        highest = max(curve, default=0)
+        return (first + curve.index(highest) if curve else first), highest
+
+    def at(self, position: int) -> list[Life]:
+        """What is alive while the operator at this position runs, the largest first."""
+        return sorted(
+            (life for life in self.lives if life.is_alive(position)), key=lambda one: -one.bytes
+        )
+
+    def phases(self) -> list[tuple[str, int]]:
+        """(phase, the position at which it begins) of successive phases."""
+        found = list[tuple[str, int]]()
+        for position, op in enumerate(self.ops):
+            if not found or found[-1][0] != op.phase:
+                found.append((op.phase, position))
+        return found
+
+    def step_of(self, position: int) -> int:
+        """The number of the traced step, from 0, that a position belongs to."""
+        return max(0, sum(begin <= position for begin in self.steps) - 1)
+
+
+class _Storage:
+    """What is known of a storage while the trace goes on."""
+
+    __slots__ = ("birth", "bytes", "category", "death", "dtype", "id", "last_use", "name", "shape")
+
+    def __init__(self, number: int, nbytes: int, birth: int, tensor: Any) -> None:
+        self.id, self.bytes, self.birth, self.last_use = number, nbytes, birth, birth
+        self.death: int | None = None
+        self.category = self.name = ""
+        self.dtype = str(tensor.dtype).removeprefix("torch.")
+        self.shape = tuple(int(size) for size in tensor.shape)
+
+
+class Tracer:
+    """Traces the operators of the thread that begins it, with their backward passes.
+
+        with Tracer() as tracer:
+            step()
+            tracer.step_ended()
+            step()
+        trace = tracer.trace()
+
+    It changes no result, and leaves nothing on. `begin` and `end` may be called in place of `with`;
+    what was traced is the same if `end` comes late or on another thread.
+
+    Args:
+        libraries: prefixes of paths whose files are not the user's code.
+        device: the type of the device whose storages are counted. Fake tensors count as of the
+            device that they claim to be on.
+    """
+
+    def __init__(self, libraries: Sequence[str] = (), device: str = "cpu") -> None:
+        self.device = device
+        self._libraries = (*library_paths(), *libraries, "<")
+        self._operators = Operators(self._ran)
+        self._handles: list[Any] = []
+        self._thread = 0
+        self._storages: list[_Storage] = []
+        self._living: dict[int, tuple[_Storage, Any]] = {}  # by _cdata; with a weak reference
+        self._ops: list[Op] = []
+        self._steps = [0]
+        self._phase = BETWEEN
+        self._is_stepping = False
+        self._modules: list[str] = []  # the paths of those whose calls run
+        self._paths: dict[int, str] = {}  # of known modules, by id
+        self._known: list[weakref.ref[Any]] = []  # known modules, so that ids are not used again
+        self._parameters: list[tuple[str, weakref.ref[Any]]] = []
+        self._sites: dict[tuple[Frame, ...], tuple[Frame, ...]] = {}
+        self._are_users: dict[str, bool] = {}
+
+    def __enter__(self) -> Tracer:
+        self.begin()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    @property
+    def position(self) -> int:
+        """The position of the next operator."""
+        return len(self._ops)
+
+    def begin(self) -> None:
+        """Begin on this thread. Raises ImportError without torch."""
+        torch = bridge.connect().torch
+        self._thread = threading.get_ident()
+        hooks = torch.nn.modules.module
+        optimizers = sys.modules["torch.optim.optimizer"]  # torch.optim has no such attribute
+        try:
+            self._handles = [
+                hooks.register_module_forward_pre_hook(self._call_begins),
+                hooks.register_module_forward_hook(self._call_ends, always_call=True),
+                optimizers.register_optimizer_step_pre_hook(self._step_begins),
+                optimizers.register_optimizer_step_post_hook(self._step_ends),
+            ]
+            self._operators.begin()
+        except BaseException:
+            self.end()
+            raise
+
+    def end(self) -> None:
+        """End. May be called twice."""
+        if self._handles:
+            self._mark_gradients()
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._operators.end()
+
+    def step_ended(self) -> None:
+        """A step has ended; the next operator belongs to the next one."""
+        self._mark_gradients()
+        self._steps.append(len(self._ops))
+
+    def mark(self, category: str, tensors: Iterable[tuple[str, Any]]) -> None:
+        """Say what tensors are.
+
+        Args:
+            category: one of MARKED.
+            tensors: (name, tensor). They may be older than the trace; then they count from its
+                beginning, also if no operator touches them.
+        """
+        for name, tensor in tensors:
+            found = self._storage_of(tensor, is_older=True)
+            if found is not None and found.category in ("", category) and not found.name:
+                found.category, found.name = category, name
+
+    def trace(self) -> Trace:
+        """What was traced so far."""
+        ops, storages = tuple(self._ops), list(self._storages)
+        steps = tuple(step for step in self._steps if step < len(ops)) or (0,)
+        in_passes = set[int]()  # read by a forward or backward pass
+        for op in ops:
+            if op.phase in (FORWARD, BACKWARD):
+                in_passes.update(op.reads)
+        lives = []
+        for one in storages:
+            born = ops[one.birth] if 0 <= one.birth < len(ops) else None
+            last = ops[one.last_use] if 0 <= one.last_use < len(ops) else None
+            phase = BETWEEN if born is None else born.phase
+            lives.append(
+                Life(
+                    one.id,
+                    one.bytes,
+                    one.birth,
+                    one.last_use,
+                    one.death,
+                    phase,
+                    one.category or _category(phase, one, ops, one.id in in_passes),
+                    one.name,
+                    "" if born is None else born.name,
+                    "" if born is None else born.module,
+                    () if born is None else born.frames,
+                    () if last is None else last.frames,
+                    one.dtype,
+                    one.shape,
+                )
+            )
+        return Trace(tuple(lives), ops, steps, self.device)
+
+    # --- operators ---
+
+    def _ran(
+        self, operator: Any, arguments: Iterable[Any], result: Any, frame: FrameType | None
+    ) -> None:
+        torch, position = bridge.connect().torch, len(self._ops)
+        reads = dict[int, None]()  # in their order, each once
+        has_gradient = False
+        for value in flat(arguments):
+            if isinstance(value, torch.Tensor):
+                found = self._storage_of(value, is_older=True)
+                if found is not None:
+                    found.last_use = position
+                    reads[found.id] = None
+                has_gradient = has_gradient or value.requires_grad
+        before = len(self._storages)
+        for value in flat((result,)):
+            if isinstance(value, torch.Tensor):
+                found = self._storage_of(value, is_older=False)
+                if found is not None:
+                    found.last_use = position
+                    reads[found.id] = None
+        is_new = len(self._storages) > before
+        self._phase = self._phase_now(torch, has_gradient and is_new)
+        module = self._modules[-1] if self._modules else ""
+        # A storage that dies from here on has died after this operator.
+        self._ops.append(
+            Op(str(operator), self._phase, module, self._frames_of(frame), tuple(reads))
+        )
+
+    def _phase_now(self, torch: Any, is_passed_on: bool) -> str:
+        """The phase of an operator; `is_passed_on`: whether its new result is one of an argument
+        that requires a gradient, unlike that of `loss.item()` and `loss.detach()`."""
+        if torch._C._current_graph_task_id() != -1:
+            return BACKWARD
+        if self._is_stepping:
+            return OPTIMIZER
+        # A loss is computed in the forward pass too, after the calls of modules.
+        is_forward = self._modules or self._phase == FORWARD
+        is_forward = is_forward or (is_passed_on and torch.is_grad_enabled())
+        return FORWARD if is_forward else BETWEEN
+
+    def _storage_of(self, tensor: Any, *, is_older: bool) -> _Storage | None:
+        """The storage of a tensor, which is noted if it is not known yet: as made by this operator,
+        or as older than the step."""
+        try:
+            if tensor.device.type != self.device:
+                return None
+            storage = tensor.untyped_storage()
+            key, nbytes = storage._cdata, int(storage.nbytes())
+        except Exception:  # sparse, nested, of a functional transform; symbolic sizes
+            return None
+        position, known = len(self._ops), self._living.get(key)
+        if known is not None:
+            found = known[0]
+            if nbytes > found.bytes:  # It was resized.
+                found.birth = position if found.bytes == 0 and found.birth >= 0 else found.birth
+                found.bytes = nbytes
+            return found
+        birth = position
+        if is_older:  # What no operator has made counts from the step's beginning.
+            birth = BEFORE if len(self._steps) == 1 else self._steps[-1]
+        found = _Storage(len(self._storages), nbytes, birth, tensor)
+        if is_older and tensor.requires_grad and tensor.is_leaf:
+            found.category = PARAMETERS
+            self._parameters.append(("", weakref.ref(tensor)))
+        living, ops = self._living, self._ops
+
+        def died(_: object) -> None:
+            living.pop(key, None)
+            found.death = len(ops)
+
+        self._living[key] = found, weakref.ref(storage, died)
+        self._storages.append(found)
+        return found
+
+    def _frames_of(self, frame: FrameType | None) -> tuple[Frame, ...]:
+        """The frames of the user's code; if there are none, the innermost of a library."""
+        found, library = list[Frame](), tuple[Frame, ...]()
+        are_users = self._are_users
+        while frame is not None and len(found) < FRAMES:
+            file = frame.f_code.co_filename
+            is_user = are_users.get(file)
+            if is_user is None:
+                is_user = are_users[file] = not is_of_a_library(file, self._libraries)
+            if is_user:
+                found.append(frame_of(frame))
+            elif not library:
+                library = (frame_of(frame),)
+            frame = frame.f_back
+        key = tuple(found) or library
+        return self._sites.setdefault(key, key)
+
+    # --- modules and optimizers ---
+
+    def _call_begins(self, module: Any, arguments: Any) -> None:
+        if threading.get_ident() == self._thread:
+            if id(module) not in self._paths:
+                self._know(module)
+            self._modules.append(self._paths[id(module)])
+
+    def _call_ends(self, module: Any, arguments: Any, result: Any) -> None:
+        if threading.get_ident() == self._thread and self._modules:
+            self._modules.pop()
+
+    def _know(self, root: Any) -> None:
+        """Note the modules of an outermost one by their paths, and mark what they hold."""
+        for path, module in root.named_modules():
+            if id(module) not in self._paths:
+                self._paths[id(module)] = path or type(root).__name__
+                self._known.append(weakref.ref(module))
+            dot = f"{path}." if path else ""
+            own = vars(module)
+            for category, kind in ((PARAMETERS, "_parameters"), (BUFFERS, "_buffers")):
+                held = own.get(kind) or {}
+                named = [(dot + name, one) for name, one in held.items() if one is not None]
+                self.mark(category, named)
+                if category == PARAMETERS:
+                    self._parameters += ((name, weakref.ref(one)) for name, one in named)
+
+    def _step_begins(self, optimizer: Any, *_: Any) -> None:
+        if threading.get_ident() != self._thread:
+            return
+        names = {id(one): name for name, ref in self._parameters if (one := ref()) is not None}
+        for group in optimizer.param_groups:
+            for one in group["params"]:
+                self.mark(PARAMETERS, [(names.get(id(one), ""), one)])
+                if one.grad is not None:
+                    self.mark(GRADIENTS, [(names.get(id(one), ""), one.grad)])
+        self._is_stepping = True
+
+    def _step_ends(self, optimizer: Any, *_: Any) -> None:
+        if threading.get_ident() != self._thread:
+            return
+        self._is_stepping, self._phase = False, BETWEEN
+        names = {id(one): name for name, ref in self._parameters if (one := ref()) is not None}
+        torch = bridge.connect().torch
+        for owner, kept in list(optimizer.state.items()):
+            of = names.get(id(owner), "")
+            for name, value in list(kept.items()) if isinstance(kept, dict) else []:
+                found = [one for one in flat((value,)) if isinstance(one, torch.Tensor)]
+                self.mark(STATE, [(" of ".join(filter(None, (str(name), of))), x) for x in found])
+
+    def _mark_gradients(self) -> None:
+        for name, ref in self._parameters:
+            parameter = ref()
+            if parameter is not None and parameter.is_leaf and parameter.grad is not None:
+                self.mark(GRADIENTS, [(name, parameter.grad)])
+
+
+def _category(phase: str, one: _Storage, ops: Sequence[Op], is_in_passes: bool) -> str:
+    """What a storage was that nobody has marked, by its birth and its last use."""
+    if phase == OPTIMIZER:
+        return OPTIMIZERS
+    if phase == BACKWARD:
+        return BACKWARDS
+    if phase == FORWARD:
+        return SAVED if ops[one.last_use].phase == BACKWARD else OTHERS
+    if is_in_passes:
+        return INPUTS
+    return OLDER if one.birth == BEFORE else OTHERS

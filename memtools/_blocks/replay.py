@@ -1,0 +1,150 @@
+"""What the peak of a traced step would be after changes of the program, by arithmetic.
+
+    Trace ──► ended_at_last_use ──► in_micro_batches(4) ──► Trace.peak()
+
+A change takes a trace and returns one; it runs nothing. So changes compose: `replay` applies them
+in order. A trace that was changed has the operators of the real one, which it may not run again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
+
+from memtools._base.peak import BACKWARD, FORWARD, GRADIENTS, INPUTS, OPTIMIZER, OPTIMIZERS
+from memtools._blocks.lifetimes import MARKED, Life, Trace
+
+Change = Callable[[Trace], Trace]
+
+
+def replay(trace: Trace, changes: Iterable[Change]) -> Trace:
+    """The trace with changes applied, one after the other."""
+    for change in changes:
+        trace = change(trace)
+    return trace
+
+
+def ended_at_last_use(ids: Collection[int]) -> Change:
+    """`del` right after the last use of these storages."""
+
+    def change(life: Life) -> Life:
+        if life.id not in ids or (life.death is not None and life.death <= life.last_use + 1):
+            return life
+        return life._replace(death=life.last_use + 1)
+
+    return lambda trace: _each(trace, change)
+
+
+def without_optimizers_temporaries(trace: Trace) -> Trace:
+    """An optimizer that makes none, as with fused=True."""
+    kept = tuple(life for life in trace.lives if life.category != OPTIMIZERS)
+    return replace(trace, lives=kept)
+
+
+def gradients_end_with_the_step(trace: Trace) -> Trace:
+    """`zero_grad(set_to_none=True)` right after the optimizer's step: a gradient exists from the
+    backward pass that makes it to the end of the optimizer's step that reads it. What was added to
+    an old gradient is then the gradient itself."""
+    gradients = {life.id: life for life in trace.lives if life.category == GRADIENTS}
+    uses: dict[int, list[int]] = {number: [] for number in gradients}
+    for position, op in enumerate(trace.ops):
+        if op.phase in (BACKWARD, OPTIMIZER):  # zero_() and a norm between them are no ends
+            for number in gradients.keys() & op.reads:
+                uses[number].append(position)
+    ends = [
+        position + 1
+        for position, op in enumerate(trace.ops)
+        if op.phase == OPTIMIZER
+        and (position + 1 == len(trace.ops) or trace.ops[position + 1].phase != OPTIMIZER)
+    ]
+    added = {(life.death, life.bytes): life for life in trace.lives if life.phase == BACKWARD}
+    changed, dropped = list[Life](), set[int]()
+    for number, life in gradients.items():
+        begin, last = 0, len(trace.ops) if life.death is None else life.death
+        for end in (*ends, last):
+            own = [use for use in uses[number] if begin <= use < end]
+            if own:
+                birth = max(own[0], life.birth)
+                other = added.get((birth + 1, life.bytes))
+                if life.birth < birth and other and other.id in trace.ops[birth].reads:
+                    birth = other.birth
+                    dropped.add(other.id)
+                changed.append(life._replace(birth=birth, last_use=own[-1], death=min(end, last)))
+            begin = end
+    kept = (life for life in trace.lives if life.id not in gradients and life.id not in dropped)
+    return replace(trace, lives=(*kept, *changed))
+
+
+def in_micro_batches(parts: int) -> Change:
+    """Each batch in so many equal parts, whose gradients are summed. What is made of inputs takes
+    1/parts; not so what has the shape of a parameter. From the second part on all gradients exist,
+    and each pass makes one that is added to them."""
+
+    def change(trace: Trace) -> Trace:
+        scaled, found = scales_with_batch(trace), list[Life]()
+        begins, ends = _beginnings_of_passes(trace), _last_uses_in_backward(trace)
+        for life in trace.lives:
+            if life.id in scaled:
+                life = life._replace(bytes=math.ceil(life.bytes / parts))
+            elif life.category == GRADIENTS and life.phase == BACKWARD and parts > 1:
+                found.append(life._replace(death=ends.get(life.id, life.birth) + 1))
+                life = life._replace(birth=begins[life.birth])
+            found.append(life)
+        return replace(trace, lives=tuple(found))
+
+    return change
+
+
+def scales_with_batch(trace: Trace) -> set[int]:
+    """The ids of the storages of forward and backward passes that are as large as the batch: those
+    that are made of inputs, and of which no gradient of a parameter is made. Inputs themselves are
+    not among them: parts of a batch are views of it."""
+    made_of = {life.id for life in trace.lives if life.category == INPUTS}
+    births: dict[int, list[int]] = {}
+    for life in trace.lives:
+        births.setdefault(life.birth, []).append(life.id)
+    gradients = {life.id for life in trace.lives if life.category == GRADIENTS}
+    elements = {life.id: math.prod(life.shape) for life in trace.lives}
+    of_gradients = set[int]()
+    for position, op in enumerate(trace.ops):
+        if not made_of.isdisjoint(op.reads):
+            made_of.update(births.get(position, ()))
+        if op.phase == BACKWARD:
+            sizes = {elements[number] for number in gradients & set(op.reads)}
+            of_gradients.update(number for number in op.reads if elements.get(number) in sizes)
+    return {
+        life.id
+        for life in trace.lives
+        if life.id in made_of
+        and life.phase in (FORWARD, BACKWARD)
+        and life.category not in MARKED
+        and (life.phase == FORWARD or life.id not in of_gradients)
+    }
+
+
+def _beginnings_of_passes(trace: Trace) -> list[int]:
+    """For each position, where the forward pass before it began."""
+    found, begin, before = list[int](), 0, ""
+    for position, op in enumerate(trace.ops):
+        if op.phase == FORWARD and before != FORWARD:
+            begin = position
+        before = op.phase
+        found.append(begin)
+    return found
+
+
+def _last_uses_in_backward(trace: Trace) -> dict[int, int]:
+    """Of the storages that a backward pass has made, the last use in that pass."""
+    births = {life.id: life.birth for life in trace.lives if life.phase == BACKWARD}
+    found, pass_began = dict[int, int](), 0
+    for position, op in enumerate(trace.ops):
+        if op.phase == BACKWARD:
+            if position and trace.ops[position - 1].phase != BACKWARD:
+                pass_began = position
+            found |= {one: position for one in op.reads if births.get(one, -1) >= pass_began}
+    return found
+
+
+def _each(trace: Trace, change: Callable[[Life], Life]) -> Trace:
+    return replace(trace, lives=tuple(map(change, trace.lives)))

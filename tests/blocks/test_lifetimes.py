@@ -1,0 +1,345 @@
+"""The lives of storages over some steps: real ones and fake ones, and what changes make of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from memtools import _core
+from memtools._base.libraries import library_paths
+from memtools._base.peak import (
+    BACKWARD,
+    BUFFERS,
+    FORWARD,
+    GRADIENTS,
+    INPUTS,
+    OLDER,
+    OPTIMIZER,
+    OPTIMIZERS,
+    OTHERS,
+    PARAMETERS,
+    SAVED,
+    STATE,
+)
+from memtools._blocks.lifetimes import BEFORE, BETWEEN, Life, Op, Trace, Tracer
+from memtools._blocks.replay import (
+    ended_at_last_use,
+    gradients_end_with_the_step,
+    in_micro_batches,
+    replay,
+    scales_with_batch,
+    without_optimizers_temporaries,
+)
+
+KIB = 1 << 10
+HOOKS = (
+    "_global_forward_pre_hooks",
+    "_global_forward_hooks",
+    "_global_forward_hooks_always_called",
+)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_on() -> Iterator[None]:
+    yield
+    assert not _get_current_dispatch_mode_stack()
+    assert not any(getattr(nn.modules.module, name) for name in HOOKS)
+    assert not torch.optim.Optimizer.__init__.__globals__["_global_optimizer_pre_hooks"]
+    assert not torch.optim.Optimizer.__init__.__globals__["_global_optimizer_post_hooks"]
+
+
+class Net(nn.Module):
+    def __init__(self, classes: int = 512) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(64, 128), nn.BatchNorm1d(128)
+        self.head = nn.Linear(128, classes, bias=False)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.head(self.norm(self.first(x)).relu())
+
+
+def trained(fused: bool = False, to_none: bool = True, micro: int = 1) -> Callable[[], float]:
+    torch.manual_seed(3)
+    net = Net()
+    optimizer = torch.optim.AdamW(net.parameters(), fused=fused, foreach=not fused)
+
+    def step() -> float:
+        x, y = torch.randn(64, 64), torch.randint(0, 512, (64,))
+        total = 0.0
+        for part, wanted in zip(x.chunk(micro), y.chunk(micro), strict=True):
+            logits = net(part)
+            loss = functional.cross_entropy(logits, wanted) / micro
+            loss.backward()
+            total += loss.item()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=to_none)
+        return total
+
+    return step
+
+
+def traced(step: Callable[[], object], steps: int = 2) -> Trace:
+    for _ in range(2):
+        step()
+    with Tracer() as tracer:
+        for _ in range(steps):
+            step()
+            tracer.step_ended()
+    return tracer.trace()
+
+
+def measured(step: Callable[[], object]) -> int:
+    """The peak of a step above what lived when it began, by the reports of torch's allocator."""
+    for _ in range(3):
+        step()
+    blocks = _core.Blocks()
+    blocks.start(library_paths())
+    try:
+        blocks.record(True)
+        step()
+        blocks.record(False)
+        contents = blocks.contents()
+    finally:
+        blocks.stop()
+    assert contents is not None
+    return contents.peak_bytes - contents.base_bytes
+
+
+def above(trace: Trace) -> int:
+    """The peak of the second step above what lives when it begins."""
+    begin = trace.steps[1]
+    return trace.peak(begin)[1] - sum(
+        life.bytes for life in trace.lives if life.birth < begin and life.is_alive(begin)
+    )
+
+
+# --- what a trace has -----------------------------------------------------------------------------
+
+
+def test_births_last_uses_and_deaths() -> None:
+    with Tracer() as tracer:
+        a = torch.ones(256)  # 0
+        b = a + 1  # 1
+        c = a * b  # 2: the last use of both
+        torch.zeros(10)  # 3: dies at once
+        del a
+        d = c.sum()  # 4
+        del b
+    assert d.item() == 512
+    found = [(life.bytes, life.birth, life.last_use, life.death) for life in tracer.trace().lives]
+    assert found[0] == (KIB, 0, 2, 4)
+    assert found[1] == (KIB, 1, 2, 5)
+    assert found[2] == (KIB, 2, 4, None)
+    assert found[3] == (40, 3, 3, 4)
+    trace = tracer.trace()
+    assert trace.curve() == [KIB, 2 * KIB, 3 * KIB, 3 * KIB + 40, 2 * KIB + 4]
+    assert trace.peak() == (3, 3 * KIB + 40)
+    assert trace.peak(4) == (4, 2 * KIB + 4)
+    assert [life.bytes for life in trace.at(4)] == [KIB, KIB, 4]
+    assert trace.lives[1].made[0][1:] == (trace.lives[0].made[0][1] + 1, found_in())
+    assert trace.lives[0].used[0][1] == trace.lives[0].made[0][1] + 2
+
+
+def found_in() -> str:
+    return test_births_last_uses_and_deaths.__qualname__
+
+
+def test_a_view_is_the_whole_and_what_is_written_in_place_is_not_new() -> None:
+    with Tracer() as tracer:
+        a = torch.ones(100)
+        b = a[10:].view(9, 10)
+        del a
+        b.add_(1)
+        b = None  # type: ignore[assignment]
+        torch.ones(1)
+    (life, _) = tracer.trace().lives
+    assert (life.bytes, life.birth, life.last_use, life.death) == (400, 0, 3, 4)
+
+
+def test_phases_and_categories_of_a_step() -> None:
+    trace = traced(trained())
+    begin = trace.steps[1]
+    phases = [phase for phase, at in trace.phases() if at >= begin]
+    assert [phase for phase in phases if phase != BETWEEN] == [FORWARD, BACKWARD, OPTIMIZER]
+    sizes: dict[str, int] = {}
+    for life in trace.lives:
+        if life.is_alive(begin + 1) and life.birth < begin:
+            sizes[life.category] = sizes.get(life.category, 0) + life.bytes
+    weights = 4 * (64 * 128 + 128 + 2 * 128 + 128 * 512)
+    assert sizes[PARAMETERS] == weights
+    assert sizes[STATE] == 2 * weights + 5 * 4  # with the number of steps of each parameter
+    assert sizes[BUFFERS] == 4 * 2 * 128 + 8
+    names = {life.name for life in trace.lives if life.category == PARAMETERS}
+    assert names == {"first.weight", "first.bias", "norm.weight", "norm.bias", "head.weight"}
+    gradients = [life for life in trace.lives if life.category == GRADIENTS]
+    assert sum(life.bytes for life in gradients) == 2 * weights
+    assert {life.phase for life in gradients} == {BACKWARD}
+    assert {life.name for life in gradients} == names
+    inputs = [life for life in trace.lives if life.category == INPUTS]
+    assert {life.shape for life in inputs} == {(64, 64), (64,)}
+    kinds = {life.category for life in trace.lives}
+    assert {SAVED, OPTIMIZERS, OTHERS} <= kinds
+    (logits,) = (life for life in trace.lives if life.module == "head" and life.birth < begin)
+    assert (logits.category, logits.shape) == (OTHERS, (64, 512)), "its loss keeps a copy"
+    assert [frame[2] for frame in logits.made[:2]] == ["Net.forward", "trained.<locals>.step"]
+    assert logits.operator == "aten.mm.default"
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+@pytest.mark.parametrize("fused", [True, False])
+def test_the_peak_is_that_of_torchs_allocator(fused: bool, to_none: bool) -> None:
+    real = measured(trained(fused, to_none))
+    assert above(traced(trained(fused, to_none))) == pytest.approx(real, rel=0.005)
+
+
+def test_results_are_the_same_to_the_bit() -> None:
+    def losses(is_traced: bool) -> list[float]:
+        step = trained()
+        if not is_traced:
+            return [step() for _ in range(4)]
+        with Tracer():
+            return [step() for _ in range(4)]
+
+    assert losses(True) == losses(False)
+
+
+def test_fake_tensors_have_the_same_lives() -> None:
+    def shape(trace: Trace) -> list[Any]:
+        begin = trace.steps[1]
+        return [
+            (life.bytes, life.category, life.shape, life.death is None, life.module)
+            for life in trace.lives
+            if life.birth >= begin and life.phase in (FORWARD, BACKWARD)
+        ]
+
+    def steps() -> Callable[[], None]:
+        net = Net()
+        optimizer = torch.optim.AdamW(net.parameters())
+
+        def step() -> None:  # without .item(), which has no value under fake tensors
+            functional.cross_entropy(
+                net(torch.randn(64, 64)), torch.randint(0, 512, (64,))
+            ).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    real = traced(steps())
+    with FakeTensorMode():
+        fake = traced(steps())
+    assert shape(fake) == shape(real)
+    assert fake.peak(fake.steps[1])[1] == real.peak(real.steps[1])[1]
+
+
+def test_what_the_caller_marks_counts_from_the_beginning() -> None:
+    table, other = torch.ones(256), torch.ones(256)
+    with Tracer() as tracer:
+        tracer.mark(PARAMETERS, [("table", table)])
+        torch.ones(4)
+        x = other + 1
+    trace = tracer.trace()
+    assert [(one.birth, one.category, one.name) for one in trace.lives] == [
+        (BEFORE, PARAMETERS, "table"), (0, OTHERS, ""), (BEFORE, OLDER, ""), (1, OTHERS, ""),
+    ]  # fmt: skip
+    assert trace.curve() == [2 * KIB + 16, 3 * KIB]
+    assert len(x) == 256
+
+
+def test_a_step_that_raises_leaves_nothing_on() -> None:
+    with pytest.raises(RuntimeError, match="shapes"), Tracer() as tracer:
+        Net()(torch.ones(4, 3))
+    assert tracer.trace().peak()[1] > 0
+    assert tracer._modules == []
+
+
+def test_only_its_own_device_counts() -> None:
+    with Tracer(device="meta") as tracer:
+        torch.ones(256)
+        x = torch.ones(128, device="meta") + 1
+    assert [life.bytes for life in tracer.trace().lives] == [512, 512]
+    assert x.device.type == "meta"
+
+
+# --- changes --------------------------------------------------------------------------------------
+
+
+def life(number: int, nbytes: int, birth: int, last: int, death: int | None, **more: Any) -> Life:
+    more = {"phase": FORWARD, "category": OTHERS, **more}
+    return Life(number, nbytes, birth, last, death, **more)
+
+
+def made(*lives: Life, phases: str = "fffbbo") -> Trace:
+    names = {"f": FORWARD, "b": BACKWARD, "o": OPTIMIZER, "-": BETWEEN}
+    reads = [[one.id for one in lives if i in (one.birth, one.last_use)] for i in range(99)]
+    ops = (Op("op", names[p], "", (), tuple(reads[i])) for i, p in enumerate(phases))
+    return Trace(lives, tuple(ops))
+
+
+def test_a_life_ends_at_its_last_use() -> None:
+    trace = made(life(0, 100, 0, 1, 6), life(1, 50, 2, 3, 4), life(2, 7, 5, 5, None))
+    assert trace.curve() == [100, 100, 150, 150, 100, 107]
+    assert replay(trace, [ended_at_last_use({0})]).curve() == [100, 100, 50, 50, 0, 7]
+    assert trace.peak() == (2, 150), "the trace itself is as it was"
+    one = replay(trace, [ended_at_last_use({2})])
+    assert one.curve() == trace.curve(), "its last use is the last operator"
+
+
+def test_changes_compose() -> None:
+    trace = made(
+        life(0, 100, 0, 1, 6), life(1, 50, 2, 3, 4),
+        life(2, 99, 5, 5, 6, phase=OPTIMIZER, category=OPTIMIZERS),
+    )  # fmt: skip
+    changed = replay(trace, [ended_at_last_use({0}), without_optimizers_temporaries])
+    assert changed.curve() == [100, 100, 50, 50, 0, 0]
+
+
+def test_micro_batches_divide_what_is_made_of_inputs_and_keep_gradients() -> None:
+    x = life(0, 64, BEFORE, 1, None, phase=BETWEEN, category=INPUTS, shape=(16,))
+    w = life(1, 40, BEFORE, 1, None, phase=BETWEEN, category=PARAMETERS, shape=(10,))
+    h = life(2, 80, 1, 3, 4, shape=(16, 20))
+    g = life(3, 40, 3, 5, 6, phase=BACKWARD, category=GRADIENTS, shape=(10,))
+    trace = made(x, w, h, g)
+    assert scales_with_batch(trace) == {2}
+    assert trace.curve() == [104, 184, 184, 224, 144, 144]
+    halved = replay(trace, [in_micro_batches(2)])
+    # The gradient of the first part lives through the forward pass of the second one.
+    assert halved.curve() == [144, 184, 184, 224, 144, 144]
+    assert replay(trace, [in_micro_batches(1)]).curve() == trace.curve()
+
+
+def test_gradients_end_with_the_optimizers_step() -> None:
+    kept = life(0, 40, BEFORE, 9, None, phase=BETWEEN, category=GRADIENTS)
+    ops = made(kept, phases="-fbo-fbo-f").ops
+    reads = {0: (0,), 2: (0,), 3: (0,), 4: (0,), 6: (0,), 7: (0,)}
+    trace = Trace((kept,), tuple(op._replace(reads=reads.get(i, ())) for i, op in enumerate(ops)))
+    assert trace.curve() == [40] * 10
+    changed = replay(trace, [gradients_end_with_the_step])
+    assert changed.curve() == [0, 0, 40, 40, 0, 0, 40, 40, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("change", "how"),
+    [
+        (without_optimizers_temporaries, {"fused": True}),
+        (in_micro_batches(4), {"micro": 4}),
+    ],
+    ids=["fused", "micro"],
+)
+def test_what_is_predicted_is_what_comes(change: Any, how: Any) -> None:
+    predicted = above(replay(traced(trained()), [change]))
+    assert predicted == pytest.approx(measured(trained(**how)), rel=0.01)
+
+
+def test_gradients_that_are_dropped_are_predicted() -> None:
+    trace = traced(trained(to_none=False))
+    predicted = replay(trace, [gradients_end_with_the_step]).peak(trace.steps[1])[1]
+    real = traced(trained())
+    assert predicted == pytest.approx(real.peak(real.steps[1])[1], rel=0.005)
