@@ -188,7 +188,7 @@ static PyMethodDef methods[] = {
     {"_held", mt_py_held, METH_O, "_held(types, /)\n--\n\n"},
     {"_referrers", mt_py_referrers, METH_VARARGS, "_referrers(targets, /)\n--\n\n"},
     {"_place", mt_py_place, METH_VARARGS, "_place(container, value, /)\n--\n\n"},
-    {"_frame_place", mt_py_frame_place, METH_VARARGS, "_frame_place(frame, value, /)\n--\n\n"},
+    {"_frame_variables", mt_py_frame_variables, METH_O, "_frame_variables(frame, /)\n--\n\n"},
     {"_module_of", mt_py_module_of, METH_O, "_module_of(namespace, /)\n--\n\n"},
     {"_instance_dict", mt_py_instance_dict, METH_O, "_instance_dict(object, /)\n--\n\n"},
     {NULL, NULL, 0, NULL},

@@ -51,7 +51,7 @@ def _below(level: Iterable[Any], seen: set[int]) -> str:
     level = list(level)
     for _ in range(_DEPTH + 1):
         for obj in level:
-            if _is_of_extension(type(obj)):
+            if is_of_extension(type(obj)):
                 return type_name(type(obj))
         below = [part for obj in level for part in _referents(obj)]
         level = []
@@ -70,7 +70,7 @@ def _referents(obj: Any) -> Iterable[Any]:
     return itertools.islice((part for part in found if type(part) not in _ATOMS), _BROAD)
 
 
-def _is_of_extension(kind: type) -> bool:
+def is_of_extension(kind: type) -> bool:
     """Whether objects of a type may have memory in C that a walk does not see."""
     torch = bridge.loaded()
     if torch is not None and issubclass(kind, torch.Tensor):
@@ -87,7 +87,7 @@ def _is_compiled(kind: type) -> bool:
     is_static = not _FLAGS(kind) & _HEAP_TYPE
     if module == "builtins" and is_static:  # So is a type called whose name has no module.
         return id(kind) not in _interpreter()
-    if module.lstrip("_").partition(".")[0] in _MEASURED:
+    if module != "builtins" and module.lstrip("_").partition(".")[0] in _MEASURED:
         return False
     if is_static:
         return True

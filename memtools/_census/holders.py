@@ -894,10 +894,10 @@ def _final(obj: Any, holder: Any, steps: list[Step]) -> str | None:
     if _is_one(kind, *FRAMES):
         attribute, what = FRAMES[kind]
         frame = getattr(holder, attribute)
-        variable = None if frame is None else _core._frame_place(frame, obj)
+        variable = None if frame is None else variable_of(frame, obj)
         return f"{_variable(variable)}{rest} of {what} {function_name(holder)}"
     if kind is types.FrameType:
-        variable = _core._frame_place(holder, obj)
+        variable = variable_of(holder, obj)
         return f"{_variable(variable)}{rest} of {function_name(holder.f_code)}, kept by a traceback"
     if kind is contextvars.ContextVar:
         return f"ContextVar {str.__repr__(holder.name)}{rest}"
@@ -918,6 +918,12 @@ def name_of_local(local: Local, rest: str = "") -> str:
 
 def _cached(cache: Any) -> str:
     return f"lru_cache of {function_name(cache.__wrapped__)}"
+
+
+def variable_of(frame: types.FrameType, obj: Any) -> str | None:
+    """The name of the variable of a frame that has an object; None if there is none."""
+    variables = _core._frame_variables(frame)
+    return next((name for name, value in variables if value is obj), None)
 
 
 def _variable(name: str | None) -> str:

@@ -123,7 +123,7 @@ def users_sources(near: Collection[str] = ()) -> Iterator[Source]:
     modules = [*map(sys.modules.get, near), main, *list(sys.modules.values())]
     files = {file_of(module): space_of(module) for module in modules if is_users_module(module)}
     codes = [(code, space_of(main)) for code in _codes_in(space_of(main))]
-    codes += [(frame.f_code, frame.f_globals) for frame in _running()]
+    codes += [(frame.f_code, frame.f_globals) for frame in running()]
     for code, space in codes:
         if owner_of(code.co_filename) == USER:
             files.setdefault(code.co_filename, space)
@@ -463,7 +463,7 @@ class Search:
         return places if len(places) <= MOST_PUTS else []
 
 
-def _running() -> Iterator[types.FrameType]:
+def running() -> Iterator[types.FrameType]:
     """The frames of all threads, of each the innermost first. A function that keeps its own frame
     in a variable keeps all that called it until the next collection."""
     frame: types.FrameType | None
@@ -475,7 +475,7 @@ def _running() -> Iterator[types.FrameType]:
 
 def _is_called_in_loop(code: types.CodeType) -> bool:
     """Whether a function that runs now was called by a loop of the user's program."""
-    for frame in _running():
+    for frame in running():
         caller = frame.f_back
         if frame.f_code is code and caller is not None:
             is_repeated = any(

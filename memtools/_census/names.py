@@ -27,6 +27,7 @@ from memtools._census.holders import (
     attribute_of,
     hooks_of,
     is_wrapper,
+    variable_of,
 )
 from memtools._census.lines import ATTRIBUTE, OUTER, VARIABLE, Act, acts_of, acts_of_code
 
@@ -67,7 +68,7 @@ def names_on(way: Sequence[Any]) -> list[Name]:
             return [*found, *(Name(name, code) for name, value in values if value is before)]
         frames = [getattr(holder, name) for one, (name, _) in FRAMES.items() if kind is one]
         if frames:
-            variable = None if frames[0] is None else _core._frame_place(frames[0], held)
+            variable = None if frames[0] is None else variable_of(frames[0], held)
             return [*found, Name(variable, frames[0].f_code, depth)] if variable else found
         module = _core._module_of(holder)
         if module is not None:

@@ -103,7 +103,8 @@ class LeakFinding:
             epoch, so many bytes; otherwise 0.
         cause: what is known of the reason beside the kind: "jumps" of a buffer of C code that is
             made larger each time it is full, "profiler", "collector" if Python's garbage collector
-            is off, or "views" where small parts of tensors keep the whole tensors; "" for others.
+            is off, "views" where small parts of tensors keep the whole tensors, or "extension" for
+            an object of an extension that becomes longer, such as a table; "" for others.
     """
 
     grade: str
@@ -445,6 +446,11 @@ _ADVICE: tuple[tuple[_Fits, str], ...] = (
         _is("autograd graph"),
         "{keeper} keeps an autograd graph alive: keep {variable}.detach() where it is kept, or "
         ".item() where a number will do",
+    ),
+    (
+        _caused_by("extension"),
+        "{name} keeps all that is added to it: remove what is no longer used, keep its newest part "
+        "alone (such as the last rows of a table), or write it to a file now and then",
     ),
     (
         lambda one: one.kind == "lru_cache" and one.library,

@@ -34,6 +34,7 @@ FIRST_WRITES = "first writes"
 OUTSIDE = "outside malloc"
 #: The parts of memory in which a census names holders.
 OF_CENSUS = ("use", "shm", "device")
+_MOST_NAMED = 2  # so many objects of extensions of which one may be the holder
 #: The kind of growth without a known holder, by part of memory.
 _KINDS = {"shm": "shared memory", "children": "children"}
 
@@ -596,16 +597,36 @@ def _with_residue(holders: Sequence[Holder], use: float) -> list[Holder]:
 
 
 def _of_c_memory(seen: Evidence, free: Sequence[Holder], rest: float) -> Holder | None:
-    """The container that keeps the objects to which memory in C belongs, and what both gain. None
-    if there is no such memory, or no container or several that gain objects of an extension: memory
-    in C that comes evenly is then that of any code."""
-    keepers = [one for one in free if one.extension and one.only_gained and one.new_objects > 0]
+    """The container that keeps the objects to which memory in C belongs, or the object of an
+    extension that has become longer, and what it gains with that. None if there is no such memory,
+    or none or several of these: memory in C that comes evenly is then that of any code."""
+    keepers = _keepers_in_c(free)
     residue = rest - sum(one.rate_bytes for one in free)
     least = THRESHOLDS.least_c_heap * seen.least_rate
-    if seen.unheld != C_HEAP or len(keepers) != 1 or residue < least:
+    if seen.unheld not in (C_HEAP, PYTHON) or len(keepers) != 1 or residue < least:
         return None
     in_c = round(residue * keepers[0].steps)
     return replace(keepers[0], new_bytes=keepers[0].new_bytes + in_c, bytes_in_c=in_c)
+
+
+def _is_longer(holder: Holder) -> bool:
+    """Whether it is an object of an extension that becomes longer, and no container of objects."""
+    return bool(holder.extension) and holder.kind == "variable"
+
+
+def _with_keepers(seen: Evidence, what: str) -> str:
+    """What is known of memory in C, in words, with those of which one may keep it: `perhaps kept by
+    Scores.losses or Scores.norms`."""
+    names = [one.path for one in _keepers_in_c(seen.holders) if one.capacity is None]
+    perhaps = f"perhaps kept by {' or '.join(names[:_MOST_NAMED])}" if len(names) > 1 else ""
+    return ", ".join(filter(None, [what, perhaps]))
+
+
+def _keepers_in_c(holders: Sequence[Holder]) -> list[Holder]:
+    """The containers that gain objects of an extension; if there are none, the objects of an
+    extension that become longer. The first may be among the second, by another name."""
+    gain = [one for one in holders if one.extension and one.only_gained and one.new_objects > 0]
+    return [one for one in gain if not _is_longer(one)] or gain
 
 
 def of_holder(grade: str, signal: str, holder: Holder, rate: float, what: str) -> LeakFinding:
@@ -613,7 +634,8 @@ def of_holder(grade: str, signal: str, holder: Holder, rate: float, what: str) -
     return LeakFinding(grade, signal, rate_bytes=rate, since_step=holder.since_step,
                        holder=holder.path, kind=holder.kind, what=what,
                        kept_at=holder.kept_at, library=holder.library, release=holder.release,
-                       cause="views" if holder.view_bytes else "")  # fmt: skip
+                       cause="views" if holder.view_bytes else
+                       "extension" if _is_longer(holder) else "")  # fmt: skip
 
 
 def filling_of(holder: Holder) -> str:
@@ -630,13 +652,15 @@ def _what_of(seen: Evidence, holder: Holder) -> str:
     return f"{what}, in {holder.containers:,} of them" if what and holder.containers > 1 else what
 
 
-def _c_memory_of(holder: Holder, *, others: bool) -> str:
+def _c_memory_of(seen: Evidence, holder: Holder, *, others: bool) -> str:
     """`and 236.0 KiB of C memory with each`; "" without. Beside others that gain it may be that of
-    any code."""
+    any code, and so it may where the objects are not seen that have it."""
     if holder.bytes_in_c == 0:
         return ""
     each = format_bytes(holder.bytes_in_c / holder.new_objects)
-    return f"and {'probably ' if others else ''}{each} of C memory with each"
+    what = "C memory" if seen.unheld == C_HEAP else "Python objects"
+    probably = "probably " if others or _is_longer(holder) else ""
+    return f"and {probably}{each} of {what} with each"
 
 
 def _part_of(seen: Evidence, rest: float, own: float) -> tuple[Part, float]:
@@ -668,7 +692,7 @@ def _of_holders(
         is_seen = 2 * holder.bytes_in_c <= holder.new_bytes  # else it is concluded
         grade = graded(part.grade, share, only_gained=holder.only_gained and is_seen)
         whole = f"each a view that keeps {format_bytes(holder.view_bytes)}"
-        what = [_what_of(seen, holder), _c_memory_of(holder, others=len(holders) > 1)]
+        what = [_what_of(seen, holder), _c_memory_of(seen, holder, others=len(holders) > 1)]
         what += [whole] if holder.view_bytes else []
         what += ["in shared memory"] if part.signal == "shm" else []
         grade, still_fills = at_most_growing(holder, part.grade, grade)
@@ -728,10 +752,11 @@ def _unexplained(seen: Evidence, use: float, residue: float) -> list[LeakFinding
             what, cause = "a torch profiler is running", "profiler"
         else:
             what, cause = seen.new_objects or _jumps_of(seen), "jumps" if seen.stairs else ""
+            what = _with_keepers(seen, what)
         return [of_part(part, kind=C_HEAP, what=what, cause=cause)]
     if seen.unheld == PYTHON:
         part = replace(part, grade=at_least_suspect(grade))
-        return [of_part(part, kind=PYTHON, what=seen.new_objects)]
+        return [of_part(part, kind=PYTHON, what=_with_keepers(seen, seen.new_objects))]
     if RANK[grade] < RANK["suspect"]:
         return []
     if grade == "suspect" and seen.looks < THRESHOLDS.named_looks:

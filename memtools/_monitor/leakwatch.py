@@ -373,16 +373,17 @@ class LeakWatch:
         self._written = self._sensor.points.newest("resident") or 0
         holders = seen.now(self._walks.holders)
         gained = sum(holder.rate_bytes for holder in holders)
+        unheld = self._walks.unheld(seen, gained) if is_walked else ""
         found = findings_of(
             seen.evidence(
-                holders,
+                [*holders, *self._walks.longer],
                 children=seen.children(
                     self._children.count,
                     self._children.growing(),
                     workers,
                     self._in_use_of_children(step),
                 ),
-                unheld=self._walks.unheld(seen, gained) if is_walked else "",
+                unheld=unheld,
                 new_objects=self._walks.new_objects,
                 walked=is_walked,
                 unlooked=self._plan_walk(step),

@@ -20,6 +20,7 @@ from itertools import pairwise
 from typing import Protocol, TypeVar
 
 from memtools._census.holders import Holder
+from memtools._census.longer import Lengths
 from memtools._leak.growth import slope_of
 from memtools._leak.judge import C_HEAP, CYCLES, PYTHON, THRESHOLDS, keeps_graphs
 from memtools._leak.series import Looks, key_of
@@ -161,6 +162,9 @@ class HeapWalks:
         self._counts: Counts | None = None  # of objects, once growth without a holder is seen
         #: which objects become more without a holder that a walk finds, in words
         self.new_objects = ""
+        self._lengths: Lengths | None = None  # those of objects of extensions, from then on
+        #: objects of extensions that become longer meanwhile
+        self.longer: tuple[Holder, ...] = ()
 
     @property
     def cost_ns(self) -> int:
@@ -323,6 +327,7 @@ class HeapWalks:
             return ""  # objects hold it, and no container is longer for it, or that is not known
         if self._counts is None and not self._unheld and self._can_compare():
             self._counts = self._counted(lambda: Counts(seen.step))
+            self._lengths = self._counted(lambda: Lengths(seen.step)) if self._collects else None
             if self._counts is not None:
                 return ""  # A later look tells which objects have become more since this one.
         counted = seen.step if self._counts is None else self._counts.step
@@ -331,6 +336,8 @@ class HeapWalks:
         if not seen.of_c(held, goes_on=self._unheld in (C_HEAP, PYTHON)):
             return CYCLES if self._unheld == CYCLES else ""
         if self._unheld in (C_HEAP, PYTHON):
+            if self.longer and self._budget.wait_ns(self.cost_ns) == 0:
+                self._find_longer(seen.step)
             return self._unheld  # found before, and it goes on
         if not self._collects or self._budget.wait_ns(self.cost_ns) > 0:
             return ""
@@ -360,11 +367,18 @@ class HeapWalks:
         least = THRESHOLDS.explained * rest
         is_pythons = seen.pace("python") - held >= least
         since = seen.points.pace("use", seen.since).since
+        self._find_longer(seen.step)
         found = self._counted(lambda: self._compare(seen.step, least, since))
         if found is not None:
             self.new_objects = found.what
             is_pythons |= found.rate_bytes >= least
         return PYTHON if is_pythons else C_HEAP
+
+    def _find_longer(self, step: int) -> None:
+        """Read the lengths again. What does not become longer any more is not the holder."""
+        lengths = self._lengths
+        if lengths is not None:
+            self.longer = self._counted(lambda: lengths.longer(step)) or ()
 
     def _compare(self, step: int, least: float, since: int) -> NewObjects | None:
         """What has become more since the counts, which are freed here: that must not be counted."""

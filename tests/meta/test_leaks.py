@@ -104,9 +104,9 @@ CASES: dict[str, list[Callable[[], object]]] = {
         lambda: _core._place(GATES, GATES),
         lambda: refused(TypeError, lambda: _core._place(1)),  # type: ignore[call-arg]
     ],
-    "_frame_place": [
-        lambda: _core._frame_place(sys._getframe(), CASES),
-        lambda: refused(TypeError, lambda: _core._frame_place(1, 1)),
+    "_frame_variables": [
+        lambda: _core._frame_variables(sys._getframe()),
+        lambda: refused(TypeError, lambda: _core._frame_variables(1)),
     ],
     "_python_bytes": [_core._python_bytes],
     "_heap_bytes": [_core._heap_bytes],

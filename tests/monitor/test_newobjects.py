@@ -135,6 +135,29 @@ def test_objects_are_compared_with_those_of_an_earlier_look(monkeypatch):
     assert (said, complaints) == (["", C_HEAP], [])
 
 
+def test_lengths_are_read_again_as_long_as_something_becomes_longer(monkeypatch):
+    lengths = SimpleNamespace(longer=lambda step: next(found))
+    found = iter([(holder(0, path="Log.rows"),), (holder(0, path="Log.rows"),), ()])
+    monkeypatch.setattr(walks_module, "Lengths", lambda step: lengths)
+    budget = SimpleNamespace(wait_ns=lambda cost: 0)
+    sensor = SimpleNamespace(
+        is_shared=False, use=lambda: 1 << 20, in_use=list, left_out=nullcontext
+    )
+    walks = HeapWalks(lambda: None, sensor, budget, lambda *_: None)
+    walks._census = SimpleNamespace(cut=False, looks=8)
+    walks._threads, walks._reached = [1], [(0, 0), (96, 0)]
+    rates = {"use": 65536.0, "python": 0.0}
+    said = []
+    for step in (96, 128, 192, 256, 384):
+        seen = SimpleNamespace(
+            step=step, steps=[0], since=0, of_c=lambda held, **_: True,
+            pace=rates.__getitem__, points=SimpleNamespace(pace=lambda *_: Pace(0.0, 0, 0.0)),
+        )  # fmt: skip
+        walks.unheld(seen, 0.0)
+        said.append([one.path for one in walks.longer])
+    assert said == [[], ["Log.rows"], ["Log.rows"], [], []], "by 256 it has stopped"
+
+
 def test_the_gains_of_a_bounded_number_of_holders_are_known(monkeypatch):
     """A program may replace its containers in each step, under new names."""
     monkeypatch.setattr(walks_module, "MOST_NAMES", 10)

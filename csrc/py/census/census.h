@@ -29,9 +29,9 @@ PyObject *mt_py_held(PyObject *module, PyObject *types);
 PyObject *mt_py_referrers(PyObject *module, PyObject *args);
 
 /* _place(container, value) -> the key or the index where value itself lies, or None;
- * _frame_place(frame, value) -> the variable's name, or None. */
+ * _frame_variables(frame) -> [(name, value)] of a function that runs, cells as frames.h says. */
 PyObject *mt_py_place(PyObject *module, PyObject *args);
-PyObject *mt_py_frame_place(PyObject *module, PyObject *args);
+PyObject *mt_py_frame_variables(PyObject *module, PyObject *frame);
 
 /* _module_of(namespace) -> the name of the module whose __dict__ it is, the first in sys.modules, or
  * None. Takes 10 us. */

@@ -37,32 +37,34 @@ mt_py_place(PyObject *Py_UNUSED(module), PyObject *args)
     Py_RETURN_NONE;
 }
 
-typedef struct wanted {
-    PyObject *value, *name; /* borrowed, new */
-} wanted;
-
+/* An mt_py_frame_visitor. What lies only on the stack has no name. */
 static int
-place_is_wanted(void *arg, PyObject *code, PyObject *name, PyObject *value)
+add_variable(void *list, PyObject *code, PyObject *name, PyObject *value)
 {
-    wanted *w = arg;
+    PyObject *pair;
+    int failed;
 
     (void)code;
-    if (value != w->value || name == NULL) return 0;
-    w->name = Py_NewRef(name);
-    return 1;
+    if (name == NULL) return 0;
+    if ((pair = PyTuple_Pack(2, name, value)) == NULL) return -1;
+    failed = PyList_Append(list, pair);
+    Py_DECREF(pair);
+    return failed;
 }
 
-/* _frame_place(frame, value) */
+/* _frame_variables(frame) */
 PyObject *
-mt_py_frame_place(PyObject *Py_UNUSED(module), PyObject *args)
+mt_py_frame_variables(PyObject *Py_UNUSED(module), PyObject *frame)
 {
-    wanted w = {.name = NULL};
-    PyObject *frame;
+    PyObject *found;
 
-    if (!PyArg_ParseTuple(args, "O!O:_frame_place", &PyFrame_Type, &frame, &w.value)) return NULL;
-    if (mt_py_frame_visit((PyFrameObject *)frame, place_is_wanted, &w) < 0) return NULL;
-    if (w.name == NULL) Py_RETURN_NONE;
-    return w.name;
+    if (!PyFrame_Check(frame))
+        return PyErr_Format(PyExc_TypeError, "frame must be a frame, not %.100s",
+                            Py_TYPE(frame)->tp_name);
+    if ((found = PyList_New(0)) == NULL) return NULL;
+    if (mt_py_frame_visit((PyFrameObject *)frame, add_variable, found) >= 0) return found;
+    Py_DECREF(found);
+    return NULL;
 }
 
 /* No reference to any module is taken: in a forked process each would copy a page. */
