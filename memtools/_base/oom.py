@@ -37,7 +37,8 @@ _TEXTS: Final = (
     "failed to allocate",
     "unable to allocate",
 )
-_CODES: Final = (
+#: statuses of a device's libraries, also in the texts that memtools._oom reads
+CODES: Final = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUBLAS_STATUS_NOT_INITIALIZED",  # its workspace did not fit when it was opened
     "CUSOLVER_STATUS_ALLOC_FAILED",
@@ -176,7 +177,7 @@ def _has_code(text: str) -> bool:
     """Whether it names a status of a device's library, or an HPU (Habana's) ran out."""
     if "PT_DEVMEM" in text and "Allocation failed" in text:
         return True
-    return any(code in text for code in _CODES)
+    return any(code in text for code in CODES)
 
 
 def _has_words(text: str) -> bool:

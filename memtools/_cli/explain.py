@@ -1,28 +1,53 @@
-"""`memtools explain`: how a run used memory, and how it ended."""
+"""`memtools explain`: how a run used memory, and how it ended; or what a text says of it."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import stat
+import sys
+from typing import TYPE_CHECKING, Any
 
-from memtools._cli.records import UnreadableError, complain, newest_record, printed, read
+from memtools._cli.records import MAGIC, UnreadableError, complain, newest_record, printed, read
+
+if TYPE_CHECKING:
+    from memtools._oom.log import Log
+    from memtools._record.figures import Figures
 
 
 class Explain:
-    """Explain what happened in a run, from its run.mem.
+    """Explain what happened in a run: from its run.mem, or from what it wrote.
 
-    Prints how it ended (by itself, by an exception, out of memory, or killed), how near to the
-    limit memory was, what grew and since when, who holds it and when the limit comes, the phases by
-    peak, and what to do next. What grows has a grade: suspect, growing, likely or leak;
+    From a run.mem: how it ended (by itself, by an exception, out of memory, or killed), how near to
+    the limit memory was, what grew and since when, who holds it and when the limit comes, the
+    phases by peak, and what to do next. What grows has a grade: suspect, growing, likely or leak;
     docs/guides/leaks.md explains them ("How to read a finding"). The run may go on, have ended, or
-    have been killed. The exit code is 2 for a file that is not a record.
+    have been killed.
+
+    From a text (a file, or - for standard input): the message that memory ran out, of torch, a
+    library, a DataLoader, a scheduler or the kernel. What each figure is, drawn to scale, whether
+    it is size or fragmentation, and what to change. The text may be a log of any size, of several
+    ranks. With the text and the run.mem of one run it explains both.
+
+    The exit code is 2 for a file that is neither, and for a text without such a message.
     """
 
     name = "explain"
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
-            "record", nargs="?", help="a run.mem; by default the newest record of this folder"
+            "files",
+            nargs="*",
+            metavar="FILE",
+            help="a run.mem, a text, or one of each; - is standard input; by default the newest "
+            "record of this folder",
+        )
+        parser.add_argument(
+            "--exit-code",
+            type=int,
+            metavar="CODE",
+            help="explain an exit code instead, such as 137 or -9",
         )
         parser.add_argument(
             "--json",
@@ -31,16 +56,86 @@ class Explain:
         )
 
     def run(self, args: argparse.Namespace) -> int:
-        from memtools._record.figures import figures_of
-        from memtools.report._advice import advise
-        from memtools.report._explain import explain
-
         try:
-            figures = figures_of(read(args.record or newest_record()))
+            if args.exit_code is not None:
+                if args.files:
+                    raise UnreadableError("give files or --exit-code, not both")
+                parts = [_of_code(args.exit_code)]
+            else:
+                parts = _of_files(args.files or [newest_record()])
         except UnreadableError as error:
             return complain(args.prog, error)
         if args.json:
-            printed(json.dumps({**figures.as_json(), "advice": advise(figures)}, indent=2))
+            facts: dict[str, Any] = {}
+            for _, found, key in parts:
+                facts |= {key: found} if key and len(parts) > 1 else found
+            printed(json.dumps(facts, indent=2))
         else:
-            printed(explain(figures))
+            printed("\n\n".join(text for text, _, _ in parts))
         return 0
+
+
+#: the text that is printed, the facts of the JSON, and their key where there are others
+_Part = tuple[str, dict[str, Any], str]
+
+
+def _of_code(code: int) -> _Part:
+    from memtools._oom.codes import exit_code
+    from memtools._oom.words import code_as_json, explained_code
+
+    found = exit_code(code)
+    return explained_code(found), code_as_json(found), ""
+
+
+def _of_files(names: list[str]) -> list[_Part]:
+    """The parts, the text before the record. Raises UnreadableError."""
+    from memtools._record.figures import figures_of
+
+    texts = [found for name in names if (found := _text(name)) is not None]
+    records = [name for name in names if name != "-" and not _is_text(name, texts)]
+    if len(texts) > 1 or len(records) > 1:
+        raise UnreadableError("give one run.mem, one text, or one of each")
+    parts = [_of_text(*found) for found in texts]
+    return parts + [_of_record(figures_of(read(name))) for name in records]
+
+
+def _is_text(name: str, texts: list[tuple[str, Log]]) -> bool:
+    return any(name == other for other, _ in texts)
+
+
+def _of_record(figures: Figures) -> _Part:
+    from memtools.report._advice import advise
+    from memtools.report._explain import explain
+
+    return explain(figures), {**figures.as_json(), "advice": advise(figures)}, "record"
+
+
+def _of_text(name: str, log: Log) -> _Part:
+    from memtools._base.text import shown
+    from memtools._oom.words import as_json, explained, refusal
+
+    name = "standard input" if name == "-" else shown(name)
+    if log.main is None:
+        raise UnreadableError(refusal(log, name))
+    return explained(log, name), as_json(log, name), ""
+
+
+def _text(name: str) -> tuple[str, Log] | None:
+    """What a text says; None for a record and for what is not there, which `read` says."""
+    from memtools._oom.log import search
+
+    if name == "-":
+        return name, search(sys.stdin.buffer)
+    try:
+        if os.path.isdir(name):
+            return None
+        # A pipe may be given as well: dmesg, or bash's <(...).
+        with open(name, "rb") as file:
+            head = file.read(len(MAGIC))
+            if head == MAGIC:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    raise UnreadableError("a record must be a file")
+                return None
+            return name, search(file, head)
+    except (OSError, ValueError):
+        return None
