@@ -266,7 +266,7 @@ def _holder(
     if _is_buffer(container) and sort != _SLOTS:
         what = kind_of(container) or found.kind
         return replace(found, kind="variable", new_objects=0, what=what)
-    new_objects, size, what, view = _newest(container, longer, size, has_shim)
+    new_objects, size, what, view = _newest(container, longer, size, has_shim, count > 1)
     now, capacity = extent(container)
     if _is_buffer(container):  # an array of objects
         now = int(ndarray_type().size.__get__(container))
@@ -397,11 +397,14 @@ class _Kind:
         return whole // self.count if is_part and whole >= least else 0
 
 
-def _newest(container: Any, longer: int, size: int, has_shim: bool) -> tuple[int, int, str, int]:
+def _newest(
+    container: Any, longer: int, size: int, has_shim: bool, in_entries: bool
+) -> tuple[int, int, str, int]:
     """(number, bytes, kind, bytes of the tensors of which they are small parts) of the new objects
     in a container that got `longer` entries longer and gained `size` bytes, by its newest entries:
     the kind of tensors or arrays that takes most of them, or the entries themselves. Without the
-    shim the bytes of tensors are those of the newest ones, without storages that several share."""
+    shim the bytes of tensors are those of the newest ones, without storages that several share.
+    Where its entries have become longer, it is not known what else has come `in_entries`."""
     entries = _entries(container)
     if not entries:
         return longer, size, "objects", 0
@@ -417,7 +420,7 @@ def _newest(container: Any, longer: int, size: int, has_shim: bool) -> tuple[int
         count = min(round(most.count / len(entries) * longer), round(size / each))
         return count, size, f"{what}s", most.view_bytes
     first = type(entries[0])  # A metaclass may define __eq__, so types are compared by identity.
-    are_alike = all(type(entry) is first for entry in entries)
+    are_alike = not in_entries and all(type(entry) is first for entry in entries)
     return longer, size, f"{type_name(first)} objects" if are_alike else "objects", 0
 
 

@@ -281,6 +281,33 @@ def test_a_list_that_is_filled_in_place_of_none_ends_with_its_last_entry(trainer
     assert list(found) == ["list Trainer.samples, whose entries grow"]
 
 
+@pytest.mark.parametrize("entry", ["[]", "{'stats': {'events': []}}", "[{'events': []}]"])
+def test_many_that_grow_deep_in_one_dict_are_that_dicts(trainer, entry):
+    trainer.users = {key: eval(entry) for key in range(16)}  # `[]`, or what has a list in it
+
+    def lists(found: Any) -> Iterator[list[Any]]:
+        inner = list(found.values() if type(found) is dict else found)
+        yield from [found] if type(found) is list and not inner else ()
+        for one in inner:
+            yield from lists(one) if type(one) in (list, dict) else ()
+
+    events = list(lists(trainer.users))
+    assert len(events) == 16
+    found = named(lambda i: [one.append(bytes(500)) for one in events])
+    (holder,) = found.values()
+    assert holder.path == "dict Trainer.users (16 that grow in it)"
+    assert (holder.what, holder.new_objects / holder.steps) == ("objects", 16)
+
+
+def test_one_that_grows_deep_in_a_dict_and_those_of_a_short_one_stay_by_themselves(trainer):
+    trainer.users = {key: {"events": []} for key in range(16)}
+    (path,) = named(lambda i: trainer.users[7]["events"].append(bytes(2000)))
+    assert path == "list Trainer.users[7]['events']"
+    trainer.users = {key: {"a": [], "b": []} for key in range(4)}
+    found = named(lambda i: [one.append(bytes(999)) for one in trainer.users[2].values()])
+    assert list(found) == ["dict Trainer.users[2] (2 that grow in it)"]
+
+
 def test_a_list_of_modules_is_named_by_who_has_it(trainer):
     class Progressive(torch.nn.Module):
         def __init__(self) -> None:

@@ -556,18 +556,29 @@ count_kept(look *l)
     }
 }
 
-/* The list or dict that holds a candidate and is not a namespace; or SIZE_MAX. */
+/* Whether a node is a list or a dict that is neither a namespace nor a candidate. */
+static bool
+is_collection(const look *l, uint32_t node)
+{
+    unsigned kind = mt_walk_at(l->walk, node)->kind;
+
+    if (kind != MT_WALK_LIST && kind != MT_WALK_DICT) return false;
+    return mt_ptrset_find(&l->by_node, (const void *)(uintptr_t)(node + 1)) == MT_PTRSET_NONE;
+}
+
+/* The collection of which a candidate is a part: the nearest one of LEAST_SHOWN entries, as `stats` is
+ * of `stats[user]["events"]`; else the one that holds it; or SIZE_MAX. */
 static size_t
 collection_of(const look *l, const candidate *c)
 {
-    uint32_t up = mt_walk_at(l->walk, c->node)->parent;
-    unsigned kind = up == MT_GROWTH_NONE ? MT_WALK_OBJECT : mt_walk_at(l->walk, up)->kind;
+    uint32_t first = mt_walk_at(l->walk, c->node)->parent, up = first;
 
-    if (kind == MT_WALK_LIST || kind == MT_WALK_DICT) return up;
-    return SIZE_MAX;
+    for (; up != MT_GROWTH_NONE && is_collection(l, up); up = mt_walk_at(l->walk, up)->parent)
+        if (mt_walk_at(l->walk, up)->length >= LEAST_SHOWN) return up;
+    return up == first ? SIZE_MAX : first;
 }
 
-/* What the candidates in one collection gain together, and the most that one of them does. */
+/* What the candidates of one collection gain together, and the most that one of them does. */
 typedef struct together {
     double net, most;
     uint64_t length;
@@ -604,7 +615,6 @@ growth_add_up(const look *l, mt_ptrset *first, together *all, size_t *of)
         together *t;
         of[i] = SIZE_MAX;
         if (in == SIZE_MAX) continue;
-        if (mt_ptrset_find(&l->by_node, (const void *)(in + 1)) != MT_PTRSET_NONE) continue;
         other = mt_ptrset_add(first, (const void *)(in + 1), i);
         of[i] = other == MT_PTRSET_NONE ? i : other;
         t = &all[of[i]];
@@ -617,7 +627,7 @@ growth_add_up(const look *l, mt_ptrset *first, together *all, size_t *of)
     }
 }
 
-/* Those that lie in one list or dict become one candidate. */
+/* Those of one collection become one candidate. */
 static int
 group(look *l)
 {
@@ -689,7 +699,7 @@ row(const void *from, size_t i)
     const look *l = from;
     const candidate *c = &l->found[i];
     const mt_walk_node *node = mt_walk_at(l->walk, c->node);
-    size_t named = c->is_group ? node->parent : c->node;
+    size_t named = c->is_group ? collection_of(l, c) : c->node;
     PyObject *way = way_to(l, named);
     uint64_t length = mt_walk_at(l->walk, named)->length;
 
