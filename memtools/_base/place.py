@@ -5,11 +5,15 @@ from __future__ import annotations
 import ast
 import contextlib
 import os
+import re
 import tokenize
 from typing import NamedTuple
 
 from memtools._base.notebook import cell_of, source_of
 from memtools._base.text import shown
+
+#: At the end of a name. The path of a file may have " in " as well.
+_FUNCTION = re.compile(r"(:\d+) in \w*$")
 
 
 class Place(NamedTuple):
@@ -35,6 +39,12 @@ def name_of(place: Place) -> str:
     # Of Trainer.fit.<locals>.<lambda> it is fit.
     names = [name for name in function.split(".") if name and not name.startswith("<")]
     return shown(f"{file}:{place.line} in {names[-1]}" if names else f"{file}:{place.line}")
+
+
+def line_of(name: str) -> str:
+    """What name_of() has returned, without the function: `train.py:47`. Other names stay as they
+    are."""
+    return _FUNCTION.sub(r"\1", name)
 
 
 def text_of(file: str) -> str:

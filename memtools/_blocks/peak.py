@@ -42,6 +42,7 @@ from memtools._base.peak import (
     Saver,
     Span,
 )
+from memtools._base.place import line_of
 
 if TYPE_CHECKING:
     from memtools import _core
@@ -207,8 +208,8 @@ def _savers(seen: Sequence[_Seen], library: Container[str]) -> tuple[Saver, ...]
             lines.setdefault(who, Counter())[one.spot.line] += one.block[0]
     found = []
     for who, nbytes in size.most_common(SAVERS):
-        line = lines[who].most_common(1)[0][0].partition(" in ")[0]
-        where = f"{who} ({line})" if line and not who.startswith(line) else who.partition(" in ")[0]
+        line = line_of(lines[who].most_common(1)[0][0])
+        where = f"{who} ({line})" if line and not who.startswith(line) else line_of(who)
         found.append(Saver(where[:OF_A_TEXT], nbytes, count[who]))
     return tuple(found)
 

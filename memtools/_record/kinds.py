@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Union
 
 from memtools._base import sentences
 from memtools._base.peak import BACKWARD, BACKWARDS, OPTIMIZER, OPTIMIZERS, PeakContents
+from memtools._base.place import line_of
 from memtools._base.size import format_bytes
 from memtools._leak.finding import LeakFinding
 
@@ -205,8 +206,7 @@ class Peak(PeakContents, Event):
         where = {OPTIMIZER: "the optimizer's step", "": "the step"}.get(
             self.phase, f"the {self.phase} pass"
         )
-        line = self.line.partition(" in ")[0]
-        at = ", ".join(part for part in (self.operator, line) if part)
+        at = ", ".join(part for part in (self.operator, line_of(self.line)) if part)
         return f"in {where} ({at})" if at else f"in {where}"
 
     def filled(self) -> str:
