@@ -232,16 +232,19 @@ def joint_of(
     if room is None:
         return Joint(sure.least)
     room = max(0, room)
-    fast, slow, most_room = sure, sure, room
+    fast, slow, most_room = [sure], sure, room
     if seen is not None and seen.least < THRESHOLDS.slows * sure.least:
         most_room += idle
     if seen is not None and (seen.most - sure.least) * seen.steps >= 2 * THRESHOLDS.least_gain:
-        fast = seen
+        fast = [sure, seen]
         if room <= SEEN * (seen.least - sure.least) * seen.steps:
             slow, most_room = seen, room
     width, (ends, fills) = width_of(max(sure.steps, slow.steps)), filling
     jump = 0.0 if seen is None else min(seen.jump, room)
-    fewest = _until(room - jump, width * fast.most, width * ends, fills, width * fast.rising)
+    fewest = min(
+        _until(room - jump, width * one.most, width * ends, fills, width * one.rising)
+        for one in fast
+    )
     most = _until(most_room + jump, slow.least / width, ends / width, fills, slow.rising / width)
     return Joint(slow.least, fewest, most)
 

@@ -104,11 +104,13 @@ def slope_of(points: Sequence[tuple[float, float]]) -> float:
 
 
 class Pace(NamedTuple):
-    """Bytes a step, the step from which on they have come so, and the standard error of them."""
+    """Bytes a step, the step from which on they have come so, the standard error of them, and by
+    how much they rise with each step where they do so evenly."""
 
     rate: float
     since: int
     error: float
+    rising: float = 0.0
 
 
 def pace_of(points: Sequence[tuple[int, float]]) -> Pace:
@@ -163,9 +165,9 @@ def _lines(points: Iterable[tuple[float, float]]) -> Iterator[Line]:
         yield line
 
 
-def rising_pace(points: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
-    """How fast a series grows at its newest point, and by how much that rises with each step, where
-    it has become faster evenly: steps that become longer do so. None where it has not."""
+def rising_pace(points: Sequence[tuple[int, float]]) -> Pace | None:
+    """How fast a series grows at its newest point, where it has become faster evenly: steps that
+    become longer do so. None where it has not."""
     if not points:
         return None
     first, last = points[0][0], points[-1][0]
@@ -181,7 +183,7 @@ def rising_pace(points: Sequence[tuple[float, float]]) -> tuple[float, float] | 
     if not is_even or lines[0].slope < 0 or rise <= NOISE * max(line.error for line in lines):
         return None
     pace = line_of([(line.x, line.slope) for line in lines])
-    return pace.at(last), pace.slope
+    return Pace(pace.at(last), first, lines[-1].error, pace.slope)
 
 
 class Kept(NamedTuple):

@@ -12,7 +12,7 @@ grows by.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -90,6 +90,7 @@ class Ledger:
         points: Points,
         *,
         walked: bool = True,
+        rising: Collection[str] = (),
     ) -> tuple[list[LeakFinding], list[LeakFinding]]:
         """Enter what a look has shown.
 
@@ -99,6 +100,7 @@ class Ledger:
             paces: bytes a step by which each part of memory grows now.
             points: the parts of memory at all looks.
             walked: whether the heap was walked. Otherwise who was named goes on where memory does.
+            rising: as for `follow`.
 
         Returns those to report, which are new or have a higher grade, and those that are withdrawn:
         growth without a holder that has one now, and growth of the C heap that is no longer even.
@@ -114,7 +116,7 @@ class Ledger:
             news += self._go_on(points, step)
             kept = {one.finding.part for key, one in self._entries.items() if key not in named}
             kept.intersection_update(OF_CENSUS)
-            self.follow({part: pace for part, pace in paces.items() if part in kept})
+            self.follow({part: pace for part, pace in paces.items() if part in kept}, rising)
             self._measure({part: pace for part, pace in paces.items() if part not in kept})
         return self._without_over(news, points, step), taken_back
 
@@ -234,7 +236,7 @@ class Ledger:
                 entry.first_pace = entry.first_pace or pace
                 entry.share = entry.finding.rate_bytes / pace if pace > 0 else None
 
-    def follow(self, paces: Mapping[str, float]) -> bool:
+    def follow(self, paces: Mapping[str, float], rising: Collection[str] = ()) -> bool:
         """Between two walks, a finding grows as much faster or slower as its part of memory does.
 
         What a worker holds keeps the rate that the worker has measured: in the memory of children
@@ -242,6 +244,8 @@ class Ledger:
 
         Args:
             paces: bytes a step by which each part of memory grows now.
+            rising: the parts that become faster evenly, as steps do that become longer: what was
+                found does so, and no other.
 
         Returns whether something has become so much faster that another object may hold it.
         """
@@ -250,8 +254,8 @@ class Ledger:
             before = self._paces.get(part, 0.0)
             if before < THRESHOLDS.least_rate:
                 continue
-            is_another |= now > before / THRESHOLDS.explained**0.5
-            if now > THRESHOLDS.faster * before:
+            is_another |= now > before / THRESHOLDS.explained**0.5 and part not in rising
+            if now > THRESHOLDS.faster * before and part not in rising:
                 continue  # Something else grows: the next walk finds it.
             pace = (
                 now if now >= before / THRESHOLDS.faster else before

@@ -177,8 +177,9 @@ class Points:
 
     def pace(self, name: str, since: int = 0) -> Pace:
         """Bytes a step now: by a line through the points from a step on, without those before the
-        series became faster or slower. Of resident memory by what is never given back, if that
-        rises: the teeth of a sawtooth are in the points."""
+        series became faster or slower; where it becomes faster evenly, at the newest point. Of
+        resident memory by what is never given back, if that rises: the teeth of a sawtooth are in
+        the points."""
         if name == "resident" and (kept := self.kept(since)) is not None:
             return Pace(kept.rate, int(kept.since), 0.0)
         stairs = self.stairs(name)
@@ -187,6 +188,7 @@ class Points:
         if pace is None:
             points = without(self._without_end(name, since)[-MOST_OF_PACE:], key[2])
             pace = pace_of(points) if points else Pace(0.0, since, math.inf)
+            pace = rising_pace(points) or pace
             self._paces[key] = pace
         return pace if stairs is None else pace._replace(rate=pace.rate + stairs.rate)
 
@@ -223,10 +225,10 @@ class Points:
 
     def certain(self, name: str, since: int) -> Course:
         """How a series grows now, as far as its points from a step on show that for certain."""
-        points, pace = self._without_end(name, since), self.pace(name, since)
-        rising = rising_pace(points)
-        if rising is not None:
-            return Course(rising[0], *rising, points[-1][0] - points[0][0])
+        pace = self.pace(name, since)
+        if pace.rising:
+            steps = self._without_end(name, since)[-1][0] - pace.since
+            return Course(pace.rate, pace.rate, pace.rising, steps)
         rate = pace.rate if pace.rate > THRESHOLDS.certain_errors * pace.error else 0.0
         return Course(rate, rate)
 
@@ -454,7 +456,9 @@ class Looks:
         if own <= 0:
             return holder
         if use.slope > 0:
-            trust = trust_in(pace.rate, pace.error) * trust_in(use.slope, use.error)
+            trust = trust_in(pace.rate, pace.error)
+            if not pace.rising:  # else they lie beside a line because it bends
+                trust *= trust_in(use.slope, use.error)
             own *= 1 + trust * (pace.rate / use.slope - 1)
         faster = own / holder.rate_bytes
         return replace(

@@ -317,7 +317,7 @@ class LeakWatch:
         self._read(step)
         stairs = self._sensor.points.stairs("use")
         has_jumped = stairs is not None and stairs.jumps[-1].step > self._sensor.looks[-1]
-        if self._ledger.follow(self._sensor.paces(step)) or has_jumped:
+        if self._ledger.follow(self._sensor.paces(step), self._sensor.rising(step)) or has_jumped:
             self._schedule.soon(step)
         self._forecast(step)
         self._report(self._ledger.end(self._sensor.points, step))
@@ -395,7 +395,10 @@ class LeakWatch:
             )
         )
         points, paces = self._sensor.points, self._sensor.paces(step)
-        news, taken_back = self._ledger.look(step, found, paces, points, walked=is_walked)
+        rising = self._sensor.rising(step)
+        news, taken_back = self._ledger.look(
+            step, found, paces, points, walked=is_walked, rising=rising
+        )
         if any(one.first_step == step and not one.holder and not one.kind for one in news):
             self._schedule.soon(step)
         self._forecast(step)
@@ -504,11 +507,12 @@ class LeakWatch:
         points, since = self._sensor.points, self._sensor.since(step)
         begun = [one.since_step for one in host if one.since_step is not None]
         grown = step - min(begun, default=self._sensor.looks[0])
-        sure = Course(found, found)
+        certain = Course(0.0, 0.0)
         # Without steps, memory is read at any point of the work, which most of it may be of.
         if self._seconds is None:
-            sure = max(sure, points.certain("use", since).without(full))
-        sure, joint = sure._replace(steps=grown), Joint()
+            certain = points.certain("use", since).without(full)
+        rates = max(found, certain.least), max(found, certain.most)
+        sure, joint = Course(*rates, certain.rising, grown), Joint()
         for name, room in self._rooms.items() if host else ():
             seen = self._towards(name, since, room) if self._seconds is None else None
             seen = None if seen is None else seen.without(full)

@@ -247,6 +247,11 @@ class Sensor:
         since = self.since(step)
         return {part: self.points.pace(part, since).rate for part in (*self.parts, "resident")}
 
+    def rising(self, step: int) -> set[str]:
+        """The parts of memory that become faster evenly."""
+        since = self.since(step)
+        return {part for part in (*self.parts, "resident") if self.points.pace(part, since).rising}
+
     def since(self, step: int) -> int:
         """The first step whose points count for a slope at this step."""
         return since_of(self.looks, step)

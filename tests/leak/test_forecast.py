@@ -76,6 +76,12 @@ def test_a_series_goes_on_as_fast_as_its_newer_half() -> None:
     assert soon.most < far.most, "in a short time it does not change by as much"
 
 
+def test_the_fewest_steps_are_not_more_than_the_most_where_only_one_of_two_courses_rises() -> None:
+    rising = Course(360 * KIB, 360 * KIB, 1.5 * KIB, 160)
+    joint = joint_of(760 * MIB, rising, Course(280 * KIB, 430 * KIB, steps=130))
+    assert joint.fewest < 760 < joint.most
+
+
 # --- kinds of programs ----------------------------------------------------------------------------
 
 

@@ -101,6 +101,16 @@ def test_a_rate_comes_back_from_what_was_noise() -> None:
     assert rates == [(4.8, True), (1.8, False), (2.0, False), (2.0, True)]
 
 
+def test_a_rate_follows_steps_that_become_longer_however_long_ago_the_heap_was_walked() -> None:
+    ledger = Ledger()
+    look(ledger, 64, replace(LIST, rate_bytes=4.0 * KIB), use=8.0 * KIB)
+    for pace in (16.0, 24.0, 80.0):
+        assert not ledger.follow({"use": pace * KIB}, {"use"})
+        assert ledger.findings()[0].rate_bytes == pace / 2 * KIB
+    assert ledger.follow({"use": 240.0 * KIB}), "of something else"
+    assert ledger.findings()[0].rate_bytes == 40 * KIB
+
+
 def test_a_rate_follows_its_part_of_memory_but_for_what_has_its_own_measure() -> None:
     """A worker measures its own rate."""
     worker = replace(ACTOR, holder="list Actor.log", process="worker Actor")

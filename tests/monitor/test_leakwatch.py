@@ -894,6 +894,22 @@ def test_the_record_gets_the_newest_figures_at_the_end(clock: Clock) -> None:
     assert last.steps_left[0] <= truth <= last.steps_left[1]
 
 
+def test_steps_that_become_longer_are_followed_where_the_heap_is_not_walked(clock: Clock) -> None:
+    program, gained = Program(clock, limit=GIB, resident=True), 0
+    program.watch._limits.admit_look = lambda: program.step < 300  # type: ignore[method-assign]
+    for step in range(1, 601):
+        gained += KIB * step
+        since = {"since_step": 1, "steps": max(1, step - 1), "new_bytes": gained}
+        program.held = [holder(0, **since)]
+        program.run(1, heap=KIB * step, resident=KIB * step)
+    (found,) = program.watch.findings()
+    assert found.rate_bytes == pytest.approx(600 * KIB, rel=0.1)
+    room = GIB - program.total()
+    truth = next(n for n in range(10**4) if KIB * (600 * n + n * n / 2) >= room)
+    assert found.steps_left is not None
+    assert found.steps_left[0] <= truth <= found.steps_left[1] <= 2 * found.steps_left[0]
+
+
 def test_it_is_too_early_to_say(clock: Clock) -> None:
     program = Program(clock)
     assert program.watch.lines(program.step) == []
