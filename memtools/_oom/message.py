@@ -373,6 +373,11 @@ FORMS: Final = (
         re.compile(r"killed due to (?:the node running low on memory|memory pressure)"), HOST, 49,
     ),
     Form(
+        "early oom", ("due to memory pressure for", "low memory! at or below"),
+        re.compile(r"systemd-oomd.{0,20}: Killed (?P<group>\S{1,300}) due to memory pressure|"
+                   r"low memory! at or below SIG(?:TERM|KILL) limits"), HOST, 50,
+    ),
+    Form(
         "dataloader", ("dataloader worker", "unexpected bus error"),
         re.compile(r"DataLoader worker \(pid(?:\(s\))? (?P<pid>\d{1,10})[\d, ]{0,200}\) (?:is "
                    r"killed by signal: (?P<how>\w{1,20}(?: \w{1,20})?)|(?P<unexpectedly>exited "
@@ -511,9 +516,12 @@ def _values(form: Form, match: Match[str], text: str) -> dict[str, Any]:
     """The fields of a message, by its words and its figures."""
     values: dict[str, Any] = {}
     groups = match.groupdict()
-    for name in ("backend", "pid", "code", "count"):
+    for name in ("backend", "group"):
         if groups.get(name):
-            values[name] = groups[name] if name == "backend" else int(groups[name])
+            values[name] = shown(groups[name])
+    for name in ("pid", "code", "count"):
+        if groups.get(name):
+            values[name] = int(groups[name])
     if form.kind == "dataloader" and groups.get("how"):
         values["signal"] = groups["how"]
     for name, words in (form.figures or {}).items():

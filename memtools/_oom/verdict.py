@@ -213,7 +213,7 @@ def _cause(
         return UNKNOWN, text, asked - free
     text = (
         f"{both} are {_of(free + idle)}, more than the {size} requested: it is there, but not in "
-        "one piece"
+        f"one piece; packed, {_of(-missing)} would be left"
     )
     return FRAGMENTATION, text, asked - free
 
@@ -487,6 +487,10 @@ def _host_cause(message: OomMessage) -> tuple[str, str, int | None]:
             return SIZE, "the node had no memory left, and evicted the pod", None
         limit = f" of {_of(message.limit)}" if message.limit is not None else ""
         return LIMIT, f"the container passed its memory limit{limit}", None
+    if message.kind == "early oom":
+        group = "" if message.group is None else f" {message.group}"
+        text = f"a program that watches memory (systemd-oomd, earlyoom) ended it{group} in time"
+        return SIZE, f"{text}: little memory of the machine was left", None
     if message.kind == "ray":
         return LIMIT, "the node passed Ray's threshold of memory, and Ray killed the task", None
     if message.requested is not None:

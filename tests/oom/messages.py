@@ -326,6 +326,25 @@ CUDA_NEW = [
         "17179869184.00 GiB memory in use. Of the allocated memory 22.62 GiB is allocated by PyTorch, and "
         "317.61 MiB is reserved by PyTorch but unallocated." + HINT,
         FRAGMENTATION, mib(20), gib(23.99), 0, gib(22.62), mib(317.61), process=None),
+    # 140.75 + 331.08 = 471.8 MiB < 786 MiB; itself is 3270336
+    new("2.8, a worker of vLLM",
+        "(EngineCore_DP0 pid=8884)     logits = logits.to(torch.float32)\n(EngineCore_DP0 pid=8884) torch."
+        "OutOfMemoryError: CUDA out of memory. Tried to allocate 786.00 MiB. GPU 0 has a total capacity of "
+        "79.11 GiB of which 140.75 MiB is free. Process 3270336 has 78.96 GiB memory in use. Of the allocated "
+        "memory 68.83 GiB is allocated by PyTorch, with 660.00 MiB allocated in private pools (e.g., CUDA "
+        "Graphs), and 331.08 MiB is reserved by PyTorch but unallocated." + HINT,
+        SIZE, mib(786), gib(79.11), mib(140.75), gib(68.83), mib(331.08), private=mib(660),
+        others=((3270336, gib(78.96)),), rank="EngineCore_DP0 pid=8884", line=2),
+    # 21.75 + 275.38 > 50
+    new("2.11, an error of vLLM's log",
+        "(EngineCore pid=112) ERROR 05-01 14:39:06 [core.py:1131] torch.OutOfMemoryError: CUDA out of memory. "
+        "Tried to allocate 50.00 MiB. GPU 0 has a total capacity of 23.56 GiB of which 21.75 MiB is free. "
+        "Including non-PyTorch memory, this process has 23.50 GiB memory in use. Of the allocated memory 22.88 "
+        "GiB is allocated by PyTorch, with 24.00 MiB allocated in private pools (e.g., CUDA Graphs), and 275.38 "
+        "MiB is reserved by PyTorch but unallocated." + HINT + "\n(APIServer pid=1) ERROR 05-01 14:39:06 "
+        "[async_llm.py:699] AsyncLLM output_handler failed.",
+        FRAGMENTATION, mib(50), gib(23.56), mib(21.75), gib(22.88), mib(275.38), private=mib(24),
+        process=gib(23.50), rank="EngineCore pid=112"),
     # cut in the middle: no free memory known
     new("2.5, cut",
         "torch.OutOfMemoryError: CUDA out of memory.\nTried to allocate 12.00 MiB.\nGPU 0 has a total "
@@ -662,6 +681,12 @@ ENDED = [
          "Nov 30 10:16:57 node7 kernel: Killed process 799153 (python), UID 1000, total-vm:606096kB, "
          "anon-rss:68308kB, file-rss:13648kB, shmem-rss:0kB",
          {"kind": "kernel", "pid": 799153, "name": "python", "anonymous": 68308 << 10}, SIZE),
+    Case("systemd-oomd",
+         "12月 17 10:04:41 user systemd-oomd[588]: Killed /user.slice/user-1000.slice/app.slice/vte-spawn.scope "
+         "due to memory pressure for /user.slice/user-1000.slice/user@1000.service being 57.97% > 50.00% for > "
+         "20s with reclaim activity",
+         {"kind": "early oom", "where": "host", "certain": True,
+          "group": "/user.slice/user-1000.slice/app.slice/vte-spawn.scope"}, SIZE),
     Case("Ray", "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.",
          {"kind": "ray", "where": "host"}, LIMIT),
 ]  # fmt: skip
