@@ -125,6 +125,8 @@ def _text(name: str) -> tuple[str, Log] | None:
     from memtools._oom.log import search
 
     if name == "-":
+        if sys.stdin is None:
+            raise UnreadableError("standard input is closed")
         return name, search(sys.stdin.buffer)
     try:
         if os.path.isdir(name):

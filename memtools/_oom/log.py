@@ -65,9 +65,12 @@ _NOT_MEMORY: Final = {
     b"due to preemption": "a preemption by Slurm",
     b"segmentation fault": "a segmentation fault in native code",
     b"code 139": "a segmentation fault in native code (exit code 139)",
+    b"code -11": "a segmentation fault in native code (exit code -11)",
     b"exitcode: -11": "a segmentation fault in native code (exit code -11)",
     b"code 134": "an abort of native code (exit code 134)",
     b"exitcode: -6": "an abort of native code (exit code -6)",
+    b"out of resource: shared memory": "a kernel of Triton that needs more of a multiprocessor's "
+    "shared memory than the GPU has (fewer num_stages, or smaller blocks)",
     b"sigterm": "a SIGTERM, which is a request to end",
     b"no space left on device": "a full disk",
     b"too many open files": "too many open files",
@@ -97,6 +100,7 @@ class Log:
         expandable: whether the allocator's expandable segments are on; None if it does not say so.
         not_memory: the last error that is about something else, and its line.
         exception: the name of the last exception, and its line.
+        mention: the line that mentions "out of memory" last.
         readable: False for bytes that are not a text.
     """
 
@@ -108,6 +112,7 @@ class Log:
     expandable: bool | None = None
     not_memory: tuple[str, int] | None = None
     exception: tuple[str, int] | None = None
+    mention: int | None = None
     readable: bool = True
 
     @property
@@ -334,6 +339,9 @@ def _other_errors(piece: _Piece, lower: bytes, log: Log) -> None:
         if at > best:
             best = at
             log.not_memory = what, piece.lines + 1 + data.count(b"\n", 0, at)
+    at = lower.rfind(b"out of memory", piece.begin, piece.end)
+    if at >= 0:
+        log.mention = piece.lines + 1 + data.count(b"\n", 0, at)
     at = data.rfind(b"Error", piece.begin, piece.end)
     for _ in range(20):
         if at < 0:

@@ -2,7 +2,7 @@
 
     a place in a text ──► which FORM is it?   its words, in bounded expressions
                       ──► its lines joined    those of one rank, without their prefixes
-                      ──► the FIGURES         each by the words beside it, in any order
+                      ──► the FIGURES         each by the words next to it, in any order
                       ──► OomMessage          bytes; None where the text does not have the figure
 
 Texts come from anywhere: cut in the middle, of several ranks in one file, with control characters.
@@ -63,6 +63,7 @@ class OomMessage:
         process: all that this process had on the device, with what is not PyTorch's.
         others: process number and size of each other process on the device.
         other: memory in use by others, where no process is named (MPS).
+        variable: the variable for settings of the allocator that the text names.
         allowed: a limit below the capacity (a memory fraction, MPS's watermark).
         used: what was in use when a limit acted.
         limit: the limit of a control group, a job or a container.
@@ -101,6 +102,7 @@ class OomMessage:
     process: int | None = None
     others: tuple[tuple[int, int], ...] = ()
     other: int | None = None
+    variable: str | None = None
     allowed: int | None = None
     used: int | None = None
     limit: int | None = None
@@ -184,9 +186,9 @@ def _figure(text: str) -> Pattern[str]:
     return re.compile(text.replace("SIZE", _SIZE))
 
 
-#: the words beside each figure, in all versions of torch's messages
+#: the words next to each figure, in all versions of torch's messages
 TORCH: Final = {
-    "requested": _figure(r"Tried to allocate SIZE"),
+    "requested": _figure(r"Tried to allocate (?:more than )?SIZE"),
     "device": re.compile(r"GPU {0,2}(\d{1,4})"),
     "capacity": _figure(r"total capac\w{2,4} of SIZE|SIZE total capac\w{2,4}"),
     "free": _figure(r"of which SIZE is free|SIZE free"),
@@ -196,6 +198,7 @@ TORCH: Final = {
     "reserved": _figure(r"SIZE reserved in total by PyTorch"),
     "allowed": _figure(r"SIZE allowed"),
     "process": _figure(r"this process has SIZE memory in use"),
+    "variable": re.compile(r"try setting (PYTORCH_\w{0,12}ALLOC_CONF)=expandable_segments"),
 }
 _PROCESS: Final = _figure(r"Process (\d{1,10}) has SIZE memory in use")
 _MPS: Final = {
@@ -241,14 +244,18 @@ def _dataloader(match: Match[str]) -> tuple[str, bool] | None:
     if how.startswith("killed"):
         return HOST, False
     if match["unexpectedly"]:
-        code = match["code"]
-        return (UNCLEAR, False) if not code or exit_code(int(code)).out_of_memory != NO else None
+        return None if match["code"] and _is_fault(int(match["code"])) else (UNCLEAR, False)
     return None
+
+
+def _is_fault(code: int) -> bool:
+    found = exit_code(code)
+    return found.signal is not None and found.out_of_memory == NO
 
 
 def _code(match: Match[str]) -> tuple[str, bool] | None:
     found = exit_code(int(match["code"]))
-    # 134 and 139 have other causes as a rule, and their own words beside them.
+    # 134 and 139 have other causes as a rule, and words of their own in the same text.
     return (found.where, False) if found.out_of_memory == LIKELY else None
 
 
@@ -259,8 +266,9 @@ def _other_cause(match: Match[str]) -> tuple[str, bool]:
 
 _EXCEPTION: Final = r"(?:Error|Exception|ERROR|FATAL|error|what\(\)|terminate)"
 _SHELL: Final = (
-    r"^Killed\.?$|^(?:\S{1,200}: line \d{1,7}: {0,4}|\[\d{1,4}\] {0,2}[+-]? {0,4})\d{1,10} {1,20}"
-    r"[Kk]illed\b|^zsh: killed\b|^srun: error: .{1,200}: Killed$"
+    r"^Killed\.?$|^\S{1,200}: line \d{1,7}: {0,4}\d{1,10} {1,20}[Kk]illed\b|"
+    r"^\[\d{1,4}\] {0,2}[+-]? {1,40}(?:\d{1,10} {1,20})?[Kk]illed\b|^zsh: killed\b"
+    r"|^srun: error: .{1,200}: Killed$"
     r"|\b(?:Getötet|Processus arrêté|Tué|Terminado \(killed\)|Ucciso|Morto|Убито|已杀死|已殺死"
     r"|強制終了|죽었음)$"
 )
@@ -326,14 +334,21 @@ FORMS: Final = (
         re.compile("|".join(map(re.escape, CODES))), None, 70, None, judge=_other_cause,
     ),
     Form(
-        "driver", ("out of memory",),
-        re.compile(r"(?P<backend>CUDA|HIP)(?: driver| runtime)? [Ee]rror:? out of memory\b"),
+        "driver", ("out of memory", "outofmemoryerror"),
+        re.compile(r"(?P<backend>CUDA|HIP)(?: driver| runtime)? [Ee]rror:? out of memory\b|"
+                   r"\btorch\.(?:cuda\.)?OutOfMemoryError\b"),
         DEVICE, 70,
     ),
     Form(
         "xla", ("resource_exhausted",),
         re.compile(r"RESOURCE_EXHAUSTED: .{0,80}?[Oo]ut of memory"), DEVICE, 70,
         {"requested": _figure(r"(?:allocate|allocating) SIZE")},
+    ),
+    Form(
+        "tensorflow", ("oom when allocating tensor",),
+        re.compile(r"OOM when allocating tensor with shape ?\["), None, 70,
+        {"device": re.compile(r"device:GPU:(\d{1,4})")},
+        judge=lambda match: (DEVICE if "GPU" in match.string else HOST, True),
     ),
     Form(
         "hpu", ("pt_devmem",),
@@ -352,7 +367,7 @@ FORMS: Final = (
     Form(
         "slurm",
         ("oom-kill event", "oom_kill event", "exceeded memory limit", "job memory limit",
-         "step memory limit", ": out of memory", "out_of_memory"),
+         "step memory limit", ": out of memory", "out_of_memory", "out_of_me+"),
         re.compile(r"Detected (?P<count>\d{1,6}) oom[-_]kill event|exceeded memory limit \("
                    r"\d{1,20} > \d{1,20}\)|Exceeded (?:job|step) memory limit|"
                    r"srun: error: .{1,200}: Out Of Memory|\bOUT_OF_ME(?:MORY|\+)"),
@@ -386,11 +401,25 @@ FORMS: Final = (
         None, 40, judge=_dataloader,
     ),
     Form(
-        "host", ("memoryerror", "cannot allocate memory", "bad_alloc", "can't allocate memory"),
-        re.compile(r"(?:^|[\s:(])(?:[\w.]{1,60}\.)?_?(?:Array)?MemoryError(?=:|\s|$)|"
+        "host",
+        ("memoryerror", "cannot allocate memory", "bad_alloc", "can't allocate memory",
+         "memory allocation failed", "java.lang.outofmemoryerror"),
+        re.compile(r"(?:^|[\s:(])(?:[\w.]{1,60}\.)?_?(?:Array|Arrow)?MemoryError(?=:|\s|$)|"
                    r"\b(?:OSError|fork|spawn)\b.{0,80}Cannot allocate memory|std::bad_alloc|"
-                   r"[Cc]an(?:not|'t) allocate memory"),
-        HOST, 65,
+                   r"[Cc]an(?:not|'t) allocate memory|memory allocation failed|"
+                   r"java\.lang\.OutOfMemoryError"),
+        HOST, 65, {"requested": re.compile(r"malloc of size (\d{1,20})()")},
+    ),
+    Form(
+        "onednn", ("could not create a primitive", "could not execute a primitive"),
+        re.compile(r"could not (?:create a primitive(?! desc)|execute a primitive)"), HOST, 45,
+        certain=False,
+    ),
+    Form(
+        "pool", ("terminated abruptly", "was unexpectedly terminated"),
+        re.compile(r"process pool was terminated abruptly|worker process .{0,80}was unexpectedly "
+                   r"terminated"),
+        UNCLEAR, 40, certain=False,
     ),
     Form("shell", ("killed", "getötet", "arrêté", "tué", "ucciso", "morto", "Убито", "已杀死",
                    "已殺死", "強制終了", "죽었음"),
@@ -398,10 +427,11 @@ FORMS: Final = (
     Form(
         "exit code",
         ("exitcode", "exit code", "exited with code", "exit status", "received by pid",
-         "terminated with signal", "died with <signals."),
-        re.compile(r"(?:exitcode|exit code|exited with code|exit status)[\"']? {0,4}[:=]? {0,4}"
-                   r"(?P<code>-?\d{1,10})\b|(?P<kill>Signal 9 \(SIGKILL\)|terminated with signal "
-                   r"(?:SIGKILL|9)\b|died with <Signals.SIGKILL)", re.IGNORECASE),
+         "terminated with signal", "died with <signals.", "return code", "error 137", "code 137"),
+        re.compile(r"(?:exitcode|exit code|exited with code|exit status|return code|\berror|\bcode)"
+                   r"[\"']? {0,4}[:=]? {0,4}(?P<code>-?\d{1,10})\b|(?P<kill>Signal 9 \(SIGKILL\)|"
+                   r"terminated with signal (?:SIGKILL|9)\b|died with <Signals.SIGKILL)",
+                   re.IGNORECASE),
         None, 20, judge=lambda match: (HOST, False) if match["kill"] else _code(match),
     ),
     Form(

@@ -19,16 +19,21 @@ beyond, is taken for it.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Final
 
 from memtools._base.size import format_bytes
 from memtools._oom.codes import exit_code
-from memtools._oom.message import DEVICE, HOST, SHM, OomMessage
+from memtools._oom.message import DEVICE, HOST, SHM, UNCLEAR, OomMessage
 
-SIZE, FRAGMENTATION, LIMIT, UNKNOWN = "size", "fragmentation", "limit", "cannot be told"
+SIZE, FRAGMENTATION, LIMIT, UNKNOWN = "size", "fragmentation", "limit", "unknown"
 #: torch asks for segments of these sizes where a tensor is smaller: up to 1 MiB, up to 10 MiB
 _SMALL, _LARGE = 2 << 20, 20 << 20
+#: bytes that no device has
+NO_DEVICE: Final = 1 << 50
+#: what C writes of a negative number of bytes
+_NEGATIVE: Final = re.compile(r"allocate 1844674\d{13}\b")
 #: The driver and a CUDA context take less than this.
 MUCH: Final = 1 << 30
 #: bytes of one element, by the names of numpy's types
@@ -161,6 +166,8 @@ def _cause(
     if asked is None:
         return UNKNOWN, "the text has no size that was requested", None
     size = format_bytes(asked)
+    if asked >= NO_DEVICE:
+        return SIZE, "no device has so much: a shape is wrong, or a product overflowed", None
     if message.capacity is not None and asked > message.capacity:
         text = f"{size} requested at once are more than the device has, {_of(message.capacity)}"
         return SIZE, text, asked - (free or 0)
@@ -219,7 +226,7 @@ def _cause(
 
 
 def _beyond(message: OomMessage) -> tuple[str, str, int | None] | None:
-    """That a request does not fit beside what is allocated, whatever else the device holds."""
+    """That a request does not fit with what is allocated, whatever else the device holds."""
     if message.requested is None or message.capacity is None or message.allocated is None:
         return None
     room = max(0, message.capacity - message.allocated)
@@ -280,7 +287,9 @@ def _notes(message: OomMessage, parts: _Parts, expandable: bool | None) -> list[
             "which is slow"
         )
     if message.unallocated is not None and message.backend in ("CUDA", "HIP", None):
-        if expandable is None:
+        if message.reserved is not None:
+            notes.append("the text is of a torch before 2.1, which has no expandable_segments")
+        elif expandable is None:
             notes.append("whether expandable_segments is on, the text does not say")
         elif expandable:
             notes.append(
@@ -314,20 +323,17 @@ def _device_changes(
         settings.append(Change(text, most, enough))
 
     if message.allowed is not None and capacity is not None and cause == LIMIT:
+        module = "xpu" if message.backend == "XPU" else "cuda"
         add(
-            "raise the limit: torch.cuda.set_per_process_memory_fraction()",
+            f"raise the limit: torch.{module}.set_per_process_memory_fraction()",
             max(0, min(capacity - message.allowed, message.free or capacity)),
         )
     idle = message.unallocated
     if idle and message.backend in ("CUDA", "HIP", None) and not expandable:
-        add(
-            f"set {_variable(message)}=expandable_segments:True before Python starts, which packs "
-            "what is reserved but unallocated",
-            idle,
-            message.requested - (message.free or 0)
-            if message.requested is not None and message.free is not None
-            else None,
-        )
+        needed = None
+        if message.requested is not None and message.free is not None:
+            needed = message.requested - message.free
+        add(_packing(message), idle, needed)
     others = [pair for pair in message.others if pair != parts.itself]
     if others:
         named = ", ".join(str(pid) for pid, _ in others[:4])
@@ -373,7 +379,7 @@ def _device_changes(
         work.insert(
             0,
             Change(
-                "leave room for what allocates beside PyTorch (cuBLAS, cuDNN, NCCL, the CUDA "
+                "leave room for what allocates outside of PyTorch (cuBLAS, cuDNN, NCCL, the CUDA "
                 "context): torch.cuda.set_per_process_memory_fraction(0.9) before the first tensor",
             ),
         )
@@ -383,8 +389,21 @@ def _device_changes(
     return tuple(enough + work[:-1] + sorted(rest, key=lambda one: -(one.most or 0)) + work[-1:])
 
 
-def _variable(message: OomMessage) -> str:
-    return "PYTORCH_HIP_ALLOC_CONF" if message.backend == "HIP" else "PYTORCH_CUDA_ALLOC_CONF"
+def _packing(message: OomMessage) -> str:
+    """The setting that packs what is reserved but unallocated."""
+    variable = message.variable or "PYTORCH_CUDA_ALLOC_CONF"
+    if message.backend == "HIP" and message.variable is None:
+        variable = "PYTORCH_HIP_ALLOC_CONF"
+    if message.reserved is not None:
+        return (
+            f"take torch 2.1 or later and set {variable}=expandable_segments:True before Python "
+            "starts, which packs what is reserved but unallocated; until then "
+            "max_split_size_mb:128"
+        )
+    return (
+        f"set {variable}=expandable_segments:True before Python starts, which packs what is "
+        "reserved but unallocated"
+    )
 
 
 def _mps(message: OomMessage) -> Verdict:
@@ -500,8 +519,23 @@ def _host_cause(message: OomMessage) -> tuple[str, str, int | None]:
             product = " x ".join(f"{n:,}" for n in message.shape)
             text += f": {product} elements of {width} bytes are {_of(count * width)}"
         return SIZE, f"{text}; the text does not say how much was left", None
+    if _NEGATIVE.search(message.quote):
+        text = (
+            "the number of bytes is a negative one (2**64 less it): a product of sizes overflowed"
+        )
+        return SIZE, text, None
     if message.certain:
         return UNKNOWN, "the system refused an allocation; the text has no figure", None
+    if message.where == UNCLEAR:
+        words = {
+            "dataloader": "a worker ended without a message: the kernel killed it because memory "
+            "ran out, or its own code ended it",
+            "pool": "a worker of a pool ended without a message: the kernel killed it because "
+            "memory ran out, or native code failed",
+        }
+        return UNKNOWN, words.get(message.kind, "the text does not say whose memory ran out"), None
+    if message.kind == "onednn":
+        return UNKNOWN, "oneDNN says so when memory is short, and of shapes that it cannot do", None
     if message.code is not None and message.kind != "kubernetes":
         code = exit_code(message.code)
         return UNKNOWN, f"exit code {message.code} stands for {code.signal}: {code.meaning}", None
@@ -571,7 +605,7 @@ def _host_changes(message: OomMessage) -> tuple[Change, ...]:
                 message.anonymous,
             )
         )
-    elif message.where == HOST:
+    elif message.where in (HOST, UNCLEAR):
         changes.append(
             Change("take fewer workers and smaller batches, and keep no list of tensors")
         )

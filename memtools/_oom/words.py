@@ -10,7 +10,7 @@ from memtools._base.text import aligned, count, sentence
 from memtools._oom.codes import LIKELY, NO, ExitCode
 from memtools._oom.log import Log
 from memtools._oom.message import DEVICE, HOST, SHM, OomMessage
-from memtools._oom.verdict import Change, Verdict, verdict_of
+from memtools._oom.verdict import UNKNOWN, Change, Verdict, verdict_of
 
 #: columns of the bars; messages that are listed
 WIDTH, LISTED = 48, 12
@@ -39,9 +39,15 @@ def refusal(log: Log, name: str) -> str:
     specific = log.not_memory
     if specific is not None and (log.exception is None or log.exception[1] <= specific[1] + 60):
         return f"{name}, line {specific[1]:,}: {specific[0]}; not out of memory"
+    if log.mention is not None:
+        return (
+            f'{name} has "out of memory" in line {log.mention:,}, in no form of a message that '
+            "memtools knows"
+        )
     if log.exception is not None:
         what = "an" if log.exception[0][0] in "AEIOU" else "a"
-        return f"{name}, line {log.exception[1]:,}: {what} {log.exception[0]}, not out of memory"
+        where = f"{name}, line {log.exception[1]:,}: {what} {log.exception[0]}"
+        return f"{where} whose words are not about memory"
     return f"{name} has no message that memory ran out, in {count(log.lines, 'line')}"
 
 
@@ -173,7 +179,7 @@ def _bar(begin: int, end: int, scale: int) -> str:
 
 
 def _cause(verdict: Verdict) -> list[str]:
-    if verdict.cause == "cannot be told":
+    if verdict.cause == UNKNOWN:
         return [f"the text cannot tell: {verdict.text}"]
     return [f"{verdict.cause}: {verdict.text}"]
 

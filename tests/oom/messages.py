@@ -30,7 +30,7 @@ def gib(number: float) -> int:
     return round(number * 2**30)
 
 
-SIZE, FRAGMENTATION, LIMIT, UNKNOWN = "size", "fragmentation", "limit", "cannot be told"
+SIZE, FRAGMENTATION, LIMIT, UNKNOWN = "size", "fragmentation", "limit", "unknown"
 OLD_HINT = (
     " If reserved memory is >> allocated memory try setting max_split_size_mb to avoid "
     "fragmentation.  See documentation for Memory Management and PYTORCH_CUDA_ALLOC_CONF"
@@ -345,6 +345,9 @@ CUDA_NEW = [
         "[async_llm.py:699] AsyncLLM output_handler failed.",
         FRAGMENTATION, mib(50), gib(23.56), mib(21.75), gib(22.88), mib(275.38), private=mib(24),
         process=gib(23.50), rank="EngineCore pid=112"),
+    Case("a size that overflowed",
+         "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate more than 1EB memory.",
+         {"kind": "torch", "requested": 1 << 60, "free": None}, SIZE),
     # cut in the middle: no free memory known
     new("2.5, cut",
         "torch.OutOfMemoryError: CUDA out of memory.\nTried to allocate 12.00 MiB.\nGPU 0 has a total "
@@ -509,6 +512,12 @@ LIBRARIES = [
     Case("XPU, its runtime",
          "RuntimeError: UR backend failed. UR backend returns:40 (UR_RESULT_ERROR_OUT_OF_RESOURCES)",
          {"kind": "library", "where": "device", "certain": False}, UNKNOWN),
+    Case("TensorFlow",
+         "ResourceExhaustedError: OOM when allocating tensor with shape[32,1024,1024] and type float on "
+         "/job:localhost/replica:0/task:0/device:GPU:0 by allocator GPU_0_bfc",
+         {"kind": "tensorflow", "where": "device", "device": 0}, UNKNOWN),
+    Case("torch, the type alone", "torch.OutOfMemoryError",
+         {"kind": "driver", "where": "device", "certain": True}, UNKNOWN),
     Case("XLA",
          "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate "
          "9663676416 bytes.",
@@ -572,6 +581,18 @@ HOST = [
           "place": "train.py:7 in <module>"}, UNKNOWN),
     Case("fork", "OSError: [Errno 12] Cannot allocate memory",
          {"kind": "host", "where": "host", "certain": True}, UNKNOWN),
+    Case("CPU allocator, a negative size",
+         "RuntimeError: [enforce fail at alloc_cpu.cpp:114] . DefaultCPUAllocator: can't allocate memory: you "
+         "tried to allocate 18446744071562067968 bytes. Error code 12 (Cannot allocate memory)",
+         {"kind": "host allocator", "requested": None}, SIZE),
+    Case("Arrow", "pyarrow.lib.ArrowMemoryError: malloc of size 8589934592 failed",
+         {"kind": "host", "where": "host", "certain": True, "requested": 8589934592}, SIZE),
+    Case("HDF5", "OSError: Can't read data (memory allocation failed)",
+         {"kind": "host", "where": "host", "certain": True}, UNKNOWN),
+    Case("oneDNN", "RuntimeError: could not create a primitive",
+         {"kind": "onednn", "where": "host", "certain": False}, UNKNOWN),
+    Case("Java, under Spark", 'Exception in thread "main" java.lang.OutOfMemoryError: Java heap space',
+         {"kind": "host", "where": "host", "certain": True}, UNKNOWN),
     Case("bad_alloc",
          "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n"
          "Aborted (core dumped)",
@@ -621,6 +642,28 @@ ENDED = [
     Case("subprocess",
          "subprocess.CalledProcessError: Command '['python', 'train.py']' died with <Signals.SIGKILL: 9>.",
          {"kind": "exit code", "where": "host"}, UNKNOWN),
+    Case("DeepSpeed",
+         "[ERROR] [launch.py:321:sigkill_handler] ['python', 'train.py'] exits with return code = -9",
+         {"kind": "exit code", "code": -9}, UNKNOWN),
+    Case("make", "make: *** [Makefile:3: train] Error 137", {"kind": "exit code", "code": 137}, UNKNOWN),
+    Case("joblib",
+         "A worker process managed by the executor was unexpectedly terminated. This could be caused by a "
+         "segmentation fault while calling the function or by an excessive memory usage causing the Operating "
+         "System to kill the worker.",
+         {"kind": "pool", "where": "unclear", "certain": False}, UNKNOWN),
+    Case("a pool of processes",
+         "concurrent.futures.process.BrokenProcessPool: A process in the process pool was terminated abruptly "
+         "while the future was running or pending.",
+         {"kind": "pool", "where": "unclear"}, UNKNOWN),
+    Case("a parser of C", "pandas.errors.ParserError: Error tokenizing data. C error: out of memory",
+         {"kind": "other", "where": "unclear", "certain": False}, UNKNOWN),
+    Case("DataLoader, exit code 1",
+         "RuntimeError: DataLoader worker (pid 123) exited unexpectedly with exit code 1. Details are lost due "
+         "to multiprocessing.",
+         {"kind": "dataloader", "where": "unclear", "code": 1, "pid": 123}, UNKNOWN),
+    Case("bash, a job", "[1]+  Killed                  python train.py",
+         {"kind": "shell", "where": "host"}, UNKNOWN),
+    Case("Slurm, sacct", "JobID State ExitCode\n123 OUT_OF_ME+ 0:125", {"kind": "slurm", "line": 2}, LIMIT),
     Case("docker", "container exited with code 137",
          {"kind": "exit code", "where": "host", "certain": False, "code": 137}, UNKNOWN),
     Case("Slurm, of a batch step",
@@ -709,10 +752,13 @@ REFUSED = {
     "slurmstepd: error: *** JOB 17 ON n1 CANCELLED AT 2025-01-01T00:00:00 DUE TO TIME LIMIT ***":
         "a time limit of Slurm",
     "OSError: [Errno 28] No space left on device": "a full disk",
-    "Traceback (most recent call last):\nKeyError: 'loss'": "line 2: a KeyError, not out of memory",
-    "AttributeError: no attribute": "an AttributeError, not out of memory",
+    "Traceback (most recent call last):\nKeyError: 'loss'": "line 2: a KeyError whose words are not about memory",
+    "AttributeError: no attribute": "an AttributeError whose words are not about memory",
     "epoch 1 loss 0.3\nepoch 2 loss 0.2\n": "has no message that memory ran out, in 2 lines",
-    "see the page about out of memory problems\n": "has no message that memory ran out, in 1 line",
+    "see the page about out of memory problems\n": 'has "out of memory" in line 1, in no form',
+    "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 131072, Hardware limit: "
+    "101376.": "shared memory than the GPU has",
+    "DataLoader worker (pid 9) exited unexpectedly with exit code -11.": "a segmentation fault",
     '"OOMKilled": false,': "has no message that memory ran out",
     "process exited with code 1": "has no message that memory ran out",
     "process exited with code 139": "a segmentation fault in native code (exit code 139); not out of",

@@ -30,7 +30,7 @@ def test_each_figure_is_that_of_the_text(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_size_fragmentation_or_that_it_cannot_be_told(case: Case) -> None:
+def test_it_is_size_fragmentation_a_limit_or_unknown(case: Case) -> None:
     log = log_of(case.text)
     assert log.main is not None
     assert verdict_of(log.main, log.expandable).cause == case.cause
@@ -39,7 +39,7 @@ def test_size_fragmentation_or_that_it_cannot_be_told(case: Case) -> None:
 def test_every_form_has_a_message() -> None:
     seen = {log_of(case.text).main.kind for case in CASES}
     rest = {form.kind for form in FORMS} - seen
-    assert rest == {"hpu", "other"}  # no report at hand has the whole of one
+    assert rest == {"hpu"}  # no report at hand has the whole of one
     assert len(CASES) > 100
 
 
@@ -72,7 +72,7 @@ def test_what_is_something_else_is_refused_in_a_sentence_that_says_what(text, tm
     assert REFUSED[text] in err
 
 
-# --- exit codes, and a text beside a record -------------------------------------------------------
+# --- exit codes, and a text with a record -------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_a_text_and_the_record_of_its_run_are_explained_together(tmp_path, capsy
         assert text.index("CUDA 0 ran out of memory") < text.index("run.mem: ")
         assert cli.main(["explain", "--json", *map(str, names)]) == 0
         facts = json.loads(capsys.readouterr().out)
-        assert facts["cause"] == "cannot be told"
+        assert facts["cause"] == "unknown"
         assert facts["record"]["steps"] == 39
 
 
@@ -134,6 +134,6 @@ def test_more_than_one_text_or_record_is_refused(names, tmp_path, capsys) -> Non
     assert (out, err.count("\n")) == ("", 1)
 
 
-def test_files_beside_an_exit_code_are_refused(capsys) -> None:
+def test_files_with_an_exit_code_are_refused(capsys) -> None:
     assert cli.main(["explain", "--exit-code", "137", "x"]) == 2
     assert "give files or --exit-code, not both" in capsys.readouterr().err
