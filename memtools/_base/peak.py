@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from memtools._base.size import format_bytes
+
 PARAMETERS = "parameters"
 BUFFERS = "buffers"
 GRADIENTS = "gradients"
@@ -77,6 +79,60 @@ class Span(NamedTuple):
     intervals: int
 
 
+class Held(NamedTuple):
+    """What was held in vain at a peak: the variable, as in "old" or "out.logits", its bytes, and
+    the line that made it, such as "train.py:23"."""
+
+    name: str
+    bytes: int
+    line: str
+
+
+class Remedy(NamedTuple):
+    """What to write, such as "del old, logits", and the place: "before loss.backward()
+    (train.py:27)"."""
+
+    text: str
+    place: str
+
+
+class InVain(NamedTuple):
+    """What two traced steps held in vain at their peak: nothing reads it after that moment.
+
+    Attributes:
+        peak_bytes: at the peak of the second one, of the storages that operators touched.
+        bytes: what of these was held in vain, and the program can let go.
+        lowered_bytes: the peak with the remedies.
+        held: the variables, the most bytes first.
+        remedies: what to write.
+        why: why the steps were not traced, in words; "" if they were.
+    """
+
+    peak_bytes: int = 0
+    bytes: int = 0
+    lowered_bytes: int = 0
+    held: tuple[Held, ...] = ()
+    remedies: tuple[Remedy, ...] = ()
+    why: str = ""
+
+    def sentence(self) -> str:
+        """`at the peak 62.5 of 276.5 MiB are held though nothing reads them again: old
+        (train.py:23), logits (train.py:24); "del old, logits" before loss.backward()
+        (train.py:27) makes the peak 214.0 MiB`; "" if nothing is."""
+        if not self.held:
+            return ""
+        total, part = format_bytes(self.peak_bytes), format_bytes(self.bytes)
+        if total.rpartition(" ")[2] == part.rpartition(" ")[2]:
+            part = part.rpartition(" ")[0]
+        names = ", ".join(f"{one.name} ({one.line})" for one in self.held)
+        do = " and ".join(f'"{one.text}" {one.place}' for one in self.remedies)
+        make = "makes" if len(self.remedies) == 1 else "make"
+        return (
+            f"at the peak {part} of {total} are held though nothing reads them again: {names}; "
+            f"{do} {make} the peak {format_bytes(self.lowered_bytes)}"
+        )
+
+
 @dataclass(frozen=True)
 class PeakContents:
     """What lived at the peak of a step, by torch's own reports on the host.
@@ -101,6 +157,7 @@ class PeakContents:
         layers: what there was over the step, in the order of PARTS: of up to INTERVALS parts of it
             the bytes at the moment when most was in use. At the highest of them, `parts`.
         spans: the phases of these intervals, from the step's beginning to its end.
+        in_vain: what the two steps after it held in vain; None if that is not known yet.
     """
 
     step: int
@@ -120,6 +177,7 @@ class PeakContents:
     ms: float = 0.0
     layers: tuple[Layer, ...] = ()
     spans: tuple[Span, ...] = ()
+    in_vain: InVain | None = None
 
     def bytes_of(self, what: str) -> int:
         """Bytes of one of PARTS."""

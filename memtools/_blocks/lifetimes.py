@@ -25,7 +25,7 @@ import itertools
 import sys
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, NamedTuple
@@ -48,9 +48,13 @@ from memtools._base.peak import (
     STATE,
 )
 from memtools._blocks.dispatch import Frame, Operators, flat, frame_of, is_of_a_library
+from memtools._blocks.variables import Variable, holding
 
 BETWEEN = "between"  # the phase outside of the others: data, zero_grad, what is logged
 BEFORE = -1  # the birth of a storage that is older than the trace
+NEAR = 0.999  # Variables are looked for from this share of the peak of the steps before on,
+HIGHER = 1.002  # and again if it is so many times as high.
+LEAST = 0.001  # They are looked for of storages that take this share of the peak or more.
 FRAMES = 12  # An operator has up to so many frames of the user's code, the innermost first.
 #: what a program marks, or a module or an optimizer has
 MARKED = (PARAMETERS, BUFFERS, GRADIENTS, STATE, INPUTS)
@@ -122,12 +126,15 @@ class Trace:
         ops: the operators that ran.
         steps: the positions at which the traced steps begin; the first is 0.
         device: the type of the device whose storages these are.
+        variables: the variables that hold a storage at the peak, and nothing else does, by the id
+            of its life; of those that were looked for.
     """
 
     lives: tuple[Life, ...]
     ops: tuple[Op, ...] = field(repr=False)
     steps: tuple[int, ...] = (0,)
     device: str = "cpu"
+    variables: Mapping[int, Sequence[Variable]] = field(default_factory=dict, repr=False)
 
     def curve(self) -> list[int]:
         """The bytes that are alive while each operator runs."""
@@ -182,7 +189,7 @@ class Tracer:
 
         with Tracer() as tracer:
             step()
-            tracer.step_ended()
+            tracer.step_ended(look=True)  # at the peak of the next one, who holds what?
             step()
         trace = tracer.trace()
 
@@ -205,6 +212,9 @@ class Tracer:
         self._living: dict[int, tuple[_Storage, Any]] = {}  # by _cdata; with a weak reference
         self._ops: list[Op] = []
         self._steps = [0]
+        self._alive = 0  # bytes
+        self._look_at: float | None = None  # from so many bytes on variables are looked for
+        self._variables: dict[int, Sequence[Variable]] = {}
         self._phase = BETWEEN
         self._is_stepping = False
         self._modules: list[str] = []  # the paths of those whose calls run
@@ -253,9 +263,14 @@ class Tracer:
         self._handles = []
         self._operators.end()
 
-    def step_ended(self) -> None:
-        """A step has ended; the next operator belongs to the next one."""
+    def step_ended(self, *, look: bool = False) -> None:
+        """A step has ended; the next operator belongs to the next one.
+
+        Args:
+            look: whether to look for the variables that hold storages at the next step's peak.
+        """
         self._mark_gradients()
+        self._look_at = NEAR * self.trace().peak()[1] if look else None
         self._steps.append(len(self._ops))
 
     def mark(self, category: str, tensors: Iterable[tuple[str, Any]]) -> None:
@@ -302,7 +317,7 @@ class Tracer:
                     one.shape,
                 )
             )
-        return Trace(tuple(lives), ops, steps, self.device)
+        return Trace(tuple(lives), ops, steps, self.device, dict(self._variables))
 
     # --- operators ---
 
@@ -333,6 +348,9 @@ class Tracer:
         self._ops.append(
             Op(str(operator), self._phase, module, self._frames_of(frame), tuple(reads))
         )
+        if self._look_at is not None and self._alive >= self._look_at:
+            self._look_at = HIGHER * self._alive
+            self._look(frame)
 
     def _phase_now(self, torch: Any, is_passed_on: bool) -> str:
         """The phase of an operator; `is_passed_on`: whether its new result is one of an argument
@@ -360,6 +378,7 @@ class Tracer:
         if known is not None:
             found = known[0]
             if nbytes > found.bytes:  # It was resized.
+                self._alive += nbytes - found.bytes
                 found.birth = position if found.bytes == 0 and found.birth >= 0 else found.birth
                 found.bytes = nbytes
             return found
@@ -370,12 +389,15 @@ class Tracer:
         if is_older and tensor.requires_grad and tensor.is_leaf:
             found.category = PARAMETERS
             self._parameters.append(("", weakref.ref(tensor)))
-        living, ops = self._living, self._ops
+        living, ops, tracer = self._living, self._ops, weakref.ref(self)
 
         def died(_: object) -> None:
             living.pop(key, None)
             found.death = len(ops)
+            if (one := tracer()) is not None:
+                one._alive -= found.bytes
 
+        self._alive += nbytes
         self._living[key] = found, weakref.ref(storage, died)
         self._storages.append(found)
         return found
@@ -396,6 +418,18 @@ class Tracer:
             frame = frame.f_back
         key = tuple(found) or library
         return self._sites.setdefault(key, key)
+
+    def _look(self, frame: FrameType | None) -> None:
+        """Look for the variables that hold what this operator does not use."""
+        position, least = len(self._ops) - 1, LEAST * self._alive
+        wanted = {
+            key: one.id
+            for key, (one, _) in list(self._living.items())
+            if one.bytes >= least and one.birth >= 0 and one.last_use < position
+            if one.category in ("", INPUTS)
+        }
+        found = holding(frame, lambda file: self._are_users.get(file, False), wanted)
+        self._variables |= {wanted[key]: variables for key, variables in found.items()}
 
     # --- modules and optimizers ---
 

@@ -9,7 +9,7 @@ in order. A trace that was changed has the operators of the real one, which it m
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 from memtools._base.peak import BACKWARD, FORWARD, GRADIENTS, INPUTS, OPTIMIZER, OPTIMIZERS
@@ -25,15 +25,21 @@ def replay(trace: Trace, changes: Iterable[Change]) -> Trace:
     return trace
 
 
-def ended_at_last_use(ids: Collection[int]) -> Change:
-    """`del` right after the last use of these storages."""
+def ended(deaths: Mapping[int, int]) -> Change:
+    """These storages end before the operators at these positions, if they live so long."""
 
     def change(life: Life) -> Life:
-        if life.id not in ids or (life.death is not None and life.death <= life.last_use + 1):
+        death = deaths.get(life.id)
+        if death is None or (life.death is not None and life.death <= death):
             return life
-        return life._replace(death=life.last_use + 1)
+        return life._replace(death=max(death, life.last_use + 1))
 
     return lambda trace: _each(trace, change)
+
+
+def ended_at_last_use(ids: Collection[int]) -> Change:
+    """`del` right after the last use of these storages."""
+    return ended(dict.fromkeys(ids, 0))
 
 
 def without_optimizers_temporaries(trace: Trace) -> Trace:

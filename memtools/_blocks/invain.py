@@ -1,0 +1,532 @@
+"""held_in_vain: what lives at the peak of a traced step though nothing reads it again, by the
+variable that holds it, and where its `del` belongs.
+
+    logits = model(x)            made          the storage's birth
+    loss = cross_entropy(logits) last use
+    loss.backward()              the peak      `del logits` belongs in front of this statement
+
+The trace knows the lives and the variables. The source says whether the variable is read later,
+also where no operator showed it: by a branch that did not run, by a function within, after the
+loop. Then nothing is said, nor of what a program cannot let go: parameters, what autograd has
+saved, what a list or a library's function holds too.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from memtools._base.peak import Held, InVain, Remedy
+from memtools._base.place import Place, name_of, text_of
+from memtools._base.text import shown
+from memtools._blocks.dispatch import Frame
+from memtools._blocks.lifetimes import MARKED, Life, Trace
+from memtools._blocks.replay import ended, replay
+from memtools._blocks.variables import Variable
+
+WORTH = 0.01  # What takes less than this share of the peak is not said, nor what lowers it less.
+OF_A_STATEMENT = 60  # A statement is shown with up to so many characters.
+CACHE = "past_key_values"  # of models of transformers: use_cache=False makes none
+
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+
+
+def held_in_vain(trace: Trace) -> InVain | None:
+    """What was held in vain at the peak of the last traced step; None if it is too little, or if
+    the trace has no variables.
+
+    Args:
+        trace: of two steps, the second with `step_ended(look=True)` before it. The first one shows
+            what still happens to what lives at the end of the second.
+    """
+    begin = trace.steps[-1]
+    position, peak_bytes = trace.peak(begin)
+    twins, sources = _twins(trace), _Sources()
+    found: dict[tuple[str, str], list[_Case]] = defaultdict(list)  # by function and variable
+    for life in trace.at(position):
+        variables = trace.variables.get(life.id)
+        if not variables or not _is_over(life, twins.get(life.id), position):
+            continue
+        frames = {one.frame for one in variables}
+        if len(frames) == 1:
+            for name in dict.fromkeys(one.name for one in variables):
+                paths = [one for one in variables if one.name == name]
+                found[str(frames), name].append(_Case(life, paths))
+    advice = {key: sources.advice(cases) for key, cases in found.items()}
+    at_peak = {life.id for life in trace.at(position)}
+    made = defaultdict[tuple[object, ...], list[Life]](list)
+    for life in trace.lives:
+        if life.id not in at_peak:  # What is alive then has variables of its own.
+            made[life.made, life.operator].append(life)
+    return _said(
+        trace, found, advice, lambda life: made[life.made, life.operator], peak_bytes, position
+    )
+
+
+class _Case(NamedTuple):
+    """A storage that a variable holds, and the paths from it."""
+
+    life: Life
+    variables: list[Variable]
+
+    @property
+    def path(self) -> str:
+        """The first part of the way from the variable to the tensor: ".logits" of ".logits", an
+        attribute rather than a key."""
+        paths = sorted((one.path for one in self.variables), key=lambda path: path[:1] != ".")
+        return _first(paths[0])
+
+
+class _Advice(NamedTuple):
+    """What to write, and where.
+
+    Attributes:
+        name: the variable.
+        kept: what of it is read later: (name, expression).
+        file, function: of the place.
+        first, end: the lines of the statement.
+        is_before: whether it belongs in front of the statement, or after it.
+        text: the statement.
+    """
+
+    name: str
+    kept: tuple[tuple[str, str], ...]
+    file: str
+    function: str
+    first: int
+    end: int
+    is_before: bool
+    text: str
+
+
+def _said(
+    trace: Trace,
+    found: dict[tuple[str, str], list[_Case]],
+    advice: dict[tuple[str, str], _Advice | None],
+    likes: Callable[[Life], Iterable[Life]],
+    peak_bytes: int,
+    position: int,
+) -> InVain | None:
+    # A storage with a variable that cannot be deleted stays.
+    stuck = {case.life.id for key, cases in found.items() if advice[key] is None for case in cases}
+    deaths, names = dict[int, int](), dict[int, str]()
+    used = dict[_Advice, set[int]]()
+    made = dict[str, Frame]()
+    for key, cases in found.items():
+        one = advice[key]
+        for case in () if one is None else cases:
+            if case.life.id in stuck or one is None:
+                continue
+            used.setdefault(one, set()).add(case.life.id)
+            for life in (case.life, *likes(case.life)):
+                deaths[life.id] = max(_death(trace, life, one), deaths.get(life.id, 0))
+            name = names.setdefault(case.life.id, one.name + case.path)
+            made.setdefault(name, _frame_in(case.life.made, one.file, one.function) or ("", 0, ""))
+    lowered = replay(trace, [ended(deaths)]).peak(trace.steps[-1])[1]
+    sizes = defaultdict[str, int](int)
+    for life in trace.at(position):
+        if life.id in names and deaths[life.id] <= position:
+            sizes[names[life.id]] += life.bytes
+    held = [
+        Held(shown(name), size, _line(made[name]))
+        for name, size in sorted(sizes.items(), key=lambda one: -one[1])
+        if size >= WORTH * peak_bytes
+    ]
+    total = sum(one.bytes for one in held)
+    if total < WORTH * peak_bytes or peak_bytes - lowered < WORTH * peak_bytes:
+        return None
+    worth = {one.name for one in held}
+    needed = [one for one, ids in used.items() if any(shown(names[i]) in worth for i in ids)]
+    return InVain(peak_bytes, total, lowered, tuple(held), tuple(_remedies(needed, worth)))
+
+
+def _remedies(used: Iterable[_Advice], worth: set[str]) -> Iterator[Remedy]:
+    places: dict[tuple[str, int, bool], list[_Advice]] = defaultdict(list)
+    for one in used:
+        places[one.file, one.first, one.is_before].append(one)
+    for same in places.values():
+        kept = dict.fromkeys(pair for one in same for pair in one.kept)
+        lines = [f"{name} = {expression}" for name, expression in kept]
+        text = "; ".join((*lines, f"del {', '.join(dict.fromkeys(one.name for one in same))}"))
+        where = "before" if same[0].is_before else "after"
+        line = _line((same[0].file, same[0].first, ""))
+        place = f"{where} {same[0].text} ({line})"
+        caches = [one.name for one in same if f"{one.name}.{CACHE}" in worth]
+        if caches:
+            place += " (use_cache=False makes no past_key_values at all)"
+        yield Remedy(shown(text), shown(place))
+
+
+def _line(frame: Frame) -> str:
+    return name_of(Place(frame[0], frame[1], ""))
+
+
+# --- the trace ------------------------------------------------------------------------------------
+
+
+def _twins(trace: Trace) -> dict[int, Life]:
+    """For each life of the last step, the one of the step before that was made at the same place,
+    in the same order."""
+    begin = trace.steps[-1]
+    before = trace.steps[-2] if len(trace.steps) > 1 else begin
+    found: dict[int, Life] = {}
+    earlier: dict[tuple[object, ...], list[Life]] = defaultdict(list)
+    later: dict[tuple[object, ...], list[Life]] = defaultdict(list)
+    for life in trace.lives:
+        if life.birth >= before:
+            by = later if life.birth >= begin else earlier
+            by[life.made, life.operator].append(life)
+    for key, lives in later.items():
+        for life, twin in zip(lives, earlier[key], strict=False):
+            found[life.id], found[twin.id] = twin, life
+    return found
+
+
+def _is_over(life: Life, twin: Life | None, position: int) -> bool:
+    """Whether nothing reads a storage again after the operator at this position."""
+    if life.birth < 0 or life.category in MARKED[:-1] or life.last_use >= position:
+        return False
+    if life.death is not None:
+        return True
+    # It lived when the trace ended: what came of the one of the step before?
+    if twin is None or twin.birth > life.birth or twin.death is None:
+        return False
+    return twin.last_use - twin.birth <= life.last_use - life.birth
+
+
+def _death(trace: Trace, life: Life, advice: _Advice) -> int:
+    """The first operator after the `del` of a life."""
+    position = life.last_use + 1
+    while position < len(trace.ops) and (life.death is None or position < life.death):
+        frame = _frame_in(trace.ops[position].frames, advice.file, advice.function)
+        if frame is not None:
+            line = frame[1]
+            if line >= advice.first if advice.is_before else not line <= advice.end:
+                break
+            if not advice.is_before and line < advice.first and position > life.last_use + 1:
+                break  # the next step
+        position += 1
+    return position
+
+
+def _frame_in(frames: Iterable[Frame], file: str, function: str) -> Frame | None:
+    return next((one for one in frames if one[0] == file and one[2] == function), None)
+
+
+# --- the source -----------------------------------------------------------------------------------
+
+
+class _Sources:
+    """The sources of the program, read once each."""
+
+    def __init__(self) -> None:
+        self._read: dict[str, _Source | None] = {}
+
+    def advice(self, cases: list[_Case]) -> _Advice | None:
+        variable = cases[0].variables[0]
+        file, peak_line, function = variable.frame
+        if file not in self._read:
+            self._read[file] = _source(file)
+        source = self._read[file]
+        if source is None:
+            return None
+        found = set[_Advice | None]()
+        for case in cases:
+            made = _frame_in(case.life.made, file, function)
+            used = _frame_in(case.life.used, file, function)
+            if made is None or used is None:
+                return None
+            found.add(source.advice(
+                variable, [one.path for one in case.variables], made[1], used[1], peak_line
+            ))  # fmt: skip
+        # Of several storages in one object, the `del` belongs after the last of them.
+        places = [one for one in found if one is not None]
+        if None in found or not places:
+            return None
+        return max(places, key=lambda one: (not one.is_before, one.first))
+
+
+def _source(file: str) -> _Source | None:
+    text = text_of(file)
+    try:
+        return _Source(file, text, ast.parse(text)) if text else None
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+class _Source:
+    """The syntax tree of a file, with the parents of its nodes."""
+
+    def __init__(self, file: str, text: str, tree: ast.Module) -> None:
+        self.file, self.text, self.tree = file, text, tree
+        self.parents: dict[ast.AST, ast.AST] = {}
+        for node in ast.walk(tree):
+            for inner in ast.iter_child_nodes(node):
+                self.parents[inner] = node
+
+    def advice(
+        self, variable: Variable, paths: list[str], made: int, used: int, peak: int
+    ) -> _Advice | None:
+        """Where a variable may be deleted; None if it is read later, or cannot be.
+
+        Args:
+            variable: its name and frame.
+            paths: from the variable to the storage.
+            made, used, peak: the lines of its function at which the storage was made and used last,
+                and that of the peak.
+        """
+        scope = self._scope(peak)
+        name = variable.name
+        names = [node for node in self._own(scope) if _name(node) == name]
+        if scope is None or self._is_used_within(scope, name) or self._is_declared(scope, name):
+            return None
+        stores = [
+            one
+            for node in names
+            if isinstance(_context(node), ast.Store) and (one := self._statement(node)) is not None
+        ]
+        here = self._at(scope, peak)
+        made_here = [one for one in stores if one.lineno <= made <= self._ends(one)]
+        later = made_here or [one for one in stores if one.lineno >= made]
+        if here is None or not later:
+            return None
+        binding = later[0]
+        loads = [node for node in names if isinstance(_context(node), ast.Load)]
+        if any(isinstance(_context(node), ast.Del) for node in names):
+            return None
+        if self._ends(binding) < here.lineno:
+            return self._before(variable, paths, binding, here, loads, stores)
+        return self._after(variable, binding, used, loads)
+
+    def _before(
+        self, variable: Variable, paths: list[str], binding: ast.stmt, here: ast.stmt,
+        loads: list[ast.AST], stores: list[ast.stmt],
+    ) -> _Advice | None:  # fmt: skip
+        """In front of the statement of the peak, or of the loop that has it."""
+        anchor: ast.AST = here
+        while self._loop(anchor) is not self._loop(binding):
+            outer = self._loop(anchor)
+            if outer is None:
+                return None
+            anchor = outer
+        if not isinstance(anchor, ast.stmt) or not self._comes_always(binding, anchor):
+            return None
+        loop, kept = self._loop(binding), dict[str, str]()
+        again = [one for one in stores if one.lineno > self._ends(here)]
+        for load in loads:
+            line = getattr(load, "lineno", 0)
+            is_carried = loop is not None and loop.lineno <= line < binding.lineno
+            if line < anchor.lineno and not is_carried:
+                continue
+            if any(self._ends(one) < line and self._comes_always(anchor, one) for one in again):
+                continue
+            path, expression = self._read_at(load)
+            if is_carried or not path or any(_overlap(path, one) for one in paths):
+                return None
+            kept[path] = expression
+        pairs = tuple((_tokens(path)[-1], text) for path, text in kept.items())
+        if any(not name.isidentifier() for name, _ in pairs):
+            pairs = tuple((f"kept{i}" if i else "kept", text) for i, (_, text) in enumerate(pairs))
+        return self._advice(variable, pairs, anchor, is_before=True)
+
+    def _after(
+        self, variable: Variable, binding: ast.stmt, used: int, loads: list[ast.AST]
+    ) -> _Advice | None:
+        """After its last use: otherwise it lives until the next step gives the name a new value."""
+        loop = self._loop(binding)
+        if loop is None:
+            return None
+        end, last = self._ends(loop), max(used, binding.lineno)
+        for load in loads:
+            line = getattr(load, "lineno", 0)
+            if line > end or loop.lineno <= line <= self._ends(binding):
+                return None
+            last = max(last, line) if line > binding.lineno else last
+        anchor: ast.AST | None = self._at(self._scope(last), last)
+        block = self.parents.get(self._out_of_with(binding))
+        while anchor is not None and self.parents.get(anchor) is not block:
+            anchor = self.parents.get(anchor)
+        if not isinstance(anchor, ast.stmt):
+            return None
+        while isinstance(anchor, (ast.With, ast.AsyncWith)):
+            anchor = anchor.body[-1]
+        return self._advice(variable, (), anchor, is_before=False)
+
+    def _advice(
+        self, variable: Variable, kept: tuple[tuple[str, str], ...], anchor: ast.stmt,
+        *, is_before: bool,
+    ) -> _Advice:  # fmt: skip
+        text = ast.get_source_segment(self.text, anchor) or ""
+        text = " ".join(text.partition("\n")[0].split())
+        if len(text) > OF_A_STATEMENT:
+            text = f"{text[: OF_A_STATEMENT - 3]}..."
+        if not is_before and text.endswith(":"):
+            text = f"the block of {text}"
+        return _Advice(
+            variable.name, kept, self.file, variable.frame[2], anchor.lineno, self._ends(anchor),
+            is_before, text,
+        )  # fmt: skip
+
+    # --- nodes ---
+
+    def _scope(self, line: int) -> ast.AST | None:
+        """The innermost function that has a line; the module."""
+        found: ast.AST = self.tree
+        for node in ast.walk(self.tree):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                is_in = node.lineno <= line <= (node.end_lineno or 0)
+                if is_in and node.lineno >= getattr(found, "lineno", 0):
+                    found = node
+        return found
+
+    def _own(self, scope: ast.AST | None) -> Iterator[ast.AST]:
+        """The nodes of a function, without those of functions and classes within it."""
+        waiting = [] if scope is None else list(ast.iter_child_nodes(scope))
+        while waiting:
+            node = waiting.pop()
+            yield node
+            if not isinstance(node, _SCOPES):
+                waiting += ast.iter_child_nodes(node)
+
+    def _is_used_within(self, scope: ast.AST, name: str) -> bool:
+        """Whether a function or class within uses this variable, and not one of its own."""
+        for node in self._own(scope):
+            if isinstance(node, _SCOPES):
+                inner = [one for one in ast.walk(node) if _name(one) == name]
+                is_own = any(
+                    isinstance(one, ast.arg) or isinstance(_context(one), ast.Store)
+                    for one in inner
+                ) and not self._is_declared(node, name)
+                if inner and not is_own:
+                    return True
+        return False
+
+    def _is_declared(self, scope: ast.AST, name: str) -> bool:
+        return any(
+            isinstance(node, (ast.Global, ast.Nonlocal)) and name in node.names
+            for node in ast.walk(scope)
+        ) and not isinstance(scope, ast.Module)
+
+    def _statement(self, node: ast.AST) -> ast.stmt | None:
+        """The statement that a node belongs to."""
+        found: ast.AST | None = node
+        while found is not None and not isinstance(found, ast.stmt):
+            found = self.parents.get(found)
+        return found
+
+    def _at(self, scope: ast.AST | None, line: int) -> ast.stmt | None:
+        """The innermost statement of a function that has a line; None for the head of a loop."""
+        there = [
+            node
+            for node in self._own(scope)
+            if isinstance(node, ast.stmt) and node.lineno <= line <= self._ends(node)
+        ]
+        found = max(there, key=lambda node: (node.lineno, -self._ends(node)), default=None)
+        return None if isinstance(found, _LOOPS) else found
+
+    def _loop(self, node: ast.AST) -> ast.stmt | None:
+        """The innermost loop around a statement."""
+        found = self.parents.get(node)
+        while found is not None and not isinstance(found, (*_LOOPS, *_SCOPES)):
+            found = self.parents.get(found)
+        return found if isinstance(found, _LOOPS) else None
+
+    def _comes_always(self, first: ast.AST, second: ast.AST) -> bool:
+        """Whether `first` has run wherever `second` runs: its block has it or what contains it."""
+        first = self._out_of_with(first)
+        outer, field = self.parents.get(first), self._field(first)
+        found: ast.AST | None = second
+        while found is not None and self.parents.get(found) is not outer:
+            found = self.parents.get(found)
+        return found is not None and self._field(found) == field
+
+    def _out_of_with(self, node: ast.AST) -> ast.AST:
+        """The outermost `with` whose body has a statement: what it has always runs."""
+        while isinstance(outer := self.parents.get(node), (ast.With, ast.AsyncWith)):
+            node = outer
+        return node
+
+    def _field(self, node: ast.AST) -> str:
+        """The field of its parent that has a statement: "body", "orelse"."""
+        parent = self.parents.get(node)
+        return (
+            next(
+                (
+                    name
+                    for name, value in ast.iter_fields(parent)
+                    if isinstance(value, list) and any(one is node for one in value)
+                ),
+                "",
+            )
+            if parent is not None
+            else ""
+        )
+
+    def _read_at(self, load: ast.AST) -> tuple[str, str]:
+        """What a line reads of a variable: (".loss", "out.loss"); ("", "out") for all of it."""
+        node, path = load, ""
+        while True:
+            outer = self.parents.get(node)
+            if isinstance(outer, ast.Attribute):
+                is_call = isinstance(self.parents.get(outer), ast.Call) and (
+                    getattr(self.parents.get(outer), "func", None) is outer
+                )
+                if is_call and path:  # a method of what it reads
+                    break
+                if is_call:
+                    return "", ""
+                path += f".{outer.attr}"
+            elif (
+                isinstance(outer, ast.Subscript)
+                and outer.value is node
+                and isinstance(outer.slice, ast.Constant)
+                and type(outer.slice.value) in (str, int)
+            ):
+                path += f"[{outer.slice.value!r}]"
+            else:
+                break
+            node = outer
+        return path, ast.unparse(node)
+
+    @staticmethod
+    def _ends(node: ast.stmt) -> int:
+        return node.end_lineno or node.lineno
+
+
+def _name(node: ast.AST) -> str:
+    return (
+        getattr(node, "id", "")
+        if isinstance(node, ast.Name)
+        else getattr(node, "arg", "")
+        if (isinstance(node, ast.arg))
+        else ""
+    )
+
+
+def _context(node: ast.AST) -> object:
+    return getattr(node, "ctx", None)
+
+
+def _tokens(path: str) -> list[str]:
+    """["past_key_values", "layers", "0"] of ".past_key_values.layers[0]"."""
+    for char in "[]'\"":
+        path = path.replace(char, ".")
+    return [token for token in path.split(".") if token]
+
+
+def _first(path: str) -> str:
+    """ ".past_key_values" of ".past_key_values.layers[0]"."""
+    ends = [at for mark in ".[" if (at := path.find(mark, 1)) > 0]
+    return path[: min(ends)] if ends else path
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Whether one of two paths leads through what the other one leads to. An index may stand for
+    any attribute."""
+    for first, second in zip(_tokens(one), _tokens(other), strict=False):
+        if first != second:
+            return first.isdigit() != second.isdigit()
+    return True

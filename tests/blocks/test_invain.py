@@ -1,0 +1,380 @@
+"""What is held in vain, by its variable and line, of small programs; and what is never said."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from memtools._base.peak import Held, InVain, Remedy
+from memtools._blocks.invain import held_in_vain
+from memtools._blocks.lifetimes import Trace, Tracer
+from memtools._blocks.variables import holding
+
+STEPS, ROWS, CLASSES = 6, 256, 1024
+MIB = 1 << 20
+
+
+def traced(source: str, folder: Path) -> Trace:
+    """Run a program, which calls ended() after each of its steps; steps 4 and 5 are traced."""
+    file = folder / "loop.py"
+    file.write_text(textwrap.dedent(source))
+    tracer, count = Tracer(), [0]
+
+    def ended() -> None:
+        count[0] += 1
+        if count[0] == 3:
+            tracer.begin()
+        elif count[0] == 4:
+            tracer.step_ended(look=True)
+        elif count[0] == 5:
+            tracer.end()
+
+    torch.manual_seed(0)
+    model = nn.Linear(64, CLASSES)
+    names = {
+        "__name__": "loop", "ended": ended, "model": model, "torch": torch, "STEPS": STEPS,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "cross": cross, "batch": batch,
+    }  # fmt: skip
+    try:
+        exec(compile(file.read_text(), str(file), "exec"), names)
+    finally:
+        tracer.end()
+    return tracer.trace()
+
+
+def cross(logits: torch.Tensor, wanted: torch.Tensor | None = None) -> Any:
+    if wanted is None:
+        wanted = torch.zeros(len(logits), dtype=torch.long)
+    return functional.cross_entropy(logits, wanted)
+
+
+def batch() -> torch.Tensor:
+    return torch.randn(ROWS, 64)
+
+
+def said(source: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
+    """The variables with their lines, and what to write where."""
+    monkeypatch.chdir(folder)
+    found = held_in_vain(traced(source, folder))
+    if found is None:
+        return "", ""
+    assert 0 < found.lowered_bytes < found.peak_bytes
+    names = ", ".join(f"{one.name} ({one.line})" for one in found.held)
+    return names, "; ".join(f"{one.text} {one.place}" for one in found.remedies)
+
+
+SAID = {
+    "a variable of the script": (
+        """\
+        for _ in range(STEPS):
+            x = batch()
+            y = torch.zeros(256, dtype=torch.long)
+            logits = model(x)
+            loss = cross(logits, y)
+            loss.backward()
+            optimizer.step(); optimizer.zero_grad()
+            ended()
+        """,
+        "logits (loop.py:4)",
+        "del logits before loss.backward() (loop.py:6)",
+    ),
+    "an entry of a tuple": (
+        """\
+        def both(x):
+            h = model(x)
+            return h, h.mean()
+        for i in range(STEPS):
+            x = batch()
+            out = both(x)
+            loss = cross(out[0]) + out[1]
+            loss.backward()
+            optimizer.step(); optimizer.zero_grad()
+            ended()
+        """,
+        "out[0] (loop.py:6)",
+        "del out before loss.backward() (loop.py:8)",
+    ),
+    "a part of a dict of which another part is read": (
+        """\
+        def both(x):
+            h = model(x)
+            return {"logits": h, "loss": cross(h)}
+        for i in range(STEPS):
+            x = batch()
+            out = both(x)
+            out["loss"].backward()
+            optimizer.step(); optimizer.zero_grad()
+            ended()
+        """,
+        "out['logits'] (loop.py:6)",
+        "loss = out['loss']; del out before out[\"loss\"].backward() (loop.py:7)",
+    ),
+    "until the next step binds the name": (
+        """\
+        for i in range(STEPS):
+            x = torch.randn(64, 64)
+            with torch.no_grad():
+                wide = model(x).repeat(20, 1)
+                big = wide + 1
+                score = big.mean()
+            del wide
+            model(x).mean().backward()
+            optimizer.step(); optimizer.zero_grad()
+            ended()
+        """,
+        "big (loop.py:5)",
+        "del big after score = big.mean() (loop.py:6)",
+    ),
+    "a variable of a method": (
+        """\
+        class T:
+            def step(self, x):
+                logits = model(x)
+                self.loss = cross(logits)
+                self.loss.backward()
+                optimizer.step(); optimizer.zero_grad()
+        t = T()
+        for i in range(STEPS):
+            t.step(batch())
+            ended()
+        """,
+        "logits (loop.py:3)",
+        "del logits before self.loss.backward() (loop.py:5)",
+    ),
+    "several of them, with a view": (
+        """\
+        for i in range(STEPS):
+            x = batch()
+            y = torch.zeros(256, dtype=torch.long)
+            with torch.no_grad():
+                teacher = model(x) * 2
+                soft = teacher.softmax(-1)
+            logits = model(x)
+            flat = logits.view(-1, 1024)
+            loss = cross(flat, soft)
+            loss.backward()
+            optimizer.step(); optimizer.zero_grad()
+            ended()
+        """,
+        "teacher (loop.py:5), soft (loop.py:6), logits (loop.py:7)",
+        "del teacher, soft, logits, flat before loss.backward() (loop.py:10)",
+    ),
+    "in a loop of micro-batches": (
+        """\
+        for i in range(STEPS):
+            for part in range(4):
+                x = batch()
+                logits = model(x)
+                loss = cross(logits) / 4
+                loss.backward()
+            optimizer.step(); optimizer.zero_grad()
+            ended()
+        """,
+        "logits (loop.py:4)",
+        "del logits before loss.backward() (loop.py:6)",
+    ),
+    "outside and inside of a loop": (
+        """\
+        for i in range(STEPS):
+            x = batch()
+            logits = model(x)
+            total = 0.0
+            for scale in (0.5, 0.25):
+                out = model(x * scale)
+                loss = cross(out)
+                loss.backward()
+            optimizer.step(); optimizer.zero_grad()
+            ended()
+        """,
+        "logits (loop.py:3), out (loop.py:6)",
+        "del logits before for scale in (0.5, 0.25): (loop.py:5); "
+        "del out before loss.backward() (loop.py:8)",
+    ),
+}
+
+UNSAID = {
+    "read after": """\
+        for _ in range(STEPS):
+            x = batch()
+            y = torch.zeros(256, dtype=torch.long)
+            logits = model(x)
+            loss = cross(logits, y)
+            loss.backward()
+            optimizer.step(); optimizer.zero_grad()
+            acc = (logits.argmax(-1) == y).float().mean()
+            ended()
+        """,
+    "read in a rare branch": """\
+        for i in range(STEPS):
+            x = batch()
+            y = torch.zeros(256, dtype=torch.long)
+            logits = model(x)
+            loss = cross(logits, y)
+            loss.backward()
+            optimizer.step(); optimizer.zero_grad()
+            if i % 100 == 99:
+                print(logits.argmax(-1))
+            ended()
+        """,
+    "list of outputs": """\
+        kept = []
+        for i in range(STEPS):
+            x = batch()
+            logits = model(x)
+            kept.append(logits)
+            loss = cross(logits)
+            loss.backward()
+            optimizer.step(); optimizer.zero_grad()
+            ended()
+            if len(kept) > 2: kept.pop(0)
+        """,
+    "attribute of self": """\
+        class T:
+            def step(self, x):
+                self.logits = model(x)
+                loss = cross(self.logits)
+                loss.backward()
+                optimizer.step(); optimizer.zero_grad()
+        t = T()
+        for i in range(STEPS):
+            t.step(batch())
+            ended()
+        """,
+    "returned": """\
+        def step(x):
+            logits = model(x)
+            loss = cross(logits)
+            loss.backward()
+            optimizer.step(); optimizer.zero_grad()
+            return loss, logits
+        for i in range(STEPS):
+            step(batch())
+            ended()
+        """,
+    "closure": """\
+        def step(x):
+            logits = model(x)
+            loss = cross(logits)
+            def show(): print(logits)
+            loss.backward()
+            optimizer.step(); optimizer.zero_grad()
+        for i in range(STEPS):
+            step(batch())
+            ended()
+        """,
+    "rnn state carried": """\
+        state = torch.zeros(256, 1024)
+        for i in range(STEPS):
+            x = batch()
+            state = (model(x) + state)
+            loss = state.square().mean()
+            loss.backward()
+            state = state.detach()
+            optimizer.step(); optimizer.zero_grad()
+            ended()
+        """,
+}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_it_is_said_by_its_variable_and_where_the_del_belongs(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, names, remedies = SAID[name]
+    assert said(source, tmp_path, monkeypatch) == (names, remedies)
+
+
+@pytest.mark.parametrize("name", UNSAID)
+def test_nothing_is_said_of_what_is_read_or_cannot_be_let_go(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert said(UNSAID[name], tmp_path, monkeypatch) == ("", "")
+
+
+def test_the_peak_falls_as_it_is_said(tmp_path: Path) -> None:
+    source = textwrap.dedent(SAID["a variable of the script"][0])
+    found = held_in_vain(traced(source, tmp_path))
+    changed = source.replace("    loss.backward()", "    del logits\n    loss.backward()")
+    assert found is not None
+    trace = traced(changed, tmp_path)
+    assert trace.peak(trace.steps[1])[1] == found.lowered_bytes
+    assert held_in_vain(trace) is None
+
+
+def test_the_sentence() -> None:
+    found = InVain(
+        276 * MIB + MIB // 2, 62 * MIB + MIB // 2, 214 * MIB,
+        (Held("old", 32 * MIB, "train.py:23"), Held("logits", 30 * MIB, "train.py:24")),
+        (Remedy("del old, logits", "before loss.backward() (train.py:27)"),),
+    )  # fmt: skip
+    assert found.sentence() == (
+        "at the peak 62.5 of 276.5 MiB are held though nothing reads them again: old "
+        '(train.py:23), logits (train.py:24); "del old, logits" before loss.backward() '
+        "(train.py:27) makes the peak 214.0 MiB"
+    )
+    assert InVain().sentence() == ""
+
+
+# --- variables ------------------------------------------------------------------------------------
+
+
+def key(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+KEPT: list[Any] = []
+
+
+def test_variables_are_found_that_alone_hold_a_storage() -> None:
+    weight = torch.randn(4, 4, requires_grad=True)
+    plain = weight @ weight
+    base = weight @ weight
+    view = base.view(-1)
+    saved = weight.exp()
+    taken = weight @ weight
+    _taker = taken @ weight
+    class_ = type("Output", (dict,), {})
+    out = class_(x=weight @ weight)
+    out.__dict__["x"] = out["x"]
+    listed = weight @ weight
+    KEPT.append(listed)
+    pair = (weight @ weight, (weight @ weight).view(-1))
+    cell = weight @ weight
+    alias = [weight @ weight]
+    other = {"a": alias}
+    keys = {
+        name: key(tensor)
+        for name, tensor in {
+            "plain": plain, "view": view, "saved": saved, "taken": taken, "out": out["x"],
+            "listed": listed, "first": pair[0], "second": pair[1], "cell": cell, "alias": alias[0],
+        }.items()
+    }  # fmt: skip
+    count = sys.getrefcount(plain)
+    found = holding(inspect.currentframe(), lambda file: file == __file__, set(keys.values()))
+    names = {
+        name: {one.name + one.path for one in found[number]}
+        for name, number in keys.items()
+        if number in found
+    }
+    assert (lambda: cell)() is cell
+    assert names == {
+        "plain": {"plain"},
+        "view": {"base", "view"},
+        "out": {"out.x", "out['x']"},
+        "first": {"pair[0]"},
+        "second": {"pair[1]"},
+        "cell": {"cell"},
+        "alias": names["alias"],  # by one way or the other
+    }
+    assert {one.name for one in found[keys["alias"]]} == {"alias", "other"}
+    assert sys.getrefcount(plain) == count, "nothing is kept"
+    assert other["a"] is alias
+    KEPT.clear()
