@@ -33,6 +33,8 @@ class Entry:
         share: of the growth of its part of memory, at the newest walk; None before the first.
         first_pace: bytes a step by which the part grew when the finding was first measured.
         walked: the step of the newest walk that has found its holder; -1 before the first.
+        before: bytes a step of its part and of itself, as of a walk when the part was slower.
+        is_steady: whether it came as fast since then, while its part became faster.
     """
 
     finding: LeakFinding
@@ -41,6 +43,8 @@ class Entry:
     share: float | None = None
     first_pace: float | None = None
     walked: int = -1
+    before: tuple[float, float] | None = None
+    is_steady: bool = False
 
     def confirmed(self, grade: str, step: int) -> str:
         """A suspect that was seen again and again for long enough is growing."""
@@ -231,10 +235,15 @@ class Ledger:
         """Rates were measured while the parts of memory grew by so many bytes a step."""
         self._paces.update(paces)
         for entry in self._entries.values():
-            pace = paces.get(entry.finding.part)
+            pace, rate = paces.get(entry.finding.part), entry.finding.rate_bytes
             if pace is not None:
                 entry.first_pace = entry.first_pace or pace
-                entry.share = entry.finding.rate_bytes / pace if pace > 0 else None
+                entry.share = rate / pace if pace > 0 else None
+                slower, before = entry.before or (pace, rate)
+                if pace > THRESHOLDS.alike * slower:
+                    entry.is_steady = abs(rate - before) <= THRESHOLDS.near * before
+                if not slower <= pace <= THRESHOLDS.alike * slower or entry.before is None:
+                    entry.before = pace, rate
 
     def follow(self, paces: Mapping[str, float], rising: Collection[str] = ()) -> bool:
         """Between two walks, a finding grows as much faster or slower as its part of memory does.
@@ -260,14 +269,24 @@ class Ledger:
             pace = (
                 now if now >= before / THRESHOLDS.faster else before
             )  # end() decides what has ended.
-            for entry in self._entries.values():
-                one = entry.finding
-                if one.part != part or not entry.share or entry.missed or one.grade == "fills":
-                    continue
-                if _is_of_worker(one):
-                    continue
-                entry.finding = replace(one, rate_bytes=entry.share * pace)
+            found = [one for one in self._entries.values() if self._follows(one, part)]
+            steady = [one for one in found if one.is_steady and part in rising]
+            if len(steady) == len(found):
+                steady = []  # One of them becomes faster.
+            shares = sum(one.share or 0.0 for one in found)
+            others = shares - sum(one.share or 0.0 for one in steady)
+            rest = max(0.0, shares * pace - sum(one.finding.rate_bytes for one in steady))
+            for entry in found:
+                if entry not in steady:
+                    rate = (entry.share or 0.0) / others * rest
+                    entry.finding = replace(entry.finding, rate_bytes=rate)
         return is_another
+
+    def _follows(self, entry: Entry, part: str) -> bool:
+        """Whether the rate of a finding is a share of the pace of this part."""
+        one = entry.finding
+        is_known = one.part == part and bool(entry.share) and not entry.missed
+        return is_known and one.grade != "fills" and not _is_of_worker(one)
 
     def _rate_in_part(self, one: LeakFinding) -> float:
         """Bytes a step of it that its part of memory shows: what C code costs may be more."""

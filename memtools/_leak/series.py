@@ -455,10 +455,10 @@ class Looks:
         own, use = slope_of(gained), line_of([(step, at[step]) for step in walked if step in at])
         if own <= 0:
             return holder
-        if use.slope > 0:
-            trust = trust_in(pace.rate, pace.error)
-            if not pace.rising:  # else they lie beside a line because it bends
-                trust *= trust_in(use.slope, use.error)
+        if pace.rising:  # which it may do because of another holder
+            own = min(max(own, _at_end(gained)), pace.rate)
+        elif use.slope > 0:
+            trust = trust_in(pace.rate, pace.error) * trust_in(use.slope, use.error)
             own *= 1 + trust * (pace.rate / use.slope - 1)
         faster = own / holder.rate_bytes
         return replace(
@@ -571,6 +571,12 @@ class Looks:
         cost = slope_of(resident) if len(resident) >= THRESHOLDS.even_intervals else 0.0
         is_trusted = THRESHOLDS.rss_from * use <= cost <= THRESHOLDS.rss_to * use
         return cost if is_trusted else use
+
+
+def _at_end(points: Sequence[tuple[int, float]]) -> float:
+    """Bytes a step at the newest of at least three points: by a line through their rates."""
+    rates = [((s + t) / 2, (b - a) / (t - s)) for (s, a), (t, b) in pairwise(points)]
+    return line_of(rates).at(points[-1][0])
 
 
 def _at(rate: float, part: Part) -> Part:

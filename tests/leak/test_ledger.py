@@ -111,6 +111,17 @@ def test_a_rate_follows_steps_that_become_longer_however_long_ago_the_heap_was_w
     assert ledger.findings()[0].rate_bytes == 40 * KIB
 
 
+def test_what_comes_as_before_is_not_what_becomes_faster() -> None:
+    """A list gets 4 KiB at each step, beside one of episodes that become longer."""
+    ledger, frames = Ledger(), replace(LIST, holder="list frames")
+    for step, longer in ((64, 4.0), (96, 8.0), (128, 12.0)):
+        found = replace(LIST, rate_bytes=4.0 * KIB), replace(frames, rate_bytes=longer * KIB)
+        look(ledger, step, *found, use=(4.0 + longer) * KIB)
+    ledger.follow({"use": 60.0 * KIB}, {"use"})
+    rates = {one.holder: one.rate_bytes / KIB for one in ledger.findings()}
+    assert rates == pytest.approx({"list a": 4.0, "list frames": 56.0})
+
+
 def test_a_rate_follows_its_part_of_memory_but_for_what_has_its_own_measure() -> None:
     """A worker measures its own rate."""
     worker = replace(ACTOR, holder="list Actor.log", process="worker Actor")
