@@ -47,8 +47,10 @@ class Entry:
     is_steady: bool = False
 
     def confirmed(self, grade: str, step: int) -> str:
-        """A suspect that was seen again and again for long enough is growing."""
-        is_suspect = grade == "suspect" and bool(self.finding.kind)
+        """A suspect that was seen again and again for long enough is growing; but not what may be
+        garbage that is collected later."""
+        kind, cause = self.finding.kind, self.finding.cause
+        is_suspect = grade == "suspect" and bool(cause if kind == CYCLES else kind)
         if not is_suspect or self.looks < THRESHOLDS.confirmed_looks:
             return grade
         steps = step - (step if self.finding.first_step is None else self.finding.first_step)
@@ -77,6 +79,13 @@ class Ledger:
     def has_holders(self) -> bool:
         """Whether a holder of this process's memory is among them, as a census names it."""
         return any(one.holder and one.part in OF_CENSUS for one in self.findings())
+
+    def renew(self, found: Sequence[LeakFinding]) -> None:
+        """Enter the newest figures of what workers have found, where it stands."""
+        for one in found:
+            entry = self._entries.get(one.key)
+            if entry is not None and _is_of_worker(one) and one.grade != "fills":
+                entry.finding = replace(entry.finding, rate_bytes=one.rate_bytes, what=one.what)
 
     def update(self, findings: Sequence[LeakFinding]) -> None:
         """Replace findings that stand by those of the same key."""
@@ -359,10 +368,34 @@ def of_late(step: int) -> int:
 
 def has_stopped(one: LeakFinding, points: Points, step: int) -> bool:
     """Whether the worker that has found it has stopped growing, by what it has in use. What a
-    worker reports may be older than that. False if the points do not have it."""
-    recent = points.recent(one.process, of_late(step)) if one.per == "step" else None
+    worker reports may be older than that. A worker that follows it goes on from its last reading:
+    what came until then is not in the readings, so it has stopped if the newest ones show that too.
+    False if the points do not have it, and of cycles that are collected from time to time."""
+    if one.kind == CYCLES and not one.cause:
+        return False
     least = max(THRESHOLDS.least_rate / 4, THRESHOLDS.ended * one.rate_bytes)
-    return recent is not None and recent < least
+    recent = [
+        points.recent(one.process, of_late(step)),
+        points.recent(one.process, THRESHOLDS.confirmed_steps),
+    ]
+    known = [each for each in recent if each is not None and one.per == "step"]
+    return bool(known) and max(known) < least
+
+
+def as_of_now(one: LeakFinding, points: Points, step: int) -> LeakFinding:
+    """What a worker has found, at the rate of now. A worker reports what a holder has gained a step
+    since it was first seen, and looks rarely. Where all that the worker has in use has grown unlike
+    that of late, the holder is taken to have done so too."""
+    recent = points.recent(one.process, of_late(step)) if one.per == "step" else None
+    series = points.series(one.process, one.since_step or 0)
+    if recent is None or len(series) < 2 or one.grade == "fills":
+        return one
+    (begin, first), (end, last) = series[0], series[-1]
+    average = (last - first) / (end - begin)
+    slower, faster = sorted((average, recent))
+    if slower <= 0 or faster <= THRESHOLDS.alike * slower:
+        return one
+    return replace(one, rate_bytes=one.rate_bytes * recent / average)
 
 
 def _is_lost_in_noise(one: LeakFinding, points: Points, step: int, since: int) -> bool:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from memtools._leak.finding import LeakFinding
-from memtools._leak.growth import slope_of
+from memtools._leak.growth import pace_of
 from memtools._leak.judge import THRESHOLDS
 from memtools._monitor.workers import WorkerReports
 
@@ -53,9 +53,8 @@ class ChildProcesses:
         return self.count
 
     def growing(self) -> Sequence[tuple[str, float]]:
-        """The names of those that grow, with their bytes a step, the fastest first. The first point
-        of each does not count: what a process loads when it starts does not grow with steps."""
-        rates = [(slope_of(points[1:]), who) for who, points in self._known.items()]
+        """The names of those that grow, with their bytes a step, the fastest first."""
+        rates = [(_rate_of(points), who) for who, points in self._known.items()]
         names = _names()
         return [
             (f"child process {pid} ({names.get(pid, name)})", rate)
@@ -73,7 +72,7 @@ class ChildProcesses:
     def growth_beside(self) -> float:
         """Bytes a step by which those grow that do not report what they have in use."""
         known = {} if self._workers is None else self._workers.names
-        rates = [slope_of(one[1:]) for (pid, _), one in self._known.items() if pid not in known]
+        rates = [_rate_of(one) for (pid, _), one in self._known.items() if pid not in known]
         return sum(rate for rate in rates if rate >= THRESHOLDS.least_rate)
 
     def are_looking(self) -> bool:
@@ -105,6 +104,12 @@ class ChildProcesses:
         """Ask no more. May be called twice."""
         if self._workers is not None:
             self._workers.close()
+
+
+def _rate_of(points: Sequence[tuple[int, int]]) -> float:
+    """Bytes a step by which a process grows now. Its first point does not count: what a process
+    loads when it starts does not grow with steps."""
+    return pace_of(points[1:]).rate if len(points) > 1 else 0.0
 
 
 def worker_reports() -> WorkerReports | None:

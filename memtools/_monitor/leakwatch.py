@@ -47,7 +47,7 @@ from memtools._leak.finding import (
 )
 from memtools._leak.forecast import Course, Joint, joint_of
 from memtools._leak.judge import FIRST_WRITES, OF_CENSUS, THRESHOLDS, Block, Resident, findings_of
-from memtools._leak.ledger import Entry, Ledger, has_stopped, of_late
+from memtools._leak.ledger import Entry, Ledger, as_of_now, has_stopped, of_late
 from memtools._leak.series import Looks, Points
 from memtools._monitor.children import ChildProcesses
 from memtools._monitor.reporter import Reporter
@@ -319,6 +319,7 @@ class LeakWatch:
         has_jumped = stairs is not None and stairs.jumps[-1].step > self._sensor.looks[-1]
         if self._ledger.follow(self._sensor.paces(step), self._sensor.rising(step)) or has_jumped:
             self._schedule.soon(step)
+        self._ledger.renew(self._ask_workers(self._sensor.known(step)))
         self._forecast(step)
         self._report(self._ledger.end(self._sensor.points, step))
 
@@ -453,13 +454,15 @@ class LeakWatch:
 
     def _ask_workers(self, seen: Looks) -> Sequence[LeakFinding]:
         """Return what workers have found out that goes on."""
+        rate = max(self._sensor.points.slope("children", seen.since), seen.pace("children"))
         found = self._children.ask(
-            self._sensor.points.slope("children", seen.since),
+            rate,
             seen.step if self._seconds is None else 0,
             seen.grades["children"],
             stands=any(one.signal == "children" for one in self._ledger.findings()),
         )
-        return [one for one in found if not has_stopped(one, self._sensor.points, seen.step)]
+        points, step = self._sensor.points, seen.step
+        return [as_of_now(one, points, step) for one in found if not has_stopped(one, points, step)]
 
     def expect_growth(self, name: str, **growth: Any) -> None:
         """As LeakDetector.expect_growth."""

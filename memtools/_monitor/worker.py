@@ -32,7 +32,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memtools import _core
 from memtools._base import process
@@ -60,7 +60,7 @@ LONGEST = 60  # A look that has begun so many seconds ago has ended.
 HOLDERS = 6  # A worker reports at most so many holders.
 GAP = 2  # So many batches are between the first looks.
 LOOKS_AT_ONCE = 3  # The first looks come as soon as there are these batches between them, ...
-SHARE = 50  # ... later ones after so many times the time that the look before took.
+SHARE = 50  # ... later ones after so many times the processor time that the look before took.
 ENTRY = "memtools"  # The key in multiprocessing's settings of a process.
 
 
@@ -234,6 +234,22 @@ def _lives(pid: int) -> bool:
 # --- in a worker ----------------------------------------------------------------------------------
 
 
+class _Garbage(NamedTuple):
+    """What is known of garbage at one time: how often it was collected, batches, bytes in use and
+    those that the census has reached, and objects that the collector would look at."""
+
+    runs: int
+    batches: int
+    used: int
+    reached: int
+    objects: int
+
+    def since(self, first: _Garbage) -> dict[str, int]:
+        """What has come since then: `bytes` are those in use that the census does not reach."""
+        _, batches, used, reached, objects = (b - a for a, b in zip(first, self, strict=True))
+        return {"batches": batches, "used": used, "bytes": used - reached, "objects": objects}
+
+
 class Worker:
     """Counts the batches of this process, and looks at its heap when it is asked to."""
 
@@ -245,8 +261,10 @@ class Worker:
         self._slot: int | None = None
         self._due = self._looks = 0
         self._rests_until = self._weighs_at = 0.0
-        #: batches, bytes in use, bytes reached and objects at the first look without a collector
-        self._uncollected: tuple[int, int, int, int] | None = None
+        #: as of the first look, or the newest collection, and as of now
+        self._garbage: tuple[_Garbage, _Garbage] | None = None
+        #: what had come by the newest collection, and the bytes that went with it
+        self._collected: dict[str, int] = {}
         self._failed = False
         self._busy = threading.Lock()  # a queue may be used by several threads
 
@@ -275,9 +293,12 @@ class Worker:
             self._busy.release()
 
     def _rest(self) -> None:
-        """Drop what looks have kept, because the parent does not ask any more."""
-        self._census = self._clock = self._uncollected = None
+        """Drop what looks have kept, and the report, which would be old when the parent asks again:
+        it does not ask any more."""
+        self._census = self._clock = self._garbage = None
         self._due = self._looks = 0
+        if self._slot is not None:
+            self._page.write(self._slot, 0, b"")
 
     def _look(self, clock: int) -> None:
         if self._clock is None:
@@ -294,7 +315,7 @@ class Worker:
             if self._slot is None:  # more workers than slots
                 self._failed = True
                 return
-        begun = time.monotonic()
+        begun = time.thread_time()
         self._page.look(self._slot, True)
         try:
             if self._census is None:
@@ -303,19 +324,22 @@ class Worker:
         finally:
             self._page.look(self._slot, False)
         self._looks += 1
+        self._note_garbage(bytes_in_use(), passed)
         self._page.write(self._slot, passed, self._report(passed))
         self._due = passed + max(GAP, self._looks * GAP // 2)
-        now = time.monotonic()
-        self._rests_until = now + SHARE * (now - begun)
+        self._rests_until = time.monotonic() + SHARE * (time.thread_time() - begun)
 
     def _weigh(self, clock: int) -> None:
         """Note how many bytes are in use, between two batches: a look shows what grows, and this
-        whether it goes on."""
-        begun = time.monotonic()
-        if clock == self._clock and self._slot is not None and begun >= self._weighs_at:
-            self._page.weigh(self._slot, bytes_in_use())
-            now = time.monotonic()
-            self._weighs_at = now + SHARE * (now - begun)
+        whether it goes on, and what a collection of garbage has freed."""
+        is_due = time.monotonic() >= self._weighs_at
+        if clock == self._clock and self._slot is not None and is_due:
+            begun = time.thread_time()
+            in_use, passed = bytes_in_use(), self._passed.get(clock, 0)
+            self._page.weigh(self._slot, in_use)
+            if self._note_garbage(in_use, passed):
+                self._page.write(self._slot, passed, self._report(passed))
+            self._weighs_at = time.monotonic() + SHARE * (time.thread_time() - begun)
 
     def _report(self, passed: int) -> bytes:
         """What is known, as a text that fits into a slot."""
@@ -331,7 +355,7 @@ class Worker:
                 {**_as_dict(holder), "way": self._census.keepers.known.get(holder.path)}
                 for holder in self._census.holders()[:HOLDERS]
             ],
-            "garbage": self._garbage(passed),
+            "garbage": self._garbage_report(),
         }
         while True:
             text = json.dumps(report).encode()
@@ -339,19 +363,29 @@ class Worker:
                 return text
             report["holders"].pop()
 
-    def _garbage(self, passed: int) -> dict[str, int] | None:
-        """What has come since the first look while the collector was off: batches, bytes in use,
-        those of them that the census does not reach, and objects that the collector would look at.
-        None while it is on. Nothing is collected here: that would write to shared pages."""
-        if gc.isenabled():
-            self._uncollected = None
-            return None
-        now = passed, bytes_in_use(), self._census.reached_bytes, gc.get_count()[0]
-        first = self._uncollected
-        if first is None or now[3] < first[3]:  # the program has collected by itself
-            self._uncollected = first = now
-        batches, used, reached, objects = (b - a for a, b in zip(first, now, strict=True))
-        return {"batches": batches, "used": used, "bytes": used - reached, "objects": objects}
+    def _note_garbage(self, in_use: int, passed: int) -> bool:
+        """Note how much is in use. Returns whether a collection of garbage since then shows how
+        much of that was garbage. Nothing is collected here: that would write to shared pages."""
+        runs = sum(generation["collections"] for generation in gc.get_stats())
+        now = _Garbage(runs, passed, in_use, self._census.reached_bytes, gc.get_count()[0])
+        first, newest = self._garbage or (now, now)
+        is_collected = runs != first.runs and newest is not first
+        if is_collected:
+            freed = newest.since(now)["bytes"]
+            self._collected = {**newest.since(first), "freed": freed}
+        self._garbage = (now, now) if runs != first.runs else (first, now)
+        return is_collected
+
+    def _garbage_report(self) -> dict[str, int]:
+        """What has come since the newest collection, or, if that is short ago, until it; and what
+        it has freed."""
+        if self._garbage is None:
+            return {}
+        first, now = self._garbage
+        found = {**self._collected, **now.since(first)}
+        if found["batches"] < self._collected.get("batches", 0):
+            found = dict(self._collected)
+        return {**found, "grown": self._collected.get("bytes", 0), "collects": int(gc.isenabled())}
 
 
 def _as_dict(holder: Holder) -> dict[str, Any]:

@@ -308,17 +308,28 @@ def _finding_of(
 def _of_garbage(
     report: dict[str, Any], known: _Known, each: float, per: str, grade: str
 ) -> LeakFinding | None:
-    """Cycles of a worker whose collector is off: bytes in use grow, and most of them are those of
-    objects that nothing reaches. None if that is not so."""
+    """Cycles of a worker: bytes in use grow, and most of them are those of objects that nothing
+    reaches. Where Python's collector is on, a collection has to have freed them before that is
+    certain; then they stop growing by themselves. None if it is not so."""
     given = report.get("garbage")
-    if given is None or given["batches"] <= 0 or given["objects"] < given["batches"]:
+    if not given or given["batches"] <= 0 or given["objects"] < given["batches"]:
         return None
     rate = given["bytes"] / given["batches"] * each
     if rate < THRESHOLDS.least_rate or given["bytes"] < THRESHOLDS.explained * given["used"]:
         return None
+    if not given["collects"]:
+        grade, what, cause = graded(grade, 1.0, only_gained=True), COLLECTOR_IS_OFF, "collector"
+    elif rate < THRESHOLDS.least_c_heap * THRESHOLDS.least_rate:
+        return None
+    elif given["grown"] <= 0 and given["batches"] >= THRESHOLDS.certain_steps * min(1.0, each):
+        grade, what, cause = "suspect", "none were collected yet", ""
+    elif given["grown"] > 0 and given["freed"] >= THRESHOLDS.garbage * given["grown"]:
+        grade, what, cause = "fills", "", ""
+    else:
+        return None
     since = known.step if per == "step" else None
-    part = Part("children", rate, grade=graded(grade, 1.0, only_gained=True), since_step=since)
-    found = of_part(part, per=per, kind=CYCLES, what=COLLECTOR_IS_OFF, cause="collector")
+    part = Part("children", rate, grade=grade, since_step=since)
+    found = of_part(part, per=per, kind=CYCLES, what=what, cause=cause)
     return replace(found, process=_name_of(report))
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from memtools import LeakFinding
-from memtools._leak.ledger import Ledger
+from memtools._leak.ledger import Ledger, as_of_now, has_stopped
 from memtools._leak.series import Points
 
 KIB = 2**10
@@ -39,6 +39,14 @@ def test_a_grade_rises_and_stays_while_the_finding_stands() -> None:
         assert look(ledger, step, replace(LIST, grade=grade)) == (news, [])
         (now,) = ledger.findings()
         assert (now.grade, now.first_step) == (stands, 32)
+
+
+def test_what_may_be_collected_later_stays_a_suspect() -> None:
+    ledger = Ledger()
+    cycles = replace(LIST, grade="suspect", holder="", kind="cycles", process="worker 0")
+    for step in (16, 32, 64):
+        look(ledger, step, cycles)
+    assert [one.grade for one in ledger.findings()] == ["suspect"]
 
 
 @pytest.mark.parametrize(("kind", "steps", "grade"), [
@@ -222,3 +230,41 @@ def test_what_a_worker_has_found_ends_by_the_bytes_of_that_worker(grows: int, en
         if step == 128:
             assert ledger.end(points, step) == []
     assert [one.process for one in ledger.end(points, 256)] == ["worker 0"] * ends
+
+
+@pytest.mark.parametrize(("until", "ends"), [(256, False), (224, True)])
+def test_a_worker_that_follows_another_goes_on_with_what_that_has_found(
+    until: int, ends: bool
+) -> None:
+    """What comes in some steps around the end of an epoch is in no reading."""
+    points = Points()
+    worker = replace(ACTOR, holder="list Actor.log", process="worker 0")
+    for step in range(8, 257, 8):
+        own = min(step, 176) + max(0, min(step, until) - 228)
+        points.add(step, {"worker 0": 64 * KIB * own})
+    assert has_stopped(worker, points, 256) is ends
+
+
+def test_cycles_of_a_worker_go_on_though_they_are_collected_from_time_to_time() -> None:
+    points = Points()
+    for step in range(8, 257, 8):
+        points.add(step, {"worker 0": 64 * KIB * (step % 64)})
+    cycles = replace(ACTOR, grade="fills", kind="cycles", process="worker 0")
+    assert not has_stopped(cycles, points, 256)
+    assert has_stopped(replace(cycles, cause="collector"), points, 256)
+
+
+@pytest.mark.parametrize(("later", "rate"), [(64, 64.0), (16, 16.0), (256, 256.0)])
+def test_what_a_worker_has_found_on_average_is_said_as_of_now(later: int, rate: float) -> None:
+    """An epoch that is unlike the one before begins at step 128, and the worker looks rarely."""
+    points, ledger = Points(), Ledger()
+    for step in range(0, 257, 8):
+        own = 64 * min(step, 128) + later * max(0, step - 128)
+        points.add(step, {"worker 0": KIB * own})
+    average = (64.0 + later) / 2 * KIB
+    found = replace(ACTOR, holder="list Actor.log", process="worker 0", rate_bytes=average)
+    now = as_of_now(replace(found, since_step=0), points, 256)
+    assert now.rate_bytes == pytest.approx(rate * KIB)
+    look(ledger, 256, found, children=64.0 * KIB)
+    ledger.renew([now, LIST])
+    assert [one.rate_bytes for one in ledger.findings()] == [now.rate_bytes]

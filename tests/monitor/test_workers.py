@@ -163,6 +163,7 @@ class Fast:
 
     def look(self, step: int) -> None:
         self.points.append((step, len(KEPT)))
+        self.reached_bytes = SIZE * len(KEPT)
 
     def holders(self) -> tuple[Holder, ...]:
         (begin, before), (now, length) = self.points[0], self.points[-1]
@@ -619,7 +620,8 @@ def test_the_parent_reads_whether_the_code_of_a_worker_sets_an_end(name, fills):
     assert (":" in found["kept_at"]) is (name != "gone")
 
 
-GARBAGE = {"batches": 8, "used": 84_000, "bytes": 80_000, "objects": 8}
+GARBAGE = {"batches": 8, "used": 84_000, "bytes": 80_000, "objects": 8, "collects": 0,
+           "grown": 0}  # fmt: skip
 
 
 @pytest.mark.parametrize(("changed", "said"), [
@@ -642,24 +644,64 @@ def test_garbage_that_nothing_collects_in_a_worker_is_said(changed, said):
         assert "gc.disable()" in advice_for(first)
 
 
+@pytest.mark.parametrize(("changed", "said"), [
+    ({}, "suspect: worker 2: cycles that wait for the garbage collector: +12.2 KiB/step "
+         "(none were collected yet)"),
+    ({"batches": 3, "bytes": 150_000}, None),  # in 12 steps
+    ({"bytes": 80_000, "used": 80_000}, None),  # C code takes so little
+    ({"grown": 400_000, "freed": 300_000},
+     "fills: worker 2: cycles that wait for the garbage collector: +12.2 KiB/step"),
+    ({"grown": 400_000, "freed": 100_000}, None),  # most of it was no garbage
+])  # fmt: skip
+def test_garbage_that_is_collected_in_a_worker_is_no_leak(changed, said):
+    given = {**GARBAGE, "collects": 1, "bytes": 400_000, "used": 420_000, **changed}
+    found = made(4, 16, "growing", holders=[], garbage=given)
+    assert [str(one) for one in found] == ([] if said is None else [said])
+
+
 def test_a_worker_counts_what_nothing_collects(page, monkeypatch):
-    one, kept = worker.Worker(page), list[object]()
+    one = worker.Worker(page)
     one._census = Fast()
-    assert one._garbage(1) is None  # the collector is on
-    monkeypatch.setattr("gc.isenabled", lambda: False)
-    counts = iter([100, 180, 3])
+    assert one._garbage_report() == {}
+    runs, counts = iter([3, 3, 4, 4]), iter([100, 180, 3, 8])
+    monkeypatch.setattr("gc.get_stats", lambda: [{"collections": next(runs)}])
     monkeypatch.setattr("gc.get_count", lambda: (next(counts), 0, 0))
-    assert one._garbage(2) == {"batches": 0, "used": 0, "bytes": 0, "objects": 0}
-    kept.append(bytearray(8 << 20))
-    one._census.reached_bytes = 1 << 20
-    found = one._garbage(10)
-    assert found is not None
-    assert (found["batches"], found["objects"]) == (8, 80)
-    assert found["used"] - found["bytes"] == 1 << 20
-    assert found["used"] >= 8 << 20
-    found = one._garbage(12)  # the program has collected: from here on
-    assert found is not None
-    assert found["objects"] == 0
+    seen = []
+    for passed, in_use, reached in ((2, 0, 0), (10, 9000, 1000), (12, 3000, 1200), (14, 3500, 0)):
+        one._census.reached_bytes = reached
+        is_collected = one._note_garbage(in_use, passed)
+        report = one._garbage_report()
+        names = ("batches", "used", "bytes", "objects", "grown")
+        seen.append((is_collected, *(report[name] for name in names), report.get("freed")))
+    assert seen == [
+        (False, 0, 0, 0, 0, 0, None),
+        (False, 8, 9000, 8000, 80, 0, None),
+        (True, 8, 9000, 8000, 80, 8000, 6200),  # of before the collection, as nothing has come yet
+        (False, 8, 9000, 8000, 80, 8000, 6200),
+    ]
+
+
+def test_a_worker_that_is_asked_no_more_keeps_no_old_report(page, monkeypatch):
+    one = worker.Worker(page)
+    monkeypatch.setattr(worker, "new_census", Fast)
+    reports = []
+    for asks in (True, False, True):
+        page.ask(asks)
+        one.before(1)
+        reports.append([passed for _, passed, _ in page.read()])
+        for _ in range(5):
+            one.passed(1)
+    assert reports == [[0], [], [10]]
+
+
+@pytest.mark.parametrize(("begins", "rate"), [(0, 64), (5, 64), (8, 0)])
+def test_a_process_grows_as_it_does_now_and_not_since_it_began(begins, rate):
+    """It may have rested for some looks before."""
+    found = children.ChildProcesses(lambda: [(7, next(sizes), "python")])
+    sizes = iter([20 * MIB + 64 * 1024 * max(0, i - begins) * (begins < 8) for i in range(12)])
+    for step in range(12):
+        found.read(step)
+    assert [round(each / 1024) for _, each in found.growing()] == [rate] * (rate > 0)
 
 
 def test_a_text_that_is_no_report_is_not_said(page, reports):
@@ -706,7 +748,7 @@ def test_what_workers_have_in_use_goes_on_in_those_that_follow_them(page, report
 
 
 def test_a_worker_writes_what_it_has_in_use_between_its_looks(page, monkeypatch):
-    one, sizes = worker.Worker(page), iter([700, 800])
+    one, sizes = worker.Worker(page), iter([600, 700, 800])
     one._census = Fast()
     monkeypatch.setattr(worker, "bytes_in_use", lambda: next(sizes))
     page.ask(True)
