@@ -35,6 +35,7 @@ class Entry:
         walked: the step of the newest walk that has found its holder; -1 before the first.
         before: bytes a step of its part and of itself, as of a walk when the part was slower.
         is_steady: whether it came as fast since then, while its part became faster.
+        grade_before: its grade before the newest look that has shown it; "" before the second.
     """
 
     finding: LeakFinding
@@ -45,6 +46,7 @@ class Entry:
     walked: int = -1
     before: tuple[float, float] | None = None
     is_steady: bool = False
+    grade_before: str = ""
 
     def confirmed(self, grade: str, step: int) -> str:
         """A suspect that was seen again and again for long enough is growing; but not what may be
@@ -136,17 +138,16 @@ class Ledger:
     def _without_over(
         self, news: Sequence[LeakFinding], points: Points, step: int
     ) -> list[LeakFinding]:
-        """What is new, without what no longer grows when it is found: a container that has stopped
-        growing only lately has gained since the first look all the same."""
-        over = [
-            one.key
-            for one in news
-            if one.first_step == step
-            and (points.recent(one.part, 1) or 0.0) < THRESHOLDS.goes_on * one.rate_bytes
-            and self._has_ended(self._entries[one.key], points, step)
-        ]
+        """What is new, without what no longer grows at this look: a container that has stopped
+        growing only lately has gained since the first look all the same. What stood before keeps
+        its grade of before, until `end` takes it out."""
+        over = [one.key for one in news if self._has_ended(self._entries[one.key], points, step)]
         for key in over:
-            self._end(key)
+            entry = self._entries[key]
+            if entry.finding.first_step == step:
+                self._end(key)
+            else:
+                entry.finding = replace(entry.finding, grade=entry.grade_before)
         return [one for one in news if one.key not in over]
 
     def _enter(self, step: int, one: LeakFinding) -> LeakFinding | None:
@@ -158,6 +159,7 @@ class Ledger:
             self._entries[one.key] = entry
             return entry.finding
         before, entry.looks, entry.missed = entry.finding, entry.looks + 1, 0
+        entry.grade_before = before.grade
         grade = one.grade
         if "fills" not in (one.grade, before.grade):
             grade = max(before.grade, one.grade, key=RANK.__getitem__)
@@ -231,7 +233,7 @@ class Ledger:
             recent = points.recent(one.part, THRESHOLDS.confirmed_steps)
             if recent is None or recent < THRESHOLDS.explained * self._rate_in_part(one):
                 continue
-            entry.looks += 1
+            entry.looks, entry.grade_before = entry.looks + 1, one.grade
             grade = entry.confirmed(one.grade, step)
             if grade != one.grade:
                 entry.finding = replace(one, grade=grade)
@@ -331,6 +333,7 @@ class Ledger:
         )
         is_held = bool(one.holder) and not entry.missed  # as the newest walk has seen
         since = points.steps[0] if one.since_step is None else one.since_step
+        window = min(window, max(1, step - since))  # What has just begun has not ended.
         if points.is_shared:
             window *= 2
         garbage = THRESHOLDS.cleared * one.rate_bytes * (step - since) if is_held else 0

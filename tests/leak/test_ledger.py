@@ -15,6 +15,7 @@ C_HEAP = LeakFinding("growing", "heap", rate_bytes=36.0 * KIB, kind="C heap", ma
 PYTHON = LeakFinding("growing", "python", rate_bytes=9.0 * KIB, kind="Python objects")
 NAMELESS = LeakFinding("suspect", "heap", rate_bytes=9.0 * KIB)
 LIST = LeakFinding("growing", "heap", rate_bytes=9.0 * KIB, holder="list a", kind="list")
+LIST_AT_64 = replace(LIST, first_step=64)
 ACTOR = LeakFinding("growing", "children", rate_bytes=64.0 * KIB, kind="children",
                     process="child process 4711 (Actor)")  # fmt: skip
 
@@ -188,6 +189,19 @@ def test_what_has_ended_is_not_new(last: int, news: list[str]) -> None:
     assert ([one.grade for one in found[0]], found[1]) == (news, [])
     assert [one.grade for one in ledger.findings()] == news
     assert ledger.end(points, 256) == []
+
+
+def test_a_grade_that_rises_at_the_look_that_ends_it_is_not_reported() -> None:
+    """An epoch has ended since the look before, and another container grows by then."""
+    ledger, points = Ledger(), Points()
+    for step in range(0, 257, 8):
+        points.add(step, {"heap": 9 * KIB * (step if step < 200 else (step - 200) // 4)})
+        if step == 64:
+            assert ledger.look(step, [LIST], {"use": 9.0 * KIB}, points) == ([LIST_AT_64], [])
+    found = [replace(LIST, grade="likely"), replace(LIST, holder="list b")]
+    assert ledger.look(256, found, {"use": 9.0 * KIB}, points) == ([], [])
+    assert [(one.holder, one.grade) for one in ledger.end(points, 256)] == [("list a", "growing")]
+    assert not ledger
 
 
 @pytest.mark.parametrize(("grade", "left", "freed"), [

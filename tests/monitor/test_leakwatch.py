@@ -97,6 +97,7 @@ def test_large_growth_that_begins_late_is_looked_at_more_densely(clock: Clock) -
     assert [one.grade for one in program.said][:1] == ["suspect"]
     assert program.said[0].first_step is not None
     assert program.said[0].first_step <= 1000 + 128
+    assert not any(one.over for one in program.said)
 
 
 @pytest.mark.slow
