@@ -417,9 +417,10 @@ _ADVICE: tuple[tuple[_Fits, str], ...] = (
     (
         _is("children"),
         "which container holds it is not known yet: a process that was given a queue or a "
-        "connection is asked, and answers within some 500 steps. In {process}, look for a list or "
-        "a cache that grows, and for a queue that is filled faster than it is emptied; in a worker "
-        "of a DataLoader, for what the dataset keeps from one item to the next",
+        "connection, or that trains, is asked, and answers within some 500 steps. In {process}, "
+        "look for a list or a cache that grows, and for a queue that is filled faster than it is "
+        "emptied; in a worker of a DataLoader, for what the dataset keeps from one item to the "
+        "next",
     ),
     (
         _caused_by("collector"),

@@ -1,7 +1,8 @@
 """What runs in a worker: a DataLoader's, or any other process of multiprocessing.
 
     parent                                     worker
-    WorkerReports ──► Page: it asks            at each get() or put() of its queue: Worker.before()
+    WorkerReports ──► Page: it asks            at each get() or put() of its queue, or step of an
+                                               optimizer: Worker.before()
                                                  not asked: a look at one number, 0.5 us
                       Page: slots  ◄──────       asked: a look of the census at every so many
     findings() ◄── what grows in whom            batches, and what it names into its own slot
@@ -9,8 +10,9 @@
 The page is shared memory that the parent makes. A forked worker inherits it; a spawned one finds it
 by an entry of multiprocessing's own settings, which each process passes on to those that it starts.
 So nothing of the program is replaced, but for the methods of the queues that a worker is given: on
-those objects, in that process, their calls are counted. A batch is the step of a worker: workers
-run ahead of the program, so the program's own steps would say little of them.
+those objects, in that process, their calls are counted, and by torch's own hook the steps of
+optimizers. A batch is the step of a worker: workers run ahead of the program, so the program's own
+steps would say little of them.
 
 A look in a worker must not write into the memory that it shares with its parent: the kernel copies
 each page that is written to. So the census takes no references, does not collect, and its tables
@@ -37,6 +39,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from memtools import _core
 from memtools._base import process
 from memtools._base.mapping import Descriptor, map_file
+from memtools._base.steps import OPTIMIZERS, Steps, is_of_another_step
 
 if TYPE_CHECKING:
     from memtools._census.holders import Holder
@@ -554,6 +557,26 @@ def _begin(_: object) -> None:
     for queue in _queues(current):
         for name in CLOCKS:
             _count_calls(queue, name)
+    _count_steps()
+
+
+def _count_steps() -> None:
+    """Count the steps of torch's optimizers as batches, in a process that has imported torch: one
+    that trains may have no queue, as those of torch.multiprocessing.spawn()."""
+    register = getattr(sys.modules.get(OPTIMIZERS), "register_optimizer_step_post_hook", None)
+    if register is None:
+        return
+    steps, clock = Steps(), id(_count_steps)
+
+    def stepped(optimizer: object, args: object, kwargs: object) -> None:
+        worker = _worker[0] if _worker else None
+        nested = is_of_another_step(sys._getframe(1))
+        if worker is not None and not nested and steps.begins(optimizer):
+            worker.before(clock)
+            worker.passed(clock)
+
+    stepped._torchdynamo_disable = True  # type: ignore[attr-defined]
+    register(stepped)
 
 
 def _queues(current: Any) -> Iterator[Any]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import memtools
 from memtools._base import sentences
@@ -312,6 +313,34 @@ def test_a_process_without_queues_is_not_asked(reports, fast):
     assert os.read(ours, 1) == b"x"
     process.join(60)
     assert (process.exitcode, list(reports._page.read())) == (0, [])
+    os.close(ours)
+    os.close(theirs)
+
+
+def train(done: Any) -> None:
+    """A process that trains, with a connection that nobody has given to it."""
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizers = [torch.optim.SGD([weight], lr=0.1) for _ in range(2)]
+    weight.grad = torch.ones(1)
+    for _ in range(16):
+        KEPT.append(b"")
+        for optimizer in optimizers:
+            optimizer.step()
+    os.write(done, b"x")
+    time.sleep(60)
+
+
+def test_the_steps_of_a_process_that_trains_are_its_batches(reports, fast):
+    ours, theirs = os.pipe()
+    process = FORK.Process(target=train, args=(theirs,), daemon=True)
+    reports.ask()
+    process.start()
+    assert os.read(ours, 1) == b"x"
+    ((pid, passed, report),) = reports._page.read()
+    assert (pid, passed) == (process.pid, 16)  # both optimizers are of one step
+    assert report["holders"][0]["path"] == "list KEPT"
+    process.kill()
+    process.join(60)
     os.close(ours)
     os.close(theirs)
 
