@@ -4,7 +4,7 @@
          ──► where is an anchor?  one search in C for each, in lower case
          ──► the line around it, and the lines above and below ──► message.py ──► OomMessage
 
-A piece has at most so many places that are looked at, and a text at most so many messages that are
+Of each anchor at most so many places are looked at, and of a text at most so many messages are
 kept, the first and the last ones. So neither a log of 1 GB nor a text that is made of anchors alone
 takes more than its reading. Line numbers count "\\n".
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import BinaryIO, Final
@@ -34,10 +34,11 @@ from memtools._oom.message import (
 
 #: bytes of a piece; of what lies before and after a place; of the longest line that is read whole
 PIECE, AROUND, LINE = 1 << 20, 8 << 10, 2 << 10
-#: places in a piece that are looked at, from either end; fewer after MANY of a text
-PLACES, FEW, MANY = 200, 4, 1000
+#: Places of an anchor that are looked at: so MANY of a text, and FEW from either end of each piece
+#: after that. Of forms that say most there are more: a run of many ranks has many of them.
+MANY, MANY_HEAVY, FEW, HEAVY = 60, 600, 3, 90
 #: bytes of a line that is not read whole, before and after a place
-BEFORE, AFTER = 120, 2000
+BEFORE, AFTER = 120, 1500
 #: messages that are kept, from either end
 KEPT: Final = 400
 #: Lines within which messages are about one end.
@@ -137,8 +138,9 @@ def search(file: BinaryIO, first: bytes = b"") -> Log:
     """
     log, found = Log(), _Found()
     for piece in _pieces(file, first):
-        if piece.begin == 0 and b"\0" in piece.data[:4096]:
-            log.readable = False
+        head = piece.data[:4096]
+        if piece.offset == 0 and head.count(0) > len(head) // 10:
+            log.readable = False  # a file of another kind; a log may have a few of them
             break
         _look(piece, log, found)
     log.messages = found.messages()
@@ -190,7 +192,8 @@ class _Found:
     def __init__(self) -> None:
         self.head: list[OomMessage] = []
         self.tail: deque[OomMessage] = deque(maxlen=KEPT)
-        self.count = self.looks = 0
+        self.count = 0
+        self.looks: Counter[bytes] = Counter()
 
     def add(self, message: OomMessage) -> None:
         last = self.tail[-1] if self.tail else self.head[-1] if self.head else None
@@ -244,41 +247,41 @@ def _are_one(last: OomMessage, message: OomMessage) -> bool:
 def _look(piece: _Piece, log: Log, found: _Found) -> None:
     data = piece.data
     lower = data.lower()
-    places = PLACES if found.looks < MANY else FEW
-    spots = sorted(
-        {
-            spot
-            for anchor in ANCHORS
-            for spot in _spots(lower, anchor, piece.begin, piece.end, places)
-        }
-    )
-    if len(spots) > 2 * places:
-        spots, log.is_all = spots[:places] + spots[-places:], False
+    spots: dict[int, list[Form]] = {}
+    for anchor, forms in ANCHORS.items():
+        many = MANY_HEAVY if any(form.weight >= HEAVY for form in forms) else MANY
+        places = max(FEW, (many - found.looks[anchor]) // 2)
+        some, is_all = _spots(lower, anchor, piece.begin, piece.end, places)
+        found.looks[anchor] += len(some)
+        log.is_all = log.is_all and is_all
+        for spot in some:
+            spots.setdefault(spot, []).extend(forms)
     seen = set[int]()
     number, counted = piece.lines + 1, 0
-    for spot in spots:
+    for spot in sorted(spots):
         start, stop, is_whole = _line_at(data, spot)
         key = start if is_whole else spot
         if key in seen:
             continue
         seen.add(key)
-        found.looks += 1
         number += data.count(b"\n", counted, start)
         counted = max(counted, start)
         line = _text(data[start:stop])
-        forms = _forms_of(lower[start:stop])
+        known = _forms_of(lower[start:stop]) if is_whole else spots[spot]
         before = _text(data[max(0, start - AROUND) : max(0, start - 1)]).split("\n")
         after = _text(data[stop + 1 : stop + 1 + AROUND]).split("\n") if is_whole else []
         column = None if is_whole else len(_text(data[start:spot]))
-        for message in _of_line(before, line, after, number, forms, column):
+        for message in _of_line(before, line, after, number, known, column):
             found.add(message)
     _other_errors(piece, lower, log)
     log.lines = piece.lines + data.count(b"\n", 0, piece.end) + (data[-1:] not in (b"\n", b""))
     log.size += piece.end - piece.begin
 
 
-def _spots(lower: bytes, anchor: bytes, begin: int, end: int, places: int) -> list[int]:
-    """The first and the last places of an anchor that begin in a range."""
+def _spots(
+    lower: bytes, anchor: bytes, begin: int, end: int, places: int
+) -> tuple[list[int], bool]:
+    """The first and the last places of an anchor that begin in a range, and whether that is all."""
     stop = end + len(anchor) - 1
     found: list[int] = []
     at = lower.find(anchor, begin, stop)
@@ -286,13 +289,13 @@ def _spots(lower: bytes, anchor: bytes, begin: int, end: int, places: int) -> li
         found.append(at)
         at = lower.find(anchor, at + len(anchor), stop)
     if at < 0:
-        return found
+        return found, True
     last: list[int] = []
     at = lower.rfind(anchor, found[-1] + 1, stop)
     while at >= 0 and len(last) < places:
         last.append(at)
         at = lower.rfind(anchor, found[-1] + 1, at)
-    return found + last[::-1]
+    return found + last[::-1], at < 0
 
 
 def _line_at(data: bytes, spot: int) -> tuple[int, int, bool]:
@@ -352,7 +355,7 @@ def _other_errors(piece: _Piece, lower: bytes, log: Log) -> None:
             log.exception = shown(match[1]), piece.lines + 1 + data.count(b"\n", 0, at)
             break
         at = data.rfind(b"Error", piece.begin, max(piece.begin, start))
-    for at in _spots(lower, _SETTING, piece.begin, piece.end, 20):
+    for at in _spots(lower, _SETTING, piece.begin, piece.end, 20)[0]:
         near = _text(data[max(0, at - 200) : at + 60])
         for match in _ON.finditer(near):
             if not match["hint"]:

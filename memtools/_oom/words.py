@@ -189,7 +189,7 @@ def _others(log: Log, main: OomMessage) -> list[str]:
     lines = [_line(one) for one in others[-LISTED:]]
     if log.count - 1 > len(lines):
         first = log.messages[0]
-        many = f"{log.count:,} in all" if log.is_all else f"more than {log.count:,}"
+        many = f"{log.count:,} in all" if log.is_all else f"at least {log.count:,}"
         lines.insert(0, f"{many}, the first in line {first.line:,}")
     return lines
 

@@ -298,9 +298,23 @@ def test_a_text_that_is_made_of_anchors_is_looked_at_in_few_places(part, monkeyp
 
     monkeypatch.setattr(log_module, "messages_in", counted)
     log = log_of(part * (2_200_000 // len(part)))
-    assert len(looks) <= log_module.MANY + 2 * log_module.PLACES + 8
+    assert len(looks) <= 2 * log_module.MANY_HEAVY + 400
     assert max(looks, default=0) <= 2 * log_module.AROUND + 2 * log_module.LINE + 4096
     assert len(log.messages) <= 2 * log_module.KEPT
+
+
+def test_a_message_is_not_lost_among_thousands_of_harmless_lines() -> None:
+    harmless = "worker finished with exit code 0, killed 0 jobs, is out of memory no more\n" * 9_000
+    log = log_of(harmless + OOM.format(asked=512, gpu=3) + "\n" + harmless)
+    assert log.main is not None
+    assert (log.main.line, log.main.requested) == (9_001, mib(512))
+
+
+def test_messages_of_many_ranks_are_all_found() -> None:
+    lines = [f"[rank{n}]: {OOM.format(asked=100 + n, gpu=n % 8)}\n" for n in range(256)]
+    log = log_of(NOISE * 100 + "".join(lines))
+    assert (log.count, len(log.messages)) == (256, 256)
+    assert log.main.rank == "rank 0"
 
 
 @pytest.mark.slow
@@ -342,6 +356,7 @@ def test_a_log_of_powershell_and_of_another_language() -> None:
 
 def test_what_is_not_a_text_is_said() -> None:
     assert refusal(log_of(b"\x7fELF\0\0\0Killed"), "a") == "a is neither a record nor a text"
+    assert log_of("x" * 100 + "\0\0\nKilled\n").main is not None
 
 
 @pytest.mark.slow
