@@ -41,6 +41,8 @@ MANY, MANY_HEAVY, FEW, HEAVY = 60, 600, 3, 90
 BEFORE, AFTER = 120, 1500
 #: messages that are kept, from either end
 KEPT: Final = 400
+#: lines that the kernel writes of a kill
+PROCESSES: Final = 10_000
 #: Lines within which messages are about one end.
 NEAR: Final = 500
 
@@ -227,11 +229,11 @@ class _Found:
 
 def _are_one(last: OomMessage, message: OomMessage) -> bool:
     """Whether two messages, one below the other, are parts of one."""
-    if message.rank != last.rank or message.kind != last.kind or message.line - last.line > 60:
+    if message.rank != last.rank or message.kind != last.kind:
         return False
     if message.kind == "kernel":
-        # "Killed process" is the last line that the kernel writes of a kill.
-        return last.virtual is None
+        # "Killed process" is the last line of a kill, below a list of all processes.
+        return last.virtual is None and message.line - last.line < PROCESSES
     return (
         message.kind == "torch"
         and message.backend is None
@@ -310,7 +312,8 @@ def _line_at(data: bytes, spot: int) -> tuple[int, int, bool]:
 
 
 def _text(data: bytes) -> str:
-    return data.decode("utf-8", "replace").replace("\r", "\n")
+    text = data.decode("utf-8", "replace")
+    return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
 
 
 def _forms_of(line: bytes) -> list[Form]:

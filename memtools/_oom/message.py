@@ -172,6 +172,9 @@ class Form:
 _SIZE: Final = r"(\d{1,24}(?:\.\d{0,6})?) {0,2}(bytes|[kKMGTPE]i?B?|B)\b"
 #: torch and numpy mean powers of 1024 with every unit; so do Kubernetes' Mi and the kernel's kB
 _POWERS: Final = {letter: power for power, letter in enumerate("kmgtpe", 1)}
+_DECIMAL: Final = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+#: from here on a limit is none
+NO_LIMIT: Final = 1 << 50
 
 
 def size_of(number: str, unit: str) -> int | None:
@@ -576,7 +579,10 @@ def _value(name: str, parts: list[str]) -> Any:
         return tuple(int(part[:18]) for part in dimensions if part)[:16]
     if len(parts) == 1:
         return shown(parts[0])
-    return size_of(parts[0], parts[1])
+    if name == "limit" and parts[1] in _DECIMAL:  # Kubernetes means 10**9 with G, 2**30 with Gi
+        return round(float(parts[0]) * _DECIMAL[parts[1]])
+    size = size_of(parts[0], parts[1])
+    return None if name in ("limit", "allowed") and size is not None and size >= NO_LIMIT else size
 
 
 def _of_torch(values: dict[str, Any], text: str) -> dict[str, Any]:

@@ -174,11 +174,14 @@ def _cause(
     allowed = message.allowed
     if allowed is not None and parts.reserved is not None:
         left = max(0, allowed - parts.reserved)
-        if asked > left and (free is None or free >= asked):
+        doubt = _doubt(allowed, message.allocated, idle)
+        if asked + doubt > left and (free is None or free >= asked):
             text = (
                 f"a limit of {_of(allowed)} is set for this process (a memory fraction), of which "
                 f"{_of(left)} were left for {size}"
             )
+            if abs(asked - left) <= doubt:
+                return LIMIT, f"{text}, as exactly as the text has it", None
             if asked > left + (idle or 0):
                 return LIMIT, text, asked - left - (idle or 0)
             return LIMIT, f"{text} and {_of(idle)} lay in pieces", asked - left
@@ -283,8 +286,8 @@ def _notes(message: OomMessage, parts: _Parts, expandable: bool | None) -> list[
     allocated, capacity = message.allocated, message.capacity
     if allocated is not None and capacity is not None and allocated > capacity:
         notes.append(
-            "more is allocated than the device has: the driver moves memory to the host (Windows), "
-            "which is slow"
+            "more is allocated than the device has: the driver moves memory to the host (as on "
+            "Windows), which is slow"
         )
     if message.unallocated is not None and message.backend in ("CUDA", "HIP", None):
         if message.reserved is not None:

@@ -371,14 +371,15 @@ OTHER_DEVICES = [
         "total capacity of 19.92 GiB of which 6.22 GiB is free. Of the allocated memory 5.34 GiB is "
         "allocated by PyTorch, and 7.10 GiB is reserved by PyTorch but unallocated." + HINT_HIP,
         FRAGMENTATION, gib(6.64), gib(19.92), gib(6.22), gib(5.34), gib(7.10), backend="HIP"),
-    # 1.05 GiB allowed = 1075.2 MiB; 1017.01 + 54.99 = 1072 reserved: 3.2 MiB left, 2 requested
+    # 1.05 GiB allowed = 1075.2 MiB; 1017.01 + 54.99 = 1072 reserved: 3.2 MiB left, 2 requested, and
+    # 1.05 GiB may be 5 MiB less; the device has 244 GiB free
     new("HIP, a limit and private pools",
         "2025-11-12T11:25:13.4961658Z FAILED [0.0005s] test_autograd.py::TestAutogradDeviceTypeCUDA::test "
         "- torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 MiB. GPU 0 has a total "
         "capacity of 255.98 GiB of which 244.65 GiB is free. 1.05 GiB allowed; Of the allocated memory "
         "1017.01 MiB is allocated by PyTorch, with 17.00 MiB allocated in private pools (e.g., HIP Graphs),"
         " and 54.99 MiB is reserved by PyTorch but unallocated." + HINT,
-        UNKNOWN, mib(2), gib(255.98), gib(244.65), mib(1017.01), mib(54.99), backend="HIP",
+        LIMIT, mib(2), gib(255.98), gib(244.65), mib(1017.01), mib(54.99), backend="HIP",
         allowed=gib(1.05), private=mib(17)),
     # 0 + 1.99 MiB < 76 MiB
     new("HIP, size",
@@ -689,6 +690,14 @@ ENDED = [
          "    Ready:          False\n    Restart Count:  5\n    Limits:\n      cpu:     100m\n      memory:  "
          "50Mi\n",
          {"kind": "kubernetes", "where": "host", "certain": True, "code": 137, "limit": mib(50)}, LIMIT),
+    Case("Kubernetes, a decimal unit",
+         "Reason: OOMKilled\nExit Code: 137\nLimits:\n  memory: 2G\n",
+         {"kind": "kubernetes", "code": 137, "limit": 2 * 10**9}, LIMIT),
+    Case("kernel, a group without a limit",
+         "memory: usage 1048576kB, limit 9007199254740988kB, failcnt 0\n" + "[ 7899] 0 7899 654 384 python\n" * 90
+         + "Memory cgroup out of memory: Killed process 7899 (python) total-vm:2600kB, anon-rss:1500kB, "
+         "file-rss:0kB, shmem-rss:0kB",
+         {"kind": "kernel", "pid": 7899, "used": 1 << 30, "limit": None, "anonymous": 1500 << 10}, LIMIT),
     Case("Kubernetes, get pods",
          "tax-tribunals-application-base-74464f6b98-2kj6g      0/1     OOMKilled   4 (57s ago)   2m40s",
          {"kind": "kubernetes", "limit": None}, LIMIT),

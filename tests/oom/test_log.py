@@ -354,6 +354,13 @@ def test_a_log_of_powershell_and_of_another_language() -> None:
         assert log.main.unallocated == mib(50)
 
 
+def test_line_ends_of_windows_and_of_progress_bars() -> None:
+    case = next(case for case in CASES if case.name == "cudaMallocAsync, in columns")
+    log = log_of("50%|###   |\r51%|###   |\r" + case.text.replace("\n", "\r\n") + "\r\n")
+    assert log.main is not None
+    assert {name: getattr(log.main, name) for name in case.fields} == case.fields
+
+
 def test_what_is_not_a_text_is_said() -> None:
     assert refusal(log_of(b"\x7fELF\0\0\0Killed"), "a") == "a is neither a record nor a text"
     assert log_of("x" * 100 + "\0\0\nKilled\n").main is not None
