@@ -187,8 +187,9 @@ class Points:
         pace = self._paces.get(key)
         if pace is None:
             points = without(self._without_end(name, since)[-MOST_OF_PACE:], key[2])
-            pace = pace_of(points) if points else Pace(0.0, since, math.inf)
-            pace = rising_pace(points) or pace
+            pace = rising_pace(points)
+            if pace is None:
+                pace = pace_of(points) if points else Pace(0.0, since, math.inf)
             self._paces[key] = pace
         return pace if stairs is None else pace._replace(rate=pace.rate + stairs.rate)
 
