@@ -37,6 +37,7 @@ from memtools._leak.judge import C_HEAP, CYCLES, PYTHON, THRESHOLDS, Part, of_pa
 from memtools._record.events import start_of
 from memtools._record.growth import Growth, Late, judge, kept, late_of, step_seconds
 from memtools._record.kinds import Finding
+from memtools._record.record import UNKNOWN
 from memtools._record.series import own_column
 
 if TYPE_CHECKING:
@@ -63,7 +64,8 @@ class Verdict:
             or was not meant to.
         limit: the limit that the forecasts of the host refer to, like `the machine's 23.5 GiB`; ""
             without one.
-        freed: what grew, the newest last, until it was freed at once.
+        freed: what grew, the newest last, until it was freed at once, and how often what is in use
+            fell so.
     """
 
     findings: tuple[LeakFinding, ...]
@@ -74,7 +76,7 @@ class Verdict:
     tested: bool
     untested: str = ""
     limit: str = ""
-    freed: tuple[LeakFinding, ...] = ()
+    freed: tuple[tuple[LeakFinding, int], ...] = ()
 
     @property
     def leaking(self) -> bool:
@@ -101,7 +103,9 @@ class Verdict:
             for one in self.little[:1]
         ]
         found = found or [self.short or self.nothing]
-        found += [f"before: {one.line()}; {one.freed()}" for one in self.freed]
+        for one, times in self.freed:
+            often = f"; what is in use fell so at least {times:,} times" if times > 1 else ""
+            found.append(f"before: {one.line()}; {one.freed()}{often}")
         return [*found, self.untested] if self.untested else found
 
     def _forecast_lines(self) -> list[str]:
@@ -148,9 +152,9 @@ def verdict_of(figures: Figures) -> Verdict:
     nothing = _nothing(figures) if late is None else str(late)
     untested = shown(start_of(record).untested)
     limit = _limit_of(figures)
-    freed = _freed(figures.record, {one.key for one in found})
+    freed = [(one, _falls(figures, one)) for one in _freed(record, {one.key for one in found})]
     return Verdict(
-        tuple(found), tuple(little), short, nothing, late, tested, untested, limit, freed
+        tuple(found), tuple(little), short, nothing, late, tested, untested, limit, tuple(freed)
     )
 
 
@@ -274,6 +278,25 @@ def _freed(record: Record, standing: set[Key]) -> tuple[LeakFinding, ...]:
             one = _harmless(event.data).without_forecast()
             found[one.key] = one
     return tuple(one for key, one in found.items() if key not in standing)
+
+
+def _falls(figures: Figures, one: LeakFinding) -> int:
+    """How often what is in use fell by half of what was freed, or more, since the finding began to
+    grow, as far as it was read; 0 if that is not known. The end of each epoch does that, also if
+    the finding was taken back before."""
+    line, column = figures.line, "heap_used"
+    if one.part != "use" or not line.known(column):
+        return 0
+    falls, top = 0, -1
+    for step, least, most in zip(
+        line.most["step"], line.least[column], line.most[column], strict=True
+    ):
+        if UNKNOWN in (step, least, most) or step < (one.since_step or 0):
+            continue
+        top = max(top, most)
+        if top - least >= THRESHOLDS.cleared * one.freed_bytes:
+            falls, top = falls + 1, least
+    return falls
 
 
 def _harmless(event: Finding) -> LeakFinding:

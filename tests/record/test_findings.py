@@ -138,6 +138,25 @@ def test_what_an_epoch_has_freed_is_said_after_the_verdict(path, again):
     assert not any(words in line for line in verdict.lines())
 
 
+@pytest.mark.parametrize(("epochs", "words"), [
+    (1, "as at the end of an epoch"),
+    (3, "as at the end of an epoch; what is in use fell so at least 3 times"),
+])  # fmt: skip
+def test_epochs_that_free_the_same_are_counted(path, epochs, words):
+    """Also those that end after the finding was taken back: nobody looks then. A batch, which is
+    of each step, does not count."""
+    columns = [("step", ""), ("rss", "B"), ("heap_used", "B")]
+    with _core.RecordWriter(path, columns) as writer:
+        writer.event("start", kinds.payload("start", START))
+        for step in range(1, 600):
+            use = 100 * MIB + step % (600 // epochs) * MIB // 8 + 2 * MIB * (step % 2)
+            writer.append(10**15 + step * 10**7, [step, GIB // 2, use if step < 599 else 100 * MIB])
+        freed = replace(LOSSES, over=True, freed_bytes=20 * MIB)
+        writer.event("finding", kinds.payload("finding", freed), step=300)
+    (_, line) = figures_of(memtools.read_record(path)).verdict.lines(quiet=True)
+    assert line.endswith(words)
+
+
 def test_a_name_that_comes_later_stands_beside_what_had_none(path):
     """Both are said until the run takes the first back, as a name is another finding."""
     nameless = replace(LOSSES, holder="", kind="", what="")
