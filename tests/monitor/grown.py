@@ -10,6 +10,7 @@ import contextlib
 import contextvars
 import ctypes
 import io
+import itertools
 import json
 import linecache
 import logging
@@ -19,7 +20,7 @@ import sqlite3
 import sys
 import threading
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
@@ -37,6 +38,7 @@ class Program:
         bound: how many entries are kept at most; None, the default: all.
         steps: how many steps the loop has.
         threaded: whether the steps are made on a thread beside the main one.
+        worker: whether a worker of a DataLoader keeps it, of which each step takes a batch.
         limit_mib: the limit of the monitor.
     """
 
@@ -47,6 +49,7 @@ class Program:
     bound: int | None = None
     steps: int = 256
     threaded: bool = False
+    worker: bool = False
     limit_mib: int = 1 << 14
 
     @property
@@ -213,6 +216,17 @@ KEEPERS: dict[str, tuple[Callable[[], Keeper], str]] = {
 }
 
 
+def in_worker(work: Callable[[], Iterator[int]]) -> Iterator[object]:
+    """The same work, done by a worker."""
+    from torch.utils.data import DataLoader, IterableDataset
+
+    class Work(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            return work()
+
+    return iter(DataLoader(Work(), batch_size=None, num_workers=1))
+
+
 def run(program: Program) -> list[dict[str, Any]]:
     """Run a program under a monitor; returns its findings, as `explain --json` prints them."""
     import memtools
@@ -220,14 +234,19 @@ def run(program: Program) -> list[dict[str, Any]]:
     logging.getLogger("memtools").setLevel(logging.CRITICAL)
     monitor = memtools.MemoryMonitor(limit=f"{program.limit_mib} MiB")
 
-    def loop() -> None:
+    def work() -> Iterator[int]:
         keeper, kept = KEEPERS[program.keeper][0](), 0
-        for step in range(program.steps):
+        for step in itertools.count():
             for _ in range(program.entries if step % program.every == 0 else 0):
                 keeper.add(kept, program.size)
                 kept += 1
                 if program.bound is not None and kept > program.bound and keeper.drop:
                     keeper.drop()
+            yield step
+
+    def loop() -> None:
+        steps = in_worker(work) if program.worker else work()
+        for _ in itertools.islice(steps, program.steps):
             monitor.step()
 
     with monitor:

@@ -91,6 +91,15 @@ def test_the_same_growth_is_found_as_the_same(keeper: str, tmp_path: Path) -> No
     same(one, right(program, found_in(program, "trainers.grown", package.parent)))
 
 
+def test_the_same_growth_is_found_as_the_same_in_a_worker() -> None:
+    """A worker knows the holders of Python objects alone."""
+    program = Program(METAMORPHIC[0], entries=2, worker=True)
+    one = right(program, found_in(program))
+    assert one["process"] == "worker 0"
+    here = replace(program, worker=False)
+    same(right(here, found_in(here)), one)
+
+
 PROGRAMS = st.builds(
     Program,
     st.sampled_from(list(KEEPERS)),
