@@ -346,6 +346,14 @@ def _device_changes(
             sum(size for _, size in others))  # fmt: skip
     elif parts.rest is not None and parts.rest > MUCH:
         add("look at nvidia-smi: other processes on the device may hold the rest", parts.rest)
+    if parts.own is not None and parts.own > MUCH:
+        add(
+            "look at what this process holds outside of PyTorch: NCCL (fewer process groups, a "
+            "smaller NCCL_BUFFSIZE), or another framework that takes memory at its start (JAX: "
+            "XLA_PYTHON_CLIENT_PREALLOCATE=false)",
+            parts.own,
+            None,  # a part of it is the CUDA context
+        )
     work: list[Change] = []
     if message.requested is not None and capacity is not None and message.requested > capacity // 2:
         work.append(

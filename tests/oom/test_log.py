@@ -213,6 +213,12 @@ def test_the_setting_is_that_of_the_version_and_the_device(name: str, words: str
         assert [text.startswith(words) for text in found] == [True]
 
 
+def test_much_memory_outside_of_pytorch_is_looked_at() -> None:
+    verdict = verdict_of(log_of(OOM.format(asked=512, gpu=0)).main)
+    held = next(one for one in verdict.changes if "outside of PyTorch" in one.text)
+    assert (held.most, held.enough) == (gib(79.05) - gib(77) - mib(50), None)
+
+
 def test_in_a_container_the_process_itself_is_not_another_one() -> None:
     case = next(case for case in CUDA_NEW if case.name == "2.5, two processes of a container")
     verdict = verdict_of(log_of(case.text).main)
