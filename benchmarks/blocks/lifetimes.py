@@ -48,7 +48,9 @@ class Run(NamedTuple):
 
 
 def run(module: ModuleType, *, traced: bool) -> Run:
-    tracer, begun, ms = Tracer(), [time.process_time()], list[float]()
+    blocks = _core.Blocks()
+    blocks.start(library_paths())
+    tracer, begun, ms = Tracer(blocks=blocks), [time.process_time()], list[float]()
 
     def ended() -> None:
         now = time.process_time()
@@ -63,6 +65,7 @@ def run(module: ModuleType, *, traced: bool) -> Run:
 
     with contextlib.redirect_stderr(io.StringIO()):
         losses = module.train(STEPS, ended)
+    blocks.stop()
     return Run(losses, ms, tracer.trace() if traced else None)
 
 

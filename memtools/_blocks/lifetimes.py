@@ -13,23 +13,27 @@ by arithmetic on the same list (replay.py).
 
 Tracer fills it. It is a dispatch mode of torch for a few steps, real ones or, unchanged, under
 FakeTensorMode: it identifies a storage by its `_cdata` while a weak reference to it lives, and
-never looks at memory. It knows the modules that run by torch's global hooks, parameters by their
-modules, gradients and state by the optimizers that step. What else there is, the caller marks.
+never looks at memory. It knows the modules that run by torch's global hooks, and parameters by
+them; optimizers, gradients and state by the frames of their steps, because the end of a trace may
+come in a hook of a step, which must not change hooks. What else there is, the caller marks.
 
-Storages that no operator has touched are not in it, nor is what a kernel allocates for itself.
+Storages that no operator has touched have no life in it, nor has what a kernel allocates for
+itself. Where torch's host allocator reports (memtools._core.Blocks), their bytes are known.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-import sys
+import operator
 import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import FrameType
+from dataclasses import dataclass, field, replace
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
+from memtools import _core
 from memtools._base import torch as bridge
 from memtools._base.libraries import library_paths
 from memtools._base.peak import (
@@ -70,6 +74,8 @@ class Op(NamedTuple):
             that was called: "blocks.0.attention"; the class of that one itself; "" for none.
         frames: of the user's code, the innermost first; of a library's where there is none.
         reads: the ids of the storages of its arguments and results.
+        scratch: bytes that its kernel had in use for itself; 0 where that is not known.
+        others: bytes in use that are of no life of the trace; 0 where that is not known.
     """
 
     name: str
@@ -77,6 +83,8 @@ class Op(NamedTuple):
     module: str
     frames: tuple[Frame, ...]
     reads: tuple[int, ...]
+    scratch: int = 0
+    others: int = 0
 
 
 class Life(NamedTuple):
@@ -137,13 +145,14 @@ class Trace:
     variables: Mapping[int, Sequence[Variable]] = field(default_factory=dict, repr=False)
 
     def curve(self) -> list[int]:
-        """The bytes that are alive while each operator runs."""
+        """The bytes that are in use while each operator runs."""
         end = len(self.ops)
         changes = [0] * (end + 1)
         for life in self.lives:
             changes[min(max(life.birth, 0), end)] += life.bytes
             changes[end if life.death is None else min(life.death, end)] -= life.bytes
-        return list(itertools.accumulate(changes[:end]))
+        lives = itertools.accumulate(changes[:end])
+        return [size + op.scratch + op.others for size, op in zip(lives, self.ops, strict=True)]
 
     def peak(self, first: int = 0, end: int | None = None) -> tuple[int, int]:
         """(position, bytes) of the first highest point among operators `first` to `end`, which is
@@ -200,10 +209,19 @@ class Tracer:
         libraries: prefixes of paths whose files are not the user's code.
         device: the type of the device whose storages are counted. Fake tensors count as of the
             device that they claim to be on.
+        blocks: the reports of torch's host allocator, which are on; None, the default: what is in
+            use beside the lives is not known.
     """
 
-    def __init__(self, libraries: Sequence[str] = (), device: str = "cpu") -> None:
+    def __init__(
+        self,
+        libraries: Sequence[str] = (),
+        device: str = "cpu",
+        blocks: _core.Blocks | None = None,
+    ) -> None:
         self.device = device
+        self._blocks = blocks
+        self._in_use: list[int] = []  # after each operator, by these reports
         self._libraries = (*library_paths(), *libraries, "<")
         self._operators = Operators(self._ran)
         self._handles: list[Any] = []
@@ -216,7 +234,8 @@ class Tracer:
         self._look_at: float | None = None  # from so many bytes on variables are looked for
         self._variables: dict[int, Sequence[Variable]] = {}
         self._phase = BETWEEN
-        self._is_stepping = False
+        self._step_code: CodeType | None = None  # of what calls an optimizer's step()
+        self._optimizers: dict[int, weakref.ref[Any]] = {}  # that have acted, by id
         self._modules: list[str] = []  # the paths of those whose calls run
         self._paths: dict[int, str] = {}  # of known modules, by id
         self._known: list[weakref.ref[Any]] = []  # known modules, so that ids are not used again
@@ -240,15 +259,16 @@ class Tracer:
         """Begin on this thread. Raises ImportError without torch."""
         torch = bridge.connect().torch
         self._thread = threading.get_ident()
+        constants = torch.optim.Optimizer.profile_hook_step.__code__.co_consts
+        self._step_code = next((one for one in constants if isinstance(one, CodeType)), None)
         hooks = torch.nn.modules.module
-        optimizers = sys.modules["torch.optim.optimizer"]  # torch.optim has no such attribute
         try:
             self._handles = [
                 hooks.register_module_forward_pre_hook(self._call_begins),
                 hooks.register_module_forward_hook(self._call_ends, always_call=True),
-                optimizers.register_optimizer_step_pre_hook(self._step_begins),
-                optimizers.register_optimizer_step_post_hook(self._step_ends),
             ]
+            if self._blocks is not None:
+                self._blocks.highest()
             self._operators.begin()
         except BaseException:
             self.end()
@@ -258,6 +278,7 @@ class Tracer:
         """End. May be called twice."""
         if self._handles:
             self._mark_gradients()
+            self._mark_state()
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -270,6 +291,7 @@ class Tracer:
             look: whether to look for the variables that hold storages at the next step's peak.
         """
         self._mark_gradients()
+        self._mark_state()
         self._look_at = NEAR * self.trace().peak()[1] if look else None
         self._steps.append(len(self._ops))
 
@@ -317,12 +339,21 @@ class Tracer:
                     one.shape,
                 )
             )
-        return Trace(tuple(lives), ops, steps, self.device, dict(self._variables))
+        variables = dict(self._variables)
+        found = Trace(tuple(lives), ops, steps, self.device, variables)
+        if len(self._in_use) != len(ops):
+            return found
+        scratches = (op.scratch for op in ops)
+        beside = map(operator.sub, map(operator.add, self._in_use, scratches), found.curve())
+        return replace(
+            found,
+            ops=tuple(op._replace(others=size) for op, size in zip(ops, beside, strict=True)),
+        )
 
     # --- operators ---
 
     def _ran(
-        self, operator: Any, arguments: Iterable[Any], result: Any, frame: FrameType | None
+        self, func: Any, arguments: Iterable[Any], result: Any, frame: FrameType | None
     ) -> None:
         torch, position = bridge.connect().torch, len(self._ops)
         reads = dict[int, None]()  # in their order, each once
@@ -342,22 +373,36 @@ class Tracer:
                     found.last_use = position
                     reads[found.id] = None
         is_new = len(self._storages) > before
-        self._phase = self._phase_now(torch, has_gradient and is_new)
+        frames, stepping = self._frames_of(frame)
+        if stepping is not None and self._phase != OPTIMIZER:
+            self._step_begins(stepping)
+        self._phase = self._phase_now(torch, stepping is not None, has_gradient and is_new)
         module = self._modules[-1] if self._modules else ""
         # A storage that dies from here on has died after this operator.
-        self._ops.append(
-            Op(str(operator), self._phase, module, self._frames_of(frame), tuple(reads))
-        )
-        if self._look_at is not None and self._alive >= self._look_at:
-            self._look_at = HIGHER * self._alive
-            self._look(frame)
+        scratch = self._read_in_use()
+        self._ops.append(Op(str(func), self._phase, module, frames, tuple(reads), scratch))
+        if self._look_at is not None:
+            now = (self._in_use[-1] if self._in_use else self._alive) + scratch
+            if now >= self._look_at:
+                self._look_at = HIGHER * now
+                self._look(frame)
 
-    def _phase_now(self, torch: Any, is_passed_on: bool) -> str:
+    def _read_in_use(self) -> int:
+        """Note the bytes in use after an operator; return its scratch."""
+        if self._blocks is None or not self._blocks.is_on:
+            return 0
+        highest, in_use = self._blocks.highest()
+        # Otherwise the highest point was at the end of the operator before.
+        scratch = highest - in_use if self._in_use and highest > self._in_use[-1] else 0
+        self._in_use.append(in_use)
+        return scratch
+
+    def _phase_now(self, torch: Any, is_stepping: bool, is_passed_on: bool) -> str:
         """The phase of an operator; `is_passed_on`: whether its new result is one of an argument
         that requires a gradient, unlike that of `loss.item()` and `loss.detach()`."""
         if torch._C._current_graph_task_id() != -1:
             return BACKWARD
-        if self._is_stepping:
+        if is_stepping:
             return OPTIMIZER
         # A loss is computed in the forward pass too, after the calls of modules.
         is_forward = self._modules or self._phase == FORWARD
@@ -402,22 +447,26 @@ class Tracer:
         self._storages.append(found)
         return found
 
-    def _frames_of(self, frame: FrameType | None) -> tuple[Frame, ...]:
-        """The frames of the user's code; if there are none, the innermost of a library."""
+    def _frames_of(self, frame: FrameType | None) -> tuple[tuple[Frame, ...], FrameType | None]:
+        """The frames of the user's code, or if there are none, the innermost of a library; and the
+        frame that calls an optimizer's step()."""
         found, library = list[Frame](), tuple[Frame, ...]()
-        are_users = self._are_users
+        are_users, stepping = self._are_users, None
         while frame is not None and len(found) < FRAMES:
-            file = frame.f_code.co_filename
-            is_user = are_users.get(file)
+            code = frame.f_code
+            is_user = are_users.get(code.co_filename)
             if is_user is None:
-                is_user = are_users[file] = not is_of_a_library(file, self._libraries)
+                is_user = not is_of_a_library(code.co_filename, self._libraries)
+                are_users[code.co_filename] = is_user
             if is_user:
                 found.append(frame_of(frame))
+            elif code is self._step_code:
+                stepping = frame
             elif not library:
                 library = (frame_of(frame),)
             frame = frame.f_back
         key = tuple(found) or library
-        return self._sites.setdefault(key, key)
+        return self._sites.setdefault(key, key), stepping
 
     def _look(self, frame: FrameType | None) -> None:
         """Look for the variables that hold what this operator does not use."""
@@ -458,28 +507,33 @@ class Tracer:
                 if category == PARAMETERS:
                     self._parameters += ((name, weakref.ref(one)) for name, one in named)
 
-    def _step_begins(self, optimizer: Any, *_: Any) -> None:
-        if threading.get_ident() != self._thread:
-            return
-        names = {id(one): name for name, ref in self._parameters if (one := ref()) is not None}
-        for group in optimizer.param_groups:
+    def _step_begins(self, frame: FrameType) -> None:
+        """The first operator of an optimizer's step has run, which this frame has called."""
+        arguments = dict(_core._frame_values(frame)).get("args") or (None,)
+        optimizer, names = arguments[0], self._names()
+        for group in getattr(optimizer, "param_groups", ()):
             for one in group["params"]:
-                self.mark(PARAMETERS, [(names.get(id(one), ""), one)])
+                name = names.get(id(one), "")
+                self.mark(PARAMETERS, [(name, one)])
                 if one.grad is not None:
-                    self.mark(GRADIENTS, [(names.get(id(one), ""), one.grad)])
-        self._is_stepping = True
+                    self.mark(GRADIENTS, [(name, one.grad)])
+        with contextlib.suppress(TypeError):  # It allows no weak references.
+            self._optimizers[id(optimizer)] = weakref.ref(optimizer)
 
-    def _step_ends(self, optimizer: Any, *_: Any) -> None:
-        if threading.get_ident() != self._thread:
-            return
-        self._is_stepping, self._phase = False, BETWEEN
-        names = {id(one): name for name, ref in self._parameters if (one := ref()) is not None}
+    def _mark_state(self) -> None:
+        names = self._names()
         torch = bridge.connect().torch
-        for owner, kept in list(optimizer.state.items()):
-            of = names.get(id(owner), "")
-            for name, value in list(kept.items()) if isinstance(kept, dict) else []:
-                found = [one for one in flat((value,)) if isinstance(one, torch.Tensor)]
-                self.mark(STATE, [(" of ".join(filter(None, (str(name), of))), x) for x in found])
+        for ref in self._optimizers.values():
+            for owner, kept in list(getattr(ref(), "state", {}).items()):
+                of = names.get(id(owner), "")
+                for name, value in list(kept.items()) if isinstance(kept, dict) else []:
+                    text = " of ".join(filter(None, (str(name), of)))
+                    found = [one for one in flat((value,)) if isinstance(one, torch.Tensor)]
+                    self.mark(STATE, [(text, one) for one in found])
+
+    def _names(self) -> dict[int, str]:
+        """The names of parameters by their ids."""
+        return {id(one): name for name, ref in self._parameters if (one := ref()) is not None}
 
     def _mark_gradients(self) -> None:
         for name, ref in self._parameters:

@@ -97,7 +97,11 @@ def in_micro_batches(parts: int) -> Change:
                 found.append(life._replace(death=ends.get(life.id, life.birth) + 1))
                 life = life._replace(birth=begins[life.birth])
             found.append(life)
-        return replace(trace, lives=tuple(found))
+        ops = tuple(
+            op if scaled.isdisjoint(op.reads) else op._replace(scratch=op.scratch // parts)
+            for op in trace.ops
+        )
+        return replace(trace, lives=tuple(found), ops=ops)
 
     return change
 

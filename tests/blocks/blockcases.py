@@ -94,6 +94,10 @@ CASES: dict[str, list[Callable[[], object]]] = {
         with_started(lambda blocks: blocks.site_of(0)),
         wrong(OverflowError, lambda blocks: blocks.site_of(-1)),
     ],
+    "Blocks.highest": [
+        with_started(lambda blocks: blocks.highest()),
+        lambda: refused(RuntimeError, lambda: _core.Blocks().highest()),
+    ],
     "Blocks.record": [
         recorded,
         recording,

@@ -38,7 +38,7 @@ from memtools._blocks.replay import (
     without_optimizers_temporaries,
 )
 
-KIB = 1 << 10
+KIB, MIB = 1 << 10, 1 << 20
 HOOKS = (
     "_global_forward_pre_hooks",
     "_global_forward_hooks",
@@ -51,8 +51,6 @@ def nothing_is_left_on() -> Iterator[None]:
     yield
     assert not _get_current_dispatch_mode_stack()
     assert not any(getattr(nn.modules.module, name) for name in HOOKS)
-    assert not torch.optim.Optimizer.__init__.__globals__["_global_optimizer_pre_hooks"]
-    assert not torch.optim.Optimizer.__init__.__globals__["_global_optimizer_post_hooks"]
 
 
 class Net(nn.Module):
@@ -266,6 +264,23 @@ def test_only_its_own_device_counts() -> None:
         x = torch.ones(128, device="meta") + 1
     assert [life.bytes for life in tracer.trace().lives] == [512, 512]
     assert x.device.type == "meta"
+
+
+def test_what_kernels_use_and_no_operator_touches_is_in_the_curve() -> None:
+    blocks = _core.Blocks()
+    blocks.start(library_paths())
+    untouched = torch.ones(MIB)
+    with Tracer(blocks=blocks) as tracer:
+        functional.mse_loss(torch.ones(MIB), torch.ones(MIB))
+    blocks.stop()
+    trace = tracer.trace()
+    loss = trace.ops[-1]
+    assert "mse_loss" in loss.name
+    assert loss.others >= 4 * MIB, "the untouched one"
+    assert loss.scratch >= 4 * MIB
+    lives = sum(life.bytes for life in trace.lives if life.is_alive(2))
+    assert trace.curve()[2] == lives + loss.others + loss.scratch
+    assert len(untouched) == MIB
 
 
 # --- changes --------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""An autoencoder of wide rows. Nothing is held in vain: the loss reads all of it again."""
+"""An autoencoder of wide rows. The scalar of mse_loss has the storage of all its elements."""
 
 from collections.abc import Callable
 

@@ -44,6 +44,7 @@ live_add(mt_live *live, mt_block block)
     f->blocks++;
     f->in_use += block.bytes;
     if (f->in_use > f->peak) f->peak = f->in_use;
+    if (f->in_use > live->highest) live->highest = f->in_use;
 }
 
 void
@@ -100,6 +101,20 @@ mt_live_read(mt_live *live)
     return figures;
 }
 
+mt_live_figures
+mt_live_highest(mt_live *live)
+{
+    mt_live_figures figures = {0};
+
+    if (!mt_birth_is_here(&live->birth)) return figures;
+    mt_lock_take(&live->lock);
+    figures = live->figures;
+    figures.peak = live->highest;
+    live->highest = figures.in_use;
+    mt_lock_give(&live->lock);
+    return figures;
+}
+
 void
 mt_live_sum_sites(mt_live *live, uint32_t first, uint32_t last, mt_live_sum *sums, size_t n)
 {
@@ -152,5 +167,6 @@ mt_live_clear(mt_live *live)
     mt_lock_take(&live->lock);
     mt_addrs_drop(&live->blocks);
     live->figures = (mt_live_figures){0};
+    live->highest = 0;
     mt_lock_give(&live->lock);
 }

@@ -45,6 +45,7 @@ typedef struct mt_live {
     mt_lock lock;    /* around all below */
     mt_addrs blocks; /* each an mt_block */
     mt_live_figures figures;
+    uint64_t highest; /* the most that in_use has been since mt_live_highest() was called */
     uint32_t generation;
 } mt_live;
 
@@ -69,6 +70,9 @@ void mt_live_died(mt_live *live, const void *address);
 uint32_t mt_live_turn(mt_live *live);
 
 mt_live_figures mt_live_read(mt_live *live);
+
+/* The same, with the most that in_use has been since the last call as the peak. */
+mt_live_figures mt_live_highest(mt_live *live);
 
 /* Adds up the blocks that live and were born in the generations from first to last, each included,
  * by their site: n sums, zeros before. Sites from n on are left out. Takes a pass over the table: 1

@@ -376,6 +376,17 @@ Blocks_site_of(Blocks *self, PyObject *address)
 }
 
 static PyObject *
+Blocks_highest(Blocks *self, PyObject *Py_UNUSED(none))
+{
+    mt_live_figures figures;
+
+    if (!require_on(self, "highest()")) return NULL;
+    figures = mt_live_highest(&table.live);
+    return Py_BuildValue("KK", (unsigned long long)figures.peak,
+                         (unsigned long long)figures.in_use);
+}
+
+static PyObject *
 get_is_on(PyObject *self, void *Py_UNUSED(which))
 {
     return PyBool_FromLong(is_on((Blocks *)self));
@@ -427,6 +438,10 @@ static PyMethodDef methods[] = {
     MT_PY_METHOD(Blocks, site_of, METH_O,
                  "site_of($self, address, /)\n--\n\n"
                  "The site of the block that begins at this address, or None."),
+    MT_PY_METHOD(Blocks, highest, METH_NOARGS,
+                 "highest($self, /)\n--\n\n"
+                 "(highest, in_use): the most that in_use has been since the last call of this "
+                 "method of any object, and what it is now."),
     MT_PY_METHOD(
         Blocks, record, METH_O,
         "record($self, on, /)\n--\n\n"

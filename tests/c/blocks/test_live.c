@@ -32,6 +32,7 @@ what_is_born_and_died_is_counted(void)
     mt_live_born(&live, at(2), 70, 4); /* has died unseen */
     f = mt_live_read(&live);
     CHECK(f.in_use == 70 && f.peak == 150 && f.blocks == 1);
+    CHECK(mt_live_highest(&live).peak == 150 && mt_live_highest(&live).peak == 70);
     CHECK(f.missed == 0);
     CHECK(mt_live_at(&live, at(2)).site == 4 && mt_live_at(&live, at(2)).bytes == 70);
     CHECK(mt_live_at(&live, at(1)).address == 0 && mt_live_at(&live, NULL).address == 0);
