@@ -527,7 +527,7 @@ class Tracer:
 
     def _step_begins(self, frame: FrameType) -> None:
         """The first operator of an optimizer's step has run, which this frame has called."""
-        arguments = dict(_core._frame_values(frame)).get("args") or (None,)
+        arguments = dict(_core._frame_variables(frame)).get("args") or (None,)
         optimizer, names = arguments[0], self._names()
         for group in getattr(optimizer, "param_groups", ()):
             for one in group["params"]:
