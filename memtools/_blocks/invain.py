@@ -418,13 +418,15 @@ class _Source:
         return found
 
     def _at(self, scope: ast.AST | None, line: int) -> ast.stmt | None:
-        """The innermost statement of a function that has a line; None for the head of a loop."""
+        """The innermost statement of a function that has a line, the first of several in one line;
+        None for the head of a loop."""
         there = [
             node
             for node in self._own(scope)
             if isinstance(node, ast.stmt) and node.lineno <= line <= self._ends(node)
         ]
-        found = max(there, key=lambda node: (node.lineno, -self._ends(node)), default=None)
+        order = {node: (node.lineno, -self._ends(node), -node.col_offset) for node in there}
+        found = max(there, key=order.__getitem__, default=None)
         return None if isinstance(found, _LOOPS) else found
 
     def _loop(self, node: ast.AST) -> ast.stmt | None:

@@ -87,6 +87,18 @@ SAID = {
         "logits (loop.py:4)",
         "del logits before loss.backward() (loop.py:6)",
     ),
+    "the first of several statements in one line": (
+        """\
+        for _ in range(STEPS):
+            x = batch()
+            logits = model(x)
+            loss = cross(logits)
+            optimizer.zero_grad(); loss.backward(); optimizer.step()
+            ended()
+        """,
+        "logits (loop.py:3)",
+        "del logits before optimizer.zero_grad() (loop.py:5)",
+    ),
     "an entry of a tuple": (
         """\
         def both(x):
