@@ -481,6 +481,21 @@ what_is_told_during_a_look_is_found_by_the_next(void)
     mt_children_free(children);
 }
 
+/* The ring has nine pages. */
+static void
+mappings_are_not_read_for_the_sake_of_the_ring(void)
+{
+    job j;
+
+    CHECK(mt_shm_share_notes());
+    job_begin(&j); /* it has no list of mappings */
+    plant_status(&j.t, "self", 36);
+    CHECK(counts(&j, 0));
+    plant_status(&j.t, "self", 40);
+    CHECK(look_since(&j, 0).all == MT_UNKNOWN);
+    job_end(&j);
+}
+
 static void
 memory_may_be_short(void)
 {
@@ -504,6 +519,7 @@ main(void)
     RUN(what_the_job_tells_of_is_its_own);
     RUN(what_is_written_under_a_told_path_is_the_jobs);
     RUN(what_is_told_during_a_look_is_found_by_the_next);
+    RUN(mappings_are_not_read_for_the_sake_of_the_ring);
     RUN(memory_may_be_short);
     CHECK_DONE();
 }
