@@ -131,8 +131,8 @@ def _knee(points: Sequence[tuple[int, float]]) -> int:
     much better less than once in a thousand times.
     """
     best, knee, free = CHANGED, 0, len(points) - 4
-    if free < 1:
-        return 0
+    if free < 1 or all(b - a < LEAST_PACE * (t - s) for (s, a), (t, b) in pairwise(points)):
+        return 0  # No line through some of them is steeper than the steepest rise.
     before = list(_lines(points))
     after = list(_lines(reversed(points)))[::-1]
     whole = before[-1]
