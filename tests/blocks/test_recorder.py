@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -24,9 +23,6 @@ RUNS: list[Run] = []
 
 @pytest.fixture(autouse=True)
 def _nothing_stays_on() -> Iterator[None]:
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    if dynamo is not None:  # Other tests of this process use torch.compile.
-        dynamo.counters.clear()
     yield
     while RUNS:
         RUNS.pop().recorder.close()
