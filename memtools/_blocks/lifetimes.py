@@ -25,11 +25,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import operator
-import sys
 import threading
-import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -214,8 +211,6 @@ class Tracer:
             device that they claim to be on.
         blocks: the reports of torch's host allocator, which are on; None, the default: what is in
             use beside the lives is not known.
-        most: the trace is over after so many operators.
-        until: or at this time of time.monotonic().
     """
 
     def __init__(
@@ -223,13 +218,8 @@ class Tracer:
         libraries: Sequence[str] = (),
         device: str = "cpu",
         blocks: _core.Blocks | None = None,
-        most: int = sys.maxsize,
-        until: float = math.inf,
     ) -> None:
         self.device = device
-        #: whether it has ended because it took too long
-        self.is_over = False
-        self._most, self._until = most, until
         self._blocks = blocks
         self._in_use: list[int] = []  # after each operator, by these reports
         self._libraries = (*library_paths(), *libraries, "<")
@@ -357,9 +347,7 @@ class Tracer:
         beside = map(operator.sub, map(operator.add, self._in_use, scratches), found.curve())
         return replace(
             found,
-            ops=tuple(
-                op._replace(others=max(size, 0)) for op, size in zip(ops, beside, strict=True)
-            ),
+            ops=tuple(op._replace(others=size) for op, size in zip(ops, beside, strict=True)),
         )
 
     # --- operators ---
@@ -368,11 +356,6 @@ class Tracer:
         self, func: Any, arguments: Iterable[Any], result: Any, frame: FrameType | None
     ) -> None:
         torch, position = bridge.connect().torch, len(self._ops)
-        if position % 64 == 0 and (position >= self._most or time.monotonic() > self._until):
-            self.is_over = True
-            self.end()
-        if self.is_over:
-            return
         reads = dict[int, None]()  # in their order, each once
         has_gradient = False
         for value in flat(arguments):
@@ -399,8 +382,7 @@ class Tracer:
         scratch = self._read_in_use()
         self._ops.append(Op(str(func), self._phase, module, frames, tuple(reads), scratch))
         if self._look_at is not None:
-            # Reports that began late do not know older storages.
-            now = max((self._alive, *self._in_use[-1:])) + scratch
+            now = (self._in_use[-1] if self._in_use else self._alive) + scratch
             if now >= self._look_at:
                 self._look_at = HIGHER * now
                 self._look(frame)
