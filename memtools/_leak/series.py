@@ -11,7 +11,6 @@ its batches. Looks separates that from growth that goes on.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -107,8 +106,7 @@ class Points:
 
     def __init__(self, *, noisy: bool = False) -> None:
         self.steps: list[int] = []
-        #: by signal, and by sum, its points
-        self._columns: dict[str, list[tuple[int, int]]] = {}
+        self._values: list[dict[str, int]] = []
         #: whether they are not read at the same point of a step
         self.is_noisy = noisy
         #: whether several threads make the steps: then they are noisy, and vary more
@@ -126,44 +124,36 @@ class Points:
         """The signals that are known at this step, which is above all before."""
         if "heap" not in values and "rss" in values:
             values = {**values, "heap": values["rss"]}
+        self._paces.clear()
         self.steps.append(step)
-        self._put(step, values)
+        self._values.append(values)
         if len(self.steps) > MOST_POINTS:  # The older half becomes half as dense.
-            left_out = set(self.steps[1 : MOST_POINTS // 2 : 2])
-            self.steps = [step for step in self.steps if step not in left_out]
-            for name, column in self._columns.items():
-                self._columns[name] = [point for point in column if point[0] not in left_out]
+            keep = [*range(0, MOST_POINTS // 2, 2), *range(MOST_POINTS // 2, len(self.steps))]
+            kept = [self.steps[i] for i in keep], [self._values[i] for i in keep]
+            self.steps, self._values = kept
 
     def note(self, step: int, values: dict[str, int]) -> None:
         """Add to the newest point what a walk of the heap at its step has shown."""
         if self.steps and self.steps[-1] == step:
-            self._put(step, values)
-
-    def _put(self, step: int, values: dict[str, int]) -> None:
-        """Set the newest point of these signals and of the sums that they are part of. A part of a
-        sum that is not known at a point counts as at the point before."""
-        self._paces.clear()
-        for name, size in values.items():
-            self._set(name, step, size)
-        for name, parts in self.SUMS.items():
-            if any(part in values for part in parts):
-                self._set(name, step, sum(self.newest(part) or 0 for part in parts))
-
-    def _set(self, name: str, step: int, size: int) -> None:
-        column = self._columns.setdefault(name, [])
-        if column and column[-1][0] == step:
-            column.pop()
-        column.append((step, size))
+            self._values[-1] |= values
+            self._paces.clear()
 
     def series(self, name: str, since: int = 0) -> list[tuple[int, int]]:
-        """(step, bytes) of a signal, or of one of the sums, from a step on."""
-        column = self._columns.get(name, [])
-        return column[bisect_left(column, (since,)) :]
+        """(step, bytes) of a signal, or of one of the sums, from a step on. A part of a sum that is
+        not known at a point counts as at the point before."""
+        parts, last = self.SUMS.get(name, (name,)), dict[str, int]()
+        found = []
+        for step, values in zip(self.steps, self._values, strict=False):  # One may be added now.
+            known = [part for part in parts if part in values]
+            last |= {part: values[part] for part in known}
+            if known and step >= since:
+                found.append((step, sum(last.values())))
+        return found
 
     def newest(self, name: str) -> int | None:
         """The newest bytes of a signal; None if it was never known."""
-        column = self._columns.get(name)
-        return column[-1][1] if column else None
+        points = self.series(name)
+        return points[-1][1] if points else None
 
     def slope(self, name: str, since: int = 0) -> float:
         """Bytes a step by a line through the points from a step on; 0 for fewer than two."""
