@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 
-from benchmarks.census.looks import GRACE, GRACE_STEPS, Looks, work
+from benchmarks.census.looks import GRACE, GRACE_STEPS, Looks, records, work
 from benchmarks.kit.harness import Json, arguments, environment, repeated, write_json
 from benchmarks.kit.limits import Limit, finish, number_limit
 from memtools import LeakFinding, MemoryMonitor
@@ -38,7 +38,7 @@ def measure(objects: int, busy: int, steps: int) -> Json:
 
 
 def _run(objects: int, steps: int) -> Json:
-    kept: list[object] = [{"tokens": [i], "at": (i, [])} for i in range(objects // 4)]
+    kept = records(objects)
     gc.collect()
     looks, named, history = Looks(), list[int](), list[bytes]()
 

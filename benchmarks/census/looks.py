@@ -32,7 +32,12 @@ def heap() -> list[Any]:
     """Brings the process to at least OBJECTS tracked objects."""
     gc.collect()
     lacking = max(0, OBJECTS - len(gc.get_objects()))
-    return [{"tokens": [i], "at": (i, [])} for i in range(lacking // 4)]
+    return records(lacking)
+
+
+def records(objects: int) -> list[Any]:
+    """Dicts, tuples and lists, as many as the collector tracks so many objects of."""
+    return [{"tokens": [i], "at": (i, [])} for i in range(objects // 4)]
 
 
 class Looks:

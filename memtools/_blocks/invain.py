@@ -425,8 +425,11 @@ class _Source:
             for node in self._own(scope)
             if isinstance(node, ast.stmt) and node.lineno <= line <= self._ends(node)
         ]
-        order = {node: (node.lineno, -self._ends(node), -node.col_offset) for node in there}
-        found = max(there, key=order.__getitem__, default=None)
+        found = max(
+            there,
+            key=lambda node: (node.lineno, -self._ends(node), -node.col_offset),
+            default=None,
+        )
         return None if isinstance(found, _LOOPS) else found
 
     def _loop(self, node: ast.AST) -> ast.stmt | None:
@@ -454,18 +457,10 @@ class _Source:
     def _field(self, node: ast.AST) -> str:
         """The field of its parent that has a statement: "body", "orelse"."""
         parent = self.parents.get(node)
-        return (
-            next(
-                (
-                    name
-                    for name, value in ast.iter_fields(parent)
-                    if isinstance(value, list) and any(one is node for one in value)
-                ),
-                "",
-            )
-            if parent is not None
-            else ""
-        )
+        for name, value in () if parent is None else ast.iter_fields(parent):
+            if isinstance(value, list) and any(one is node for one in value):
+                return name
+        return ""
 
     def _read_at(self, load: ast.AST) -> tuple[str, str]:
         """What a line reads of a variable: (".loss", "out.loss"); ("", "out") for all of it."""
@@ -499,13 +494,9 @@ class _Source:
 
 
 def _name(node: ast.AST) -> str:
-    return (
-        getattr(node, "id", "")
-        if isinstance(node, ast.Name)
-        else getattr(node, "arg", "")
-        if (isinstance(node, ast.arg))
-        else ""
-    )
+    if isinstance(node, ast.Name):
+        return node.id
+    return node.arg if isinstance(node, ast.arg) else ""
 
 
 def _context(node: ast.AST) -> object:

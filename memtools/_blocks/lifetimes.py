@@ -175,10 +175,6 @@ class Trace:
                 found.append((op.phase, position))
         return found
 
-    def step_of(self, position: int) -> int:
-        """The number of the traced step, from 0, that a position belongs to."""
-        return max(0, sum(begin <= position for begin in self.steps) - 1)
-
 
 class _Storage:
     """What is known of a storage while the trace goes on."""
@@ -249,11 +245,6 @@ class Tracer:
 
     def __exit__(self, *_: object) -> None:
         self.end()
-
-    @property
-    def position(self) -> int:
-        """The position of the next operator."""
-        return len(self._ops)
 
     def begin(self) -> None:
         """Begin on this thread. Raises ImportError without torch."""

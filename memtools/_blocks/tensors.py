@@ -15,6 +15,7 @@ from typing import Any
 
 from memtools import _core
 from memtools._base import torch as bridge
+from memtools._base.classes import with_subclasses
 from memtools._blocks.peak import BUFFER, GRADIENT, INPUT, OF_STATE, PARAMETER, Marked
 
 _MRO = type.__dict__["__mro__"].__get__
@@ -135,13 +136,7 @@ def _class(torch: Any, path: str) -> type | None:
 
 def _classes(base: type | None) -> list[type]:
     """A class and all its subclasses."""
-    found, waiting = dict[int, type](), [] if base is None else [base]
-    while waiting:
-        cls = waiting.pop()
-        if id(cls) not in found:
-            found[id(cls)] = cls
-            waiting += type.__subclasses__(cls)
-    return list(found.values())
+    return [] if base is None else list(with_subclasses(base))
 
 
 def _tensors_of(registered: object) -> list[Any]:

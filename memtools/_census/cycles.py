@@ -25,11 +25,10 @@ from types import FrameType, FunctionType
 from typing import Any, NamedTuple
 
 from memtools._base import torch as bridge
+from memtools._base.classes import is_heap_type
 
 _MOST_KINDS = 3  # Examples show so many kinds of tensors,
 _MOST_NAMES = 3  # and so many names of objects beside them.
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
-_FLAGS = type.__dict__["__flags__"].__get__
 
 _inspectors: dict[object, None] = {}  # The first one inspects.
 
@@ -147,7 +146,7 @@ def _names(garbage: list[Any], kinds: dict[int, type]) -> str:
     found: Counter[str] = Counter()
     classes = {key for key, kind in kinds.items() if issubclass(kind, type)}
     for key, count in Counter(id(type(obj)) for obj in garbage).items():
-        if key in kinds and key not in classes and _FLAGS(kinds[key]) & _HEAP_TYPE:
+        if key in kinds and key not in classes and is_heap_type(kinds[key]):
             found[short_name(kinds[key])] += count
     if not kinds.keys().isdisjoint({id(FrameType), id(FunctionType), *classes}):
         for obj in garbage:

@@ -16,22 +16,20 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from memtools._base import torch as bridge
-from memtools._census.holders import type_name
+from memtools._base.classes import is_heap_type, namespace_of
+from memtools._census.holders import MRO, type_name
 
 _DEPTH = 3  # Objects are looked for to this depth below an entry.
 _BROAD, _MOST = 16, 512  # So many of what an object refers to are followed, and so many in all.
 _READ = 256  # Of so many that it refers to; what refers to nothing is left out.
 _ATOMS = (str, bytes, bool, int, float, types.NoneType)
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: the type was not compiled in.
 #: Modules whose types a walk measures, or that have nothing in C.
 _MEASURED = {
-    *("builtins", "collections", "types", "functools", "itertools", "operator", "weakref"),
+    *("collections", "types", "functools", "itertools", "operator", "weakref"),
     *("array", "datetime", "decimal", "re", "enum", "abc", "io", "mmap", "threading", "asyncio"),
     *("contextvars", "thread", "queue", "random", "struct", "numpy", "torch"),
 }  # fmt: skip
 _MODULE = type.__dict__["__module__"].__get__
-_MRO = type.__dict__["__mro__"].__get__
-_FLAGS = type.__dict__["__flags__"].__get__
 _BASE = type.__dict__["__base__"].__get__
 _DICT_OFFSET = type.__dict__["__dictoffset__"].__get__
 
@@ -75,7 +73,7 @@ def is_of_extension(kind: type) -> bool:
     torch = bridge.loaded()
     if torch is not None and issubclass(kind, torch.Tensor):
         return False
-    return any(map(_is_compiled, _MRO(kind)))
+    return any(map(_is_compiled, MRO(kind)))
 
 
 def _is_compiled(kind: type) -> bool:
@@ -84,14 +82,14 @@ def _is_compiled(kind: type) -> bool:
     module = _MODULE(kind)
     if type(module) is not str:
         return False
-    is_static = not _FLAGS(kind) & _HEAP_TYPE
+    is_static = not is_heap_type(kind)
     if module == "builtins" and is_static:  # So is a type called whose name has no module.
         return id(kind) not in _interpreter()
-    if module != "builtins" and module.lstrip("_").partition(".")[0] in _MEASURED:
+    if module.lstrip("_").partition(".")[0] in _MEASURED:
         return False
     if is_static:
         return True
-    names, base = type.__dict__["__dict__"].__get__(kind), _BASE(kind)
+    names, base = namespace_of(kind), _BASE(kind)
     if "__dict__" in names or "__slots__" in names:
         return False
     return base is None or _DICT_OFFSET(base) == 0

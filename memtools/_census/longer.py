@@ -20,6 +20,7 @@ from typing import Any
 
 from memtools import _core
 from memtools._base import torch as bridge
+from memtools._base.classes import is_heap_type, namespace_of, with_subclasses
 from memtools._base.libraries import USER, owner_of
 from memtools._census.extensions import is_of_extension
 from memtools._census.holders import MRO, Holder, Local, Namer, type_name
@@ -40,9 +41,6 @@ _IN_C = (
 )
 _CONTAINERS = (dict, list, tuple)
 _CODE = (type, types.ModuleType, types.FunctionType)
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
-_FLAGS = type.__dict__["__flags__"].__get__
-_SPACE = type.__dict__["__dict__"].__get__
 #: What a search does with objects of a type.
 _LEAVE, _FOLLOW, _MEASURE = range(3)
 
@@ -120,16 +118,9 @@ class _Search:
 
     def _instances(self) -> list[Any]:
         """The instances of the program's classes."""
-        kinds, todo = list[type](), [object]
-        seen = set[int]()
-        while todo:
-            kind = todo.pop()
-            if id(kind) not in seen:
-                seen.add(id(kind))
-                todo += type.__subclasses__(kind)
-                kinds += [kind] if self._is_users(kind) else []
+        kinds = tuple(kind for kind in with_subclasses(object) if self._is_users(kind))
         by_type = dict[int, list[Any]]()
-        for obj in _core._instances(tuple(kinds)):
+        for obj in _core._instances(kinds):
             by_type.setdefault(id(type(obj)), []).append(obj)
         few = (same for same in by_type.values() if len(same) <= _MOST_INSTANCES)
         return list(itertools.chain.from_iterable(few))
@@ -164,7 +155,7 @@ class _Search:
             return _MEASURE
         torch = bridge.loaded()
         is_tensor = torch is not None and issubclass(kind, torch.Tensor)
-        is_pythons = bool(_FLAGS(kind) & _HEAP_TYPE) or any(kind is one for one in _CONTAINERS)
+        is_pythons = is_heap_type(kind) or any(kind is one for one in _CONTAINERS)
         return _FOLLOW if is_pythons and not is_tensor else _LEAVE
 
     def _is_users(self, kind: type) -> bool:
@@ -186,7 +177,7 @@ def _with_entries(way: list[Any], depth: int = _DEPTH + 1) -> Iterator[list[Any]
 def length_of(obj: Any) -> int | None:
     """How many items an object has, by C code of its type; None if that does not say it. Types that
     pretend to be another one, as proxies do, are not asked."""
-    bases = [_SPACE(base) for base in MRO(type(obj))[:-1]]
+    bases = [namespace_of(base) for base in MRO(type(obj))[:-1]]
     if any("__class__" in space for space in bases):
         return None
     for name in _LENGTHS:

@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from memtools import _core
+from memtools._base.classes import namespace_of
 from memtools._base.libraries import USER, owner_of
 from memtools._base.place import text_of
 from memtools._census.holders import (
@@ -82,7 +83,7 @@ def names_on(way: Sequence[Any]) -> list[Name]:
             elif not is_wrapper(owner):
                 names = [Name(str(_core._place(holder, held)), _class_of(owner), depth)]
         elif issubclass(kind, type):
-            members = type.__dict__["__dict__"].__get__(holder)
+            members = namespace_of(holder)
             names = [Name(key, holder, depth) for key, one in members.items() if one is held]
         elif issubclass(kind, (list, tuple, set, frozenset, collections.deque)):
             depth += 1
@@ -180,7 +181,7 @@ def members_of(kind: Any) -> dict[str, Any]:
     """What a class defines or inherits; empty for other objects."""
     found = dict[str, Any]()
     for base in reversed(MRO(kind)) if issubclass(type(kind), type) else ():
-        found.update(type.__dict__["__dict__"].__get__(base))
+        found.update(namespace_of(base))
     return found
 
 

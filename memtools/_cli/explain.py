@@ -92,15 +92,12 @@ def _of_files(names: list[str]) -> list[_Part]:
     from memtools._record.figures import figures_of
 
     texts = [found for name in names if (found := _text(name)) is not None]
-    records = [name for name in names if name != "-" and not _is_text(name, texts)]
+    read_as_text = {name for name, _ in texts}
+    records = [name for name in names if name not in read_as_text]
     if len(texts) > 1 or len(records) > 1:
         raise UnreadableError("give one run.mem, one text, or one of each")
     parts = [_of_text(*found) for found in texts]
     return parts + [_of_record(figures_of(read(name))) for name in records]
-
-
-def _is_text(name: str, texts: list[tuple[str, Log]]) -> bool:
-    return any(name == other for other, _ in texts)
 
 
 def _of_record(figures: Figures) -> _Part:

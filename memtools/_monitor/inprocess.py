@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from memtools import _core
 from memtools._base import environment, process
+from memtools._base.classes import with_subclasses
 from memtools._base.every import Every
 from memtools._base.file import folder_now, seen_from
 from memtools._base.size import format_bytes
@@ -54,13 +55,8 @@ def has_optimizer() -> bool:
     """Whether the program has made an optimizer of torch's kind, even one that is gone: the first
     optimizer of each class marks the class's step()."""
     base = getattr(sys.modules.get(OPTIMIZERS), "Optimizer", None)
-    todo = [] if base is None else [base]
-    while todo:
-        kind = todo.pop()
-        if getattr(vars(kind).get("step"), "hooked", False):
-            return True
-        todo += type.__subclasses__(kind)
-    return False
+    kinds = () if base is None else with_subclasses(base)
+    return any(getattr(vars(kind).get("step"), "hooked", False) for kind in kinds)
 
 
 class StepCounter:

@@ -87,8 +87,8 @@ def as_json(log: Log, name: str) -> dict[str, Any]:
         "text": name,
         "lines": log.lines,
         "bytes": log.size,
-        "message": _plain(message),
-        "messages": [_plain(one) for one in log.messages],
+        "message": asdict(message),
+        "messages": [asdict(one) for one in log.messages],
         "count": log.count,
         "is_all": log.is_all,
         "expandable_segments": log.expandable,
@@ -109,10 +109,6 @@ def code_as_json(code: ExitCode) -> dict[str, Any]:
 
 
 # --- parts ----------------------------------------------------------------------------------------
-
-
-def _plain(message: OomMessage) -> dict[str, Any]:
-    return asdict(message)
 
 
 def _section(title: str, lines: list[str]) -> list[str]:
