@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import gc
 import io
@@ -126,6 +127,13 @@ CASES: dict[str, tuple[Callable[[Trainer, int], object], str, float]] = {
         lambda t, i: t.losses.append(np.zeros(500)[::2][::2]),
         "list Trainer.losses",
         4300,
+    ),
+    "callbacks of a library": (
+        lambda t, i: t.__dict__.setdefault("stack", contextlib.ExitStack()).callback(
+            len, bytes(9000)
+        ),
+        "deque ExitStack._exit_callbacks",
+        9500,
     ),
 }
 

@@ -74,17 +74,32 @@ typedef struct ring {
 } ring;
 
 static ring *_Atomic ring_of_job;
+static _Atomic(uint64_t) file_of_ring; /* its inode: what memtools maps is nobody's shared memory */
 static atomic_bool saw_strays;
+
+static int
+open_unnamed(void)
+{
+    return (int)syscall(SYS_memfd_create, "memtools", 1u /* MFD_CLOEXEC */);
+}
 
 bool
 mt_shm_share_notes(void)
 {
-    ring *none = NULL, *made;
+    ring *none = NULL, *made = MAP_FAILED;
+    struct stat is;
+    int fd;
 
     if (atomic_load(&ring_of_job) != NULL) return true;
-    made = mmap(NULL, sizeof *made, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if ((fd = open_unnamed()) < 0) return false;
+    if (ftruncate(fd, sizeof *made) == 0 && fstat(fd, &is) == 0)
+        made = mmap(NULL, sizeof *made, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
     if (made == MAP_FAILED) return false;
-    if (!atomic_compare_exchange_strong(&ring_of_job, &none, made)) munmap(made, sizeof *made);
+    if (atomic_compare_exchange_strong(&ring_of_job, &none, made))
+        atomic_store(&file_of_ring, is.st_ino);
+    else
+        munmap(made, sizeof *made);
     return true;
 }
 
@@ -396,6 +411,7 @@ see_mapping(mt_shm *s, const char *pid, bool self, mt_mapping m)
     file *f;
 
     if (m.inode == 0 || (!unnamed && (s->folder == 0 || m.device != s->folder))) return;
+    if (unnamed && m.inode == atomic_load(&file_of_ring)) return;
     if ((f = hold(s, m.inode | (unnamed ? UNNAMED : 0))) == NULL) return;
     if (self) f->mapped += bytes;
     if ((!unnamed && !m.deleted) || f->exact == s->look) return;
@@ -439,15 +455,16 @@ look_at_mappings(mt_shm *s, const char *pid, bool self)
     return ok;
 }
 
-/* The pages of the ring, which this process has mapped: for their sake alone the list of its
- * mappings is not read, which takes longer than all the rest of a look. */
+/* What this process has mapped of the ring, all of whose notes it has read by now: for its sake
+ * alone the list of mappings is not read, which takes longer than all the rest of a look. */
 static uint64_t
-own_shared(bool self)
+ring_here(mt_shm *s)
 {
-    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), bytes = sizeof(ring) + page - 1;
+    ring *r = s->root[0] == 0 ? atomic_load(&ring_of_job) : NULL;
+    mt_mapping m = {.start = (uintptr_t)r, .end = (uintptr_t)r + bytes - bytes % page};
 
-    if (!self || atomic_load(&ring_of_job) == NULL) return 0;
-    return (sizeof(ring) + page - 1) / page * page;
+    return r == NULL ? 0 : resident_here(s, &m);
 }
 
 /* Returns what the process's resident set has of shared memory; MT_UNKNOWN where that is not
@@ -473,7 +490,7 @@ look_at_process(mt_shm *s, const char *pid, bool self)
                       s->sys->stat(path, &is) && is.user != geteuid();
         return shared;
     }
-    if (shared > own_shared(self) && !look_at_mappings(s, pid, self)) s->complete = false;
+    if (shared > (self ? ring_here(s) : 0) && !look_at_mappings(s, pid, self)) s->complete = false;
     return shared;
 }
 
@@ -572,7 +589,7 @@ find_unnamed(void)
 {
     struct stat is;
     uint64_t found = 0;
-    int fd = (int)syscall(SYS_memfd_create, "memtools", 1u /* MFD_CLOEXEC */);
+    int fd = open_unnamed();
 
     if (fd < 0) return 0;
     if (fstat(fd, &is) == 0) found = is.st_dev;

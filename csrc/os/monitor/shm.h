@@ -5,8 +5,8 @@
  *   /dev/shm          names ───────── that the job made ───────────────┘    each counted once
  *
  * A file counts with what it has of memory, no matter which process filled it and how often it is
- * mapped. The list of mappings is read only of processes that map shared memory at all (RssShmem);
- * in this process, more than the ring of notes has.
+ * mapped. The list of mappings is read only of processes that map shared memory at all (RssShmem),
+ * and of this one where that is more than the ring of notes, which counts nowhere.
  *
  * Whose file is it? /dev/shm is the machine's, and what other programs put there never counts:
  *  - one without a name (memfd, an unlinked file, a shared anonymous mapping) belongs to those who

@@ -645,6 +645,19 @@ add_map(mt_walk *w, PyObject *op, uint64_t slot)
     add_leaf(w, op, slot, object_bytes(Py_TYPE(op), op) + walk_block_bytes(w, data, bytes));
 }
 
+/* Whether the node that is entered is the namespace of a module or a class, where functions are
+ * defined. */
+static bool
+is_among_definitions(const mt_walk *w)
+{
+    const mt_walk_node *node;
+
+    if (w->current == MT_GROWTH_NONE) return true;
+    node = &w->nodes[w->current];
+    return node->kind == MT_WALK_SPACE &&
+           (node->parent == MT_GROWTH_NONE || PyType_Check(w->nodes[node->parent].op));
+}
+
 /* An object that something holds. */
 static void
 reach(mt_walk *w, PyObject *op, uint64_t slot)
@@ -665,8 +678,11 @@ reach(mt_walk *w, PyObject *op, uint64_t slot)
         if (PyUnicode_CHECK_INTERNED(op)) return;
         break;
     case FUNCTION:
-        if (mt_ptrset_find(&w->libraries, ((PyFunctionObject *)op)->func_globals) != MT_PTRSET_NONE)
+        if (mt_ptrset_find(&w->libraries, PyFunction_GET_GLOBALS(op)) != MT_PTRSET_NONE) {
+            PyObject *closure = is_among_definitions(w) ? NULL : PyFunction_GET_CLOSURE(op);
+            if (closure != NULL) reach(w, closure, slot); /* a callback with its arguments */
             return;
+        }
         break;
     case BUILTIN:
         if (PyCFunction_GET_SELF(op) == NULL || PyModule_Check(PyCFunction_GET_SELF(op))) return;

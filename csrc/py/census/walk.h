@@ -14,9 +14,9 @@
  * texts only add to the bytes of who holds them, unless a class of the program is derived from them. Memory that several show (storages, the data of
  * NumPy's arrays) counts once, where it is found first.
  *
- * Not entered, as they hold nothing of the program's: functions of libraries, code, modules (which
- * are roots), descriptors, weak references, classes of libraries before their modules are due, and
- * this package's own objects.
+ * Not entered, as they hold nothing of the program's: functions of libraries, except for what the
+ * closure of a callback has, code, modules (which are roots), descriptors, weak references, classes
+ * of libraries before their modules are due, and this package's own objects.
  *
  * Where backward(create_graph=True) runs, a leaf and its .grad keep each other in C++, and outlive
  * the model that they were of. No path leads to them: so there, and only there, the caller opens the

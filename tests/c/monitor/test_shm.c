@@ -442,7 +442,7 @@ shared_page(void)
 
     CHECK(maps != NULL);
     while (fgets(line, sizeof line, maps) != NULL)
-        if (strstr(line, "rw-s") != NULL && strstr(line, "/dev/zero (deleted)") != NULL &&
+        if (strstr(line, "rw-s") != NULL && strstr(line, "/memfd:memtools") != NULL &&
             sscanf(line, "%lx-", &start) == 1)
             found = start;
     fclose(maps);
@@ -481,19 +481,41 @@ what_is_told_during_a_look_is_found_by_the_next(void)
     mt_children_free(children);
 }
 
-/* The ring has nine pages. */
+/* A child has it mapped as well. */
 static void
-mappings_are_not_read_for_the_sake_of_the_ring(void)
+the_ring_of_notes_counts_nowhere(void)
 {
-    job j;
+    mt_children *children;
+    mt_shm_bytes found;
+    mt_shm *shm;
+    int ends[2];
+    pid_t child;
+    char byte;
 
     CHECK(mt_shm_share_notes());
-    job_begin(&j); /* it has no list of mappings */
-    plant_status(&j.t, "self", 36);
-    CHECK(counts(&j, 0));
-    plant_status(&j.t, "self", 40);
-    CHECK(look_since(&j, 0).all == MT_UNKNOWN);
-    job_end(&j);
+    CHECK(pipe(ends) == 0);
+    if ((child = fork()) == 0) {
+        close(ends[1]);
+        mt_shm_note_path("/dev/shm/x");
+        _exit(read(ends[0], &byte, 1) == 0 ? 0 : 1);
+    }
+    CHECK(mt_children_new(&mt_alloc_libc, &mt_proc_sys_libc, "", &children, NULL) == MT_OK);
+    CHECK(mt_shm_new(&mt_alloc_libc, &mt_proc_sys_libc, "", &shm, NULL) == MT_OK);
+    for (int mapped = 0; mapped < 2; mapped++) {
+        void *page = mapped ? mmap(NULL, KIB, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
+                                   -1, 0)
+                            : MAP_FAILED;
+        if (mapped) *(volatile char *)page = 1;
+        mt_children_scan(children);
+        mt_shm_look(shm, children, 0, &found);
+        CHECK(found.all == (mapped ? 4 * KIB : 0));
+        if (mapped) munmap(page, KIB);
+    }
+    close(ends[1]);
+    close(ends[0]);
+    CHECK(waitpid(child, NULL, 0) == child);
+    mt_shm_free(shm);
+    mt_children_free(children);
 }
 
 static void
@@ -519,7 +541,7 @@ main(void)
     RUN(what_the_job_tells_of_is_its_own);
     RUN(what_is_written_under_a_told_path_is_the_jobs);
     RUN(what_is_told_during_a_look_is_found_by_the_next);
-    RUN(mappings_are_not_read_for_the_sake_of_the_ring);
+    RUN(the_ring_of_notes_counts_nowhere);
     RUN(memory_may_be_short);
     CHECK_DONE();
 }
