@@ -105,6 +105,7 @@ class InVain(NamedTuple):
         lowered_bytes: the peak with the remedies.
         held: the variables, the most bytes first.
         remedies: what to write.
+        why: why the steps were not traced, in words; "" if they were.
     """
 
     peak_bytes: int = 0
@@ -112,6 +113,7 @@ class InVain(NamedTuple):
     lowered_bytes: int = 0
     held: tuple[Held, ...] = ()
     remedies: tuple[Remedy, ...] = ()
+    why: str = ""
 
     def sentence(self) -> str:
         """`at the peak 62.5 of 276.5 MiB are held though nothing reads them again: old
@@ -155,6 +157,7 @@ class PeakContents:
         layers: what there was over the step, in the order of PARTS: of up to INTERVALS parts of it
             the bytes at the moment when most was in use. At the highest of them, `parts`.
         spans: the phases of these intervals, from the step's beginning to its end.
+        in_vain: what the two steps after it held in vain; None if that is not known yet.
     """
 
     step: int
@@ -174,6 +177,7 @@ class PeakContents:
     ms: float = 0.0
     layers: tuple[Layer, ...] = ()
     spans: tuple[Span, ...] = ()
+    in_vain: InVain | None = None
 
     def bytes_of(self, what: str) -> int:
         """Bytes of one of PARTS."""

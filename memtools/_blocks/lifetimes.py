@@ -13,9 +13,10 @@ by arithmetic on the same list (replay.py).
 
 Tracer fills it. It is a dispatch mode of torch for a few steps, real ones or, unchanged, under
 FakeTensorMode: it identifies a storage by its `_cdata` while a weak reference to it lives, and
-never looks at memory. It knows the modules that run by torch's global hooks, and parameters by
-them; optimizers, gradients and state by the frames of their steps, because the end of a trace may
-come in a hook of a step, which must not change hooks. What else there is, the caller marks.
+never looks at memory. It knows modules, with their parameters, and optimizers, with gradients and
+state, by the frames of their calls: hooks would show in the program's tracebacks, and the end of a
+trace may come in a hook of a step, which must not change hooks. What else there is, the caller
+marks.
 
 Storages that no operator has touched have no life in it, nor has what a kernel allocates for
 itself. Where torch's host allocator reports (memtools._core.Blocks), their bytes are known.
@@ -25,8 +26,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import operator
-import threading
+import sys
+import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -207,6 +210,8 @@ class Tracer:
             device that they claim to be on.
         blocks: the reports of torch's host allocator, which are on; None, the default: what is in
             use beside the lives is not known.
+        most: the trace is over after so many operators.
+        until: or at this time of time.monotonic().
     """
 
     def __init__(
@@ -214,14 +219,18 @@ class Tracer:
         libraries: Sequence[str] = (),
         device: str = "cpu",
         blocks: _core.Blocks | None = None,
+        most: int = sys.maxsize,
+        until: float = math.inf,
     ) -> None:
         self.device = device
+        #: whether it has ended because it took too long
+        self.is_over = False
+        self._most, self._until = most, until
         self._blocks = blocks
         self._in_use: list[int] = []  # after each operator, by these reports
         self._libraries = (*library_paths(), *libraries, "<")
         self._operators = Operators(self._ran)
-        self._handles: list[Any] = []
-        self._thread = 0
+        self._is_on = False
         self._storages: list[_Storage] = []
         self._living: dict[int, tuple[_Storage, Any]] = {}  # by _cdata; with a weak reference
         self._ops: list[Op] = []
@@ -232,7 +241,7 @@ class Tracer:
         self._phase = BETWEEN
         self._step_code: CodeType | None = None  # of what calls an optimizer's step()
         self._optimizers: dict[int, weakref.ref[Any]] = {}  # that have acted, by id
-        self._modules: list[str] = []  # the paths of those whose calls run
+        self._call_code: CodeType | None = None  # of what calls a module's forward()
         self._paths: dict[int, str] = {}  # of known modules, by id
         self._known: list[weakref.ref[Any]] = []  # known modules, so that ids are not used again
         self._parameters: list[tuple[str, weakref.ref[Any]]] = []
@@ -249,30 +258,20 @@ class Tracer:
     def begin(self) -> None:
         """Begin on this thread. Raises ImportError without torch."""
         torch = bridge.connect().torch
-        self._thread = threading.get_ident()
+        self._call_code = torch.nn.Module.__call__.__code__
         constants = torch.optim.Optimizer.profile_hook_step.__code__.co_consts
         self._step_code = next((one for one in constants if isinstance(one, CodeType)), None)
-        hooks = torch.nn.modules.module
-        try:
-            self._handles = [
-                hooks.register_module_forward_pre_hook(self._call_begins),
-                hooks.register_module_forward_hook(self._call_ends, always_call=True),
-            ]
-            if self._blocks is not None:
-                self._blocks.highest()
-            self._operators.begin()
-        except BaseException:
-            self.end()
-            raise
+        if self._blocks is not None:
+            self._blocks.highest()
+        self._is_on = True
+        self._operators.begin()
 
     def end(self) -> None:
         """End. May be called twice."""
-        if self._handles:
+        if self._is_on:
             self._mark_gradients()
             self._mark_state()
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        self._is_on = False
         self._operators.end()
 
     def step_ended(self, *, look: bool = False) -> None:
@@ -338,7 +337,9 @@ class Tracer:
         beside = map(operator.sub, map(operator.add, self._in_use, scratches), found.curve())
         return replace(
             found,
-            ops=tuple(op._replace(others=size) for op, size in zip(ops, beside, strict=True)),
+            ops=tuple(
+                op._replace(others=max(size, 0)) for op, size in zip(ops, beside, strict=True)
+            ),
         )
 
     # --- operators ---
@@ -347,6 +348,11 @@ class Tracer:
         self, func: Any, arguments: Iterable[Any], result: Any, frame: FrameType | None
     ) -> None:
         torch, position = bridge.connect().torch, len(self._ops)
+        if position % 64 == 0 and (position >= self._most or time.monotonic() > self._until):
+            self.is_over = True
+            self.end()
+        if self.is_over:
+            return
         reads = dict[int, None]()  # in their order, each once
         has_gradient = False
         for value in flat(arguments):
@@ -364,16 +370,18 @@ class Tracer:
                     found.last_use = position
                     reads[found.id] = None
         is_new = len(self._storages) > before
-        frames, stepping = self._frames_of(frame)
+        frames, called, stepping = self._frames_of(frame)
         if stepping is not None and self._phase != OPTIMIZER:
             self._step_begins(stepping)
-        self._phase = self._phase_now(torch, stepping is not None, has_gradient and is_new)
-        module = self._modules[-1] if self._modules else ""
+        module = self._path_of(called)
+        is_passed_on = has_gradient and is_new
+        self._phase = self._phase_now(torch, stepping is not None, bool(module), is_passed_on)
         # A storage that dies from here on has died after this operator.
         scratch = self._read_in_use()
         self._ops.append(Op(str(func), self._phase, module, frames, tuple(reads), scratch))
         if self._look_at is not None:
-            now = (self._in_use[-1] if self._in_use else self._alive) + scratch
+            # Reports that began late do not know older storages.
+            now = max((self._alive, *self._in_use[-1:])) + scratch
             if now >= self._look_at:
                 self._look_at = HIGHER * now
                 self._look(frame)
@@ -388,7 +396,9 @@ class Tracer:
         self._in_use.append(in_use)
         return scratch
 
-    def _phase_now(self, torch: Any, is_stepping: bool, is_passed_on: bool) -> str:
+    def _phase_now(
+        self, torch: Any, is_stepping: bool, is_in_module: bool, is_passed_on: bool
+    ) -> str:
         """The phase of an operator; `is_passed_on`: whether its new result is one of an argument
         that requires a gradient, unlike that of `loss.item()` and `loss.detach()`."""
         if torch._C._current_graph_task_id() != -1:
@@ -396,7 +406,7 @@ class Tracer:
         if is_stepping:
             return OPTIMIZER
         # A loss is computed in the forward pass too, after the calls of modules.
-        is_forward = self._modules or self._phase == FORWARD
+        is_forward = is_in_module or self._phase == FORWARD
         is_forward = is_forward or (is_passed_on and torch.is_grad_enabled())
         return FORWARD if is_forward else BETWEEN
 
@@ -438,11 +448,13 @@ class Tracer:
         self._storages.append(found)
         return found
 
-    def _frames_of(self, frame: FrameType | None) -> tuple[tuple[Frame, ...], FrameType | None]:
-        """The frames of the user's code, or if there are none, the innermost of a library; and the
-        frame that calls an optimizer's step()."""
+    def _frames_of(
+        self, frame: FrameType | None
+    ) -> tuple[tuple[Frame, ...], FrameType | None, FrameType | None]:
+        """The frames of the user's code, or if there are none, the innermost of a library; the
+        innermost frame that calls a module, and the one that calls an optimizer's step()."""
         found, library = list[Frame](), tuple[Frame, ...]()
-        are_users, stepping = self._are_users, None
+        are_users, called, stepping = self._are_users, None, None
         while frame is not None and len(found) < FRAMES:
             code = frame.f_code
             is_user = are_users.get(code.co_filename)
@@ -451,13 +463,15 @@ class Tracer:
                 are_users[code.co_filename] = is_user
             if is_user:
                 found.append(frame_of(frame))
+            elif code is self._call_code:
+                called = called or frame
             elif code is self._step_code:
                 stepping = frame
             elif not library:
                 library = (frame_of(frame),)
             frame = frame.f_back
         key = tuple(found) or library
-        return self._sites.setdefault(key, key), stepping
+        return self._sites.setdefault(key, key), called, stepping
 
     def _look(self, frame: FrameType | None) -> None:
         """Look for the variables that hold what this operator does not use."""
@@ -473,15 +487,22 @@ class Tracer:
 
     # --- modules and optimizers ---
 
-    def _call_begins(self, module: Any, arguments: Any) -> None:
-        if threading.get_ident() == self._thread:
-            if id(module) not in self._paths:
-                self._know(module)
-            self._modules.append(self._paths[id(module)])
-
-    def _call_ends(self, module: Any, arguments: Any, result: Any) -> None:
-        if threading.get_ident() == self._thread and self._modules:
-            self._modules.pop()
+    def _path_of(self, frame: FrameType | None) -> str:
+        """The path of the module that a frame calls; "" without one."""
+        if frame is None:
+            return ""
+        module = dict(_core._frame_variables(frame))["self"]
+        if id(module) not in self._paths:
+            calls = list[Any]()
+            above: FrameType | None = frame
+            while above is not None:
+                if above.f_code is self._call_code:
+                    calls.append(dict(_core._frame_variables(above))["self"])
+                above = above.f_back
+            for outer in reversed(calls):
+                if id(outer) not in self._paths:
+                    self._know(outer)
+        return self._paths[id(module)]
 
     def _know(self, root: Any) -> None:
         """Note the modules of an outermost one by their paths, and mark what they hold."""

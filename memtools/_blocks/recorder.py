@@ -6,6 +6,7 @@
 
 It records step 3, each 1,000th step, and a step after a new peak. Other steps cost nothing. The
 recording ends with its step, with the run, in a forked child, and when the step takes too long.
+The two steps after the highest peak are traced, to find what they held in vain (tracedsteps.py).
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from typing import TYPE_CHECKING, Any
 from memtools import _core
 from memtools._base import process
 from memtools._base import torch as bridge
-from memtools._base.peak import PeakContents
+from memtools._base.peak import InVain, PeakContents
 from memtools._blocks.peak import INPUT, Marked, Spot, contents_of
 from memtools._blocks.tensors import Storage, Tensors, inputs_of
+from memtools._blocks.tracedsteps import TracedSteps
 
 if TYPE_CHECKING:
     from memtools._blocks.reports import HostBlocks
@@ -33,6 +35,7 @@ EVERY = 1000  # Each such step is recorded.
 RETRY = 16  # Steps until the next try, if torch is not loaded yet or something else records.
 NEWER_SHARE, NEWER = 0.02, 1 << 20  # A new peak is higher by this share and by so many bytes.
 APART, MOST = 16, 8  # Recordings of new peaks are so many steps apart, and so many in a run.
+TRACES = 2  # So many times in a run two steps are traced.
 LONGEST_S = 60.0  # A recording is given up after so many seconds,
 TIMES = 5.0  # or, if that is longer, after so many times the step before.
 
@@ -70,6 +73,8 @@ class PeakRecorder:
         self._seen_bytes = 0  # the highest that torch's reports knew when a step was recorded
         self._newer, self._newest = 0, 0  # recordings of new peaks, and the last of them
         self._is_newer = False  # whether the recording that runs is for a new peak
+        self._traced: TracedSteps | None = None
+        self._wants_trace, self._traces = False, 0
         self._ended, self._took = time.monotonic(), 0.0  # the newest step, on the monotonic clock
 
     def begin_anew(self, step: int) -> None:
@@ -79,6 +84,7 @@ class PeakRecorder:
         recording, self._recording = self._recording, None
         if recording is not None:
             recording.close()
+        self._end_trace()
         self._step, self._next, self.due_step = step, step + FIRST, step + FIRST - 1
         self._ended = time.monotonic()
 
@@ -95,6 +101,9 @@ class PeakRecorder:
         self._step = step
         recording, self._recording = self._recording, None
         if recording is None:
+            if self._traced is not None:
+                with self._guarded(None):
+                    self._keep_in_vain(self._traced.step_ended())
             return
         with self._guarded(recording):
             found = recording.end(step, self._spot)
@@ -111,12 +120,19 @@ class PeakRecorder:
         """
         if self._is_closed or self._recording is not None or step < self._step:
             return
+        if self._traced is not None:
+            self.due_step = step + 1
+            return
         is_due = step + 1 >= self._next
         self._is_newer = not is_due and self._is_a_new_peak(step)
         if is_due or self._is_newer:
             with self._guarded(None):
                 self._begin(step, is_free=is_free)
-        self.due_step = step + 1 if self._recording is not None else self._next - 1
+        is_open = self._recording is not None
+        if self._wants_trace and not is_open and is_free and not self._is_closed:
+            with self._guarded(None):
+                self._begin_trace()
+        self.due_step = step + 1 if is_open or self._traced is not None else self._next - 1
 
     def _is_a_new_peak(self, step: int) -> bool:
         if self._seen_bytes == 0 or self._newer >= MOST or step < self._newest + APART:
@@ -151,8 +167,40 @@ class PeakRecorder:
         if self.highest is None or found.peak_bytes > self.highest.peak_bytes:
             self._write(found)
             self.highest = found
+            self._wants_trace = found.backward and self._traces < TRACES
         elif not self._is_newer:
             self._write(replace(found, layers=(), spans=()))
+
+    # --- what is held in vain ---
+
+    def _begin_trace(self) -> None:
+        """Trace the two steps that begin now."""
+        self._wants_trace, self._traces = False, self._traces + 1
+        traced = TracedSteps(self._reports.blocks)
+        why = traced.why_not()
+        if why:
+            self._keep_in_vain(InVain(why=why))
+            return
+        self._traced = traced
+        try:
+            traced.begin(TIMES * self._took)
+        finally:
+            if self._is_closed:  # by another thread
+                self._end_trace()
+
+    def _keep_in_vain(self, found: InVain | None) -> None:
+        """Write what the two steps after the highest peak have held in vain."""
+        if found is None:  # one of them goes on
+            return
+        self._end_trace()
+        if self.highest is not None and (found.held or found.why):
+            self.highest = replace(self.highest, in_vain=found)
+            self._write(self.highest)
+
+    def _end_trace(self) -> None:
+        traced, self._traced = self._traced, None
+        if traced is not None:
+            traced.close()
 
     @contextlib.contextmanager
     def _guarded(self, recording: Recording | None) -> Any:
@@ -178,6 +226,8 @@ class PeakRecorder:
         recording, self._recording = self._recording, None
         if recording is not None:
             recording.close()
+        self._wants_trace = False
+        self._end_trace()
 
 
 class Recording:

@@ -65,7 +65,10 @@ def peak_of(record: Record) -> Peak | None:
 
 def recorded_steps(record: Record) -> list[Peak]:
     """The peaks of all recorded steps, in the order of the steps."""
-    found = {peak.step: peak for peak in events_of(record, Peak) if peak.peak_bytes > 0}
+    found: dict[int, Peak] = {}
+    for peak in events_of(record, Peak):  # the newest first: it knows what was held in vain
+        if peak.peak_bytes > 0:
+            found.setdefault(peak.step, peak)
     return [found[step] for step in sorted(found)]
 
 
@@ -122,7 +125,24 @@ def as_json(figures: Figures) -> dict[str, Any] | None:
             for one in peak.largest
         ],
         "lost_blocks": peak.lost,
+        "held_in_vain": _in_vain_json(peak),
         "advice": _advice_in(figures, peak),
+    }  # fmt: skip
+
+
+def _in_vain_json(peak: Peak) -> dict[str, Any] | None:
+    found = peak.in_vain
+    if found is None:
+        return None
+    return {
+        "bytes": found.bytes,
+        "traced_peak_bytes": found.peak_bytes,
+        "lowered_peak_bytes": found.lowered_bytes,
+        "held": [{"name": shown(one.name), "bytes": one.bytes, "line": shown(one.line)}
+                 for one in found.held],
+        "to_write": [{"text": shown(one.text), "place": shown(one.place)}
+                     for one in found.remedies],
+        "why_not": shown(found.why),
     }  # fmt: skip
 
 
@@ -156,7 +176,18 @@ def lines(figures: Figures) -> list[str]:
         for text, alike in Counter(map(_of_block, peak.largest)).items():
             found.append(f"  {text}" if alike == 1 else f"  {alike} x {text}")
         found += [f"  {text}" for text in smaller(peak)]
-    return found + meanings(peak)
+    return found + in_vain(peak) + meanings(peak)
+
+
+def in_vain(peak: Peak) -> list[str]:
+    """`At the peak 62.5 of 276.5 MiB are held though nothing reads them again: ...`, or why that is
+    not known; empty if nothing was held in vain."""
+    if peak.in_vain is None:
+        return []
+    if peak.in_vain.why:
+        return [f"what is held in vain at the peak is not known: {shown(peak.in_vain.why)}"]
+    text = shown(peak.in_vain.sentence())
+    return [f"{text[:1].upper()}{text[1:]}"] if text else []
 
 
 def smaller(peak: Peak) -> list[str]:

@@ -16,7 +16,7 @@ from memtools._base.size import format_bytes
 from memtools._base.text import count, duration, shown
 from memtools._record.figures import Figures, figures_of
 from memtools._record.kinds import GuardAct
-from memtools._record.peaks import WORTH, as_json, headline, peak_of, to_do
+from memtools._record.peaks import WORTH, as_json, headline, in_vain, peak_of, to_do
 from memtools._record.reader import read_record
 
 _DEVICE = re.compile(r"cuda\d+_reserved")
@@ -64,7 +64,8 @@ def _peak(figures: Figures) -> list[str]:
     peak = peak_of(figures.record)
     if peak is None or peak.peak_bytes < WORTH:
         return []
-    return [headline(figures, peak), *(f"to do: {line}" for line in to_do(figures))]
+    vain = in_vain(peak) if peak.in_vain is not None and peak.in_vain.held else []
+    return [headline(figures, peak), *vain, *(f"to do: {line}" for line in to_do(figures))]
 
 
 def _acts(figures: Figures) -> list[str]:

@@ -15,7 +15,7 @@ from memtools._record.figures import is_bytes, script_of, seconds_of
 from memtools._record.kinds import Peak
 from memtools._record.overview import Tile, badge, growth_tile, headline, tiles
 from memtools._record.peaks import headline as headline_of_peak
-from memtools._record.peaks import meanings, peak_of, recorded_steps, smaller
+from memtools._record.peaks import in_vain, meanings, peak_of, recorded_steps, smaller
 from memtools.report._advice import advise
 from memtools.report._payload import LETTERS, OTHER, part_colour, slug
 
@@ -224,7 +224,7 @@ def _peak(figures: Figures, stack: dict[str, Any] | None) -> PeakView | None:
         [[shown(cell) for cell in row] for row in largest],
         [[shown(cell) for cell in row] for row in saved],
         [sentence(text) for text in meanings(highest)],
-        [tight(sentence(text)) for text in smaller(highest)],
+        [tight(sentence(text)) for text in (*smaller(highest), *in_vain(highest))],
     )
 
 

@@ -74,6 +74,9 @@ class Blocks:
         self.marked += [(*one, category) for one in blocks]
         return 0
 
+    def highest(self) -> tuple[int, int]:
+        return 0, 0
+
     def contents(self) -> Contents | None:
         return self.found
 

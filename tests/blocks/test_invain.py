@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -390,3 +391,34 @@ def test_variables_are_found_that_alone_hold_a_storage() -> None:
     assert sys.getrefcount(plain) == count, "nothing is kept"
     assert other["a"] is alias
     KEPT.clear()
+
+
+@pytest.mark.slow
+def test_memtools_run_says_it_and_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import torch\n"
+        "torch.manual_seed(0)\n"
+        "model = torch.nn.Linear(64, 8192)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for _ in range(8):\n"
+        "    logits = model(torch.randn(512, 64))\n"
+        "    loss = torch.nn.functional.cross_entropy(logits, torch.zeros(512).long())\n"
+        "    loss.backward()\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+        "    print(loss.item())\n"
+        "print(torch.utils._python_dispatch._get_current_dispatch_mode_stack())\n"
+    )
+    plain, told = (
+        subprocess.run(
+            [sys.executable, *command, "train.py"],
+            cwd=tmp_path, capture_output=True, text=True, timeout=300,
+        )
+        for command in ((), ("-m", "memtools", "run"))
+    )  # fmt: skip
+    assert told.stdout == plain.stdout
+    assert told.stdout.endswith("\n[]\n")
+    assert (
+        'nothing reads them again: logits (train.py:6); "del logits" before loss.backward() '
+        "(train.py:8) makes the peak" in told.stderr
+    )

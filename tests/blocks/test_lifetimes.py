@@ -252,10 +252,13 @@ def test_what_the_caller_marks_counts_from_the_beginning() -> None:
 
 
 def test_a_step_that_raises_leaves_nothing_on() -> None:
+    stack = torch.utils._python_dispatch._get_current_dispatch_mode_stack
     with pytest.raises(RuntimeError, match="shapes"), Tracer() as tracer:
         Net()(torch.ones(4, 3))
-    assert tracer.trace().peak()[1] > 0
-    assert tracer._modules == []
+    before = tracer.trace()
+    assert before.peak()[1] > 0
+    assert stack() == []
+    assert len(tracer.trace().ops) == len(before.ops)
 
 
 def test_only_its_own_device_counts() -> None:

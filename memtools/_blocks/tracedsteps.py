@@ -1,0 +1,86 @@
+"""TracedSteps: traces two steps of a run, to find what they hold in vain at their peak.
+
+    step 3             4                5
+    recorded  │ begin ─────┤ look ────────── end │ ──► InVain ──► the record
+                 lives        who holds what
+                              at the peak?
+
+The first step shows what happens to storages that outlive it. Other steps cost nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+
+from memtools import _core
+from memtools._base import torch as bridge
+from memtools._base.libraries import PACKAGE
+from memtools._base.peak import InVain
+from memtools._blocks.invain import held_in_vain
+from memtools._blocks.lifetimes import Tracer
+
+MOST_OPERATORS = 300_000  # A trace of two steps has at most so many,
+LONGEST_S = 60.0  # and takes at most so long, or five times as long as the step before it.
+
+
+class TracedSteps:
+    """Two traced steps, from `begin` on. All methods are called on one thread, but for `close`.
+
+    Args:
+        blocks: the reports of torch's host allocator.
+    """
+
+    def __init__(self, blocks: _core.Blocks) -> None:
+        self._tracer: Tracer | None = None
+        self._blocks = blocks
+        self._thread, self._steps = 0, 0
+
+    @staticmethod
+    def why_not() -> str:
+        """Why steps cannot be traced, in words; "" if they can."""
+        torch = bridge.loaded()
+        if torch is None or not hasattr(torch.optim.Optimizer, "profile_hook_step"):
+            return "this torch is not known"
+        if bridge.profiler_runs():
+            return "a profiler of torch is on"
+        if torch.utils._python_dispatch._get_current_dispatch_mode_stack():
+            return "the program has a dispatch mode of torch on"
+        utils = sys.modules.get("torch._dynamo.utils")
+        if utils is not None and getattr(utils, "counters", {}).get("frames"):
+            return "it uses torch.compile, whose code is one operator"
+        return ""
+
+    def begin(self, longest_s: float) -> None:
+        """Begin. It is given up after `longest_s` seconds."""
+        self._tracer = Tracer(
+            (PACKAGE,), blocks=self._blocks, most=MOST_OPERATORS,
+            until=time.monotonic() + max(longest_s, LONGEST_S),
+        )  # fmt: skip
+        self._thread = threading.get_ident()
+        self._tracer.begin()
+
+    def step_ended(self) -> InVain | None:
+        """End a step. Returns None after the first one, and what was found after the second."""
+        tracer = self._tracer
+        if tracer is None:
+            return InVain()
+        self._steps += 1
+        if tracer.is_over:
+            self.close()
+            return InVain(why=f"two steps have more than {MOST_OPERATORS:,} operators or take long")
+        if threading.get_ident() != self._thread:
+            self.close()
+            return InVain(why="its steps end on several threads")
+        if self._steps == 1:
+            tracer.step_ended(look=True)
+            return None
+        self.close()
+        return held_in_vain(tracer.trace()) or InVain()
+
+    def close(self) -> None:
+        """End the trace. May be called twice."""
+        tracer, self._tracer = self._tracer, None
+        if tracer is not None:
+            tracer.end()
