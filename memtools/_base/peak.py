@@ -96,15 +96,24 @@ class Remedy(NamedTuple):
     place: str
 
 
-class InVain(NamedTuple):
-    """What two traced steps held in vain at their peak: nothing reads it after that moment.
+class Lowered(NamedTuple):
+    """A change of the program, such as "an optimizer with fused=True", and the peak with it."""
+
+    change: str
+    peak_bytes: int
+
+
+class TracedPeak(NamedTuple):
+    """What two traced steps say of the peak of the second one. What nothing reads after that moment
+    is held in vain.
 
     Attributes:
-        peak_bytes: at the peak of the second one, of the storages that operators touched.
+        peak_bytes: of the storages that operators touched.
         bytes: what of these was held in vain, and the program can let go.
         lowered_bytes: the peak with the remedies.
         held: the variables, the most bytes first.
         remedies: what to write.
+        changes: those that lower the peak, the one that does most first.
         why: why the steps were not traced, in words; "" if they were.
     """
 
@@ -113,6 +122,7 @@ class InVain(NamedTuple):
     lowered_bytes: int = 0
     held: tuple[Held, ...] = ()
     remedies: tuple[Remedy, ...] = ()
+    changes: tuple[Lowered, ...] = ()
     why: str = ""
 
     def sentence(self) -> str:
@@ -157,7 +167,7 @@ class PeakContents:
         layers: what there was over the step, in the order of PARTS: of up to INTERVALS parts of it
             the bytes at the moment when most was in use. At the highest of them, `parts`.
         spans: the phases of these intervals, from the step's beginning to its end.
-        in_vain: what the two steps after it held in vain; None if that is not known yet.
+        traced: what the two steps after it, which are traced, say; None if that is not known yet.
     """
 
     step: int
@@ -177,7 +187,7 @@ class PeakContents:
     ms: float = 0.0
     layers: tuple[Layer, ...] = ()
     spans: tuple[Span, ...] = ()
-    in_vain: InVain | None = None
+    traced: TracedPeak | None = None
 
     def bytes_of(self, what: str) -> int:
         """Bytes of one of PARTS."""

@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from memtools._base.peak import Held, InVain, Remedy
+from memtools._base.peak import Held, Remedy, TracedPeak
 from memtools._base.place import Place, name_of, text_of
 from memtools._base.text import shown
 from memtools._blocks.dispatch import Frame
@@ -34,8 +34,8 @@ _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
 
-def held_in_vain(trace: Trace) -> InVain | None:
-    """What was held in vain at the peak of the last traced step; None if it is too little, or if
+def held_in_vain(trace: Trace) -> TracedPeak:
+    """What was held in vain at the peak of the last traced step; nothing if it is too little, or if
     the trace has no variables.
 
     Args:
@@ -109,7 +109,7 @@ def _said(
     likes: Callable[[Life], Iterable[Life]],
     peak_bytes: int,
     position: int,
-) -> InVain | None:
+) -> TracedPeak:
     # A storage with a variable that cannot be deleted stays.
     stuck = {case.life.id for key, cases in found.items() if advice[key] is None for case in cases}
     deaths, names = dict[int, int](), dict[int, str]()
@@ -137,10 +137,10 @@ def _said(
     ]
     total = sum(one.bytes for one in held)
     if total < WORTH * peak_bytes or peak_bytes - lowered < WORTH * peak_bytes:
-        return None
+        return TracedPeak(peak_bytes)
     worth = {one.name for one in held}
     needed = [one for one, ids in used.items() if any(shown(names[i]) in worth for i in ids)]
-    return InVain(peak_bytes, total, lowered, tuple(held), tuple(_remedies(needed, worth)))
+    return TracedPeak(peak_bytes, total, lowered, tuple(held), tuple(_remedies(needed, worth)))
 
 
 def _remedies(used: Iterable[_Advice], worth: set[str]) -> Iterator[Remedy]:

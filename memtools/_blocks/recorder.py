@@ -6,7 +6,7 @@
 
 It records step 3, each 1,000th step, and a step after a new peak. Other steps cost nothing. The
 recording ends with its step, with the run, in a forked child, and when the step takes too long.
-The two steps after the highest peak are traced, to find what they held in vain (tracedsteps.py).
+The two steps after the highest peak are traced, to find what makes it smaller (tracedsteps.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from memtools import _core
 from memtools._base import process
 from memtools._base import torch as bridge
-from memtools._base.peak import InVain, PeakContents
+from memtools._base.peak import PeakContents, TracedPeak
 from memtools._blocks.peak import INPUT, Marked, Spot, contents_of
 from memtools._blocks.tensors import Storage, Tensors, inputs_of
 from memtools._blocks.tracedsteps import TracedSteps
@@ -103,7 +103,7 @@ class PeakRecorder:
         if recording is None:
             if self._traced is not None:
                 with self._guarded(None):
-                    self._keep_in_vain(self._traced.step_ended())
+                    self._keep_traced(self._traced.step_ended())
             return
         with self._guarded(recording):
             found = recording.end(step, self._spot)
@@ -171,7 +171,7 @@ class PeakRecorder:
         elif not self._is_newer:
             self._write(replace(found, layers=(), spans=()))
 
-    # --- what is held in vain ---
+    # --- what makes it smaller ---
 
     def _begin_trace(self) -> None:
         """Trace the two steps that begin now."""
@@ -179,7 +179,7 @@ class PeakRecorder:
         traced = TracedSteps(self._reports.blocks)
         why = traced.why_not()
         if why:
-            self._keep_in_vain(InVain(why=why))
+            self._keep_traced(TracedPeak(why=why))
             return
         self._traced = traced
         try:
@@ -188,13 +188,13 @@ class PeakRecorder:
             if self._is_closed:  # by another thread
                 self._end_trace()
 
-    def _keep_in_vain(self, found: InVain | None) -> None:
-        """Write what the two steps after the highest peak have held in vain."""
+    def _keep_traced(self, found: TracedPeak | None) -> None:
+        """Write what the two steps after the highest peak have shown."""
         if found is None:  # one of them goes on
             return
         self._end_trace()
-        if self.highest is not None and (found.held or found.why):
-            self.highest = replace(self.highest, in_vain=found)
+        if self.highest is not None and (found.held or found.changes or found.why):
+            self.highest = replace(self.highest, traced=found)
             self._write(self.highest)
 
     def _end_trace(self) -> None:

@@ -9,13 +9,16 @@ in order. A trace that was changed has the operators of the real one, which it m
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from memtools._base.peak import BACKWARD, FORWARD, GRADIENTS, INPUTS, OPTIMIZER, OPTIMIZERS
 from memtools._blocks.lifetimes import MARKED, Life, Trace
 
 Change = Callable[[Trace], Trace]
+#: (path of a list of modules, number of its entry) of the path of a module
+_ENTRY = re.compile(r"(?:(.*?)\.)?([0-9]+)(?:\.|$)")
 
 
 def replay(trace: Trace, changes: Iterable[Change]) -> Trace:
@@ -85,12 +88,23 @@ def gradients_end_with_the_step(trace: Trace) -> Trace:
 def in_micro_batches(parts: int) -> Change:
     """Each batch in so many equal parts, whose gradients are summed. What is made of inputs takes
     1/parts; not so what has the shape of a parameter. From the second part on all gradients exist,
-    and each pass makes one that is added to them."""
+    and each pass makes one that is added to them; those of the step before end before the first."""
 
     def change(trace: Trace) -> Trace:
         scaled, found = scales_with_batch(trace), list[Life]()
         begins, ends = _beginnings_of_passes(trace), _last_uses_in_backward(trace)
+        made: dict[str, list[tuple[int, int]]] = {}  # (birth of a gradient, of its pass) by name
         for life in trace.lives:
+            if life.category == GRADIENTS and life.phase == BACKWARD and life.name:
+                made.setdefault(life.name, []).append((life.birth, begins[life.birth]))
+        for life in trace.lives:
+            if life.category == GRADIENTS and life.death is not None:
+                later = (
+                    begin
+                    for birth, begin in made.get(life.name, ())
+                    if life.birth < begin < life.death <= birth
+                )
+                life = life._replace(death=min(later, default=life.death))
             if life.id in scaled:
                 life = life._replace(bytes=math.ceil(life.bytes / parts))
             elif life.category == GRADIENTS and life.phase == BACKWARD and parts > 1:
@@ -106,14 +120,106 @@ def in_micro_batches(parts: int) -> Change:
     return change
 
 
+def repeated_blocks(trace: Trace) -> list[str]:
+    """The paths of lists of modules of which at least two run in forward passes: "blocks" for
+    "blocks.0", "blocks.1"; "" for a model that is such a list itself. Lists within the entries of
+    another one are not among them."""
+    entries: dict[str, set[str]] = {}
+    for op in trace.ops:
+        if op.phase == FORWARD and (found := _ENTRY.match(op.module)):
+            entries.setdefault(found[1] or "", set()).add(found[2])
+    return [path for path, numbers in entries.items() if len(numbers) > 1]
+
+
+def checkpointed(blocks: str) -> Change:
+    """`torch.utils.checkpoint` around each entry of a list of modules: what it saves for the
+    backward pass ends with its forward pass, which runs again in front of the first operator of the
+    backward pass that reads some of it. What it was called with lives until then."""
+
+    def change(trace: Trace) -> Trace:
+        lives = {life.id: life for life in trace.lives}
+        ops, born = list(trace.ops), _births(trace)
+        readers, made_again = _readers(trace), list[Life]()
+        for begin, end in _calls(trace, blocks):
+            read = {number for op in trace.ops[begin:end] for number in op.reads}
+            own = [lives[number] for number in read if begin <= lives[number].birth < end]
+            saved = [
+                life
+                for life in own
+                if life.category not in MARKED and _is_only_saved(readers[life.id], trace, end)
+            ]
+            if not saved:
+                continue
+            uses = [use for life in saved for use in readers[life.id] if use >= end]
+            again, over = min(uses), max(uses) + 1
+            more = _forward_again(trace, own, saved) - sum(born.get(again, {}).values())
+            ops[again] = ops[again]._replace(scratch=max(ops[again].scratch, more))
+            for life in saved:
+                last = max(use for use in readers[life.id] if use < end)
+                lives[life.id] = life._replace(last_use=last, death=last + 1)
+                made_again.append(life._replace(birth=again))
+            for life in (lives[number] for number in read):
+                if life.birth < begin and life.death is not None and life.death < over:
+                    lives[life.id] = life._replace(death=over)
+        return replace(trace, lives=(*lives.values(), *made_again), ops=tuple(ops))
+
+    return change
+
+
+def _forward_again(trace: Trace, own: Sequence[Life], saved: Sequence[Life]) -> int:
+    """The bytes by which a forward pass that runs again is higher than what it saves: it stops when
+    it has made all of that."""
+    begin, stop = min(life.birth for life in own), max(life.birth for life in saved) + 1
+    highest = 0
+    for position in range(begin, stop):
+        there = sum(life.bytes for life in own if life.is_alive(position))
+        highest = max(highest, there + trace.ops[position].scratch)
+    return highest - sum(life.bytes for life in saved)
+
+
+def _births(trace: Trace) -> dict[int, dict[int, int]]:
+    """By position, the bytes of the storages that are made there, by their ids."""
+    found: dict[int, dict[int, int]] = {}
+    for life in trace.lives:
+        found.setdefault(life.birth, {})[life.id] = life.bytes
+    return found
+
+
+def _is_only_saved(readers: Sequence[int], trace: Trace, end: int) -> bool:
+    """Whether nothing reads a storage after a forward pass but backward passes, and one does."""
+    later = [trace.ops[use].phase for use in readers if use >= end]
+    return bool(later) and all(phase == BACKWARD for phase in later)
+
+
+def _calls(trace: Trace, blocks: str) -> list[tuple[int, int]]:
+    """The positions at which calls of a list's entries begin and end."""
+    found, entry = list[tuple[int, int]](), ""
+    for position, op in enumerate(trace.ops):
+        match = _ENTRY.match(op.module) if op.phase == FORWARD else None
+        now = match[2] if match and (match[1] or "") == blocks else ""
+        if now and now == entry:
+            found[-1] = found[-1][0], position + 1
+        elif now:
+            found.append((position, position + 1))
+        entry = now
+    return found
+
+
+def _readers(trace: Trace) -> dict[int, list[int]]:
+    """The positions of the operators that read or make each storage."""
+    found: dict[int, list[int]] = {}
+    for position, op in enumerate(trace.ops):
+        for number in op.reads:
+            found.setdefault(number, []).append(position)
+    return found
+
+
 def scales_with_batch(trace: Trace) -> set[int]:
     """The ids of the storages of forward and backward passes that are as large as the batch: those
     that are made of inputs, and of which no gradient of a parameter is made. Inputs themselves are
     not among them: parts of a batch are views of it."""
     made_of = {life.id for life in trace.lives if life.category == INPUTS}
-    births: dict[int, list[int]] = {}
-    for life in trace.lives:
-        births.setdefault(life.birth, []).append(life.id)
+    births = _births(trace)
     gradients = {life.id for life in trace.lives if life.category == GRADIENTS}
     elements = {life.id: math.prod(life.shape) for life in trace.lives}
     of_gradients = set[int]()

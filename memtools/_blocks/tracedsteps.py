@@ -1,7 +1,7 @@
-"""TracedSteps: traces two steps of a run, to find what they hold in vain at their peak.
+"""TracedSteps: traces two steps of a run, to find what makes their peak smaller.
 
     step 3             4                5
-    recorded  │ begin ─────┤ look ────────── end │ ──► InVain ──► the record
+    recorded  │ begin ─────┤ look ────────── end │ ──► TracedPeak ──► the record
                  lives        who holds what
                               at the peak?
 
@@ -17,7 +17,8 @@ import time
 from memtools import _core
 from memtools._base import torch as bridge
 from memtools._base.libraries import PACKAGE
-from memtools._base.peak import InVain
+from memtools._base.peak import TracedPeak
+from memtools._blocks.changes import changes_of
 from memtools._blocks.invain import held_in_vain
 from memtools._blocks.lifetimes import Tracer
 
@@ -61,23 +62,27 @@ class TracedSteps:
         self._thread = threading.get_ident()
         self._tracer.begin()
 
-    def step_ended(self) -> InVain | None:
+    def step_ended(self) -> TracedPeak | None:
         """End a step. Returns None after the first one, and what was found after the second."""
         tracer = self._tracer
         if tracer is None:
-            return InVain()
+            return TracedPeak()
         self._steps += 1
         if tracer.is_over:
             self.close()
-            return InVain(why=f"two steps have more than {MOST_OPERATORS:,} operators or take long")
+            return TracedPeak(
+                why=f"two steps have more than {MOST_OPERATORS:,} operators or take long"
+            )
         if threading.get_ident() != self._thread:
             self.close()
-            return InVain(why="its steps end on several threads")
+            return TracedPeak(why="its steps end on several threads")
         if self._steps == 1:
             tracer.step_ended(look=True)
             return None
         self.close()
-        return held_in_vain(tracer.trace()) or InVain()
+        trace = tracer.trace()
+        found = held_in_vain(trace)
+        return found._replace(changes=tuple(changes_of(trace, found)))
 
     def close(self) -> None:
         """End the trace. May be called twice."""

@@ -126,12 +126,13 @@ def as_json(figures: Figures) -> dict[str, Any] | None:
         ],
         "lost_blocks": peak.lost,
         "held_in_vain": _in_vain_json(peak),
+        "changes": _changes_json(peak),
         "advice": _advice_in(figures, peak),
     }  # fmt: skip
 
 
 def _in_vain_json(peak: Peak) -> dict[str, Any] | None:
-    found = peak.in_vain
+    found = peak.traced
     if found is None:
         return None
     return {
@@ -144,6 +145,11 @@ def _in_vain_json(peak: Peak) -> dict[str, Any] | None:
                      for one in found.remedies],
         "why_not": shown(found.why),
     }  # fmt: skip
+
+
+def _changes_json(peak: Peak) -> list[dict[str, Any]]:
+    found = () if peak.traced is None else peak.traced.changes
+    return [{"change": shown(one.change), "peak_bytes": one.peak_bytes} for one in found]
 
 
 def headline(figures: Figures, peak: Peak) -> str:
@@ -176,18 +182,36 @@ def lines(figures: Figures) -> list[str]:
         for text, alike in Counter(map(_of_block, peak.largest)).items():
             found.append(f"  {text}" if alike == 1 else f"  {alike} x {text}")
         found += [f"  {text}" for text in smaller(peak)]
-    return found + in_vain(peak) + meanings(peak)
+    return found + in_vain(peak) + _changes(peak) + meanings(peak)
 
 
 def in_vain(peak: Peak) -> list[str]:
     """`At the peak 62.5 of 276.5 MiB are held though nothing reads them again: ...`, or why that is
     not known; empty if nothing was held in vain."""
-    if peak.in_vain is None:
+    if peak.traced is None:
         return []
-    if peak.in_vain.why:
-        return [f"what is held in vain at the peak is not known: {shown(peak.in_vain.why)}"]
-    text = shown(peak.in_vain.sentence())
+    if peak.traced.why:
+        return [f"what is held in vain at the peak is not known: {shown(peak.traced.why)}"]
+    text = shown(peak.traced.sentence())
     return [f"{text[:1].upper()}{text[1:]}"] if text else []
+
+
+def changes(peak: Peak) -> list[tuple[str, str]]:
+    """(the peak with it, the change of the program), the one that lowers the peak most first."""
+    found = () if peak.traced is None else peak.traced.changes
+    return [(format_bytes(one.peak_bytes), shown(one.change)) for one in found]
+
+
+def _changes(peak: Peak) -> list[str]:
+    """`With one change of the program, the peak of 276.5 MiB becomes:`, and a line for each change;
+    empty if none is known that lowers it."""
+    rows = changes(peak)
+    if peak.traced is None or not rows:
+        return []
+    width = max(len(size) for size, _ in rows)
+    total = format_bytes(peak.traced.peak_bytes)
+    return [f"With one change of the program, the peak of {total} becomes:",
+            *(f"  {size:>{width}}  {change}" for size, change in rows)]  # fmt: skip
 
 
 def smaller(peak: Peak) -> list[str]:

@@ -64,7 +64,7 @@ def _peak(figures: Figures) -> list[str]:
     peak = peak_of(figures.record)
     if peak is None or peak.peak_bytes < WORTH:
         return []
-    vain = in_vain(peak) if peak.in_vain is not None and peak.in_vain.held else []
+    vain = in_vain(peak) if peak.traced is not None and peak.traced.held else []
     return [headline(figures, peak), *vain, *(f"to do: {line}" for line in to_do(figures))]
 
 

@@ -14,8 +14,8 @@ from memtools._leak.finding import is_call
 from memtools._record.figures import is_bytes, script_of, seconds_of
 from memtools._record.kinds import Peak
 from memtools._record.overview import Tile, badge, growth_tile, headline, tiles
+from memtools._record.peaks import changes, in_vain, meanings, peak_of, recorded_steps, smaller
 from memtools._record.peaks import headline as headline_of_peak
-from memtools._record.peaks import in_vain, meanings, peak_of, recorded_steps, smaller
 from memtools.report._advice import advise
 from memtools.report._payload import LETTERS, OTHER, part_colour, slug
 
@@ -88,6 +88,9 @@ class PeakView:
     #: explanations of parts, and the parts whose blocks are too small for the list
     meanings: list[str]
     smaller: list[str]
+    #: the peak of the traced step, and with one change each: bytes, and the change
+    traced: str
+    changes: list[list[str]]
 
 
 @dataclass(frozen=True)
@@ -225,6 +228,8 @@ def _peak(figures: Figures, stack: dict[str, Any] | None) -> PeakView | None:
         [[shown(cell) for cell in row] for row in saved],
         [sentence(text) for text in meanings(highest)],
         [tight(sentence(text)) for text in (*smaller(highest), *in_vain(highest))],
+        "" if highest.traced is None else format_bytes(highest.traced.peak_bytes),
+        [list(row) for row in changes(highest)],
     )
 
 

@@ -244,9 +244,9 @@ def test_a_profiler_of_the_program_works_in_and_across_the_step(tmp_path, traini
             training.step()
     assert {event.key for event in profiler.key_averages()} >= {"aten::addmm"}
     first, second = peaks(path)
-    assert (first.step, second.step, first.in_vain) == (3, 3, None)
-    assert second.in_vain is not None
-    assert second.in_vain.why == "a profiler of torch is on"
+    assert (first.step, second.step, first.traced) == (3, 3, None)
+    assert second.traced is not None
+    assert second.traced.why == "a profiler of torch is on"
 
 
 @pytest.mark.slow

@@ -20,13 +20,14 @@ from memtools._base.peak import (
     PARAMETERS,
     STATE,
     Held,
-    InVain,
     Large,
     Layer,
+    Lowered,
     Part,
     Remedy,
     Saver,
     Span,
+    TracedPeak,
 )
 from memtools._census.holders import Holder as CensusHolder
 from memtools._record import kinds
@@ -79,9 +80,10 @@ events = st.one_of(
               numbers, numbers, numbers, numbers, rates,
               st.tuples(st.builds(Layer, words, st.lists(changes, max_size=3).map(tuple))),
               st.tuples(st.builds(Span, words, numbers)),
-              st.none() | st.builds(InVain, numbers, numbers, numbers,
+              st.none() | st.builds(TracedPeak, numbers, numbers, numbers,
                                     st.tuples(st.builds(Held, words, numbers, words)),
-                                    st.tuples(st.builds(Remedy, words, words)), words), words),
+                                    st.tuples(st.builds(Remedy, words, words)),
+                                    st.tuples(st.builds(Lowered, words, numbers)), words), words),
     st.builds(Start, words, words, st.tuples(numbers, numbers), rates, words, maybe, maybe),
     st.builds(End, words, words, maybe, st.none() | words, words),
     st.builds(Fork, numbers),
