@@ -125,6 +125,13 @@ class TracedPeak(NamedTuple):
     changes: tuple[Lowered, ...] = ()
     why: str = ""
 
+    def found(self) -> str:
+        """`the two steps after it were traced: 4 changes make it smaller`, in a few words."""
+        if self.why:
+            return f"the steps after it were not traced: {self.why}"
+        make = "change makes" if len(self.changes) == 1 else "changes make"
+        return f"two steps after it were traced: {len(self.changes) or 'no'} {make} it smaller"
+
     def sentence(self) -> str:
         """`at the peak 62.5 of 276.5 MiB are held though nothing reads them again: old
         (train.py:23), logits (train.py:24); "del old, logits" before loss.backward()

@@ -223,6 +223,8 @@ class Peak(PeakContents, Event):
     def sentence(self) -> str:
         if self.why:
             return f"what lived at the peak is not known: nothing was recorded, as {self.why}"
+        if self.traced is not None:  # The same peak once more, with what was found of it.
+            return f"peak of step {self.step:,}: {self.traced.found()}"
         return f"peak of step {self.step:,}: {self.contents()}"
 
     def contents(self) -> str:

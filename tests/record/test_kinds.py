@@ -121,6 +121,10 @@ SENTENCES: dict[Event, str] = {
     Peak(1000, MIB, phase="forward", lost=3):
         "peak of step 1,000: 1.0 MiB of tensors, in the forward pass; 3 blocks found no room and "
         "are missing",
+    Peak(3, MIB, traced=TracedPeak(MIB, changes=(Lowered("fused=True", 1), Lowered("del x", 2)))):
+        "peak of step 3: two steps after it were traced: 2 changes make it smaller",
+    Peak(3, MIB, traced=TracedPeak(why="a profiler of torch is on")):
+        "peak of step 3: the steps after it were not traced: a profiler of torch is on",
     Peak(why="there is no shim"):
         "what lived at the peak is not known: nothing was recorded, as there is no shim",
     Trace(3, 41.26, ("tracemalloc", "torch's reports"), "", 1): (
