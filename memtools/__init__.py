@@ -45,6 +45,7 @@ _NAMES = {
     "_monitor.monitor": "MemoryMonitor",
     "_monitor.phases": "Phase",
     "_monitor.readings": "Headroom",
+    "_plan.run": "plan",
     "_record.reader": "read_record",
     "_record.record": "Record",
     "_trajectory.settings": "UpdateSettings",

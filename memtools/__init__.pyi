@@ -32,6 +32,7 @@ from memtools._monitor.host import host_memory as host_memory
 from memtools._monitor.monitor import MemoryMonitor as MemoryMonitor
 from memtools._monitor.phases import Phase as Phase
 from memtools._monitor.readings import Headroom as Headroom
+from memtools._plan.run import plan as plan
 from memtools._record.reader import read_record as read_record
 from memtools._record.record import Record as Record
 from memtools._trajectory.settings import UpdateSettings as UpdateSettings

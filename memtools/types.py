@@ -26,6 +26,9 @@ from memtools._grad.report import Retry as Retry
 from memtools._leak.detector import LeakVerdict as LeakVerdict
 from memtools._leak.detector import StepsLeft as StepsLeft
 from memtools._monitor.phases import PhaseTotals as PhaseTotals
+from memtools._plan.plan import Plan as Plan
+from memtools._plan.plan import PlanLimit as PlanLimit
+from memtools._plan.plan import PlanPhase as PlanPhase
 from memtools._record.record import Buckets as Buckets
 from memtools._record.record import Column as Column
 from memtools._record.record import RecordEvent as RecordEvent
@@ -56,6 +59,9 @@ __all__ = [
     "HostAllocator",
     "LeakVerdict",
     "PhaseTotals",
+    "Plan",
+    "PlanLimit",
+    "PlanPhase",
     "RecordEvent",
     "RecordPhase",
     "Retry",

@@ -52,6 +52,17 @@ def loaded() -> Any:
     return torch if hasattr(torch, "Tensor") else None  # without Tensor it is still being imported
 
 
+def fake_tensors() -> Any:
+    """The module of torch with FakeTensorMode: tensors that have shapes and no memory.
+
+    Raises ImportError if this torch has none.
+    """
+    connect()
+    from torch._subclasses import fake_tensor
+
+    return fake_tensor
+
+
 def profiler_runs() -> bool:
     """Whether a profiler of torch collects events now."""
     asks = getattr(getattr(loaded(), "autograd", None), "_profiler_enabled", None)

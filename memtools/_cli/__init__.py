@@ -20,6 +20,7 @@ from memtools._cli.compare import Compare
 from memtools._cli.doctor import Doctor
 from memtools._cli.explain import Explain
 from memtools._cli.export import Export
+from memtools._cli.plan import Plan
 from memtools._cli.report import Report
 from memtools._cli.run import Run
 from memtools._cli.watch import Watch
@@ -41,6 +42,7 @@ class Command(Protocol):
 COMMANDS: tuple[type[Command], ...] = (
     Doctor,
     Run,
+    Plan,
     Watch,
     Report,
     Explain,

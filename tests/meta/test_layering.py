@@ -112,6 +112,7 @@ ARROWS: dict[str, set[str]] = {
     "_leak": {"_base"},
     "_monitor": {"_base", "_record", "_leak", "_census", "_blocks"},
     "_oom": {"_base"},
+    "_plan": {"_base", "_blocks"},
     "_record": {"_base", "_leak"},  # the growth of a record is judged by the leak test
     "report": {"_base", "_record", "_leak"},
     "_trajectory": {"_base", "_census", "_budget"},  # what a graph that came along holds

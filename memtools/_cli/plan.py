@@ -1,0 +1,97 @@
+"""`memtools plan`: what a training step will need, before anything runs."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import sys
+from typing import Any
+
+from memtools._cli.records import complain, printed
+
+
+class Plan:
+    """Plan a training step: its memory before anything runs.
+
+    Give module:function. The function makes model, optimizer and data, and returns the step, a
+    callable without arguments. Both run under torch's fake tensors, which have shapes and no
+    memory, so that neither memory nor a device is needed. Write cpu for the device.
+
+    It prints the peak of the step, by category and over time, and what torch's caching allocator
+    reserves for it, by a model that is not yet measured on a GPU. What kernels need for themselves,
+    such as those of convolutions, is not part of it.
+
+    The exit code is 2 if the step cannot be planned; the reason is one line on stderr.
+    """
+
+    name = "plan"
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(
+            "target",
+            metavar="MODULE:FUNCTION",
+            help="a module of this folder or an installed one, and its function that returns the "
+            "step",
+        )
+        parser.add_argument(
+            "--limits",
+            default="",
+            metavar="SIZES",
+            help="say of each limit whether the step fits, such as 8,12,16,24GiB; a number without "
+            "a unit has that of the next one that has one",
+        )
+        parser.add_argument(
+            "--json", action="store_true", help="the same facts as JSON: bytes, stable keys"
+        )
+
+    def run(self, args: argparse.Namespace) -> int:
+        from memtools._plan.run import plan
+
+        try:
+            limits = sizes_of(args.limits)
+            found = plan(_function(args.target), limits=limits)
+        except (ValueError, TypeError, ImportError) as error:
+            return complain(args.prog, error)
+        printed(json.dumps(found.as_json()) if args.json else found.table())
+        return 0
+
+
+def sizes_of(text: str) -> list[str]:
+    """The sizes of `8,12,16GiB`: a number without a unit has that of the next one with a unit."""
+    sizes, unit = list[str](), ""
+    for part in reversed(text.split(",") if text.strip() else ()):
+        part = part.strip()
+        unit = part.lstrip("0123456789. ") or unit
+        sizes.insert(0, part if part.endswith(unit) else part + unit)
+    return sizes
+
+
+def _function(target: str) -> Any:
+    """The function that a target names. Raises ValueError if there is none."""
+    module_name, colon, name = target.partition(":")
+    if not (module_name and colon and name):
+        raise ValueError(f"give MODULE:FUNCTION, such as train:make, got {target!r}")
+    if module_name.endswith(".py") or "/" in module_name:
+        raise ValueError(f"give the module's name, as in `import`, not its file: {target!r}")
+    sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module_name + ".").startswith(error.name + "."):
+            raise ValueError(
+                f"there is no module {error.name} in this folder or among installed ones"
+            ) from error
+        raise ValueError(
+            f"the module {module_name} imports {error.name}, which is not there"
+        ) from error
+    except Exception as error:
+        raise ValueError(
+            f"importing {module_name} raised {type(error).__name__}: {' '.join(str(error).split())}"
+        ) from error
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise ValueError(f"the module {module_name} has no function {name}")
+        found = getattr(found, part)
+    return found

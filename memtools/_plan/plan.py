@@ -1,0 +1,141 @@
+"""Plan: the memory of one training step, known before anything runs.
+
+    allocated                          ┌──┐ peak_bytes: what the step itself needs
+        ▲                 ┌────────────┘  └───┐
+        │      ┌──────────┘                   └─┐
+        │ ─────┘  curve, one value an operator  └────
+        └──────────────────────────────────────────► operators
+          forward         | backward      | optimizer
+
+`reserved_bytes` is more: what a model of torch's caching allocator holds in its segments for it.
+A limit is compared with that, as a device does; the model gives cached segments back first, as
+torch does before it is out of memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from memtools._base.peak import Part
+from memtools._base.size import format_bytes
+from memtools._base.text import aligned, percent
+
+NOT_MEASURED = "a model of torch's caching allocator, not yet measured on a GPU"
+
+
+class PlanPhase(NamedTuple):
+    """Successive operators of a step in one phase: "forward", "backward", "optimizer" or "between";
+    how many, and the highest bytes while they run."""
+
+    phase: str
+    operators: int
+    peak_bytes: int
+
+
+class PlanLimit(NamedTuple):
+    """Whether the step fits into a limit.
+
+    Attributes:
+        limit_bytes: the limit.
+        fits: whether the modelled allocator serves all steps within it.
+        reserved_bytes: the most that it reserved; of a step that does not fit, the least that it
+            would have had to reserve when it failed.
+    """
+
+    limit_bytes: int
+    fits: bool
+    reserved_bytes: int
+
+    @property
+    def left_bytes(self) -> int:
+        """What is left of the limit; negative: what is lacking, at least."""
+        return self.limit_bytes - self.reserved_bytes
+
+    def sentence(self) -> str:
+        """`8.00 GiB: fits, 1.20 GiB left`, or `6.00 GiB: does not fit, at least 0.8 GiB lacking`."""
+        size = format_bytes(abs(self.left_bytes))
+        says = f"fits, {size} left" if self.fits else f"does not fit, at least {size} lacking"
+        return f"{format_bytes(self.limit_bytes)}: {says}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The memory of one training step, known before anything runs. `memtools.plan` makes it.
+
+    All sizes are of the storages that operators of torch make and use. What a kernel needs for
+    itself (convolutions above all, and libraries of a device) is not part of it, nor is the
+    context of a device.
+
+    Attributes:
+        peak_bytes: the most bytes in use at one moment of the step.
+        phase: in which the peak is: "forward", "backward", "optimizer" or "between".
+        operator: that runs then, such as "aten.mm.default".
+        line: of the program at that moment, such as "train.py:31 in step"; "" where unknown.
+        parts: what lives at the peak, by category, the most first.
+        curve: the bytes in use while each operator of the step runs.
+        phases: the successive phases of the step with their peaks.
+        reserved_bytes: what torch's caching allocator reserves for building the model and two
+            steps, by a model of it that is not yet measured on a GPU.
+        limits: for each limit that was asked for, in the order given, whether the step fits.
+    """
+
+    peak_bytes: int
+    phase: str
+    operator: str
+    line: str
+    parts: tuple[Part, ...]
+    curve: tuple[int, ...] = field(repr=False)
+    phases: tuple[PlanPhase, ...]
+    reserved_bytes: int
+    limits: tuple[PlanLimit, ...] = ()
+
+    def bytes_of(self, what: str) -> int:
+        """Bytes of one category at the peak, such as "gradients"; 0 if there are none."""
+        return sum(part.bytes for part in self.parts if part.what == what)
+
+    def sentence(self) -> str:
+        """`The step needs 112.9 MiB at its peak, in the optimizer's step (aten.div.Tensor,
+        train.py:17 in step): optimizer state 40.2 MiB, gradients 20.1 MiB`, with all parts that
+        take a hundredth of it or more."""
+        where = {"optimizer": "in the optimizer's step", "between": "between the passes"}.get(
+            self.phase, f"in the {self.phase} pass"
+        )
+        at = ", ".join(filter(None, (self.operator, self.line)))
+        parts = ", ".join(
+            f"{part.what} {format_bytes(part.bytes)}"
+            for part in self.parts
+            if part.bytes >= 0.01 * self.peak_bytes
+        )
+        return (
+            f"The step needs {format_bytes(self.peak_bytes)} at its peak, {where} ({at}): {parts}"
+        )
+
+    def table(self) -> str:
+        """The sentence, the parts, the phases, what is reserved, and the limits, as lines."""
+        parts = [
+            [part.what, format_bytes(part.bytes), percent(part.bytes, self.peak_bytes)]
+            for part in self.parts
+        ]
+        phases = [
+            [one.phase, format_bytes(one.peak_bytes), f"{one.operators:,} operators"]
+            for one in self.phases
+        ]
+        lines = [self.sentence(), "", "At the peak", *aligned(parts, (1, 2))]
+        lines += ["", "Over the step, the peak of each phase", *aligned(phases, (1, 2)), ""]
+        lines += [f"Reserved: {format_bytes(self.reserved_bytes)} ({NOT_MEASURED})"]
+        return "\n".join(lines + [f"  {one.sentence()}" for one in self.limits])
+
+    def as_json(self) -> dict[str, Any]:
+        """The same facts as values for JSON: sizes in bytes, stable keys."""
+        return {
+            "peak_bytes": self.peak_bytes,
+            "phase": self.phase,
+            "operator": self.operator,
+            "line": self.line,
+            "parts": {part.what: part.bytes for part in self.parts},
+            "phases": [one._asdict() for one in self.phases],
+            "reserved_bytes": self.reserved_bytes,
+            "limits": [one._asdict() | {"left_bytes": one.left_bytes} for one in self.limits],
+            "curve": list(self.curve),
+        }
