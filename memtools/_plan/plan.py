@@ -53,7 +53,7 @@ class PlanLimit(NamedTuple):
         return self.limit_bytes - self.reserved_bytes
 
     def sentence(self) -> str:
-        """`8.00 GiB: fits, 1.20 GiB left`, or `6.00 GiB: does not fit, at least 0.8 GiB lacking`."""
+        """`8.00 GiB: fits, 1.20 GiB left`; `6.00 GiB: does not fit, at least 2.00 GiB lacking`."""
         size = format_bytes(abs(self.left_bytes))
         says = f"fits, {size} left" if self.fits else f"does not fit, at least {size} lacking"
         return f"{format_bytes(self.limit_bytes)}: {says}"

@@ -184,13 +184,13 @@ def _in_a_sentence(what: str, torch: Any, fakes: Any) -> Iterator[None]:
         if isinstance(error, _OtherDeviceError) or "CUDA is not available" in str(error):
             device = error if isinstance(error, _OtherDeviceError) else "cuda"
             reason = (
-                f"{what} names the device {device}{where}: write cpu there, whose fake tensors stand "
-                "for those of the device, which need not be present"
+                f"{what} names the device {device}{where}: write cpu there, whose fake tensors "
+                "stand for those of the device, which need not be present"
             )
         elif isinstance(error, data_dependent):
             reason = (
-                f"{what} needs the values of a tensor ({error.func}){where}, and under fake tensors "
-                f"there are none: leave that out of the planned step, or {MEASURE}"
+                f"{what} needs the values of a tensor ({error.func}){where}, and under fake "
+                f"tensors there are none: leave that out of the planned step, or {MEASURE}"
             )
         elif "Please convert all Tensors to FakeTensors" in str(error):
             reason = (

@@ -1,0 +1,206 @@
+"""A step under fake tensors: its peak beside the real one, what is said of it, what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+import memtools
+from memtools._base.peak import GRADIENTS, INPUTS, OPTIMIZERS, PARAMETERS, SAVED, STATE, Part
+from memtools._blocks.lifetimes import Tracer
+from memtools._plan.plan import Plan, PlanLimit, PlanPhase
+
+MIB = 1 << 20
+OLD = torch.ones(4, 4)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_on() -> Iterator[None]:
+    yield
+    assert not _get_current_dispatch_mode_stack()
+    assert torch.overrides._len_torch_function_stack() == 0
+
+
+def trained(optimizer: Callable[[Any], Any], rows: int = 64) -> Callable[[], Any]:
+    def make() -> Callable[[], None]:
+        model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 256))
+        made = optimizer(model.parameters())
+        inputs, targets = torch.randn(rows, 256), torch.randint(256, (rows,))
+
+        def step() -> None:
+            made.zero_grad()
+            nn.functional.cross_entropy(model(inputs), targets).backward()
+            made.step()
+
+        return step
+
+    return make
+
+
+@pytest.mark.parametrize("rows", [4, 2048])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        torch.optim.AdamW,
+        lambda given: torch.optim.AdamW(given, foreach=True),
+        lambda given: torch.optim.AdamW(given, fused=True),
+        lambda given: torch.optim.SGD(given, momentum=0.9),
+    ],
+    ids=["adamw", "foreach", "fused", "sgd"],
+)
+def test_the_peak_is_that_of_the_real_step(optimizer: Any, rows: int) -> None:
+    make = trained(optimizer, rows)
+    with Tracer() as tracer:
+        step = make()
+        tracer.step_ended()
+        step()
+        tracer.step_ended()
+        step()
+    trace = tracer.trace()
+    assert memtools.plan(make).peak_bytes == trace.peak(trace.steps[-1])[1]
+
+
+def test_the_categories_are_those_of_the_model() -> None:
+    parameters = 4 * (256 * 512 + 512 + 512 * 256 + 256)
+    found = memtools.plan(trained(torch.optim.AdamW))
+    assert found.phase == "optimizer"
+    assert found.bytes_of(PARAMETERS) == found.bytes_of(GRADIENTS) == parameters
+    assert found.bytes_of(STATE) == 2 * parameters + 4 * 4  # and the steps
+    # Two for the weight that the optimizer is at; the one of the bias before is still held.
+    assert found.bytes_of(OPTIMIZERS) == 2 * 4 * 256 * 512 + 4 * 512
+    assert found.bytes_of(INPUTS) == 64 * 256 * 4 + 64 * 8
+    assert sum(part.bytes for part in found.parts) == found.peak_bytes == max(found.curve)
+    wide = memtools.plan(trained(torch.optim.SGD, 4096))
+    assert wide.phase == "backward"
+    assert wide.bytes_of(SAVED) > 4096 * 512 * 4
+    assert [one.phase for one in wide.phases] == ["forward", "backward", "optimizer"]
+    assert sum(one.operators for one in wide.phases) == len(wide.curve)
+    assert max(one.peak_bytes for one in wide.phases) == wide.peak_bytes
+    assert wide.line.startswith("test_plan.py:")
+
+
+def test_a_step_that_is_larger_than_the_machine_is_planned() -> None:
+    before = torch.get_rng_state()
+    found = memtools.plan(
+        trained(torch.optim.SGD, 1 << 30), limits=["8 GiB", found_limit := 1 << 45]
+    )
+    assert found.peak_bytes > 4 << 40
+    assert [(one.limit_bytes, one.fits) for one in found.limits] == [
+        (8 << 30, False),
+        (found_limit, True),
+    ]
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def made(name: str) -> Any:
+    def to_cuda() -> Any:
+        return nn.Linear(4, 4).to("cuda")
+
+    def on_cuda() -> Any:
+        return nn.Linear(4, 4, device=torch.device("cuda", 0))
+
+    def cuda_call() -> Any:
+        return torch.ones(4).cuda()
+
+    def autocast() -> Any:
+        def step() -> None:
+            with torch.autocast("cuda"):
+                torch.ones(4).sum()
+
+        return step
+
+    def older() -> Any:
+        return lambda: OLD @ torch.ones(4, 4)
+
+    def item() -> Any:
+        return lambda: torch.randn(4).sum().item()
+
+    def nonzero() -> Any:
+        return lambda: torch.randn(4).nonzero()
+
+    def nothing() -> Any:
+        return lambda: None
+
+    def no_step() -> Any:
+        return 3
+
+    def raises() -> Any:
+        raise KeyError("lr")
+
+    def step_raises() -> Any:
+        return lambda: torch.ones(2, 3) @ torch.ones(2, 3)
+
+    return locals()[name]
+
+
+REFUSED = [
+    ("to_cuda", ValueError, r"the function names the device cuda \(test_plan.py:\d+\): write cpu"),
+    ("on_cuda", ValueError, r"the function names the device cuda \(test_plan.py:\d+\): write cpu"),
+    ("cuda_call", ValueError, r"the function names the device cuda \(test_plan.py:\d+\)"),
+    ("autocast", ValueError, r"the step names the device cuda \(test_plan.py:\d+\): write cpu"),
+    (
+        "older",
+        ValueError,
+        r"the step uses a tensor that was made before \(test_plan.py:\d+\): make",
+    ),
+    ("item", ValueError, r"the step needs the values .*_local_scalar_dense.*memtools run"),
+    ("nonzero", ValueError, r"the step needs the values .*nonzero.*\(test_plan.py:\d+\).*"),
+    ("nothing", ValueError, "the step ran no operator of torch"),
+    ("no_step", TypeError, "must return the step, a callable without arguments, got int"),
+    ("raises", ValueError, r"the function raised KeyError: 'lr' \(test_plan.py:\d+\)"),
+    ("step_raises", ValueError, r"the step raised RuntimeError: .*\(test_plan.py:\d+\)"),
+]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="autocast(cuda) does something there")
+@pytest.mark.parametrize(("name", "kind", "says"), REFUSED, ids=[row[0] for row in REFUSED])
+def test_what_cannot_be_planned_is_refused_in_a_sentence(
+    name: str, kind: type[Exception], says: str
+) -> None:
+    with pytest.raises(kind, match=says) as caught:
+        memtools.plan(made(name))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("step", "limits", "kind", "says"),
+    [
+        (3, (), TypeError, "a function without arguments that returns the step, got int"),
+        (made("nothing"), ("8 Gb",), ValueError, "unit of bits"),
+        (made("nothing"), (0,), ValueError, "at least 1 byte"),
+        (made("nothing"), (1.5,), TypeError, "a limit must be an int"),
+    ],
+)
+def test_arguments_are_checked_before_anything_is_called(
+    step: Any, limits: Any, kind: type[Exception], says: str
+) -> None:
+    with pytest.raises(kind, match=says):
+        memtools.plan(step, limits=limits)
+
+
+def test_a_plan_says_its_facts() -> None:
+    limits = (PlanLimit(16 * MIB, True, 12 * MIB), PlanLimit(8 * MIB, False, 12 * MIB))
+    parts = (Part(PARAMETERS, 8 * MIB, 2), Part(SAVED, 2 * MIB, 1))
+    phases = (PlanPhase("forward", 2, 10 * MIB),)
+    found = Plan(10 * MIB, "forward", "aten.mm.default", "train.py:3 in step", parts,
+                 (8 * MIB, 10 * MIB), phases, 12 * MIB, limits)  # fmt: skip
+    assert found.sentence() == (
+        "The step needs 10.0 MiB at its peak, in the forward pass (aten.mm.default, train.py:3 in "
+        "step): parameters 8.0 MiB, saved for backward 2.0 MiB"
+    )
+    assert found.table().splitlines()[-2:] == [
+        "  16.0 MiB: fits, 4.0 MiB left",
+        "  8.0 MiB: does not fit, at least 4.0 MiB lacking",
+    ]
+    assert json.loads(json.dumps(found.as_json()))["limits"][1] == {
+        "limit_bytes": 8 * MIB,
+        "fits": False,
+        "reserved_bytes": 12 * MIB,
+        "left_bytes": -4 * MIB,
+    }
