@@ -9,6 +9,7 @@ from memtools._allocators.settings import CudaDevice as CudaDevice
 from memtools._allocators.settings import HostAllocator as HostAllocator
 from memtools._allocators.settings import Setting as Setting
 from memtools._base.malloc import Heap as Heap
+from memtools._base.peak import Part as Part
 from memtools._budget import BudgetReport as BudgetReport
 from memtools._budget import Holding as Holding
 from memtools._census.census import GroupGrowth as GroupGrowth
@@ -58,6 +59,7 @@ __all__ = [
     "Holding",
     "HostAllocator",
     "LeakVerdict",
+    "Part",
     "PhaseTotals",
     "Plan",
     "PlanLimit",

@@ -17,7 +17,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import pairwise
+from itertools import groupby
 from types import TracebackType
 from typing import Any
 
@@ -80,7 +80,7 @@ def plan(step: Callable[[], Any], *, limits: Sequence[int | str] = ()) -> Plan:
         raise TypeError(f"plan() takes {MAKES}, got {type(step).__name__}")
     sizes = [parse_bytes(limit, "a limit", "24 GiB") for limit in limits]
     trace = _traced(step)
-    if len(trace.steps) < 3:
+    if not _operators(trace):
         raise ValueError("the step ran no operator of torch: there is nothing to plan")
     return _plan_of(trace, sizes)
 
@@ -111,18 +111,19 @@ def _traced(make: Callable[[], Any]) -> Trace:
 
 def _plan_of(trace: Trace, limits: Sequence[int]) -> Plan:
     """The plan of the last step of a trace."""
-    begin, end = trace.steps[-1], len(trace.ops)
-    curve = trace.curve()
-    position, peak = trace.peak(begin)
+    ops, curve = trace.ops, trace.curve()
+    positions = _operators(trace)
+    position = max(positions, key=curve.__getitem__)
     parts: dict[str, tuple[int, int]] = {}
     for life in trace.at(position):
         nbytes, count = parts.get(life.category, (0, 0))
         parts[life.category] = nbytes + life.bytes, count + 1
-    beginnings = [begin, *(at for _, at in trace.phases() if at > begin), end]
-    op = trace.ops[position]
+    phases = [(phase, list(run)) for phase, run in groupby(positions, lambda at: ops[at].phase)]
+    op = ops[position]
     file, line, function = op.frames[0] if op.frames else ("", 0, "")
+    function = function.rpartition("<locals>.")[2]
     return Plan(
-        peak,
+        curve[position],
         op.phase,
         op.name,
         f"{os.path.basename(file)}:{line} in {function}" if file else "",
@@ -130,14 +131,22 @@ def _plan_of(trace: Trace, limits: Sequence[int]) -> Plan:
             Part(what, nbytes, count)
             for what, (nbytes, count) in sorted(parts.items(), key=lambda one: -one[1][0])
         ),
-        tuple(curve[begin:]),
-        tuple(
-            PlanPhase(trace.ops[first].phase, last - first, max(curve[first:last]))
-            for first, last in pairwise(beginnings)
-        ),
-        served(trace.lives, end).reserved_bytes,
-        tuple(PlanLimit(limit, *served(trace.lives, end, limit)) for limit in limits),
+        tuple(curve[at] for at in positions),
+        tuple(PlanPhase(phase, len(run), max(curve[at] for at in run)) for phase, run in phases),
+        served(trace.lives, len(ops)).reserved_bytes,
+        tuple(PlanLimit(limit, *served(trace.lives, len(ops), limit)) for limit in limits),
     )
+
+
+def _operators(trace: Trace) -> list[int]:
+    """The positions of the operators of the last step, without those that only ask a fake tensor
+    for its device or name a part of the step for a profiler."""
+    begin = trace.steps[-1] if len(trace.steps) == 3 else len(trace.ops)
+    return [
+        at
+        for at in range(begin, len(trace.ops))
+        if not trace.ops[at].name.startswith(("prim.device", "profiler."))
+    ]
 
 
 @contextmanager

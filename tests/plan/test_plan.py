@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -82,7 +83,7 @@ def test_the_categories_are_those_of_the_model() -> None:
     assert [one.phase for one in wide.phases] == ["forward", "backward", "optimizer"]
     assert sum(one.operators for one in wide.phases) == len(wide.curve)
     assert max(one.peak_bytes for one in wide.phases) == wide.peak_bytes
-    assert wide.line.startswith("test_plan.py:")
+    assert re.fullmatch(r"test_plan.py:\d+ in step", wide.line)
 
 
 def test_a_step_that_is_larger_than_the_machine_is_planned() -> None:
@@ -127,6 +128,9 @@ def made(name: str) -> Any:
     def nothing() -> Any:
         return lambda: None
 
+    def only_zero_grad() -> Any:
+        return torch.optim.SGD(nn.Linear(4, 4).parameters()).zero_grad
+
     def no_step() -> Any:
         return 3
 
@@ -152,6 +156,7 @@ REFUSED = [
     ("item", ValueError, r"the step needs the values .*_local_scalar_dense.*memtools run"),
     ("nonzero", ValueError, r"the step needs the values .*nonzero.*\(test_plan.py:\d+\).*"),
     ("nothing", ValueError, "the step ran no operator of torch"),
+    ("only_zero_grad", ValueError, "the step ran no operator of torch"),
     ("no_step", TypeError, "must return the step, a callable without arguments, got int"),
     ("raises", ValueError, r"the function raised KeyError: 'lr' \(test_plan.py:\d+\)"),
     ("step_raises", ValueError, r"the step raised RuntimeError: .*\(test_plan.py:\d+\)"),
