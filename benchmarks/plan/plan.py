@@ -39,7 +39,7 @@ def mlp(optimizer: Any, rows: int) -> Step:
 
     def step() -> None:
         x, y = torch.randn(rows, 1024), torch.randint(1024, (rows,))
-        loss = nn.functional.cross_entropy(model(x), y)
+        loss: Any = nn.functional.cross_entropy(model(x), y)
         made.zero_grad()
         loss.backward()
         made.step()
@@ -53,7 +53,7 @@ def gpt(optimizer: Any, rows: int) -> Step:
 
     def step() -> None:
         x, y = torch.randint(WORDS, (rows, LENGTH)), torch.randint(WORDS, (rows, LENGTH))
-        _, loss = model(x, y)
+        loss: Any = model(x, y)[1]
         made.zero_grad()
         loss.backward()
         made.step()

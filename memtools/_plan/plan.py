@@ -39,8 +39,8 @@ class PlanLimit(NamedTuple):
     Attributes:
         limit_bytes: the limit.
         fits: whether the modelled allocator serves all steps within it.
-        reserved_bytes: the most that it reserved; of a step that does not fit, the least that it
-            would have had to reserve when it failed.
+        reserved_bytes: the most that it reserved; of a step that does not fit, the larger one of
+            the peak and what it would have had to reserve when it failed.
     """
 
     limit_bytes: int

@@ -134,8 +134,15 @@ def _plan_of(trace: Trace, limits: Sequence[int]) -> Plan:
         tuple(curve[at] for at in positions),
         tuple(PlanPhase(phase, len(run), max(curve[at] for at in run)) for phase, run in phases),
         served(trace.lives, len(ops)).reserved_bytes,
-        tuple(PlanLimit(limit, *served(trace.lives, len(ops), limit)) for limit in limits),
+        tuple(_limit_of(trace, limit, max(curve)) for limit in limits),
     )
+
+
+def _limit_of(trace: Trace, limit: int, peak: int) -> PlanLimit:
+    """Whether a trace fits into a limit. What does not is lacking at least what its peak is above
+    the limit, though the allocator may have failed earlier."""
+    fits, reserved = served(trace.lives, len(trace.ops), limit)
+    return PlanLimit(limit, fits, reserved if fits else max(reserved, peak))
 
 
 def _operators(trace: Trace) -> list[int]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from memtools._cli import main
 from memtools._cli.plan import sizes_of
 from tests.kit.ownprocess import ENV
 
@@ -23,49 +25,63 @@ def make():
         optimizer.step()
     return step
 
-def item():
-    return lambda: torch.ones(1).mul(2).sum().nonzero()
+def nonzero():
+    return lambda: torch.ones(1).nonzero()
 """
 
 
-def command(folder: Path, *given: str) -> subprocess.CompletedProcess[str]:
-    (folder / "train.py").write_text(PROGRAM)
-    (folder / "broken.py").write_text("import torch\n1 / 0\n")
-    (folder / "needs.py").write_text("import no_such_library\n")
-    words = [sys.executable, "-m", "memtools", "plan", *given]
-    return subprocess.run(words, cwd=folder, env=ENV, capture_output=True, text=True, check=False)
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of these modules, in which the test runs."""
+    (tmp_path / "planned.py").write_text(PROGRAM)
+    (tmp_path / "broken.py").write_text("import torch\n1 / 0\n")
+    (tmp_path / "needs.py").write_text("import no_such_library\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path
+    for name in ("planned", "broken", "needs"):
+        sys.modules.pop(name, None)
 
 
-def test_a_function_of_a_module_is_planned(tmp_path: Path) -> None:
-    shown = command(tmp_path, "train:make", "--limits", "1,64MiB")
+def test_a_function_of_a_module_is_planned(folder: Path) -> None:
+    words = [sys.executable, "-m", "memtools", "plan", "planned:make", "--limits", "1,64MiB"]
+    shown = subprocess.run(words, cwd=folder, env=ENV, capture_output=True, text=True, check=False)
     assert shown.returncode == 0, shown.stderr
     assert "The step needs " in shown.stdout
     assert "1.0 MiB: does not fit" in shown.stdout
     assert "64.0 MiB: fits" in shown.stdout
-    facts = json.loads(command(tmp_path, "train:make", "--json").stdout)
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_facts_are_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "planned:make", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
     assert facts["peak_bytes"] == max(facts["curve"]) == sum(facts["parts"].values())
 
 
+@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (["train"], "give MODULE:FUNCTION"),
-        (["train.py:make"], "not its file"),
+        (["planned"], "give MODULE:FUNCTION"),
+        (["planned.py:make"], "not its file"),
         (["nowhere:make"], "there is no module nowhere"),
-        (["train:other"], "the module train has no function other"),
+        (["planned:other"], "the module planned has no function other"),
         (["broken:make"], "importing broken raised ZeroDivisionError"),
         (["needs:make"], "the module needs imports no_such_library, which is not there"),
-        (["train:item"], "the step needs the values of a tensor"),
-        (["train:make", "--limits", "8Gb"], "unit of bits"),
-        (["train:make", "--limits", "much"], "a limit must be a number of bytes"),
+        (["planned:nonzero"], "the step needs the values of a tensor"),
+        (["planned:make", "--limits", "8Gb"], "unit of bits"),
+        (["planned:make", "--limits", "much"], "a limit must be a number of bytes"),
     ],
 )
-def test_what_is_wrong_is_one_line(given: list[str], says: str, tmp_path: Path) -> None:
-    shown = command(tmp_path, *given)
-    assert shown.returncode == 2
-    assert not shown.stdout
-    assert says in shown.stderr
-    assert shown.stderr.count("\n") == 1
+def test_what_is_wrong_is_one_line(
+    given: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", *given]) == 2
+    shown = capsys.readouterr()
+    assert not shown.out
+    assert says in shown.err
+    assert shown.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
