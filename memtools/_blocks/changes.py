@@ -9,6 +9,7 @@ the peak is not offered.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from memtools._base.peak import INPUTS, Lowered, TracedPeak
 from memtools._base.text import shown
@@ -27,6 +28,13 @@ WORTH = 0.01  # A change is offered if it lowers the peak by this share of it at
 PARTS = (2, 4, 8)  # micro-batches
 
 
+class Changed(NamedTuple):
+    """A change that lowers the peak, and the trace with it."""
+
+    lowered: Lowered
+    trace: Trace
+
+
 def changes_of(trace: Trace, in_vain: TracedPeak) -> list[Lowered]:
     """The changes that lower the peak of the last traced step, those that do most first.
 
@@ -34,15 +42,23 @@ def changes_of(trace: Trace, in_vain: TracedPeak) -> list[Lowered]:
         trace: of at least one step.
         in_vain: what the same trace holds in vain.
     """
-    begin = trace.steps[-1]
-    peak_bytes = trace.peak(begin)[1]
-    found = [Lowered(text, replay(trace, [change]).peak(begin)[1])
-             for text, change in _offered(trace)]  # fmt: skip
+    found = [one.lowered for one in changed(trace)]
     if in_vain.remedies:
         text = " and ".join(f'"{one.text}" {one.place}' for one in in_vain.remedies)
         found.append(Lowered(text, in_vain.lowered_bytes))
-    worth = [one for one in found if peak_bytes - one.peak_bytes >= WORTH * peak_bytes]
-    return sorted(worth, key=lambda one: one.peak_bytes)
+    return sorted(found, key=lambda one: one.peak_bytes)
+
+
+def changed(trace: Trace) -> list[Changed]:
+    """The same with the changed traces, without `del`."""
+    begin = trace.steps[-1]
+    most, found = (1 - WORTH) * trace.peak(begin)[1], list[Changed]()
+    for text, change in _offered(trace):
+        after = replay(trace, [change])
+        peak_bytes = after.peak(begin)[1]
+        if peak_bytes <= most:
+            found.append(Changed(Lowered(text, peak_bytes), after))
+    return sorted(found, key=lambda one: one.lowered.peak_bytes)
 
 
 def _offered(trace: Trace) -> Iterator[tuple[str, Change]]:

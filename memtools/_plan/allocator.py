@@ -159,21 +159,21 @@ def served(lives: Sequence[Life], operators: int, limit: int | None = None) -> S
         operators: how many the trace has.
         limit: the bytes that may be reserved; None, the default: no limit.
     """
-    births: list[list[Life]] = [[] for _ in range(operators)]
-    deaths: list[list[Life]] = [[] for _ in range(operators + 1)]
-    for life in lives:
+    births: list[list[int]] = [[] for _ in range(operators)]
+    deaths: list[list[int]] = [[] for _ in range(operators + 1)]
+    for number, life in enumerate(lives):  # After a change, two lives may have one id.
         if life.bytes and life.birth < operators:
-            births[max(life.birth, 0)].append(life)
+            births[max(life.birth, 0)].append(number)
             if life.death is not None:
-                deaths[min(life.death, operators)].append(life)
+                deaths[min(life.death, operators)].append(number)
     allocator, blocks = CachingAllocator(limit), dict[int, _Block]()
     for position, born in enumerate(births):
-        for life in deaths[position]:
-            if (block := blocks.pop(life.id, None)) is not None:
+        for number in deaths[position]:
+            if (block := blocks.pop(number, None)) is not None:
                 allocator.free(block)
-        for life in born:
-            given = allocator.allocate(life.bytes)
+        for number in born:
+            given = allocator.allocate(lives[number].bytes)
             if given is None:
                 return Served(False, allocator.highest)
-            blocks[life.id] = given
+            blocks[number] = given
     return Served(True, allocator.highest)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from memtools._base.peak import Part
+from memtools._base.peak import Lowered, Part
 from memtools._base.size import format_bytes
 from memtools._base.text import aligned, percent
 
@@ -41,11 +41,14 @@ class PlanLimit(NamedTuple):
         fits: whether the modelled allocator serves all steps within it.
         reserved_bytes: the most that it reserved; of a step that does not fit, the larger one of
             the peak and what it would have had to reserve when it failed.
+        fits_with: of a step that does not fit, the change of the program, one of Plan.changes, with
+            which it does; "" if none of them is enough by itself.
     """
 
     limit_bytes: int
     fits: bool
     reserved_bytes: int
+    fits_with: str = ""
 
     @property
     def left_bytes(self) -> int:
@@ -53,9 +56,11 @@ class PlanLimit(NamedTuple):
         return self.limit_bytes - self.reserved_bytes
 
     def sentence(self) -> str:
-        """`8.00 GiB: fits, 1.20 GiB left`; `6.00 GiB: does not fit, at least 2.00 GiB lacking`."""
+        """`8.00 GiB: fits, 1.20 GiB left`; `6.00 GiB: does not fit, at least 2.00 GiB lacking; fits
+        with an optimizer with fused=True`."""
         size = format_bytes(abs(self.left_bytes))
         says = f"fits, {size} left" if self.fits else f"does not fit, at least {size} lacking"
+        says += f"; fits with {self.fits_with}" if self.fits_with else ""
         return f"{format_bytes(self.limit_bytes)}: {says}"
 
 
@@ -78,6 +83,7 @@ class Plan:
         reserved_bytes: what torch's caching allocator reserves for building the model and two
             steps, by a model of it that is not yet measured on a GPU.
         limits: for each limit that was asked for, in the order given, whether the step fits.
+        changes: of the program, each by itself, that lower the peak, the one that does most first.
     """
 
     peak_bytes: int
@@ -89,6 +95,7 @@ class Plan:
     phases: tuple[PlanPhase, ...]
     reserved_bytes: int
     limits: tuple[PlanLimit, ...] = ()
+    changes: tuple[Lowered, ...] = ()
 
     def bytes_of(self, what: str) -> int:
         """Bytes of one category at the peak, such as "gradients"; 0 if there are none."""
@@ -112,7 +119,8 @@ class Plan:
         )
 
     def table(self) -> str:
-        """The sentence, the parts, the phases, what is reserved, and the limits, as lines."""
+        """The sentence, the parts, the phases, what is reserved, the limits, and the changes, as
+        lines."""
         parts = [
             [part.what, format_bytes(part.bytes), percent(part.bytes, self.peak_bytes)]
             for part in self.parts
@@ -124,7 +132,15 @@ class Plan:
         lines = [self.sentence(), "", "At the peak", *aligned(parts, (1, 2))]
         lines += ["", "Over the step, the peak of each phase", *aligned(phases, (1, 2)), ""]
         lines += [f"Reserved: {format_bytes(self.reserved_bytes)} ({NOT_MEASURED})"]
-        return "\n".join(lines + [f"  {one.sentence()}" for one in self.limits])
+        lines += [f"  {one.sentence()}" for one in self.limits]
+        if self.changes:
+            changes = [[format_bytes(one.peak_bytes), one.change] for one in self.changes]
+            lines += [
+                "",
+                "With one change of the program, the peak becomes",
+                *aligned(changes, (0,)),
+            ]
+        return "\n".join(lines)
 
     def as_json(self) -> dict[str, Any]:
         """The same facts as values for JSON: sizes in bytes, stable keys."""
@@ -137,5 +153,6 @@ class Plan:
             "phases": [one._asdict() for one in self.phases],
             "reserved_bytes": self.reserved_bytes,
             "limits": [one._asdict() | {"left_bytes": one.left_bytes} for one in self.limits],
+            "changes": [one._asdict() for one in self.changes],
             "curve": list(self.curve),
         }

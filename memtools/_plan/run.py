@@ -25,6 +25,7 @@ from memtools._base import torch as bridge
 from memtools._base.libraries import library_paths
 from memtools._base.peak import Part
 from memtools._base.size import parse_bytes
+from memtools._blocks.changes import Changed, changed
 from memtools._blocks.dispatch import is_of_a_library
 from memtools._blocks.lifetimes import Trace, Tracer
 from memtools._plan.allocator import served
@@ -111,7 +112,7 @@ def _traced(make: Callable[[], Any]) -> Trace:
 
 def _plan_of(trace: Trace, limits: Sequence[int]) -> Plan:
     """The plan of the last step of a trace."""
-    ops, curve = trace.ops, trace.curve()
+    ops, curve, changes = trace.ops, trace.curve(), changed(trace)
     positions = _operators(trace)
     position = max(positions, key=curve.__getitem__)
     parts: dict[str, tuple[int, int]] = {}
@@ -134,15 +135,22 @@ def _plan_of(trace: Trace, limits: Sequence[int]) -> Plan:
         tuple(curve[at] for at in positions),
         tuple(PlanPhase(phase, len(run), max(curve[at] for at in run)) for phase, run in phases),
         served(trace.lives, len(ops)).reserved_bytes,
-        tuple(_limit_of(trace, limit, max(curve)) for limit in limits),
+        tuple(_limit_of(trace, changes, limit, max(curve)) for limit in limits),
+        tuple(one.lowered for one in changes),
     )
 
 
-def _limit_of(trace: Trace, limit: int, peak: int) -> PlanLimit:
+def _limit_of(trace: Trace, changes: Sequence[Changed], limit: int, peak: int) -> PlanLimit:
     """Whether a trace fits into a limit. What does not is lacking at least what its peak is above
-    the limit, though the allocator may have failed earlier."""
+    the limit, though the allocator may have failed earlier; it may fit after a change, of which the
+    one is named that changes the peak least."""
     fits, reserved = served(trace.lives, len(trace.ops), limit)
-    return PlanLimit(limit, fits, reserved if fits else max(reserved, peak))
+    if fits:
+        return PlanLimit(limit, fits, reserved)
+    for one in reversed(changes):
+        if served(one.trace.lives, len(one.trace.ops), limit).fits:
+            return PlanLimit(limit, fits, max(reserved, peak), one.lowered.change)
+    return PlanLimit(limit, fits, max(reserved, peak))
 
 
 def _operators(trace: Trace) -> list[int]:

@@ -67,6 +67,24 @@ def test_the_peak_is_that_of_the_real_step(optimizer: Any, rows: int) -> None:
     assert memtools.plan(make).peak_bytes == trace.peak(trace.steps[-1])[1]
 
 
+def test_the_peak_with_a_change_is_that_of_the_changed_step() -> None:
+    plain = memtools.plan(trained(lambda given: torch.optim.AdamW(given, foreach=True)))
+    fused = memtools.plan(trained(lambda given: torch.optim.AdamW(given, fused=True)))
+    (change,) = (one for one in plain.changes if "fused" in one.change)
+    assert change.peak_bytes == pytest.approx(fused.peak_bytes, rel=1e-5)
+    assert change.peak_bytes < plain.peak_bytes
+
+
+def test_of_the_changes_with_which_a_limit_would_do_the_smallest_is_named() -> None:
+    make = trained(lambda given: torch.optim.SGD(given, lr=0.1), rows=65_536)
+    found = memtools.plan(make, limits=["1 GiB", "300 MiB", "4 MiB"])
+    fits, tight, hopeless = found.limits
+    assert (fits.fits, fits.fits_with) == (True, "")
+    assert not tight.fits
+    assert tight.fits_with.startswith("2 micro-batches")
+    assert (hopeless.fits, hopeless.fits_with) == (False, "")
+
+
 def test_the_categories_are_those_of_the_model() -> None:
     parameters = 4 * (256 * 512 + 512 + 512 * 256 + 256)
     found = memtools.plan(trained(torch.optim.AdamW))
@@ -192,7 +210,10 @@ def test_arguments_are_checked_before_anything_is_called(
 
 
 def test_a_plan_says_its_facts() -> None:
-    limits = (PlanLimit(16 * MIB, True, 12 * MIB), PlanLimit(8 * MIB, False, 12 * MIB))
+    limits = (
+        PlanLimit(16 * MIB, True, 12 * MIB),
+        PlanLimit(8 * MIB, False, 12 * MIB, "2 micro-batches"),
+    )
     parts = (Part(PARAMETERS, 8 * MIB, 2), Part(SAVED, 2 * MIB, 1))
     phases = (PlanPhase("forward", 2, 10 * MIB),)
     found = Plan(10 * MIB, "forward", "aten.mm.default", "train.py:3 in step", parts,
@@ -203,11 +224,12 @@ def test_a_plan_says_its_facts() -> None:
     )
     assert found.table().splitlines()[-2:] == [
         "  16.0 MiB: fits, 4.0 MiB left",
-        "  8.0 MiB: does not fit, at least 4.0 MiB lacking",
+        "  8.0 MiB: does not fit, at least 4.0 MiB lacking; fits with 2 micro-batches",
     ]
     assert json.loads(json.dumps(found.as_json()))["limits"][1] == {
         "limit_bytes": 8 * MIB,
         "fits": False,
         "reserved_bytes": 12 * MIB,
+        "fits_with": "2 micro-batches",
         "left_bytes": -4 * MIB,
     }
