@@ -31,7 +31,13 @@ PHASES = ("", FORWARD, BACKWARD, OPTIMIZER)
 
 
 class Part(NamedTuple):
-    """All blocks that were the same: one of PARTS, their bytes and how many they were."""
+    """All blocks that were the same.
+
+    Attributes:
+        what: they were, such as "gradients".
+        bytes: of all of them.
+        blocks: how many they were.
+    """
 
     what: str
     bytes: int

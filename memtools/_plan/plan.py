@@ -25,8 +25,13 @@ NOT_MEASURED = "a model of torch's caching allocator, not yet measured on a GPU"
 
 
 class PlanPhase(NamedTuple):
-    """Successive operators of a step in one phase: "forward", "backward", "optimizer" or "between";
-    how many, and the highest bytes while they run."""
+    """Successive operators of a step in one phase.
+
+    Attributes:
+        phase: "forward", "backward", "optimizer" or "between".
+        operators: how many they are.
+        peak_bytes: the most bytes in use while they run.
+    """
 
     phase: str
     operators: int
@@ -52,7 +57,7 @@ class PlanLimit(NamedTuple):
 
     @property
     def left_bytes(self) -> int:
-        """What is left of the limit; negative: what is lacking, at least."""
+        """What is left of the limit; what is lacking at least, as a negative number."""
         return self.limit_bytes - self.reserved_bytes
 
     def sentence(self) -> str:
@@ -98,7 +103,11 @@ class Plan:
     changes: tuple[Lowered, ...] = ()
 
     def bytes_of(self, what: str) -> int:
-        """Bytes of one category at the peak, such as "gradients"; 0 if there are none."""
+        """Bytes of one category at the peak; 0 if there are none.
+
+        Args:
+            what: the category, such as "gradients".
+        """
         return sum(part.bytes for part in self.parts if part.what == what)
 
     def sentence(self) -> str:

@@ -184,6 +184,7 @@ REFUSED = [
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="autocast(cuda) does something there")
+@pytest.mark.filterwarnings("default")  # as in a program
 @pytest.mark.parametrize(("name", "kind", "says"), REFUSED, ids=[row[0] for row in REFUSED])
 def test_what_cannot_be_planned_is_refused_in_a_sentence(
     name: str, kind: type[Exception], says: str
