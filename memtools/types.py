@@ -9,6 +9,7 @@ from memtools._allocators.settings import CudaDevice as CudaDevice
 from memtools._allocators.settings import HostAllocator as HostAllocator
 from memtools._allocators.settings import Setting as Setting
 from memtools._base.malloc import Heap as Heap
+from memtools._base.peak import Lowered as Lowered
 from memtools._base.peak import Part as Part
 from memtools._budget import BudgetReport as BudgetReport
 from memtools._budget import Holding as Holding
@@ -59,6 +60,7 @@ __all__ = [
     "Holding",
     "HostAllocator",
     "LeakVerdict",
+    "Lowered",
     "Part",
     "PhaseTotals",
     "Plan",
