@@ -5,7 +5,9 @@
     step()                   this one is planned ──► Plan
 
 Nothing of the model's size is allocated, so a step of 80 GiB is planned on a laptop. The tensors
-are fake ones of the CPU, whose operators save what those of a device save. A fake tensor that
+are fake ones of the CPU, whose operators save what those of a device save, but for fused ones:
+scaled_dot_product_attention with dropout or a mask saves the attention weights, which kernels of a
+GPU compute again. A fake tensor that
 claims to be on a CUDA device may end the process when it requires a gradient (torch 2.13 without
 CUDA), so a step that names one is refused at that call.
 """
@@ -68,7 +70,9 @@ def plan(step: Callable[[], Any], *, limits: Sequence[int | str] = ()) -> Plan:
             fits. Default: none.
 
     Returns:
-        The plan. Exact but for what kernels need for themselves, such as those of convolutions.
+        The plan, as of the CPU's operators: exact but for what kernels need for themselves, such as
+        those of convolutions. Fused attention on a GPU needs less than what is planned for it where
+        there is dropout or a mask.
 
     Raises TypeError if `step` is not callable or returns no callable, or a limit is not a size;
     ValueError if a limit is out of range, if `step` or what it returns raises, reads a value, names
@@ -94,6 +98,7 @@ def _traced(make: Callable[[], Any]) -> Trace:
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.enter_context(_refusing_other_devices(torch))
+        stack.enter_context(_converting_modules(torch, fakes))
         stack.enter_context(mode)
         stack.enter_context(tracer)
         with _in_a_sentence("the function", torch, fakes):
@@ -187,6 +192,50 @@ def _refusing_other_devices(torch: Any) -> Iterator[None]:
         warnings.filterwarnings("error", ".*CUDA is not available.*", UserWarning)
         with Refusing():
             yield
+
+
+@contextmanager
+def _converting_modules(torch: Any, fakes: Any) -> Iterator[None]:
+    """Let `model.to("cpu")` and `model.bfloat16()` convert fake parameters: torch would swap the
+    contents of the old and the new one, and cannot, as the fake mode has weak references to them.
+    Each parameter is replaced by a new one, or stays as it is where nothing changes."""
+    original, converted, depth = torch.nn.Module._apply, dict[int, tuple[Any, Any]](), 0
+
+    def new(tensor: Any, convert: Callable[[Any], Any]) -> Any:
+        """The converted tensor, the same for all modules that share it."""
+        if id(tensor) not in converted:
+            with torch.no_grad():
+                found = convert(tensor)
+            if found is tensor or (found.dtype == tensor.dtype and found.device == tensor.device):
+                return tensor
+            if isinstance(tensor, torch.nn.Parameter):
+                found = torch.nn.Parameter(found, tensor.requires_grad)
+            converted[id(tensor)] = tensor, found  # It is kept, so that its id is not used again.
+        return converted[id(tensor)][1]
+
+    def apply(module: Any, convert: Callable[[Any], Any], recurse: bool = True) -> Any:
+        nonlocal depth
+        held = [one for one in module._parameters.values() if one is not None]
+        if not all(isinstance(one, fakes.FakeTensor) for one in held):
+            return original(module, convert, recurse)
+        depth += 1
+        try:
+            for child in module.children() if recurse else ():
+                child._apply(convert)
+            for tensors in (module._parameters, module._buffers):
+                for name, tensor in tensors.items():
+                    tensors[name] = None if tensor is None else new(tensor, convert)
+        finally:
+            depth -= 1
+            if depth == 0:
+                converted.clear()
+        return module
+
+    torch.nn.Module._apply = apply
+    try:
+        yield
+    finally:
+        torch.nn.Module._apply = original
 
 
 def _device_type(torch: Any, value: Any) -> str:

@@ -85,6 +85,31 @@ def test_of_the_changes_with_which_a_limit_would_do_the_smallest_is_named() -> N
     assert (hopeless.fits, hopeless.fits_with) == (False, "")
 
 
+def test_a_model_that_is_moved_and_converted_is_planned_as_one_that_was_made_so() -> None:
+    def made(convert: Callable[[Any], Any]) -> Callable[[], Any]:
+        def make() -> Callable[[], None]:
+            model = nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256))
+            model[1].weight = model[0].weight
+            model = convert(model)
+            optimizer = torch.optim.AdamW(model.parameters())
+
+            def step() -> None:
+                model(torch.randn(32, 256).to(model[0].weight.dtype)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+            return step
+
+        return make
+
+    plain = memtools.plan(made(lambda model: model)).parts
+    assert memtools.plan(made(lambda model: model.to("cpu").half().float().cpu())).parts == plain
+    halves = memtools.plan(made(lambda model: model.to(torch.bfloat16)))
+    (parameters,) = (part.bytes for part in plain if part.what == PARAMETERS)
+    assert 2 * halves.bytes_of(PARAMETERS) == parameters
+    assert nn.Linear(4, 4).double().weight.dtype == torch.float64  # as before
+
+
 def test_the_categories_are_those_of_the_model() -> None:
     parameters = 4 * (256 * 512 + 512 + 512 * 256 + 256)
     found = memtools.plan(trained(torch.optim.AdamW))
