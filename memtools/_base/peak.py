@@ -31,16 +31,13 @@ PHASES = ("", FORWARD, BACKWARD, OPTIMIZER)
 
 
 class Part(NamedTuple):
-    """All blocks that were the same.
+    """All blocks that were the same."""
 
-    Attributes:
-        what: they were, such as "gradients".
-        bytes: of all of them.
-        blocks: how many they were.
-    """
-
+    #: what they were, such as "gradients"
     what: str
+    #: of all of them
     bytes: int
+    #: how many they were
     blocks: int
 
 

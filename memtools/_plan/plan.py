@@ -25,34 +25,28 @@ NOT_MEASURED = "a model of torch's caching allocator, not yet measured on a GPU"
 
 
 class PlanPhase(NamedTuple):
-    """Successive operators of a step in one phase.
+    """Successive operators of a step in one phase."""
 
-    Attributes:
-        phase: "forward", "backward", "optimizer" or "between".
-        operators: how many they are.
-        peak_bytes: the most bytes in use while they run.
-    """
-
+    #: "forward", "backward", "optimizer" or "between"
     phase: str
+    #: how many they are
     operators: int
+    #: the most bytes in use while they run
     peak_bytes: int
 
 
 class PlanLimit(NamedTuple):
-    """Whether the step fits into a limit.
+    """Whether the step fits into a limit."""
 
-    Attributes:
-        limit_bytes: the limit.
-        fits: whether the modelled allocator serves all steps within it.
-        reserved_bytes: the most that it reserved; of a step that does not fit, the larger one of
-            the peak and what it would have had to reserve when it failed.
-        fits_with: of a step that does not fit, the change of the program, one of Plan.changes, with
-            which it does; "" if none of them is enough by itself.
-    """
-
+    #: the limit
     limit_bytes: int
+    #: whether the modelled allocator serves all steps within it
     fits: bool
+    #: the most that it reserved; of a step that does not fit, the larger one of the peak and what
+    #: it would have had to reserve when it failed
     reserved_bytes: int
+    #: of a step that does not fit, the change of the program, one of Plan.changes, with which it
+    #: does; "" if none of them is enough by itself
     fits_with: str = ""
 
     @property
