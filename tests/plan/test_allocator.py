@@ -34,6 +34,13 @@ def test_segments_are_those_of_torch(requests: list[int], reserved: int) -> None
     assert allocator.reserved == allocator.highest == reserved
 
 
+def test_a_rest_of_1_mib_or_less_is_not_split_off_a_large_block() -> None:
+    allocator = CachingAllocator()
+    for nbytes, allocated in ((10 * MIB - 512, 10 * MIB - 512), (9 * MIB + 512, 20 * MIB)):
+        assert allocator.allocate(nbytes)
+        assert allocator.allocated == allocated
+
+
 def test_blocks_are_split_and_merged_and_never_overlap() -> None:
     shuffle, allocator = random.Random(0), CachingAllocator()
     held = list[Any]()
