@@ -288,6 +288,7 @@ def works_here(findings: Findings, no_torch: str, no_shim: str) -> dict[str, Par
         "cleanup_policy": Part("cleanup policy", not no_act, no_act or cleanup),
         "amp": Part("accumulation, AMP", not blocked, blocked or accumulation),
         "run": Part("memtools run", not no_act, no_act or "records a program as it is"),
+        "plan": Part("memtools plan", not blocked, blocked or "a step before anything runs"),
         "watch": Part("memtools watch", not no_core, no_core or live),
         "report": _by("memtools report", "jinja2", page, no_page),
         "pytest_plugin": _by("pytest's plugin", "pytest", pytest, no_pytest),
