@@ -141,28 +141,19 @@ class Points:
     def series(self, name: str, since: int = 0) -> list[tuple[int, int]]:
         """(step, bytes) of a signal, or of one of the sums, from a step on. A part of a sum that is
         not known at a point counts as at the point before."""
-        parts, last, total = self.SUMS.get(name, (name,)), dict[str, int](), 0
+        parts, last = self.SUMS.get(name, (name,)), dict[str, int]()
         found = []
         for step, values in zip(self.steps, self._values, strict=False):  # One may be added now.
-            is_known = False
-            for part in parts:
-                size = values.get(part)
-                if size is not None:
-                    is_known = True
-                    total += size - last.get(part, 0)
-                    last[part] = size
-            if is_known and step >= since:
-                found.append((step, total))
+            known = [part for part in parts if part in values]
+            last |= {part: values[part] for part in known}
+            if known and step >= since:
+                found.append((step, sum(last.values())))
         return found
 
     def newest(self, name: str) -> int | None:
         """The newest bytes of a signal; None if it was never known."""
-        sizes = [
-            next((values[part] for values in reversed(self._values) if part in values), None)
-            for part in self.SUMS.get(name, (name,))
-        ]
-        known = [size for size in sizes if size is not None]
-        return sum(known) if known else None
+        points = self.series(name)
+        return points[-1][1] if points else None
 
     def slope(self, name: str, since: int = 0) -> float:
         """Bytes a step by a line through the points from a step on; 0 for fewer than two."""

@@ -70,9 +70,9 @@ def plan(step: Callable[[], Any], *, limits: Sequence[int | str] = ()) -> Plan:
             fits. Default: none.
 
     Returns:
-        The plan, as of the CPU's operators: exact but for what kernels need for themselves, such as
-        those of convolutions. Fused attention on a GPU needs less than what is planned for it where
-        there is dropout or a mask.
+        The plan. Exact for the CPU, but for what kernels need for themselves, such as those of
+        convolutions. Fused attention on a GPU needs less than what is planned for it where there is
+        dropout or a mask.
 
     Raises TypeError if `step` is not callable or returns no callable, or a limit is not a size;
     ValueError if a limit is out of range, if `step` or what it returns raises, reads a value, names
@@ -83,7 +83,7 @@ def plan(step: Callable[[], Any], *, limits: Sequence[int | str] = ()) -> Plan:
     """
     if not callable(step):
         raise TypeError(f"plan() takes {MAKES}, got {type(step).__name__}")
-    sizes = [parse_bytes(limit, "a limit", "24 GiB") for limit in limits]
+    sizes = [parse_bytes(limit, "each of limits", "24 GiB") for limit in limits]
     trace = _traced(step)
     if not _operators(trace):
         raise ValueError("the step ran no operator of torch: there is nothing to plan")

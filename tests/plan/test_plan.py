@@ -225,7 +225,7 @@ def test_what_cannot_be_planned_is_refused_in_a_sentence(
         (3, (), TypeError, "a function without arguments that returns the step, got int"),
         (made("nothing"), ("8 Gb",), ValueError, "unit of bits"),
         (made("nothing"), (0,), ValueError, "at least 1 byte"),
-        (made("nothing"), (1.5,), TypeError, "a limit must be an int"),
+        (made("nothing"), (1.5,), TypeError, "each of limits must be an int"),
     ],
 )
 def test_arguments_are_checked_before_anything_is_called(

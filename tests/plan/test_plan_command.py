@@ -71,7 +71,7 @@ def test_the_facts_are_json(capsys: pytest.CaptureFixture[str]) -> None:
         (["needs:make"], "the module needs imports no_such_library, which is not there"),
         (["planned:nonzero"], "the step needs the values of a tensor"),
         (["planned:make", "--limits", "8Gb"], "unit of bits"),
-        (["planned:make", "--limits", "much"], "a limit must be a number of bytes"),
+        (["planned:make", "--limits", "much"], "each of limits must be a number of bytes"),
     ],
 )
 def test_what_is_wrong_is_one_line(
