@@ -100,9 +100,11 @@ class Remedy(NamedTuple):
 
 
 class Lowered(NamedTuple):
-    """A change of the program, such as "an optimizer with fused=True", and the peak with it."""
+    """A change of the program that lowers the peak of a step."""
 
+    #: such as "an optimizer with fused=True"
     change: str
+    #: the peak with it, in bytes
     peak_bytes: int
 
 
