@@ -502,9 +502,9 @@ the_ring_of_notes_counts_nowhere(void)
     CHECK(mt_children_new(&mt_alloc_libc, &mt_proc_sys_libc, "", &children, NULL) == MT_OK);
     CHECK(mt_shm_new(&mt_alloc_libc, &mt_proc_sys_libc, "", &shm, NULL) == MT_OK);
     for (int mapped = 0; mapped < 2; mapped++) {
-        void *page = mapped ? mmap(NULL, KIB, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
-                                   -1, 0)
-                            : MAP_FAILED;
+        void *page =
+            mapped ? mmap(NULL, KIB, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)
+                   : MAP_FAILED;
         if (mapped) *(volatile char *)page = 1;
         mt_children_scan(children);
         mt_shm_look(shm, children, 0, &found);
