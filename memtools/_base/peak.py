@@ -130,8 +130,12 @@ class TracedPeak(NamedTuple):
     changes: tuple[Lowered, ...] = ()
     why: str = ""
 
+    def to_write(self) -> str:
+        """`"del old, logits" before loss.backward() (train.py:27)`: the remedies; "" for none."""
+        return " and ".join(f'"{one.text}" {one.place}' for one in self.remedies)
+
     def found(self) -> str:
-        """`the two steps after it were traced: 4 changes make it smaller`, in a few words."""
+        """`two steps after it were traced: 4 changes make it smaller`, in a few words."""
         if self.why:
             return f"the steps after it were not traced: {self.why}"
         make = "change makes" if len(self.changes) == 1 else "changes make"
@@ -147,11 +151,10 @@ class TracedPeak(NamedTuple):
         if total.rpartition(" ")[2] == part.rpartition(" ")[2]:
             part = part.rpartition(" ")[0]
         names = ", ".join(f"{one.name} ({one.line})" for one in self.held)
-        do = " and ".join(f'"{one.text}" {one.place}' for one in self.remedies)
         make = "makes" if len(self.remedies) == 1 else "make"
         return (
             f"at the peak {part} of {total} are held though nothing reads them again: {names}; "
-            f"{do} {make} the peak {format_bytes(self.lowered_bytes)}"
+            f"{self.to_write()} {make} the peak {format_bytes(self.lowered_bytes)}"
         )
 
 

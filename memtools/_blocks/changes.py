@@ -44,8 +44,7 @@ def changes_of(trace: Trace, in_vain: TracedPeak) -> list[Lowered]:
     """
     found = [one.lowered for one in changed(trace)]
     if in_vain.remedies:
-        text = " and ".join(f'"{one.text}" {one.place}' for one in in_vain.remedies)
-        found.append(Lowered(text, in_vain.lowered_bytes))
+        found.append(Lowered(in_vain.to_write(), in_vain.lowered_bytes))
     return sorted(found, key=lambda one: one.peak_bytes)
 
 
