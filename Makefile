@@ -169,10 +169,11 @@ tsan: $(VENV)/.headers
 
 sanitize: sanitize-c tsan sanitize-py  ## C tests and the extension under ASan and UBSan, threads under TSan
 
-# libstdc++ beside libasan, or the first C++ exception in torch ends the process.
+# libstdc++ beside libasan, or the first C++ exception in torch ends the process. Programs that tests start import the
+# extension under test too, not the folder that they are started in.
 SAN_ENV = LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libstdc++.so.6)" \
     ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 PYTHONMALLOC=malloc \
-    PYTHONPATH=$(OUT)/py-san:. MEMTOOLS_EXPECT_SANITIZE=address,undefined
+    PYTHONPATH=$(abspath $(OUT)/py-san):. PYTHONSAFEPATH=1 MEMTOOLS_EXPECT_SANITIZE=address,undefined
 # Those of the census first: what other tests leave alive would be found as well.
 SAN_TESTS := tests/census/test_census.py tests/census/test_holders.py tests/census/test_graphs.py \
     tests/gate/test_history.py tests/gate/test_stats.py tests/gate/test_bad_input.py tests/gate/test_save_load.py \

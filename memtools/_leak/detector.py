@@ -493,6 +493,15 @@ def part_of(detector: LeakDetector, signals: Sequence[str]) -> LeakDetector:
     return part
 
 
+def add_known(
+    detector: LeakDetector, signal: str, readings: Iterable[tuple[int, int | None]]
+) -> None:
+    """Add (step, bytes) of one signal, which are known to be in order, as `update` does."""
+    for step, size in readings:
+        if size is not None:
+            detector._add(signal, step, size)
+
+
 # --- arguments ------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ its batches. Looks separates that from growth that goes on.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -142,12 +143,22 @@ class Points:
         """(step, bytes) of a signal, or of one of the sums, from a step on. A part of a sum that is
         not known at a point counts as at the point before."""
         parts, last = self.SUMS.get(name, (name,)), dict[str, int]()
+        steps, points = self.steps, self._values  # One may be added now.
+        begin = bisect_left(steps, since)
+        for part in parts:
+            known_at = begin
+            while known_at > 0 and part not in last:
+                known_at -= 1
+                if part in points[known_at]:
+                    last[part] = points[known_at][part]
         found = []
-        for step, values in zip(self.steps, self._values, strict=False):  # One may be added now.
-            known = [part for part in parts if part in values]
-            last |= {part: values[part] for part in known}
-            if known and step >= since:
-                found.append((step, sum(last.values())))
+        for at in range(begin, min(len(steps), len(points))):
+            values, is_known = points[at], False
+            for part in parts:
+                if part in values:
+                    last[part], is_known = values[part], True
+            if is_known:
+                found.append((steps[at], sum(last.values())))
         return found
 
     def newest(self, name: str) -> int | None:

@@ -17,6 +17,7 @@ each of them, and cancel.
     step  16  24  32  48  64  96  128  192 ...   a look: all signals, and the heap if they grow
                └ large growth ┘                  looks in between, at most half of the time
                                   │  │  │  │     while a finding stands: the signals alone
+    Where all that grows is named, 192, 384, 768 ... are no looks: the signals alone are read
 
 When it looks depends on steps and on bytes alone: what is reported about a loop does not depend on
 how fast its steps are. Only where a walk of the heap takes long, it waits until the run has lasted
@@ -48,7 +49,7 @@ from memtools._leak.finding import (
 from memtools._leak.forecast import Course, Joint, joint_of
 from memtools._leak.judge import FIRST_WRITES, OF_CENSUS, THRESHOLDS, Block, Resident, findings_of
 from memtools._leak.ledger import Entry, Ledger, as_of_now, has_stopped, of_late
-from memtools._leak.series import Looks, Points
+from memtools._leak.series import Points
 from memtools._monitor.children import ChildProcesses
 from memtools._monitor.reporter import Reporter
 from memtools._monitor.sensor import LOWS, Sensor
@@ -60,6 +61,7 @@ FIRST_LOOK = 16  # The first look is at this step, ...
 EARLIEST_LOOK = 4  # ... or from this one on, if growth is large.
 CHECKS_APART = 8  # Findings that stand are checked at most every so many steps.
 DENSE_STEPS = 128  # In so many steps counters that cost next to nothing are read at each step.
+LONG_GAP = 64  # Of two looks so many steps apart one is omitted where everything is named.
 MOST_THREADS = 64  # So many threads that make steps are known, the newest ones.
 GOES_ON = 12  # Growth goes on, or has stopped, if the last so many ticks of time show it.
 
@@ -119,6 +121,11 @@ class Schedule:
     def is_dense(self, step: int) -> bool:
         """Whether this is one of the first steps, in which looks and readings are dense."""
         return step - self.origin < DENSE_STEPS
+
+    @property
+    def may_omit(self) -> bool:
+        """Whether the next look is one in the middle of a long gap, which a check may replace."""
+        return self._half and self._gap >= LONG_GAP
 
     def may_look_early(self, step: int) -> bool:
         """Whether a look beside the schedule, at large growth, takes half of the time at most."""
@@ -277,8 +284,14 @@ class LeakWatch:
 
     def _act(self, step: int, now: int) -> None:
         """Do the look, the check or the readings that are due."""
-        if step >= self._schedule.next or self._is_large(step):
+        if self._is_large(step):
             self._full(step)
+        elif step >= self._schedule.next:
+            if self._schedule.may_omit and self._is_named():
+                self._schedule.passed(step)
+                self._check(step)
+            else:
+                self._full(step)
         elif self._ledger and step >= self._schedule.next_check:
             self._check(step)
         else:
@@ -288,6 +301,15 @@ class LeakWatch:
                 self._sensor.read_counted(step)
             if now >= self._sensor.due_ns:
                 self._sensor.read_cheap(step, now)
+
+    def _is_named(self) -> bool:
+        """Whether all that grows is likely to be a leak and has a holder."""
+        standing = self._ledger.findings()
+        known = {one.part for one in standing}
+        if "use" in known:
+            known.add("resident")  # which grows with it
+        is_sure = all(one.holder and RANK[one.grade] >= RANK["likely"] for one in standing)
+        return is_sure and known.issuperset(self._sensor.suspects())
 
     def _is_large(self, step: int) -> bool:
         return self._schedule.may_look_early(step) and self._sensor.is_large()
@@ -319,7 +341,7 @@ class LeakWatch:
         has_jumped = stairs is not None and stairs.jumps[-1].step > self._sensor.looks[-1]
         if self._ledger.follow(self._sensor.paces(step), self._sensor.rising(step)) or has_jumped:
             self._schedule.soon(step)
-        self._ledger.renew(self._ask_workers(self._sensor.known(step)))
+        self._ledger.renew(self._ask_workers(step))
         self._forecast(step)
         self._report(self._ledger.end(self._sensor.points, step))
 
@@ -366,7 +388,7 @@ class LeakWatch:
         if not self._walks.are_on and not self._ledger.has_holders():
             is_walked = True  # the heap is not walked, and no holder is known
         seen = self._sensor.known(step)
-        workers = self._ask_workers(seen)
+        workers = self._ask_workers(step)
         held = 0.0 if is_walked else sum(map(self._each, self._present("use")))
         used, limit = self._limits.used(), self._limits.share(1.0)
         known = None if used is None or limit is None else (used, limit)
@@ -452,16 +474,15 @@ class LeakWatch:
             return None
         return sum(rates) + self._children.growth_beside()
 
-    def _ask_workers(self, seen: Looks) -> Sequence[LeakFinding]:
+    def _ask_workers(self, step: int) -> Sequence[LeakFinding]:
         """Return what workers have found out that goes on."""
-        rate = max(self._sensor.points.slope("children", seen.since), seen.pace("children"))
+        points, since = self._sensor.points, self._sensor.since(step)
         found = self._children.ask(
-            rate,
-            seen.step if self._seconds is None else 0,
-            seen.grades["children"],
+            max(points.slope("children", since), points.pace("children", since).rate),
+            step if self._seconds is None else 0,
+            self._sensor.parts["children"].kind,
             stands=any(one.signal == "children" for one in self._ledger.findings()),
         )
-        points, step = self._sensor.points, seen.step
         return [as_of_now(one, points, step) for one in found if not has_stopped(one, points, step)]
 
     def expect_growth(self, name: str, **growth: Any) -> None:

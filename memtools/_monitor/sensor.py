@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from memtools._base import process
-from memtools._leak.detector import LeakDetector, part_of
+from memtools._leak.detector import LeakDetector, add_known, part_of
 from memtools._leak.finding import RANK
 from memtools._leak.judge import THRESHOLDS
 from memtools._leak.series import Looks, Points, since_of
@@ -186,8 +186,7 @@ class Sensor:
             self.points.jumps.add(step, size)
         if signal.name == "rss" and size is not None:
             self.points.resident.add(step, size)
-        for at, value in signal.feed(step, size):
-            self._detector.update(at, **{signal.name: value})
+        add_known(self._detector, signal.name, signal.feed(step, size))
 
     @contextmanager
     def left_out(self) -> Iterator[None]:

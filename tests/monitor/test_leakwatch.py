@@ -71,6 +71,19 @@ def test_looks_are_a_matter_of_steps_alone(clock: Clock) -> None:
         assert program.census.at == LOOKS
 
 
+def test_fewer_looks_are_taken_where_all_that_grows_is_named(clock: Clock) -> None:
+    """The time that they take is the user's, and a check sees new growth as well."""
+    program = Program(clock, device=8 * GIB)
+    program.held = [holder(16 * KIB, only_gained=True)]
+    program.run(1100, heap=16 * KIB)
+    assert program.census.at == [16, 24, 32, 48, 64, 96, 128, 256, 512, 1024]
+    (found,) = program.watch.findings()
+    assert (found.grade, found.rate_bytes) == ("likely", pytest.approx(16 * KIB, rel=0.01))
+    program.run(500, heap=16 * KIB, device=64 * KIB)
+    assert "device" in {one.signal for one in program.watch.findings()}
+    assert 1536 in program.looks, "no longer all that grows is named"
+
+
 def test_the_heap_is_walked_once_where_nothing_grows(clock: Clock) -> None:
     program = Program(clock)
     program.run(600)
