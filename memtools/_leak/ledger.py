@@ -258,6 +258,8 @@ class Ledger:
 
     def follow(self, paces: Mapping[str, float], rising: Collection[str] = ()) -> bool:
         """Between two walks, a finding grows as much faster or slower as its part of memory does.
+        Where the part becomes slower, what has no holder does so first: a walk has measured what
+        holders gain, and the rest is what it could not explain.
 
         What a worker holds keeps the rate that the worker has measured: in the memory of children
         is what they take for their own looks, and give back.
@@ -285,6 +287,13 @@ class Ledger:
             if len(steady) == len(found):
                 steady = []  # One of them becomes faster.
             shares = sum(one.share or 0.0 for one in found)
+            held = [one for one in found if not _has_no_holder(one.finding)]
+            measured = sum((one.share or 0.0) * before for one in held)
+            if pace < before and len(held) < len(found) and measured <= shares * pace:
+                steady = held
+                for entry in held:
+                    rate = (entry.share or 0.0) * before
+                    entry.finding = replace(entry.finding, rate_bytes=rate)
             others = shares - sum(one.share or 0.0 for one in steady)
             rest = max(0.0, shares * pace - sum(one.finding.rate_bytes for one in steady))
             for entry in found:
@@ -310,7 +319,21 @@ class Ledger:
     def end(self, points: Points, step: int) -> list[LeakFinding]:
         """Take out the findings that no longer grow, and return them."""
         over = [key for key, entry in self._entries.items() if self._has_ended(entry, points, step)]
+        for key in over:
+            self._leave_out(self._entries[key])
         return [replace(one, freed_bytes=_freed(one, points)) for one in map(self._end, over)]
+
+    def _leave_out(self, gone: Entry) -> None:
+        """Without what this one has gained, the others have a larger share of their part."""
+        part = gone.finding.part
+        before = self._paces.get(part, 0.0)
+        rest = before * (1 - (gone.share or 0.0))
+        if rest < THRESHOLDS.least_rate or _is_of_worker(gone.finding):
+            return
+        self._paces[part] = rest
+        for entry in self._entries.values():
+            if entry.finding.part == part and entry.share is not None:
+                entry.share *= before / rest
 
     def _end(self, key: Key) -> LeakFinding:
         return replace(self._entries.pop(key).finding, over=True)
@@ -344,6 +367,9 @@ class Ledger:
         newer = points.steps[-1] - min(int(window), known) if points.is_shared else 0
         if recent is None or (is_held and _is_lost_in_noise(one, points, step, newer)):
             return False  # The next walk decides.
+        measured = (entry.share or 0.0) * self._paces.get(one.part, 0.0)
+        if _has_no_holder(one) and one.rate_bytes < THRESHOLDS.ended * measured:
+            return True  # What holders gain is all that is left.
         if one.kind == C_HEAP and recent < THRESHOLDS.ended_c_heap * (entry.first_pace or 0.0):
             return True
         least = max(THRESHOLDS.least_rate / 4, THRESHOLDS.ended * self._rate_in_part(one))

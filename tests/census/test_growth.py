@@ -257,6 +257,22 @@ def test_a_graph_that_is_carried_on_is_named_and_that_of_a_step_is_not(trainer):
     assert holder.rate_bytes == pytest.approx(4 * 576, rel=0.1)
 
 
+def test_who_carries_a_graph_on_is_named_in_the_middle_of_a_step(trainer):
+    """`out` is still that of the step before, and older than the new `hidden`. Both lead to all
+    steps before; what comes next is made of `hidden` alone."""
+    weight, new = torch.ones(8, requires_grad=True), list[Any]()
+
+    def step(i: int) -> None:
+        if new:
+            trainer.out = new.pop()
+        hidden = getattr(trainer, "hidden", weight)
+        trainer.hidden = hidden * hidden + 1
+        new.append((trainer.hidden * 2).sum())
+
+    (holder,) = named(step).values()
+    assert holder.path.endswith("kept by Trainer.hidden")
+
+
 def test_a_list_of_losses_that_were_not_detached_keeps_their_graphs(trainer):
     weight, outputs = torch.ones(8, requires_grad=True), list[Any]()
     trainer.outputs, trainer.numbers = outputs, []

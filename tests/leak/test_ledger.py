@@ -143,6 +143,26 @@ def test_a_rate_follows_its_part_of_memory_but_for_what_has_its_own_measure() ->
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("kind", ["C heap", "Python objects", ""])
+def test_what_has_no_holder_ends_first(kind: str) -> None:
+    """A cache in C is full after 128 steps, and a list goes on: a walk has measured the list."""
+    ledger, points = Ledger(), Points()
+    rest = replace(NAMELESS, rate_bytes=10.0 * KIB, kind=kind, since_step=8)
+    look(ledger, 64, LIST, rest, use=19.0 * KIB)
+    for step in range(8, 129, 8):
+        points.add(step, {"heap": 19 * KIB * step})
+    ledger.follow({"use": 12.0 * KIB})
+    assert ledger.end(points, 128) == []
+    assert [one.rate_bytes / KIB for one in ledger.findings()] == pytest.approx([9.0, 3.0])
+    for step in range(136, 257, 8):
+        points.add(step, {"heap": 9 * KIB * step + 10 * KIB * 128})
+    ledger.follow({"use": 9.5 * KIB})
+    assert [one.key for one in ledger.end(points, 256)] == [rest.key]
+    for pace in (9.0, 10.0):
+        ledger.follow({"use": pace * KIB})
+        assert [one.rate_bytes / KIB for one in ledger.findings()] == pytest.approx([pace])
+
+
 @pytest.mark.parametrize("part", ["device", "shm"])
 def test_what_is_first_found_without_a_walk_keeps_its_rate(part: str) -> None:
     """The rates of the newest walk say nothing of it."""

@@ -10,6 +10,14 @@
  *   q      (832) ──► 831 ─────┘                        its own 20, the oldest of number 813
  *   loss   (851) ──► 850 ──► 832                       its own 19, the oldest of number 833
  *
+ * In the middle of a step `out` is still that of the step before, and older than the `hidden` that
+ * replaces what both came from. The newest computation goes past such a root: it leads to what the
+ * root leads to, and not to the root. The next step will do the same, so roots of this kind come
+ * last:
+ *
+ *   hidden (812) ──► 811 ──► 797 ──► ... ──► 3        all but one
+ *   out    (798) ─────────────┘                        its own node
+ *
  * A graph is a leak only where it grows *and* keeps what it had at the look before: the graph of this
  * step, however long its sequence, is all younger than that look. So count() takes the number that
  * was the next one then, and counts for each root how many of its nodes are older.
@@ -32,12 +40,14 @@ typedef struct mt_graph {
     size_t order;     /* in which the roots were added */
     size_t nodes;     /* that no older root reached, without those of leaves */
     size_t old;       /* of them: how many are from before the look before */
+    bool is_passed;   /* a newer root leads to some of what this one leads to, and not to it */
     bool of_grad;     /* the graph of root.grad: backward(create_graph=True) has made a cycle */
 } mt_graph;
 
 typedef struct mt_graphs {
     const mt_torch_ops *shim;
-    mt_graph *roots; /* after count(): oldest first; of those with one grad_fn, the first added */
+    mt_graph *roots; /* after count(): those that are not passed, then the others, each oldest first;
+                        of those with one grad_fn, the first added */
     size_t n, cap;
     size_t nodes;   /* in all graphs together */
     uint64_t now;   /* the number that the next node of this thread will get */
