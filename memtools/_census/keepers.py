@@ -330,7 +330,11 @@ class Search:
         has_name = False  # whether a name of the user's was found: it is no longer the container's
         for i, name in enumerate(names):
             if not is_users(name.owner):
-                found = self._of_library(name, names[i + 1 :])
+                outer = names[i + 1 :]
+                users = next((one for one in outer if is_users(one.owner) and one.name), None)
+                # A library's object that is made of the one before, as table = concat([table, x]).
+                found = self._binds(users, again=True) if changes and users else []
+                found = found or self._of_library(name, outer)
             elif not name.name:
                 code = code_of(name.owner)
                 if type(name.owner) is types.CodeType:  # calls, as of `Thread(target=send)`
@@ -401,12 +405,13 @@ class Search:
 
     def _binds(self, name: Name, *, again: bool) -> list[Place]:
         """The lines that give it a value that is made of the one before (`again`), or the line that
-        gives it its first value."""
-        places = self._best(
-            name,
-            lambda act: act.what == BIND and act.again >= again,
-            lambda act: not again and act.function.rpartition(".")[2] not in ("__init__", ""),
-        )
+        gives it its first value, which is not None."""
+
+        def rank(act: Act) -> tuple[bool, bool]:
+            is_later = act.function.rpartition(".")[2] not in ("__init__", "")
+            return not again and act.is_constant, not again and is_later
+
+        places = self._best(name, lambda act: act.what == BIND and act.again >= again, rank)
         if again and self._has_many:
             return []  # An attribute of this name in another module is another one.
         return places if again else places[:1]

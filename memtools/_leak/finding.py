@@ -303,6 +303,9 @@ _MAPPINGS = ("dict", "set", "frozenset", "OrderedDict", "defaultdict", "Counter"
 #: Single objects that are reallocated, larger each time (such as a growing torch.cat).
 _BUFFERS = ("variable", "tensor", "ndarray", "bytes", "bytearray", "str")
 
+#: Libraries whose tables are not changed but made anew, with each row that is added.
+_TABLES = ("pandas.", "polars.", "pyarrow.")
+
 _Fits = Callable[[LeakFinding], object]
 
 
@@ -512,6 +515,26 @@ _ADVICE: tuple[tuple[_Fits, str], ...] = (
         _is_of("multiprocessing.pool.IMapIterator", "multiprocessing.pool.IMapUnorderedIterator"),
         "{name} has results that were computed and not yet taken: submit less at a time, such as "
         "the tasks of one epoch, or let a semaphore hold the tasks back",
+    ),
+    (
+        _is_of("matplotlib._pylab_helpers.Gcf"),
+        "pyplot keeps each figure until it is closed: call matplotlib.pyplot.close(figure) once it "
+        "has been saved or shown",
+    ),
+    (
+        _named(r"\bLogger\.handlers\b"),
+        "a handler is added to a logger at each step, and each one writes every record: add it "
+        "once, or call removeHandler() and close() of the handler",
+    ),
+    (
+        _named(r"\bthreading\._(?:active|limbo)\b"),
+        "threads are started and do not end: join() them or cancel() their timers, or take one "
+        "pool of threads",
+    ),
+    (
+        lambda one: one.library.startswith(_TABLES) and one.kind in _BUFFERS,
+        "a larger {library} takes the place of the one before: collect its parts in a list and "
+        "join them once, keep its newest part alone, or write it to a file now and then",
     ),
     (
         lambda one: one.library and one.release,

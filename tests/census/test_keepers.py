@@ -326,6 +326,25 @@ def test_the_line_that_keeps_a_container(way: str, lines: list[int], text: str) 
                     self.stream.write(x)
             r = Recorder()
             """, id="written to"),
+        pytest.param("[l.table.members, l.table.__dict__, l.table, l.__dict__, l]", [6], """
+            import keeperslibrary
+            class Log:
+                def __init__(self):
+                    self.table = keeperslibrary.Archive()
+                def add(self, rows):
+                    self.table = keeperslibrary.note([self.table, keeperslibrary.Archive()])
+            l = Log()
+            """, id="a library's object made of the one before"),
+        pytest.param("[c.past.members, c.past.__dict__, c.past, c.__dict__, c]", [6], """
+            import keeperslibrary
+            class Chat:
+                def __init__(self):
+                    self.past = None
+                def turn(self, model):
+                    self.past = model.past
+            c = Chat()
+            c.__dict__["past"] = vars(keeperslibrary)["Archive"]()
+            """, id="a library's object: not the line that says None"),
     ],
 )  # fmt: skip
 def test_the_line_that_replaces_what_grows(way: str, lines: list[int], text: str) -> None:
