@@ -52,7 +52,9 @@ class ClientError(Client, Exception):
         (lambda: Slots(ClientError(zlib.compressobj())), "zlib.Compress"),
         (lambda: {"a": [1.5, zlib.compressobj()]}, "zlib.Compress"),
         (lambda: Estimator(zlib.compressobj()), "zlib.Compress"),  # among many attributes
+        (lambda: Estimator(Estimator(Estimator(zlib.compressobj()))), "zlib.Compress"),
         (lambda: [[[[[zlib.compressobj()]]]]], ""),  # too deep
+        (lambda: Estimator(Estimator(Estimator(Estimator(zlib.compressobj())))), ""),
         (lambda: Client(CONNECTION), ""),  # one for all of them
         (lambda: Client(CONNECTION.execute("select 1")), "sqlite3.Cursor"),
         (lambda: ClientError(np.zeros(9)), ""),
