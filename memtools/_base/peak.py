@@ -106,6 +106,8 @@ class Lowered(NamedTuple):
     change: str
     #: the peak with it, in bytes
     peak_bytes: int
+    #: by which `memtools explain --with` knows it, such as "fused"; "" if it does not
+    name: str = ""
 
 
 class TracedPeak(NamedTuple):
@@ -120,6 +122,8 @@ class TracedPeak(NamedTuple):
         remedies: what to write.
         changes: those that lower the peak, the one that does most first.
         why: why the steps were not traced, in words; "" if they were.
+        kept: parts of the text of the trace, by which changes can be replayed together; () if it is
+            too long for a record.
     """
 
     peak_bytes: int = 0
@@ -129,6 +133,7 @@ class TracedPeak(NamedTuple):
     remedies: tuple[Remedy, ...] = ()
     changes: tuple[Lowered, ...] = ()
     why: str = ""
+    kept: tuple[str, ...] = ()
 
     def to_write(self) -> str:
         """`"del old, logits" before loss.backward() (train.py:27)`: the remedies; "" for none."""

@@ -1,14 +1,15 @@
 """changes_of: what each change of a program makes of the peak of its step, from one traced step.
+together: what several of them make of it.
 
     Trace ──► replay(trace, [change]) ──► peak ──► Lowered("4 micro-batches: ...", 45.1 MiB)
 
 Nothing runs again: replay.py applies each change to the lives of the trace. What does not lower
-the peak is not offered.
+the peak is not offered, but it may do so together with others: each change has a name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from memtools._base.peak import INPUTS, Lowered, TracedPeak
@@ -17,6 +18,7 @@ from memtools._blocks.lifetimes import Trace
 from memtools._blocks.replay import (
     Change,
     checkpointed,
+    ended,
     gradients_end_with_the_step,
     in_micro_batches,
     repeated_blocks,
@@ -26,6 +28,23 @@ from memtools._blocks.replay import (
 
 WORTH = 0.01  # A change is offered if it lowers the peak by this share of it at least.
 PARTS = (2, 4, 8)  # micro-batches
+
+
+DEL = "del"
+
+
+class Offer(NamedTuple):
+    """A change that a program may make.
+
+    Attributes:
+        name: such as "micro-batches:4".
+        text: what to write.
+        change: what it makes of a trace.
+    """
+
+    name: str
+    text: str
+    change: Change
 
 
 class Changed(NamedTuple):
@@ -44,7 +63,7 @@ def changes_of(trace: Trace, in_vain: TracedPeak) -> list[Lowered]:
     """
     found = [one.lowered for one in changed(trace)]
     if in_vain.remedies:
-        found.append(Lowered(in_vain.to_write(), in_vain.lowered_bytes))
+        found.append(Lowered(in_vain.to_write(), in_vain.lowered_bytes, DEL))
     return sorted(found, key=lambda one: one.peak_bytes)
 
 
@@ -52,27 +71,63 @@ def changed(trace: Trace) -> list[Changed]:
     """The same with the changed traces, without `del`."""
     begin = trace.steps[-1]
     most, found = (1 - WORTH) * trace.peak(begin)[1], list[Changed]()
-    for text, change in _offered(trace):
+    for name, text, change in offered(trace):
         after = replay(trace, [change])
         peak_bytes = after.peak(begin)[1]
         if peak_bytes <= most:
-            found.append(Changed(Lowered(text, peak_bytes), after))
+            found.append(Changed(Lowered(text, peak_bytes, name), after))
     return sorted(found, key=lambda one: one.lowered.peak_bytes)
 
 
-def _offered(trace: Trace) -> Iterator[tuple[str, Change]]:
+def together(trace: Trace, names: Sequence[str], deaths: Mapping[int, int]) -> Trace:
+    """The trace with several changes.
+
+    Args:
+        trace: of at least one step.
+        names: those of the changes, in any order.
+        deaths: where a `del` ends which lives; empty if nothing is held in vain.
+
+    Raises ValueError, with one sentence, for a name that does not exist for this trace, and for two
+    numbers of micro-batches.
+    """
+    known = {one.name: one.change for one in offered(trace)}
+    if deaths:
+        known = {DEL: ended(deaths), **known}
+    for name in names:
+        if name not in known:
+            exist = ", ".join(known) or "none"
+            raise ValueError(
+                f"there is no change '{shown(name)}' of this step: the names are {exist}"
+            )
+    if sum(name.startswith("micro-batches:") for name in set(names)) > 1:
+        raise ValueError("micro-batches may be given once: their number is that after the colon")
+    # The order is that of `known`: parts of a batch come last, as all else is done in each of them.
+    return replay(trace, [change for name, change in known.items() if name in names])
+
+
+def offered(trace: Trace) -> Iterator[Offer]:
+    """The changes that exist for a trace, also those that alone bring nothing."""
+    for path in repeated_blocks(trace):
+        what = f"each of {shown(path)}" if path else "each module of the model"
+        yield Offer(
+            f"checkpoint:{path}" if path else "checkpoint",
+            f"torch.utils.checkpoint around {what}: its forward pass runs twice",
+            checkpointed(path),
+        )
+    yield Offer(
+        "zero_grad",
+        "zero_grad(set_to_none=True) right after the optimizer's step",
+        gradients_end_with_the_step,
+    )
+    yield Offer("fused", "an optimizer with fused=True", without_optimizers_temporaries)
     rows = _rows(trace)
     for parts in PARTS:
         if parts <= rows:
-            text = f"{parts} micro-batches, whose gradients are summed (memtools.GradAccumulator)"
-            yield text, in_micro_batches(parts)
-    yield ("zero_grad(set_to_none=True) right after the optimizer's step",
-           gradients_end_with_the_step)  # fmt: skip
-    yield "an optimizer with fused=True", without_optimizers_temporaries
-    for path in repeated_blocks(trace):
-        what = f"each of {shown(path)}" if path else "each module of the model"
-        yield (f"torch.utils.checkpoint around {what}: its forward pass runs twice",
-               checkpointed(path))  # fmt: skip
+            yield Offer(
+                f"micro-batches:{parts}",
+                f"{parts} micro-batches, whose gradients are summed (memtools.GradAccumulator)",
+                in_micro_batches(parts),
+            )
 
 
 def _rows(trace: Trace) -> int:

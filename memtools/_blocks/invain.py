@@ -42,6 +42,11 @@ def held_in_vain(trace: Trace) -> TracedPeak:
         trace: of two steps, the second with `step_ended(look=True)` before it. The first one shows
             what still happens to what lives at the end of the second.
     """
+    return in_vain(trace)[0]
+
+
+def in_vain(trace: Trace) -> tuple[TracedPeak, dict[int, int]]:
+    """The same, and where the remedies end which lives: positions by ids."""
     begin = trace.steps[-1]
     position, peak_bytes = trace.peak(begin)
     twins, sources = _twins(trace), _Sources()
@@ -109,7 +114,7 @@ def _said(
     likes: Callable[[Life], Iterable[Life]],
     peak_bytes: int,
     position: int,
-) -> TracedPeak:
+) -> tuple[TracedPeak, dict[int, int]]:
     # A storage with a variable that cannot be deleted stays.
     stuck = {case.life.id for key, cases in found.items() if advice[key] is None for case in cases}
     deaths, names = dict[int, int](), dict[int, str]()
@@ -137,10 +142,11 @@ def _said(
     ]
     total = sum(one.bytes for one in held)
     if total < WORTH * peak_bytes or peak_bytes - lowered < WORTH * peak_bytes:
-        return TracedPeak(peak_bytes)
+        return TracedPeak(peak_bytes), {}
     worth = {one.name for one in held}
     needed = [one for one, ids in used.items() if any(shown(names[i]) in worth for i in ids)]
-    return TracedPeak(peak_bytes, total, lowered, tuple(held), tuple(_remedies(needed, worth)))
+    remedies = tuple(_remedies(needed, worth))
+    return TracedPeak(peak_bytes, total, lowered, tuple(held), remedies), deaths
 
 
 def _remedies(used: Iterable[_Advice], worth: set[str]) -> Iterator[Remedy]:

@@ -139,6 +139,8 @@ class Trace:
         device: the type of the device whose storages these are.
         variables: the variables that hold a storage at the peak, and nothing else does, by the id
             of its life; of those that were looked for.
+        scaled: the ids of what takes half with half of a batch, of a trace that has no small
+            storages; None: that follows from the operators.
     """
 
     lives: tuple[Life, ...]
@@ -146,6 +148,7 @@ class Trace:
     steps: tuple[int, ...] = (0,)
     device: str = "cpu"
     variables: Mapping[int, Sequence[Variable]] = field(default_factory=dict, repr=False)
+    scaled: frozenset[int] | None = field(default=None, repr=False)
 
     def curve(self) -> list[int]:
         """The bytes that are in use while each operator runs."""

@@ -131,6 +131,13 @@ def repeated_blocks(trace: Trace) -> list[str]:
     return [path for path, numbers in entries.items() if len(numbers) > 1]
 
 
+def entry_of(module: str) -> str:
+    """The part of a module's path that leads to an entry of a list of modules: "blocks.0" of
+    "blocks.0.attention"; "" if there is none."""
+    found = _ENTRY.match(module)
+    return found[0].rstrip(".") if found else ""
+
+
 def checkpointed(blocks: str) -> Change:
     """`torch.utils.checkpoint` around each entry of a list of modules: what it saves for the
     backward pass ends with its forward pass, which runs again in front of the first operator of the
@@ -218,6 +225,8 @@ def scales_with_batch(trace: Trace) -> set[int]:
     """The ids of the storages of forward and backward passes that are as large as the batch: those
     that are made of inputs, and of which no gradient of a parameter is made. Inputs themselves are
     not among them: parts of a batch are views of it."""
+    if trace.scaled is not None:
+        return set(trace.scaled)
     made_of = {life.id for life in trace.lives if life.category == INPUTS}
     births = _births(trace)
     gradients = {life.id for life in trace.lives if life.category == GRADIENTS}

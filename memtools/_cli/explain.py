@@ -30,7 +30,11 @@ class Explain:
     it is size or fragmentation, and what to change. The text may be a log of any size, of several
     ranks. With the text and the run.mem of one run it explains both.
 
-    The exit code is 2 for a file that is neither, and for a text without such a message.
+    With --with changes of the program are replayed together on the two steps that were traced; the
+    names are those of the table of changes, and the peak is the one that the program would have.
+
+    The exit code is 2 for a file that is neither, for a text without such a message, and for a
+    change that does not exist.
     """
 
     name = "explain"
@@ -50,6 +54,13 @@ class Explain:
             help="explain an exit code instead, such as 137 or -9",
         )
         parser.add_argument(
+            "--with",
+            dest="changes",
+            metavar="CHANGES",
+            help="say what the peak of a run.mem would be with these changes together, such as "
+            "del,checkpoint:blocks",
+        )
+        parser.add_argument(
             "--json",
             action="store_true",
             help="the same facts as JSON: bytes, seconds, stable keys",
@@ -58,11 +69,11 @@ class Explain:
     def run(self, args: argparse.Namespace) -> int:
         try:
             if args.exit_code is not None:
-                if args.files:
-                    raise UnreadableError("give files or --exit-code, not both")
+                if args.files or args.changes is not None:
+                    raise UnreadableError("--exit-code takes neither files nor --with")
                 parts = [_of_code(args.exit_code)]
             else:
-                parts = _of_files(args.files or [newest_record()])
+                parts = _of_files(args.files or [newest_record()], args.changes)
         except UnreadableError as error:
             return complain(args.prog, error)
         if args.json:
@@ -87,7 +98,7 @@ def _of_code(code: int) -> _Part:
     return explained_code(found), code_as_json(found), ""
 
 
-def _of_files(names: list[str]) -> list[_Part]:
+def _of_files(names: list[str], changes: str | None) -> list[_Part]:
     """The parts, the text before the record. Raises UnreadableError."""
     from memtools._record.figures import figures_of
 
@@ -96,14 +107,20 @@ def _of_files(names: list[str]) -> list[_Part]:
     records = [name for name in names if name not in read_as_text]
     if len(texts) > 1 or len(records) > 1:
         raise UnreadableError("give one run.mem, one text, or one of each")
+    if changes is not None and not records:
+        raise UnreadableError("--with needs a run.mem: a text says nothing of single tensors")
     parts = [_of_text(*found) for found in texts]
-    return parts + [_of_record(figures_of(read(name))) for name in records]
+    return parts + [_of_record(figures_of(read(name)), changes) for name in records]
 
 
-def _of_record(figures: Figures) -> _Part:
+def _of_record(figures: Figures, changes: str | None) -> _Part:
+    from memtools._cli.together import together
     from memtools.report._advice import advise
     from memtools.report._explain import explain
 
+    if changes is not None:  # Who asks this has read all else.
+        text, facts = together(figures.record, changes)
+        return text, {"with": facts}, "record"
     return explain(figures), {**figures.as_json(), "advice": advise(figures)}, "record"
 
 

@@ -149,7 +149,10 @@ def _in_vain_json(peak: Peak) -> dict[str, Any] | None:
 
 def _changes_json(peak: Peak) -> list[dict[str, Any]]:
     found = () if peak.traced is None else peak.traced.changes
-    return [{"change": shown(one.change), "peak_bytes": one.peak_bytes} for one in found]
+    return [
+        {"change": shown(one.change), "peak_bytes": one.peak_bytes, "name": shown(one.name)}
+        for one in found
+    ]
 
 
 def headline(figures: Figures, peak: Peak) -> str:
@@ -196,22 +199,25 @@ def in_vain(peak: Peak) -> list[str]:
     return [f"{text[:1].upper()}{text[1:]}"] if text else []
 
 
-def changes(peak: Peak) -> list[tuple[str, str]]:
-    """(the peak with it, the change of the program), the one that lowers the peak most first."""
+def changes(peak: Peak) -> list[tuple[str, str, str]]:
+    """(the peak with it, its name, the change of the program), the one that lowers the peak most
+    first."""
     found = () if peak.traced is None else peak.traced.changes
-    return [(format_bytes(one.peak_bytes), shown(one.change)) for one in found]
+    return [(format_bytes(one.peak_bytes), shown(one.name), shown(one.change)) for one in found]
 
 
 def _changes(peak: Peak) -> list[str]:
-    """`With one change of the program, the peak of 276.5 MiB becomes:`, and a line for each change;
-    empty if none is known that lowers it."""
+    """`With one change of the program, the peak of 276.5 MiB becomes:`, and a line for each change
+    with its name; empty if none is known that lowers it."""
     rows = changes(peak)
     if peak.traced is None or not rows:
         return []
-    width = max(len(size) for size, _ in rows)
+    width, wide = (max(len(row[i]) for row in rows) for i in range(2))
     total = format_bytes(peak.traced.peak_bytes)
-    return [f"With one change of the program, the peak of {total} becomes:",
-            *(f"  {size:>{width}}  {change}" for size, change in rows)]  # fmt: skip
+    return [
+        f"With one change of the program, the peak of {total} becomes:",
+        *(f"  {size:>{width}}  {name:{wide}}  {change}" for size, name, change in rows),
+    ]
 
 
 def smaller(peak: Peak) -> list[str]:

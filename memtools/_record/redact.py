@@ -29,6 +29,9 @@ def redacted_record(record: Record) -> Record:
 
 
 def _redacted_data(data: Event) -> Event:
+    traced = getattr(data, "traced", None)
+    if traced is not None:  # The text of a trace has names in it, and cannot be masked.
+        data = replace(data, traced=traced._replace(kept=()))  # type: ignore[call-arg]
     return replace(data, **{name: _redacted_value(value) for name, value in vars(data).items()})
 
 

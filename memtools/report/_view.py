@@ -229,7 +229,7 @@ def _peak(figures: Figures, stack: dict[str, Any] | None) -> PeakView | None:
         [sentence(text) for text in meanings(highest)],
         [tight(sentence(text)) for text in (*smaller(highest), *in_vain(highest))],
         "" if highest.traced is None else format_bytes(highest.traced.peak_bytes),
-        [list(row) for row in changes(highest)],
+        [[size, change] for size, _, change in changes(highest)],
     )
 
 

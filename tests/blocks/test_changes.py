@@ -119,4 +119,4 @@ def test_a_batch_is_not_divided_into_more_parts_than_it_has_rows() -> None:
 def test_a_del_is_one_of_the_changes() -> None:
     remedies = (Remedy("del logits", "before loss.backward() (train.py:7)"),)
     found = changes_of(traced(trained()), TracedPeak(lowered_bytes=1, remedies=remedies))
-    assert found[0] == Lowered('"del logits" before loss.backward() (train.py:7)', 1)
+    assert found[0] == Lowered('"del logits" before loss.backward() (train.py:7)', 1, "del")

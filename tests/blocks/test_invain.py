@@ -428,3 +428,14 @@ def test_memtools_run_says_it_and_changes_nothing(tmp_path: Path) -> None:
     _, _, table = explained.stdout.partition("With one change of the program, the peak of ")
     assert "8 micro-batches, whose gradients are summed" in table
     assert '"del logits" before loss.backward() (train.py:8)' in table
+    both, unknown = (
+        subprocess.run(
+            [sys.executable, "-m", "memtools", "explain", "--with", changes],
+            cwd=tmp_path, capture_output=True, text=True, timeout=300,
+        )
+        for changes in ("del, micro-batches:8", "micro-batches:9")
+    )  # fmt: skip
+    assert both.stdout.startswith("With these changes together, the peak of 66.2 MiB becomes 10.2 ")
+    assert "in the backward pass (aten." in both.stdout
+    assert unknown.returncode == 2
+    assert "the names are del, zero_grad, fused, micro-batches:2" in unknown.stderr

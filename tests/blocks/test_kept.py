@@ -1,0 +1,110 @@
+"""A trace that a record keeps: short, with the same peaks after changes, and not trusted."""
+
+from __future__ import annotations
+
+import base64
+import random
+import zlib
+
+import pytest
+
+from memtools._base.peak import TracedPeak
+from memtools._blocks import kept as module
+from memtools._blocks.changes import DEL, offered, together
+from memtools._blocks.kept import MOST, in_parts, kept, restored
+from memtools._blocks.lifetimes import Life, Op, Trace
+from memtools._record import kinds
+from memtools._record.kinds import Peak
+from memtools._record.redact import _redacted_data
+from tests.blocks.test_changes import trained
+from tests.blocks.test_lifetimes import traced
+
+
+def highest(trace: Trace) -> int:
+    return trace.peak(trace.steps[-1])[1]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_changes_bring_the_same_after_it_was_kept(late: bool) -> None:
+    trace = traced(trained(late=late))
+    again, _ = restored(kept(trace, {}))
+    names = [one.name for one in offered(trace)]
+    assert [one.name for one in offered(again)] == names
+    for changes in ([], *([name] for name in names), ["checkpoint:blocks", "micro-batches:2"]):
+        expected = highest(together(trace, changes, {}))
+        assert highest(together(again, changes, {})) == pytest.approx(expected, rel=1e-3)
+
+
+def test_where_a_del_ends_lives_is_kept_too() -> None:
+    lives = (
+        Life(0, 1000, 0, 1, 4, "forward", "other temporaries"),
+        Life(1, 3000, 2, 3, 4, "forward", "other temporaries"),
+        Life(2, 1, 1, 1, 4, "forward", "other temporaries"),
+    )
+    reads = ((0,), (0, 2), (1,), (1,))
+    trace = Trace(lives, tuple(Op("aten.mm", "forward", "", (), one) for one in reads))
+    again, deaths = restored(kept(trace, {0: 2, 2: 2}))
+    assert highest(again) == pytest.approx(4000, rel=1e-3)
+    assert highest(together(again, [DEL], deaths)) == pytest.approx(3000, rel=1e-3)
+
+
+def test_two_changes_come_as_they_are_predicted_together() -> None:
+    again, _ = restored(kept(traced(trained()), {}))
+    predicted = highest(together(again, ["micro-batches:2", "checkpoint:blocks"], {}))
+    real = highest(traced(trained(is_checkpointed=True, parts=2)))
+    assert predicted == pytest.approx(real, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        (
+            ["fused", "del"],
+            "there is no change 'del' of this step: the names are checkpoint:blocks, zero_grad, "
+            "fused, micro-batches:2, micro-batches:4, micro-batches:8",
+        ),
+        (["micro-batches:2", "micro-batches:4"], "micro-batches may be given once"),
+    ],
+)
+def test_what_cannot_be_replayed_is_refused(names: list[str], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        together(traced(trained()), names, {})
+
+
+def test_a_trace_that_is_too_long_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = traced(trained())
+    text = kept(trace, {})
+    monkeypatch.setattr(module, "MOST", len(text) - 1)
+    coarser = kept(trace, {})  # without storages that take little
+    assert 0 < len(coarser) < len(text)
+    monkeypatch.setattr(module, "MOST", 10)
+    assert kept(trace, {}) == ""
+
+
+def test_it_fits_into_an_event_of_a_record_beside_all_else() -> None:
+    text = "".join(random.Random(1).choices("`~{|}abc", k=MOST))
+    peak = Peak(3, 1, traced=TracedPeak(1, kept=in_parts(text)))
+    assert len(kinds.payload("peak", peak)) < 42 << 10  # of 64 KiB that an event may have
+    read, _ = kinds.read("peak", kinds.payload("peak", peak))
+    assert isinstance(read, Peak)
+    assert read.traced is not None
+    assert "".join(read.traced.kept) == text
+    assert _redacted_data(read).traced.kept == ()  # type: ignore[attr-defined]
+
+
+def test_a_text_that_was_changed_is_refused_or_read() -> None:
+    text, chance = kept(traced(trained()), {}), random.Random(7)
+    plain = zlib.decompress(base64.b85decode(text))
+    for _ in range(300):
+        data = bytearray(plain)
+        for _ in range(chance.randint(1, 4)):
+            data[chance.randrange(len(data))] = chance.randrange(256)
+        packed = base64.b85encode(zlib.compress(bytes(data[: chance.randint(1, len(data))])))
+        try:
+            trace, deaths = restored(packed.decode())
+            highest(together(trace, [DEL] if deaths else [], deaths))
+        except ValueError:
+            pass
+    for wrong in ("", "abc", text[:-40], "é", base64.b85encode(zlib.compress(b"1234{}")).decode()):
+        with pytest.raises(ValueError, match="its trace cannot be read"):
+            restored(wrong)
