@@ -28,6 +28,7 @@ from memtools._base.peak import (
     STATE,
     UNSEEN,
     Large,
+    Layer,
     Span,
 )
 from memtools._base.size import format_bytes
@@ -84,14 +85,19 @@ class Stack(NamedTuple):
 def stack_of(peak: Peak) -> Stack | None:
     """The recorded step over time; None if the record does not have it, or has impossible
     numbers."""
-    count = sum(span.intervals for span in peak.spans)
-    if not peak.layers or not 0 < count <= INTERVALS or min(peak.spans, key=_length).intervals < 1:
+    return stack_from(peak.layers, peak.spans)
+
+
+def stack_from(layers: tuple[Layer, ...], spans: tuple[Span, ...]) -> Stack | None:
+    """A step over time, from its layers and its phases; None for impossible numbers."""
+    count = sum(span.intervals for span in spans)
+    if not layers or not 0 < count <= INTERVALS or min(spans, key=_length).intervals < 1:
         return None
-    rows = tuple((layer.what, tuple(itertools.accumulate(layer.changes))) for layer in peak.layers)
+    rows = tuple((layer.what, tuple(itertools.accumulate(layer.changes))) for layer in layers)
     if any(len(row) != count or min(row) < 0 for _, row in rows):
         return None
     sums = [sum(each) for each in zip(*(row for _, row in rows), strict=True)]
-    return Stack(rows, peak.spans, sums.index(max(sums)))
+    return Stack(rows, spans, sums.index(max(sums)))
 
 
 def _length(span: Span) -> int:

@@ -4,12 +4,14 @@
                   "lanes", "marks"}],
      "letters": {kind: letter},
      "charts": [{"place", "unit", "lines": [{"record", "key", "label", "colour", "on"}]}],
-     "stacks": [{"place", "step", "lines": [{"label", "colour", "bytes": [...]}],
-                 "spans": [[phase, columns]], "highest"}]}
+     "stacks": [{"place", "title", "lines": [{"label", "colour", "bytes": [...]}],
+                 "spans": [[phase, columns]], "highest", "top"}]}
 
 A LINE has `most` and `least` of each cell in bytes (or hundredths of a percent), and null without a
 reading. `least` is left out if it is the same. A level, such as a limit, has only `level`. A stack
-is the recorded step with the highest peak over time: the bytes of each part in each column.
+is a step over time, the bytes of each part in each column: "p0" is the recorded step with the
+highest peak, "t0" the traced one as it is, and "t0-1", "t0-2" what it would be after a change,
+drawn to the same scale up to `top`.
 """
 
 from __future__ import annotations
@@ -22,9 +24,10 @@ from memtools._base.text import shown
 from memtools._record import chart as drawn
 from memtools._record.chart import Chart
 from memtools._record.figures import Figures, used_cells
-from memtools._record.peaks import peak_of, stack_of
+from memtools._record.peaks import Stack, peak_of, stack_of
 from memtools._record.record import UNKNOWN
 from memtools._record.series import Timeline, timeline
+from memtools.report._changes import drawings
 
 if TYPE_CHECKING:
     from memtools._record.record import Record
@@ -71,12 +74,12 @@ def payload(records: list[Record], figures: list[Figures], names: list[str]) -> 
     charts: list[Json] = _compared(found, figures) if several else []
     for i, (record, own) in enumerate(zip(records, figures, strict=True)):
         charts += [_chart(i, chart) for chart in drawn.charts(record, own)]
-    stacks = [_stack(i, record) for i, record in enumerate(records)]
+    stacks = [stack for i, record in enumerate(records) for stack in _stacks(i, record)]
     return {
         "records": found,
         "letters": LETTERS,
         "charts": [chart for chart in charts if chart["lines"]],
-        "stacks": [stack for stack in stacks if stack is not None],
+        "stacks": stacks,
     }
 
 
@@ -136,20 +139,36 @@ def _steps(line: Timeline) -> list[int | None] | None:
     return [None if step == UNKNOWN else step for step in line.most["step"]]
 
 
-def _stack(i: int, record: Record) -> Json | None:
-    """The recorded step with the highest peak, from its beginning to its end."""
+def _stacks(i: int, record: Record) -> list[Json]:
+    """The recorded step with the highest peak, from its beginning to its end, and the traced one
+    with and without changes."""
     peak = peak_of(record)
-    stack = None if peak is None else stack_of(peak)
-    if peak is None or stack is None:
-        return None
+    if peak is None:
+        return []
+    recorded = stack_of(peak)
+    found = []
+    if recorded is not None:
+        found.append(_stack(f"p{i}", f"Step {peak.step:,} from beginning to end", recorded, 0))
+    before, after = drawings(peak)
+    if after:
+        top = max(sum(row[before.stack.highest] for _, row in before.stack.rows), 1)
+        found.append(_stack(f"t{i}", before.title, before.stack, top))
+        found += (
+            _stack(f"t{i}-{number}", one.title, one.stack, top)
+            for number, one in enumerate(after, 1)
+        )
+    return found
+
+
+def _stack(place: str, title: str, stack: Stack, top: int) -> Json:
     lines = [
         {"label": shown(what), "colour": part_colour(what), "bytes": row}
         for what, row in stack.rows
         if any(row)
     ]
     spans = [[shown(span.phase), span.intervals] for span in stack.spans]
-    return {"place": f"p{i}", "step": peak.step, "lines": lines, "spans": spans,
-            "highest": stack.highest}  # fmt: skip
+    return {"place": place, "title": title, "lines": lines, "spans": spans,
+            "highest": stack.highest, "top": top}  # fmt: skip
 
 
 def part_colour(what: str) -> str:

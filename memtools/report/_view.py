@@ -79,6 +79,8 @@ class PeakView:
     bars: list[Bar]
     #: the place and the title of the drawing of the highest over time; None if there is none
     stack: tuple[str, str] | None
+    #: the same of the traced step, and of it after each change; empty if there is no trace
+    traced_stacks: list[tuple[str, str]]
     #: class of the colour, what, bytes, share, blocks
     parts: list[list[str]]
     #: bytes, shape, what and where
@@ -146,7 +148,7 @@ def view(number: int, name: str, record: Record, figures: Figures, data: dict[st
         cleanups=_cleanups(figures),
         events=[_event(record, event) for event in first + last],
         columns=[_column(tier) for tier in figures.tiers],
-        peak=_peak(figures, next((s for s in data["stacks"] if s["place"] == f"p{number}"), None)),
+        peak=_peak(figures, number, [(one["place"], one["title"]) for one in data["stacks"]]),
     )
 
 
@@ -197,9 +199,9 @@ def _leaks(figures: Figures) -> list[dict[str, Any]]:
     return found
 
 
-def _peak(figures: Figures, stack: dict[str, Any] | None) -> PeakView | None:
-    """What lived at the peaks of the recorded steps; None if no step was recorded. `stack` is the
-    drawing of the highest."""
+def _peak(figures: Figures, number: int, stacks: list[tuple[str, str]]) -> PeakView | None:
+    """What lived at the peaks of the recorded steps; None if no step was recorded. `stacks` are the
+    places and titles of all drawings of the page."""
     highest = peak_of(figures.record)
     if highest is None:
         return None
@@ -222,7 +224,8 @@ def _peak(figures: Figures, stack: dict[str, Any] | None) -> PeakView | None:
     return PeakView(
         tight(sentence(headline_of_peak(figures, highest))),
         [_bar(recorded[step], highest.peak_bytes) for step in steps],
-        None if stack is None else (stack["place"], f"Step {highest.step:,} from beginning to end"),
+        next((one for one in stacks if one[0] == f"p{number}"), None),
+        [one for one in stacks if one[0].partition("-")[0] == f"t{number}"],
         [[shown(cell) for cell in row] for row in parts],
         [[shown(cell) for cell in row] for row in largest],
         [[shown(cell) for cell in row] for row in saved],

@@ -8,13 +8,15 @@ import zlib
 
 import pytest
 
-from memtools._base.peak import TracedPeak
+from memtools._base.peak import INTERVALS, PARAMETERS, TracedPeak
 from memtools._blocks import kept as module
 from memtools._blocks.changes import DEL, offered, together
 from memtools._blocks.kept import MOST, in_parts, kept, restored
 from memtools._blocks.lifetimes import Life, Op, Trace
+from memtools._blocks.stacked import stacked
 from memtools._record import kinds
 from memtools._record.kinds import Peak
+from memtools._record.peaks import stack_from
 from memtools._record.redact import _redacted_data
 from tests.blocks.test_changes import trained
 from tests.blocks.test_lifetimes import traced
@@ -42,10 +44,15 @@ def test_where_a_del_ends_lives_is_kept_too() -> None:
         Life(2, 1, 1, 1, 4, "forward", "other temporaries"),
     )
     reads = ((0,), (0, 2), (1,), (1,))
-    trace = Trace(lives, tuple(Op("aten.mm", "forward", "", (), one) for one in reads))
+    ops = [Op("aten.mm", "forward", "", (), one) for one in reads]
+    ops[3] = ops[3]._replace(scratch=500, others=7)
+    trace = Trace(lives, tuple(ops))
     again, deaths = restored(kept(trace, {0: 2, 2: 2}))
-    assert highest(again) == pytest.approx(4000, rel=1e-3)
-    assert highest(together(again, [DEL], deaths)) == pytest.approx(3000, rel=1e-3)
+    assert [(op.scratch, op.others) for op in again.ops[-1:]] == [(500, 7)]
+    layers, _ = stacked(again)
+    assert [one.what for one in layers] == ["other temporaries", "older than the step", "not seen"]
+    assert highest(again) == pytest.approx(4508, rel=1e-3)
+    assert highest(together(again, [DEL], deaths)) == pytest.approx(3508, rel=1e-3)
 
 
 def test_two_changes_come_as_they_are_predicted_together() -> None:
@@ -69,6 +76,19 @@ def test_two_changes_come_as_they_are_predicted_together() -> None:
 def test_what_cannot_be_replayed_is_refused(names: list[str], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         together(traced(trained()), names, {})
+
+
+def test_a_step_over_time_has_its_peak_and_its_phases() -> None:
+    trace = traced(trained(late=True))
+    for changed in (trace, together(trace, ["micro-batches:4"], {})):
+        layers, spans = stacked(changed)
+        stack = stack_from(layers, spans)
+        assert stack is not None
+        assert sum(row[stack.highest] for _, row in stack.rows) == highest(changed)
+        assert [span.phase for span in spans] == ["forward", "backward", "optimizer"]
+        assert 100 < sum(span.intervals for span in spans) <= INTERVALS
+        parameters = sum(one.bytes for one in changed.lives if one.category == PARAMETERS)
+        assert dict(stack.rows)[PARAMETERS] == (parameters,) * INTERVALS
 
 
 def test_a_trace_that_is_too_long_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,7 +114,7 @@ ARROWS: dict[str, set[str]] = {
     "_oom": {"_base"},
     "_plan": {"_base", "_blocks"},
     "_record": {"_base", "_leak"},  # the growth of a record is judged by the leak test
-    "report": {"_base", "_record", "_leak"},
+    "report": {"_base", "_record", "_leak", "_blocks"},  # a traced step is replayed with changes
     "_trajectory": {"_base", "_census", "_budget"},  # what a graph that came along holds
     "testing": {"_base", "_monitor", "_leak", "_census", "_record", "_blocks"},
     "types": {"*"},  # for annotations in programs: no room imports it

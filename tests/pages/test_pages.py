@@ -15,7 +15,7 @@ from memtools._base.size import format_bytes
 from memtools._record.kinds import Cleanup, Start
 from memtools.report import write_report
 from tests.pages.chromium import Browser, browser
-from tests.report.reportcases import FINISHED, HOSTILE, LEAK, MIB, recorded, write
+from tests.report.reportcases import FINISHED, HOSTILE, LEAK, MIB, recorded, traced, write
 
 EVENTS = [Start(), LEAK, *(("mark", text) for text in HOSTILE), Cleanup(("gc",), (3.0,), (), MIB),
           recorded(3, 10 * MIB), FINISHED]  # fmt: skip
@@ -218,6 +218,22 @@ def test_a_layer_of_a_stack_can_be_turned_off(chrome, page):
     for number in (1, 2):
         chrome.value(f"document.querySelectorAll('[data-stack] .legend button')[{number}].click()")
     assert stacked(chrome)["at"] == "Figures below: at the peak, backward, 40.0 MiB"
+    assert chrome.complaints() == []
+
+
+def test_another_change_can_be_chosen_for_the_traced_step(chrome, tmp_path):
+    events = [recorded(3, MIB, traced=traced())]
+    path = write(str(tmp_path / "run.mem"), events=events)  # type: ignore[arg-type]
+    write_report(memtools.read_record(path), tmp_path / "run.html")
+    chrome.open(tmp_path / "run.html", 1400)
+    buttons = "document.querySelectorAll('[data-stack=\"t0-1\"] .legend button')"
+    keys = f"[...{buttons}].map(b => b.innerText)"
+    assert chrome.value(keys) == ["parameters\n40.0 MiB"]
+    before = chrome.value("document.querySelector('[data-stack=t0] canvas').height")
+    choose = "const s = document.querySelector('select'); s.value = 't0-2'; "
+    chrome.value(f"(() => {{ {choose} s.dispatchEvent(new Event('change')); }})()")
+    assert chrome.value(keys) == ["parameters\n40.0 MiB", "optimizer's temporaries\n20.0 MiB"]
+    assert chrome.value("document.querySelector('[data-stack=t0-1] canvas').height") == before
     assert chrome.complaints() == []
 
 

@@ -10,7 +10,9 @@ from typing import Any
 
 import memtools
 from memtools import _core
-from memtools._base.peak import Large, Layer, Part, PeakContents, Saver, Span
+from memtools._base.peak import Large, Layer, Lowered, Part, PeakContents, Saver, Span, TracedPeak
+from memtools._blocks.kept import in_parts, kept
+from memtools._blocks.lifetimes import BEFORE, Life, Op, Trace
 from memtools._leak.finding import LeakFinding, advice_for
 from memtools._record.kinds import End, Event, payload
 
@@ -102,6 +104,21 @@ def recorded(step: int, size: int, name: str = "0.weight", **more: Any) -> tuple
         **(over_step | more),
     )  # fmt: skip
     return "peak", payload("peak", found)
+
+
+def traced() -> TracedPeak:
+    """A traced step: 40 MiB of parameters, and 20 MiB of temporaries of an optimizer at its end."""
+    lives = (
+        Life(0, 40 * MIB, BEFORE, 2, None, "between", "parameters"),
+        Life(1, 20 * MIB, 2, 2, 3, "optimizer", "optimizer's temporaries"),
+    )
+    phases = {"aten.mm": "forward", "aten.t": "backward", "aten.sqrt": "optimizer"}
+    ops = tuple(Op(name, phases[name], "", (), (0,)) for name in phases)
+    changes = (
+        Lowered("an optimizer with fused=True", 40 * MIB, "fused"),
+        Lowered("nothing", 40 * MIB, "zero_grad"),
+    )
+    return TracedPeak(60 * MIB, changes=changes, kept=in_parts(kept(Trace(lives, ops), {})))
 
 
 def _origin(path: str) -> int:

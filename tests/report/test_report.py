@@ -32,6 +32,7 @@ from tests.report.reportcases import (
     SIGKILLED,
     Page,
     recorded,
+    traced,
     write,
 )
 
@@ -196,7 +197,7 @@ def test_the_highest_recorded_step_is_drawn_over_time_in_the_colours_of_its_bar(
     (stack,) = page.data["stacks"]
     assert stack == {
         "place": "p0",
-        "step": 1000,
+        "title": "Step 1,000 from beginning to end",
         "lines": [
             {"label": "parameters", "colour": "s0", "bytes": [size] * 4},
             {"label": "optimizer state", "colour": "s3", "bytes": [0, 2 * size, 2 * size, size]},
@@ -204,9 +205,43 @@ def test_the_highest_recorded_step_is_drawn_over_time_in_the_colours_of_its_bar(
         ],
         "spans": [["forward", 1], ["backward", 2], ["optimizer", 1]],
         "highest": 1,
+        "top": 0,
     }
     keys = [attrs["class"] for tag, attrs in page.tags if tag == "rect"]
     assert {line["colour"] for line in stack["lines"]} <= set(keys)
+
+
+def test_the_traced_step_is_drawn_beside_itself_after_each_change(path):
+    events = [recorded(3, 10 * MIB, traced=traced())]
+    page = Page(render(memtools.read_record(write(path, events=events))))  # type: ignore[arg-type]
+    assert (page.wrong, page.open) == ([], [])
+    places = [attrs["data-stack"] for _, attrs in page.tags if "data-stack" in attrs]
+    assert places == ["p0", "t0", "t0-1"]
+    options = [attrs["value"] for tag, attrs in page.tags if tag == "option"]
+    assert options == ["t0-1", "t0-2"]
+    assert page.parts["option"] == ["fused: 40.0 MiB", "zero_grad: 40.0 MiB"]
+    _, before, after, _ = page.data["stacks"]
+    spans = [["forward", 1], ["backward", 1], ["optimizer", 1]]
+    parameters = {"label": "parameters", "colour": "s0", "bytes": [40 * MIB] * 3}
+    assert before == {
+        "place": "t0", "title": "as it is: 60.0 MiB",
+        "lines": [
+            parameters,
+            {"label": "optimizer's temporaries", "colour": "s4", "bytes": [0, 0, 20 * MIB]},
+        ],
+        "spans": spans, "highest": 2, "top": 60 * MIB,
+    }  # fmt: skip
+    assert after == before | {
+        "place": "t0-1", "title": "fused: 40.0 MiB", "lines": [parameters], "highest": 0,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kept", [(), ("no trace",)])
+def test_a_record_without_a_trace_has_no_such_drawing(path, kept):
+    events = [recorded(3, 10 * MIB, traced=traced()._replace(kept=kept))]
+    page = Page(render(memtools.read_record(write(path, events=events))))  # type: ignore[arg-type]
+    assert [one["place"] for one in page.data["stacks"]] == ["p0"]
+    assert "select" not in page.parts
 
 
 def test_each_part_has_a_colour_of_its_own():

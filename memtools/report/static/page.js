@@ -401,22 +401,30 @@
   // What lived over it, stacked: a column for each interval, its phases below, and its peak.
   class Stack {
     constructor(place, description) {
-      this.lines = description.lines;
-      this.spans = description.spans;
-      this.highest = description.highest;
-      this.count = this.lines[0].bytes.length;
-      this.sums = Array.from({ length: this.count }, (_, at) => this.lines.reduce((sum, line) => sum + line.bytes[at], 0));
       this.plot = place.querySelector(".plot");
       this.legend = place.querySelector(".legend");
       this.at = element("span", "at", "", place.querySelector(".bar"));
       this.height = 300;
+      this.show(description);
+      new ResizeObserver(() => this.resize()).observe(this.plot);
+      this.plot.addEventListener("keydown", (event) => this.key(event));
+    }
+
+    // Draws this description in place of the one before; what was turned off stays off.
+    show(description) {
+      const off = new Set((this.lines || []).filter((line) => !line.on).map((line) => line.label));
+      this.lines = description.lines;
+      this.spans = description.spans;
+      this.highest = description.highest;
+      this.top = description.top;
+      this.count = this.lines[0].bytes.length;
+      this.sums = Array.from({ length: this.count }, (_, at) => this.lines.reduce((sum, line) => sum + line.bytes[at], 0));
+      this.legend.replaceChildren();
       for (const line of this.lines) {
-        line.on = true;
+        line.on = !off.has(line.label);
         keyOf(line, this.legend, () => this.build());
       }
       this.build();
-      new ResizeObserver(() => this.resize()).observe(this.plot);
-      this.plot.addEventListener("keydown", (event) => this.key(event));
     }
 
     width() { return Math.max(240, Math.floor(this.plot.clientWidth)); }
@@ -448,7 +456,7 @@
         padding: [24, 14, 0, 0], cursor: { drag: { x: false, y: false }, y: false, points: { show: false } },
         scales: {
           x: { time: false, range: [0, this.count] },
-          y: { range: (u, min, max) => [0, max > 0 ? max * 1.05 : 1] },
+          y: { range: (u, min, max) => [0, Math.max(max, this.top) * 1.05 || 1] },
         },
         axes: [
           { ...axis, size: 26, grid: { show: false }, ticks: { show: false }, values: () => [] },
@@ -618,6 +626,12 @@
   }
   for (const place of document.querySelectorAll("[data-stack]")) {
     stacks.push(new Stack(place, data.stacks.find((stack) => stack.place === place.dataset.stack)));
+  }
+  for (const choice of document.querySelectorAll("[data-shows]")) {
+    const at = [...document.querySelectorAll("[data-stack]")].findIndex((place) => place.dataset.stack === choice.dataset.shows);
+    const show = () => stacks[at].show(data.stacks.find((stack) => stack.place === choice.value));
+    choice.addEventListener("change", show);
+    if (choice.value !== choice.dataset.shows) show(); // The browser has kept a choice from before.
   }
   for (const button of document.querySelectorAll(".jump")) {
     button.addEventListener("click", () => {
