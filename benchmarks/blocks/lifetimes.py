@@ -4,7 +4,7 @@
 
 Each loop of benchmarks/blocks/loops runs some steps, of which two are traced. What is said to be
 held in vain is then deleted in a copy of the loop's source, where the sentence says, and each other
-change that is offered is made in one (CHANGES). The peak of a copy is measured by the reports of
+change that is offered is made in one (edits.py). The peak of a copy is measured by the reports of
 torch's host allocator, without a trace. With the `del` its losses must be equal to the bit. The
 cost is that of the traced steps, in CPU time of the process.
 """
@@ -26,84 +26,20 @@ from typing import NamedTuple
 
 import torch
 
+from benchmarks.blocks.edits import edited
 from benchmarks.kit.harness import Json, arguments, environment, repeated, table, write_json
 from benchmarks.kit.limits import Limit, finish, number_limit
 from memtools import _core
 from memtools._base.libraries import library_paths
 from memtools._base.peak import Lowered, TracedPeak
-from memtools._blocks.changes import changes_of
+from memtools._blocks.changes import DEL, changes_of
 from memtools._blocks.invain import held_in_vain
 from memtools._blocks.lifetimes import Trace, Tracer
 
-LOOPS = ("gpt", "causal_lm", "grpo", "autoencoder")
-#: By loop, the changes that are made: (a word of the offer, what stands in the source, what takes
-#: its place). PARTS is the number that the offer begins with.
-CHANGES = {
-    "gpt": [
-        (
-            "micro-batches",
-            """        logits, loss = model(x, y)  # noqa: RUF059
-        optimizer.zero_grad()
-        loss.backward()
-""",
-            """        optimizer.zero_grad()
-        for part, words in zip(x.chunk(PARTS), y.chunk(PARTS)):
-            logits, loss = model(part, words)
-            (loss / PARTS).backward()
-""",
-        ),
-        (
-            "torch.utils.checkpoint",
-            "h = block(h)",
-            "h = torch.utils.checkpoint.checkpoint(block, h, use_reentrant=False)",
-        ),
-    ],
-    "causal_lm": [
-        (
-            "micro-batches",
-            """        batch = {"input_ids": ids, "labels": ids}
-        out = model(**batch)
-        out.loss.backward()
-""",
-            """        for part in ids.chunk(PARTS):
-            batch = {"input_ids": part, "labels": part}
-            out = model(**batch)
-            (out.loss / PARTS).backward()
-""",
-        ),
-        (
-            "torch.utils.checkpoint",
-            "    optimizer = ",
-            "    model.gradient_checkpointing_enable()\n    optimizer = ",
-        ),
-    ],
-    "grpo": [
-        (
-            "torch.utils.checkpoint",
-            "    optimizer = ",
-            """    for layer in policy.blocks.layers:
-        layer.forward = functools.partial(
-            torch.utils.checkpoint.checkpoint, layer.forward, use_reentrant=False
-        )
-    optimizer = """,
-        )
-    ],
-    "autoencoder": [
-        (
-            "micro-batches",
-            """        made = model(rows)
-        loss = functional.mse_loss(made, rows)
-        loss.backward()  # type: ignore[no-untyped-call]
-""",
-            """        for part in rows.chunk(PARTS):
-            made = model(part)
-            loss = functional.mse_loss(made, part)
-            (loss / PARTS).backward()
-""",
-        ),
-        ("zero_grad", "zero_grad(set_to_none=False)", "zero_grad()"),
-    ],
-}
+LOOPS = (
+    "gpt", "causal_lm", "encoder", "seq2seq", "grpo", "ppo", "conv", "unet", "graph", "lstm", "moe",
+    "autoencoder",
+)  # fmt: skip
 STEPS, TRACED = 8, 4  # Steps 5 and 6 are traced.
 OFF = 0.01  # A predicted peak may differ by this share from the measured one,
 OFF_OTHERS = 0.03  # and where more is changed than a `del`, by this one.
@@ -197,19 +133,13 @@ def imported(text: str, folder: Path) -> ModuleType:
 
 
 def with_changes(module: ModuleType, name: str, offered: list[Lowered]) -> list[Json]:
-    """What was offered and is made here: the peak that is said, and the measured one."""
+    """What was offered: the peak that is said, and that of a copy of the loop with the change."""
     found, source = list[Json](), Path(str(module.__file__)).read_text()
     for one in offered:
-        for word, before, after in CHANGES[name]:
-            if word not in one.change.partition(":")[0]:
-                continue
-            assert before in source
-            parts = one.change.partition(" ")[0]
-            text = source.replace(before, after.replace("PARTS", parts))
-            text = f"import functools\nimport torch.utils.checkpoint\n{text}"
+        if one.name != DEL:
             with tempfile.TemporaryDirectory() as folder:
-                peak = measured(imported(text, Path(folder)))
-            found.append({"change": one.change, "predicted": one.peak_bytes, "changed": peak})
+                peak = measured(imported(edited(source, name, one.name), Path(folder)))
+            found.append({"change": one.name, "predicted": one.peak_bytes, "changed": peak})
     return found
 
 

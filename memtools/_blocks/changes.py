@@ -15,19 +15,23 @@ from typing import NamedTuple
 from memtools._base.peak import INPUTS, Lowered, TracedPeak
 from memtools._base.text import shown
 from memtools._blocks.lifetimes import Trace
+from memtools._blocks.losses import by_linear_cross_entropy, in_chunks, is_cross_entropy, logits_of
 from memtools._blocks.replay import (
     Change,
     checkpointed,
+    copies_for_caches,
     ended,
     gradients_end_with_the_step,
     in_micro_batches,
     repeated_blocks,
     replay,
+    without_cache,
     without_optimizers_temporaries,
 )
 
 WORTH = 0.01  # A change is offered if it lowers the peak by this share of it at least.
 PARTS = (2, 4, 8)  # micro-batches
+CHUNKS = 8  # of rows of logits
 
 
 DEL = "del"
@@ -107,6 +111,26 @@ def together(trace: Trace, names: Sequence[str], deaths: Mapping[int, int]) -> T
 
 def offered(trace: Trace) -> Iterator[Offer]:
     """The changes that exist for a trace, also those that alone bring nothing."""
+    if copies_for_caches(trace):
+        yield Offer(
+            "no-cache",
+            "use_cache=False where the model is called: training needs no cache of keys and values",
+            without_cache,
+        )
+    if logits_of(trace):
+        if is_cross_entropy(trace):
+            yield Offer(
+                "linear_cross_entropy",
+                "torch.nn.functional.linear_cross_entropy(hidden, head.weight, targets, "
+                "options=torch.nn.LinearCrossEntropyOptions()) in place of head and cross_entropy",
+                by_linear_cross_entropy,
+            )
+        yield Offer(
+            f"chunks:{CHUNKS}",
+            f"logits and their loss in {CHUNKS} chunks of rows, with torch.utils.checkpoint around "
+            "the function that makes a chunk of both: the head runs twice",
+            in_chunks(CHUNKS),
+        )
     for path in repeated_blocks(trace):
         what = f"each of {shown(path)}" if path else "each module of the model"
         yield Offer(

@@ -23,7 +23,7 @@ from typing import Any
 
 from memtools._base.peak import BACKWARD, FORWARD, GRADIENTS, INPUTS, OPTIMIZER, PARTS
 from memtools._blocks.lifetimes import BEFORE, BETWEEN, Life, Op, Trace
-from memtools._blocks.replay import entry_of, scales_with_batch
+from memtools._blocks.replay import empty_caches, entry_of, scales_with_batch
 
 #: characters of a text, which a record keeps beside what else it says of the peak
 MOST = 40_000
@@ -81,10 +81,11 @@ def _shortened(
     """The trace without its small storages, and without operators that touch no other."""
     peak_bytes = trace.peak()[1]
     born = sorted(trace.lives, key=lambda life: life.birth)
+    empty = empty_caches(trace)
     large = {
         life.id: life
         for life in born
-        if life.bytes >= least * peak_bytes or life.category == INPUTS
+        if life.bytes >= least * peak_bytes or life.category == INPUTS or life.id in empty
     }
     before = trace.curve()
     lives = replace(trace, lives=tuple(large.values())).curve()

@@ -239,6 +239,7 @@ class Tracer:
         self._ops: list[Op] = []
         self._steps = [0]
         self._alive = 0  # bytes
+        self._summed: list[tuple[int, int, int]] = []  # (position, first operand, sum)
         self._look_at: float | None = None  # from so many bytes on variables are looked for
         self._variables: dict[int, Sequence[Variable]] = {}
         self._phase = BETWEEN
@@ -285,6 +286,7 @@ class Tracer:
         """
         self._mark_gradients()
         self._mark_state()
+        self._phase = BETWEEN if self._phase == FORWARD else self._phase
         self._look_at = NEAR * self.trace().peak()[1] if look else None
         self._steps.append(len(self._ops))
 
@@ -303,13 +305,21 @@ class Tracer:
 
     def trace(self) -> Trace:
         """What was traced so far."""
-        ops, storages = tuple(self._ops), list(self._storages)
+        ops, storages, in_use = tuple(self._ops), list(self._storages), list(self._in_use)
+        # Without a dispatch mode autograd adds to a gradient that nothing else has in place.
+        replaced = dict[int, int]()
+        for position, first, total in self._summed:
+            one = storages[first]
+            if one.death == position + 1 and one.bytes == storages[total].bytes:
+                replaced[first] = position
+                if position < len(in_use):
+                    in_use[position] -= one.bytes
         steps = tuple(step for step in self._steps if step < len(ops)) or (0,)
         in_passes = set[int]()  # read by a forward or backward pass
         for op in ops:
             if op.phase in (FORWARD, BACKWARD):
                 in_passes.update(op.reads)
-        lives = []
+        lives, end = [], len(ops) + 1
         for one in storages:
             born = ops[one.birth] if 0 <= one.birth < len(ops) else None
             last = ops[one.last_use] if 0 <= one.last_use < len(ops) else None
@@ -319,8 +329,8 @@ class Tracer:
                     one.id,
                     one.bytes,
                     one.birth,
-                    one.last_use,
-                    one.death,
+                    min(one.last_use, replaced.get(one.id, end) - 1),
+                    replaced.get(one.id, one.death),
                     phase,
                     one.category or _category(phase, one, ops, one.id in in_passes),
                     one.name,
@@ -334,10 +344,10 @@ class Tracer:
             )
         variables = dict(self._variables)
         found = Trace(tuple(lives), ops, steps, self.device, variables)
-        if len(self._in_use) != len(ops):
+        if len(in_use) != len(ops):
             return found
         scratches = (op.scratch for op in ops)
-        beside = map(operator.sub, map(operator.add, self._in_use, scratches), found.curve())
+        beside = map(operator.sub, map(operator.add, in_use, scratches), found.curve())
         return replace(
             found,
             ops=tuple(
@@ -366,19 +376,23 @@ class Tracer:
                     reads[found.id] = None
                 has_gradient = has_gradient or value.requires_grad
         before = len(self._storages)
+        is_new = False  # and may have a gradient
         for value in flat((result,)):
             if isinstance(value, torch.Tensor):
                 found = self._storage_of(value, is_older=False)
                 if found is not None:
                     found.last_use = position
                     reads[found.id] = None
-        is_new = len(self._storages) > before
+                    can_have_gradient = value.is_floating_point() or value.is_complex()
+                    is_new = is_new or (found.id >= before and can_have_gradient)
         frames, called, stepping = self._frames_of(frame)
         if stepping is not None and self._phase != OPTIMIZER:
             self._step_begins(stepping)
         module = self._path_of(called)
         is_passed_on = has_gradient and is_new
         self._phase = self._phase_now(torch, stepping is not None, bool(module), is_passed_on)
+        if self._phase == BACKWARD and _is_sum_of_gradients(func, frame) and len(reads) == 3:
+            self._summed.append((position, *itertools.islice(reads, 0, 3, 2)))
         # A storage that dies from here on has died after this operator.
         scratch = self._read_in_use()
         self._ops.append(Op(str(func), self._phase, module, frames, tuple(reads), scratch))
@@ -555,6 +569,12 @@ class Tracer:
             parameter = ref()
             if parameter is not None and parameter.is_leaf and parameter.grad is not None:
                 self.mark(GRADIENTS, [(name, parameter.grad)])
+
+
+def _is_sum_of_gradients(func: Any, frame: FrameType | None) -> bool:
+    """Whether this is autograd itself, which adds what two nodes have handed on."""
+    is_engine = frame is not None and frame.f_code.co_name == "_engine_run_backward"
+    return is_engine and str(func) == "aten.add.Tensor"
 
 
 def _category(phase: str, one: _Storage, ops: Sequence[Op], is_in_passes: bool) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from memtools._base.peak import BACKWARD, FORWARD, GRADIENTS, INPUTS, OPTIMIZER, OPTIMIZERS
@@ -92,7 +92,7 @@ def in_micro_batches(parts: int) -> Change:
 
     def change(trace: Trace) -> Trace:
         scaled, found = scales_with_batch(trace), list[Life]()
-        begins, ends = _beginnings_of_passes(trace), _last_uses_in_backward(trace)
+        begins, ends = _beginnings_of_passes(trace), last_uses_in_backward(trace)
         made: dict[str, list[tuple[int, int]]] = {}  # (birth of a gradient, of its pass) by name
         for life in trace.lives:
             if life.category == GRADIENTS and life.phase == BACKWARD and life.name:
@@ -221,6 +221,45 @@ def _readers(trace: Trace) -> dict[int, list[int]]:
     return found
 
 
+def without_cache(trace: Trace) -> Trace:
+    """No cache of keys and values (use_cache=False). A fused attention then reads what the cache
+    has copied from. Others make a copy of their own, which ends with its last use."""
+    copies, lives = copies_for_caches(trace), {life.id: life for life in trace.lives}
+    fused = {one for op in trace.ops if "dot_product" in op.name for one in op.reads}
+    for copy, source in copies.items():
+        last, own = lives[copy].last_use, lives[source]
+        if copy in fused:
+            death = None if own.death is None else max(own.death, last + 1)
+            lives[source] = own._replace(last_use=max(own.last_use, last), death=death)
+            del lives[copy]
+        else:
+            lives[copy] = lives[copy]._replace(death=last + 1)
+    return replace(trace, lives=tuple(lives.values()))
+
+
+def copies_for_caches(trace: Trace) -> dict[int, int]:
+    """The ids of what caches have copied in the forward pass, by the ids of the copies: a cache
+    appends it to something that is empty at first."""
+    found = dict[int, int]()
+    for _, source, copy in _appended(trace):
+        found[copy] = found.get(source, source)
+    return found
+
+
+def empty_caches(trace: Trace) -> set[int]:
+    """The ids of the empty storages of caches."""
+    return {empty for empty, _, _ in _appended(trace)}
+
+
+def _appended(trace: Trace) -> Iterator[tuple[int, int, int]]:
+    lives = {life.id: life for life in trace.lives}
+    for position, op in enumerate(trace.ops):
+        if op.name.startswith("aten.cat") and op.phase == FORWARD and len(op.reads) == 3:
+            empty, source, copy = (lives.get(one) for one in op.reads)
+            if empty and source and copy and not empty.bytes and copy.birth == position:
+                yield empty.id, source.id, copy.id
+
+
 def scales_with_batch(trace: Trace) -> set[int]:
     """The ids of the storages of forward and backward passes that are as large as the batch: those
     that are made of inputs, and of which no gradient of a parameter is made. Inputs themselves are
@@ -259,7 +298,7 @@ def _beginnings_of_passes(trace: Trace) -> list[int]:
     return found
 
 
-def _last_uses_in_backward(trace: Trace) -> dict[int, int]:
+def last_uses_in_backward(trace: Trace) -> dict[int, int]:
     """Of the storages that a backward pass has made, the last use in that pass."""
     births = {life.id: life.birth for life in trace.lives if life.phase == BACKWARD}
     found, pass_began = dict[int, int](), 0

@@ -1,0 +1,109 @@
+"""The loss of a language model in chunks of rows: changes of a trace.
+
+    hidden ──► logits ──► log_softmax ──► loss ──► ... ──► gradients of both, and of the head
+                 [rows, classes] each               with k chunks: [rows / k, classes] each
+
+Logits and what a loss makes of them are known by their shape, which is that of the result of a
+log_softmax over many classes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from memtools._base.peak import BACKWARD, FORWARD, GRADIENTS, OPTIMIZER
+from memtools._blocks.lifetimes import MARKED, Life, Trace
+from memtools._blocks.replay import Change, last_uses_in_backward
+
+CLASSES = 256  # Logits of fewer classes are small beside what leads to them.
+
+
+def logits_of(trace: Trace) -> set[int]:
+    """The ids of the storages that are as large as logits. Shifted by a row they are smaller."""
+    lives = {life.id: life for life in trace.lives}
+    sizes = {
+        (life.shape[-1], math.prod(life.shape))
+        for op in trace.ops
+        if "log_softmax" in op.name and op.phase != BACKWARD and op.reads
+        if (life := lives.get(op.reads[-1])) is not None
+        if life.shape and life.shape[-1] >= CLASSES
+    }
+    return {
+        life.id
+        for life in trace.lives
+        if life.category not in MARKED and life.phase != OPTIMIZER and life.birth >= 0
+        if any(
+            classes == life.shape[-1] and 0.75 * size < math.prod(life.shape) < 1.5 * size
+            for classes, size in sizes
+            if life.shape
+        )
+    }
+
+
+def in_chunks(parts: int) -> Change:
+    """So many chunks, each of which is computed again for its backward pass. The gradient of the
+    head then exists from the first chunk on, and each chunk makes one that is added to it."""
+
+    def change(trace: Trace) -> Trace:
+        logits, ends = logits_of(trace), last_uses_in_backward(trace)
+        heads, found = _gradients_of_heads(trace, logits), list[Life]()
+        for life in trace.lives:
+            if life.id in logits:
+                size = math.ceil(life.bytes / parts)
+                life = life._replace(bytes=size, death=life.last_use + 1)
+            elif life.id in heads:
+                found.append(life._replace(death=ends.get(life.id, life.birth) + 1))
+                life = life._replace(birth=heads[life.id])
+            found.append(life)
+        return replace(trace, lives=tuple(found))
+
+    return change
+
+
+def by_linear_cross_entropy(trace: Trace) -> Trace:
+    """torch's function of this name: it never has more logits than bytes of hidden states, and
+    makes the gradient of the head and of its input in the forward pass."""
+    logits, lives = logits_of(trace), {life.id: life for life in trace.lives}
+    heads, ops, found = _gradients_of_heads(trace, logits), list(trace.ops), list[Life]()
+    losses = [
+        position
+        for position, op in enumerate(ops)
+        if op.phase == FORWARD and "log_softmax" in op.name and not logits.isdisjoint(op.reads)
+    ]
+    for at in losses:
+        head = trace.ops[lives[ops[at].reads[0]].birth]
+        hidden = [lives[one].bytes for one in head.reads if one not in logits]
+        hidden = [size for size in hidden if size]
+        ops[at] = ops[at]._replace(scratch=min(hidden, default=0))
+    for life in trace.lives:
+        before = [at for at in losses if at < life.birth]
+        if life.id in heads and before:
+            life = life._replace(birth=before[-1])
+        if life.id not in logits:
+            found.append(life)
+    return replace(trace, lives=tuple(found), ops=tuple(ops))
+
+
+def is_cross_entropy(trace: Trace) -> bool:
+    """Whether a cross entropy of class indices takes such logits."""
+    logits = logits_of(trace)
+    return any(
+        op.name.startswith("aten.nll_loss_forward") and not logits.isdisjoint(op.reads)
+        for op in trace.ops
+    )
+
+
+def _gradients_of_heads(trace: Trace, logits: set[int]) -> dict[int, int]:
+    """The gradients of parameters that backward passes make of logits, by their ids; with the
+    position at which the backward pass of these logits begins."""
+    found, begin = dict[int, int](), -1
+    made = {life.birth: life.id for life in trace.lives if life.category == GRADIENTS}
+    for position, op in enumerate(trace.ops):
+        if op.phase == FORWARD:
+            begin = -1
+        elif op.phase == BACKWARD and not logits.isdisjoint(op.reads):
+            begin = position if begin < 0 else begin
+            if position in made:
+                found[made[position]] = begin
+    return found
