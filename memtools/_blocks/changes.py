@@ -131,11 +131,12 @@ def offered(trace: Trace) -> Iterator[Offer]:
             "the function that makes a chunk of both: the head runs twice",
             in_chunks(CHUNKS),
         )
+    beside = " and use_cache=False" if copies_for_caches(trace) else ""
     for path in repeated_blocks(trace):
         what = f"each of {shown(path)}" if path else "each module of the model"
         yield Offer(
             f"checkpoint:{path}" if path else "checkpoint",
-            f"torch.utils.checkpoint around {what}: its forward pass runs twice",
+            f"torch.utils.checkpoint around {what}{beside}: its forward pass runs twice",
             checkpointed(path),
         )
     yield Offer(

@@ -117,7 +117,7 @@ def _said(
 ) -> tuple[TracedPeak, dict[int, int]]:
     # A storage with a variable that cannot be deleted stays.
     stuck = {case.life.id for key, cases in found.items() if advice[key] is None for case in cases}
-    deaths, names = dict[int, int](), dict[int, str]()
+    names, ends = dict[int, str](), dict[int, dict[int, int]]()
     used = dict[_Advice, set[int]]()
     made = dict[str, Frame]()
     for key, cases in found.items():
@@ -126,25 +126,32 @@ def _said(
             if case.life.id in stuck or one is None:
                 continue
             used.setdefault(one, set()).add(case.life.id)
+            own = ends.setdefault(case.life.id, {})
             for life in (case.life, *likes(case.life)):
-                deaths[life.id] = max(_death(trace, life, one), deaths.get(life.id, 0))
+                own[life.id] = max(_death(trace, life, one), own.get(life.id, 0))
             name = names.setdefault(case.life.id, one.name + case.path)
             made.setdefault(name, _frame_in(case.life.made, one.file, one.function) or ("", 0, ""))
-    lowered = replay(trace, [ended(deaths)]).peak(trace.steps[-1])[1]
     sizes = defaultdict[str, int](int)
     for life in trace.at(position):
-        if life.id in names and deaths[life.id] <= position:
+        if life.id in names and ends[life.id][life.id] <= position:
             sizes[names[life.id]] += life.bytes
     held = [
         Held(shown(name), size, _line(made[name]))
         for name, size in sorted(sizes.items(), key=lambda one: -one[1])
         if size >= WORTH * peak_bytes
     ]
+    worth = {one.name for one in held}
+    needed = [one for one, ids in used.items() if any(shown(names[i]) in worth for i in ids)]
+    # Only what is written ends lives, and all variables of a storage must be among it.
+    kept = {number for one, ids in used.items() if one not in needed for number in ids}
+    deaths = dict[int, int]()
+    for number, own in ends.items():
+        for one_id, death in () if number in kept else own.items():
+            deaths[one_id] = max(death, deaths.get(one_id, 0))
+    lowered = replay(trace, [ended(deaths)]).peak(trace.steps[-1])[1]
     total = sum(one.bytes for one in held)
     if total < WORTH * peak_bytes or peak_bytes - lowered < WORTH * peak_bytes:
         return TracedPeak(peak_bytes), {}
-    worth = {one.name for one in held}
-    needed = [one for one, ids in used.items() if any(shown(names[i]) in worth for i in ids)]
     remedies = tuple(_remedies(needed, worth))
     return TracedPeak(peak_bytes, total, lowered, tuple(held), remedies), deaths
 

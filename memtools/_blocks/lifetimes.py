@@ -79,6 +79,7 @@ class Op(NamedTuple):
         reads: the ids of the storages of its arguments and results.
         scratch: bytes that its kernel had in use for itself; 0 where that is not known.
         others: bytes in use that are of no life of the trace; 0 where that is not known.
+        has_grad: whether autograd was on.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Op(NamedTuple):
     reads: tuple[int, ...]
     scratch: int = 0
     others: int = 0
+    has_grad: bool = True
 
 
 class Life(NamedTuple):
@@ -391,11 +393,17 @@ class Tracer:
         module = self._path_of(called)
         is_passed_on = has_gradient and is_new
         self._phase = self._phase_now(torch, stepping is not None, bool(module), is_passed_on)
-        if self._phase == BACKWARD and _is_sum_of_gradients(func, frame) and len(reads) == 3:
-            self._summed.append((position, *itertools.islice(reads, 0, 3, 2)))
+        if self._phase == BACKWARD and len(reads) == 3 and _is_sum_of_gradients(func, frame):
+            first = next(one for one in flat(arguments) if isinstance(one, torch.Tensor))
+            if not first._is_view():  # Its base has the storage, too.
+                numbers = list(reads)
+                self._summed.append((position, numbers[0], numbers[2]))
         # A storage that dies from here on has died after this operator.
         scratch = self._read_in_use()
-        self._ops.append(Op(str(func), self._phase, module, frames, tuple(reads), scratch))
+        has_grad = torch.is_grad_enabled()
+        self._ops.append(
+            Op(str(func), self._phase, module, frames, tuple(reads), scratch, has_grad=has_grad)
+        )
         if self._look_at is not None:
             # Reports that began late do not know older storages.
             now = max((self._alive, *self._in_use[-1:])) + scratch

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from memtools._base.peak import BACKWARD, FORWARD, GRADIENTS, OPTIMIZER
+from memtools._base.peak import BACKWARD, FORWARD, OPTIMIZER, PARAMETERS
 from memtools._blocks.lifetimes import MARKED, Life, Trace
 from memtools._blocks.replay import Change, last_uses_in_backward
 
@@ -42,12 +42,14 @@ def logits_of(trace: Trace) -> set[int]:
 
 
 def in_chunks(parts: int) -> Change:
-    """So many chunks, each of which is computed again for its backward pass. The gradient of the
-    head then exists from the first chunk on, and each chunk makes one that is added to it."""
+    """So many chunks, each of which is computed again for its backward pass. The gradients of the
+    hidden states and of the head then exist from the first chunk on, and each chunk makes one that
+    is added to that of the head."""
 
     def change(trace: Trace) -> Trace:
         logits, ends = logits_of(trace), last_uses_in_backward(trace)
-        heads, found = _gradients_of_heads(trace, logits), list[Life]()
+        heads, hidden = _made_in_backward(trace, logits)
+        found = list[Life]()
         for life in trace.lives:
             if life.id in logits:
                 size = math.ceil(life.bytes / parts)
@@ -55,6 +57,8 @@ def in_chunks(parts: int) -> Change:
             elif life.id in heads:
                 found.append(life._replace(death=ends.get(life.id, life.birth) + 1))
                 life = life._replace(birth=heads[life.id])
+            elif life.id in hidden:
+                life = life._replace(birth=hidden[life.id])
             found.append(life)
         return replace(trace, lives=tuple(found))
 
@@ -65,7 +69,8 @@ def by_linear_cross_entropy(trace: Trace) -> Trace:
     """torch's function of this name: it never has more logits than bytes of hidden states, and
     makes the gradient of the head and of its input in the forward pass."""
     logits, lives = logits_of(trace), {life.id: life for life in trace.lives}
-    heads, ops, found = _gradients_of_heads(trace, logits), list(trace.ops), list[Life]()
+    heads, _ = _made_in_backward(trace, logits)
+    ops, found = list(trace.ops), list[Life]()
     losses = [
         position
         for position, op in enumerate(ops)
@@ -76,6 +81,8 @@ def by_linear_cross_entropy(trace: Trace) -> Trace:
         hidden = [lives[one].bytes for one in head.reads if one not in logits]
         hidden = [size for size in hidden if size]
         ops[at] = ops[at]._replace(scratch=min(hidden, default=0))
+    for number, begin in heads.items():  # It is scaled by the gradient of the loss.
+        ops[begin] = ops[begin]._replace(scratch=lives[number].bytes)
     for life in trace.lives:
         before = [at for at in losses if at < life.birth]
         if life.id in heads and before:
@@ -94,16 +101,27 @@ def is_cross_entropy(trace: Trace) -> bool:
     )
 
 
-def _gradients_of_heads(trace: Trace, logits: set[int]) -> dict[int, int]:
-    """The gradients of parameters that backward passes make of logits, by their ids; with the
-    position at which the backward pass of these logits begins."""
-    found, begin = dict[int, int](), -1
-    made = {life.birth: life.id for life in trace.lives if life.category == GRADIENTS}
+def _made_in_backward(trace: Trace, logits: set[int]) -> tuple[dict[int, int], dict[int, int]]:
+    """What backward passes make of logits: gradients of the head, and those of the hidden states,
+    by ids; with the position at which the backward pass of these logits begins. That of a head is
+    as large as the weight; it is only a part of a gradient if an embedding has this weight too."""
+    lives = {life.id: life for life in trace.lives}
+    weights = {
+        lives[number].bytes
+        for one in logits
+        for number in trace.ops[lives[one].birth].reads
+        if number in lives and lives[number].category == PARAMETERS
+    }
+    heads, hidden, begin = dict[int, int](), dict[int, int](), -1
+    made: dict[int, list[Life]] = {}
+    for life in trace.lives:
+        if life.phase == BACKWARD and life.id not in logits:
+            made.setdefault(life.birth, []).append(life)
     for position, op in enumerate(trace.ops):
         if op.phase == FORWARD:
             begin = -1
         elif op.phase == BACKWARD and not logits.isdisjoint(op.reads):
             begin = position if begin < 0 else begin
-            if position in made:
-                found[made[position]] = begin
-    return found
+            for life in made.get(position, ()):
+                (heads if life.bytes in weights else hidden)[life.id] = begin
+    return heads, hidden

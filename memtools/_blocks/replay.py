@@ -141,23 +141,28 @@ def entry_of(module: str) -> str:
 def checkpointed(blocks: str) -> Change:
     """`torch.utils.checkpoint` around each entry of a list of modules: what it saves for the
     backward pass ends with its forward pass, which runs again in front of the first operator of the
-    backward pass that reads some of it. What it was called with lives until then."""
+    backward pass that reads some of it. What it was called with lives until then. A cache of keys
+    and values would keep more, so that there must be none."""
 
     def change(trace: Trace) -> Trace:
+        trace = without_cache(trace)
         lives = {life.id: life for life in trace.lives}
         ops, born = list(trace.ops), _births(trace)
         readers, made_again = _readers(trace), list[Life]()
         for begin, end in _calls(trace, blocks):
-            read = {number for op in trace.ops[begin:end] for number in op.reads}
+            read = {one for op in trace.ops[begin:end] for one in op.reads if one in lives}
             own = [lives[number] for number in read if begin <= lives[number].birth < end]
             saved = [
                 life
                 for life in own
-                if life.category not in MARKED and _is_only_saved(readers[life.id], trace, end)
+                if life.category not in MARKED
+                and _is_only_saved(life, readers[life.id], trace, end)
             ]
             if not saved:
                 continue
             uses = [use for life in saved for use in readers[life.id] if use >= end]
+            if not uses:
+                continue
             again, over = min(uses), max(uses) + 1
             more = _forward_again(trace, own, saved) - sum(born.get(again, {}).values())
             ops[again] = ops[again]._replace(scratch=max(ops[again].scratch, more))
@@ -192,10 +197,18 @@ def _births(trace: Trace) -> dict[int, dict[int, int]]:
     return found
 
 
-def _is_only_saved(readers: Sequence[int], trace: Trace, end: int) -> bool:
-    """Whether nothing reads a storage after a forward pass but backward passes, and one does."""
+def _is_only_saved(life: Life, readers: Sequence[int], trace: Trace, end: int) -> bool:
+    """Whether only autograd has a storage after a forward pass: what reads it is a backward pass,
+    or it ends in one unread."""
     later = [trace.ops[use].phase for use in readers if use >= end]
-    return bool(later) and all(phase == BACKWARD for phase in later)
+    if later:
+        return all(phase == BACKWARD for phase in later)
+    death = life.death
+    return (
+        death is not None
+        and end < death < len(trace.ops)
+        and trace.ops[death - 1].phase == BACKWARD
+    )
 
 
 def _calls(trace: Trace, blocks: str) -> list[tuple[int, int]]:
@@ -268,22 +281,45 @@ def scales_with_batch(trace: Trace) -> set[int]:
         return set(trace.scaled)
     made_of = {life.id for life in trace.lives if life.category == INPUTS}
     births = _births(trace)
-    gradients = {life.id for life in trace.lives if life.category == GRADIENTS}
     elements = {life.id: math.prod(life.shape) for life in trace.lives}
-    of_gradients = set[int]()
+    of_gradients = _parts_of_gradients(trace, elements)
     for position, op in enumerate(trace.ops):
         if not made_of.isdisjoint(op.reads):
             made_of.update(births.get(position, ()))
-        if op.phase == BACKWARD:
-            sizes = {elements[number] for number in gradients & set(op.reads)}
-            of_gradients.update(number for number in op.reads if elements.get(number) in sizes)
+    beside = _beside_of_passes(trace)
     return {
         life.id
         for life in trace.lives
         if life.id in made_of
+        and life.id not in beside
         and life.phase in (FORWARD, BACKWARD)
         and life.category not in MARKED
         and (life.phase == FORWARD or life.id not in of_gradients)
+    }
+
+
+def _parts_of_gradients(trace: Trace, elements: Mapping[int, int]) -> set[int]:
+    """The ids of what backward passes make gradients of and is as large as they are, also by
+    several sums: a weight that is used twice has two parts of a gradient."""
+    gradients = {life.id for life in trace.lives if life.category == GRADIENTS}
+    found = set[int]()
+    for op in reversed(trace.ops):
+        if op.phase == BACKWARD:
+            whole = gradients | found if op.name.startswith("aten.add.") else gradients
+            sizes = {elements[number] for number in whole.intersection(op.reads)}
+            found.update(number for number in op.reads if elements.get(number) in sizes)
+    return found
+
+
+def _beside_of_passes(trace: Trace) -> set[int]:
+    """The ids of what is made under no_grad in functions that call the one that calls backward(): a
+    rollout, for example, whose parts are not those of a batch."""
+    calls = {op.frames[0][::2] for op in trace.ops if op.phase == BACKWARD and op.frames}
+    return {
+        life.id
+        for life in trace.lives
+        if life.birth >= 0 and not (op := trace.ops[life.birth]).has_grad
+        if calls and calls.isdisjoint(frame[::2] for frame in op.frames)
     }
 
 

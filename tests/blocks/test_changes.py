@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from memtools._base.peak import Lowered, Remedy, TracedPeak
-from memtools._blocks.changes import changes_of
+from memtools._blocks.changes import changes_of, offered, together
 from memtools._blocks.lifetimes import Trace
 from memtools._blocks.replay import checkpointed, in_micro_batches, repeated_blocks, replay
 from tests.blocks.test_lifetimes import traced
@@ -120,3 +121,140 @@ def test_a_del_is_one_of_the_changes() -> None:
     remedies = (Remedy("del logits", "before loss.backward() (train.py:7)"),)
     found = changes_of(traced(trained()), TracedPeak(lowered_bytes=1, remedies=remedies))
     assert found[0] == Lowered('"del logits" before loss.backward() (train.py:7)', 1, "del")
+
+
+# --- the loss of a language model, caches, passes beside the batch --------------------------------
+
+
+class Words(nn.Module):
+    """A language model of 512 words; with `tied`, head and embedding have one weight."""
+
+    def __init__(self, tied: bool) -> None:
+        super().__init__()
+        self.tokens, self.body = nn.Embedding(512, 32), nn.Linear(32, 32)
+        self.head = nn.Linear(32, 512, bias=False)
+        if tied:
+            self.head.weight = self.tokens.weight
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.body(self.tokens(x)).tanh()
+
+
+def language(*, how: str = "", tied: bool = False) -> Callable[[], object]:
+    torch.manual_seed(3)
+    model = Words(tied)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def loss_of(hidden: torch.Tensor, wanted: torch.Tensor) -> Any:
+        return functional.cross_entropy(model.head(hidden), wanted, reduction="sum")
+
+    def step() -> None:
+        words = torch.randint(512, (4096,))
+        wanted = words.roll(1)
+        hidden = model(words)
+        if how == "chunks":
+            parts = zip(hidden.chunk(8), wanted.chunk(8), strict=True)
+            loss = sum(checkpoint(loss_of, *one, use_reentrant=False) for one in parts)
+        elif how == "linear_cross_entropy":
+            loss = functional.linear_cross_entropy(
+                hidden, model.head.weight, wanted, options=torch.nn.LinearCrossEntropyOptions()
+            )
+        else:
+            loss = loss_of(hidden, wanted)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(
+    ("name", "how"), [("chunks:8", "chunks"), ("linear_cross_entropy", "linear_cross_entropy")]
+)
+def test_a_loss_in_chunks_comes_as_predicted(name: str, how: str, tied: bool) -> None:
+    if not hasattr(functional, how) and how == "linear_cross_entropy":
+        pytest.skip("this torch does not have it")
+    trace = traced(language(tied=tied))
+    predicted = highest(together(trace, [name], {}))
+    real = highest(traced(language(how=how, tied=tied)))
+    assert predicted == pytest.approx(real, rel=0.05)
+    assert predicted < 0.3 * highest(trace)
+    assert name in {one.name for one in changes_of(trace, TracedPeak())}
+
+
+def test_a_loss_of_few_classes_has_no_chunks() -> None:
+    names = {one.name for one in offered(traced(trained()))}
+    assert names.isdisjoint({"chunks:8", "linear_cross_entropy", "no-cache"})
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_training_without_a_cache_comes_as_predicted(fused: bool) -> None:
+    weight = torch.randn(64, 192, requires_grad=True)
+
+    def step(has_cache: bool = True) -> None:
+        q, k, v = (
+            (torch.randn(4, 128, 64) @ weight).view(4, 128, 2, 96).transpose(1, 2).chunk(3, -1)
+        )
+        cache = [k, v]
+        if has_cache:
+            cache = k, v = [torch.cat((torch.tensor([]), one), -2) for one in (k, v)]
+        if fused:
+            found = functional.scaled_dot_product_attention(q, k, v)
+        else:
+            found = (q @ k.transpose(-1, -2)).softmax(-1) @ v
+        found.square().sum().backward()
+        weight.grad = None
+        del cache
+
+    trace = traced(step)
+    predicted = highest(together(trace, ["no-cache"], {}))
+    assert predicted == pytest.approx(highest(traced(lambda: step(False))), rel=0.02)
+    assert predicted < highest(trace)
+
+
+def test_what_runs_beside_the_function_with_the_batch_is_not_divided() -> None:
+    model = nn.Linear(256, 256)
+
+    def update(x: torch.Tensor, parts: int) -> None:
+        for part in x.chunk(parts):
+            model(part).tanh().square().mean().backward()
+        model.zero_grad()
+
+    def step(parts: int = 1) -> None:
+        x = torch.randn(512, 256)
+        with torch.no_grad():
+            model(x).exp().exp()
+        update(x, parts)
+
+    predicted = highest(replay(traced(step), [in_micro_batches(8)]))
+    assert predicted == pytest.approx(highest(traced(lambda: step(8))), rel=0.02)
+
+
+def test_what_autograd_keeps_unread_is_checkpointed_too() -> None:
+    class Sums(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.wide = nn.Linear(64, 512)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            index = torch.arange(512) % 64
+            return x + torch.zeros_like(x).index_add(1, index, self.wide(x))
+
+    def step_of(is_checkpointed: bool) -> Callable[[], object]:
+        torch.manual_seed(3)
+        model = nn.Sequential(*(Sums() for _ in range(4)))
+        for one in model if is_checkpointed else ():
+            one.forward = functools.partial(checkpoint, one.forward, use_reentrant=False)
+
+        def step() -> None:
+            x = torch.randn(256, 64, requires_grad=True)
+            model(x).square().mean().backward()
+            model.zero_grad()
+
+        return step
+
+    trace = traced(step_of(False))
+    predicted = highest(replay(trace, [checkpointed("")]))
+    assert predicted == pytest.approx(highest(traced(step_of(True))), rel=0.03)
+    assert predicted < 0.7 * highest(trace)

@@ -118,6 +118,20 @@ def above(trace: Trace) -> int:
     )
 
 
+def test_gradients_are_summed_in_place_as_without_a_dispatch_mode() -> None:
+    body, first, second = (nn.Linear(256, 256, bias=False) for _ in range(3))
+
+    def step() -> None:
+        h = body(torch.randn(4096, 256)).tanh()
+        (first(h).square().mean() + second(h).square().mean()).backward()
+        for one in (body, first, second):
+            one.zero_grad()
+
+    trace = traced(step)
+    assert any(op.name == "aten.add.Tensor" and op.phase == BACKWARD for op in trace.ops)
+    assert above(trace) == pytest.approx(measured(step), rel=1e-3)
+
+
 # --- what a trace has -----------------------------------------------------------------------------
 
 

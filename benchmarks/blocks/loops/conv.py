@@ -47,7 +47,7 @@ def train(steps: int, ended: Callable[[], object]) -> list[float]:
         logits, features = model(images)  # noqa: RUF059
         loss = functional.cross_entropy(logits, wanted)
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         right += int((logits.argmax(-1) == wanted).sum())
         losses.append(loss.item())

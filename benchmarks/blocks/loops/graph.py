@@ -34,7 +34,7 @@ class Net(nn.Module):
         every = [x]
         for layer in self.layers:
             every.append(layer(every[-1], edges))
-        return {"energy": self.head(every[-1]).sum(), "nodes": every}
+        return {"energy": self.head(every[-1]).sum(), "nodes": every[1:]}
 
 
 def train(steps: int, ended: Callable[[], object]) -> list[float]:

@@ -25,7 +25,7 @@ def train(steps: int, ended: Callable[[], object]) -> list[float]:
         logits = outputs.logits
         loss = functional.cross_entropy(logits[:, :-1].flatten(0, 1), target[:, 1:].flatten())
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         losses.append(loss.item())
         ended()
