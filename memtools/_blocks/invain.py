@@ -14,22 +14,28 @@ saved, what a list or a library's function holds too.
 from __future__ import annotations
 
 import ast
+import re
+import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from memtools._base.libraries import PACKAGE, library_paths
 from memtools._base.peak import Held, Remedy, TracedPeak
 from memtools._base.place import Place, name_of, text_of
 from memtools._base.text import shown
-from memtools._blocks.dispatch import Frame
+from memtools._blocks.dispatch import Frame, is_of_a_library
 from memtools._blocks.lifetimes import MARKED, Life, Trace
 from memtools._blocks.replay import ended, replay
 from memtools._blocks.variables import Variable
 
 WORTH = 0.01  # What takes less than this share of the peak is not said, nor what lowers it less.
 OF_A_STATEMENT = 60  # A statement is shown with up to so many characters.
+BEFORE, AFTER, IN_PLACE = "before", "after", "in place of"
 CACHE = "past_key_values"  # of models of transformers: use_cache=False makes none
 
+ATTRIBUTE = "attribute"  # in place of the frame of a variable
+_LAST = re.compile(r"\.([A-Za-z]\w*)$")
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
@@ -51,16 +57,23 @@ def in_vain(trace: Trace) -> tuple[TracedPeak, dict[int, int]]:
     position, peak_bytes = trace.peak(begin)
     twins, sources = _twins(trace), _Sources()
     found: dict[tuple[str, str], list[_Case]] = defaultdict(list)  # by function and variable
+    advice: dict[tuple[str, str], _Advice | None] = {}
+    peak_frames = trace.ops[position].frames if trace.ops else ()
     for life in trace.at(position):
         variables = trace.variables.get(life.id)
         if not variables or not _is_over(life, twins.get(life.id), position):
             continue
         frames = {one.frame for one in variables}
-        if len(frames) == 1:
+        attribute, case = _attribute(variables), _Case(life, list(variables))
+        one = sources.of_attribute(attribute, case, peak_frames) if attribute else None
+        if one is not None:
+            found[ATTRIBUTE, one.name].append(case)
+            advice[ATTRIBUTE, one.name] = one
+        elif len(frames) == 1:
             for name in dict.fromkeys(one.name for one in variables):
                 paths = [one for one in variables if one.name == name]
                 found[str(frames), name].append(_Case(life, paths))
-    advice = {key: sources.advice(cases) for key, cases in found.items()}
+    advice |= {key: sources.advice(cases) for key, cases in found.items() if key[0] != ATTRIBUTE}
     at_peak = {life.id for life in trace.at(position)}
     made = defaultdict[tuple[object, ...], list[Life]](list)
     for life in trace.lives:
@@ -89,11 +102,11 @@ class _Advice(NamedTuple):
     """What to write, and where.
 
     Attributes:
-        name: the variable.
+        name: the variable, or the attribute: "self.hidden".
         kept: what of it is read later: (name, expression).
         file, function: of the place.
         first, end: the lines of the statement.
-        is_before: whether it belongs in front of the statement, or after it.
+        where: "before" the statement, "after" it, or "in place of" it.
         text: the statement.
     """
 
@@ -103,8 +116,13 @@ class _Advice(NamedTuple):
     function: str
     first: int
     end: int
-    is_before: bool
+    where: str
     text: str
+
+    @property
+    def is_attribute(self) -> bool:
+        """Whether it is set to None rather than deleted."""
+        return "." in self.name
 
 
 def _said(
@@ -129,7 +147,8 @@ def _said(
             own = ends.setdefault(case.life.id, {})
             for life in (case.life, *likes(case.life)):
                 own[life.id] = max(_death(trace, life, one), own.get(life.id, 0))
-            name = names.setdefault(case.life.id, one.name + case.path)
+            path = "" if one.is_attribute else case.path
+            name = names.setdefault(case.life.id, one.name + path)
             made.setdefault(name, _frame_in(case.life.made, one.file, one.function) or ("", 0, ""))
     sizes = defaultdict[str, int](int)
     for life in trace.at(position):
@@ -157,20 +176,29 @@ def _said(
 
 
 def _remedies(used: Iterable[_Advice], worth: set[str]) -> Iterator[Remedy]:
-    places: dict[tuple[str, int, bool], list[_Advice]] = defaultdict(list)
+    places: dict[tuple[str, int, str], list[_Advice]] = defaultdict(list)
     for one in used:
-        places[one.file, one.first, one.is_before].append(one)
+        places[one.file, one.first, one.where].append(one)
     for same in places.values():
         kept = dict.fromkeys(pair for one in same for pair in one.kept)
         lines = [f"{name} = {expression}" for name, expression in kept]
-        text = "; ".join((*lines, f"del {', '.join(dict.fromkeys(one.name for one in same))}"))
-        where = "before" if same[0].is_before else "after"
+        lines += dict.fromkeys(f"{one.name} = None" for one in same if one.is_attribute)
+        names = dict.fromkeys(one.name for one in same if not one.is_attribute)
+        text = "; ".join((*lines, f"del {', '.join(names)}") if names else lines)
         line = _line((same[0].file, same[0].first, ""))
-        place = f"{where} {same[0].text} ({line})"
+        place = f"{same[0].where} {same[0].text} ({line})"
         caches = [one.name for one in same if f"{one.name}.{CACHE}" in worth]
         if caches:
             place += " (use_cache=False makes no past_key_values at all)"
         yield Remedy(shown(text), shown(place))
+
+
+def _attribute(variables: Sequence[Variable]) -> str:
+    """The attribute by which all variables have a tensor: "hidden" of `self` in a method and of
+    `model` in its caller; "" if they have it otherwise."""
+    own = [_LAST.search(one.path) for one in variables if not one.is_outer]
+    found = {match[1] if match else "" for match in own}
+    return found.pop() if len(found) == 1 else ""
 
 
 def _line(frame: Frame) -> str:
@@ -213,13 +241,16 @@ def _is_over(life: Life, twin: Life | None, position: int) -> bool:
 def _death(trace: Trace, life: Life, advice: _Advice) -> int:
     """The first operator after the `del` of a life."""
     position = life.last_use + 1
+    if advice.where == IN_PLACE:
+        return position
     while position < len(trace.ops) and (life.death is None or position < life.death):
         frame = _frame_in(trace.ops[position].frames, advice.file, advice.function)
         if frame is not None:
             line = frame[1]
-            if line >= advice.first if advice.is_before else not line <= advice.end:
+            is_before = advice.where == "before"
+            if line >= advice.first if is_before else not line <= advice.end:
                 break
-            if not advice.is_before and line < advice.first and position > life.last_use + 1:
+            if not is_before and line < advice.first and position > life.last_use + 1:
                 break  # the next step
         position += 1
     return position
@@ -238,12 +269,32 @@ class _Sources:
     def __init__(self) -> None:
         self._read: dict[str, _Source | None] = {}
 
+    def of(self, file: str) -> _Source | None:
+        if file not in self._read:
+            self._read[file] = _source(file)
+        return self._read[file]
+
+    def of_attribute(self, name: str, case: _Case, peak_frames: Sequence[Frame]) -> _Advice | None:
+        """Where an attribute may be set to None. One statement of the program must set it, and
+        only the same function may read it, whatever object it is of."""
+        uses = [
+            (source, node, scope)
+            for file in _files_of_the_program(peak_frames)
+            if (source := self.of(file)) is not None
+            for node, scope in source.uses_of(name)
+        ]
+        scopes = {id(scope) for _, _, scope in uses}
+        stores = [one for one in uses if isinstance(_context(one[1]), ast.Store)]
+        if len(scopes) != 1 or len(stores) != 1:
+            return None
+        source, store, scope = stores[0]
+        loads = [node for _, node, _ in uses if node is not store]
+        return source.attribute(store, loads, scope, case.life, peak_frames)
+
     def advice(self, cases: list[_Case]) -> _Advice | None:
         variable = cases[0].variables[0]
         file, peak_line, function = variable.frame
-        if file not in self._read:
-            self._read[file] = _source(file)
-        source = self._read[file]
+        source = self.of(file)
         if source is None:
             return None
         found = set[_Advice | None]()
@@ -259,7 +310,18 @@ class _Sources:
         places = [one for one in found if one is not None]
         if None in found or not places:
             return None
-        return max(places, key=lambda one: (not one.is_before, one.first))
+        return max(places, key=lambda one: (one.where == AFTER, one.first))
+
+
+def _files_of_the_program(frames: Sequence[Frame]) -> list[str]:
+    """The files of all modules that are loaded and not of a library, and those of frames."""
+    libraries = (*library_paths(), PACKAGE, "<")
+    files = [frame[0] for frame in frames]
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and file.endswith(".py"):
+            files.append(file)
+    return [one for one in dict.fromkeys(files) if not is_of_a_library(one, libraries)]
 
 
 def _source(file: str) -> _Source | None:
@@ -314,6 +376,63 @@ class _Source:
             return self._before(variable, paths, binding, here, loads, stores)
         return self._after(variable, binding, used, loads)
 
+    def uses_of(self, name: str) -> Iterator[tuple[ast.AST, ast.AST]]:
+        """Everything that may be a use of an attribute, with the function that has it: attributes
+        of this name of any object, and texts, as for getattr()."""
+        for node in self.parents:
+            is_text = isinstance(node, ast.Constant) and node.value == name
+            if is_text or (isinstance(node, ast.Attribute) and node.attr == name):
+                yield node, self._function(node)
+
+    def _function(self, node: ast.AST) -> ast.AST:
+        found = self.parents.get(node, self.tree)
+        while not isinstance(found, (*_SCOPES, ast.Module)):
+            found = self.parents.get(found, self.tree)
+        return found
+
+    def attribute(
+        self, store: ast.AST, loads: list[ast.AST], scope: ast.AST, life: Life,
+        peak_frames: Sequence[Frame],
+    ) -> _Advice | None:  # fmt: skip
+        """Where an attribute may be set to None that only one function uses; None if it cannot be.
+
+        Args:
+            store: where it is set.
+            loads: where it is read.
+            scope: the function.
+            life: the storage that it has.
+            peak_frames: the running functions at the peak.
+        """
+        statement = self.parents.get(store)
+        base = store.value if isinstance(store, ast.Attribute) else None
+        if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
+            return None
+        if not isinstance(base, ast.Name) or not isinstance(scope, ast.FunctionDef):
+            return None
+        if any(not isinstance(one, ast.Attribute) for one in loads):
+            return None
+        expression = ast.unparse(store)
+        if any(ast.unparse(one) != expression for one in loads):
+            return None
+        function = next(
+            (frame[2] for frame in (*life.made, *life.used)
+             if frame[0] == self.file and frame[2].rpartition(".")[2] == scope.name), ""
+        )  # fmt: skip
+        variable = Variable(expression, "", (self.file, statement.lineno, function))
+        if not function:
+            return None
+        if not loads:
+            return self._advice(variable, (), statement, IN_PLACE)
+        here = _frame_in(peak_frames, self.file, function)
+        peak = None if here is None else self._at(scope, here[1])
+        if peak is None or self._loop(peak) is not self._loop(statement):
+            return None
+        is_read_before = all(
+            self._ends(statement) < getattr(one, "lineno", 0) < peak.lineno for one in loads
+        )
+        is_over = is_read_before and self._comes_always(statement, peak)
+        return self._advice(variable, (), peak, BEFORE) if is_over else None
+
     def _before(
         self, variable: Variable, paths: list[str], binding: ast.stmt, here: ast.stmt,
         loads: list[ast.AST], stores: list[ast.stmt],
@@ -343,7 +462,7 @@ class _Source:
         pairs = tuple((_tokens(path)[-1], text) for path, text in kept.items())
         if any(not name.isidentifier() for name, _ in pairs):
             pairs = tuple((f"kept{i}" if i else "kept", text) for i, (_, text) in enumerate(pairs))
-        return self._advice(variable, pairs, anchor, is_before=True)
+        return self._advice(variable, pairs, anchor, BEFORE)
 
     def _after(
         self, variable: Variable, binding: ast.stmt, used: int, loads: list[ast.AST]
@@ -366,21 +485,20 @@ class _Source:
             return None
         while isinstance(anchor, (ast.With, ast.AsyncWith)):
             anchor = anchor.body[-1]
-        return self._advice(variable, (), anchor, is_before=False)
+        return self._advice(variable, (), anchor, AFTER)
 
     def _advice(
-        self, variable: Variable, kept: tuple[tuple[str, str], ...], anchor: ast.stmt,
-        *, is_before: bool,
-    ) -> _Advice:  # fmt: skip
+        self, variable: Variable, kept: tuple[tuple[str, str], ...], anchor: ast.stmt, where: str
+    ) -> _Advice:
         text = ast.get_source_segment(self.text, anchor) or ""
         text = " ".join(text.partition("\n")[0].split())
         if len(text) > OF_A_STATEMENT:
             text = f"{text[: OF_A_STATEMENT - 3]}..."
-        if not is_before and text.endswith(":"):
+        if where == AFTER and text.endswith(":"):
             text = f"the block of {text}"
         return _Advice(
             variable.name, kept, self.file, variable.frame[2], anchor.lineno, self._ends(anchor),
-            is_before, text,
+            where, text,
         )  # fmt: skip
 
     # --- nodes ---

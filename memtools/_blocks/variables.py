@@ -41,11 +41,14 @@ class Variable(NamedTuple):
         name: of the variable.
         path: from it to the tensor: "" for itself, ".logits", "[0]", ".past_key_values.layers[0]".
         frame: file, line that runs now, and function of the frame that has it.
+        is_outer: whether it has an object by which another variable has the tensor; then the path
+            is "".
     """
 
     name: str
     path: str
     frame: Frame
+    is_outer: bool = False
 
 
 @dataclass
@@ -163,13 +166,12 @@ def holding(
             named = {(where, name) for where, name, _ in places}
             # Other variables have an object that contains it, too.
             more = [
-                (*root, "") for root, (_, value) in search.roots.items()
+                root for root, (_, value) in search.roots.items()
                 if value in above and root not in named
             ]  # fmt: skip
             found[key] = [
-                Variable(name, path, search.roots[where, name][0])
-                for where, name, path in (*places, *more)
-            ]
+                Variable(name, path, search.roots[where, name][0]) for where, name, path in places
+            ] + [Variable(name, "", search.roots[where, name][0], True) for where, name in more]
     return found
 
 

@@ -162,6 +162,42 @@ SAID = {
         "logits (loop.py:3)",
         "del logits before self.loss.backward() (loop.py:5)",
     ),
+    "an attribute that only one method uses": (
+        """\
+        class T:
+            def step(self, x):
+                self.seen_now = model(x)
+                loss = cross(self.seen_now)
+                loss.backward()
+                optimizer.step(); optimizer.zero_grad()
+        t = T()
+        for i in range(STEPS):
+            t.step(batch())
+            ended()
+        """,
+        "self.seen_now (loop.py:3)",
+        "self.seen_now = None before loss.backward() (loop.py:5)",
+    ),
+    "an attribute that nothing reads": (
+        """\
+        class Net(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner = model
+            def forward(self, x):
+                h = self.inner(x)
+                self.seen_last = h * 2
+                return h
+        net = Net()
+        for i in range(STEPS):
+            loss = cross(net(batch()))
+            loss.backward()
+            optimizer.step(); optimizer.zero_grad()
+            ended()
+        """,
+        "self.seen_last (loop.py:7)",
+        "self.seen_last = None in place of self.seen_last = h * 2 (loop.py:7)",
+    ),
     "several of them, with a view": (
         """\
         for i in range(STEPS):
@@ -249,12 +285,66 @@ UNSAID = {
             ended()
             if len(kept) > 2: kept.pop(0)
         """,
-    "attribute of self": """\
+    "attribute that another function reads": """\
         class T:
             def step(self, x):
-                self.logits = model(x)
-                loss = cross(self.logits)
+                self.seen_now = model(x)
+                loss = cross(self.seen_now)
                 loss.backward()
+                optimizer.step(); optimizer.zero_grad()
+            def show(self):
+                print(self.seen_now.argmax(-1))
+        t = T()
+        for i in range(STEPS):
+            t.step(batch())
+            ended()
+        """,
+    "attribute that getattr may read": """\
+        class T:
+            def step(self, x):
+                self.seen_now = model(x)
+                loss = cross(self.seen_now)
+                loss.backward()
+                optimizer.step(); optimizer.zero_grad()
+        def show(t, name="seen_now"): return getattr(t, name)
+        t = T()
+        for i in range(STEPS):
+            t.step(batch())
+            ended()
+        """,
+    "attribute that is read later in the step": """\
+        class T:
+            def step(self, x):
+                self.seen_now = model(x)
+                loss = cross(self.seen_now)
+                loss.backward()
+                optimizer.step(); optimizer.zero_grad()
+                self.right = self.seen_now.argmax(-1).sum()
+        t = T()
+        for i in range(STEPS):
+            t.step(batch())
+            ended()
+        """,
+    "attribute and variable": """\
+        class T:
+            def step(self, x):
+                logits = model(x)
+                self.seen_last = logits
+                loss = cross(logits)
+                loss.backward()
+                optimizer.step(); optimizer.zero_grad()
+        t = T()
+        for i in range(STEPS):
+            t.step(batch())
+            ended()
+        """,
+    "attribute that the module sets in two places": """\
+        class T:
+            def step(self, x):
+                self.seen_now = model(x)
+                loss = cross(self.seen_now)
+                loss.backward()
+                self.seen_now = loss
                 optimizer.step(); optimizer.zero_grad()
         t = T()
         for i in range(STEPS):
