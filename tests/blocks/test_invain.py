@@ -287,16 +287,30 @@ UNSAID = {
         """,
     "attribute that another function reads": """\
         class T:
+            def show(self):
+                print(self.seen_now.argmax(-1))
             def step(self, x):
                 self.seen_now = model(x)
                 loss = cross(self.seen_now)
                 loss.backward()
                 optimizer.step(); optimizer.zero_grad()
-            def show(self):
-                print(self.seen_now.argmax(-1))
         t = T()
         for i in range(STEPS):
             t.step(batch())
+            ended()
+        """,
+    "attribute that a rare branch reads": """\
+        class T:
+            def step(self, x, i):
+                self.seen_now = model(x)
+                loss = cross(self.seen_now)
+                loss.backward()
+                optimizer.step(); optimizer.zero_grad()
+                if i % 100 == 99:
+                    print(self.seen_now.argmax(-1))
+        t = T()
+        for i in range(STEPS):
+            t.step(batch(), i)
             ended()
         """,
     "attribute that getattr may read": """\

@@ -118,12 +118,18 @@ def above(trace: Trace) -> int:
     )
 
 
-def test_gradients_are_summed_in_place_as_without_a_dispatch_mode() -> None:
-    body, first, second = (nn.Linear(256, 256, bias=False) for _ in range(3))
+@pytest.mark.parametrize("of_a_weight", [False, True])
+def test_gradients_are_summed_as_without_a_dispatch_mode(of_a_weight: bool) -> None:
+    """In place; not so those of a weight, which are views."""
+    body, first, second = (nn.Linear(512, 512, bias=False) for _ in range(3))
 
     def step() -> None:
-        h = body(torch.randn(4096, 256)).tanh()
-        (first(h).square().mean() + second(h).square().mean()).backward()
+        x = torch.randn(64 if of_a_weight else 4096, 512)
+        if of_a_weight:
+            body(body(x)).square().mean().backward()
+        else:
+            h = body(x).tanh()
+            (first(h).square().mean() + second(h).square().mean()).backward()
         for one in (body, first, second):
             one.zero_grad()
 
