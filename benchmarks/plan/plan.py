@@ -92,7 +92,7 @@ def measure(model: str, optimizer: str, rows: int) -> Json:
 
     gc.collect()
     begun = time.perf_counter()
-    plan = memtools.plan(make)
+    plan = memtools.plan(make, device="cpu")
     seconds = time.perf_counter() - begun
     return {
         "model": model,
@@ -123,7 +123,7 @@ def mib(nbytes: float) -> str:
 def main() -> None:
     options = arguments(__doc__).parse_args()
     torch.set_num_threads(options.threads)
-    memtools.plan(lambda: mlp(OPTIMIZERS["SGD"], 1))
+    memtools.plan(lambda: mlp(OPTIMIZERS["SGD"], 1), device="cpu")
     rows = [
         measure(model, optimizer, batch)
         for model in MODELS

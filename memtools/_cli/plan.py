@@ -17,7 +17,7 @@ class Plan:
 
     Give module:function. The function makes model, optimizer and data, and returns the step, a
     callable without arguments. Both run under torch's fake tensors, which have shapes and no
-    memory, so that neither memory nor a device is needed. Write cpu for the device.
+    memory, so that neither memory nor a device is needed, though the step may name one.
 
     It prints the peak of the step, by category and over time, and what torch's caching allocator
     reserves for it, by a model that is not yet measured on a GPU. What kernels need for themselves,
@@ -43,6 +43,12 @@ class Plan:
             "a unit has that of the next one that has one",
         )
         parser.add_argument(
+            "--device",
+            choices=("cuda", "cpu"),
+            default="cuda",
+            help="plan for this device, which need not be present; cuda by default",
+        )
+        parser.add_argument(
             "--json", action="store_true", help="the same facts as JSON: bytes, stable keys"
         )
 
@@ -51,7 +57,7 @@ class Plan:
 
         try:
             limits = sizes_of(args.limits)
-            found = plan(_function(args.target), limits=limits)
+            found = plan(_function(args.target), limits=limits, device=args.device)
         except (ValueError, TypeError, ImportError) as error:
             return complain(args.prog, error)
         printed(json.dumps(found.as_json()) if args.json else found.table())

@@ -21,7 +21,11 @@ from memtools._base.peak import Lowered, Part
 from memtools._base.size import format_bytes
 from memtools._base.text import aligned, percent
 
-NOT_MEASURED = "a model of torch's caching allocator, not yet measured on a GPU"
+RESERVED = {
+    "cuda": "a model of torch's caching allocator, not yet measured on a GPU; the context and "
+    "libraries' workspaces come on top",
+    "cpu": "what is in use at the peak of building the model and two steps",
+}
 
 
 class PlanPhase(NamedTuple):
@@ -40,7 +44,7 @@ class PlanLimit(NamedTuple):
 
     #: the limit
     limit_bytes: int
-    #: whether the modelled allocator serves all steps within it
+    #: whether the modelled allocator serves all steps within it; on the CPU, whether the peak does
     fits: bool
     #: the most that it reserved; of a step that does not fit, the larger one of the peak and what
     #: it would have had to reserve when it failed
@@ -80,9 +84,11 @@ class Plan:
         curve: the bytes in use while each operator of the step runs.
         phases: the successive phases of the step with their peaks.
         reserved_bytes: what torch's caching allocator reserves for building the model and two
-            steps, by a model of it that is not yet measured on a GPU.
+            steps, by a model of it that is not yet measured on a GPU; on the CPU, what is in use at
+            their peak.
         limits: for each limit that was asked for, in the order given, whether the step fits.
         changes: of the program, each by itself, that lower the peak, the one that does most first.
+        device: for which it is: "cuda" or "cpu".
     """
 
     peak_bytes: int
@@ -95,6 +101,7 @@ class Plan:
     reserved_bytes: int
     limits: tuple[PlanLimit, ...] = ()
     changes: tuple[Lowered, ...] = ()
+    device: str = "cuda"
 
     def bytes_of(self, what: str) -> int:
         """Bytes of one category at the peak; 0 if there are none.
@@ -105,7 +112,7 @@ class Plan:
         return sum(part.bytes for part in self.parts if part.what == what)
 
     def sentence(self) -> str:
-        """`The step needs 112.9 MiB at its peak, in the optimizer's step (aten.div.Tensor,
+        """`The step needs 112.9 MiB on cuda at its peak, in the optimizer's step (aten.div.Tensor,
         train.py:17 in step): optimizer state 40.2 MiB, gradients 20.1 MiB`, with all parts that
         take a hundredth of it or more."""
         where = {"optimizer": "in the optimizer's step", "between": "between the passes"}.get(
@@ -118,7 +125,8 @@ class Plan:
             if part.bytes >= 0.01 * self.peak_bytes
         )
         return (
-            f"The step needs {format_bytes(self.peak_bytes)} at its peak, {where} ({at}): {parts}"
+            f"The step needs {format_bytes(self.peak_bytes)} on {self.device} at its peak, {where} "
+            f"({at}): {parts}"
         )
 
     def table(self) -> str:
@@ -134,7 +142,7 @@ class Plan:
         ]
         lines = [self.sentence(), "", "At the peak", *aligned(parts, (1, 2))]
         lines += ["", "Over the step, the peak of each phase", *aligned(phases, (1, 2)), ""]
-        lines += [f"Reserved: {format_bytes(self.reserved_bytes)} ({NOT_MEASURED})"]
+        lines += [f"Reserved: {format_bytes(self.reserved_bytes)} ({RESERVED[self.device]})"]
         lines += [f"  {one.sentence()}" for one in self.limits]
         if self.changes:
             changes = [[format_bytes(one.peak_bytes), one.change] for one in self.changes]
@@ -148,6 +156,7 @@ class Plan:
     def as_json(self) -> dict[str, Any]:
         """The same facts as values for JSON: sizes in bytes, stable keys."""
         return {
+            "device": self.device,
             "peak_bytes": self.peak_bytes,
             "phase": self.phase,
             "operator": self.operator,

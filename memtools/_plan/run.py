@@ -5,18 +5,15 @@
     step()                   this one is planned ──► Plan
 
 Nothing of the model's size is allocated, so a step of 80 GiB is planned on a laptop. The tensors
-are fake ones of the CPU, whose operators save what those of a device save, but for fused ones:
-scaled_dot_product_attention with dropout or a mask saves the attention weights, which kernels of a
-GPU compute again. A fake tensor that
-claims to be on a CUDA device may end the process when it requires a gradient (torch 2.13 without
-CUDA), so a step that names one is refused at that call.
+are fake ones of the CPU, which stand for those of a device (device.py). Their operators save what
+those of a device save, but for fused ones: scaled_dot_product_attention with dropout or a mask
+saves the attention weights, which kernels of a GPU compute again.
 """
 
 from __future__ import annotations
 
 import inspect
 import os
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import groupby
@@ -27,10 +24,12 @@ from memtools._base import torch as bridge
 from memtools._base.libraries import library_paths
 from memtools._base.peak import Part
 from memtools._base.size import parse_bytes
+from memtools._base.text import brief
 from memtools._blocks.changes import Changed, changed
 from memtools._blocks.dispatch import is_of_a_library
 from memtools._blocks.lifetimes import Trace, Tracer
-from memtools._plan.allocator import served
+from memtools._plan.allocator import Served, served
+from memtools._plan.device import CPU, CUDA, DEVICES, OtherDeviceError, standing_in_for
 from memtools._plan.plan import Plan, PlanLimit, PlanPhase
 
 MAKES = "a function without arguments that returns the step"
@@ -38,11 +37,7 @@ OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # no code of
 MEASURE = "`memtools run` measures the real step"
 
 
-class _OtherDeviceError(Exception):
-    """The step names a device other than the CPU."""
-
-
-def plan(step: Callable[[], Any], *, limits: Sequence[int | str] = ()) -> Plan:
+def plan(step: Callable[[], Any], *, limits: Sequence[int | str] = (), device: str = CUDA) -> Plan:
     """Plan a training step: what it will need at its peak, by category and over time, before
     anything runs.
 
@@ -64,10 +59,13 @@ def plan(step: Callable[[], Any], *, limits: Sequence[int | str] = ()) -> Plan:
         step: a function without arguments that makes model, optimizer and data, and returns the
             step: a callable without arguments, which makes one training step. It is called once
             under torch's fake tensors, the step twice; the second one is planned. It must not read
-            values (`.item()`, `nonzero`), and must leave tensors on the CPU: they stand for those
-            of the device.
+            values (`.item()`, `nonzero`). It may name the device, which need not be present.
         limits: sizes in bytes or as "24 GiB", from 1 byte to 2**63 - 1; for each, whether the step
             fits. Default: none.
+        device: for which the step is planned. "cuda", the default: optimizers take `foreach=True`
+            by themselves and autocast runs in float32 what it does on CUDA; limits are compared
+            with what torch's caching allocator reserves. "cpu": limits are compared with the peak.
+            All tensors count as of this device, wherever the step makes them.
 
     Returns:
         The plan. Exact for the CPU, but for what kernels need for themselves, such as those of
@@ -75,8 +73,8 @@ def plan(step: Callable[[], Any], *, limits: Sequence[int | str] = ()) -> Plan:
         dropout or a mask.
 
     Raises TypeError if `step` is not callable or returns no callable, or a limit is not a size;
-    ValueError if a limit is out of range, if `step` or what it returns raises, reads a value, names
-    another device, or runs no operator; ImportError without torch.
+    ValueError if a limit or the device is out of range, if `step` or what it returns raises, reads
+    a value, names another device, or runs no operator; ImportError without torch.
 
     It takes 0.05 to 0.3 ms an operator, whatever the batch is. The state of torch's random number
     generator stays as it was.
@@ -84,20 +82,22 @@ def plan(step: Callable[[], Any], *, limits: Sequence[int | str] = ()) -> Plan:
     if not callable(step):
         raise TypeError(f"plan() takes {MAKES}, got {type(step).__name__}")
     sizes = [parse_bytes(limit, "each of limits", "24 GiB") for limit in limits]
-    trace = _traced(step)
+    if device not in DEVICES:
+        raise ValueError(f'device must be "cuda" or "cpu", got {brief(device)}')
+    trace = _traced(step, device)
     if not _operators(trace):
         raise ValueError("the step ran no operator of torch: there is nothing to plan")
-    return _plan_of(trace, sizes)
+    return _plan_of(trace, sizes, device)
 
 
-def _traced(make: Callable[[], Any]) -> Trace:
+def _traced(make: Callable[[], Any], device: str) -> Trace:
     """Build and run two steps under fake tensors. Raises as `plan` does."""
     torch, fakes = bridge.connect().torch, bridge.fake_tensors()
     mode = fakes.FakeTensorMode()
     tracer = Tracer((OURS,))
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[]))
-        stack.enter_context(_refusing_other_devices(torch))
+        stack.enter_context(standing_in_for(device, torch, fakes))
         stack.enter_context(_converting_modules(torch, fakes))
         stack.enter_context(mode)
         stack.enter_context(tracer)
@@ -115,7 +115,7 @@ def _traced(make: Callable[[], Any]) -> Trace:
     return tracer.trace()
 
 
-def _plan_of(trace: Trace, limits: Sequence[int]) -> Plan:
+def _plan_of(trace: Trace, limits: Sequence[int], device: str) -> Plan:
     """The plan of the last step of a trace."""
     ops, curve, changes = trace.ops, trace.curve(), changed(trace)
     positions = _operators(trace)
@@ -139,23 +139,33 @@ def _plan_of(trace: Trace, limits: Sequence[int]) -> Plan:
         ),
         tuple(curve[at] for at in positions),
         tuple(PlanPhase(phase, len(run), max(curve[at] for at in run)) for phase, run in phases),
-        served(trace.lives, len(ops)).reserved_bytes,
-        tuple(_limit_of(trace, changes, limit, max(curve)) for limit in limits),
+        _served(trace, device).reserved_bytes,
+        tuple(_limit_of(trace, changes, limit, device) for limit in limits),
         tuple(one.lowered for one in changes),
+        device,
     )
 
 
-def _limit_of(trace: Trace, changes: Sequence[Changed], limit: int, peak: int) -> PlanLimit:
+def _limit_of(trace: Trace, changes: Sequence[Changed], limit: int, device: str) -> PlanLimit:
     """Whether a trace fits into a limit. What does not is lacking at least what its peak is above
     the limit, though the allocator may have failed earlier; it may fit after a change, of which the
     one is named that changes the peak least."""
-    fits, reserved = served(trace.lives, len(trace.ops), limit)
+    fits, reserved = _served(trace, device, limit)
     if fits:
         return PlanLimit(limit, fits, reserved)
+    reserved = max(reserved, trace.peak()[1])
     for one in reversed(changes):
-        if served(one.trace.lives, len(one.trace.ops), limit).fits:
-            return PlanLimit(limit, fits, max(reserved, peak), one.lowered.change)
-    return PlanLimit(limit, fits, max(reserved, peak))
+        if _served(one.trace, device, limit).fits:
+            return PlanLimit(limit, fits, reserved, one.lowered.change)
+    return PlanLimit(limit, fits, reserved)
+
+
+def _served(trace: Trace, device: str, limit: int | None = None) -> Served:
+    """What the allocator of a device reserves; that of the CPU reserves what is in use."""
+    if device == CPU:
+        peak = trace.peak()[1]
+        return Served(limit is None or peak <= limit, peak)
+    return served(trace.lives, len(trace.ops), limit)
 
 
 def _operators(trace: Trace) -> list[int]:
@@ -167,31 +177,6 @@ def _operators(trace: Trace) -> list[int]:
         for at in range(begin, len(trace.ops))
         if not trace.ops[at].name.startswith(("prim.device", "profiler."))
     ]
-
-
-@contextmanager
-def _refusing_other_devices(torch: Any) -> Iterator[None]:
-    """Raise _OtherDeviceError at the first call that names another device than the CPU."""
-
-    class Refusing(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
-        def __torch_function__(
-            self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-        ) -> Any:
-            name = getattr(func, "__name__", "")
-            if name in ("cuda", "xpu"):
-                raise _OtherDeviceError(name)
-            given = kwargs or {}
-            for value in (*(args[1:2] if name == "to" else ()), given.get("device")):
-                kind = _device_type(torch, value)
-                if kind not in ("", "cpu", "meta"):
-                    raise _OtherDeviceError(kind)
-            return func(*args, **given)
-
-    with warnings.catch_warnings():
-        # Without CUDA, autocast("cuda") would do nothing, and the plan would be of another step.
-        warnings.filterwarnings("error", ".*CUDA is not available.*", UserWarning)
-        with Refusing():
-            yield
 
 
 @contextmanager
@@ -238,14 +223,6 @@ def _converting_modules(torch: Any, fakes: Any) -> Iterator[None]:
         torch.nn.Module._apply = original
 
 
-def _device_type(torch: Any, value: Any) -> str:
-    if isinstance(value, torch.device):
-        return str(value.type)
-    if isinstance(value, int) and not isinstance(value, bool):
-        return "cuda"  # torch takes a number for that of an accelerator
-    return value.partition(":")[0] if isinstance(value, str) else ""
-
-
 @contextmanager
 def _in_a_sentence(what: str, torch: Any, fakes: Any) -> Iterator[None]:
     """Turn what is raised into a ValueError of one sentence."""
@@ -254,12 +231,10 @@ def _in_a_sentence(what: str, torch: Any, fakes: Any) -> Iterator[None]:
     except Exception as error:
         where = _line_of(error.__traceback__)
         data_dependent = (fakes.DataDependentOutputException, fakes.DynamicOutputShapeException)
-        if isinstance(error, _OtherDeviceError) or "CUDA is not available" in str(error):
-            device = error if isinstance(error, _OtherDeviceError) else "cuda"
-            reason = (
-                f"{what} names the device {device}{where}: write cpu there, whose fake tensors "
-                "stand for those of the device, which need not be present"
-            )
+        if isinstance(error, OtherDeviceError):
+            reason = f"{what} names the device {error}{where}"
+        elif "CUDA is not available" in str(error):
+            reason = f"{what} uses the device cuda, and is planned for cpu{where}"
         elif isinstance(error, data_dependent):
             reason = (
                 f"{what} needs the values of a tensor ({error.func}){where}, and under fake "

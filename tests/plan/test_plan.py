@@ -64,7 +64,7 @@ def test_the_peak_is_that_of_the_real_step(optimizer: Any, rows: int) -> None:
         tracer.step_ended()
         step()
     trace = tracer.trace()
-    assert memtools.plan(make).peak_bytes == trace.peak(trace.steps[-1])[1]
+    assert memtools.plan(make, device="cpu").peak_bytes == trace.peak(trace.steps[-1])[1]
 
 
 def test_the_peak_with_a_change_is_that_of_the_changed_step() -> None:
@@ -112,7 +112,7 @@ def test_a_model_that_is_moved_and_converted_is_planned_as_one_that_was_made_so(
 
 def test_the_categories_are_those_of_the_model() -> None:
     parameters = 4 * (256 * 512 + 512 + 512 * 256 + 256)
-    found = memtools.plan(trained(torch.optim.AdamW))
+    found = memtools.plan(trained(torch.optim.AdamW), device="cpu")
     assert found.phase == "optimizer"
     assert found.bytes_of(PARAMETERS) == found.bytes_of(GRADIENTS) == parameters
     assert found.bytes_of(STATE) == 2 * parameters + 4 * 4  # and the steps
@@ -148,9 +148,6 @@ def made(name: str) -> Any:
     def to_cuda() -> Any:
         return nn.Linear(4, 4).to("cuda")
 
-    def on_cuda() -> Any:
-        return nn.Linear(4, 4, device=torch.device("cuda", 0))
-
     def cuda_call() -> Any:
         return torch.ones(4).cuda()
 
@@ -160,6 +157,12 @@ def made(name: str) -> Any:
                 torch.ones(4).sum()
 
         return step
+
+    def to_xpu() -> Any:
+        return nn.Linear(4, 4, device=torch.device("xpu", 0))
+
+    def two_devices() -> Any:
+        return nn.Linear(4, 4, device="cuda:0").to("cuda:1")
 
     def older() -> Any:
         return lambda: OLD @ torch.ones(4, 4)
@@ -188,11 +191,14 @@ def made(name: str) -> Any:
     return locals()[name]
 
 
+ON_CPU = [
+    ("to_cuda", r'names the device cuda, and is planned for cpu: .*="cuda" \(test_plan.py:\d+\)'),
+    ("cuda_call", r"names the device cuda, and is planned for cpu: .* \(test_plan.py:\d+\)"),
+    ("autocast", r"the step uses the device cuda, and is planned for cpu \(test_plan.py:\d+\)"),
+]
 REFUSED = [
-    ("to_cuda", ValueError, r"the function names the device cuda \(test_plan.py:\d+\): write cpu"),
-    ("on_cuda", ValueError, r"the function names the device cuda \(test_plan.py:\d+\): write cpu"),
-    ("cuda_call", ValueError, r"the function names the device cuda \(test_plan.py:\d+\)"),
-    ("autocast", ValueError, r"the step names the device cuda \(test_plan.py:\d+\): write cpu"),
+    ("to_xpu", ValueError, r"names the device xpu, and is planned for cuda \(test_plan.py:\d+\)"),
+    ("two_devices", ValueError, r"cuda:1 beside another one: a plan is of one device"),
     (
         "older",
         ValueError,
@@ -210,6 +216,12 @@ REFUSED = [
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="autocast(cuda) does something there")
 @pytest.mark.filterwarnings("default")  # as in a program
+@pytest.mark.parametrize(("name", "says"), ON_CPU)
+def test_a_plan_for_the_cpu_refuses_what_names_cuda(name: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        memtools.plan(made(name), device="cpu")
+
+
 @pytest.mark.parametrize(("name", "kind", "says"), REFUSED, ids=[row[0] for row in REFUSED])
 def test_what_cannot_be_planned_is_refused_in_a_sentence(
     name: str, kind: type[Exception], says: str
@@ -235,6 +247,11 @@ def test_arguments_are_checked_before_anything_is_called(
         memtools.plan(step, limits=limits)
 
 
+def test_a_device_is_one_of_two() -> None:
+    with pytest.raises(ValueError, match='device must be "cuda" or "cpu", got '):
+        memtools.plan(made("nothing"), device="mps")
+
+
 def test_a_plan_says_its_facts() -> None:
     limits = (
         PlanLimit(16 * MIB, True, 12 * MIB),
@@ -245,8 +262,8 @@ def test_a_plan_says_its_facts() -> None:
     found = Plan(10 * MIB, "forward", "aten.mm.default", "train.py:3 in step", parts,
                  (8 * MIB, 10 * MIB), phases, 12 * MIB, limits)  # fmt: skip
     assert found.sentence() == (
-        "The step needs 10.0 MiB at its peak, in the forward pass (aten.mm.default, train.py:3 in "
-        "step): parameters 8.0 MiB, saved for backward 2.0 MiB"
+        "The step needs 10.0 MiB on cuda at its peak, in the forward pass (aten.mm.default, "
+        "train.py:3 in step): parameters 8.0 MiB, saved for backward 2.0 MiB"
     )
     assert found.table().splitlines()[-2:] == [
         "  16.0 MiB: fits, 4.0 MiB left",
