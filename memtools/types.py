@@ -31,6 +31,9 @@ from memtools._monitor.phases import PhaseTotals as PhaseTotals
 from memtools._plan.plan import Plan as Plan
 from memtools._plan.plan import PlanLimit as PlanLimit
 from memtools._plan.plan import PlanPhase as PlanPhase
+from memtools._plan.settings import PlanBest as PlanBest
+from memtools._plan.settings import Plans as Plans
+from memtools._plan.settings import PlanSetting as PlanSetting
 from memtools._record.record import Buckets as Buckets
 from memtools._record.record import Column as Column
 from memtools._record.record import RecordEvent as RecordEvent
@@ -64,8 +67,11 @@ __all__ = [
     "Part",
     "PhaseTotals",
     "Plan",
+    "PlanBest",
     "PlanLimit",
     "PlanPhase",
+    "PlanSetting",
+    "Plans",
     "RecordEvent",
     "RecordPhase",
     "Retry",

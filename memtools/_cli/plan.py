@@ -7,9 +7,14 @@ import importlib
 import json
 import os
 import sys
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from memtools._base.text import shown
 from memtools._cli.records import complain, printed
+
+SILENT_SECONDS = 2.0
 
 
 class Plan:
@@ -17,11 +22,14 @@ class Plan:
 
     Give module:function. The function makes model, optimizer and data, and returns the step, a
     callable without arguments. Both run under torch's fake tensors, which have shapes and no
-    memory, so that neither memory nor a device is needed, though the step may name one.
+    memory, so that neither memory nor a device is needed, though the step may name one. With --vary
+    the function is called with other values of its arguments, and each setting is planned.
 
     It prints the peak of the step, by category and over time, and what torch's caching allocator
     reserves for it, by a model that is not yet measured on a GPU. What kernels need for themselves,
-    such as those of convolutions, is not part of it.
+    such as those of convolutions, is not part of it. With --vary it prints all settings, what each
+    lever gives, and for each limit the best setting: the first one that fits, the most wanted
+    first, with the changes of the program that cost least time.
 
     The exit code is 2 if the step cannot be planned; the reason is one line on stderr.
     """
@@ -43,6 +51,15 @@ class Plan:
             "a unit has that of the next one that has one",
         )
         parser.add_argument(
+            "--vary",
+            action="append",
+            default=[],
+            metavar="NAME=VALUES",
+            help="plan with each of these values of an argument of the function, such as "
+            "batch=8,16,32, the most important one first; may be repeated. precision=float32,"
+            "bfloat16 needs no argument: the step then runs under autocast",
+        )
+        parser.add_argument(
             "--device",
             choices=("cuda", "cpu"),
             default="cuda",
@@ -51,17 +68,60 @@ class Plan:
         parser.add_argument(
             "--json", action="store_true", help="the same facts as JSON: bytes, stable keys"
         )
+        parser.add_argument(
+            "--markdown", action="store_true", help="a table in Markdown, for a README"
+        )
 
     def run(self, args: argparse.Namespace) -> int:
-        from memtools._plan.run import plan
+        from memtools._plan.run import planned
 
         try:
             limits = sizes_of(args.limits)
-            found = plan(_function(args.target), limits=limits, device=args.device)
+            vary = dict(map(lever_of, args.vary)) or None
+            function = _function(args.target)
+            found = planned(function, limits, vary, args.device, _Progress())
         except (ValueError, TypeError, ImportError) as error:
             return complain(args.prog, error)
-        printed(json.dumps(found.as_json()) if args.json else found.table())
+        if args.json:
+            printed(json.dumps(found.as_json()))
+        else:
+            printed(found.markdown() if args.markdown else found.table())
         return 0
+
+
+class _Progress:
+    """Says on stderr which setting is planned, once it has taken SILENT_SECONDS."""
+
+    def __init__(self) -> None:
+        self._begun = time.monotonic()
+
+    def __call__(self, number: int, settings: Sequence[Mapping[str, Any]]) -> None:
+        if time.monotonic() - self._begun >= SILENT_SECONDS:
+            from memtools._plan.settings import setting_text
+
+            text = shown(setting_text(settings[number]))
+            print(f"planning {number + 1} of {len(settings)}: {text}", file=sys.stderr, flush=True)
+
+
+def lever_of(text: str) -> tuple[str, list[Any]]:
+    """The name and the values of `batch=8,16,32`: numbers, true and false, or texts. Raises
+    ValueError if it is not written so."""
+    name, equals, values = text.partition("=")
+    name, parts = name.strip(), [part.strip() for part in values.split(",")]
+    if not (equals and name.isidentifier() and all(parts)):
+        raise ValueError(f"give --vary as NAME=VALUES, such as batch=8,16,32, got {text!r}")
+    return name, [_value(part) for part in parts]
+
+
+def _value(text: str) -> Any:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text
 
 
 def sizes_of(text: str) -> list[str]:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from memtools._blocks.lifetimes import Life
+from memtools._blocks.lifetimes import Life, Trace
 
 MIB = 1 << 20
 ROUND, SMALL, LARGE = 512, MIB, 10 * MIB
@@ -177,3 +177,17 @@ def served(lives: Sequence[Life], operators: int, limit: int | None = None) -> S
                 return Served(False, allocator.highest)
             blocks[number] = given
     return Served(True, allocator.highest)
+
+
+def reserved(trace: Trace, device: str, limit: int | None = None) -> Served:
+    """What the allocator of a device reserves for a trace. That of the CPU reserves what is in use.
+
+    Args:
+        trace: the trace.
+        device: "cuda" or "cpu".
+        limit: the bytes that may be reserved; None, the default: no limit.
+    """
+    if device == "cpu":
+        peak = trace.peak()[1]
+        return Served(limit is None or peak <= limit, peak)
+    return served(trace.lives, len(trace.ops), limit)

@@ -14,6 +14,7 @@ torch does before it is out of memory.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -89,6 +90,8 @@ class Plan:
         limits: for each limit that was asked for, in the order given, whether the step fits.
         changes: of the program, each by itself, that lower the peak, the one that does most first.
         device: for which it is: "cuda" or "cpu".
+        assumed: what the step asked of values, which do not exist before it runs, and what was
+            taken for them.
     """
 
     peak_bytes: int
@@ -102,6 +105,7 @@ class Plan:
     limits: tuple[PlanLimit, ...] = ()
     changes: tuple[Lowered, ...] = ()
     device: str = "cuda"
+    assumed: tuple[str, ...] = ()
 
     def bytes_of(self, what: str) -> int:
         """Bytes of one category at the peak; 0 if there are none.
@@ -151,7 +155,25 @@ class Plan:
                 "With one change of the program, the peak becomes",
                 *aligned(changes, (0,)),
             ]
+        if self.assumed:
+            lines += ["", "Assumed", *(f"  {one}" for one in self.assumed)]
         return "\n".join(lines)
+
+    def markdown(self) -> str:
+        """A table for a README: what lives at the peak; with limits, which of them it fits into."""
+        if not self.limits:
+            rows = [[part.what, format_bytes(part.bytes)] for part in self.parts]
+            total = ["the peak", format_bytes(self.peak_bytes)]
+            return markdown_table([self.device, "at the peak"], [*rows, total])
+        rows = [
+            [
+                format_bytes(one.limit_bytes),
+                "yes" if one.fits else f"with {one.fits_with}" if one.fits_with else "no",
+                format_bytes(one.reserved_bytes),
+            ]
+            for one in self.limits
+        ]
+        return markdown_table([self.device, "fits", "reserved"], rows)
 
     def as_json(self) -> dict[str, Any]:
         """The same facts as values for JSON: sizes in bytes, stable keys."""
@@ -166,5 +188,12 @@ class Plan:
             "reserved_bytes": self.reserved_bytes,
             "limits": [one._asdict() | {"left_bytes": one.left_bytes} for one in self.limits],
             "changes": [one._asdict() for one in self.changes],
+            "assumed": list(self.assumed),
             "curve": list(self.curve),
         }
+
+
+def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The lines of a table in Markdown."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(one.replace('|', '/') for one in line)} |" for line in lines)

@@ -2,7 +2,7 @@
 
     make() ──► step          under FakeTensorMode, with the tracer of lives
     step()                   the optimizer makes its state
-    step()                   this one is planned ──► Plan
+    step()                   this one is planned ──► Plan, or one of Plans for each setting
 
 Nothing of the model's size is allocated, so a step of 80 GiB is planned on a laptop. The tensors
 are fake ones of the CPU, which stand for those of a device (device.py). Their operators save what
@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import groupby
 from types import TracebackType
-from typing import Any
+from typing import Any, overload
 
 from memtools._base import torch as bridge
 from memtools._base.libraries import library_paths
@@ -28,23 +28,52 @@ from memtools._base.text import brief
 from memtools._blocks.changes import Changed, changed
 from memtools._blocks.dispatch import is_of_a_library
 from memtools._blocks.lifetimes import Trace, Tracer
-from memtools._plan.allocator import Served, served
+from memtools._plan.allocator import reserved
 from memtools._plan.device import CPU, CUDA, DEVICES, OtherDeviceError, standing_in_for
 from memtools._plan.plan import Plan, PlanLimit, PlanPhase
+from memtools._plan.settings import PlanBest, Plans, PlanSetting, least_changed, settings_of
 
-MAKES = "a function without arguments that returns the step"
+MAKES = "a function that needs no arguments and returns the step"
+PRECISION, PRECISIONS = "precision", ("float32", "bfloat16", "float16")
+MOST_SETTINGS = 64
 OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # no code of the user's
 MEASURE = "`memtools run` measures the real step"
 
 
-def plan(step: Callable[[], Any], *, limits: Sequence[int | str] = (), device: str = CUDA) -> Plan:
+@overload
+def plan(
+    step: Callable[..., Any],
+    *,
+    limits: Sequence[int | str] = (),
+    vary: None = None,
+    device: str = CUDA,
+) -> Plan: ...
+
+
+@overload
+def plan(
+    step: Callable[..., Any],
+    *,
+    limits: Sequence[int | str] = (),
+    vary: Mapping[str, Sequence[Any]],
+    device: str = CUDA,
+) -> Plans: ...
+
+
+def plan(
+    step: Callable[..., Any],
+    *,
+    limits: Sequence[int | str] = (),
+    vary: Mapping[str, Sequence[Any]] | None = None,
+    device: str = CUDA,
+) -> Plan | Plans:
     """Plan a training step: what it will need at its peak, by category and over time, before
     anything runs.
 
-        def make():
+        def make(batch=64):
             model = Net()
             optimizer = torch.optim.AdamW(model.parameters())
-            inputs, targets = torch.randn(64, 512), torch.randint(10, (64,))
+            inputs, targets = torch.randn(batch, 512), torch.randint(10, (batch,))
 
             def step():
                 optimizer.zero_grad()
@@ -54,40 +83,115 @@ def plan(step: Callable[[], Any], *, limits: Sequence[int | str] = (), device: s
             return step
 
         print(memtools.plan(make, limits=["8 GiB"]).table())
+        print(memtools.plan(make, limits=["8 GiB"], vary={"batch": [32, 64, 128]}).table())
 
     Args:
-        step: a function without arguments that makes model, optimizer and data, and returns the
+        step: a function that needs no arguments, makes model, optimizer and data, and returns the
             step: a callable without arguments, which makes one training step. It is called once
             under torch's fake tensors, the step twice; the second one is planned. It must not read
             values (`.item()`, `nonzero`). It may name the device, which need not be present.
         limits: sizes in bytes or as "24 GiB", from 1 byte to 2**63 - 1; for each, whether the step
             fits. Default: none.
+        vary: for each lever, a keyword argument of `step`, the values to plan it with, 1 or more;
+            all combinations are planned, 64 at most. "precision" with values of "float32",
+            "bfloat16" and "float16" is a lever of every step that does not have such an argument:
+            with the latter two, the whole step runs under `torch.autocast`. None, the default:
+            `step` is called without arguments.
         device: for which the step is planned. "cuda", the default: optimizers take `foreach=True`
             by themselves and autocast runs in float32 what it does on CUDA; limits are compared
             with what torch's caching allocator reserves. "cpu": limits are compared with the peak.
             All tensors count as of this device, wherever the step makes them.
 
     Returns:
-        The plan. Exact for the CPU, but for what kernels need for themselves, such as those of
-        convolutions. Fused attention on a GPU needs less than what is planned for it where there is
-        dropout or a mask.
+        The plan, or with `vary` the plans of all settings, with the best one for each limit. Exact
+        for the CPU, but for what kernels need for themselves, such as those of convolutions. Fused
+        attention on a GPU needs less than what is planned for it where there is dropout or a mask.
 
-    Raises TypeError if `step` is not callable or returns no callable, or a limit is not a size;
-    ValueError if a limit or the device is out of range, if `step` or what it returns raises, reads
-    a value, names another device, or runs no operator; ImportError without torch.
+    Raises TypeError if `step` is not callable or returns no callable, or a limit or `vary` has
+    another type; ValueError if a limit, the device or `vary` is out of range, if `step` or what it
+    returns raises, reads a value, names another device, or runs no operator; ImportError without
+    torch.
 
     It takes 0.05 to 0.3 ms an operator, whatever the batch is. The state of torch's random number
     generator stays as it was.
     """
+    return planned(step, limits, vary, device)
+
+
+def planned(
+    step: Callable[..., Any],
+    limits: Sequence[int | str],
+    vary: Mapping[str, Sequence[Any]] | None,
+    device: str,
+    progress: Callable[[int, Sequence[Mapping[str, Any]]], object] = lambda at, settings: None,
+) -> Plan | Plans:
+    """`plan`, which calls `progress` before each setting with its number and all of them."""
     if not callable(step):
         raise TypeError(f"plan() takes {MAKES}, got {type(step).__name__}")
     sizes = [parse_bytes(limit, "each of limits", "24 GiB") for limit in limits]
     if device not in DEVICES:
-        raise ValueError(f'device must be "cuda" or "cpu", got {brief(device)}')
-    trace = _traced(step, device)
-    if not _operators(trace):
-        raise ValueError("the step ran no operator of torch: there is nothing to plan")
-    return _plan_of(trace, sizes, device)
+        raise ValueError(f'device must be "cuda" or "cpu", got {brief(str(device))}')
+    if vary is None:
+        return _plan_of(_traced(step, device), sizes, device)
+    settings, found, best = _checked(step, vary), list[PlanSetting](), dict[int, PlanBest]()
+    for number, values in enumerate(settings):
+        progress(number, settings)
+        trace = _traced(_with_values(step, values), device)
+        found.append(PlanSetting(values, _plan_of(trace, sizes, device)))
+        for limit in sizes:
+            if limit not in best and (least := least_changed(trace, device, limit)):
+                best[limit] = PlanBest(limit, values, *least)
+    fitting = tuple(best.get(limit, PlanBest(limit, {})) for limit in sizes)
+    return Plans(tuple(found), fitting, device)
+
+
+def _checked(step: Callable[..., Any], vary: Any) -> list[dict[str, Any]]:
+    """The settings of `vary`. Raises as `plan` does."""
+    if not isinstance(vary, Mapping):
+        raise TypeError(f"vary must be a dict of lists of values, got {type(vary).__name__}")
+    takes = inspect.signature(step).parameters
+    takes_all = any(one.kind is one.VAR_KEYWORD for one in takes.values())
+    for name, values in vary.items():
+        if isinstance(values, str) or not isinstance(values, Sequence):
+            raise TypeError(f"vary must have a list of values for {brief(str(name))}")
+        if not values:
+            raise ValueError(f"vary must have 1 or more values for {brief(str(name))}")
+        if name == PRECISION and name not in takes:
+            if not set(map(str, values)) <= set(PRECISIONS):
+                raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}")
+        elif name not in takes and not takes_all:
+            known = ", ".join(takes) or "no arguments"
+            raise ValueError(f"the function has no argument {brief(str(name))}: it has {known}")
+    settings = settings_of(vary)
+    if not vary or len(settings) > MOST_SETTINGS:
+        raise ValueError(
+            f"vary must make 1 to {MOST_SETTINGS} settings, all combinations of its values, got "
+            f"{len(settings) if vary else 0:,}"
+        )
+    return settings
+
+
+def _with_values(step: Callable[..., Any], values: Mapping[str, Any]) -> Callable[[], Any]:
+    """The function that makes the step in a setting."""
+    given = dict(values)
+    precision = None
+    if PRECISION in given and PRECISION not in inspect.signature(step).parameters:
+        precision = given.pop(PRECISION)
+    if precision in (None, PRECISIONS[0]):
+        return lambda: step(**given)
+
+    def make() -> Any:
+        torch, run = bridge.connect().torch, step(**given)
+        if not callable(run):
+            return run
+
+        def cast() -> None:
+            with torch.autocast(CPU, dtype=getattr(torch, precision)):
+                run()
+
+        return cast
+
+    return make
 
 
 def _traced(make: Callable[[], Any], device: str) -> Trace:
@@ -112,7 +216,10 @@ def _traced(make: Callable[[], Any], device: str) -> Trace:
             tracer.step_ended()
             with _in_a_sentence("the step", torch, fakes):
                 step()
-    return tracer.trace()
+    trace = tracer.trace()
+    if not _operators(trace):
+        raise ValueError("the step ran no operator of torch: there is nothing to plan")
+    return trace
 
 
 def _plan_of(trace: Trace, limits: Sequence[int], device: str) -> Plan:
@@ -139,7 +246,7 @@ def _plan_of(trace: Trace, limits: Sequence[int], device: str) -> Plan:
         ),
         tuple(curve[at] for at in positions),
         tuple(PlanPhase(phase, len(run), max(curve[at] for at in run)) for phase, run in phases),
-        _served(trace, device).reserved_bytes,
+        reserved(trace, device).reserved_bytes,
         tuple(_limit_of(trace, changes, limit, device) for limit in limits),
         tuple(one.lowered for one in changes),
         device,
@@ -150,22 +257,14 @@ def _limit_of(trace: Trace, changes: Sequence[Changed], limit: int, device: str)
     """Whether a trace fits into a limit. What does not is lacking at least what its peak is above
     the limit, though the allocator may have failed earlier; it may fit after a change, of which the
     one is named that changes the peak least."""
-    fits, reserved = _served(trace, device, limit)
+    fits, most = reserved(trace, device, limit)
     if fits:
-        return PlanLimit(limit, fits, reserved)
-    reserved = max(reserved, trace.peak()[1])
+        return PlanLimit(limit, fits, most)
+    most = max(most, trace.peak()[1])
     for one in reversed(changes):
-        if _served(one.trace, device, limit).fits:
-            return PlanLimit(limit, fits, reserved, one.lowered.change)
-    return PlanLimit(limit, fits, reserved)
-
-
-def _served(trace: Trace, device: str, limit: int | None = None) -> Served:
-    """What the allocator of a device reserves; that of the CPU reserves what is in use."""
-    if device == CPU:
-        peak = trace.peak()[1]
-        return Served(limit is None or peak <= limit, peak)
-    return served(trace.lives, len(trace.ops), limit)
+        if reserved(one.trace, device, limit).fits:
+            return PlanLimit(limit, fits, most, one.lowered.change)
+    return PlanLimit(limit, fits, most)
 
 
 def _operators(trace: Trace) -> list[int]:

@@ -234,7 +234,7 @@ def test_what_cannot_be_planned_is_refused_in_a_sentence(
 @pytest.mark.parametrize(
     ("step", "limits", "kind", "says"),
     [
-        (3, (), TypeError, "a function without arguments that returns the step, got int"),
+        (3, (), TypeError, "a function that needs no arguments and returns the step, got int"),
         (made("nothing"), ("8 Gb",), ValueError, "unit of bits"),
         (made("nothing"), (0,), ValueError, "at least 1 byte"),
         (made("nothing"), (1.5,), TypeError, "each of limits must be an int"),

@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 
 from memtools._cli import main
-from memtools._cli.plan import sizes_of
+from memtools._cli.plan import lever_of, sizes_of
 from tests.kit.ownprocess import ENV
 
 PROGRAM = """
 import torch
 
-def make():
+def make(rows=8):
     model = torch.nn.Linear(64, 64)
     optimizer = torch.optim.SGD(model.parameters())
     def step():
-        model(torch.randn(8, 64)).sum().backward()
+        model(torch.randn(rows, 64)).sum().backward()
         optimizer.step()
     return step
 
@@ -60,6 +60,42 @@ def test_the_facts_are_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.usefixtures("folder")
+def test_levers_are_values_of_arguments(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = ["plan", "planned:make", "--vary", "rows=8,4096", "--limits", "1,64MiB", "--json"]
+    given += ["--vary", "precision=float32, bfloat16", "--device", "cpu"]
+    assert main(given) == 0
+    shown = capsys.readouterr()
+    facts = json.loads(shown.out)
+    assert [one["values"] for one in facts["settings"]] == [
+        {"rows": rows, "precision": precision}
+        for rows in (4096, 8)
+        for precision in ("float32", "bfloat16")
+    ]
+    assert [one["values"]["rows"] for one in facts["best"]] == [8, 4096]
+    assert shown.err == ""  # It took no time.
+    monkeypatch.setattr("memtools._cli.plan.SILENT_SECONDS", 0.0)
+    assert main([*given[:4], "--markdown"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.startswith("| rows | peak | reserved |\n| --- | --- | --- |\n| 4096 | ")
+    assert shown.err == "planning 1 of 2: rows=4096\nplanning 2 of 2: rows=8\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "lever"),
+    [
+        ("batch=8,16", ("batch", [8, 16])),
+        ("drop = 0.1, 0", ("drop", [0.1, 0])),
+        ("fused=true,False", ("fused", [True, False])),
+        ("kind=adamw,sgd", ("kind", ["adamw", "sgd"])),
+    ],
+)
+def test_a_lever_has_values_as_they_are_written(text: str, lever: tuple[str, list[object]]) -> None:
+    assert repr(lever_of(text)) == repr(lever)
+
+
+@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
     ("given", "says"),
     [
@@ -71,6 +107,10 @@ def test_the_facts_are_json(capsys: pytest.CaptureFixture[str]) -> None:
         (["needs:make"], "the module needs imports no_such_library, which is not there"),
         (["planned:nonzero"], "the step needs the values of a tensor"),
         (["planned:make", "--limits", "8Gb"], "unit of bits"),
+        (["planned:make", "--vary", "rows"], "give --vary as NAME=VALUES"),
+        (["planned:make", "--vary", "rows=1,,2"], "give --vary as NAME=VALUES"),
+        (["planned:make", "--vary", "batch=1"], "has no argument batch: it has rows"),
+        (["planned:make", "--vary", "precision=int8"], "precision must be one of float32, bfl"),
         (["planned:make", "--limits", "much"], "each of limits must be a number of bytes"),
     ],
 )
