@@ -32,6 +32,7 @@ from memtools._plan.allocator import reserved
 from memtools._plan.device import CPU, CUDA, DEVICES, OtherDeviceError, standing_in_for
 from memtools._plan.plan import Plan, PlanLimit, PlanPhase
 from memtools._plan.settings import PlanBest, Plans, PlanSetting, least_changed, settings_of
+from memtools._plan.values import Assumptions, ShapeOfValueError
 
 MAKES = "a function that needs no arguments and returns the step"
 PRECISION, PRECISIONS = "precision", ("float32", "bfloat16", "float16")
@@ -88,8 +89,9 @@ def plan(
     Args:
         step: a function that needs no arguments, makes model, optimizer and data, and returns the
             step: a callable without arguments, which makes one training step. It is called once
-            under torch's fake tensors, the step twice; the second one is planned. It must not read
-            values (`.item()`, `nonzero`). It may name the device, which need not be present.
+            under torch's fake tensors, the step twice; the second one is planned. It may name the
+            device, which need not be present. Values that it reads, such as `loss.item()`, are
+            assumed, and `Plan.assumed` says so; its shapes must not depend on them (`nonzero`).
         limits: sizes in bytes or as "24 GiB", from 1 byte to 2**63 - 1; for each, whether the step
             fits. Default: none.
         vary: for each lever, a keyword argument of `step`, the values to plan it with, 1 or more;
@@ -109,8 +111,8 @@ def plan(
 
     Raises TypeError if `step` is not callable or returns no callable, or a limit or `vary` has
     another type; ValueError if a limit, the device or `vary` is out of range, if `step` or what it
-    returns raises, reads a value, names another device, or runs no operator; ImportError without
-    torch.
+    returns raises, makes a shape of values, names another device, or runs no operator; ImportError
+    without torch.
 
     It takes 0.05 to 0.3 ms an operator, whatever the batch is. The state of torch's random number
     generator stays as it was.
@@ -132,12 +134,13 @@ def planned(
     if device not in DEVICES:
         raise ValueError(f'device must be "cuda" or "cpu", got {brief(str(device))}')
     if vary is None:
-        return _plan_of(_traced(step, device), sizes, device)
+        trace, assumed = _traced(step, device)
+        return _plan_of(trace, sizes, device, assumed)
     settings, found, best = _checked(step, vary), list[PlanSetting](), dict[int, PlanBest]()
     for number, values in enumerate(settings):
         progress(number, settings)
-        trace = _traced(_with_values(step, values), device)
-        found.append(PlanSetting(values, _plan_of(trace, sizes, device)))
+        trace, assumed = _traced(_with_values(step, values), device)
+        found.append(PlanSetting(values, _plan_of(trace, sizes, device, assumed)))
         for limit in sizes:
             if limit not in best and (least := least_changed(trace, device, limit)):
                 best[limit] = PlanBest(limit, values, *least)
@@ -194,15 +197,17 @@ def _with_values(step: Callable[..., Any], values: Mapping[str, Any]) -> Callabl
     return make
 
 
-def _traced(make: Callable[[], Any], device: str) -> Trace:
-    """Build and run two steps under fake tensors. Raises as `plan` does."""
+def _traced(make: Callable[[], Any], device: str) -> tuple[Trace, tuple[str, ...]]:
+    """Build and run two steps under fake tensors; with the trace, what was assumed of values.
+    Raises as `plan` does."""
     torch, fakes = bridge.connect().torch, bridge.fake_tensors()
     mode = fakes.FakeTensorMode()
-    tracer = Tracer((OURS,))
+    tracer, assumptions = Tracer((OURS,)), Assumptions(torch, fakes, _libraries())
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.enter_context(standing_in_for(device, torch, fakes))
         stack.enter_context(_converting_modules(torch, fakes))
+        stack.enter_context(assumptions.mode())
         stack.enter_context(mode)
         stack.enter_context(tracer)
         with _in_a_sentence("the function", torch, fakes):
@@ -219,10 +224,10 @@ def _traced(make: Callable[[], Any], device: str) -> Trace:
     trace = tracer.trace()
     if not _operators(trace):
         raise ValueError("the step ran no operator of torch: there is nothing to plan")
-    return trace
+    return trace, assumptions.notes
 
 
-def _plan_of(trace: Trace, limits: Sequence[int], device: str) -> Plan:
+def _plan_of(trace: Trace, limits: Sequence[int], device: str, assumed: tuple[str, ...]) -> Plan:
     """The plan of the last step of a trace."""
     ops, curve, changes = trace.ops, trace.curve(), changed(trace)
     positions = _operators(trace)
@@ -250,6 +255,7 @@ def _plan_of(trace: Trace, limits: Sequence[int], device: str) -> Plan:
         tuple(_limit_of(trace, changes, limit, device) for limit in limits),
         tuple(one.lowered for one in changes),
         device,
+        assumed,
     )
 
 
@@ -334,9 +340,11 @@ def _in_a_sentence(what: str, torch: Any, fakes: Any) -> Iterator[None]:
             reason = f"{what} names the device {error}{where}"
         elif "CUDA is not available" in str(error):
             reason = f"{what} uses the device cuda, and is planned for cpu{where}"
-        elif isinstance(error, data_dependent):
+        elif isinstance(error, (*data_dependent, ShapeOfValueError)):
+            of = "" if isinstance(error, ShapeOfValueError) else f" ({error.func})"
+            makes = "needs" if of else "makes a shape of"
             reason = (
-                f"{what} needs the values of a tensor ({error.func}){where}, and under fake "
+                f"{what} {makes} the values of a tensor{of}{where}, and under fake "
                 f"tensors there are none: leave that out of the planned step, or {MEASURE}"
             )
         elif "Please convert all Tensors to FakeTensors" in str(error):
@@ -353,8 +361,13 @@ def _in_a_sentence(what: str, torch: Any, fakes: Any) -> Iterator[None]:
 
 def _line_of(traceback: TracebackType | None) -> str:
     """` (train.py:12)`, the innermost line of the user's code; "" if there is none."""
-    libraries, found = (*library_paths(), OURS, "<"), ""
+    libraries, found = _libraries(), ""
     for frame in inspect.getinnerframes(traceback) if traceback else ():
         if not is_of_a_library(frame.filename, libraries):
             found = f" ({os.path.basename(frame.filename)}:{frame.lineno})"
     return found
+
+
+def _libraries() -> tuple[str, ...]:
+    """Prefixes of paths whose files are not the user's code."""
+    return (*library_paths(), OURS, "<")

@@ -167,8 +167,21 @@ def made(name: str) -> Any:
     def older() -> Any:
         return lambda: OLD @ torch.ones(4, 4)
 
-    def item() -> Any:
-        return lambda: torch.randn(4).sum().item()
+    def whole() -> Any:
+        return lambda: int(torch.randn(4).sum())
+
+    def shape() -> Any:
+        def step() -> None:
+            longest = 2 * torch.ones(4, dtype=torch.int64).max().item()
+            torch.zeros(4, 64)[:, : longest + 1]
+
+        return step
+
+    def split() -> Any:
+        return lambda: torch.ones(8).split(torch.ones(4, dtype=torch.int64).tolist())
+
+    def equal() -> Any:
+        return lambda: torch.equal(torch.ones(4), torch.ones(4))
 
     def nonzero() -> Any:
         return lambda: torch.randn(4).nonzero()
@@ -204,7 +217,10 @@ REFUSED = [
         ValueError,
         r"the step uses a tensor that was made before \(test_plan.py:\d+\): make",
     ),
-    ("item", ValueError, r"the step needs the values .*_local_scalar_dense.*memtools run"),
+    ("whole", ValueError, r"the step needs the values .*_local_scalar_dense.*memtools run"),
+    ("shape", ValueError, r"makes a shape of the values of a tensor \(test_plan.py:\d+\), .* run"),
+    ("split", ValueError, r"makes a shape of the values of a tensor \(test_plan.py:\d+\), .* run"),
+    ("equal", ValueError, r"the step needs the values of a tensor \(aten.equal.*\(test_plan.py"),
     ("nonzero", ValueError, r"the step needs the values .*nonzero.*\(test_plan.py:\d+\).*"),
     ("nothing", ValueError, "the step ran no operator of torch"),
     ("only_zero_grad", ValueError, "the step ran no operator of torch"),
