@@ -11,6 +11,7 @@ from memtools._base.size import format_bytes, parse_bytes
 from memtools._base.text import as_name
 from memtools._budget import Budget, check_device
 from memtools._kv import tensors
+from memtools._kv.estimate import estimate
 
 if TYPE_CHECKING:
     import torch
@@ -162,6 +163,43 @@ class KVPool(_core.KVPool):
         )
         reclaim.offer(pool)
         return pool
+
+    @staticmethod
+    def estimate(
+        config: Any,
+        tokens: int,
+        sequences: int = 1,
+        *,
+        shared_tokens: int = 0,
+        dtype: torch.dtype | str | None = None,
+        device: torch.device | str = "cpu",
+        layout: Literal["head", "token"] | None = None,
+        layer_group: int = 1,
+        page_bytes: int | str | None = None,
+    ) -> int:
+        """Return the bytes of pages that a pool takes for a model's cache, without making one.
+
+        It is the `live_bytes` of a pool whose rows hold these tokens. All tokens count in all
+        layers: a pool keeps those in front of a sliding window, too. Needs no device.
+
+        Args:
+            config: the model's configuration, such as `model.config` of transformers, or a dict of
+                it: num_hidden_layers, num_key_value_heads (None: num_attention_heads), and head_dim
+                (None: hidden_size / num_attention_heads).
+            tokens: the tokens of each row, 0 or more.
+            sequences: the rows of all leases together, 1 or more; 1 by default.
+            shared_tokens: how many of these tokens all rows share, as after `fork`, up to `tokens`;
+                0 by default.
+            dtype: of K and V. None, the default, is the configuration's, or bfloat16.
+            device, layout, layer_group, page_bytes: as of KVPool.
+
+        Raises:
+            TypeError: an argument has the wrong type.
+            ValueError: an argument is out of range, or the configuration lacks an entry.
+        """
+        return estimate(
+            config, tokens, sequences, shared_tokens, dtype, device, layout, layer_group, page_bytes
+        )
 
     def acquire(
         self,
