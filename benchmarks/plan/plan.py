@@ -3,8 +3,8 @@
     python -m benchmarks.plan.plan    # about 8 minutes; writes results/plan.json
 
 peaks: the measured peak is that of the third step, by the reports of torch's host allocator,
-without a trace. The first plan of a process also imports what torch needs for fake tensors; it is made
-before and not timed.
+without a trace. The first plan of a process also imports what torch needs for fake tensors; it is
+made before and not timed.
 beside: the same for torch's MemTracker, also under fake tensors, and for what `accelerate
 estimate-memory` says of training with Adam: four times the parameters, without activations.
 limits: for random limits, whether the largest GPT that fits by the plan runs in a process with that
