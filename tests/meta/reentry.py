@@ -395,6 +395,8 @@ KINDS: dict[str, Any] = {
 }
 #: by "callable.parameter", "class.parameter" or the parameter's own name, before its kind
 NAMED: dict[str, Any] = {
+    "plan.step": lambda: lambda a=1: lambda: torch.ones(2) * a,
+    "plan.vary": lambda: {"a": [1]},
     "BudgetReport.__init__.holdings": (),
     "BoundedLoader.__init__.monitor": None,
     "data.bounded.monitor": None,

@@ -105,6 +105,7 @@ ALSO = {
     "GateHistory.__new__.max_entries": "these numbers make a size",
     "KVPool.__new__.num_kv_heads": "these numbers make a size",
     "KVPool.__new__.head_dim": "these numbers make a size",
+    "LeakDetector.update.step": "heap must be",  # which has the same value here
     "KVPool.acquire.batch_size": "a lease of",
     "TrajectoryStore.epochs.lengths": "sample 0",
     "data.BudgetSampler.__init__.lengths": "sample 0",
