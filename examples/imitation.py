@@ -181,9 +181,9 @@ def train(files: list[Path], options: argparse.Namespace, meter: Meter) -> None:
     optimizer = torch.optim.AdamW(policy.parameters(), lr=options.lr, fused=True)
     for batch in LOADERS[options.data](files, options):
         loss = loss_of(policy, scale, batch)
-        optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
+        optimizer.zero_grad()
         meter.after_update(float(loss.detach()))
 
 

@@ -188,11 +188,11 @@ class Agent:
     def update(self, batch: Batch) -> float:
         loss, latents = self.model_loss(batch)
         loss = loss + 0.01 * self.model.aux_loss.total()
-        self.optimizer.zero_grad(set_to_none=True)
         backward(loss)
         backward(self.policy_loss(latents), inputs=list(self.model.policy.parameters()))
         nn.utils.clip_grad_norm_(self.model.parameters(), 20.0)
         self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
         fresh = self.model.values.state_dict()
         for name, slow in self.target.state_dict().items():
             slow.lerp_(fresh[name], TAU)

@@ -172,6 +172,7 @@ def pretrain(model: LanguageModel, prose: Prose, steps: int) -> float:
         for tokens in torch.split(prose.windows(), MICRO_BATCH):
             logits = model.head(model(tokens[:, :-1]))
             loss = functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+            del logits
             backward(loss * (MICRO_BATCH / BATCH))
             total += float(loss.detach()) * MICRO_BATCH / BATCH
         for optimizer, schedule in zip(optimizers, decay, strict=True):
