@@ -12,11 +12,12 @@ import pytest
 import memtools
 from memtools import _cli as cli
 from memtools import _core
+from memtools._base.peak import TracedPeak
 from memtools._record.events import ending
 from memtools._record.figures import figures_of
 from memtools._record.kinds import Cleanup, End, Event, GuardAct, OutOfMemory, Start
 from memtools.report._advice import advise
-from tests.report.reportcases import LEAK, MIB, SIGKILLED, event, write
+from tests.report.reportcases import LEAK, MIB, SIGKILLED, event, recorded, traced, write
 
 
 @pytest.fixture
@@ -200,3 +201,64 @@ def test_after_a_device_ran_out_a_guard_of_it_is_advised(tmp_path: Path) -> None
         lines = advise(figures_of(memtools.read_record(path)))
         assert any("device ran out of memory" in line for line in lines)
         assert any(advised in line for line in lines) == is_advised
+
+
+# --- changes that are replayed --------------------------------------------------------------------
+
+UNTRACED = "memtools explain: --with needs two traced steps: "
+
+
+def test_changes_are_replayed_together_in_text_and_json(path, capsys):
+    write(path, events=[recorded(3, MIB, traced=traced())])
+    assert explain(capsys, path, "--with", "fused, zero_grad") == (
+        "With these changes together, the peak of 60.0 MiB becomes 40.0 MiB, in the forward pass "
+        "(aten.mm):\n"
+        "  fused      an optimizer with fused=True\n"
+        "  zero_grad  zero_grad(set_to_none=True) right after the optimizer's step\n"
+    )
+    facts = json.loads(explain(capsys, path, "--json", "--with", "fused"))
+    assert facts == {
+        "with": {
+            "changes": [{"name": "fused", "change": "an optimizer with fused=True"}],
+            "traced_peak_bytes": 60 * MIB,
+            "peak_bytes": 40 * MIB,
+            "phase": "forward",
+            "operator": "aten.mm",
+        }
+    }
+
+
+@pytest.mark.parametrize(
+    ("found", "given", "says"),
+    [
+        (
+            traced(), "fused,del",
+            "memtools explain: there is no change 'del' of this step: the names are zero_grad, ",
+        ),
+        (traced()._replace(kept=("x",)), "fused", "memtools explain: its trace cannot be read: "),
+        (
+            traced()._replace(kept=()), "fused",
+            UNTRACED + "these have more storages than fit into the 40,000 characters of a record",
+        ),
+        (
+            TracedPeak(why="a profiler of torch is on"), "fused",
+            UNTRACED + "they were not traced: a profiler of torch is on",
+        ),
+        (None, "fused", UNTRACED + "nothing was traced after the highest step of this run"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_replayed_is_refused_in_a_sentence(path, capsys, found, given, says):
+    write(path, events=[recorded(3, MIB, **({} if found is None else {"traced": found}))])
+    assert cli.main(["explain", path, "--with", given]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(says)
+    assert err.count("\n") == 1
+
+
+def test_changes_need_a_record(path, tmp_path, capsys):
+    (tmp_path / "log.txt").write_text("CUDA out of memory. Tried to allocate 2.00 GiB")
+    write(path)
+    for args in ([str(tmp_path / "log.txt")], ["--exit-code", "137"], [path]):
+        assert cli.main(["explain", *args, "--with", "fused"]) == 2
+        assert "--with" in capsys.readouterr().err
