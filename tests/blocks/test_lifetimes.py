@@ -121,7 +121,8 @@ def above(trace: Trace) -> int:
 @pytest.mark.parametrize("of_a_weight", [False, True])
 def test_gradients_are_summed_as_without_a_dispatch_mode(of_a_weight: bool) -> None:
     """In place; not so those of a weight, which are views."""
-    body, first, second = (nn.Linear(512, 512, bias=False) for _ in range(3))
+    body = nn.Linear(512, 512, bias=False)
+    first, second = nn.Linear(512, 8, bias=False), nn.Linear(512, 8, bias=False)
 
     def step() -> None:
         x = torch.randn(64 if of_a_weight else 4096, 512)
