@@ -91,7 +91,8 @@ class Plan:
         changes: of the program, each by itself, that lower the peak, the one that does most first.
         device: for which it is: "cuda" or "cpu".
         assumed: what the step asked of values, which do not exist before it runs, and what was
-            taken for them.
+            taken for them; and that kernels of convolutions need nothing for themselves, if it has
+            some.
     """
 
     peak_bytes: int

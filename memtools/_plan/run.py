@@ -37,6 +37,7 @@ from memtools._plan.values import Assumptions, ShapeOfValueError
 MAKES = "a function that needs no arguments and returns the step"
 PRECISION, PRECISIONS = "precision", ("float32", "bfloat16", "float16")
 MOST_SETTINGS = 64
+CONVOLUTIONS = "kernels of convolutions need no memory of their own (they do, and it is not known how much)"
 OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # no code of the user's
 MEASURE = "`memtools run` measures the real step"
 
@@ -255,7 +256,7 @@ def _plan_of(trace: Trace, limits: Sequence[int], device: str, assumed: tuple[st
         tuple(_limit_of(trace, changes, limit, device) for limit in limits),
         tuple(one.lowered for one in changes),
         device,
-        assumed,
+        (*assumed, CONVOLUTIONS) if any("convolution" in one.name for one in ops) else assumed,
     )
 
 

@@ -30,7 +30,7 @@ _MICRO_BATCHES, _RUNS_AGAIN = "micro-batches", ("checkpoint", "chunks")
 class PlanSetting(NamedTuple):
     """A step, planned in one setting."""
 
-    #: the value of each lever, such as {"batch": 16}
+    #: the value of each lever, by its name
     values: Mapping[str, Any]
     #: the plan with them
     plan: Plan
@@ -41,7 +41,7 @@ class PlanBest(NamedTuple):
 
     #: the limit
     limit_bytes: int
-    #: the value of each lever; {} if no setting fits
+    #: the value of each lever, by its name; {} if no setting fits
     values: Mapping[str, Any]
     #: the changes of the program with which it fits; () if it does without any
     changes: tuple[str, ...] = ()

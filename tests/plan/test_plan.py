@@ -129,6 +129,16 @@ def test_the_categories_are_those_of_the_model() -> None:
     assert re.fullmatch(r"test_plan.py:\d+ in step", wide.line)
 
 
+def test_a_plan_with_convolutions_says_what_is_not_part_of_it() -> None:
+    def convolving() -> Callable[[], None]:
+        model = nn.Conv2d(3, 8, 3)
+        return lambda: model(torch.randn(2, 3, 16, 16)).sum().backward()
+
+    (said,) = memtools.plan(convolving).assumed
+    assert said.startswith("kernels of convolutions need no memory")
+    assert memtools.plan(trained(torch.optim.SGD)).assumed == ()
+
+
 def test_a_step_that_is_larger_than_the_machine_is_planned() -> None:
     before = torch.get_rng_state()
     found = memtools.plan(
