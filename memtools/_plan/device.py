@@ -53,7 +53,21 @@ def standing_in_for(device: str, torch: Any, fakes: Any) -> Iterator[None]:
         stack.enter_context(_foreach_as_on(device, torch, fakes))
         if device == CUDA:
             stack.enter_context(_autocast_of_cuda(torch, named))
-        stack.enter_context(_naming_devices(torch, named))
+        stack.enter_context(also_in_backward(torch, _naming_devices(torch, named)))
+        yield
+
+
+@contextmanager
+def also_in_backward(torch: Any, mode: Any) -> Iterator[None]:
+    """Enter a mode of torch functions, which is on in backward passes, too. torch turns modes off
+    while it runs `tensor.backward()`, and forward passes of checkpoints run again in there."""
+    run = torch.autograd._engine_run_backward
+
+    def run_in_mode(*args: Any, **kwargs: Any) -> Any:
+        with mode:
+            return run(*args, **kwargs)
+
+    with _replaced(torch.autograd, "_engine_run_backward", run_in_mode), mode:
         yield
 
 

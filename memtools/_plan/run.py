@@ -29,7 +29,14 @@ from memtools._blocks.changes import Changed, changed
 from memtools._blocks.dispatch import is_of_a_library
 from memtools._blocks.lifetimes import Trace, Tracer
 from memtools._plan.allocator import reserved
-from memtools._plan.device import CPU, CUDA, DEVICES, OtherDeviceError, standing_in_for
+from memtools._plan.device import (
+    CPU,
+    CUDA,
+    DEVICES,
+    OtherDeviceError,
+    also_in_backward,
+    standing_in_for,
+)
 from memtools._plan.plan import Plan, PlanLimit, PlanPhase
 from memtools._plan.settings import PlanBest, Plans, PlanSetting, least_changed, settings_of
 from memtools._plan.values import Assumptions, ShapeOfValueError
@@ -37,7 +44,7 @@ from memtools._plan.values import Assumptions, ShapeOfValueError
 MAKES = "a function that needs no arguments and returns the step"
 PRECISION, PRECISIONS = "precision", ("float32", "bfloat16", "float16")
 MOST_SETTINGS = 64
-CONVOLUTIONS = "kernels of convolutions need no memory of their own (they do, and it is not known how much)"
+CONVOLUTIONS = "kernels of convolutions need no memory of their own (they do, but it is unknown)"
 OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # no code of the user's
 MEASURE = "`memtools run` measures the real step"
 
@@ -208,7 +215,7 @@ def _traced(make: Callable[[], Any], device: str) -> tuple[Trace, tuple[str, ...
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.enter_context(standing_in_for(device, torch, fakes))
         stack.enter_context(_converting_modules(torch, fakes))
-        stack.enter_context(assumptions.mode())
+        stack.enter_context(also_in_backward(torch, assumptions.mode()))
         stack.enter_context(mode)
         stack.enter_context(tracer)
         with _in_a_sentence("the function", torch, fakes):

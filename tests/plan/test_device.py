@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import memtools
 from memtools._base.peak import OPTIMIZERS
@@ -119,6 +120,31 @@ def test_autocast_runs_in_float32_what_it_does_on_cuda() -> None:
     assert cuda != parts("cpu", "cpu", half)
     assert cuda == parts("cuda", "cpu")  # There is but one autocast where cuda is planned.
     assert cuda == parts("cuda", "cuda", None)  # float16 takes as much.
+
+
+def test_a_forward_pass_that_runs_again_is_as_the_first_one() -> None:
+    def again() -> Callable[[], None]:
+        model = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+        optimizer = torch.optim.SGD(model.parameters())
+
+        def block(layer: nn.Module, values: torch.Tensor) -> torch.Tensor:
+            mask = torch.ones(64, device="cuda")
+            return layer(values).pow(3) * mask if values.mean().item() else values
+
+        def step() -> None:
+            values = torch.randn(512, 64, device="cuda")
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                for layer in model:
+                    values = checkpoint(block, layer, values, use_reentrant=False)
+            values.sum().backward(retain_graph=False)
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    found = memtools.plan(again)
+    assert [one.phase for one in found.phases] == ["between", "forward", "backward", "optimizer"]
+    assert len(found.assumed) == 1  # the same line, in both passes
 
 
 def test_nothing_of_torch_stays_changed() -> None:
