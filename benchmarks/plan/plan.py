@@ -1,6 +1,6 @@
 """What memtools.plan says of a step before it runs, beside the peak of the real step and others.
 
-    python -m benchmarks.plan.plan    # about 8 minutes; writes results/plan.json
+    python -m benchmarks.plan.plan    # about 10 minutes; writes results/plan.json
 
 peaks: the measured peak is that of the third step, by the reports of torch's host allocator,
 without a trace. The first plan of a process also imports what torch needs for fake tensors; it is
