@@ -108,7 +108,8 @@ begin_again(mt_graphs *graphs)
     if (graphs->seen.slots != NULL) mt_ptrset_clear(&graphs->seen);
     graphs->nodes = 0;
     graphs->cut = false;
-    for (size_t i = 0; i < graphs->n; i++) graphs->roots[i].nodes = graphs->roots[i].old = 0;
+    for (size_t i = 0; i < graphs->n; i++)
+        graphs->roots[i].nodes = graphs->roots[i].old = 0;
 }
 
 /* Newest first, each root gets what no newer one reached. One that has a node of its own, and leads
@@ -123,7 +124,8 @@ find_passed(sharing *s)
         if (share_root(s, root) < 0) return -1;
         root->is_passed = s->meets && root->nodes > 0;
     }
-    for (size_t i = 0; i < graphs->n && graphs->cut; i++) graphs->roots[i].is_passed = false;
+    for (size_t i = 0; i < graphs->n && graphs->cut; i++)
+        graphs->roots[i].is_passed = false;
     begin_again(graphs);
     return 0;
 }

@@ -46,7 +46,8 @@ typedef struct mt_graph {
 
 typedef struct mt_graphs {
     const mt_torch_ops *shim;
-    mt_graph *roots; /* after count(): those that are not passed, then the others, each oldest first;
+    mt_graph
+        *roots; /* after count(): those that are not passed, then the others, each oldest first;
                         of those with one grad_fn, the first added */
     size_t n, cap;
     size_t nodes;   /* in all graphs together */
