@@ -215,6 +215,7 @@ def _traced(make: Callable[[], Any], device: str) -> tuple[Trace, tuple[str, ...
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.enter_context(standing_in_for(device, torch, fakes))
         stack.enter_context(_converting_modules(torch, fakes))
+        stack.enter_context(_copying_tensors(torch, fakes))
         stack.enter_context(also_in_backward(torch, assumptions.mode()))
         stack.enter_context(mode)
         stack.enter_context(tracer)
@@ -334,6 +335,32 @@ def _converting_modules(torch: Any, fakes: Any) -> Iterator[None]:
         yield
     finally:
         torch.nn.Module._apply = original
+
+
+@contextmanager
+def _copying_tensors(torch: Any, fakes: Any) -> Iterator[None]:
+    """Let `copy.deepcopy(layer)` copy fake tensors, as torch's own Transformer does for each layer:
+    torch would copy the fake mode with them."""
+
+    def copy(tensor: Any, memo: dict[int, Any]) -> Any:
+        if id(tensor) in memo:
+            return memo[id(tensor)]
+        if not tensor.is_leaf:
+            return torch.Tensor.__deepcopy__(tensor, memo)  # which says why it cannot
+        with torch.no_grad():
+            new = tensor.clone()
+        if isinstance(tensor, torch.nn.Parameter):
+            new = torch.nn.Parameter(new, tensor.requires_grad)
+        new.requires_grad_(tensor.requires_grad)
+        new.grad = None if tensor.grad is None else copy(tensor.grad, memo)
+        memo[id(tensor)] = new
+        return new
+
+    fakes.FakeTensor.__deepcopy__ = copy
+    try:
+        yield
+    finally:
+        del fakes.FakeTensor.__deepcopy__
 
 
 @contextmanager

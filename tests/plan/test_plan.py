@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import memtools
@@ -65,6 +67,34 @@ def test_the_peak_is_that_of_the_real_step(optimizer: Any, rows: int) -> None:
         step()
     trace = tracer.trace()
     assert memtools.plan(make, device="cpu").peak_bytes == trace.peak(trace.steps[-1])[1]
+
+
+def test_layers_that_are_copies_are_planned_as_the_real_ones() -> None:
+    """torch's own Transformer copies its layer, and a slow target network is a copy as well."""
+
+    def make() -> Callable[[], None]:
+        layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)
+        model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        target = copy.deepcopy(model).requires_grad_(False)
+        made = torch.optim.SGD(model.parameters(), 0.1)
+        inputs = torch.randn(8, 32, 64)
+
+        def step() -> None:
+            made.zero_grad()
+            (model(inputs) - target(inputs)).pow(2).mean().backward()
+            made.step()
+
+        return step
+
+    with Tracer() as tracer:
+        step = make()
+        for _ in range(2):
+            tracer.step_ended()
+            step()
+    trace = tracer.trace()
+    planned = memtools.plan(make, device="cpu")
+    assert planned.peak_bytes == pytest.approx(trace.peak(trace.steps[-1])[1], rel=1e-3)
+    assert "__deepcopy__" not in vars(FakeTensor)
 
 
 def test_the_peak_with_a_change_is_that_of_the_changed_step() -> None:
