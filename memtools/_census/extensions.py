@@ -22,7 +22,8 @@ from memtools._census.holders import MRO, type_name
 _DEPTH = 3  # Objects are looked for to this depth below an entry.
 _BROAD, _MOST = 16, 512  # So many of what an object refers to are followed, and so many in all.
 _READ = 256  # Of so many that it refers to; what refers to nothing is left out.
-_ATOMS = (str, bytes, bool, int, float, types.NoneType)
+#: A metaclass may define __eq__, so types are compared by identity.
+_ATOMS = frozenset(map(id, (str, bytes, bool, int, float, types.NoneType)))
 _CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque)
 #: Modules whose types a walk measures, or that have nothing in C.
 _MEASURED = {
@@ -67,11 +68,11 @@ def _referents(obj: Any) -> Iterable[Any]:
     """The first objects to which one refers that may refer to others. The dict of an instance is no
     object of its own: its attributes are the instance's."""
     found = gc.get_referents(obj)[:_READ]
-    if type(obj) not in _CONTAINERS:
+    if not issubclass(type(obj), _CONTAINERS):
         spaces = [part for part in found if type(part) is dict]
         found = [part for part in found if type(part) is not dict]
         found += [part for space in spaces for part in gc.get_referents(space)[:_READ]]
-    return itertools.islice((part for part in found if type(part) not in _ATOMS), _BROAD)
+    return itertools.islice((part for part in found if id(type(part)) not in _ATOMS), _BROAD)
 
 
 def is_of_extension(kind: type) -> bool:
