@@ -70,7 +70,9 @@ class Explain:
         try:
             if args.exit_code is not None:
                 if args.files or args.changes is not None:
-                    raise UnreadableError("--exit-code takes neither files nor --with")
+                    raise UnreadableError(
+                        "give files or --exit-code, not both; --with needs a file"
+                    )
                 parts = [_of_code(args.exit_code)]
             else:
                 parts = _of_files(args.files or [newest_record()], args.changes)

@@ -127,7 +127,7 @@ def test_walks_are_bounded_in_time(clock: Clock) -> None:
     assert program.looks == LOOKS
     assert [one.holder for one in program.watch.findings()] == ["list Trainer.losses"]
     program.run(12_000, heap=4 * KIB)
-    assert program.census.at[3:] == pytest.approx([881, 4840, 8799], abs=9), "0.4 s in 40 s"
+    assert program.census.at[3:] == pytest.approx([881, 4840], abs=9), "0.4 s in 40 s, while needed"
     (found,) = program.watch.findings()
     assert (found.holder, found.rate_bytes) == (
         "list Trainer.losses",

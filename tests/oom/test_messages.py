@@ -137,3 +137,5 @@ def test_more_than_one_text_or_record_is_refused(names, tmp_path, capsys) -> Non
 def test_files_with_an_exit_code_are_refused(capsys) -> None:
     assert cli.main(["explain", "--exit-code", "137", "x"]) == 2
     assert "give files or --exit-code, not both" in capsys.readouterr().err
+    assert cli.main(["explain", "--exit-code", "137", "--with", "del"]) == 2
+    assert "--with needs a file" in capsys.readouterr().err
