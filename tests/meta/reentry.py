@@ -395,6 +395,7 @@ KINDS: dict[str, Any] = {
 }
 #: by "callable.parameter", "class.parameter" or the parameter's own name, before its kind
 NAMED: dict[str, Any] = {
+    "KVPool.estimate.config": {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64},
     "plan.step": lambda: lambda a=1: lambda: torch.ones(2) * a,
     "plan.vary": lambda: {"a": [1]},
     "BudgetReport.__init__.holdings": (),
