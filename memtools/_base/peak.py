@@ -30,6 +30,11 @@ FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 PHASES = ("", FORWARD, BACKWARD, OPTIMIZER)
 
 
+def in_phase(phase: str) -> str:
+    """`in the optimizer's step` or `in the backward pass`."""
+    return "in the optimizer's step" if phase == OPTIMIZER else f"in the {phase} pass"
+
+
 class Part(NamedTuple):
     """All blocks that were the same."""
 

@@ -32,9 +32,7 @@ from memtools._blocks.replay import (
 WORTH = 0.01  # A change is offered if it lowers the peak by this share of it at least.
 PARTS = (2, 4, 8)  # micro-batches
 CHUNKS = 8  # of rows of logits
-
-
-DEL = "del"
+DEL = "del"  # the name of that change
 
 
 class Offer(NamedTuple):

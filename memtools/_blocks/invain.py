@@ -18,6 +18,7 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 from memtools._base.libraries import PACKAGE, library_paths
@@ -55,17 +56,17 @@ def in_vain(trace: Trace) -> tuple[TracedPeak, dict[int, int]]:
     """The same, and where the remedies end which lives: positions by ids."""
     begin = trace.steps[-1]
     position, peak_bytes = trace.peak(begin)
-    twins, sources = _twins(trace), _Sources()
+    twins = _twins(trace)
+    sources = _Sources(trace.ops[position].frames if trace.ops else ())
     found: dict[tuple[str, str], list[_Case]] = defaultdict(list)  # by function and variable
     advice: dict[tuple[str, str], _Advice | None] = {}
-    peak_frames = trace.ops[position].frames if trace.ops else ()
     for life in trace.at(position):
         variables = trace.variables.get(life.id)
         if not variables or not _is_over(life, twins.get(life.id), position):
             continue
         frames = {one.frame for one in variables}
         attribute, case = _attribute(variables), _Case(life, list(variables))
-        one = sources.of_attribute(attribute, case, peak_frames) if attribute else None
+        one = sources.of_attribute(attribute, case) if attribute else None
         if one is not None:
             found[ATTRIBUTE, one.name].append(case)
             advice[ATTRIBUTE, one.name] = one
@@ -266,30 +267,42 @@ def _frame_in(frames: Iterable[Frame], file: str, function: str) -> Frame | None
 class _Sources:
     """The sources of the program, read once each."""
 
-    def __init__(self) -> None:
+    def __init__(self, peak_frames: Sequence[Frame]) -> None:
+        self._peak_frames = peak_frames
         self._read: dict[str, _Source | None] = {}
+        self._uses: dict[str, list[tuple[_Source, ast.AST, ast.AST]]] = {}
+
+    @cached_property
+    def _files(self) -> list[str]:
+        return _files_of_the_program(self._peak_frames)
 
     def of(self, file: str) -> _Source | None:
         if file not in self._read:
             self._read[file] = _source(file)
         return self._read[file]
 
-    def of_attribute(self, name: str, case: _Case, peak_frames: Sequence[Frame]) -> _Advice | None:
+    def uses_of(self, name: str) -> list[tuple[_Source, ast.AST, ast.AST]]:
+        """All uses of an attribute in the program, each with its source and function."""
+        if name not in self._uses:
+            self._uses[name] = [
+                (source, *use)
+                for file in self._files
+                if (source := self.of(file)) is not None
+                for use in source.uses_of(name)
+            ]
+        return self._uses[name]
+
+    def of_attribute(self, name: str, case: _Case) -> _Advice | None:
         """Where an attribute may be set to None. One statement of the program must set it, and
         only the same function may read it, whatever object it is of."""
-        uses = [
-            (source, node, scope)
-            for file in _files_of_the_program(peak_frames)
-            if (source := self.of(file)) is not None
-            for node, scope in source.uses_of(name)
-        ]
+        uses = self.uses_of(name)
         scopes = {id(scope) for _, _, scope in uses}
         stores = [one for one in uses if isinstance(_context(one[1]), ast.Store)]
         if len(scopes) != 1 or len(stores) != 1:
             return None
         source, store, scope = stores[0]
         loads = [node for _, node, _ in uses if node is not store]
-        return source.attribute(store, loads, scope, case.life, peak_frames)
+        return source.attribute(store, loads, scope, case.life, self._peak_frames)
 
     def advice(self, cases: list[_Case]) -> _Advice | None:
         variable = cases[0].variables[0]

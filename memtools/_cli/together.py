@@ -10,12 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from memtools._cli.records import UnreadableError
 
-WHERE = {
-    "forward": "in the forward pass",
-    "backward": "in the backward pass",
-    "optimizer": "in the optimizer's step",
-}
-
 if TYPE_CHECKING:
     from memtools._record.kinds import Peak
     from memtools._record.record import Record
@@ -30,10 +24,12 @@ def together(record: Record, given: str) -> tuple[str, dict[str, Any]]:
 
     Raises UnreadableError, with one sentence, if the record has no trace, or for an unknown name.
     """
+    from memtools._base.peak import in_phase
     from memtools._base.size import format_bytes
     from memtools._base.text import shown
     from memtools._blocks.changes import DEL, offered, together
     from memtools._blocks.kept import restored
+    from memtools._blocks.lifetimes import BETWEEN
     from memtools._record.peaks import peak_of
 
     peak = peak_of(record)
@@ -51,7 +47,8 @@ def together(record: Record, given: str) -> tuple[str, dict[str, Any]]:
     op = after.ops[position]
     before, now = format_bytes(peak.traced.peak_bytes), format_bytes(peak_bytes)
     width = max(map(len, names))
-    where = f"{WHERE.get(op.phase, 'between steps')} ({shown(op.name)})"
+    where = "between steps" if op.phase == BETWEEN else in_phase(op.phase)
+    where = f"{where} ({shown(op.name)})"
     lines = [f"With these changes together, the peak of {before} becomes {now}, {where}:"]
     lines += [f"  {name:{width}}  {shown(texts[name])}" for name in names]
     facts = {

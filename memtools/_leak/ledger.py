@@ -288,12 +288,11 @@ class Ledger:
                 steady = []  # One of them becomes faster.
             shares = sum(one.share or 0.0 for one in found)
             held = [one for one in found if not _has_no_holder(one.finding)]
-            measured = sum((one.share or 0.0) * before for one in held)
-            if pace < before and len(held) < len(found) and measured <= shares * pace:
+            is_enough = sum(map(self._measured, held)) <= shares * pace
+            if pace < before and len(held) < len(found) and is_enough:
                 steady = held
                 for entry in held:
-                    rate = (entry.share or 0.0) * before
-                    entry.finding = replace(entry.finding, rate_bytes=rate)
+                    entry.finding = replace(entry.finding, rate_bytes=self._measured(entry))
             others = shares - sum(one.share or 0.0 for one in steady)
             rest = max(0.0, shares * pace - sum(one.finding.rate_bytes for one in steady))
             for entry in found:
@@ -301,6 +300,10 @@ class Ledger:
                     rate = (entry.share or 0.0) / others * rest
                     entry.finding = replace(entry.finding, rate_bytes=rate)
         return is_another
+
+    def _measured(self, entry: Entry) -> float:
+        """The rate that the newest walk has measured."""
+        return (entry.share or 0.0) * self._paces.get(entry.finding.part, 0.0)
 
     def _follows(self, entry: Entry, part: str) -> bool:
         """Whether the rate of a finding is a share of the pace of this part."""
@@ -327,7 +330,7 @@ class Ledger:
         """Without what this one has gained, the others have a larger share of their part."""
         part = gone.finding.part
         before = self._paces.get(part, 0.0)
-        rest = before * (1 - (gone.share or 0.0))
+        rest = before - self._measured(gone)
         if rest < THRESHOLDS.least_rate or _is_of_worker(gone.finding):
             return
         self._paces[part] = rest
@@ -367,8 +370,7 @@ class Ledger:
         newer = points.steps[-1] - min(int(window), known) if points.is_shared else 0
         if recent is None or (is_held and _is_lost_in_noise(one, points, step, newer)):
             return False  # The next walk decides.
-        measured = (entry.share or 0.0) * self._paces.get(one.part, 0.0)
-        if _has_no_holder(one) and one.rate_bytes < THRESHOLDS.ended * measured:
+        if _has_no_holder(one) and one.rate_bytes < THRESHOLDS.ended * self._measured(entry):
             return True  # What holders gain is all that is left.
         if one.kind == C_HEAP and recent < THRESHOLDS.ended_c_heap * (entry.first_pace or 0.0):
             return True

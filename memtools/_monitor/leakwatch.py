@@ -284,14 +284,12 @@ class LeakWatch:
 
     def _act(self, step: int, now: int) -> None:
         """Do the look, the check or the readings that are due."""
-        if self._is_large(step):
+        is_due = step >= self._schedule.next
+        if is_due and self._schedule.may_omit and self._is_named():
+            self._schedule.passed(step)
+            self._check(step)
+        elif is_due or self._is_large(step):
             self._full(step)
-        elif step >= self._schedule.next:
-            if self._schedule.may_omit and self._is_named():
-                self._schedule.passed(step)
-                self._check(step)
-            else:
-                self._full(step)
         elif self._ledger and step >= self._schedule.next_check:
             self._check(step)
         else:

@@ -67,7 +67,7 @@ def also_in_backward(torch: Any, mode: Any) -> Iterator[None]:
         with mode:
             return run(*args, **kwargs)
 
-    with _replaced(torch.autograd, "_engine_run_backward", run_in_mode), mode:
+    with replaced(torch.autograd, "_engine_run_backward", run_in_mode), mode:
         yield
 
 
@@ -147,13 +147,18 @@ def _floats(torch: Any, values: Any) -> Any:
 
 
 @contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    original = getattr(owner, name)
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Replace an attribute of a module or a class, which it may have inherited."""
+    own = vars(owner)
+    is_own, original = name in own, own.get(name)
     setattr(owner, name, value)
     try:
         yield
     finally:
-        setattr(owner, name, original)
+        if is_own:
+            setattr(owner, name, original)
+        else:
+            delattr(owner, name)
 
 
 @contextmanager
@@ -170,8 +175,8 @@ def _autocast_of_cuda(torch: Any, named: _Named) -> Iterator[None]:
 
     common = torch.cuda.amp.common
     with (
-        _replaced(kind, "__init__", begin),
-        _replaced(common, "amp_definitely_not_available", lambda: False),
+        replaced(kind, "__init__", begin),
+        replaced(common, "amp_definitely_not_available", lambda: False),
     ):
         yield
 
@@ -187,7 +192,7 @@ def _foreach_as_on(device: str, torch: Any, fakes: Any) -> Iterator[None]:
         types.append(fakes.FakeTensor)
     try:
         more = [CPU] if device == CUDA else []
-        with _replaced(module, "_get_foreach_kernels_supported_devices", lambda: devices + more):
+        with replaced(module, "_get_foreach_kernels_supported_devices", lambda: devices + more):
             yield
     finally:
         for types in lists:

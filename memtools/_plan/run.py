@@ -35,6 +35,7 @@ from memtools._plan.device import (
     DEVICES,
     OtherDeviceError,
     also_in_backward,
+    replaced,
     standing_in_for,
 )
 from memtools._plan.plan import Plan, PlanLimit, PlanPhase
@@ -330,11 +331,8 @@ def _converting_modules(torch: Any, fakes: Any) -> Iterator[None]:
                 converted.clear()
         return module
 
-    torch.nn.Module._apply = apply
-    try:
+    with replaced(torch.nn.Module, "_apply", apply):
         yield
-    finally:
-        torch.nn.Module._apply = original
 
 
 @contextmanager
@@ -356,11 +354,8 @@ def _copying_tensors(torch: Any, fakes: Any) -> Iterator[None]:
         memo[id(tensor)] = new
         return new
 
-    fakes.FakeTensor.__deepcopy__ = copy
-    try:
+    with replaced(fakes.FakeTensor, "__deepcopy__", copy):
         yield
-    finally:
-        del fakes.FakeTensor.__deepcopy__
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar, Union
 
 from memtools._base import sentences
-from memtools._base.peak import BACKWARD, BACKWARDS, OPTIMIZER, OPTIMIZERS, PeakContents
+from memtools._base.peak import BACKWARD, BACKWARDS, OPTIMIZER, OPTIMIZERS, PeakContents, in_phase
 from memtools._base.place import line_of
 from memtools._base.size import format_bytes
 from memtools._leak.finding import LeakFinding
@@ -203,11 +203,9 @@ class Peak(PeakContents, Event):
 
     def moment(self) -> str:
         """`in the optimizer's step (aten::_foreach_sqrt, train.py:31)`."""
-        where = {OPTIMIZER: "the optimizer's step", "": "the step"}.get(
-            self.phase, f"the {self.phase} pass"
-        )
+        where = in_phase(self.phase) if self.phase else "in the step"
         at = ", ".join(part for part in (self.operator, line_of(self.line)) if part)
-        return f"in {where} ({at})" if at else f"in {where}"
+        return f"{where} ({at})" if at else where
 
     def filled(self) -> str:
         """`optimizer state 41.6 MiB, its temporaries 32.0 MiB, parameters 20.8 MiB`: the parts of 1

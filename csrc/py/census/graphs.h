@@ -46,9 +46,9 @@ typedef struct mt_graph {
 
 typedef struct mt_graphs {
     const mt_torch_ops *shim;
-    mt_graph
-        *roots; /* after count(): those that are not passed, then the others, each oldest first;
-                        of those with one grad_fn, the first added */
+    /* after count(): those that are not passed, then the others, each oldest first; of those with
+     * one grad_fn, the first added */
+    mt_graph *roots;
     size_t n, cap;
     size_t nodes;   /* in all graphs together */
     uint64_t now;   /* the number that the next node of this thread will get */
