@@ -183,7 +183,8 @@ class GradAccumulator:
         Raises what `flush()` and `loss_fn` raise, with gradients and counters as before; an
         out-of-memory error only if one row does not fit.
         """
-        return self._get_back_off().step(batch, loss_fn, split)
+        report: WindowReport = self._get_back_off().step(batch, loss_fn, split)
+        return report
 
     def _get_back_off(self) -> BackOff:
         """Return the back-off. The first call makes it, as it sets malloc's thresholds."""

@@ -22,7 +22,7 @@ import math
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
 from memtools._base import malloc, reclaim
 from memtools._base import torch as bridge
@@ -30,13 +30,12 @@ from memtools._base.limits import lowest_limit_of_process
 from memtools._base.oom import Shortage, remedy, shortage
 from memtools._base.size import format_bytes
 from memtools._grad.pressure import FIRST_ROWS, Watermark, WatermarkError, write_mark
-from memtools._grad.report import WATERMARK, Retry, WindowReport
+from memtools._grad.report import WATERMARK, Retry
 from memtools._grad.split import PartsByFunction, PartsByRows, Split
 from memtools._grad.undo import Undo
 
 if TYPE_CHECKING:
     from memtools._grad.settings import Settings
-    from memtools._grad.window import Mark, WindowRunner
 
 #: After so many windows in a row in which the allocator of a device emptied its cache, the size is
 #: halved.
@@ -59,15 +58,35 @@ _ONEDNN_IS_OFF: Final = (
 _new_widths = itertools.count(100_003, 2)
 
 
+class Runner(Protocol):
+    """What runs the micro-batches of a window: the WindowRunner of an accumulator, or BatchPasses
+    for a trainer that makes its updates itself. `window` has mark() and rewind()."""
+
+    model: Any
+    gradients: Any
+    window: Any
+    ranks: Any
+    totals: Any
+    retries: list[Retry]
+    micro_batch_size: int | None
+
+    def begin(self) -> None: ...
+    def run(self, micro: Any, loss_fn: Callable[[Any], Any], last: bool, rows: int = 0) -> None: ...
+    def end(self) -> Any: ...
+    def keep_retries(self) -> None: ...
+    def require_outside(self, call: str) -> None: ...
+    def require_whole(self, call: str) -> None: ...
+
+
 class BackOff:
-    """The step() of one accumulator, with what it has learned about sizes.
+    """The step() of one accumulator or trainer, with what it has learned about sizes.
 
     Attributes:
         control: the size that windows begin with.
         watermark: compares memory with the limits of a monitor; None without one.
     """
 
-    def __init__(self, runner: WindowRunner, settings: Settings) -> None:
+    def __init__(self, runner: Runner, settings: Settings) -> None:
         self._runner, self._torch = runner, bridge.connect().torch
         self.control = SizeControl(settings.micro_batch_size)
         self._undo = Undo(self._tensors())
@@ -98,9 +117,9 @@ class BackOff:
         split: Split | None = None,
         *,
         sizes: Sequence[int] = (),
-    ) -> WindowReport:
-        """Run one window. `sizes` are the rows of its first micro-batches, in place of the learned
-        size."""
+    ) -> Any:
+        """Run one window, and return what the runner's end() returns. `sizes` are the rows of its
+        first micro-batches, in place of the learned size."""
         runner = self._runner
         self._require_ready(loss_fn)
         left = PartsByRows(batch) if split is None else PartsByFunction(batch, split)
@@ -156,7 +175,7 @@ class BackOff:
                 f"(loss_sum, weight, sums), got {type(loss_fn).__name__}"
             )
 
-    def _end(self, done: _Step) -> WindowReport:
+    def _end(self, done: _Step) -> Any:
         """Make the update, and choose the size of the next window."""
         runner, control = self._runner, self.control
         single = runner.window.count == 1
@@ -198,7 +217,7 @@ class BackOff:
             )
         )
 
-    def _give_up(self, start: Mark, torn: str) -> None:
+    def _give_up(self, start: Any, torn: str) -> None:
         """Drop the window as if it had not begun. If parameters have moved, it stays torn."""
         self._runner.window.rewind(start)
         self._runner.window.torn = torn
@@ -264,7 +283,8 @@ class _Step:
         if left - size == 1 and size >= FIRST_ROWS:
             # BatchNorm refuses a last micro-batch of one row.
             self.spared = 1 if size > FIRST_ROWS else -int(self._has_room_for(watermark, size + 1))
-        return self.runner.ranks.least(size - self.spared)
+        least: float = self.runner.ranks.least(size - self.spared)
+        return least
 
     def _has_room_for(self, watermark: Watermark, rows: float) -> bool:
         """Whether one more row than a size may be tried. Not after an OOM in this window, as it

@@ -38,7 +38,7 @@ from memtools._base.oom import Shortage
 from memtools._base.size import format_bytes
 
 if TYPE_CHECKING:
-    from memtools._grad.window import WindowRunner
+    from memtools._grad.backoff import Runner
 
 #: The watermark is this part of each limit.
 LEVEL: Final = 0.9
@@ -153,7 +153,7 @@ class Watermark:
         note: why sizes do not depend on the watermark, or "".
     """
 
-    def __init__(self, monitor: Monitor, runner: WindowRunner) -> None:
+    def __init__(self, monitor: Monitor, runner: Runner) -> None:
         self._monitor, self._runner = monitor, runner
         self.note = ""
         self._rises: dict[str, Rises] = {}

@@ -569,7 +569,7 @@ class Undo:
         choose: Callable[[list[torch.Tensor]], Redo] = choose,
     ) -> None:
         self._parameters, self._choose = parameters, choose
-        self._gradients = choose(parameters)
+        self._gradients = self._chosen = choose(parameters)
         self._buffers, self._first = Buffers(), Buffers()
         self._frozen: Frozen | None = None
         self._model: Any = None
@@ -580,7 +580,10 @@ class Undo:
         """Save what is needed to go back to the start of the window. Call it before the first
         micro-batch. `parameters` may differ from before, as programs add groups to optimizers."""
         if list(map(id, parameters)) != list(map(id, self._parameters)):
-            self._parameters, self._gradients = parameters, self._choose(parameters)
+            self._parameters, self._chosen = parameters, self._choose(parameters)
+        # Gradients that are there already were not made by this window, and cannot be made again.
+        has_gradients = any(p.grad is not None for p in parameters)
+        self._gradients = Scratch(parameters) if has_gradients else self._chosen
         self._model = model
         # The generator of the CPU is always saved.
         devices: set[Any] = set()
