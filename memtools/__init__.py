@@ -50,6 +50,7 @@ _NAMES = {
     "_record.record": "Record",
     "_trajectory.settings": "UpdateSettings",
     "_trajectory.store": "TrajectoryStore",
+    "integrations.use": "use",
 }
 _HOMES = {name: f"memtools.{module}" for module, names in _NAMES.items() for name in names.split()}
 

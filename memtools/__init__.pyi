@@ -44,3 +44,4 @@ from memtools.errors import DeviceMemoryPressure as DeviceMemoryPressure
 from memtools.errors import HostMemoryPressure as HostMemoryPressure
 from memtools.errors import MemoryPressure as MemoryPressure
 from memtools.errors import MemtoolsError as MemtoolsError
+from memtools.integrations.use import use as use

@@ -43,10 +43,12 @@ from memtools._trajectory.epochs import TrajectoryChunk as TrajectoryChunk
 from memtools._trajectory.epochs import TrajectoryEpoch as TrajectoryEpoch
 from memtools._trajectory.epochs import TrajectoryEpochs as TrajectoryEpochs
 from memtools._trajectory.store import TrajectoryStats as TrajectoryStats
+from memtools.integrations.use import Adapter as Adapter
 
 __all__ = [
     "AccumulatorReport",
     "ActionReport",
+    "Adapter",
     "AllocatorSettings",
     "Buckets",
     "BudgetReport",

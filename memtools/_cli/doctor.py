@@ -37,6 +37,7 @@ TITLES = {
 INSTALL_TORCH = "install torch 2.11 or later: run python -m pip install 'torch>=2.11'"
 PYTEST_REMEDY = "pytest is not installed; run python -m pip install pytest"
 PAGE_REMEDY = "jinja2 is not installed; run python -m pip install jinja2"
+TRAINERS_REMEDY = "transformers is not installed; run python -m pip install transformers"
 LIVE_REMEDY = "for the live view run python -m pip install rich"
 
 
@@ -269,6 +270,8 @@ def works_here(findings: Findings, no_torch: str, no_shim: str) -> dict[str, Par
     no_page = no_core or (PAGE_REMEDY if page.value is None else "")
     pytest = installed_version("pytest")
     no_pytest = no_core or (PYTEST_REMEDY if pytest.value is None else "")
+    trainers = installed_version("transformers")
+    no_trainers = blocked or (TRAINERS_REMEDY if trainers.value is None else "")
     live = (
         "live, by rich" if installed_version("rich").value else f"a line each time; {LIVE_REMEDY}"
     )
@@ -289,6 +292,7 @@ def works_here(findings: Findings, no_torch: str, no_shim: str) -> dict[str, Par
         "amp": Part("accumulation, AMP", not blocked, blocked or accumulation),
         "run": Part("memtools run", not no_act, no_act or "records a program as it is"),
         "plan": Part("memtools plan", not blocked, blocked or "a step before anything runs"),
+        "use": _by("memtools.use", "transformers", trainers, no_trainers),
         "watch": Part("memtools watch", not no_core, no_core or live),
         "report": _by("memtools report", "jinja2", page, no_page),
         "pytest_plugin": _by("pytest's plugin", "pytest", pytest, no_pytest),

@@ -276,8 +276,8 @@ FINDINGS: dict[str, tuple[dict[str, Any], int, str, list[str]]] = {
         "1 thing does not work: gate history, CUDA.",
         "headers version none (", "set MEMTOOLS_CUDA_HOME"]),
     "no torch": ({"torch": "", "error": AssertionError("it was imported")}, 0, "", [
-        "6 things do not work: gate history, CPU, gate history, CUDA, KV-cache pool, "
-        "accumulation, AMP, memtools plan, tensor checks.",
+        "7 things do not work: gate history, CPU, gate history, CUDA, KV-cache pool, "
+        "accumulation, AMP, memtools plan, memtools.use, tensor checks.",
         "torch not installed", f"CPU no torch is not installed; {doctor.INSTALL_TORCH}",
         "torch connected no (torch is not installed)"]),
     "torch for the CPU": ({"torch": "__version__ = '2.13.0'"}, 0, "cpu check", [
@@ -306,7 +306,7 @@ def test_what_is_different_shows_and_only_what_should_work_is_broken(
     report = examine(monkeypatch, tmp_path, **different)
     assert len(report.broken) == broken
     assert all("\n" not in line for line in report.broken)
-    known = "kv_pool cleanup_policy amp run plan watch report pytest_plugin"
+    known = "kv_pool cleanup_policy amp run plan use watch report pytest_plugin"
     working = [key for key, p in report.parts.items() if p.works and key not in known]
     assert " ".join(key.rpartition("_")[2] for key in working) == works
     monkeypatch.setattr(doctor, "examine", lambda: report)
@@ -381,8 +381,8 @@ KEYS = {
     "rlimit_as_bytes rlimit_data_bytes rlimit_memlock_bytes",
     "allocators": "malloc malloc_arenas malloc_settings cuda_settings cuda_caching advice",
     "environment": " ".join(environment.KEYS),
-    "works": "gate_history_cpu gate_history_cuda kv_pool cleanup_policy amp run plan watch report "
-    "pytest_plugin neg_bit_check",
+    "works": "gate_history_cpu gate_history_cuda kv_pool cleanup_policy amp run plan use watch "
+    "report pytest_plugin neg_bit_check",
 }
 
 

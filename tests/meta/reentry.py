@@ -393,9 +393,21 @@ KINDS: dict[str, Any] = {
     "MemoryMonitor": memtools.MemoryMonitor,
     "Watermarks": Watermarks,
 }
+
+
+def small_trainer() -> Any:
+    """A Trainer of transformers, which takes its second to import."""
+    from transformers import Trainer, TrainingArguments
+
+    arguments = TrainingArguments(tempfile.gettempdir(), use_cpu=True, report_to=[])
+    return Trainer(torch.nn.Linear(2, 1), arguments)
+
+
 #: by "callable.parameter", "class.parameter" or the parameter's own name, before its kind
 NAMED: dict[str, Any] = {
     "KVPool.estimate.config": {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64},
+    "use.trainer": lambda: small_trainer(),
+    "use.monitor": None,
     "plan.step": lambda: lambda a=1: lambda: torch.ones(2) * a,
     "plan.vary": lambda: {"a": [1]},
     "BudgetReport.__init__.holdings": (),

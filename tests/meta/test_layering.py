@@ -107,7 +107,8 @@ ARROWS: dict[str, set[str]] = {
     "export": {"_base"},
     "_gate": {"_base", "_budget"},
     "_grad": {"_base", "_census"},  # who holds the graphs of passes before one that failed
-    "integrations": {"_base", "__init__"},  # of the rooms, public names only
+    # Of the rooms public names only, but for the passes of a trainer's batches.
+    "integrations": {"_base", "_grad", "__init__"},
     "_kv": {"_base", "_budget"},
     "_leak": {"_base"},
     "_monitor": {"_base", "_record", "_leak", "_census", "_blocks"},

@@ -1,6 +1,7 @@
 """MemoryCallback: a MemoryMonitor for transformers.Trainer.
 
 on_train_begin   start, phase "train"
+on_..._step      phase "optimizer", from on_pre_optimizer_step to on_optimizer_step
 on_step_end      step: an update of the optimizer; phase "evaluate" or "save" if that comes next
 on_substep_end   no step, but guards may act; as after each batch of an evaluation
 on_log           figures are added to the log
@@ -34,10 +35,11 @@ class MemoryCallback(MonitoringCallback, TrainerCallback):  # type: ignore[misc]
         trainer.train()
 
     The monitor starts with the training and stops with it, also if it ends by an exception. A step
-    is an update of the optimizer, however many batches it accumulates. Evaluation and saving are
-    the phases `evaluate` and `save` inside `train`. Each log that goes to reporters (TensorBoard,
-    wandb) has the monitor's `memory/...` figures; at the end the summary goes to the log `memtools`
-    at level INFO. Losses and `trainer.state.log_history` are the same as without the callback.
+    is an update of the optimizer, however many batches it accumulates. Its steps, evaluation and
+    saving are the phases `optimizer`, `evaluate` and `save` inside `train`. Each log that goes to
+    reporters (TensorBoard, wandb) has the monitor's `memory/...` figures; at the end the summary
+    goes to the log `memtools` at level INFO. Losses and `trainer.state.log_history` are the same as
+    without the callback.
 
     For a Trainer that exists already use `callback.add_to(trainer)`. `Trainer.add_callback` puts
     the callback behind the reporters, which then do not get its figures, and an exception in the
@@ -82,6 +84,14 @@ class MemoryCallback(MonitoringCallback, TrainerCallback):  # type: ignore[misc]
             trainer.train = _watched(trainer.train, self)
         return self
 
+    def remove_from(self, trainer: Any) -> None:
+        """Remove the callback from a Trainer. Stops the monitor if the callback started it."""
+        self.stop()
+        trainer.remove_callback(self)
+        if trainer in self._trainers:
+            self._trainers.remove(trainer)
+            del trainer.train  # the watched one, which hides the trainer's own
+
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         trainer = _trainer_above(self)
         if trainer is not None:
@@ -100,6 +110,12 @@ class MemoryCallback(MonitoringCallback, TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.monitor.step()
         self._begin_next(control)
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._run.enter("optimizer")
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._run.leave("optimizer")
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.monitor.step(0)  # a safe point but not a step: the optimizer has not been called

@@ -1,0 +1,120 @@
+"""What `memtools.use()` changes of a transformers.Trainer.
+
+    Watching           monitor, phases, steps              a callback, train()
+    Cleaning           gc and trim                         training_step()
+    Accumulation       batches in parts that fit           compute_loss(), get_batch_samples()
+    GroupGeneration    a prompt once for its group         _generate_single_turn() of TRL
+
+Everything is set on the trainer object, and on no class.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from memtools import CleanupPolicy, MemoryMonitor, managed
+from memtools.integrations.transformers._accumulation import Accumulation
+from memtools.integrations.transformers._callback import MemoryCallback
+
+if TYPE_CHECKING:
+    from memtools.integrations.use import Change
+
+
+class Watching:
+    """A MemoryCallback."""
+
+    busy = ""
+
+    def __init__(self, trainer: Any, monitor: MemoryMonitor) -> None:
+        self._trainer, self._callback = trainer, MemoryCallback(monitor).add_to(trainer)
+        self.changed = ["Phases and steps of the training go to a MemoryMonitor."]
+        self.left: list[str] = []
+
+    def remove(self) -> None:
+        """Remove the callback."""
+        self._callback.remove_from(self._trainer)
+
+
+class Cleaning:
+    """A CleanupPolicy around the steps of the training."""
+
+    busy = ""
+
+    def __init__(self, trainer: Any, policy: CleanupPolicy) -> None:
+        self._trainer = trainer
+        trainer.training_step = managed(policy)(trainer.training_step)
+        self.changed = ["A CleanupPolicy collects garbage and trims in training_step()."]
+        self.left: list[str] = []
+
+    def remove(self) -> None:
+        """Put the trainer's method back."""
+        del self._trainer.training_step
+
+
+class Left:
+    """Something that is left as it is."""
+
+    busy = ""
+
+    def __init__(self, sentence: str) -> None:
+        self.changed: list[str] = []
+        self.left = [sentence]
+
+    def remove(self) -> None:
+        """Nothing was changed."""
+
+
+def changes(
+    trainer: Any, monitor: MemoryMonitor, policy: CleanupPolicy, micro_batch_size: int | None
+) -> list[Change]:
+    """Make the changes of `use()`.
+
+    Raises ValueError if the trainer runs under DeepSpeed, TypeError if the policy is none.
+    """
+    if getattr(trainer, "is_deepspeed_enabled", False):
+        raise ValueError(
+            "DeepSpeed runs the backward pass and the update itself, so that a batch cannot run in "
+            "parts: leave use() out, and watch the training by `memtools run`"
+        )
+    if not isinstance(policy, CleanupPolicy):
+        raise TypeError(f"cleanup must be a CleanupPolicy, got {type(policy).__name__}")
+    made: list[Change] = [Watching(trainer, monitor), Cleaning(trainer, policy)]
+    if why := _why_not_cut(trainer):
+        made.append(Left(f"Batches run whole: {why}."))
+    else:
+        made.append(Accumulation(trainer, monitor, micro_batch_size))
+    if hasattr(trainer, "_generate_single_turn"):  # TRL's GRPOTrainer and RLOOTrainer
+        from memtools.integrations.transformers._generation import GroupGeneration
+
+        if why := _why_no_groups(trainer):
+            made.append(Left(f"Generation is the trainer's own: {why}."))
+        else:
+            made.append(GroupGeneration(trainer, monitor))
+    made.append(Left("Batch size, optimizer, clipping, learning rate, logs and checkpoints."))
+    return made
+
+
+def _why_not_cut(trainer: Any) -> str:
+    """Why the batches of this trainer cannot run in parts, as a clause; "" if they can."""
+    step = next(kind for kind in type(trainer).__mro__ if "training_step" in vars(kind))
+    devices = set(getattr(trainer.model, "hf_device_map", {}).values())
+    if step.__module__.partition(".")[0] not in ("transformers", "trl"):
+        return f"{step.__name__} has a training_step() of its own"
+    if trainer.accelerator.num_processes > 1:
+        return f"it trains on {trainer.accelerator.num_processes} processes, which reduce together"
+    if trainer.args.n_gpu > 1:
+        return f"DataParallel cuts them for {trainer.args.n_gpu} GPUs already"
+    if len(devices) > 1:
+        return f"the model is on {len(devices)} devices"
+    if trainer.args.optim in ("lomo", "adalomo"):
+        return f"{trainer.args.optim} updates in the backward pass"
+    return ""
+
+
+def _why_no_groups(trainer: Any) -> str:
+    """Why a trainer that generates does it by itself, as a clause; "" if it need not."""
+    if trainer.use_vllm:
+        return "vLLM has a cache of its own"
+    if getattr(trainer, "use_transformers_paged", False):
+        return "continuous batching has a cache of its own"
+    return ""

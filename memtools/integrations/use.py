@@ -1,0 +1,141 @@
+"""`memtools.use(trainer)`: what memtools does for a training loop, in one line.
+
+The trainer is known by its class, and its library is not imported for that.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from memtools._base.number import whole_number
+
+if TYPE_CHECKING:
+    from memtools import CleanupPolicy, MemoryMonitor
+
+__all__ = ["Adapter", "use"]
+
+#: The attribute of a trainer that is in use.
+_NAME = "_memtools"
+
+
+class Change(Protocol):
+    """One thing that memtools does for a trainer.
+
+    Attributes:
+        changed, left: what it does, and what it leaves and why; a sentence each.
+        busy: why it cannot be removed now, as a clause; "" if it can.
+    """
+
+    @property
+    def changed(self) -> list[str]: ...
+    @property
+    def left(self) -> list[str]: ...
+    @property
+    def busy(self) -> str: ...
+    def remove(self) -> None: ...
+
+
+class Adapter:
+    """What memtools does for one trainer. `print()` says what was changed, what was left, and why.
+
+    Attributes:
+        trainer: the trainer.
+        monitor: its monitor, which runs while it trains.
+        policy: its cleanup policy.
+    """
+
+    def __init__(
+        self, trainer: Any, monitor: MemoryMonitor, policy: CleanupPolicy, changes: list[Change]
+    ) -> None:
+        self.trainer, self.monitor, self.policy = trainer, monitor, policy
+        self._changes = changes
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """What was changed, a sentence each."""
+        return tuple(sentence for change in self._changes for sentence in change.changed)
+
+    @property
+    def left(self) -> tuple[str, ...]:
+        """What was left as it is, and why, a sentence each."""
+        return tuple(sentence for change in self._changes for sentence in change.left)
+
+    def remove(self) -> None:
+        """Put everything back. A second call does nothing.
+
+        Raises RuntimeError in the middle of an update, whose batches have their factors already.
+        """
+        if vars(self.trainer).get(_NAME) is not self:
+            return
+        for busy in [change.busy for change in self._changes if change.busy]:
+            raise RuntimeError(f"remove() {busy}")
+        for change in reversed(self._changes):
+            change.remove()
+        delattr(self.trainer, _NAME)
+
+    def __str__(self) -> str:
+        lines = [f"memtools on {type(self.trainer).__name__}"]
+        lines += [f"  changed  {sentence}" for sentence in self.changed]
+        lines += [f"  left     {sentence}" for sentence in self.left]
+        return "\n".join(lines)
+
+
+def use(
+    trainer: Any,
+    *,
+    limit: int | str | None = None,
+    micro_batch_size: int | None = None,
+    monitor: MemoryMonitor | None = None,
+    cleanup: CleanupPolicy | None = None,
+) -> Adapter:
+    """Keep a trainer inside its memory.
+
+        trainer = GRPOTrainer(model, reward_funcs=reward, args=args, train_dataset=data)
+        memtools.use(trainer)
+        trainer.train()
+
+    Batches run in parts that fit, with the gradient of the whole batch: the trainer's own batch
+    size, accumulation, clipping, learning rate, logs and checkpoints stay as they are. A mean over
+    tokens counts every token of an update once, also where the trainer takes a mean of means. A
+    monitor watches the phases of the training, and a cleanup policy collects garbage and trims. In
+    TRL's GRPOTrainer and RLOOTrainer each prompt of a group is computed and stored once.
+
+    Args:
+        trainer: a `transformers.Trainer`, or a subclass such as TRL's SFTTrainer, DPOTrainer,
+            GRPOTrainer or RLOOTrainer, on one process.
+        limit: the memory that the process may use, in bytes or as "20 GiB", above 0; None, the
+            default, for the limits that the system sets. Batches stay below 90 % of it.
+        micro_batch_size: the rows of a part to begin with, at least 1; None, the default, begins
+            with few rows where memory has a limit, else with the whole batch.
+        monitor: the monitor of the training; None, the default, makes a `MemoryMonitor(limit)`.
+        cleanup: when to clean up; None, the default, makes a `CleanupPolicy()`.
+
+    Returns an Adapter: `print()` it for what was changed and what was left, and why; `remove()`
+    puts everything back.
+
+    Raises:
+        TypeError: the trainer is of a class that is not known, or an argument has a wrong type.
+        ValueError: it is in use already, runs under DeepSpeed, or both limit and monitor are given.
+    """
+    if monitor is not None and limit is not None:
+        raise ValueError("pass limit= or monitor=, as a monitor has its own limit")
+    from memtools import CleanupPolicy, MemoryMonitor
+
+    monitor = MemoryMonitor(limit=limit) if monitor is None else monitor
+    policy = CleanupPolicy() if cleanup is None else cleanup
+    if micro_batch_size is not None:
+        micro_batch_size = whole_number("micro_batch_size", micro_batch_size)
+    names = {f"{kind.__module__}.{kind.__name__}" for kind in type(trainer).__mro__}
+    if "transformers.trainer.Trainer" not in names:
+        raise TypeError(
+            f"use() knows transformers.Trainer and its subclasses, and got a "
+            f"{type(trainer).__module__}.{type(trainer).__name__}: for Lightning and accelerate "
+            "see memtools.integrations, for a loop of your own GradAccumulator and MemoryMonitor"
+        )
+    if _NAME in vars(trainer):
+        raise ValueError("use() is in use on this trainer already: call its remove() first")
+    from memtools.integrations.transformers._changes import changes
+
+    adapter = Adapter(trainer, monitor, policy, changes(trainer, monitor, policy, micro_batch_size))
+    setattr(trainer, _NAME, adapter)
+    return adapter

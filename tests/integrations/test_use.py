@@ -1,0 +1,191 @@
+"""memtools.use(trainer): the same training in parts that fit, in one line, and back again."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import pytest
+import torch
+import trl
+from transformers import Trainer
+
+import memtools
+from tests.integrations.tinytrl import KINDS, logged, parameters, trainer
+from tests.kit.oominject import Inject
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),  # TRL's and transformers' own
+    pytest.mark.slow,
+]
+# TRL means these over the chosen tokens of a batch.
+_ABOUT = ("logits/", "mean_token_accuracy")
+
+
+def trained(kind: str, folder: Any, is_used: bool, part: int = 3, **options: Any) -> Any:
+    made = trainer(kind, folder, **options)
+    adapter = memtools.use(made, micro_batch_size=part) if is_used else None
+    made.train()
+    return made, adapter
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_training_in_parts_is_the_training_in_whole_batches(kind, tmp_path):
+    plain, _ = trained(kind, tmp_path, False)
+    used, adapter = trained(kind, tmp_path, True)
+
+    assert "had 3 rows" in str(adapter)
+    torch.testing.assert_close(parameters(used), parameters(plain), rtol=1e-5, atol=1e-6)
+    for ours, theirs in zip(logged(used), logged(plain), strict=True):
+        same = {k: v for k, v in theirs.items() if not (kind == "DPO" and k.startswith(_ABOUT))}
+        assert {k: ours[k] for k in same} == pytest.approx(same, rel=1e-4, abs=1e-5)
+    wanted = {"train", "loss", "backward", "optimizer"}
+    if kind in ("GRPO", "RLOO"):
+        wanted |= {"generate", "reward"}
+        assert "4 answers to each" in str(adapter)
+    assert {phase.name for phase in adapter.monitor.phases()} >= wanted
+
+
+@pytest.mark.parametrize("kind", ["without num_items_in_batch", "DPO"])
+def test_an_update_of_several_batches_counts_each_token_once(kind, tmp_path):
+    plain, _ = trained(kind, tmp_path, False)
+    uneven = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
+    used, _ = trained(kind, tmp_path, True, 1, **uneven)
+    torch.testing.assert_close(parameters(used), parameters(plain), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["SFT", "GRPO"])
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_a_part_that_runs_out_of_memory_runs_again_and_counts_once(kind, where, tmp_path):
+    plain, _ = trained(kind, tmp_path, False, gradient_accumulation_steps=2)
+    made = trainer(kind, tmp_path, gradient_accumulation_steps=2)
+    inject = Inject(**{where: {1}})
+
+    def hook(module: Any, args: Any, output: Any) -> None:
+        if torch.is_grad_enabled():
+            output.last_hidden_state = inject(output.last_hidden_state)
+
+    made.model.model.register_forward_hook(hook)
+    adapter = memtools.use(made, micro_batch_size=6)
+    made.train()
+    assert "1 part ran again with fewer rows" in str(adapter)
+    torch.testing.assert_close(parameters(made), parameters(plain), rtol=1e-5, atol=1e-6)
+    for ours, theirs in zip(logged(made), logged(plain), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-5)
+
+
+def test_remove_puts_everything_back(tmp_path):
+    made = trainer("GRPO", tmp_path)
+    callbacks = list(made.callback_handler.callbacks)
+    before = dict(vars(made))
+    adapter = memtools.use(made)
+    ours = {name for name in vars(made) if vars(made)[name] is not before.get(name)}
+    assert {"compute_loss", "training_step", "_generate_single_turn"} <= ours
+    made.train()
+    adapter.remove()
+    adapter.remove()
+    assert {name for name in ours if name in vars(made)} == ours & before.keys()
+    assert made.callback_handler.callbacks == callbacks
+    assert type(made).loss_is_scaled_for_ga is True
+    assert "generate" not in vars(made.model)
+    memtools.use(made).remove()
+
+
+class OwnStep(Trainer):
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return super().training_step(*args, **kwargs)
+
+
+class LargestLoss(Trainer):
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False,
+                     num_items_in_batch: Any = None) -> Any:  # fmt: skip
+        logits = model(input_ids=inputs["input_ids"]).logits
+        each = torch.nn.functional.cross_entropy(logits.mT, inputs["input_ids"], reduction="none")
+        return each.max()
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [(OwnStep, "OwnStep has a training_step"), (LargestLoss, "the loss of two of its rows is")],
+)
+def test_what_cannot_be_cut_is_left_and_trains_as_before(kind, why, tmp_path):
+    def train(is_used: bool) -> Any:
+        base = trainer("transformers", tmp_path, gradient_accumulation_steps=2)
+        made = kind(base.model, base.args, train_dataset=base.train_dataset)
+        adapter = memtools.use(made, micro_batch_size=3) if is_used else None
+        made.train()
+        return made, adapter
+
+    (plain, _), (used, adapter) = train(False), train(True)
+    assert f"Batches run whole: {why}" in str(adapter)
+    assert parameters(used).equal(parameters(plain))
+
+
+def test_dropout_in_training_keeps_generation_as_it_is(tmp_path):
+    made = trainer("GRPO", tmp_path, max_steps=1)
+    made.model.config.attention_dropout = 0.1
+    adapter = memtools.use(made)
+    made.train()
+    assert "Generation is the trainer's own: the model generates in training mode" in str(adapter)
+
+
+def test_vllm_and_several_processes_are_left_alone_and_said(tmp_path, monkeypatch):
+    made = trainer("GRPO", tmp_path)
+    made.use_vllm = True
+    monkeypatch.setattr(type(made.accelerator), "num_processes", 2)
+    adapter = memtools.use(made)
+    assert "vLLM has a cache of its own" in str(adapter)
+    assert "it trains on 2 processes" in str(adapter)
+    adapter.remove()
+
+
+def deepspeed(made: Any) -> dict[str, Any]:
+    made.is_deepspeed_enabled = True
+    return {}
+
+
+BAD = {
+    "already: call its remove": lambda made: memtools.use(made) and {},
+    "pass limit= or monitor=": lambda made: {
+        "limit": "1 GiB", "monitor": memtools.MemoryMonitor(),
+    },
+    "DeepSpeed runs the backward pass": deepspeed,
+    "micro_batch_size": lambda made: {"micro_batch_size": 0},
+    "limit": lambda made: {"limit": -1},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("why", BAD)
+def test_bad_input_changes_nothing(why, tmp_path):
+    made = trainer("transformers", tmp_path)
+    options = BAD[why](made)
+    before = dict(vars(made))
+    with pytest.raises(ValueError, match=why):
+        memtools.use(made, **options)
+    assert vars(made) == before
+
+
+@pytest.mark.parametrize("other", [object(), types.SimpleNamespace(), trl.SFTTrainer])
+def test_other_objects_are_refused(other):
+    with pytest.raises(TypeError, match="knows transformers.Trainer and its subclasses"):
+        memtools.use(other)
+
+
+def test_remove_in_the_middle_of_an_update_is_refused(tmp_path):
+    made = trainer("transformers", tmp_path, gradient_accumulation_steps=2, max_steps=1)
+    adapter = memtools.use(made)
+    step, refused = made.training_step, []
+
+    def removes(*args: Any, **kwargs: Any) -> Any:
+        result = step(*args, **kwargs)
+        try:
+            adapter.remove()
+        except RuntimeError as error:
+            refused.append(str(error))
+        return result
+
+    made.training_step = removes
+    made.train()
+    assert len(refused) == 1
+    assert "in the middle of an update" in refused[0]
