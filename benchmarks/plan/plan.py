@@ -5,8 +5,10 @@
 peaks: the measured peak is that of the third step, by the reports of torch's host allocator,
 without a trace. The first plan of a process also imports what torch needs for fake tensors; it is
 made before and not timed.
-beside: the same for torch's MemTracker, also under fake tensors, and for what `accelerate
-estimate-memory` says of training with Adam: four times the parameters, without activations.
+beside: the same for torch's MemTracker, also under fake tensors; for what `accelerate
+estimate-memory` says of training with Adam: four times the parameters, without activations; and for
+DeepSpeed's `estimate_zero2_model_states_mem_needs` on one GPU without offload: 20 bytes a
+parameter, as it trains in half precision, without activations.
 limits: for random limits, whether the largest GPT that fits by the plan runs in a process with that
 limit, and one with one row more does not.
 """
@@ -82,7 +84,23 @@ def beside(loop: str) -> Json:
             tracker = type(error).__name__
         seconds = time.perf_counter() - begun
         parameters, _ = calculate_maximum_sizes(made.model)
-    return {"loop": loop, "tracker": tracker, "seconds": seconds, "accelerate": 4 * parameters}
+    return {
+        "loop": loop,
+        "tracker": tracker,
+        "seconds": seconds,
+        "accelerate": 4 * parameters,
+        "deepspeed": by_deepspeed(sum(one.numel() for one in made.model.parameters())),
+    }
+
+
+def by_deepspeed(parameters: int) -> int | str:
+    """Its bytes for so many parameters; a text without DeepSpeed."""
+    try:
+        from deepspeed.runtime.zero import stage_1_and_2  # type: ignore[import-not-found]
+    except ImportError:
+        return "not installed"
+    estimate = stage_1_and_2.estimate_zero2_model_states_mem_needs
+    return int(estimate(parameters, cpu_offload=False)[1])
 
 
 def tracked(made: Loop) -> int:
@@ -194,13 +212,17 @@ def peaks_table(rows: list[Json]) -> str:
 def beside_table(rows: list[Json], others: list[Json]) -> str:
     known = {row["loop"]: row for row in rows if (row["optimizer"], row["rows"]) == ("AdamW", 8)}
     return table(
-        ("AdamW, batch 8", "measured MiB", "plan", "MemTracker", "accelerate", "s", "MemTracker s"),
+        (
+            *("AdamW, batch 8", "measured MiB", "plan", "MemTracker", "accelerate", "DeepSpeed"),
+            *("s", "MemTracker s"),
+        ),
         (
             (
                 row["loop"],
                 *(mib(known.get(row["loop"], {}).get(key, "")) for key in ("measured", "planned")),
                 mib(row["tracker"]),
                 mib(row["accelerate"]),
+                mib(row["deepspeed"]),
                 f"{known.get(row['loop'], {}).get('seconds', 0):.2f}",
                 f"{row['seconds']:.2f}",
             )

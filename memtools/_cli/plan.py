@@ -26,10 +26,10 @@ class Plan:
     the function is called with other values of its arguments, and each setting is planned.
 
     It prints the peak of the step, by category and over time, and what torch's caching allocator
-    reserves for it, by a model that is not yet measured on a GPU. What kernels need for themselves,
-    such as those of convolutions, is not part of it. With --vary it prints all settings, what each
-    lever gives, and for each limit the best setting: the first one that fits, the most wanted
-    first, with the changes of the program that cost least time.
+    reserves for it, by a model that is not yet measured on a GPU. What kernels of a GPU need for
+    themselves, such as those of convolutions, is not part of it. With --vary it prints all
+    settings, what each lever gives, and for each limit the best setting: the first one that fits,
+    the most wanted first, with the changes of the program that cost least time.
 
     The exit code is 2 if the step cannot be planned; the reason is one line on stderr.
     """

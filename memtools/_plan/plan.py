@@ -73,9 +73,9 @@ class PlanLimit(NamedTuple):
 class Plan:
     """The memory of one training step, known before anything runs. `memtools.plan` makes it.
 
-    All sizes are of the storages that operators of torch make and use. What a kernel needs for
-    itself (convolutions above all, and libraries of a device) is not part of it, nor is the
-    context of a device.
+    All sizes are of the storages that operators of torch make and use, and for the CPU of what
+    kernels of convolutions need for themselves. What kernels and libraries of a device need is not
+    part of it, nor is its context.
 
     Attributes:
         peak_bytes: the most bytes in use at one moment of the step.
@@ -92,8 +92,7 @@ class Plan:
         changes: of the program, each by itself, that lower the peak, the one that does most first.
         device: for which it is: "cuda" or "cpu".
         assumed: what the step asked of values, which do not exist before it runs, and what was
-            taken for them; and that kernels of convolutions need nothing for themselves, if it has
-            some.
+            taken for them; and of a step with convolutions, what their kernels need for themselves.
     """
 
     peak_bytes: int

@@ -38,6 +38,7 @@ from memtools._plan.device import (
     replaced,
     standing_in_for,
 )
+from memtools._plan.kernels import MEASURED, UNKNOWN, Kernels
 from memtools._plan.plan import Plan, PlanLimit, PlanPhase
 from memtools._plan.settings import PlanBest, Plans, PlanSetting, least_changed, settings_of
 from memtools._plan.values import Assumptions, ShapeOfValueError
@@ -45,7 +46,6 @@ from memtools._plan.values import Assumptions, ShapeOfValueError
 MAKES = "a function that needs no arguments and returns the step"
 PRECISION, PRECISIONS = "precision", ("float32", "bfloat16", "float16")
 MOST_SETTINGS = 64
-CONVOLUTIONS = "kernels of convolutions need no memory of their own (they do, but it is unknown)"
 OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # no code of the user's
 MEASURE = "`memtools run` measures the real step"
 
@@ -115,8 +115,9 @@ def plan(
 
     Returns:
         The plan, or with `vary` the plans of all settings, with the best one for each limit. Exact
-        for the CPU, but for what kernels need for themselves, such as those of convolutions. Fused
-        attention on a GPU needs less than what is planned for it where there is dropout or a mask.
+        for the CPU, also with what convolutions need for themselves: each different one runs there
+        for real, with a part of the batch. Fused attention on a GPU needs less than what is planned
+        for it where there is dropout or a mask.
 
     Raises TypeError if `step` is not callable or returns no callable, or a limit or `vary` has
     another type; ValueError if a limit, the device or `vary` is out of range, if `step` or what it
@@ -212,6 +213,7 @@ def _traced(make: Callable[[], Any], device: str) -> tuple[Trace, tuple[str, ...
     torch, fakes = bridge.connect().torch, bridge.fake_tensors()
     mode = fakes.FakeTensorMode()
     tracer, assumptions = Tracer((OURS,)), Assumptions(torch, fakes, _libraries())
+    kernels = Kernels()
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.enter_context(standing_in_for(device, torch, fakes))
@@ -219,6 +221,7 @@ def _traced(make: Callable[[], Any], device: str) -> tuple[Trace, tuple[str, ...
         stack.enter_context(_copying_tensors(torch, fakes))
         stack.enter_context(also_in_backward(torch, assumptions.mode()))
         stack.enter_context(mode)
+        stack.enter_context(kernels)
         stack.enter_context(tracer)
         with _in_a_sentence("the function", torch, fakes):
             step = make()
@@ -234,7 +237,11 @@ def _traced(make: Callable[[], Any], device: str) -> tuple[Trace, tuple[str, ...
     trace = tracer.trace()
     if not _operators(trace):
         raise ValueError("the step ran no operator of torch: there is nothing to plan")
-    return trace, assumptions.notes
+    if not any("convolution" in op.name for op in trace.ops):
+        return trace, assumptions.notes
+    if device == CPU:
+        trace, is_known = kernels.measured(trace)
+    return trace, (*assumptions.notes, MEASURED if device == CPU and is_known else UNKNOWN)
 
 
 def _plan_of(trace: Trace, limits: Sequence[int], device: str, assumed: tuple[str, ...]) -> Plan:
@@ -265,7 +272,7 @@ def _plan_of(trace: Trace, limits: Sequence[int], device: str, assumed: tuple[st
         tuple(_limit_of(trace, changes, limit, device) for limit in limits),
         tuple(one.lowered for one in changes),
         device,
-        (*assumed, CONVOLUTIONS) if any("convolution" in one.name for one in ops) else assumed,
+        assumed,
     )
 
 
