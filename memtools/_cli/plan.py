@@ -31,6 +31,9 @@ class Plan:
     settings, what each lever gives, and for each limit the best setting: the first one that fits,
     the most wanted first, with the changes of the program that cost least time.
 
+    A step that makes shapes of values, such as nonzero, cannot run so. With --measure it runs for
+    real on the CPU, with small values of an argument, and the plan is fitted to that.
+
     The exit code is 2 if the step cannot be planned; the reason is one line on stderr.
     """
 
@@ -60,6 +63,13 @@ class Plan:
             "bfloat16 needs no argument: the step then runs under autocast",
         )
         parser.add_argument(
+            "--measure",
+            metavar="NAME=VALUES",
+            help="for a step that makes shapes of values, such as nonzero: run real steps on the "
+            "CPU with these small values of an argument, such as batch=8,16, four times each, and "
+            "fit the plan to them",
+        )
+        parser.add_argument(
             "--device",
             choices=("cuda", "cpu"),
             default="cuda",
@@ -78,8 +88,9 @@ class Plan:
         try:
             limits = sizes_of(args.limits)
             vary = dict(map(lever_of, args.vary)) or None
+            measure = None if args.measure is None else dict([lever_of(args.measure)])
             function = _function(args.target)
-            found = planned(function, limits, vary, args.device, _Progress())
+            found = planned(function, limits, vary, args.device, measure, _Progress())
         except (ValueError, TypeError, ImportError) as error:
             return complain(args.prog, error)
         if args.json:
@@ -109,7 +120,7 @@ def lever_of(text: str) -> tuple[str, list[Any]]:
     name, equals, values = text.partition("=")
     name, parts = name.strip(), [part.strip() for part in values.split(",")]
     if not (equals and name.isidentifier() and all(parts)):
-        raise ValueError(f"give --vary as NAME=VALUES, such as batch=8,16,32, got {text!r}")
+        raise ValueError(f"give a lever as NAME=VALUES, such as batch=8,16,32, got {text!r}")
     return name, [_value(part) for part in parts]
 
 

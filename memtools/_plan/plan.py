@@ -69,6 +69,29 @@ class PlanLimit(NamedTuple):
         return f"{format_bytes(self.limit_bytes)}: {says}"
 
 
+class PlanFit(NamedTuple):
+    """What a plan is fitted to, where the step itself could not be run without values."""
+
+    #: the argument of the function, such as "batch"
+    argument: str
+    #: its values in the steps that were measured
+    measured: tuple[int, ...]
+    #: the interval of the peak
+    low_bytes: int
+    high_bytes: int
+
+    @property
+    def steps(self) -> str:
+        """`fitted to measured steps of batch 8 and 16`."""
+        sizes = " and ".join(map(str, self.measured))
+        return f"fitted to measured steps of {self.argument} {sizes}"
+
+    @property
+    def between(self) -> str:
+        """`350.0 MiB to 380.0 MiB`."""
+        return f"{format_bytes(self.low_bytes)} to {format_bytes(self.high_bytes)}"
+
+
 @dataclass(frozen=True)
 class Plan:
     """The memory of one training step, known before anything runs. `memtools.plan` makes it.
@@ -93,6 +116,9 @@ class Plan:
         device: for which it is: "cuda" or "cpu".
         assumed: what the step asked of values, which do not exist before it runs, and what was
             taken for them; and of a step with convolutions, what their kernels need for themselves.
+        fit: the steps that were measured, and the interval of the peak, of a plan that is fitted to
+            them. Limits and what is reserved are by the end of it. None: the step itself was run,
+            under fake tensors.
     """
 
     peak_bytes: int
@@ -107,6 +133,12 @@ class Plan:
     changes: tuple[Lowered, ...] = ()
     device: str = "cuda"
     assumed: tuple[str, ...] = ()
+    fit: PlanFit | None = None
+
+    @property
+    def margin(self) -> int:
+        """The bytes from the peak to the end of its interval; 0 if it is not fitted."""
+        return 0 if self.fit is None else max(0, self.fit.high_bytes - self.peak_bytes)
 
     def bytes_of(self, what: str) -> int:
         """Bytes of one category at the peak; 0 if there are none.
@@ -127,9 +159,10 @@ class Plan:
             for part in self.parts
             if part.bytes >= 0.01 * self.peak_bytes
         )
+        fit = "" if self.fit is None else f"; {self.fit.steps}: {self.fit.between}"
         return (
             f"The step needs {format_bytes(self.peak_bytes)} on {self.device} at its peak, {where} "
-            f"({at}): {parts}"
+            f"({at}): {parts}{fit}"
         )
 
     def table(self) -> str:
@@ -188,6 +221,7 @@ class Plan:
             "limits": [one._asdict() | {"left_bytes": one.left_bytes} for one in self.limits],
             "changes": [one._asdict() for one in self.changes],
             "assumed": list(self.assumed),
+            "fit": None if self.fit is None else self.fit._asdict(),
             "curve": list(self.curve),
         }
 

@@ -80,15 +80,19 @@ class Plans:
     def table(self) -> str:
         """All settings with peak and what is reserved, what each lever gives, and the best setting
         for each limit, as lines."""
+        fit = self.settings[0].plan.fit
         rows = [
-            [setting_text(values), format_bytes(plan.peak_bytes), format_bytes(plan.reserved_bytes)]
+            [setting_text(values), format_bytes(plan.peak_bytes)]
+            + ([] if plan.fit is None else [plan.fit.between])
+            + [format_bytes(plan.reserved_bytes)]
             + ["fits" if one.fits else "-" for one in plan.limits]
             for values, plan in self.settings
         ]
         sizes = [format_bytes(one.limit_bytes) for one in self.settings[0].plan.limits]
-        heads = ["setting", "peak", "reserved", *sizes]
+        heads = ["setting", "peak", *([] if fit is None else ["between"]), "reserved", *sizes]
         lines = [
-            f"The step on {self.device}, without changes of the program",
+            f"The step on {self.device}, without changes of the program"
+            + ("" if fit is None else f", {fit.steps}"),
             *aligned([heads, *rows], range(1, len(heads))),
             "",
             f"Each by itself, from {setting_text(self.settings[0].values)} on, makes the peak",
