@@ -29,6 +29,7 @@ from memtools._leak.detector import LeakVerdict as LeakVerdict
 from memtools._leak.detector import StepsLeft as StepsLeft
 from memtools._monitor.phases import PhaseTotals as PhaseTotals
 from memtools._plan.plan import Plan as Plan
+from memtools._plan.plan import PlanFit as PlanFit
 from memtools._plan.plan import PlanLimit as PlanLimit
 from memtools._plan.plan import PlanPhase as PlanPhase
 from memtools._plan.settings import PlanBest as PlanBest
@@ -70,6 +71,7 @@ __all__ = [
     "PhaseTotals",
     "Plan",
     "PlanBest",
+    "PlanFit",
     "PlanLimit",
     "PlanPhase",
     "PlanSetting",

@@ -135,11 +135,6 @@ class Plan:
     assumed: tuple[str, ...] = ()
     fit: PlanFit | None = None
 
-    @property
-    def margin(self) -> int:
-        """The bytes from the peak to the end of its interval; 0 if it is not fitted."""
-        return 0 if self.fit is None else max(0, self.fit.high_bytes - self.peak_bytes)
-
     def bytes_of(self, what: str) -> int:
         """Bytes of one category at the peak; 0 if there are none.
 

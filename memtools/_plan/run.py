@@ -160,9 +160,10 @@ def planned(
             return one
         found.append(PlanSetting(values, one))
         for limit in sizes:
-            if limit not in best and (least := least_changed(trace, device, limit - one.margin)):
+            margin = _margin(fit, one.peak_bytes)
+            if limit not in best and (least := least_changed(trace, device, limit - margin)):
                 changes, peak, most = least
-                best[limit] = PlanBest(limit, values, changes, peak, most + one.margin)
+                best[limit] = PlanBest(limit, values, changes, peak, most + margin)
     fitting = tuple(best.get(limit, PlanBest(limit, {})) for limit in sizes)
     return Plans(tuple(found), fitting, device)
 
@@ -288,7 +289,7 @@ def _plan_of(
         nbytes, count = parts.get(life.category, (0, 0))
         parts[life.category] = nbytes + life.bytes, count + 1
     phases = [(phase, list(run)) for phase, run in groupby(positions, lambda at: ops[at].phase)]
-    op, margin = ops[position], 0 if fit is None else max(0, fit.high_bytes - curve[position])
+    op, margin = ops[position], _margin(fit, curve[position])
     file, line, function = op.frames[0] if op.frames else ("", 0, "")
     function = function.rpartition("<locals>.")[2]
     return Plan(
@@ -309,6 +310,11 @@ def _plan_of(
         assumed,
         fit,
     )
+
+
+def _margin(fit: PlanFit | None, peak: int) -> int:
+    """The bytes from a peak to the end of its interval; 0 if it is not fitted."""
+    return 0 if fit is None else max(0, fit.high_bytes - peak)
 
 
 def _limit_of(

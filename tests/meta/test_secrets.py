@@ -98,6 +98,7 @@ def test_no_repr_and_no_record_holds_the_environment(tmp_path: Path) -> None:
         "Part",
         "Plan",
         "PlanBest",
+        "PlanFit",
         "PlanLimit",
         "PlanPhase",
         "PlanSetting",
