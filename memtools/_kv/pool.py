@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from memtools import _core
 from memtools._base import reclaim
+from memtools._base.modelconfig import cache_shape, entry
+from memtools._base.number import whole_number
 from memtools._base.size import format_bytes, parse_bytes
 from memtools._base.text import as_name
 from memtools._budget import Budget, check_device
 from memtools._kv import tensors
-from memtools._kv.estimate import estimate
 
 if TYPE_CHECKING:
     import torch
+
+CUDA_PAGE = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,10 +199,28 @@ class KVPool(_core.KVPool):
         Raises:
             TypeError: an argument has the wrong type.
             ValueError: an argument is out of range, or the configuration lacks an entry.
+            MemoryError: the system refuses the addresses of one block.
         """
-        return estimate(
-            config, tokens, sequences, shared_tokens, dtype, device, layout, layer_group, page_bytes
-        )
+        tokens = whole_number("tokens", tokens, 0)
+        sequences = whole_number("sequences", sequences)
+        shared = whole_number("shared_tokens", shared_tokens, 0)
+        if shared > tokens:
+            raise ValueError(f"shared_tokens must be at most tokens, got {shared:,} of {tokens:,}")
+        text = getattr(config, "get_text_config", None)  # of a model of texts and images
+        config = text() if callable(text) else config
+        shape, is_cuda = cache_shape(config), tensors.device_of(device)[1] >= 0
+        with KVPool(  # It takes addresses alone, and knows its blocks.
+            *shape,
+            max_tokens=1,
+            max_sequences=1,
+            dtype=_dtype_of(config) if dtype is None else dtype,
+            layout=layout or ("token" if is_cuda else "head"),
+            layer_group=layer_group,
+            page_bytes=CUDA_PAGE if is_cuda and page_bytes is None else page_bytes,
+        ) as pool:
+            whole = shared // pool.block_tokens  # The last shared block is copied at a write.
+            blocks = whole + sequences * (-(-tokens // pool.block_tokens) - whole)
+            return blocks * pool.block_bytes
 
     def acquire(
         self,
@@ -272,6 +293,13 @@ class KVPool(_core.KVPool):
             return f"{self.name}({shape}, {kind}: {self.stats()})"
         except RuntimeError:  # a forked child
             return f"{self.name}({shape}, {kind}, of another process)"
+
+
+def _dtype_of(config: Any) -> Any:
+    """The dtype of a configuration; bfloat16, as of KVPool, where it has none."""
+    found = entry(config, "dtype")
+    found = entry(config, "torch_dtype") if found is None else found
+    return "bfloat16" if found is None else found
 
 
 def _lingering_name(number: int, rows: int, tokens: int, views: int) -> str:

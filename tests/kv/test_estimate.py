@@ -71,6 +71,7 @@ def test_what_rows_share_counts_once(tokens: int) -> None:
         (config_of(3, 8, 8, 64, dtype=torch.float16), {}),
         (config_of(3, 8, 8, 64, torch_dtype="float32"), {"dtype": torch.bfloat16}),
         ({"n_layer": 3, "n_head": 8, "n_embd": 512}, {}),
+        (config_of(3, 8, 4, 64, new_decoder_architecture=True), {}),
         (SimpleNamespace(get_text_config=lambda: config_of(3, 8, 8, 64)), {}),
     ],
 )
@@ -107,8 +108,8 @@ def test_a_device_need_not_be_there() -> None:
         ({"shared_tokens": 9}, ValueError, "shared_tokens must be at most tokens, got 9 of 8"),
         ({"dtype": "complex64"}, ValueError, "dtype must be a real number type"),
         ({"layout": "page"}, ValueError, 'layout must be "head" or "token"'),
-        ({"layer_group": 2}, ValueError, 'layer_group is for layout="token"'),
-        ({"page_bytes": 12288}, ValueError, "page_bytes must be a power of two, got 12,288"),
+        ({"layer_group": 2}, ValueError, 'layer_group of 2 goes with layout="token"'),
+        ({"page_bytes": 12288}, ValueError, "page_bytes must be a power of two and a mult"),
     ],
 )
 def test_what_is_wrong_is_a_sentence(

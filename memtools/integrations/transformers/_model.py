@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import memtools
+from memtools._base.modelconfig import cache_shape
 from memtools._base.torch import connect
 from memtools.integrations.transformers._settings import cache_argument
 
@@ -58,25 +59,7 @@ def geometry(model: Any) -> Geometry:
         raise ValueError(
             f"a KVPool cannot hold the cache of {name}: {fault}; use transformers' own cache"
         )
-    heads = config.num_attention_heads
-    return Geometry(
-        config.num_hidden_layers,
-        _kv_heads(config),
-        getattr(config, "head_dim", None) or config.hidden_size // heads,
-        model.dtype,
-        model.device,
-    )
-
-
-def _kv_heads(config: Any) -> int:
-    """The number of heads of K and V in the cache. Falcon has one or, in its newer form, repeats
-    its few heads before they come to the cache."""
-    if getattr(config, "new_decoder_architecture", False):
-        return int(config.num_attention_heads)
-    if getattr(config, "multi_query", False):
-        return 1
-    few = (getattr(config, name, None) for name in ("num_key_value_heads", "num_kv_heads"))
-    return int(next(filter(None, few), config.num_attention_heads))
+    return Geometry(*cache_shape(config), model.dtype, model.device)
 
 
 def _why_unfit(config: Any) -> str | None:
