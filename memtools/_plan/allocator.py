@@ -72,7 +72,7 @@ class CachingAllocator:
     """Serves requests from segments.
 
     Attributes:
-        reserved, allocated: bytes, now.
+        reserved: bytes, now.
         highest: the most that was reserved.
 
     Args:
@@ -81,7 +81,7 @@ class CachingAllocator:
 
     def __init__(self, limit: int | None = None) -> None:
         self.limit = limit
-        self.reserved = self.allocated = self.highest = 0
+        self.reserved = self.highest = 0
         self._pools = {True: _Pool(), False: _Pool()}
         self._blocks = 0
 
@@ -114,13 +114,11 @@ class CachingAllocator:
             block.bytes = size
             pool.add(other)
         block.is_free = False
-        self.allocated += block.bytes
         return block
 
     def free(self, block: _Block) -> None:
         """Free a block, which joins its free neighbours."""
         pool = self._pools[block.is_small]
-        self.allocated -= block.bytes
         before, after = block.before, block.after
         if before is not None and before.is_free:
             pool.remove(before)

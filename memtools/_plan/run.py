@@ -10,7 +10,6 @@ With values to vary there is one Plan for each setting, and for each limit the b
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, overload
@@ -18,6 +17,7 @@ from typing import Any, overload
 from memtools._base import torch as bridge
 from memtools._base.number import whole_number
 from memtools._base.peak import Part
+from memtools._base.place import Place, name_of
 from memtools._base.size import parse_bytes
 from memtools._base.text import brief
 from memtools._blocks.changes import Changed, changed
@@ -290,13 +290,11 @@ def _plan_of(
         parts[life.category] = nbytes + life.bytes, count + 1
     phases = [(phase, list(run)) for phase, run in groupby(positions, lambda at: ops[at].phase)]
     op, margin = ops[position], _margin(fit, curve[position])
-    file, line, function = op.frames[0] if op.frames else ("", 0, "")
-    function = function.rpartition("<locals>.")[2]
     return Plan(
         curve[position],
         op.phase,
         op.name,
-        f"{os.path.basename(file)}:{line} in {function}" if file else "",
+        name_of(Place(*op.frames[0])) if op.frames else "",
         tuple(
             Part(what, nbytes, count)
             for what, (nbytes, count) in sorted(parts.items(), key=lambda one: -one[1][0])

@@ -23,6 +23,7 @@ from typing import Any
 
 from memtools._base import torch as bridge
 from memtools._base.libraries import library_paths
+from memtools._base.place import Place, name_of
 from memtools._blocks.dispatch import is_of_a_library
 from memtools._blocks.lifetimes import Trace, Tracer
 from memtools._plan.device import (
@@ -198,7 +199,7 @@ def _line_of(traceback: TracebackType | None) -> str:
     libraries, found = _libraries(), ""
     for frame in inspect.getinnerframes(traceback) if traceback else ():
         if not is_of_a_library(frame.filename, libraries):
-            found = f" ({os.path.basename(frame.filename)}:{frame.lineno})"
+            found = f" ({name_of(Place(frame.filename, frame.lineno, ''))})"
     return found
 
 

@@ -13,12 +13,12 @@ memory does depend on it there sees what the plan is of.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any
 
+from memtools._base.place import Place, name_of
 from memtools._blocks.dispatch import is_of_a_library
 
 _KNOWN = "_memtools_value"  # the attribute of a fake tensor whose value follows from assumptions
@@ -143,7 +143,7 @@ class Assumptions:
             frame = frame.f_back
         if frame is None:
             return ""
-        return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}: "
+        return f"{name_of(Place(frame.f_code.co_filename, frame.f_lineno, ''))}: "
 
 
 def _flat(values: Iterable[Any]) -> Iterator[Any]:

@@ -178,7 +178,7 @@ def failing(batch: int = 64) -> Any:
             failing,
             {"batch": [1, 2]},
             ValueError,
-            r"the function raised IndexError: .*\(test_fitted",
+            r"the function raised IndexError: .*test_fitted",
         ),
         (
             experts,

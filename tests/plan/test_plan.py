@@ -156,7 +156,7 @@ def test_the_categories_are_those_of_the_model() -> None:
     assert [one.phase for one in wide.phases] == ["forward", "backward", "optimizer"]
     assert sum(one.operators for one in wide.phases) == len(wide.curve)
     assert max(one.peak_bytes for one in wide.phases) == wide.peak_bytes
-    assert re.fullmatch(r"test_plan.py:\d+ in step", wide.line)
+    assert re.fullmatch(r".*test_plan.py:\d+ in step", wide.line)
 
 
 def test_a_plan_with_convolutions_says_what_is_not_part_of_it() -> None:
@@ -245,28 +245,28 @@ def made(name: str) -> Any:
 
 
 ON_CPU = [
-    ("to_cuda", r'names the device cuda, and is planned for cpu: .*="cuda" \(test_plan.py:\d+\)'),
-    ("cuda_call", r"names the device cuda, and is planned for cpu: .* \(test_plan.py:\d+\)"),
-    ("autocast", r"the step uses the device cuda, and is planned for cpu \(test_plan.py:\d+\)"),
+    ("to_cuda", r'names the device cuda, and is planned for cpu: .*="cuda" \(\S*plan.py:\d+\)'),
+    ("cuda_call", r"names the device cuda, and is planned for cpu: .* \(\S*plan.py:\d+\)"),
+    ("autocast", r"the step uses the device cuda, and is planned for cpu \(\S*plan.py:\d+\)"),
 ]
 REFUSED = [
-    ("to_xpu", ValueError, r"names the device xpu, and is planned for cuda \(test_plan.py:\d+\)"),
+    ("to_xpu", ValueError, r"names the device xpu, and is planned for cuda \(\S*plan.py:\d+\)"),
     ("two_devices", ValueError, r"cuda:1 beside another one: a plan is of one device"),
     (
         "older",
         ValueError,
-        r"the step uses a tensor that was made before \(test_plan.py:\d+\): make",
+        r"the step uses a tensor that was made before \(\S*plan.py:\d+\): make",
     ),
     ("whole", ValueError, r"the step needs the values .*_local_scalar_dense.*memtools run"),
-    ("shape", ValueError, r"makes a shape of the values of a tensor \(test_plan.py:\d+\), .* run"),
-    ("split", ValueError, r"makes a shape of the values of a tensor \(test_plan.py:\d+\), .* run"),
-    ("equal", ValueError, r"the step needs the values of a tensor \(aten.equal.*\(test_plan.py"),
-    ("nonzero", ValueError, r"the step needs the values .*nonzero.*\(test_plan.py:\d+\).*"),
+    ("shape", ValueError, r"makes a shape of the values of a tensor \(\S*plan.py:\d+\), .* run"),
+    ("split", ValueError, r"makes a shape of the values of a tensor \(\S*plan.py:\d+\), .* run"),
+    ("equal", ValueError, r"the step needs the values of a tensor \(aten.equal.*test_plan.py"),
+    ("nonzero", ValueError, r"the step needs the values .*nonzero.*test_plan.py:\d+\).*"),
     ("nothing", ValueError, "the step ran no operator of torch"),
     ("only_zero_grad", ValueError, "the step ran no operator of torch"),
     ("no_step", TypeError, "must return the step, a callable without arguments, got int"),
-    ("raises", ValueError, r"the function raised KeyError: 'lr' \(test_plan.py:\d+\)"),
-    ("step_raises", ValueError, r"the step raised RuntimeError: .*\(test_plan.py:\d+\)"),
+    ("raises", ValueError, r"the function raised KeyError: 'lr' \(\S*plan.py:\d+\)"),
+    ("step_raises", ValueError, r"the step raised RuntimeError: .*test_plan.py:\d+\)"),
 ]
 
 
