@@ -104,12 +104,13 @@ def _needs(func: Any, given: tuple[Any, ...], blocks: _core.Blocks) -> int | Non
     most: int = min(rows, MOST_ROWS, MOST_BYTES // max(4 * of_a_row, 1))
     if not blocks.is_on or (rows > most and most < LEAST_ROWS):
         return None
-    at_most = _taken(func, given, most, blocks)
-    if rows == most:
-        return at_most
     less = 2 * most // 3
-    of_a_row = (at_most - _taken(func, given, less, blocks)) // (most - less)
-    return max(0, at_most + of_a_row * int(rows - most))
+    try:
+        at_most = _taken(func, given, most, blocks)
+        at_less = at_most if rows == most else _taken(func, given, less, blocks)
+    except RuntimeError:  # no kernel for this dtype, no memory
+        return None
+    return max(0, at_most + (at_most - at_less) * int(rows - most) // max(most - less, 1))
 
 
 def _taken(func: Any, given: tuple[Any, ...], rows: int, blocks: _core.Blocks) -> int:
