@@ -361,8 +361,37 @@ def update(""",
         ],
     },
 }
+#: By loop, the beginnings of the first and the last statement of the forward pass and loss; first
+#: those of a pass without gradients, where there is one.
+FORWARD = {
+    "gpt": [("logits, loss = model(", "logits, loss = model(")],
+    "causal_lm": [("out = model(", "out = model(")],
+    "encoder": [("outputs = model(", "outputs = model(")],
+    "seq2seq": [("outputs = model(", "loss = ")],
+    "grpo": [("old = policy(", "old_logp = "), ("logits = policy(", "loss = ")],
+    "ppo": [("old = agent(", "logp = "), ("out = agent(", "loss = ")],
+    "conv": [("logits, features = model(", "loss = ")],
+    "unet": [("predicted = model(", "loss = ")],
+    "graph": [("out = model(", "loss = ")],
+    "lstm": [("logits, state = model(", "loss = ")],
+    "moe": [("made, routed = model(", "loss = ")],
+    "autoencoder": [("made = model(", "loss = ")],
+}
 #: the variable of a loop that has the model, where it is not `model`
 MODELS = {"grpo": "policy", "ppo": "agent"}
+
+
+def in_autocast(source: str, first: str, last: str) -> str:
+    """The source with the lines from one statement to another one under autocast."""
+    lines = source.splitlines()
+    begin = next(i for i, line in enumerate(lines) if line.lstrip().startswith(first))
+    end = next(i for i in range(begin, len(lines)) if lines[i].lstrip().startswith(last))
+    indent = lines[begin][: -len(lines[begin].lstrip())]
+    while lines[end + 1].startswith((f"{indent} ", f"{indent})")):  # the rest of that statement
+        end += 1
+    inner = [f"{indent}with torch.autocast('cpu', torch.bfloat16):"]
+    inner += [f"    {line}" for line in lines[begin : end + 1]]
+    return "\n".join([*lines[:begin], *inner, *lines[end + 1 :], ""])
 
 
 def edited(source: str, loop: str, change: str) -> str:
@@ -389,6 +418,10 @@ def edited(source: str, loop: str, change: str) -> str:
         text = re.sub(r"( *)optimizer\.step\(\)", r"\g<0>\n\1optimizer.zero_grad()", text)
     elif kind == "fused":
         text = source.replace("model.parameters()", "model.parameters(), fused=True")
+    elif kind == "autocast":
+        text = source
+        for first, last in FORWARD[loop]:
+            text = in_autocast(text, first, last)
     else:
         text = source
         for before, after in EDITS[loop][kind]:

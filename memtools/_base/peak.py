@@ -25,13 +25,16 @@ PARTS = (PARAMETERS, BUFFERS, GRADIENTS, STATE, OPTIMIZERS, SAVED, INPUTS, BACKW
          OLDER, UNSEEN)  # fmt: skip
 
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
+BETWEEN = "between"  # of a traced step, outside of the others: data, zero_grad, what is logged
 #: The phases of a step by their numbers in memtools._core.Contents; everything that is neither
 #: backward nor optimizer is the forward pass.
 PHASES = ("", FORWARD, BACKWARD, OPTIMIZER)
 
 
 def in_phase(phase: str) -> str:
-    """`in the optimizer's step` or `in the backward pass`."""
+    """`in the optimizer's step`, `in the backward pass` or `between the passes`."""
+    if phase == BETWEEN:
+        return "between the passes"
     return "in the optimizer's step" if phase == OPTIMIZER else f"in the {phase} pass"
 
 
@@ -113,6 +116,22 @@ class Lowered(NamedTuple):
     peak_bytes: int
     #: by which `memtools explain --with` knows it, such as "fused"; "" if it does not
     name: str = ""
+    #: of the new peak: the phase, and the line of the program, such as "train.py:27"
+    phase: str = ""
+    line: str = ""
+    #: milliseconds a step of the operators that run twice; 0 if none do, or if that is not known
+    again_ms: float = 0.0
+
+    def where(self) -> str:
+        """`in the backward pass (train.py:27)`; "" if it is not known."""
+        if not self.phase:
+            return ""
+        return f"{in_phase(self.phase)} ({self.line})" if self.line else in_phase(self.phase)
+
+    def text(self) -> str:
+        """The change with the time that it costs."""
+        again = f" (about {self.again_ms:,.3g} ms a step)" if self.again_ms else ""
+        return f"{self.change}{again}"
 
 
 class TracedPeak(NamedTuple):

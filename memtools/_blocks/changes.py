@@ -12,12 +12,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from memtools._base.peak import INPUTS, Lowered, TracedPeak
+from memtools._base.peak import FORWARD, INPUTS, Lowered, TracedPeak
+from memtools._base.place import Place, name_of
 from memtools._base.text import shown
+from memtools._blocks.autocast import can_run_in_bfloat16, in_bfloat16
 from memtools._blocks.lifetimes import Trace
 from memtools._blocks.losses import by_linear_cross_entropy, in_chunks, is_cross_entropy, logits_of
 from memtools._blocks.replay import (
     Change,
+    calls_of,
     checkpointed,
     copies_for_caches,
     ended,
@@ -56,29 +59,58 @@ class Changed(NamedTuple):
     trace: Trace
 
 
-def changes_of(trace: Trace, in_vain: TracedPeak) -> list[Lowered]:
+def changes_of(trace: Trace, in_vain: TracedPeak, deaths: Mapping[int, int]) -> list[Lowered]:
     """The changes that lower the peak of the last traced step, those that do most first.
 
     Args:
-        trace: of at least one step.
+        trace: of at least one step that has run.
         in_vain: what the same trace holds in vain.
+        deaths: where the remedies of that end which lives.
     """
-    found = [one.lowered for one in changed(trace)]
+    found = [
+        one.lowered._replace(again_ms=_runs_again_ns(trace, one.lowered.name) / 1e6)
+        for one in changed(trace)
+    ]
     if in_vain.remedies:
-        found.append(Lowered(in_vain.to_write(), in_vain.lowered_bytes, DEL))
+        found.append(_lowered(in_vain.to_write(), DEL, replay(trace, [ended(deaths)])))
     return sorted(found, key=lambda one: one.peak_bytes)
 
 
-def changed(trace: Trace) -> list[Changed]:
-    """The same with the changed traces, without `del`."""
+def changed(trace: Trace, *, is_exact: bool = False) -> list[Changed]:
+    """The same with the changed traces, without `del` and the times of real steps.
+
+    Args:
+        trace: of at least one step.
+        is_exact: whether what is only about right is left out.
+    """
     begin = trace.steps[-1]
     most, found = (1 - WORTH) * trace.peak(begin)[1], list[Changed]()
-    for name, text, change in offered(trace):
+    for name, text, change in offered(trace, is_exact=is_exact):
         after = replay(trace, [change])
-        peak_bytes = after.peak(begin)[1]
-        if peak_bytes <= most:
-            found.append(Changed(Lowered(text, peak_bytes, name), after))
+        lowered = _lowered(text, name, after)
+        if lowered.peak_bytes <= most:
+            found.append(Changed(lowered, after))
     return sorted(found, key=lambda one: one.lowered.peak_bytes)
+
+
+def _lowered(text: str, name: str, after: Trace) -> Lowered:
+    position, peak_bytes = after.peak(after.steps[-1])
+    op = after.ops[position]
+    line = name_of(Place(*op.frames[0][:2], "")) if op.frames else ""
+    return Lowered(text, peak_bytes, name, op.phase, line)
+
+
+def _runs_again_ns(trace: Trace, name: str) -> int:
+    """The nanoseconds of the operators of the last step that run twice with a change."""
+    kind, _, path = name.partition(":")
+    begin = trace.steps[-1]
+    if kind == "checkpoint":
+        calls = [range(*one) for one in calls_of(trace, path) if one[0] >= begin]
+        return sum(trace.ops[at].ns for call in calls for at in call)
+    logits = logits_of(trace) if kind == "chunks" else set[int]()
+    return sum(
+        op.ns for op in trace.ops[begin:] if op.phase == FORWARD and not logits.isdisjoint(op.reads)
+    )
 
 
 def together(trace: Trace, names: Sequence[str], deaths: Mapping[int, int]) -> Trace:
@@ -92,9 +124,7 @@ def together(trace: Trace, names: Sequence[str], deaths: Mapping[int, int]) -> T
     Raises ValueError, with one sentence, for a name that does not exist for this trace, and for two
     numbers of micro-batches.
     """
-    known = {one.name: one.change for one in offered(trace)}
-    if deaths:
-        known = {DEL: ended(deaths), **known}
+    known = known_changes(trace, deaths)
     for name in names:
         if name not in known:
             exist = ", ".join(known) or "none"
@@ -107,8 +137,22 @@ def together(trace: Trace, names: Sequence[str], deaths: Mapping[int, int]) -> T
     return replay(trace, [change for name, change in known.items() if name in names])
 
 
-def offered(trace: Trace) -> Iterator[Offer]:
-    """The changes that exist for a trace, also those that alone bring nothing."""
+def known_changes(trace: Trace, deaths: Mapping[int, int]) -> dict[str, Change]:
+    """All changes of a trace by their names, in the order in which they are made together."""
+    found = {DEL: ended(deaths)} if deaths else {}
+    return found | {one.name: one.change for one in offered(trace)}
+
+
+def offered(trace: Trace, *, is_exact: bool = False) -> Iterator[Offer]:
+    """The changes that exist for a trace, also those that alone bring nothing; with `is_exact` only
+    those whose peaks are not "about" what is said."""
+    if not is_exact and can_run_in_bfloat16(trace):  # The others change what this makes of a step.
+        yield Offer(
+            "autocast",
+            f'with torch.autocast("{trace.device}", torch.bfloat16): around the forward pass and '
+            "loss; the losses differ, and the peak is about this",
+            in_bfloat16,
+        )
     if copies_for_caches(trace):
         yield Offer(
             "no-cache",

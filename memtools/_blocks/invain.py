@@ -41,19 +41,14 @@ _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
 
-def held_in_vain(trace: Trace) -> TracedPeak:
-    """What was held in vain at the peak of the last traced step; nothing if it is too little, or if
-    the trace has no variables.
+def held_in_vain(trace: Trace) -> tuple[TracedPeak, dict[int, int]]:
+    """What was held in vain at the peak of the last traced step, and where the remedies end which
+    lives: positions by ids; nothing if it is too little, or if the trace has no variables.
 
     Args:
         trace: of two steps, the second with `step_ended(look=True)` before it. The first one shows
             what still happens to what lives at the end of the second.
     """
-    return in_vain(trace)[0]
-
-
-def in_vain(trace: Trace) -> tuple[TracedPeak, dict[int, int]]:
-    """The same, and where the remedies end which lives: positions by ids."""
     begin = trace.steps[-1]
     position, peak_bytes = trace.peak(begin)
     twins = _twins(trace)

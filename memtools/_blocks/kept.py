@@ -21,8 +21,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from memtools._base.peak import BACKWARD, FORWARD, GRADIENTS, INPUTS, OPTIMIZER, PARTS
-from memtools._blocks.lifetimes import BEFORE, BETWEEN, Life, Op, Trace
+from memtools._base.peak import BACKWARD, BETWEEN, FORWARD, GRADIENTS, INPUTS, OPTIMIZER, PARTS
+from memtools._blocks.lifetimes import BEFORE, Life, Op, Trace
 from memtools._blocks.replay import empty_caches, entry_of, scales_with_batch
 
 #: characters of a text, which a record keeps beside what else it says of the peak
@@ -36,32 +36,27 @@ _PLAIN_BYTES = 1 << 24  # A text has at most so many before zlib,
 _NUMBER = 1 << 62  # and no number that is larger.
 
 
-def kept(trace: Trace, deaths: Mapping[int, int]) -> str:
-    """The text of a trace.
+def kept(trace: Trace, deaths: Mapping[int, int]) -> tuple[str, ...]:
+    """The text of a trace, in parts that fit into fields of a record.
 
     Args:
         trace: a trace.
         deaths: by the ids of lives, the positions at which a `del` would end them.
 
-    Returns "" if it would be longer than MOST.
+    Returns () if it would be longer than MOST.
     """
     for least in LEAST:
         text = _text(*_shortened(trace, deaths, least))
         if len(text) <= MOST:
-            return text
-    return ""
+            return tuple(text[i : i + _PART] for i in range(0, len(text), _PART))
+    return ()
 
 
-def in_parts(text: str) -> tuple[str, ...]:
-    """The text in parts that fit into fields of a record; join them for `restored`."""
-    return tuple(text[i : i + _PART] for i in range(0, len(text), _PART))
-
-
-def restored(text: str) -> tuple[Trace, dict[int, int]]:
-    """The trace and the deaths of a text. Raises ValueError if it is not one of `kept`."""
+def restored(parts: Sequence[str]) -> tuple[Trace, dict[int, int]]:
+    """The trace and the deaths of a text in parts. Raises ValueError if it is not one of `kept`."""
     try:
         unzip = zlib.decompressobj()
-        data = unzip.decompress(base64.b85decode(text), _PLAIN_BYTES)
+        data = unzip.decompress(base64.b85decode("".join(parts)), _PLAIN_BYTES)
         if not unzip.eof:
             raise ValueError("it is too long or has no end")
         size = int.from_bytes(data[:4], "little")

@@ -42,6 +42,7 @@ from memtools._base.libraries import library_paths
 from memtools._base.peak import (
     BACKWARD,
     BACKWARDS,
+    BETWEEN,
     BUFFERS,
     FORWARD,
     GRADIENTS,
@@ -57,7 +58,6 @@ from memtools._base.peak import (
 from memtools._blocks.dispatch import Frame, Operators, flat, frame_of, is_of_a_library
 from memtools._blocks.variables import Variable, holding
 
-BETWEEN = "between"  # the phase outside of the others: data, zero_grad, what is logged
 BEFORE = -1  # the birth of a storage that is older than the trace
 NEAR = 0.999  # Variables are looked for from this share of the peak of the steps before on,
 HIGHER = 1.002  # and again if it is so many times as high.
@@ -80,6 +80,7 @@ class Op(NamedTuple):
         scratch: bytes that its kernel had in use for itself; 0 where that is not known.
         others: bytes in use that are of no life of the trace; 0 where that is not known.
         has_grad: whether autograd was on.
+        ns: nanoseconds that it took.
     """
 
     name: str
@@ -90,6 +91,7 @@ class Op(NamedTuple):
     scratch: int = 0
     others: int = 0
     has_grad: bool = True
+    ns: int = 0
 
 
 class Life(NamedTuple):
@@ -402,7 +404,16 @@ class Tracer:
         scratch = self._read_in_use()
         has_grad = torch.is_grad_enabled()
         self._ops.append(
-            Op(str(func), self._phase, module, frames, tuple(reads), scratch, has_grad=has_grad)
+            Op(
+                str(func),
+                self._phase,
+                module,
+                frames,
+                tuple(reads),
+                scratch,
+                has_grad=has_grad,
+                ns=self._operators.took_ns,
+            )
         )
         if self._look_at is not None:
             # Reports that began late do not know older storages.

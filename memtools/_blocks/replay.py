@@ -149,7 +149,7 @@ def checkpointed(blocks: str) -> Change:
         lives = {life.id: life for life in trace.lives}
         ops, born = list(trace.ops), _births(trace)
         readers, made_again = _readers(trace), list[Life]()
-        for begin, end in _calls(trace, blocks):
+        for begin, end in calls_of(trace, blocks):
             read = {one for op in trace.ops[begin:end] for one in op.reads if one in lives}
             own = [lives[number] for number in read if begin <= lives[number].birth < end]
             saved = [
@@ -211,7 +211,7 @@ def _is_only_saved(life: Life, readers: Sequence[int], trace: Trace, end: int) -
     )
 
 
-def _calls(trace: Trace, blocks: str) -> list[tuple[int, int]]:
+def calls_of(trace: Trace, blocks: str) -> list[tuple[int, int]]:
     """The positions at which calls of a list's entries begin and end."""
     found, entry = list[tuple[int, int]](), ""
     for position, op in enumerate(trace.ops):

@@ -13,8 +13,18 @@ import itertools
 import operator
 from collections import defaultdict
 
-from memtools._base.peak import BACKWARD, FORWARD, INTERVALS, OLDER, PARTS, UNSEEN, Layer, Span
-from memtools._blocks.lifetimes import BETWEEN, Trace
+from memtools._base.peak import (
+    BACKWARD,
+    BETWEEN,
+    FORWARD,
+    INTERVALS,
+    OLDER,
+    PARTS,
+    UNSEEN,
+    Layer,
+    Span,
+)
+from memtools._blocks.lifetimes import Trace
 
 
 def stacked(trace: Trace) -> tuple[tuple[Layer, ...], tuple[Span, ...]]:

@@ -19,8 +19,8 @@ from memtools._base import torch as bridge
 from memtools._base.libraries import PACKAGE
 from memtools._base.peak import TracedPeak
 from memtools._blocks.changes import changes_of
-from memtools._blocks.invain import in_vain
-from memtools._blocks.kept import in_parts, kept
+from memtools._blocks.invain import held_in_vain
+from memtools._blocks.kept import kept
 from memtools._blocks.lifetimes import Tracer
 
 MOST_OPERATORS = 300_000  # A trace of two steps has at most so many,
@@ -82,9 +82,9 @@ class TracedSteps:
             return None
         self.close()
         trace = tracer.trace()
-        found, deaths = in_vain(trace)
+        found, deaths = held_in_vain(trace)
         return found._replace(
-            changes=tuple(changes_of(trace, found)), kept=in_parts(kept(trace, deaths))
+            changes=tuple(changes_of(trace, found, deaths)), kept=kept(trace, deaths)
         )
 
     def close(self) -> None:

@@ -29,7 +29,6 @@ def together(record: Record, given: str) -> tuple[str, dict[str, Any]]:
     from memtools._base.text import shown
     from memtools._blocks.changes import DEL, offered, together
     from memtools._blocks.kept import restored
-    from memtools._blocks.lifetimes import BETWEEN
     from memtools._record.peaks import peak_of
 
     peak = peak_of(record)
@@ -38,7 +37,7 @@ def together(record: Record, given: str) -> tuple[str, dict[str, Any]]:
         raise UnreadableError(f"--with needs two traced steps: {why}")
     names = list(dict.fromkeys(name.strip() for name in given.split(",")))
     try:
-        trace, deaths = restored("".join(peak.traced.kept))
+        trace, deaths = restored(peak.traced.kept)
         after = together(trace, names, deaths)
     except ValueError as error:
         raise UnreadableError(str(error)) from None
@@ -47,8 +46,7 @@ def together(record: Record, given: str) -> tuple[str, dict[str, Any]]:
     op = after.ops[position]
     before, now = format_bytes(peak.traced.peak_bytes), format_bytes(peak_bytes)
     width = max(map(len, names))
-    where = "between steps" if op.phase == BETWEEN else in_phase(op.phase)
-    where = f"{where} ({shown(op.name)})"
+    where = f"{in_phase(op.phase)} ({shown(op.name)})"
     lines = [f"With these changes together, the peak of {before} becomes {now}, {where}:"]
     lines += [f"  {name:{width}}  {shown(texts[name])}" for name in names]
     facts = {

@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 from memtools._base.peak import Lowered, Part, in_phase
 from memtools._base.size import format_bytes
 from memtools._base.text import aligned, percent
-from memtools._blocks.lifetimes import BETWEEN
 
 RESERVED = {
     "cuda": "a model of torch's caching allocator, not yet measured on a GPU; the context and "
@@ -147,7 +146,7 @@ class Plan:
         """`The step needs 112.9 MiB on cuda at its peak, in the optimizer's step (aten.div.Tensor,
         train.py:17 in step): optimizer state 40.2 MiB, gradients 20.1 MiB`, with all parts that
         take a hundredth of it or more."""
-        where = "between the passes" if self.phase == BETWEEN else in_phase(self.phase)
+        where = in_phase(self.phase)
         at = ", ".join(filter(None, (self.operator, self.line)))
         parts = ", ".join(
             f"{part.what} {format_bytes(part.bytes)}"

@@ -281,7 +281,7 @@ def _plan_of(
     trace: Trace, limits: Sequence[int], device: str, assumed: tuple[str, ...], fit: PlanFit | None
 ) -> Plan:
     """The plan of the last step of a trace. A limit must hold the end of the interval of a fit."""
-    ops, curve, changes = trace.ops, trace.curve(), changed(trace)
+    ops, curve, changes = trace.ops, trace.curve(), changed(trace, is_exact=True)
     positions = operators(trace)
     position = max(positions, key=curve.__getitem__)
     parts: dict[str, tuple[int, int]] = {}

@@ -187,7 +187,7 @@ def least_changed(trace: Trace, device: str, limit: int) -> tuple[tuple[str, ...
         texts = tuple(one.text for one in changes)
         return (texts, after.peak(trace.steps[-1])[1], most) if fits else None
 
-    for costly, free in _by_time(list(offered(trace))):
+    for costly, free in _by_time(list(offered(trace, is_exact=True))):
         if (found := fitting([*free, *costly])) is not None:
             fewer = (fitting([*some, *costly]) for some in ([], *([one] for one in free)))
             return next(filter(None, fewer), found)

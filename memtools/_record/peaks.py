@@ -156,9 +156,10 @@ def _in_vain_json(peak: Peak) -> dict[str, Any] | None:
 def _changes_json(peak: Peak) -> list[dict[str, Any]]:
     found = () if peak.traced is None else peak.traced.changes
     return [
-        {"change": shown(one.change), "peak_bytes": one.peak_bytes, "name": shown(one.name)}
+        {"change": shown(one.change), "peak_bytes": one.peak_bytes, "name": shown(one.name),
+         "phase": shown(one.phase), "line": shown(one.line), "again_ms": one.again_ms or None}
         for one in found
-    ]
+    ]  # fmt: skip
 
 
 def headline(figures: Figures, peak: Peak) -> str:
@@ -205,11 +206,14 @@ def in_vain(peak: Peak) -> list[str]:
     return [f"{text[:1].upper()}{text[1:]}"] if text else []
 
 
-def changes(peak: Peak) -> list[tuple[str, str, str]]:
-    """(the peak with it, its name, the change of the program), the one that lowers the peak most
-    first."""
+def changes(peak: Peak) -> list[tuple[str, str, str, str]]:
+    """(the peak with it, its name, where that peak is, the change of the program with the time it
+    costs), the one that lowers the peak most first."""
     found = () if peak.traced is None else peak.traced.changes
-    return [(format_bytes(one.peak_bytes), shown(one.name), shown(one.change)) for one in found]
+    return [
+        (format_bytes(one.peak_bytes), shown(one.name), shown(one.where()), shown(one.text()))
+        for one in found
+    ]
 
 
 def _changes(peak: Peak) -> list[str]:
@@ -218,11 +222,14 @@ def _changes(peak: Peak) -> list[str]:
     rows = changes(peak)
     if peak.traced is None or not rows:
         return []
-    width, wide = (max(len(row[i]) for row in rows) for i in range(2))
+    width, wide, far = (max(len(row[i]) for row in rows) for i in range(3))
     total = format_bytes(peak.traced.peak_bytes)
     return [
         f"With one change of the program, the peak of {total} becomes:",
-        *(f"  {size:>{width}}  {name:{wide}}  {change}" for size, name, change in rows),
+        *(
+            f"  {size:>{width}}  {name:{wide}}  {where:{far}}  {change}"
+            for size, name, where, change in rows
+        ),
     ]
 
 

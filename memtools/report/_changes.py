@@ -1,6 +1,6 @@
 """The traced step over time as it is, and after each change of the program, for the page.
 
-    TracedPeak.kept ──► restored ──► together(trace, [change]) ──► stacked ──► a drawing
+    TracedPeak.kept ──► restored ──► replay(trace, [change]) ──► stacked ──► a drawing
 
 Nothing runs: the changes are replayed on the text that the record keeps.
 """
@@ -27,8 +27,9 @@ class Drawing(NamedTuple):
 def drawings(peak: Peak) -> tuple[Drawing, list[Drawing]]:
     """The traced step as it is, and after each change that lowers its peak, the best first; without
     changes if the record has no trace, or none that can be read."""
-    from memtools._blocks.changes import together
+    from memtools._blocks.changes import known_changes
     from memtools._blocks.kept import restored
+    from memtools._blocks.replay import replay
     from memtools._blocks.stacked import stacked
 
     found, traced = list[Drawing](), peak.traced
@@ -36,10 +37,11 @@ def drawings(peak: Peak) -> tuple[Drawing, list[Drawing]]:
     if traced is None or not traced.kept:
         return nothing, found
     try:
-        trace, deaths = restored("".join(traced.kept))
+        trace, deaths = restored(traced.kept)
+        known = known_changes(trace, deaths)
         before = stack_from(*stacked(trace))
-        for change in [one for one in traced.changes if one.name][:DRAWN]:
-            after = stack_from(*stacked(together(trace, [change.name], deaths)))
+        for change in [one for one in traced.changes if one.name in known][:DRAWN]:
+            after = stack_from(*stacked(replay(trace, [known[change.name]])))
             title = f"{change.name}: {format_bytes(change.peak_bytes)}"
             found += [] if after is None else [Drawing(shown(title), after)]
     except ValueError:

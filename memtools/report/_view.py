@@ -232,7 +232,7 @@ def _peak(figures: Figures, number: int, stacks: list[tuple[str, str]]) -> PeakV
         [sentence(text) for text in meanings(highest)],
         [tight(sentence(text)) for text in (*smaller(highest), *in_vain(highest))],
         "" if highest.traced is None else format_bytes(highest.traced.peak_bytes),
-        [[size, change] for size, _, change in changes(highest)],
+        [[size, where, change] for size, _, where, change in changes(highest)],
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 from memtools._base.peak import Lowered, Remedy, TracedPeak
 from memtools._blocks.changes import changes_of, offered, together
-from memtools._blocks.lifetimes import Trace
+from memtools._blocks.kept import kept, restored
+from memtools._blocks.lifetimes import Life, Op, Trace
 from memtools._blocks.replay import checkpointed, in_micro_batches, repeated_blocks, replay
 from tests.blocks.test_lifetimes import traced
 
@@ -102,25 +104,162 @@ def test_lists_of_modules_that_run_are_found() -> None:
 
 
 def test_only_what_lowers_the_peak_is_offered_the_best_first() -> None:
-    found = changes_of(traced(trained()), TracedPeak())
+    found = changes_of(traced(trained()), TracedPeak(), {})
     assert [one.change.partition(",")[0].partition(":")[0] for one in found] == [
         "8 micro-batches",
         "4 micro-batches",
         "torch.utils.checkpoint around each of blocks",
+        'with torch.autocast("cpu"',
         "2 micro-batches",
     ]  # SGD makes no temporaries, and the gradients end before the forward pass.
     assert [one.peak_bytes for one in found] == sorted(one.peak_bytes for one in found)
 
 
 def test_a_batch_is_not_divided_into_more_parts_than_it_has_rows() -> None:
-    found = changes_of(traced(trained(rows=2)), TracedPeak())
-    assert {one.change[:15] for one in found} <= {"2 micro-batches", "torch.utils.che"}
+    found = changes_of(traced(trained(rows=2)), TracedPeak(), {})
+    assert {one.name for one in found} <= {"micro-batches:2", "checkpoint:blocks", "autocast"}
 
 
 def test_a_del_is_one_of_the_changes() -> None:
     remedies = (Remedy("del logits", "before loss.backward() (train.py:7)"),)
-    found = changes_of(traced(trained()), TracedPeak(lowered_bytes=1, remedies=remedies))
-    assert found[0] == Lowered('"del logits" before loss.backward() (train.py:7)', 1, "del")
+    frames = (("train.py", 7, "train"),)
+    ops = tuple(Op("aten.mm.default", "backward", "", frames, (0,)) for _ in range(2))
+    lives = (
+        Life(0, 100, 0, 1, None, "backward", "other temporaries"),
+        Life(1, 50, 0, 0, None, "backward", "other temporaries"),
+        Life(2, 20, 1, 1, None, "backward", "other temporaries"),
+    )
+    (found,) = changes_of(Trace(lives, ops), TracedPeak(remedies=remedies), {1: 1})
+    text = '"del logits" before loss.backward() (train.py:7)'
+    assert found == Lowered(text, 150, "del", "backward", "train.py:7")
+
+
+def test_where_the_next_peak_is_and_what_runs_again_are_said() -> None:
+    trace = traced(trained())
+    found = {one.name: one for one in changes_of(trace, TracedPeak(), {})}
+    for name, change in found.items():
+        after = together(trace, [name], {})
+        op = after.ops[after.peak(after.steps[1])[0]]
+        assert change.phase == op.phase
+        assert change.line.endswith(f"test_changes.py:{op.frames[0][1]}")
+    forward_ms = sum(op.ns for op in trace.ops[trace.steps[1] :] if op.phase == "forward") / 1e6
+    assert 0 < found["checkpoint:blocks"].again_ms < forward_ms
+    assert found["micro-batches:8"].again_ms == 0
+    where = found["checkpoint:blocks"].where()
+    assert re.fullmatch(r"in the backward pass \(.*test_changes.py:\d+\)", where)
+
+
+# --- another precision ----------------------------------------------------------------------------
+
+
+class Attention(nn.Module):
+    """A block with an attention, of which torch makes several operators if it has dropout."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.LayerNorm(64), nn.Linear(64, 192), nn.Linear(64, 64)
+        self.dropout = dropout
+
+    def forward(self, x: torch.Tensor) -> Any:
+        q, k, v = self.qkv(self.norm(x)).view(8, 64, 3, 4, 16).permute(2, 0, 3, 1, 4)
+        found = functional.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout)
+        return x + self.out(found.transpose(1, 2).reshape(512, 64))
+
+
+def convolutions() -> Any:
+    layers = (nn.Conv2d(4, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.SiLU(), nn.Conv2d(16, 4, 3))
+    return nn.Sequential(nn.Unflatten(1, (4, 4, 4)), *layers, nn.Flatten(), nn.Linear(16, 64))
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.LSTM(64, 64, batch_first=True), nn.Linear(64, 512)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.head(self.layer(x.view(8, 64, 64))[0]).flatten(0, 1)
+
+
+def precise(model: nn.Module, loss_of: Any, *, lower: bool) -> Callable[[], object]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step() -> None:
+        x = torch.randn(512, 64)
+        with torch.autocast("cpu", torch.bfloat16, enabled=lower):
+            made = model(x)
+            loss = loss_of(made)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def classes(made: torch.Tensor) -> Any:
+    return functional.cross_entropy(made, torch.zeros(len(made), dtype=torch.long))
+
+
+def squares(made: torch.Tensor) -> Any:
+    return functional.mse_loss(made, torch.zeros(made.shape))
+
+
+@pytest.mark.parametrize(
+    ("make", "loss_of"),
+    [
+        (lambda: nn.Sequential(*(Block() for _ in range(4)), nn.Linear(64, 512)), classes),
+        (lambda: nn.Sequential(*(Attention(0.0) for _ in range(4))), squares),
+        (lambda: nn.Sequential(*(Attention(0.1) for _ in range(4))), squares),
+        (convolutions, squares),
+        (Recurrent, classes),
+        (lambda: nn.Sequential(nn.Linear(64, 1024), nn.ReLU(), nn.Linear(1024, 64)), squares),
+    ],
+    ids=["blocks", "attention", "attention of operators", "convolutions", "recurrent", "wide"],
+)
+def test_autocast_comes_about_as_predicted(make: Callable[[], nn.Module], loss_of: Any) -> None:
+    trace = traced(precise(make(), loss_of, lower=False))
+    real = highest(traced(precise(make(), loss_of, lower=True)))
+    for known in (trace, restored(kept(trace, {}))[0]):
+        predicted = highest(together(known, ["autocast"], {}))
+        assert predicted == pytest.approx(real, rel=0.1)
+    assert "autocast" not in {one.name for one in offered(trace, is_exact=True)}
+
+
+def test_autocast_with_another_change_comes_about_as_predicted() -> None:
+    def step(lower: bool, parts: int) -> None:
+        x = torch.randn(256, 64)
+        for part in x.chunk(parts):
+            with torch.autocast("cpu", torch.bfloat16, enabled=lower):
+                loss = tower(part).square().mean()
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    tower = Tower(is_checkpointed=False)
+    optimizer = torch.optim.SGD(tower.parameters(), lr=0.01)
+    trace = traced(lambda: step(False, 1))
+    real = highest(traced(lambda: step(True, 4)))
+    assert highest(together(trace, ["micro-batches:4", "autocast"], {})) == pytest.approx(real, 0.1)
+    tower.is_checkpointed = True
+    real = highest(traced(lambda: step(True, 1)))
+    predicted = highest(together(trace, ["checkpoint:blocks", "autocast"], {}))
+    assert predicted == pytest.approx(real, rel=0.1)
+
+
+def test_autocast_is_not_offered_where_it_runs_or_cannot_run() -> None:
+    def sums(made: torch.Tensor) -> Any:
+        index = torch.arange(512) % 8
+        return torch.zeros(8, 64).index_add(0, index, made).square().mean()
+
+    linear = nn.Linear(64, 64)
+    cases = [
+        (precise(linear, squares, lower=False), True),
+        (precise(linear, squares, lower=True), False),
+        (precise(nn.Sequential(nn.LayerNorm(64)), squares, lower=False), False),
+        (precise(linear, sums, lower=False), False),  # autocast does not convert its arguments
+    ]
+    for step, is_offered in cases:
+        names = {one.name for one in offered(traced(step))}
+        assert ("autocast" in names) == is_offered
 
 
 # --- the loss of a language model, caches, passes beside the batch --------------------------------
@@ -180,7 +319,7 @@ def test_a_loss_in_chunks_comes_as_predicted(name: str, how: str, tied: bool) ->
     real = highest(traced(language(how=how, tied=tied)))
     assert predicted == pytest.approx(real, rel=0.05)
     assert predicted < 0.3 * highest(trace)
-    assert name in {one.name for one in changes_of(trace, TracedPeak())}
+    assert name in {one.name for one in changes_of(trace, TracedPeak(), {})}
 
 
 def test_a_loss_of_few_classes_has_no_chunks() -> None:

@@ -11,7 +11,7 @@ import pytest
 from memtools._base.peak import INTERVALS, PARAMETERS, TracedPeak
 from memtools._blocks import kept as module
 from memtools._blocks.changes import DEL, offered, together
-from memtools._blocks.kept import MOST, in_parts, kept, restored
+from memtools._blocks.kept import MOST, kept, restored
 from memtools._blocks.lifetimes import Life, Op, Trace
 from memtools._blocks.stacked import stacked
 from memtools._record import kinds
@@ -67,8 +67,8 @@ def test_two_changes_come_as_they_are_predicted_together() -> None:
     [
         (
             ["fused", "del"],
-            "there is no change 'del' of this step: the names are checkpoint:blocks, zero_grad, "
-            "fused, micro-batches:2, micro-batches:4, micro-batches:8",
+            "there is no change 'del' of this step: the names are autocast, checkpoint:blocks, "
+            "zero_grad, fused, micro-batches:2, micro-batches:4, micro-batches:8",
         ),
         (["micro-batches:2", "micro-batches:4"], "micro-batches may be given once"),
     ],
@@ -93,17 +93,18 @@ def test_a_step_over_time_has_its_peak_and_its_phases() -> None:
 
 def test_a_trace_that_is_too_long_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = traced(trained())
-    text = kept(trace, {})
+    text = "".join(kept(trace, {}))
     monkeypatch.setattr(module, "MOST", len(text) - 1)
-    coarser = kept(trace, {})  # without storages that take little
+    coarser = "".join(kept(trace, {}))  # without storages that take little
     assert 0 < len(coarser) < len(text)
     monkeypatch.setattr(module, "MOST", 10)
-    assert kept(trace, {}) == ""
+    assert kept(trace, {}) == ()
 
 
 def test_it_fits_into_an_event_of_a_record_beside_all_else() -> None:
     text = "".join(random.Random(1).choices("`~{|}abc", k=MOST))
-    peak = Peak(3, 1, traced=TracedPeak(1, kept=in_parts(text)))
+    parts = tuple(text[i : i + 2000] for i in range(0, MOST, 2000))
+    peak = Peak(3, 1, traced=TracedPeak(1, kept=parts))
     assert len(kinds.payload("peak", peak)) < 42 << 10  # of 64 KiB that an event may have
     read, _ = kinds.read("peak", kinds.payload("peak", peak))
     assert isinstance(read, Peak)
@@ -113,7 +114,7 @@ def test_it_fits_into_an_event_of_a_record_beside_all_else() -> None:
 
 
 def test_a_text_that_was_changed_is_refused_or_read() -> None:
-    text, chance = kept(traced(trained()), {}), random.Random(7)
+    text, chance = "".join(kept(traced(trained()), {})), random.Random(7)
     plain = zlib.decompress(base64.b85decode(text))
     for _ in range(300):
         data = bytearray(plain)

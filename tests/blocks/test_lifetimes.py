@@ -16,6 +16,7 @@ from memtools import _core
 from memtools._base.libraries import library_paths
 from memtools._base.peak import (
     BACKWARD,
+    BETWEEN,
     BUFFERS,
     FORWARD,
     GRADIENTS,
@@ -28,7 +29,7 @@ from memtools._base.peak import (
     SAVED,
     STATE,
 )
-from memtools._blocks.lifetimes import BEFORE, BETWEEN, Life, Op, Trace, Tracer
+from memtools._blocks.lifetimes import BEFORE, Life, Op, Trace, Tracer
 from memtools._blocks.replay import (
     ended_at_last_use,
     gradients_end_with_the_step,

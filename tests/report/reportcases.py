@@ -11,7 +11,7 @@ from typing import Any
 import memtools
 from memtools import _core
 from memtools._base.peak import Large, Layer, Lowered, Part, PeakContents, Saver, Span, TracedPeak
-from memtools._blocks.kept import in_parts, kept
+from memtools._blocks.kept import kept
 from memtools._blocks.lifetimes import BEFORE, Life, Op, Trace
 from memtools._leak.finding import LeakFinding, advice_for
 from memtools._record.kinds import End, Event, payload
@@ -118,7 +118,7 @@ def traced() -> TracedPeak:
         Lowered("an optimizer with fused=True", 40 * MIB, "fused"),
         Lowered("nothing", 40 * MIB, "zero_grad"),
     )
-    return TracedPeak(60 * MIB, changes=changes, kept=in_parts(kept(Trace(lives, ops), {})))
+    return TracedPeak(60 * MIB, changes=changes, kept=kept(Trace(lives, ops), {}))
 
 
 def _origin(path: str) -> int:
