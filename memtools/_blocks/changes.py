@@ -17,7 +17,13 @@ from memtools._base.place import Place, name_of
 from memtools._base.text import shown
 from memtools._blocks.autocast import can_run_in_bfloat16, in_bfloat16
 from memtools._blocks.lifetimes import Trace
-from memtools._blocks.losses import by_linear_cross_entropy, in_chunks, is_cross_entropy, logits_of
+from memtools._blocks.losses import (
+    by_linear_cross_entropy,
+    head_of,
+    in_chunks,
+    is_cross_entropy,
+    logits_of,
+)
 from memtools._blocks.replay import (
     Change,
     calls_of,
@@ -160,17 +166,22 @@ def offered(trace: Trace, *, is_exact: bool = False) -> Iterator[Offer]:
             without_cache,
         )
     if logits_of(trace):
+        head, body = head_of(trace)
+        name, by = head or "head", f" by {head}" if head else ""
+        hidden = f" of the hidden states that {body}(...) returns" if body else ""
         if is_cross_entropy(trace):
             yield Offer(
                 "linear_cross_entropy",
-                "torch.nn.functional.linear_cross_entropy(hidden, head.weight, targets, "
-                "options=torch.nn.LinearCrossEntropyOptions()) in place of head and cross_entropy",
+                f"torch.nn.functional.linear_cross_entropy(hidden, {name}.weight, targets, "
+                f"options=torch.nn.LinearCrossEntropyOptions()){hidden} in place of {name} and "
+                "cross_entropy",
                 by_linear_cross_entropy,
             )
         yield Offer(
             f"chunks:{CHUNKS}",
-            f"logits and their loss in {CHUNKS} chunks of rows, with torch.utils.checkpoint around "
-            "the function that makes a chunk of both: the head runs twice",
+            f"logits and their loss in {CHUNKS} chunks of rows{hidden}, with "
+            f"torch.utils.checkpoint around the function that makes a chunk of both{by}: the head "
+            "runs twice",
             in_chunks(CHUNKS),
         )
     beside = " and use_cache=False" if copies_for_caches(trace) else ""

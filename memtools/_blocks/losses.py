@@ -10,7 +10,9 @@ log_softmax over many classes.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
+from typing import NamedTuple
 
 from memtools._base.peak import BACKWARD, FORWARD, OPTIMIZER, PARAMETERS
 from memtools._blocks.lifetimes import MARKED, Life, Trace
@@ -39,6 +41,61 @@ def logits_of(trace: Trace) -> set[int]:
             if life.shape
         )
     }
+
+
+class Head(NamedTuple):
+    """The module that makes logits, and the one that makes the hidden states for it, as expressions
+    such as "model.lm_head" and "model.transformer". "" is what is not known."""
+
+    head: str = ""
+    body: str = ""
+
+
+def head_of(trace: Trace) -> Head:
+    """Who makes the logits of the last step. A body is a module with repeated blocks, beside the
+    head in the same model."""
+    logits, lives = logits_of(trace), {life.id: life for life in trace.lives}
+    for number in sorted(logits, reverse=True):
+        op = trace.ops[lives[number].birth]
+        given = [lives[one] for one in op.reads if one in lives and one not in logits]
+        if op.phase != FORWARD or not any(one.category == PARAMETERS for one in given):
+            continue
+        if not _is_path(op.module):
+            break
+        above = op.module.rpartition(".")[0]
+        inside = f"{above}." if above else ""
+        hidden = _made_in(trace, lives, given, above)
+        body = inside + hidden.removeprefix(inside).partition(".")[0]
+        blocks = re.compile(rf"{re.escape(body)}\..*?\b[0-9]+\b")
+        has_blocks = any(blocks.match(one.module) for one in trace.ops)
+        is_beside = hidden.startswith(inside) and _is_path(body) and has_blocks
+        return Head(_expression(op.module), _expression(body) if is_beside else "")
+    return Head()
+
+
+def _made_in(trace: Trace, lives: dict[int, Life], given: list[Life], outer: str) -> str:
+    """The path of the module that has made the largest of these that is not a parameter. What
+    the outer one has made of it, such as a part or a product, is traced back."""
+    for _ in range(8):
+        given = [one for one in given if one.category != PARAMETERS and one.birth >= 0]
+        if not given:
+            break
+        position = max(given, key=lambda one: one.bytes).birth
+        op = trace.ops[position]
+        if _is_path(op.module) and op.module != outer:
+            return op.module
+        given = [lives[one] for one in op.reads if one in lives and lives[one].birth < position]
+    return ""
+
+
+def _is_path(module: str) -> bool:
+    """Whether this is a path from a model; the model itself has the name of its class."""
+    return bool(module) and not module[0].isupper()
+
+
+def _expression(path: str) -> str:
+    """ "model.layers[0].head" of "layers.0.head"."""
+    return "model" + "".join(f"[{one}]" if one.isdigit() else f".{one}" for one in path.split("."))
 
 
 def in_chunks(parts: int) -> Change:

@@ -42,6 +42,7 @@ def together(record: Record, given: str) -> tuple[str, dict[str, Any]]:
     except ValueError as error:
         raise UnreadableError(str(error)) from None
     texts = {one.name: one.text for one in offered(trace)} | {DEL: peak.traced.to_write()}
+    texts |= {one.name: one.change for one in peak.traced.changes}  # with names of modules
     position, peak_bytes = after.peak(after.steps[-1])
     op = after.ops[position]
     before, now = format_bytes(peak.traced.peak_bytes), format_bytes(peak_bytes)

@@ -17,6 +17,7 @@ from memtools._base.peak import Lowered, Remedy, TracedPeak
 from memtools._blocks.changes import changes_of, offered, together
 from memtools._blocks.kept import kept, restored
 from memtools._blocks.lifetimes import Life, Op, Trace
+from memtools._blocks.losses import head_of
 from memtools._blocks.replay import checkpointed, in_micro_batches, repeated_blocks, replay
 from tests.blocks.test_lifetimes import traced
 
@@ -320,6 +321,75 @@ def test_a_loss_in_chunks_comes_as_predicted(name: str, how: str, tied: bool) ->
     assert predicted == pytest.approx(real, rel=0.05)
     assert predicted < 0.3 * highest(trace)
     assert name in {one.name for one in changes_of(trace, TracedPeak(), {})}
+
+
+class Body(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        for layer in self.layers:
+            x = layer(x).relu()
+        return x
+
+
+class Chat(nn.Module):
+    """A language model as those of transformers are: a body and a head."""
+
+    def __init__(self, has_body: bool = True) -> None:
+        super().__init__()
+        self.tokens, self.lm_head = nn.Embedding(512, 32), nn.Linear(32, 512)
+        self.model = Body() if has_body else nn.Tanh()
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.lm_head(0.5 * self.model(self.tokens(x)))
+
+
+class Wrapped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList([Chat()])
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.parts[0](x)
+
+
+class Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(512, 512))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.weight[x] @ self.weight
+
+
+@pytest.mark.parametrize(
+    ("make", "head"),
+    [
+        (Chat, ("model.lm_head", "model.model")),
+        (lambda: Chat(has_body=False), ("model.lm_head", "")),
+        (Wrapped, ("model.parts[0].lm_head", "model.parts[0].model")),
+        (lambda: nn.Sequential(nn.Embedding(512, 32), nn.Linear(32, 512)), ("model[1]", "")),
+        (Plain, ("", "")),
+    ],
+    ids=["body and head", "head", "in another model", "sequential", "no module"],
+)
+def test_the_modules_of_logits_are_named(
+    make: Callable[[], nn.Module], head: tuple[str, str]
+) -> None:
+    model = make()
+
+    def step() -> None:
+        words = torch.randint(512, (64,))
+        functional.cross_entropy(model(words), words).backward()
+
+    trace = traced(step)
+    assert head_of(trace) == head
+    (text,) = (one.text for one in offered(trace) if one.name.startswith("linear"))
+    returned = f" of the hidden states that {head[1]}(...) returns" if head[1] else ""
+    assert f"(hidden, {head[0] or 'head'}.weight, targets, " in text
+    assert f"{returned} in place of {head[0] or 'head'} and" in text
 
 
 def test_a_loss_of_few_classes_has_no_chunks() -> None:
