@@ -59,13 +59,17 @@ def held_in_vain(trace: Trace) -> tuple[TracedPeak, dict[int, int]]:
         variables = trace.variables.get(life.id)
         if not variables or not _is_over(life, twins.get(life.id), position):
             continue
-        frames = {one.frame for one in variables}
-        attribute, case = _attribute(variables), _Case(life, list(variables))
+        # An attribute is set to None; a variable that has the tensor itself is deleted beside it.
+        plain = [one for one in variables if not one.path and not one.is_outer]
+        others = [one for one in variables if one not in plain]
+        attribute, case = _attribute(others), _Case(life, others)
         one = sources.of_attribute(attribute, case) if attribute else None
-        if one is not None:
+        if one is not None and len({other.frame for other in plain}) < 2:
             found[ATTRIBUTE, one.name].append(case)
             advice[ATTRIBUTE, one.name] = one
-        elif len(frames) == 1:
+            variables = plain
+        frames = {one.frame for one in variables}
+        if len(frames) == 1:
             for name in dict.fromkeys(one.name for one in variables):
                 paths = [one for one in variables if one.name == name]
                 found[str(frames), name].append(_Case(life, paths))
@@ -104,6 +108,7 @@ class _Advice(NamedTuple):
         first, end: the lines of the statement.
         where: "before" the statement, "after" it, or "in place of" it.
         text: the statement.
+        entries: what of it is deleted, such as "['logits']"; () for all of it.
     """
 
     name: str
@@ -114,6 +119,12 @@ class _Advice(NamedTuple):
     end: int
     where: str
     text: str
+    entries: tuple[str, ...] = ()
+
+    @property
+    def deleted(self) -> tuple[str, ...]:
+        """Such as ("out",) or ("out['logits']", "out['hidden']")."""
+        return tuple(self.name + entry for entry in self.entries) or (self.name,)
 
     @property
     def is_attribute(self) -> bool:
@@ -179,7 +190,7 @@ def _remedies(used: Iterable[_Advice], worth: set[str]) -> Iterator[Remedy]:
         kept = dict.fromkeys(pair for one in same for pair in one.kept)
         lines = [f"{name} = {expression}" for name, expression in kept]
         lines += dict.fromkeys(f"{one.name} = None" for one in same if one.is_attribute)
-        names = dict.fromkeys(one.name for one in same if not one.is_attribute)
+        names = dict.fromkeys(name for one in same if not one.is_attribute for name in one.deleted)
         text = "; ".join((*lines, f"del {', '.join(names)}") if names else lines)
         line = _line((same[0].file, same[0].first, ""))
         place = f"{same[0].where} {same[0].text} ({line})"
@@ -318,7 +329,11 @@ class _Sources:
         places = [one for one in found if one is not None]
         if None in found or not places:
             return None
-        return max(places, key=lambda one: (one.where == AFTER, one.first))
+        place = max(places, key=lambda one: (one.where == AFTER, one.first))
+        entries = tuple(dict.fromkeys(case.path for case in cases))
+        if all(map(_is_entry, entries)) and (place.kept or place.entries):
+            return place._replace(kept=(), entries=entries)
+        return place
 
 
 def _files_of_the_program(frames: Sequence[Frame]) -> list[str]:
@@ -366,9 +381,11 @@ class _Source:
         names = [node for node in self._own(scope) if _name(node) == name]
         if scope is None or self._is_used_within(scope, name) or self._is_declared(scope, name):
             return None
+        entries = set(map(_first, paths))
+        own = self._entry(names, next(iter(entries))) if len(entries) == 1 else []
         stores = [
             one
-            for node in names
+            for node in own or names
             if isinstance(_context(node), ast.Store) and (one := self._statement(node)) is not None
         ]
         here = self._at(scope, peak)
@@ -377,12 +394,33 @@ class _Source:
         if here is None or not later:
             return None
         binding = later[0]
-        loads = [node for node in names if isinstance(_context(node), ast.Load)]
-        if any(isinstance(_context(node), ast.Del) for node in names):
+        uses = own or names
+        if any(isinstance(_context(node), ast.Del) for node in uses):
             return None
+        loads = [node for node in uses if isinstance(_context(node), ast.Load)]
+        loads = [node.value if isinstance(node, ast.Subscript) else node for node in loads]
         if self._ends(binding) < here.lineno:
-            return self._before(variable, paths, binding, here, loads, stores)
-        return self._after(variable, binding, used, loads)
+            found = self._before(variable, paths, binding, here, loads, stores)
+        else:
+            found = self._after(variable, binding, used, loads)
+        return found._replace(entries=tuple(entries)) if found is not None and own else found
+
+    def _entry(self, names: list[ast.AST], entry: str) -> list[ast.AST]:
+        """The uses of an entry of a dict that lives on, as in `cache["logits"] = model(x)`; [] if
+        the function does not set it, or uses the dict in other ways than by its keys."""
+        found, is_set = list[ast.AST](), False
+        for name in names:
+            node = self.parents.get(name)
+            if isinstance(_context(name), ast.Store) and isinstance(node, ast.Assign):
+                continue
+            if not isinstance(node, ast.Subscript) or node.value is not name:
+                return []
+            if not isinstance(node.slice, ast.Constant):
+                return []
+            if f"[{node.slice.value!r}]" == entry:
+                found.append(node)
+                is_set = is_set or isinstance(node.ctx, ast.Store)
+        return found if is_set and _is_entry(entry) else []
 
     def uses_of(self, name: str) -> Iterator[tuple[ast.AST, ast.AST]]:
         """Everything that may be a use of an attribute, with the function that has it: attributes
@@ -413,7 +451,7 @@ class _Source:
         """
         statement = self.parents.get(store)
         base = store.value if isinstance(store, ast.Attribute) else None
-        if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
+        if not isinstance(statement, ast.Assign) or (len(statement.targets) > 1 and not loads):
             return None
         if not isinstance(base, ast.Name) or not isinstance(scope, ast.FunctionDef):
             return None
@@ -640,6 +678,11 @@ def _name(node: ast.AST) -> str:
 
 def _context(node: ast.AST) -> object:
     return getattr(node, "ctx", None)
+
+
+def _is_entry(path: str) -> bool:
+    """Whether this is how an entry of a dict is written that a text is the key of."""
+    return path.startswith("['")
 
 
 def _tokens(path: str) -> list[str]:
