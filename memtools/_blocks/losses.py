@@ -52,8 +52,8 @@ class Head(NamedTuple):
 
 
 def head_of(trace: Trace) -> Head:
-    """Who makes the logits of the last step. A body is a module with repeated blocks, beside the
-    head in the same model."""
+    """Who makes the logits of the last step. A body is a module that has a list of blocks,
+    beside the head in the same model."""
     logits, lives = logits_of(trace), {life.id: life for life in trace.lives}
     for number in sorted(logits, reverse=True):
         op = trace.ops[lives[number].birth]
@@ -66,7 +66,7 @@ def head_of(trace: Trace) -> Head:
         inside = f"{above}." if above else ""
         hidden = _made_in(trace, lives, given, above)
         body = inside + hidden.removeprefix(inside).partition(".")[0]
-        blocks = re.compile(rf"{re.escape(body)}\..*?\b[0-9]+\b")
+        blocks = re.compile(rf"{re.escape(body)}\.(?![0-9]).*?\b[0-9]+\b")
         has_blocks = any(blocks.match(one.module) for one in trace.ops)
         is_beside = hidden.startswith(inside) and _is_path(body) and has_blocks
         return Head(_expression(op.module), _expression(body) if is_beside else "")

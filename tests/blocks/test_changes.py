@@ -355,6 +355,19 @@ class Wrapped(nn.Module):
         return self.parts[0](x)
 
 
+class Lists(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.head = nn.Embedding(512, 32), nn.Linear(32, 512)
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        h = self.tokens(x)
+        for layer in self.layers:  # the list itself cannot be called
+            h = layer(h)
+        return self.head(h)
+
+
 class Plain(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -371,9 +384,10 @@ class Plain(nn.Module):
         (lambda: Chat(has_body=False), ("model.lm_head", "")),
         (Wrapped, ("model.parts[0].lm_head", "model.parts[0].model")),
         (lambda: nn.Sequential(nn.Embedding(512, 32), nn.Linear(32, 512)), ("model[1]", "")),
+        (Lists, ("model.head", "")),
         (Plain, ("", "")),
     ],
-    ids=["body and head", "head", "in another model", "sequential", "no module"],
+    ids=["body and head", "head", "in another model", "sequential", "a list of blocks", "none"],
 )
 def test_the_modules_of_logits_are_named(
     make: Callable[[], nn.Module], head: tuple[str, str]
