@@ -210,11 +210,12 @@ def squares(made: torch.Tensor) -> Any:
         (lambda: nn.Sequential(*(Block() for _ in range(4)), nn.Linear(64, 512)), classes),
         (lambda: nn.Sequential(*(Attention(0.0) for _ in range(4))), squares),
         (lambda: nn.Sequential(*(Attention(0.1) for _ in range(4))), squares),
+        (lambda: nn.Linear(64, 4096), classes),
         (convolutions, squares),
         (Recurrent, classes),
         (lambda: nn.Sequential(nn.Linear(64, 1024), nn.ReLU(), nn.Linear(1024, 64)), squares),
     ],
-    ids=["blocks", "attention", "attention of operators", "convolutions", "recurrent", "wide"],
+    ids=["blocks", "attention", "of operators", "classes", "convolutions", "recurrent", "wide"],
 )
 def test_autocast_comes_about_as_predicted(make: Callable[[], nn.Module], loss_of: Any) -> None:
     trace = traced(precise(make(), loss_of, lower=False))
