@@ -83,13 +83,16 @@ def changes_of(trace: Trace, in_vain: TracedPeak, deaths: Mapping[int, int]) -> 
 
 
 def changed(trace: Trace, *, is_exact: bool = False) -> list[Changed]:
-    """The same with the changed traces, without `del` and the times of real steps.
+    """The same with the changed traces, without `del` and the times of real steps. A step that ran
+    no operator has none.
 
     Args:
         trace: of at least one step.
         is_exact: whether what is only about right is left out.
     """
     begin = trace.steps[-1]
+    if not trace.ops[begin:]:
+        return []
     most, found = (1 - WORTH) * trace.peak(begin)[1], list[Changed]()
     for name, text, change in offered(trace, is_exact=is_exact):
         after = replay(trace, [change])
