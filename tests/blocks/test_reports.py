@@ -259,7 +259,7 @@ blocks.record(True)
 kept = [torch.zeros(100) for _ in range(10)]
 torch.kept = torch.zeros(50)  # dies with the interpreter
 class Late:
-    def __del__(self): torch.zeros(5)
+    def __del__(self, zeros=torch.zeros): zeros(5)  # a global may be None by then
 late = Late()
 """
 

@@ -39,6 +39,7 @@ MODULES = (
     "memtools.distributed",
     "memtools.errors",
     "memtools.export",
+    "memtools.grad",
     "memtools.integrations.accelerate",
     "memtools.integrations.lightning",
     "memtools.integrations.transformers",

@@ -106,6 +106,7 @@ ARROWS: dict[str, set[str]] = {
     "errors": set(),
     "export": {"_base"},
     "_gate": {"_base", "_budget"},
+    "grad": {"_base"},
     "_grad": {"_base", "_census"},  # who holds the graphs of passes before one that failed
     # Of the rooms public names only, but for the passes of a trainer's batches.
     "integrations": {"_base", "_grad", "__init__"},

@@ -1,0 +1,257 @@
+"""memtools.use(trainer) beside the plain trainer: losses, memory and processor time.
+
+    python -m benchmarks.integrations.trainers    # about 10 minutes; writes results/trainers.json
+
+Every run is a process of its own, with the same seed and data: four updates of a batch of 32 rows
+by a small llama with a vocabulary of 8,192. `plain` and `use` have no limit. `60 %` has RLIMIT_DATA
+at what the process has before training, and 60 % of the resident memory by which the plain training
+grows. The rows of GRPO and RLOO are 4 prompts of 100 words, each answered 8 times with 24 tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+from benchmarks.kit.harness import Json, arguments, environment, table
+from benchmarks.kit.limits import Limit, finish, number_limit
+
+KINDS = ("Trainer", "Trainer, a mean", "SFT", "DPO", "GRPO", "RLOO")
+SHARE = 0.6  # of what the plain training grows by
+SAME = 1e-6  # Losses may differ by this share.
+WORDS, LONGEST = 8192, 120
+SECONDS = 400
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--child"]:
+        print(json.dumps(trained(*sys.argv[2:5])))
+        return
+    options = arguments(__doc__).parse_args()
+    rows = [measure(kind) for kind in KINDS if kind.startswith(options.only or "")]
+    print(
+        table(
+            (
+                "trainer",
+                "grows MiB",
+                "60 % plain",
+                "with use",
+                "off",
+                "cpu s",
+                "use",
+                "60 %",
+            ),
+            (
+                (
+                    row["kind"],
+                    f"{row['plain']['grown'] / 2**20:,.0f}",
+                    row["plain 60 %"]["ended"],
+                    row["use 60 %"]["ended"],
+                    f"{max(off(row, 'use'), off(row, 'use 60 %')):.1e}",
+                    *(f"{row[name]['cpu']:.1f}" for name in ("plain", "use", "use 60 %")),
+                )
+                for row in rows
+            ),
+        )
+    )
+    facts = environment(options.threads)
+    finish("trainers", options, facts, {"rows": rows}, limits_of(rows))
+
+
+def limits_of(rows: list[Json]) -> list[Limit]:
+    if not rows:
+        return []
+    ended = sum(row["use 60 %"]["ended"] != "finished" for row in rows)
+    worst = max(off(row, name) for row in rows for name in ("use", "use 60 %"))
+    return [
+        number_limit("trainings of six that do not finish at 60 %", 0, "", ended, ended),
+        number_limit("losses and norms of gradients beside plain", SAME, "off", worst, worst),
+    ]
+
+
+def measure(kind: str) -> Json:
+    """The four runs of one trainer."""
+    plain = run(kind, "plain", 0)
+    limit = int(SHARE * plain["grown"])
+    return {
+        "kind": kind, "plain": plain, "use": run(kind, "use", 0),
+        "plain 60 %": run(kind, "plain", limit), "use 60 %": run(kind, "use", limit),
+    }  # fmt: skip
+
+
+def off(row: Json, name: str) -> float:
+    """The largest difference of a loss or a norm of gradients from the plain one, of what is
+    larger, that or 1; inf if a run did not finish."""
+    ours, plain = row[name]["logged"], row["plain"]["logged"]
+    if len(ours) != len(plain):
+        return float("inf")
+    pairs = list(zip(ours, plain, strict=True))
+    return max(abs(float(a) - float(b)) / max(1.0, abs(float(b))) for a, b in pairs)
+
+
+def run(kind: str, way: str, limit: int) -> Json:
+    """One training in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.integrations.trainers", "--child"]
+    done = subprocess.run(
+        [*command, kind, way, str(limit)], capture_output=True, text=True, timeout=SECONDS,
+        check=False,
+    )  # fmt: skip
+    if done.returncode != 0:
+        raise RuntimeError(f"{kind}, {way}, limit {limit}: {done.stderr[-2000:]}")
+    found: Json = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def trained(kind: str, way: str, limit: str) -> Json:
+    """Train in this process, and return its losses, growth and times."""
+    warnings.simplefilter("ignore")
+    import torch
+    import transformers
+
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = made(kind, Path(folder))
+        trainer.remove_callback(transformers.PrinterCallback)
+        if way == "use":
+            import memtools
+
+            memtools.use(trainer)
+        before = memory("VmRSS")
+        if int(limit):
+            most = memory("VmData") + int(limit)
+            resource.setrlimit(resource.RLIMIT_DATA, (most, resource.RLIM_INFINITY))
+        began, ended = time.process_time(), "finished"
+        try:
+            trainer.train()
+        except RuntimeError as error:
+            ended = "out of memory" if "allocate memory" in str(error) else str(error)
+    return {
+        "logged": [
+            float(entry[name])
+            for entry in trainer.state.log_history
+            for name in ("loss", "grad_norm")
+            if name in entry
+        ],
+        "ended": ended,
+        "grown": memory("VmHWM") - before,  # use() resets it in each phase
+        "cpu": time.process_time() - began,
+    }
+
+
+def memory(name: str) -> int:
+    """A value of /proc/self/status in bytes."""
+    match = re.search(rf"{name}:\s+(\d+)", Path("/proc/self/status").read_text())
+    assert match is not None
+    return 1024 * int(match[1])
+
+
+def made(kind: str, folder: Path) -> Any:
+    """A trainer with a model of its own."""
+    import datasets
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+    datasets.disable_progress_bars()
+    torch.manual_seed(0)
+    vocabulary = WORDS // 4 if kind == "DPO" else WORDS
+    config = LlamaConfig(
+        vocab_size=vocabulary, hidden_size=128, intermediate_size=256, num_hidden_layers=4,
+        num_attention_heads=4, max_position_embeddings=512, pad_token_id=0, bos_token_id=1,
+        eos_token_id=1,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder / "model")  # TRL reads a second one from there.
+    model = LlamaForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
+    draw = random.Random(1)
+    options = {
+        "output_dir": str(folder / "out"), "max_steps": 4, "logging_steps": 1, "use_cpu": True,
+        "save_strategy": "no", "report_to": [], "disable_tqdm": True, "seed": 1, "optim": "sgd",
+        "learning_rate": 0.1, "per_device_train_batch_size": 32,
+    }  # fmt: skip
+    if kind.startswith("Trainer"):
+        rows = [row(draw, vocabulary) for _ in range(64)]
+        net = model if kind == "Trainer" else mean_of(model)
+        return Trainer(net, TrainingArguments(**options), train_dataset=rows)
+    return of_trl(kind, model, options, draw, vocabulary)
+
+
+def row(draw: random.Random, vocabulary: int) -> dict[str, Any]:
+    import torch
+
+    ids = [draw.randrange(3, vocabulary) for _ in range(draw.randrange(30, LONGEST))]
+    left = LONGEST - len(ids)
+    return {
+        "input_ids": torch.tensor(ids + [0] * left),
+        "labels": torch.tensor(ids + [-100] * left),
+        "attention_mask": torch.tensor([1] * len(ids) + [0] * left),
+    }
+
+
+def mean_of(model: Any) -> Any:
+    """A model whose forward() takes no num_items_in_batch, so that its loss is a mean."""
+    import torch
+
+    class Mean(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def forward(self, input_ids: Any, labels: Any, attention_mask: Any) -> Any:
+            return self.inner(input_ids=input_ids, labels=labels, attention_mask=attention_mask)
+
+    return Mean()
+
+
+def of_trl(kind: str, model: Any, options: Json, draw: random.Random, vocabulary: int) -> Any:
+    import datasets
+    import trl
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {name: i for i, name in enumerate(("<pad>", "<eos>", "<unk>"))}
+    words |= {f"w{i}": i + 3 for i in range(vocabulary - 3)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+
+    def text(least: int, most: int) -> str:
+        count = draw.randrange(least, most)
+        return " ".join(f"w{draw.randrange(vocabulary - 3)}" for _ in range(count))
+
+    def reward(completions: list[str], **others: Any) -> list[float]:
+        return [sum(w[-1:] in "02468" for w in c.split()) / 10 for c in completions]
+
+    more: Json = {}
+    if kind == "SFT":
+        rows, options["loss_type"] = [{"text": text(30, LONGEST)} for _ in range(64)], "nll"
+    elif kind == "DPO":
+        rows = [
+            {"prompt": text(20, 21), "chosen": " " + text(30, 100), "rejected": " " + text(30, 100)}
+            for _ in range(64)
+        ]
+    else:
+        rows = [{"prompt": text(100, 101)} for _ in range(64)]
+        options |= {"num_generations": 8, "max_completion_length": 24}
+        more["reward_funcs"] = reward
+    options |= {"bf16": False, "gradient_checkpointing": False}
+    return getattr(trl, f"{kind}Trainer")(
+        model,
+        args=getattr(trl, f"{kind}Config")(**options),
+        train_dataset=datasets.Dataset.from_list(rows),
+        processing_class=PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>"
+        ),
+        **more,
+    )
+
+
+if __name__ == "__main__":
+    main()
