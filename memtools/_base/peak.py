@@ -116,8 +116,9 @@ class Lowered(NamedTuple):
     peak_bytes: int
     #: by which `memtools explain --with` knows it, such as "fused"; "" if it does not
     name: str = ""
-    #: of the new peak: the phase, and the line of the program, such as "train.py:27"
+    #: the phase in which the new peak is, such as "backward"
     phase: str = ""
+    #: the line of the program at the new peak, such as "train.py:27"
     line: str = ""
     #: milliseconds a step of the operators that run twice; 0 if none do, or if that is not known
     again_ms: float = 0.0

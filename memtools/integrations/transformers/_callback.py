@@ -85,7 +85,11 @@ class MemoryCallback(MonitoringCallback, TrainerCallback):  # type: ignore[misc]
         return self
 
     def remove_from(self, trainer: Any) -> None:
-        """Remove the callback from a Trainer. Stops the monitor if the callback started it."""
+        """Remove the callback from a Trainer. Stops the monitor if the callback started it.
+
+        Args:
+            trainer: the Trainer, as given to `add_to`.
+        """
         self.stop()
         trainer.remove_callback(self)
         if trainer in self._trainers:
