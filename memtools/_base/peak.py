@@ -118,19 +118,19 @@ class Lowered(NamedTuple):
     name: str = ""
     #: the phase in which the new peak is, such as "backward"
     phase: str = ""
-    #: the line of the program at the new peak, such as "train.py:27"
+    #: the file and line of the program at the new peak
     line: str = ""
     #: milliseconds a step of the operators that run twice; 0 if none do, or if that is not known
     again_ms: float = 0.0
 
     def where(self) -> str:
-        """`in the backward pass (train.py:27)`; "" if it is not known."""
+        """Return the phase and the line of the new peak as a phrase; "" if they are not known."""
         if not self.phase:
             return ""
         return f"{in_phase(self.phase)} ({self.line})" if self.line else in_phase(self.phase)
 
     def text(self) -> str:
-        """The change with the time that it costs."""
+        """Return the change with the time that it costs."""
         again = f" (about {self.again_ms:,.3g} ms a step)" if self.again_ms else ""
         return f"{self.change}{again}"
 
