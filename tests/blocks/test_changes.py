@@ -19,7 +19,7 @@ from memtools._blocks.kept import kept, restored
 from memtools._blocks.lifetimes import Life, Op, Trace
 from memtools._blocks.losses import head_of
 from memtools._blocks.replay import checkpointed, in_micro_batches, repeated_blocks, replay
-from tests.blocks.test_lifetimes import traced
+from tests.blocks.test_lifetimes import above, measured, traced
 
 
 class Block(nn.Module):
@@ -168,7 +168,7 @@ class Attention(nn.Module):
 
 
 def convolutions() -> Any:
-    layers = (nn.Conv2d(4, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.SiLU(), nn.Conv2d(16, 4, 3))
+    layers = (nn.Conv2d(4, 16, 3, padding=1), nn.BatchNorm2d(16), nn.SiLU(), nn.Conv2d(16, 4, 3))
     return nn.Sequential(nn.Unflatten(1, (4, 4, 4)), *layers, nn.Flatten(), nn.Linear(16, 64))
 
 
@@ -204,6 +204,11 @@ def squares(made: torch.Tensor) -> Any:
     return functional.mse_loss(made, torch.zeros(made.shape))
 
 
+def chosen(made: torch.Tensor) -> Any:
+    index = torch.zeros(len(made), 16, dtype=torch.long)
+    return made.log_softmax(-1).gather(-1, index).exp().mean()
+
+
 @pytest.mark.parametrize(
     ("make", "loss_of"),
     [
@@ -211,17 +216,19 @@ def squares(made: torch.Tensor) -> Any:
         (lambda: nn.Sequential(*(Attention(0.0) for _ in range(4))), squares),
         (lambda: nn.Sequential(*(Attention(0.1) for _ in range(4))), squares),
         (lambda: nn.Linear(64, 4096), classes),
+        (lambda: nn.Linear(64, 4096), chosen),
         (convolutions, squares),
-        (Recurrent, classes),
         (lambda: nn.Sequential(nn.Linear(64, 1024), nn.ReLU(), nn.Linear(1024, 64)), squares),
+        (lambda: nn.Sequential(nn.Linear(64, 2048), nn.Linear(2048, 2048)), squares),
     ],
-    ids=["blocks", "attention", "of operators", "classes", "convolutions", "recurrent", "wide"],
+    ids=["blocks", "attention", "parts", "classes", "chosen", "conv", "wide", "weights"],
 )
 def test_autocast_comes_about_as_predicted(make: Callable[[], nn.Module], loss_of: Any) -> None:
-    trace = traced(precise(make(), loss_of, lower=False))
-    real = highest(traced(precise(make(), loss_of, lower=True)))
+    model = make()
+    trace = traced(precise(model, loss_of, lower=False), reports=True)
+    real = measured(precise(model, loss_of, lower=True))
     for known in (trace, restored(kept(trace, {}))[0]):
-        predicted = highest(together(known, ["autocast"], {}))
+        predicted = above(together(known, ["autocast"], {}))
         assert predicted == pytest.approx(real, rel=0.1)
     assert "autocast" not in {one.name for one in offered(trace, is_exact=True)}
 
@@ -257,6 +264,7 @@ def test_autocast_is_not_offered_where_it_runs_or_cannot_run() -> None:
         (precise(linear, squares, lower=False), True),
         (precise(linear, squares, lower=True), False),
         (precise(nn.Sequential(nn.LayerNorm(64)), squares, lower=False), False),
+        (precise(Recurrent(), classes, lower=False), False),
         (precise(linear, sums, lower=False), False),  # autocast does not convert its arguments
     ]
     for step, is_offered in cases:

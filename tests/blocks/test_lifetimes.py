@@ -84,13 +84,21 @@ def trained(fused: bool = False, to_none: bool = True, micro: int = 1) -> Callab
     return step
 
 
-def traced(step: Callable[[], object], steps: int = 2) -> Trace:
-    for _ in range(2):
-        step()
-    with Tracer() as tracer:
-        for _ in range(steps):
+def traced(step: Callable[[], object], steps: int = 2, *, reports: bool = False) -> Trace:
+    """Two steps, and traced ones; `reports`: with what kernels use for themselves."""
+    blocks = _core.Blocks() if reports else None
+    if blocks is not None:
+        blocks.start(library_paths())
+    try:
+        for _ in range(2):
             step()
-            tracer.step_ended()
+        with Tracer(blocks=blocks) as tracer:
+            for _ in range(steps):
+                step()
+                tracer.step_ended()
+    finally:
+        if blocks is not None:
+            blocks.stop()
     return tracer.trace()
 
 
@@ -114,8 +122,10 @@ def measured(step: Callable[[], object]) -> int:
 def above(trace: Trace) -> int:
     """The peak of the second step above what lives when it begins."""
     begin = trace.steps[1]
-    return trace.peak(begin)[1] - sum(
-        life.bytes for life in trace.lives if life.birth < begin and life.is_alive(begin)
+    return (
+        trace.peak(begin)[1]
+        - trace.ops[begin].others
+        - sum(life.bytes for life in trace.lives if life.birth < begin and life.is_alive(begin))
     )
 
 
