@@ -14,7 +14,6 @@ bfloat16, so that nothing is said of a step with one.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -61,7 +60,7 @@ class _Autocast:
         self._lives = {life.id: life for life in trace.lives}
         self._low = set[int]()  # of the trace's own, what is bfloat16
         self._copies = dict[int, Life]()
-        self._copied = dict[int, int]()  # by the ids of copies, what they are of
+        self._scaled = set(trace.scaled or ())
         self._next = max(self._lives, default=0) + 1
         self._weights = dict[int, int]()  # the copies of weights in this forward pass
         #: the copies that backward passes read in place of what they are of, the first one first
@@ -84,9 +83,6 @@ class _Autocast:
                 self._forward(position, given, made)
             elif op.phase == BACKWARD:
                 self._backward(position, given, made)
-        scaled = self._trace.scaled
-        if scaled is not None:
-            scaled |= {one for one, of in self._copied.items() if of in scaled}
         return replace(
             self._trace,
             lives=tuple(self._ended()),
@@ -94,26 +90,26 @@ class _Autocast:
                 op._replace(reads=tuple(dict.fromkeys(reads)), scratch=scratch)
                 for op, reads, scratch in zip(ops, self._reads, self._scratch, strict=True)
             ),
-            scaled=scaled,
+            scaled=None if self._trace.scaled is None else frozenset(self._scaled),
         )
 
     def _forward(self, position: int, given: Sequence[Life], made: Sequence[Life]) -> None:
         op = self._trace.ops[position]
         if position in self._attention:
             self._low.difference_update(one.id for one in given)
-            if position + 1 not in self._attention:
-                self._low.update(life.id for life in made)  # what attention returns
         elif _is(op, LOSSES):
             for one in given:
                 if one.id in self._low:
-                    self._saved[one.id].append(self._copy(position, one, one.bytes, SAVED))
+                    self._saved[one.id].append(self._copy(position, one, one.bytes))
         elif _is(op, LOWER):
             self.lowers = self.lowers or bool(given)
             for one in given:
                 if one.id not in self._low:
-                    self._saved[one.id].append(self._lower(position, one))
+                    copy = self._weights.get(one.id) or self._copy(position, one, one.bytes // 2)
+                    self._saved[one.id].append(copy)
+                    if one.category == PARAMETERS:
+                        self._weights[one.id] = copy
             self._low.update(life.id for life in made)
-            self._scratch[position] //= 2
         else:
             self._as_it_comes(position, given, made)
 
@@ -123,12 +119,13 @@ class _Autocast:
             return self._as_it_comes(position, given, made)
         for one in given:
             if self._saved[one.id]:
-                self._replace(position, one.id, self._saved[one.id].pop())
+                copy, reads = self._saved[one.id].pop(), self._reads[position]
+                self._reads[position] = [copy if x == one.id else x for x in reads]
         if _is(op, LOSSES):  # The gradient of a copy is then converted.
             if any(one.id in self._low for one in given):
                 self._low.update(life.id for life in made)
                 self._scratch[position] += sum(life.bytes for life in made)
-        elif not any(one.birth in self._attention for one in given):
+        else:
             weights = [life for life in made if life.category == GRADIENTS]
             self._low.update(life.id for life in made if life not in weights)
             self._scratch[position] //= 2
@@ -136,17 +133,16 @@ class _Autocast:
         return None
 
     def _as_it_comes(self, position: int, given: Sequence[Life], made: Sequence[Life]) -> None:
-        """Results are bfloat16 if all arguments are, beside weights and single numbers. A gradient
-        is as precise as what it is of."""
+        """Results are bfloat16 if all arguments beside weights are. A gradient is as precise as
+        what it is of."""
         op = self._trace.ops[position]
-        weights = (PARAMETERS, BUFFERS)
-        given = [x for x in given if x.category not in weights and math.prod(x.shape) > 1]
+        given = [one for one in given if one.category not in (PARAMETERS, BUFFERS)]
         if op.phase == BACKWARD:
             given = [one for one in given if one.phase == FORWARD] or given
         low = {one.id in self._low for one in given}
         self.fails = self.fails or (op.phase == FORWARD and _is(op, STRICT) and len(low) > 1)
         if low == {True}:
-            self._low.update(life.id for life in made if life.category != GRADIENTS)
+            self._low.update(life.id for life in made)
             if _is(op, SUMS):  # It adds in float32, and without a trace to what it is given.
                 self._scratch[position] += sum(life.bytes // 2 for life in made)
 
@@ -159,23 +155,12 @@ class _Autocast:
                 last = next((i for i in range(at, len(ops)) if _is(ops[i], PRODUCT)), at)
                 yield from range(first, last + 1)
 
-    # --- copies ---
-
-    def _lower(self, position: int, one: Life) -> int:
-        """The copy of an argument; of a parameter one for each forward pass."""
-        if one.category != PARAMETERS:
-            return self._copy(position, one, one.bytes // 2, SAVED)
-        if one.id not in self._weights:
-            self._weights[one.id] = self._copy(position, one, one.bytes // 2, PARAMETERS)
-        copy, ops = self._weights[one.id], self._trace.ops
-        self._replace(position, one.id, copy)
-        end = next((i for i in range(position, len(ops)) if ops[i].phase != FORWARD), len(ops))
-        self._copies[copy] = self._copies[copy]._replace(death=end)
-        return copy
-
-    def _copy(self, position: int, of: Life, nbytes: int, category: str) -> int:
+    def _copy(self, position: int, of: Life, nbytes: int) -> int:
+        """The id of a new copy, which an operator makes for itself and its backward pass."""
         op, number = self._trace.ops[position], self._next + len(self._copies)
-        self._copied[number] = of.id
+        category = PARAMETERS if of.category == PARAMETERS else SAVED  # as large as the batch
+        if of.id in self._scaled:
+            self._scaled.add(number)
         self._copies[number] = Life(
             number, nbytes, position, position, 0, op.phase, category, operator="aten._to_copy",
             module=op.module, dtype=LOW[0], shape=of.shape,
@@ -183,25 +168,19 @@ class _Autocast:
         self._reads[position].insert(0, number)
         return number
 
-    def _replace(self, position: int, number: int, copy: int) -> None:
-        reads = self._reads[position]
-        self._reads[position] = [copy if one == number else one for one in reads]
-
     def _ended(self) -> Iterator[Life]:
         """The lives with their new sizes and ends: that of what autograd has is its last use."""
         uses = dict[int, int]()
         for position, reads in enumerate(self._reads):
             uses.update(dict.fromkeys(reads, position))
-        ops = self._trace.ops
         for life in self._trace.lives:
             if life.id in self._low:
                 life = life._replace(bytes=life.bytes // 2, dtype=LOW[0])
             last = uses.get(life.id, life.last_use)
             if last < life.last_use:
-                is_own = life.category == SAVED and ops[life.last_use].phase == BACKWARD
-                death = last + 1 if is_own and life.death is not None else life.death
+                death = last + 1 if life.category == SAVED else life.death
                 life = life._replace(last_use=last, death=death)
             yield life
         for copy in self._copies.values():
             last = uses.get(copy.id, copy.birth)
-            yield copy._replace(last_use=last, death=max(last + 1, copy.death or 0))
+            yield copy._replace(last_use=last, death=last + 1)

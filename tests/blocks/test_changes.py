@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -156,13 +157,14 @@ def test_where_the_next_peak_is_and_what_runs_again_are_said() -> None:
 class Attention(nn.Module):
     """A block with an attention, of which torch makes several operators if it has dropout."""
 
-    def __init__(self, dropout: float) -> None:
+    def __init__(self, dropout: float, words: int = 64) -> None:
         super().__init__()
+        self.words = words
         self.norm, self.qkv, self.out = nn.LayerNorm(64), nn.Linear(64, 192), nn.Linear(64, 64)
         self.dropout = dropout
 
     def forward(self, x: torch.Tensor) -> Any:
-        q, k, v = self.qkv(self.norm(x)).view(8, 64, 3, 4, 16).permute(2, 0, 3, 1, 4)
+        q, k, v = self.qkv(self.norm(x)).view(-1, self.words, 3, 4, 16).permute(2, 0, 3, 1, 4)
         found = functional.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout)
         return x + self.out(found.transpose(1, 2).reshape(512, 64))
 
@@ -170,6 +172,27 @@ class Attention(nn.Module):
 def convolutions() -> Any:
     layers = (nn.Conv2d(4, 16, 3, padding=1), nn.BatchNorm2d(16), nn.SiLU(), nn.Conv2d(16, 4, 3))
     return nn.Sequential(nn.Unflatten(1, (4, 4, 4)), *layers, nn.Flatten(), nn.Linear(16, 64))
+
+
+class Branches(nn.Module):
+    """Several layers with the same input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(1024, 8) for _ in range(8))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        wide = x.repeat(1, 16)
+        return sum(layer(wide) for layer in self.layers)
+
+
+class Batched(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 64, 1024))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return x.view(8, 64, 64) @ self.weight
 
 
 class Recurrent(nn.Module):
@@ -181,15 +204,15 @@ class Recurrent(nn.Module):
         return self.head(self.layer(x.view(8, 64, 64))[0]).flatten(0, 1)
 
 
-def precise(model: nn.Module, loss_of: Any, *, lower: bool) -> Callable[[], object]:
+def precise(model: nn.Module, loss_of: Any, *, lower: bool, parts: int = 1) -> Callable[[], object]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
     def step() -> None:
-        x = torch.randn(512, 64)
-        with torch.autocast("cpu", torch.bfloat16, enabled=lower):
-            made = model(x)
-            loss = loss_of(made)
-        loss.backward()
+        for x in torch.randn(512, 64).chunk(parts):
+            with torch.autocast("cpu", torch.bfloat16, enabled=lower):
+                made = model(x)
+                loss = loss_of(made)
+            loss.backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -215,13 +238,20 @@ def chosen(made: torch.Tensor) -> Any:
         (lambda: nn.Sequential(*(Block() for _ in range(4)), nn.Linear(64, 512)), classes),
         (lambda: nn.Sequential(*(Attention(0.0) for _ in range(4))), squares),
         (lambda: nn.Sequential(*(Attention(0.1) for _ in range(4))), squares),
+        (lambda: nn.Sequential(*(Attention(0.1, 8) for _ in range(4))), squares),
         (lambda: nn.Linear(64, 4096), classes),
         (lambda: nn.Linear(64, 4096), chosen),
         (convolutions, squares),
         (lambda: nn.Sequential(nn.Linear(64, 1024), nn.ReLU(), nn.Linear(1024, 64)), squares),
         (lambda: nn.Sequential(nn.Linear(64, 2048), nn.Linear(2048, 2048)), squares),
+        (lambda: nn.Sequential(nn.Linear(64, 512), *[nn.Linear(512, 512)] * 8), squares),
+        (Branches, squares),
+        (Batched, squares),
     ],
-    ids=["blocks", "attention", "parts", "classes", "chosen", "conv", "wide", "weights"],
+    ids=[
+        *("blocks", "attention", "parts", "short", "classes", "chosen", "conv", "wide"),
+        *("weights", "again", "branches", "batched"),
+    ],
 )
 def test_autocast_comes_about_as_predicted(make: Callable[[], nn.Module], loss_of: Any) -> None:
     model = make()
@@ -233,23 +263,19 @@ def test_autocast_comes_about_as_predicted(make: Callable[[], nn.Module], loss_o
     assert "autocast" not in {one.name for one in offered(trace, is_exact=True)}
 
 
-def test_autocast_with_another_change_comes_about_as_predicted() -> None:
-    def step(lower: bool, parts: int) -> None:
-        x = torch.randn(256, 64)
-        for part in x.chunk(parts):
-            with torch.autocast("cpu", torch.bfloat16, enabled=lower):
-                loss = tower(part).square().mean()
-            loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+@pytest.mark.parametrize("make", [lambda: Tower(is_checkpointed=False), Branches])
+def test_autocast_in_micro_batches_comes_about_as_predicted(make: Callable[[], nn.Module]) -> None:
+    model = make()
+    trace = traced(precise(model, squares, lower=False))
+    real = highest(traced(precise(model, squares, lower=True, parts=4)))
+    for known in (trace, restored(kept(trace, {}))[0]):
+        predicted = highest(together(known, ["micro-batches:4", "autocast"], {}))
+        assert predicted == pytest.approx(real, rel=0.1)
 
-    tower = Tower(is_checkpointed=False)
-    optimizer = torch.optim.SGD(tower.parameters(), lr=0.01)
-    trace = traced(lambda: step(False, 1))
-    real = highest(traced(lambda: step(True, 4)))
-    assert highest(together(trace, ["micro-batches:4", "autocast"], {})) == pytest.approx(real, 0.1)
-    tower.is_checkpointed = True
-    real = highest(traced(lambda: step(True, 1)))
+
+def test_autocast_of_checkpoints_comes_about_as_predicted() -> None:
+    trace = traced(precise(Tower(is_checkpointed=False), squares, lower=False))
+    real = highest(traced(precise(Tower(is_checkpointed=True), squares, lower=True)))
     predicted = highest(together(trace, ["checkpoint:blocks", "autocast"], {}))
     assert predicted == pytest.approx(real, rel=0.1)
 
@@ -265,11 +291,14 @@ def test_autocast_is_not_offered_where_it_runs_or_cannot_run() -> None:
         (precise(linear, squares, lower=True), False),
         (precise(nn.Sequential(nn.LayerNorm(64)), squares, lower=False), False),
         (precise(Recurrent(), classes, lower=False), False),
+        (precise(linear, lambda made: squares(made.bfloat16()), lower=False), False),
         (precise(linear, sums, lower=False), False),  # autocast does not convert its arguments
     ]
     for step, is_offered in cases:
         names = {one.name for one in offered(traced(step))}
         assert ("autocast" in names) == is_offered
+    on_another_device = replace(traced(cases[0][0]), device="cuda")
+    assert "autocast" not in {one.name for one in offered(on_another_device)}
 
 
 # --- the loss of a language model, caches, passes beside the batch --------------------------------
