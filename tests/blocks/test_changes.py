@@ -267,9 +267,9 @@ def test_autocast_comes_about_as_predicted(make: Callable[[], nn.Module], loss_o
 def test_autocast_in_micro_batches_comes_about_as_predicted(make: Callable[[], nn.Module]) -> None:
     model = make()
     trace = traced(precise(model, squares, lower=False))
-    real = highest(traced(precise(model, squares, lower=True, parts=4)))
+    real = highest(traced(precise(model, squares, lower=True, parts=8)))
     for known in (trace, restored(kept(trace, {}))[0]):
-        predicted = highest(together(known, ["micro-batches:4", "autocast"], {}))
+        predicted = highest(together(known, ["micro-batches:8", "autocast"], {}))
         assert predicted == pytest.approx(real, rel=0.1)
 
 
