@@ -36,6 +36,10 @@ class MonitoredRun:
             self.monitor.start()
             self._is_owner = True
 
+    def is_in(self, name: str) -> bool:
+        """Whether a phase was entered and not left."""
+        return name in self._open
+
     def enter(self, name: str) -> None:
         """Enter a phase, unless it was entered and not left."""
         if name not in self._open:
@@ -86,6 +90,11 @@ class MonitoringCallback:
     def monitor(self) -> MemoryMonitor:
         """The monitor that watches the training, or has watched it."""
         return self._run.monitor
+
+    @property
+    def is_training(self) -> bool:
+        """Whether a training has begun, and has not ended."""
+        return self._run.is_in("train")
 
     def stop(self, error: BaseException | None = None) -> None:
         """Stop the monitor if the callback started it. Calling it again does nothing.

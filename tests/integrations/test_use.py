@@ -11,7 +11,7 @@ import trl
 from transformers import Trainer
 
 import memtools
-from tests.integrations.tinytrl import KINDS, logged, parameters, trainer
+from tests.integrations.tinytrl import KINDS, logged, model, parameters, trainer
 from tests.kit.oominject import Inject
 
 pytestmark = [
@@ -105,9 +105,22 @@ class LargestLoss(Trainer):
         return each.max()
 
 
+class EqualLosses(Trainer):
+    """The mean over rows of losses that are all 1, but have gradients: as DPO's at first."""
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False,
+                     num_items_in_batch: Any = None) -> Any:  # fmt: skip
+        each = model(input_ids=inputs["input_ids"]).logits.logsumexp(-1).mean(1)
+        return (each - each.detach()).exp().mean()
+
+
 @pytest.mark.parametrize(
     ("kind", "why"),
-    [(OwnStep, "OwnStep has a training_step"), (LargestLoss, "the loss of two of its rows is")],
+    [
+        (OwnStep, "OwnStep has a training_step"),
+        (LargestLoss, "the loss of two of its rows is"),
+        (EqualLosses, "the losses of its rows do not tell"),
+    ],
 )
 def test_what_cannot_be_cut_is_left_and_trains_as_before(kind, why, tmp_path):
     def train(is_used: bool) -> Any:
@@ -120,6 +133,116 @@ def test_what_cannot_be_cut_is_left_and_trains_as_before(kind, why, tmp_path):
     (plain, _), (used, adapter) = train(False), train(True)
     assert f"Batches run whole: {why}" in str(adapter)
     assert parameters(used).equal(parameters(plain))
+
+
+class WeighsClasses(torch.nn.Module):
+    """The mean of a cross entropy with weights, which is none over rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner = torch.nn.Linear(4, 2)
+
+    def forward(self, x: Any, labels: Any) -> Any:
+        weight = torch.tensor([1.0, 5.0])
+        return {
+            "loss": torch.nn.functional.cross_entropy(self.inner(x), labels, weight=weight),
+        }
+
+
+@pytest.mark.parametrize("rare", [5, 13])
+def test_weights_of_classes_are_found_at_the_first_row_of_a_rare_class(rare, tmp_path):
+    torch.manual_seed(1)
+    rows = [{"x": torch.randn(4), "labels": torch.tensor(int(row == rare))} for row in range(16)]
+    arguments = trainer("transformers", tmp_path, train_sampling_strategy="sequential").args
+    plain, used = (Trainer(WeighsClasses(), arguments, train_dataset=rows) for _ in range(2))
+    adapter = memtools.use(used, micro_batch_size=3)
+    plain.train()
+    used.train()
+    assert "Batches run whole: the loss of two of its rows is neither" in str(adapter)
+    torch.testing.assert_close(parameters(used), parameters(plain), rtol=1e-5, atol=1e-6)
+
+
+WHOLE = {
+    "sorts the rows": ("DPO", {"loss_type": ["sigmoid", "aot"]}),
+    "top_entropy_quantile": ("GRPO", {"top_entropy_quantile": 0.5}),
+    "the entropy bonus": ("GRPO", {"entropy_coef": 0.1}),
+}
+
+
+@pytest.mark.parametrize("why", WHOLE)
+def test_a_loss_of_all_rows_together_is_not_cut(why, tmp_path):
+    kind, options = WHOLE[why]
+    made, adapter = trained(kind, tmp_path, True, **options | {"max_steps": 1})
+    assert why in str(adapter)
+    plain, _ = trained(kind, tmp_path, False, **options | {"max_steps": 1})
+    assert parameters(made).equal(parameters(plain))
+
+
+def test_kto_runs_in_whole_batches(tmp_path):
+    made = trainer("DPO", tmp_path)
+    made.__class__ = type("KTOTrainer", (type(made),), {})
+    assert "KTO compares each row with the KL divergence" in str(memtools.use(made))
+
+
+def test_clip_ratios_of_sequences_are_means_over_rows(tmp_path):
+    options = {"num_iterations": 2, "gradient_accumulation_steps": 2}
+    runs = [trained("RLOO", tmp_path, used, **options)[0] for used in (False, True)]
+    plain, used = (
+        [entry["clip_ratio/region_mean"] for entry in logged(made)[:-1]] for made in runs
+    )
+    assert max(plain) > 0
+    assert used == pytest.approx(plain, rel=1e-4, abs=1e-5)
+
+
+def test_a_second_training_with_model_init_undoes_parts_of_its_own_model(tmp_path):
+    def train(is_used: bool) -> tuple[Any, Any]:
+        base, made = trainer("transformers", tmp_path), []
+
+        def model_init() -> Any:
+            made.append(model(tmp_path))
+            return made[-1]
+
+        both = Trainer(model_init=model_init, args=base.args, train_dataset=base.train_dataset)
+        adapter = memtools.use(both, micro_batch_size=4) if is_used else None
+        both.train()
+        inject = Inject(backward={2})
+
+        def hook(module: Any, args: Any, output: Any) -> None:
+            if torch.is_grad_enabled():
+                output.last_hidden_state = inject(output.last_hidden_state)
+
+        def fails_once() -> Any:
+            net = model_init()
+            if is_used:
+                net.model.register_forward_hook(hook)
+            return net
+
+        both.model_init = fails_once
+        both.train()
+        return both, adapter
+
+    (plain, _), (used, adapter) = train(False), train(True)
+    assert "1 part ran again with fewer rows" in str(adapter)
+    torch.testing.assert_close(parameters(used), parameters(plain), rtol=1e-5, atol=1e-6)
+
+
+def test_remove_works_after_a_training_that_was_interrupted(tmp_path):
+    made = trainer("transformers", tmp_path, gradient_accumulation_steps=3)
+    adapter = memtools.use(made)
+    step, calls = made.training_step, []
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(0)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+        return step(*args, **kwargs)
+
+    made.training_step = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        made.train()
+    adapter.remove()
+    assert "compute_loss" not in vars(made)
 
 
 def test_dropout_in_training_keeps_generation_as_it_is(tmp_path):

@@ -30,11 +30,12 @@ from memtools.integrations.transformers._rows import (
 if TYPE_CHECKING:
     import torch
 
-    from memtools import MemoryMonitor
+    from memtools.integrations.transformers._callback import MemoryCallback
 else:
     torch = connect().torch
 
 _COUNTERS: Final = (bool, int, float)
+_OF_ROWS: Final = ("rewards/", "logps/", "vespo/")
 
 
 class Accumulation:
@@ -42,7 +43,7 @@ class Accumulation:
 
     Args:
         trainer: a transformers.Trainer.
-        monitor: the monitor, which runs while the trainer trains.
+        callback: the trainer's, whose monitor runs while it trains.
         micro_batch_size: the rows of a part to begin with; None for the whole batch.
 
     Attributes:
@@ -51,8 +52,11 @@ class Accumulation:
         passes: the back-off; None before the first batch.
     """
 
-    def __init__(self, trainer: Any, monitor: MemoryMonitor, micro_batch_size: int | None) -> None:
-        self._trainer, self._monitor, self._size = trainer, monitor, micro_batch_size
+    def __init__(
+        self, trainer: Any, callback: MemoryCallback, micro_batch_size: int | None
+    ) -> None:
+        self._trainer, self._size = trainer, micro_batch_size
+        self._callback, self._monitor = callback, callback.monitor
         self._compute_loss = trainer.compute_loss
         self._get_batch_samples = trainer.get_batch_samples
         self._is_scaled = trainer.loss_is_scaled_for_ga
@@ -86,7 +90,8 @@ class Accumulation:
         if (passes := self.passes) is None:
             return told
         if passes.micro_batch_size is not None:
-            told.append(f"The largest part of the last batch had {passes.micro_batch_size:,} rows.")
+            rows = f"{passes.micro_batch_size:,} row{'s' * (passes.micro_batch_size != 1)}"
+            told.append(f"The largest part of the last batch had {rows}.")
         if passes.retries:
             count, last = len(passes.retries), passes.retries[-1]
             parts = f"{count:,} part{'s' * (count != 1)}"
@@ -101,7 +106,7 @@ class Accumulation:
     @property
     def busy(self) -> str:
         """Why it cannot be removed now."""
-        if 0 < self._at < len(self._samples):
+        if self._callback.is_training and 0 < self._at < len(self._samples):
             return "in the middle of an update: call it in on_step_end, or after train()"
         return ""
 
@@ -136,7 +141,7 @@ class Accumulation:
         rows = Rows(inputs, rule.blocks)
         weights = rule.weights(rows)
         units = rows.units()
-        if self.passes is None:
+        if self.passes is None or self.passes.model is not model:  # model_init made another
             self.passes = BatchPasses(
                 model, self._backward, micro_batch_size=self._size, monitor=self._monitor
             )
@@ -268,14 +273,22 @@ class _Logged:
             for name, values in lists.items():
                 at = len(self._lists[mode].get(name, ()))
                 if len(parts) > 1 and len(values) - at == len(parts):
-                    values[at:] = [_merged(name, values[at:], parts)]
+                    values[at:] = [_merged(name, values[at:], parts, self._of_rows)]
+
+    @property
+    def _of_rows(self) -> tuple[str, ...]:
+        """How the names of metrics begin that are means over rows, and not over tokens."""
+        level = getattr(self._trainer, "importance_sampling_level", "sequence")  # RLOO has no other
+        return _OF_ROWS + ("clip_ratio/",) * (level == "sequence")
 
 
-def _merged(name: str, values: list[float], parts: Sequence[_Part]) -> float:
+def _merged(
+    name: str, values: list[float], parts: Sequence[_Part], of_rows: tuple[str, ...]
+) -> float:
     """Return the value for all parts together: an extreme, or a mean over rows or tokens."""
     for word, choose in (("min", min), ("max", max)):
         if word in name:
             return choose(values)
-    of_rows = name.startswith(("rewards/", "logps/"))
-    weights = [part.rows if of_rows else part.tokens for part in parts]
+    is_of_rows = name.startswith(of_rows)
+    weights = [part.rows if is_of_rows else part.tokens for part in parts]
     return sum(v * w for v, w in zip(values, weights, strict=True)) / (sum(weights) or 1.0)

@@ -26,13 +26,13 @@ class Watching:
     busy = ""
 
     def __init__(self, trainer: Any, monitor: MemoryMonitor) -> None:
-        self._trainer, self._callback = trainer, MemoryCallback(monitor).add_to(trainer)
+        self._trainer, self.callback = trainer, MemoryCallback(monitor).add_to(trainer)
         self.changed = ["Phases and steps of the training go to a MemoryMonitor."]
         self.left: list[str] = []
 
     def remove(self) -> None:
         """Remove the callback."""
-        self._callback.remove_from(self._trainer)
+        self.callback.remove_from(self._trainer)
 
 
 class Cleaning:
@@ -78,11 +78,12 @@ def changes(
         )
     if not isinstance(policy, CleanupPolicy):
         raise TypeError(f"cleanup must be a CleanupPolicy, got {type(policy).__name__}")
-    made: list[Change] = [Watching(trainer, monitor), Cleaning(trainer, policy)]
+    watching = Watching(trainer, monitor)
+    made: list[Change] = [watching, Cleaning(trainer, policy)]
     if why := _why_not_cut(trainer):
         made.append(Left(f"Batches run whole: {why}."))
     else:
-        made.append(Accumulation(trainer, monitor, micro_batch_size))
+        made.append(Accumulation(trainer, watching.callback, micro_batch_size))
     if hasattr(trainer, "_generate_single_turn"):  # TRL's GRPOTrainer and RLOOTrainer
         from memtools.integrations.transformers._generation import GroupGeneration
 
@@ -108,6 +109,21 @@ def _why_not_cut(trainer: Any) -> str:
         return f"the model is on {len(devices)} devices"
     if trainer.args.optim in ("lomo", "adalomo"):
         return f"{trainer.args.optim} updates in the backward pass"
+    return _why_of_whole_batch(trainer)
+
+
+def _why_of_whole_batch(trainer: Any) -> str:
+    """Why the loss of a trainer of TRL is of all rows together, as a clause; "" if it is not. Where
+    losses are equal, as those before the first update, they do not tell."""
+    kinds = {kind.__name__ for kind in type(trainer).__mro__}
+    if "KTOTrainer" in kinds:
+        return "KTO compares each row with the KL divergence of its batch"
+    if "DPOTrainer" in kinds and (found := {"aot", "aot_unpaired"} & set(trainer.loss_types)):
+        return f"loss_type={min(found)!r} sorts the rows of a batch"
+    if getattr(trainer, "top_entropy_quantile", 1.0) < 1.0:
+        return "top_entropy_quantile compares the tokens of a batch"
+    if getattr(trainer, "_entropy_bonus_enabled", False):
+        return "the entropy bonus is a mean over the tokens of a batch, whatever the loss_type"
     return ""
 
 

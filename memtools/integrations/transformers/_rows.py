@@ -35,6 +35,10 @@ _TOKENS_OF: Final = "the mean over the tokens of "
 _TOKENS: Final = f"{_TOKENS_OF}'completion_mask'"
 #: GRPOTrainer's loss_type. The others divide by num_items_in_batch.
 _GRPO: Final = {"bnpo": _TOKENS} | dict.fromkeys(("grpo", "sapo", "dr_grpo", "luspo"), _ROWS)
+_NO_RULE: Final = (
+    "the loss of two of its rows is neither the sum of the losses of each nor their mean over rows "
+    "or tokens"
+)
 _IGNORED: Final = -100  # transformers' label for a token that has no loss
 
 
@@ -98,6 +102,16 @@ class Rows:
                     rows = counted.sum(1).view(-1, self.count).sum(0).tolist()
                     found[f"{_TOKENS_OF}{name!r}{where}"] = [float(n) for n in rows]
         return found | {_ROWS: [1.0] * self.count}
+
+    def classes(self) -> dict[tuple[str, int], int]:
+        """Return the first row of each class, by the name and value of a label that is a whole
+        number. Waits for the device."""
+        found: dict[tuple[str, int], int] = {}
+        for name, value in self._inputs.items():
+            if isinstance(value, torch.Tensor) and value.dim() == 1 and value.dtype == torch.int64:
+                for row, label in enumerate(value[: self.count].tolist()):
+                    found.setdefault((name, label), row)
+        return found
 
     def units(self) -> list[float]:
         """Return what each row counts for in a mean over its tokens that have a loss, or 1."""
@@ -164,20 +178,30 @@ class Rules:
         self._rounding = _ROUNDING_16 if is_coarse else _ROUNDING
         self._left: list[Rule] = []
         self._looks = 0
+        self._classes: set[tuple[str, int]] = set()  # whose rows were looked at
 
     def find(self, inputs: Any) -> Rule | None:
-        """Return the rule for a batch; None if it has one row, or its losses are all 0 and do not
-        tell. Runs up to nine forward passes of one or two rows, mostly once in a run.
+        """Return the rule for a batch; None if it has one row, or its losses are all 0 or equal and
+        do not tell. Runs up to nine forward passes of one or two rows, mostly once in a run, and
+        three for each class of labels that is new.
 
         Raises UncuttableError if no rule fits, or the batch cannot be cut.
         """
         if not self._left:
             self._left = self._first_fitting(inputs)
-        elif self._looks < _LOOKS and self._differ(inputs):
-            self._left = self._fitting(Rows(inputs, self._left[0].blocks), self._left) or self._left
+        elif self._looks < _LOOKS:
+            rows = Rows(inputs, self._left[0].blocks)
+            if self._differ(inputs) or rows.classes().keys() - self._classes:
+                self._left = self._fitting(rows, self._left)
+                if not self._left:
+                    raise UncuttableError(_NO_RULE)
         known = [rule for rule in self._left if rule.name == self._documented]
         if known:
             self._left = known
+        elif self._rounding == _ROUNDING and self._left and self._differ(inputs):
+            if self._looks >= _LOOKS:
+                raise UncuttableError("the losses of its rows do not tell what its loss is")
+            return None
         return self._left[0] if self._left and (known or self._looks) else None
 
     def _first_fitting(self, inputs: Any) -> list[Rule]:
@@ -196,10 +220,7 @@ class Rules:
             if fitting := self._fitting(rows, rules):
                 return fitting
         if batches:
-            raise UncuttableError(
-                "the loss of two of its rows is neither the sum of the losses of each nor their "
-                "mean over rows or tokens"
-            )
+            raise UncuttableError(_NO_RULE)
         return []
 
     def _differ(self, inputs: Any) -> bool:
@@ -212,12 +233,17 @@ class Rules:
         return any(other != factors[0] for other in factors)
 
     def _fitting(self, rows: Rows, rules: list[Rule]) -> list[Rule]:
-        """Return those rules by which the loss of two rows comes from the losses of each, for up to
-        three pairs of rows."""
+        """Return those rules by which the loss of two rows comes from the losses of each, for three
+        pairs of rows, and a row of each new class with another: classes may have weights."""
         tokens = next(iter(rows.counts().values()))
         order = sorted(range(rows.count), key=tokens.__getitem__)
-        for one, other in {(order[0], order[-1]), (0, rows.count - 1), (0, 1)}:
-            if one == other or len(rules) < 2:
+        classes = rows.classes()
+        new = [row for kind, row in classes.items() if kind not in self._classes]
+        self._classes |= classes.keys()
+        pairs = [(order[0], order[-1]), (0, rows.count - 1), (0, 1)]
+        pairs += [(0, row) for row in new[:_LOOKS]]
+        for one, other in dict.fromkeys(pairs):
+            if one == other or not rules:
                 continue
             pair = self._loss(rows, one, other)
             each = self._loss(rows, one), self._loss(rows, other)
