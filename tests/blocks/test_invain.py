@@ -394,19 +394,6 @@ UNSAID = {
             t.step(batch())
             ended()
         """,
-    "attribute that is read later in the step": """\
-        class T:
-            def step(self, x):
-                self.seen_now = model(x)
-                loss = cross(self.seen_now)
-                loss.backward()
-                optimizer.step(); optimizer.zero_grad()
-                self.right = self.seen_now.argmax(-1).sum()
-        t = T()
-        for i in range(STEPS):
-            t.step(batch())
-            ended()
-        """,
     "attribute and a variable that is read later": """\
         class T:
             def step(self, x):
