@@ -145,7 +145,7 @@ def train(batch):
     model(torch.randn(64, 64)).sum().backward()
     optimizer.step()
 def main():
-    for i in range(140):"""
+    for i in range(300):"""
 
 
 @pytest.mark.slow
