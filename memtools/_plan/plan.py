@@ -75,8 +75,9 @@ class PlanFit(NamedTuple):
     argument: str
     #: its values in the steps that were measured
     measured: tuple[int, ...]
-    #: the interval of the peak
+    #: the lower end of the interval of the peak
     low_bytes: int
+    #: its upper end
     high_bytes: int
 
     @property
