@@ -145,7 +145,7 @@ def train(batch):
     model(torch.randn(64, 64)).sum().backward()
     optimizer.step()
 def main():
-    for i in range(300):"""
+    for i in range(140):"""
 
 
 @pytest.mark.slow
@@ -157,7 +157,6 @@ def test_a_run_says_what_is_known_and_no_wrong_name(case, tmp_path: Path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     said = [line for line in done.stderr.splitlines() if "/step" in line]
-    # On a busy machine the signal in which it shows may be a suspect beside it.
-    assert any(words in line for line in said[-2:]), done.stderr
+    assert words in said[-1], done.stderr
     holders = [line.partition(" (")[0] for line in said]  # after it comes what is new
     assert not any(name in one for one in holders for name in ("Batch", "list", "Linear", "local"))
