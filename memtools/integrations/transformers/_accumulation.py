@@ -140,7 +140,6 @@ class Accumulation:
                 return self._loss_of(inputs) * self._factor
         rows = Rows(inputs, rule.blocks)
         weights = rule.weights(rows)
-        units = rows.units()
         if self.passes is None or self.passes.model is not model:  # model_init made another
             self.passes = BatchPasses(
                 model, self._backward, micro_batch_size=self._size, monitor=self._monitor
@@ -152,13 +151,13 @@ class Accumulation:
             (passes.done[-1].logged if passes.done else before).restore()
             share = rule.share(weights[at], weights)
             if not share:  # A mean over no tokens is nan.
-                return _Part(None, 0, 0.0, before)
+                return _Part(None, at, before)
             with self._monitor.phase("loss"):
                 loss = self._loss_of(rows.take(at)) * share
-            return _Part(loss, len(weights[at]), sum(units[at]), before)
+            return _Part(loss, at, before)
 
         parts = passes.step(rows.count, forward)
-        before.merge(parts)
+        before.merge(parts, rows)
         losses = [part.loss for part in parts if part.loss is not None]
         # The trainer goes backward from this number, which adds nothing.
         return (sum(losses) * self._factor).requires_grad_()
@@ -235,13 +234,12 @@ class _Part(NamedTuple):
 
     Attributes:
         loss: its share of the batch's loss; None for a part without tokens.
-        rows, tokens: the weights of its part in the means that TRL logs.
+        at: its rows.
         logged: what had been logged after it.
     """
 
     loss: Any
-    rows: int
-    tokens: float
+    at: slice
     logged: _Logged
 
 
@@ -265,15 +263,22 @@ class _Logged:
             now.clear()
             now.update({name: list(values) for name, values in lists.items()})
 
-    def merge(self, parts: Sequence[_Part]) -> None:
-        """Make one value of those that the parts have added to a list since, as the whole batch
-        would have done."""
+    def merge(self, parts: Sequence[_Part], batch: Rows) -> None:
+        """Make one value of those that the parts of a batch have added to a list since, as the
+        whole batch would have done: an extreme, or a mean over rows or tokens."""
         parts = [part for part in parts if part.loss is not None]
-        for mode, lists in getattr(self._trainer, "_metrics", {}).items():
+        metrics = getattr(self._trainer, "_metrics", {})
+        if len(parts) < 2 or not metrics:
+            return
+        units, of_rows = batch.units(), self._of_rows
+        rows = [float(part.at.stop - part.at.start) for part in parts]
+        tokens = [sum(units[part.at]) for part in parts]
+        for mode, lists in metrics.items():
             for name, values in lists.items():
                 at = len(self._lists[mode].get(name, ()))
-                if len(parts) > 1 and len(values) - at == len(parts):
-                    values[at:] = [_merged(name, values[at:], parts, self._of_rows)]
+                if len(values) - at == len(parts):
+                    weights = rows if name.startswith(of_rows) else tokens
+                    values[at:] = [_merged(name, values[at:], weights)]
 
     @property
     def _of_rows(self) -> tuple[str, ...]:
@@ -282,13 +287,8 @@ class _Logged:
         return _OF_ROWS + ("clip_ratio/",) * (level == "sequence")
 
 
-def _merged(
-    name: str, values: list[float], parts: Sequence[_Part], of_rows: tuple[str, ...]
-) -> float:
-    """Return the value for all parts together: an extreme, or a mean over rows or tokens."""
+def _merged(name: str, values: list[float], weights: list[float]) -> float:
     for word, choose in (("min", min), ("max", max)):
         if word in name:
             return choose(values)
-    is_of_rows = name.startswith(of_rows)
-    weights = [part.rows if is_of_rows else part.tokens for part in parts]
     return sum(v * w for v, w in zip(values, weights, strict=True)) / (sum(weights) or 1.0)

@@ -11,6 +11,7 @@ one of the counts of tokens in the batch. A loss that is none of these is not cu
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -89,9 +90,10 @@ class Rows:
         at = range(self.count)[rows] if isinstance(rows, slice) else rows
         return [block[row] for block in blocks for row in at]
 
+    @functools.cached_property
     def counts(self) -> dict[str, list[float]]:
-        """Return what each row may count for in a mean, by the name of the rule. Waits for the
-        device."""
+        """What each row may count for in a mean, by the name of the rule. The first use waits for
+        the device."""
         found = {}
         for name, value in self._inputs.items():
             if not isinstance(value, torch.Tensor) or value.dim() != 2:
@@ -115,9 +117,8 @@ class Rows:
 
     def units(self) -> list[float]:
         """Return what each row counts for in a mean over its tokens that have a loss, or 1."""
-        counts = self.counts()
         labels = f"{_TOKENS_OF}'labels' after the first"
-        return counts.get(labels) or counts.get(_TOKENS) or counts[_ROWS]
+        return self.counts.get(labels) or self.counts.get(_TOKENS) or self.counts[_ROWS]
 
 
 def _length(value: Any) -> int | None:
@@ -145,11 +146,11 @@ class Rule(NamedTuple):
 
     def weights(self, rows: Rows) -> list[float]:
         """Return what each row counts for. A sum has no weights: 1 for each row."""
-        return rows.counts()[self.name] if self.is_mean else [1.0] * rows.count
+        return rows.counts[self.name] if self.is_mean else [1.0] * rows.count
 
     def share(self, part: Sequence[float], whole: Sequence[float]) -> float:
         """Return the factor of a part's loss, for the weights of its rows and those of all."""
-        return 1.0 if self.name == _SUM else sum(part) / (sum(whole) or 1.0)
+        return sum(part) / (sum(whole) or 1.0) if self.is_mean else 1.0
 
 
 def documented(trainer: Any) -> str:
@@ -216,7 +217,7 @@ class Rules:
             raise problem
         batches = [rows for rows in batches if rows.count > 1]
         for rows in batches:
-            rules = [Rule(name, rows.blocks) for name in (_SUM, *rows.counts())]
+            rules = [Rule(name, rows.blocks) for name in (_SUM, *rows.counts)]
             if fitting := self._fitting(rows, rules):
                 return fitting
         if batches:
@@ -225,6 +226,8 @@ class Rules:
 
     def _differ(self, inputs: Any) -> bool:
         """Whether the rules that are left cut this batch with different factors."""
+        if len(self._left) < 2:
+            return False
         rows = Rows(inputs, self._left[0].blocks)
         factors = []
         for rule in self._left:
@@ -235,7 +238,7 @@ class Rules:
     def _fitting(self, rows: Rows, rules: list[Rule]) -> list[Rule]:
         """Return those rules by which the loss of two rows comes from the losses of each, for three
         pairs of rows, and a row of each new class with another: classes may have weights."""
-        tokens = next(iter(rows.counts().values()))
+        tokens = next(iter(rows.counts.values()))
         order = sorted(range(rows.count), key=tokens.__getitem__)
         classes = rows.classes()
         new = [row for kind, row in classes.items() if kind not in self._classes]
