@@ -65,6 +65,9 @@ class Depth:
         up to 375 ms              whole  whole  whole  quick  quick
         more                      whole  quick  quick  quick  quick
 
+    How long a whole walk takes is the shorter time of the two newest: another program may have
+    slowed one of them.
+
     Quick walks go on while their holders explain the growth. Once three in a row have not, or the
     first one has lost what whole ones have found, all are whole: a container is compared with what
     the walk before has seen of it.
@@ -73,7 +76,7 @@ class Depth:
     def __init__(self) -> None:
         #: processor time that a whole walk takes; 0 before the first
         self.whole_ns = 0
-        self._quick_ns = 0
+        self._newest_ns = self._quick_ns = 0
         self._walks = self._in_vain = 0
         self._are_whole, self._was_quick = False, False
 
@@ -102,7 +105,7 @@ class Depth:
         is_quick, is_first = self.is_quick, not self._was_quick
         self._walks, self._was_quick = self._walks + 1, is_quick
         if not is_quick:
-            self.whole_ns = ns
+            self.whole_ns, self._newest_ns = min(ns, self._newest_ns or ns), ns
             return True
         self._quick_ns = ns
         self._in_vain = 0 if explained else self._in_vain + 1
@@ -307,10 +310,11 @@ class HeapWalks:
         garbage is collected: if half of the growth goes with it, it was garbage. It is Python's
         where Python's own blocks grow, or where objects that only C code keeps become more and
         weigh as much."""
-        if self._census is None or self._census.cut:
-            return ""  # not all of the heap was searched for a holder
-        if self._census.looks < THRESHOLDS.named_looks:
+        if self._census is None or self._census.looks < THRESHOLDS.named_looks:
             return ""
+        was_known = self._unheld in (C_HEAP, PYTHON)
+        if self._census.cut and not was_known:
+            return ""  # not all of the heap was searched for a holder
         each = THRESHOLDS.confirmed_steps * self._threads[-1]
         if self._sensor.is_shared and seen.step - seen.steps[0] < each:
             return (
@@ -323,8 +327,10 @@ class HeapWalks:
         if keeps_graphs(self.holders):
             return ""  # graphs keep what cannot be measured
         whole = [point for point in self._reached if point[0] >= seen.since]
-        if len(whole) < 2 or slope_of(whole) - held >= THRESHOLDS.explained * rest:
-            return ""  # objects hold it, and no container is longer for it, or that is not known
+        if len(whole) < 2 and not was_known:
+            return ""
+        if len(whole) > 1 and slope_of(whole) - held >= THRESHOLDS.explained * rest:
+            return ""  # objects hold it, and no container is longer for it
         if self._counts is None and not self._unheld and self._can_compare():
             self._counts = self._counted(lambda: Counts(seen.step))
             self._lengths = self._counted(lambda: Lengths(seen.step)) if self._collects else None
@@ -333,9 +339,9 @@ class HeapWalks:
         counted = seen.step if self._counts is None else self._counts.step
         if self._sensor.is_shared and 0 < seen.step - counted < THRESHOLDS.confirmed_steps:
             return ""  # other threads have objects of their own, now more and now fewer
-        if not seen.of_c(held, goes_on=self._unheld in (C_HEAP, PYTHON)):
+        if not seen.of_c(held, goes_on=was_known):
             return CYCLES if self._unheld == CYCLES else ""
-        if self._unheld in (C_HEAP, PYTHON):
+        if was_known:
             if self.longer and self._budget.wait_ns(self.cost_ns) == 0:
                 self._find_longer(seen.step)
             return self._unheld  # found before, and it goes on

@@ -433,6 +433,32 @@ def test_what_a_quick_walk_has_lost_stays_named_until_a_whole_one(clock: Clock) 
     assert (found.holder, found.over) == ("list of each user", False)
 
 
+def test_what_whole_walks_have_called_the_c_heap_stays_so_after_quick_ones(clock: Clock) -> None:
+    """From step 80 on a walk takes 0.2 s: the quick ones leave parts of the heap out."""
+    program = Program(clock, step_ns=10**9)
+
+    def look() -> None:
+        program.census.cut = program.census.quick[-1]
+        clock.ns += 2 * 10**8 if program.step > 80 and not program.census.cut else 10**7
+
+    program.census_looks = look
+    for _ in range(6):
+        program.run(100, heap=36 * KIB)
+    assert True in program.census.quick
+    (found,) = program.watch.findings()
+    assert (found.kind, found.grade, found.over) == ("C heap", "growing", False)
+    assert all(not one.over for one in program.said)
+
+
+def test_one_walk_that_another_program_slows_makes_no_quick_one(clock: Clock) -> None:
+    program = Program(clock)
+    program.census_looks = lambda: setattr(
+        clock, "ns", clock.ns + (3 * 10**8 if len(program.census.at) == 4 else 5 * 10**7)
+    )
+    program.run(200, heap=36 * KIB)
+    assert not any(program.census.quick)
+
+
 def test_quick_walks_follow_a_leak_that_becomes_faster(clock: Clock) -> None:
     """Whole walks of 0.6 s would be used up at step 24."""
     program = Program(clock)
