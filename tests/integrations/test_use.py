@@ -12,7 +12,7 @@ from transformers import Trainer
 
 import memtools
 from tests.integrations.tinytrl import KINDS, logged, model, parameters, trainer
-from tests.kit.oominject import Inject
+from tests.kit.oominject import Inject, out_of_memory
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
@@ -312,3 +312,28 @@ def test_remove_in_the_middle_of_an_update_is_refused(tmp_path):
     made.train()
     assert len(refused) == 1
     assert "in the middle of an update" in refused[0]
+
+
+@pytest.mark.parametrize("kind", ["GRPO", "RLOO"])
+def test_log_probabilities_of_samples_are_computed_in_parts_that_fit(kind, tmp_path):
+    """TRL computes them outside of compute_loss: those of the old policy, for example."""
+    options = {"num_iterations": 2} if kind == "GRPO" else {}
+    plain, _ = trained(kind, tmp_path, False, **options)
+    made, sizes = trainer(kind, tmp_path, **options), []
+    of_trl = made._get_per_token_logps_and_entropies
+
+    def scored(model: Any, ids: Any, mask: Any, kept: int, size: int, *args: Any, **more: Any):
+        if not torch.is_grad_enabled():
+            sizes.append(size)
+            if len(sizes) == 1:
+                torch.rand(1)  # as dropout would have done by then
+                raise out_of_memory()
+        return of_trl(model, ids, mask, kept, size, *args, **more)
+
+    made._get_per_token_logps_and_entropies = scored
+    adapter = memtools.use(made, micro_batch_size=6)
+    made.train()
+    assert sizes[:2] == [6, 3]
+    assert max(sizes[2:]) <= 3
+    assert "Log-probabilities are computed for at most 3 rows at once" in str(adapter)
+    torch.testing.assert_close(parameters(made), parameters(plain), rtol=1e-5, atol=1e-6)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memtools._base.torch import connect
 from memtools._grad.passes import BatchPasses
+from memtools._grad.pressure import FIRST_ROWS
 from memtools._grad.undo import RandomState
 from memtools.integrations.transformers._rows import (
     Rows,
@@ -78,6 +79,13 @@ class Accumulation:
         """Put the trainer's methods back."""
         for name in ("compute_loss", "get_batch_samples", "loss_is_scaled_for_ga"):
             vars(self._trainer).pop(name, None)
+
+    @property
+    def rows(self) -> int | None:
+        """The rows of a part that is known to fit, or to begin with; None for the whole batch."""
+        if self.passes is not None and self.passes.micro_batch_size is not None:
+            return self.passes.micro_batch_size
+        return self._size or (FIRST_ROWS if self._monitor.headroom() else None)
 
     @property
     def changed(self) -> list[str]:
@@ -197,8 +205,7 @@ class Accumulation:
         """The loss of a few rows, without dropout. Nothing changes by it."""
         trainer, model = self._trainer, self._model
         logged = _Logged(trainer)
-        devices = {p.device for p in model.parameters() if p.device.type not in ("cpu", "meta")}
-        random = RandomState(devices)
+        random = random_state(model)
         roots = (trainer.model, model)  # By the first TRL tells training from evaluation.
         modules = [m for m in model.modules() if m.training and m not in roots]
         for module in modules:
@@ -227,6 +234,12 @@ class Accumulation:
                 weights = [sum(rule.weights(rows)) for rows in samples]
                 return [weight / (sum(weights) or 1.0) for weight in weights]
         return [1.0 / trainer.current_gradient_accumulation_steps] * count
+
+
+def random_state(model: Any) -> RandomState:
+    """The random numbers of the devices that a model is on, as they are now."""
+    devices = {p.device for p in model.parameters() if p.device.type not in ("cpu", "meta")}
+    return RandomState(devices)
 
 
 class _Part(NamedTuple):

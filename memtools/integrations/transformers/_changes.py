@@ -3,6 +3,7 @@
     Watching           monitor, phases, steps              a callback, train()
     Cleaning           gc and trim                         training_step()
     Accumulation       batches in parts that fit           compute_loss(), get_batch_samples()
+    Scoring            log-probabilities in parts          _get_per_token_logps_...() of TRL
     GroupGeneration    a prompt once for its group         _generate_single_turn() of TRL
 
 Everything is set on the trainer object, and on no class.
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from memtools import CleanupPolicy, MemoryMonitor, managed
 from memtools.integrations.transformers._accumulation import Accumulation
 from memtools.integrations.transformers._callback import MemoryCallback
+from memtools.integrations.transformers._scoring import Scoring
 
 if TYPE_CHECKING:
     from memtools.integrations.use import Change
@@ -83,7 +85,10 @@ def changes(
     if why := _why_not_cut(trainer):
         made.append(Left(f"Batches run whole: {why}."))
     else:
-        made.append(Accumulation(trainer, watching.callback, micro_batch_size))
+        accumulation = Accumulation(trainer, watching.callback, micro_batch_size)
+        made.append(accumulation)
+        if hasattr(trainer, "_get_per_token_logps_and_entropies"):  # GRPOTrainer, RLOOTrainer
+            made.append(Scoring(trainer, monitor, accumulation))
     if hasattr(trainer, "_generate_single_turn"):  # TRL's GRPOTrainer and RLOOTrainer
         from memtools.integrations.transformers._generation import GroupGeneration
 
