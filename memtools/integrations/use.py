@@ -85,6 +85,7 @@ def use(
     *,
     limit: int | str | None = None,
     micro_batch_size: int | None = None,
+    chunked_loss: bool = False,
     monitor: MemoryMonitor | None = None,
     cleanup: CleanupPolicy | None = None,
 ) -> Adapter:
@@ -107,6 +108,9 @@ def use(
             default, for the limits that the system sets. Batches stay below 90 % of it.
         micro_batch_size: the rows of a part to begin with, at least 1; None, the default, begins
             with few rows where memory has a limit, else with the whole batch.
+        chunked_loss: whether the loss of a causal language model is computed without the logits of
+            all tokens, as by `memtools.grad.log_probs`. False by default, as its backward pass
+            computes the logits again. TRL's trainers have options of their own for that.
         monitor: the monitor of the training; None, the default, makes a `MemoryMonitor(limit)`.
         cleanup: when to clean up; None, the default, makes a `CleanupPolicy()`.
 
@@ -136,6 +140,7 @@ def use(
         raise ValueError("use() is in use on this trainer already: call its remove() first")
     from memtools.integrations.transformers._changes import changes
 
-    adapter = Adapter(trainer, monitor, policy, changes(trainer, monitor, policy, micro_batch_size))
+    made = changes(trainer, monitor, policy, micro_batch_size, chunked_loss)
+    adapter = Adapter(trainer, monitor, policy, made)
     setattr(trainer, _NAME, adapter)
     return adapter

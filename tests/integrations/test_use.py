@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import trl
-from transformers import Trainer
+from transformers import LlamaForCausalLM, Trainer
 
 import memtools
 from tests.integrations.tinytrl import KINDS, logged, model, parameters, trainer
@@ -337,3 +337,60 @@ def test_log_probabilities_of_samples_are_computed_in_parts_that_fit(kind, tmp_p
     assert max(sizes[2:]) <= 3
     assert "Log-probabilities are computed for at most 3 rows at once" in str(adapter)
     torch.testing.assert_close(parameters(made), parameters(plain), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient_accumulation_steps": 2, "bf16": True}])
+def test_a_loss_in_chunks_is_the_loss_from_logits(options, tmp_path):
+    plain, _ = trained("transformers", tmp_path, False, **options)
+    made = trainer("transformers", tmp_path, **options)
+    shapes = set()
+    made.model.lm_head.register_forward_hook(lambda _, args, out: shapes.add(tuple(out.shape)))
+    adapter = memtools.use(made, micro_batch_size=3, chunked_loss=True)
+    made.train()
+    assert "without the logits of all tokens" in str(adapter)
+    width = made.model.config.hidden_size
+    assert {shape[-1] for shape in shapes if shape[0] > 2} == {width}, "no logits of a part"
+    off = 2e-3 if options else 1e-6
+    torch.testing.assert_close(parameters(made), parameters(plain), rtol=0, atol=off)
+    for ours, theirs in zip(logged(made), logged(plain), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-2 if options else 1e-5, abs=1e-5)
+
+    batch = {name: value[None] for name, value in made.train_dataset[0].items()}
+    assert made.model.eval()(**batch).logits.shape[-1] == 128
+    adapter.remove()
+    assert made.model.train()(**batch).logits.shape[-1] == 128
+    assert "forward" not in vars(made.model.lm_head)
+    assert "_loss_function" not in vars(made.model)
+
+
+class Capped(LlamaForCausalLM):
+    """As a model that caps its logits."""
+
+    def forward(self, input_ids: Any, attention_mask: Any, labels: Any = None, **_: Any) -> Any:
+        out = super().forward(input_ids, attention_mask)
+        out.logits = 9 * torch.tanh(out.logits / 9)
+        if labels is not None:
+            out.loss = self.loss_function(out.logits, labels, 128)
+        return out
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "why"),
+    [
+        ("transformers", {"label_smoothing_factor": 0.1}, "label smoothing and compute_loss_func"),
+        ("SFT", {}, "SFTTrainer has a compute_loss() of its own: loss_type='chunked_nll'"),
+        ("Capped", {}, "as Capped changes its logits or adds to its loss"),
+    ],
+)
+def test_where_a_loss_has_no_chunks_it_stays_the_models_own(kind, options, why, tmp_path):
+    made = []
+    for is_used in (False, True):
+        one = trainer(kind.replace("Capped", "transformers"), tmp_path, **options)
+        if kind == "Capped":
+            one.model.__class__ = Capped
+        adapter = memtools.use(one, chunked_loss=True) if is_used else None
+        one.train()
+        made.append(one)
+    assert why in str(adapter)
+    assert "The loss is the model's own" in str(adapter)
+    torch.testing.assert_close(parameters(made[1]), parameters(made[0]), rtol=1e-5, atol=1e-6)

@@ -2,11 +2,12 @@
 
     Watching           monitor, phases, steps              a callback, train()
     Cleaning           gc and trim                         training_step()
+    ChunkedLoss        the loss without logits             head and loss_function of the model
     Accumulation       batches in parts that fit           compute_loss(), get_batch_samples()
     Scoring            log-probabilities in parts          _get_per_token_logps_...() of TRL
     GroupGeneration    a prompt once for its group         _generate_single_turn() of TRL
 
-Everything is set on the trainer object, and on no class.
+Everything is set on the trainer or its model, and on no class.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from memtools import CleanupPolicy, MemoryMonitor, managed
 from memtools.integrations.transformers._accumulation import Accumulation
 from memtools.integrations.transformers._callback import MemoryCallback
+from memtools.integrations.transformers._chunked_loss import ChunkedLoss
 from memtools.integrations.transformers._scoring import Scoring
 
 if TYPE_CHECKING:
@@ -67,7 +69,11 @@ class Left:
 
 
 def changes(
-    trainer: Any, monitor: MemoryMonitor, policy: CleanupPolicy, micro_batch_size: int | None
+    trainer: Any,
+    monitor: MemoryMonitor,
+    policy: CleanupPolicy,
+    micro_batch_size: int | None,
+    chunked_loss: bool,
 ) -> list[Change]:
     """Make the changes of `use()`.
 
@@ -82,6 +88,8 @@ def changes(
         raise TypeError(f"cleanup must be a CleanupPolicy, got {type(policy).__name__}")
     watching = Watching(trainer, monitor)
     made: list[Change] = [watching, Cleaning(trainer, policy)]
+    if chunked_loss:
+        made.append(ChunkedLoss(trainer))
     if why := _why_not_cut(trainer):
         made.append(Left(f"Batches run whole: {why}."))
     else:
