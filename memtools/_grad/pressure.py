@@ -56,6 +56,10 @@ SLOWLY: Final = 8
 MOST_SKIPS: Final = 63
 #: Two readings in a forward pass are at least so many seconds apart.
 LOOK_EVERY = 0.002
+#: After so many windows malloc's figures are read less often: they take at most this share of the
+#: time.
+SETTLED: Final = 8
+IDLE_SHARE: Final = 0.01
 #: The name of the phase in the monitor's summary.
 PHASE: Final = "micro-batch"
 
@@ -166,6 +170,7 @@ class Watermark:
         # How often malloc has given its idle pages back, and, since then, the least (without the
         # gradients of a window) and the most that this process held.
         self._trims, self._bare, self._top = 0, 0, math.inf
+        self._idle_due = 0.0  # when malloc's figures are read again, by time.perf_counter()
         self._is_off = environment.is_off  # MEMTOOLS=0
         self._probe = _core.Probe()
 
@@ -208,18 +213,25 @@ class Watermark:
                 "no limit of memory is known here, so that micro-batches get smaller after memory "
                 "has run out, and not before: pass limit= to the monitor"
             )
-        self._set_base(rooms)
+        self._set_base(rooms, rarely=self._windows > SETTLED)
 
-    def _set_base(self, rooms: Sequence[Room]) -> None:
+    def _set_base(self, rooms: Sequence[Room], *, rarely: bool = False) -> None:
         """Take what is held now as the base, without malloc's idle memory, which the next passes
-        use again."""
-        idle = self._idle() if rooms else 0
-        self._base = {room.memory: room.own_bytes - idle * _is_host(room) for room in rooms}
+        use again. `rarely`: on the host it stays as it was, if malloc's figures cost too much."""
+        stays = rarely and time.perf_counter() < self._idle_due
+        idle = self._idle() if rooms and not stays else 0
+        now = {room.memory: room.own_bytes - idle * _is_host(room) for room in rooms}
+        kept = {room.memory for room in rooms if stays and _is_host(room)} & self._base.keys()
+        self._base = now | {memory: self._base[memory] for memory in kept}
 
     def _idle(self) -> int:
         """Return the freed resident bytes that malloc keeps; 0 if unknown. malloc also counts pages
-        that it gave back. Of those, only what was used since is resident again."""
+        that it gave back. Of those, only what was used since is resident again. Takes milliseconds
+        where malloc has many free blocks."""
+        began = time.perf_counter()
         free = self._probe.read(_core.READ_HEAP).heap_free or 0
+        ended = time.perf_counter()
+        self._idle_due = ended + (ended - began) / IDLE_SHARE
         return int(max(0, min(free, self._top - self._bare)))
 
     def _check_devices(self, rooms: Sequence[Room]) -> None:
