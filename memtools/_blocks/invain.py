@@ -7,8 +7,9 @@ variable that holds it, and where its `del` belongs.
 
 The trace knows the lives and the variables. The source says whether the variable is read later,
 also where no operator showed it: by a branch that did not run, by a function within, after the
-loop. Then nothing is said, nor of what a program cannot let go: parameters, what autograd has
-saved, what a list or a library's function holds too.
+loop. Then nothing is said, nor of what a program cannot let go: parameters, what a list or a
+library's function holds too. What autograd has saved for a value that is kept with its graph
+(graphs.py) ends by `.detach()`, if all that reads the value wants its number only.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from memtools._base.peak import Held, Remedy, TracedPeak
 from memtools._base.place import Place, name_of, text_of
 from memtools._base.text import shown
 from memtools._blocks.dispatch import Frame, is_of_a_library
+from memtools._blocks.graphs import held_by_graphs
 from memtools._blocks.lifetimes import MARKED, Life, Trace
 from memtools._blocks.replay import ended, replay
 from memtools._blocks.variables import Variable
@@ -36,7 +38,16 @@ BEFORE, AFTER, IN_PLACE = "before", "after", "in place of"
 CACHE = "past_key_values"  # of models of transformers: use_cache=False makes none
 
 ATTRIBUTE = "attribute"  # in place of the frame of a variable
-_LAST = re.compile(r"\.([A-Za-z]\w*)$")
+GRAPH = "graph"  # in place of the frame of a variable, for what graphs hold
+DEEPEST = 3  # Containers in containers are followed to this depth.
+LEAST = 0.001  # What takes less than this share of the peak is not looked for in graphs.
+_LAST = re.compile(r"\.([A-Za-z]\w*)(\['[^']*'\])?$")
+#: attributes of a tensor, or of what contains it, that have no graph; and functions of that kind
+_OF_VALUES = {
+    "item", "detach", "tolist", "shape", "dtype", "size", "dim", "numel",
+    "append", "clear", "popleft",
+}  # fmt: skip
+_TAKE_VALUES = {"float", "int", "bool", "len", "print", "str", "repr", "format"}
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
@@ -55,15 +66,16 @@ def held_in_vain(trace: Trace) -> tuple[TracedPeak, dict[int, int]]:
     sources = _Sources(trace.ops[position].frames if trace.ops else ())
     found: dict[tuple[str, str], list[_Case]] = defaultdict(list)  # by function and variable
     advice: dict[tuple[str, str], _Advice | None] = {}
-    for life in trace.at(position):
-        variables = trace.variables.get(life.id)
-        if not variables or not _is_over(life, twins.get(life.id), position):
+    over = [life for life in trace.at(position) if _is_over(life, twins.get(life.id), position)]
+    for life in over:
+        variables = trace.variables.get(life.id, ())
+        if not variables:
             continue
         # An attribute is set to None; a variable that has the tensor itself is deleted beside it.
         plain = [one for one in variables if not one.path and not one.is_outer]
         others = [one for one in variables if one not in plain]
         attribute, case = _attribute(others), _Case(life, others)
-        one = sources.of_attribute(attribute, case) if attribute else None
+        one = sources.of_attribute(*attribute, case) if attribute else None
         if one is not None and len({other.frame for other in plain}) < 2:
             found[ATTRIBUTE, one.name].append(case)
             advice[ATTRIBUTE, one.name] = one
@@ -74,21 +86,22 @@ def held_in_vain(trace: Trace) -> tuple[TracedPeak, dict[int, int]]:
                 paths = [one for one in variables if one.name == name]
                 found[str(frames), name].append(_Case(life, paths))
     advice |= {key: sources.advice(cases) for key, cases in found.items() if key[0] != ATTRIBUTE}
-    at_peak = {life.id for life in trace.at(position)}
-    made = defaultdict[tuple[object, ...], list[Life]](list)
-    for life in trace.lives:
-        if life.id not in at_peak:  # What is alive then has variables of its own.
-            made[life.made, life.operator].append(life)
-    return _said(
-        trace, found, advice, lambda life: made[life.made, life.operator], peak_bytes, position
-    )
+    large = [life for life in over if life.bytes >= LEAST * peak_bytes]
+    for number, values in held_by_graphs(trace, position, large, twins).items():
+        for value in values:
+            _add_graph(
+                found, advice, sources, _Case(trace.lives[number], trace.variables[value.id], value)
+            )
+    return _said(trace, found, advice, peak_bytes, position)
 
 
 class _Case(NamedTuple):
-    """A storage that a variable holds, and the paths from it."""
+    """A storage that a variable holds, and the paths from it; or that the graph of a value holds,
+    and the variables of that."""
 
     life: Life
-    variables: list[Variable]
+    variables: Sequence[Variable]
+    value: Life | None = None
 
     @property
     def path(self) -> str:
@@ -109,6 +122,7 @@ class _Advice(NamedTuple):
         where: "before" the statement, "after" it, or "in place of" it.
         text: the statement.
         entries: what of it is deleted, such as "['logits']"; () for all of it.
+        written: the statement to write, such as "self.hidden = None"; "": it is deleted.
     """
 
     name: str
@@ -120,26 +134,25 @@ class _Advice(NamedTuple):
     where: str
     text: str
     entries: tuple[str, ...] = ()
+    written: str = ""
 
     @property
     def deleted(self) -> tuple[str, ...]:
         """Such as ("out",) or ("out['logits']", "out['hidden']")."""
         return tuple(self.name + entry for entry in self.entries) or (self.name,)
 
-    @property
-    def is_attribute(self) -> bool:
-        """Whether it is set to None rather than deleted."""
-        return "." in self.name
-
 
 def _said(
     trace: Trace,
     found: dict[tuple[str, str], list[_Case]],
     advice: dict[tuple[str, str], _Advice | None],
-    likes: Callable[[Life], Iterable[Life]],
     peak_bytes: int,
     position: int,
 ) -> tuple[TracedPeak, dict[int, int]]:
+    likes = defaultdict[tuple[object, ...], list[Life]](list)
+    for life in trace.lives:
+        likes[life.made, life.operator].append(life)
+    at_peak = {life.id for life in trace.at(position)}
     # A storage with a variable that cannot be deleted stays.
     stuck = {case.life.id for key, cases in found.items() if advice[key] is None for case in cases}
     names, ends = dict[int, str](), dict[int, dict[int, int]]()
@@ -152,11 +165,18 @@ def _said(
                 continue
             used.setdefault(one, set()).add(case.life.id)
             own = ends.setdefault(case.life.id, {})
-            for life in (case.life, *likes(case.life)):
-                own[life.id] = max(_death(trace, life, one), own.get(life.id, 0))
-            path = "" if one.is_attribute else case.path
-            name = names.setdefault(case.life.id, one.name + path)
-            made.setdefault(name, _frame_in(case.life.made, one.file, one.function) or ("", 0, ""))
+            shown_of = case.value or case.life
+            # What is alive at the peak has variables of its own, or none.
+            others = at_peak if case.value is None else at_peak & trace.variables.keys()
+            for life in likes[case.life.made, case.life.operator]:
+                if life.id in others and life is not case.life:
+                    continue
+                # A graph lasts until its value is made.
+                begin = max(life.last_use, life.birth + shown_of.birth - case.life.birth) + 1
+                own[life.id] = max(_death(trace, life, one, begin), own.get(life.id, 0))
+            name = one.name + ("" if one.written else case.path)
+            name = names.setdefault(case.life.id, f"the graph of {name}" if case.value else name)
+            made.setdefault(name, _frame_in(shown_of.made, one.file, one.function) or ("", 0, ""))
     sizes = defaultdict[str, int](int)
     for life in trace.at(position):
         if life.id in names and ends[life.id][life.id] <= position:
@@ -189,8 +209,8 @@ def _remedies(used: Iterable[_Advice], worth: set[str]) -> Iterator[Remedy]:
     for same in places.values():
         kept = dict.fromkeys(pair for one in same for pair in one.kept)
         lines = [f"{name} = {expression}" for name, expression in kept]
-        lines += dict.fromkeys(f"{one.name} = None" for one in same if one.is_attribute)
-        names = dict.fromkeys(name for one in same if not one.is_attribute for name in one.deleted)
+        lines += dict.fromkeys(one.written for one in same if one.written)
+        names = dict.fromkeys(name for one in same if not one.written for name in one.deleted)
         text = "; ".join((*lines, f"del {', '.join(names)}") if names else lines)
         line = _line((same[0].file, same[0].first, ""))
         place = f"{same[0].where} {same[0].text} ({line})"
@@ -200,12 +220,30 @@ def _remedies(used: Iterable[_Advice], worth: set[str]) -> Iterator[Remedy]:
         yield Remedy(shown(text), shown(place))
 
 
-def _attribute(variables: Sequence[Variable]) -> str:
-    """The attribute by which all variables have a tensor: "hidden" of `self` in a method and of
-    `model` in its caller; "" if they have it otherwise."""
+def _add_graph(
+    found: dict[tuple[str, str], list[_Case]],
+    advice: dict[tuple[str, str], _Advice | None],
+    sources: _Sources,
+    case: _Case,
+) -> None:
+    """Add what the graph of a value holds: it goes with the value if that can be let go."""
+    keys = [key for key, cases in found.items() if any(one.life is case.value for one in cases)]
+    if not keys or any(advice[key] is None for key in keys):
+        key = GRAPH, str(case.value and case.value.id)
+        if key not in advice:
+            advice[key] = sources.detached(case)
+        keys = [key]
+    for key in keys:
+        found[key].append(case)
+
+
+def _attribute(variables: Sequence[Variable]) -> tuple[str, str] | None:
+    """The attribute by which all variables have a tensor, and the key of its entry: ("hidden", "")
+    of `self` in a method and of `model` in its caller, ("cache", "['x']"); None if they have it
+    otherwise."""
     own = [_LAST.search(one.path) for one in variables if not one.is_outer]
-    found = {match[1] if match else "" for match in own}
-    return found.pop() if len(found) == 1 else ""
+    found = {(match[1], match[2] or "") if match else None for match in own}
+    return found.pop() if len(found) == 1 else None
 
 
 def _line(frame: Frame) -> str:
@@ -245,11 +283,11 @@ def _is_over(life: Life, twin: Life | None, position: int) -> bool:
     return twin.last_use - twin.birth <= life.last_use - life.birth
 
 
-def _death(trace: Trace, life: Life, advice: _Advice) -> int:
-    """The first operator after the `del` of a life."""
-    position = life.last_use + 1
+def _death(trace: Trace, life: Life, advice: _Advice, position: int) -> int:
+    """The first operator from a position on that comes after the `del` of a life."""
     if advice.where == IN_PLACE:
         return position
+    before = 0
     while position < len(trace.ops) and (life.death is None or position < life.death):
         frame = _frame_in(trace.ops[position].frames, advice.file, advice.function)
         if frame is not None:
@@ -257,8 +295,9 @@ def _death(trace: Trace, life: Life, advice: _Advice) -> int:
             is_before = advice.where == "before"
             if line >= advice.first if is_before else not line <= advice.end:
                 break
-            if not is_before and line < advice.first and position > life.last_use + 1:
+            if not is_before and line < before:
                 break  # the next step
+            before = line
         position += 1
     return position
 
@@ -268,6 +307,10 @@ def _frame_in(frames: Iterable[Frame], file: str, function: str) -> Frame | None
 
 
 # --- the source -----------------------------------------------------------------------------------
+
+
+#: finds all uses of an attribute, each with its source and function
+_UsesOf = Callable[[str], "list[tuple[_Source, ast.AST, ast.AST]]"]
 
 
 class _Sources:
@@ -298,10 +341,17 @@ class _Sources:
             ]
         return self._uses[name]
 
-    def of_attribute(self, name: str, case: _Case) -> _Advice | None:
-        """Where an attribute may be set to None. One statement of the program must set it, and
-        only the same function may read it, whatever object it is of."""
+    def of_attribute(self, name: str, key: str, case: _Case) -> _Advice | None:
+        """Where an attribute, or an entry of a dict that it is, may be set to None. One statement
+        of the program must set it, and only the same function may read it, whatever object it is
+        of."""
         uses = self.uses_of(name)
+        if key:
+            uses = [
+                (source, node, scope)
+                for source, use, scope in uses
+                if (node := source.entry_of(use, key)) is not None
+            ]
         scopes = {id(scope) for _, _, scope in uses}
         stores = [one for one in uses if isinstance(_context(one[1]), ast.Store)]
         if len(scopes) != 1 or len(stores) != 1:
@@ -309,6 +359,23 @@ class _Sources:
         source, store, scope = stores[0]
         loads = [node for _, node, _ in uses if node is not store]
         return source.attribute(store, loads, scope, case.life, self._peak_frames)
+
+    def detached(self, case: _Case) -> _Advice | None:
+        """Where a value may be detached from its graph: where a running function gives it a name,
+        else where it is put into what lives on. All that reads it must want its value only."""
+        made = () if case.value is None else case.value.made
+        plain = [one for one in case.variables if not one.path and not one.is_outer]
+        for frame in reversed(made):
+            source = self.of(frame[0])
+            for variable in plain if source is not None else ():
+                if source is not None and variable.frame[::2] == frame[::2]:
+                    return source.detached(variable, frame[1], self.uses_of)
+        for frame in () if plain else made:
+            source = self.of(frame[0])
+            found = None if source is None else source.put(case.variables, frame, self.uses_of)
+            if found is not None:
+                return found
+        return None
 
     def advice(self, cases: list[_Case]) -> _Advice | None:
         variable = cases[0].variables[0]
@@ -430,6 +497,20 @@ class _Source:
             if is_text or (isinstance(node, ast.Attribute) and node.attr == name):
                 yield node, self._function(node)
 
+    def entry_of(self, use: ast.AST, key: str) -> ast.AST | None:
+        """The use of an entry of a dict that an attribute is, or of any of its entries; None for
+        one of another entry, and where the dict is made empty."""
+        node = self.parents.get(use)
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and ast.unparse(node.value or use) in (
+            "{}",
+            "dict()",
+        ):
+            return None
+        if isinstance(node, ast.Subscript) and node.value is use:
+            is_known = isinstance(node.slice, ast.Constant)
+            return None if is_known and f"[{ast.literal_eval(node.slice)!r}]" != key else node
+        return use
+
     def _function(self, node: ast.AST) -> ast.AST:
         found = self.parents.get(node, self.tree)
         while not isinstance(found, (*_SCOPES, ast.Module)):
@@ -449,13 +530,12 @@ class _Source:
             life: the storage that it has.
             peak_frames: the running functions at the peak.
         """
-        statement = self.parents.get(store)
-        base = store.value if isinstance(store, ast.Attribute) else None
+        statement, base = self.parents.get(store), store
+        while isinstance(base, (ast.Attribute, ast.Subscript)):
+            base = base.value
         if not isinstance(statement, ast.Assign) or (len(statement.targets) > 1 and not loads):
             return None
         if not isinstance(base, ast.Name) or not isinstance(scope, ast.FunctionDef):
-            return None
-        if any(not isinstance(one, ast.Attribute) for one in loads):
             return None
         expression = ast.unparse(store)
         if any(ast.unparse(one) != expression for one in loads):
@@ -467,8 +547,9 @@ class _Source:
         variable = Variable(expression, "", (self.file, statement.lineno, function))
         if not function:
             return None
+        written = f"{expression} = None"
         if not loads:
-            return self._advice(variable, (), statement, IN_PLACE)
+            return self._advice(variable, (), statement, IN_PLACE, written)
         here = _frame_in(peak_frames, self.file, function)
         peak = None if here is None else self._at(scope, here[1])
         if peak is None or self._loop(peak) is not self._loop(statement):
@@ -477,7 +558,7 @@ class _Source:
             self._ends(statement) < getattr(one, "lineno", 0) < peak.lineno for one in loads
         )
         is_over = is_read_before and self._comes_always(statement, peak)
-        return self._advice(variable, (), peak, BEFORE) if is_over else None
+        return self._advice(variable, (), peak, BEFORE, written) if is_over else None
 
     def _before(
         self, variable: Variable, paths: list[str], binding: ast.stmt, here: ast.stmt,
@@ -534,8 +615,9 @@ class _Source:
         return self._advice(variable, (), anchor, AFTER)
 
     def _advice(
-        self, variable: Variable, kept: tuple[tuple[str, str], ...], anchor: ast.stmt, where: str
-    ) -> _Advice:
+        self, variable: Variable, kept: tuple[tuple[str, str], ...], anchor: ast.stmt, where: str,
+        written: str = "",
+    ) -> _Advice:  # fmt: skip
         text = ast.get_source_segment(self.text, anchor) or ""
         text = " ".join(text.partition("\n")[0].split())
         if len(text) > OF_A_STATEMENT:
@@ -544,8 +626,92 @@ class _Source:
             text = f"the block of {text}"
         return _Advice(
             variable.name, kept, self.file, variable.frame[2], anchor.lineno, self._ends(anchor),
-            where, text,
+            where, text, written=written,
         )  # fmt: skip
+
+    # --- values with graphs ---
+
+    def detached(self, variable: Variable, line: int, uses_of: _UsesOf) -> _Advice | None:
+        """`name = name.detach()` after the statement that has this line."""
+        name, scope = variable.name, self._scope(line)
+        statement = self._at(scope, line)
+        uses = [node for node in self._own(scope) if _name(node) == name]
+        if scope is None or self._is_used_within(scope, name) or self._is_declared(scope, name):
+            return None
+        if not any(_is_stored(one) and self._statement(one) is statement for one in uses):
+            return None
+        loads = [one for one in uses if isinstance(_context(one), ast.Load)]
+        if not isinstance(statement, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
+            return None
+        if not all(self._wants_value(one, uses_of) for one in loads):
+            return None
+        return self._advice(variable, (), statement, AFTER, f"{name} = {name}.detach()")
+
+    def put(self, variables: Sequence[Variable], frame: Frame, uses_of: _UsesOf) -> _Advice | None:
+        """The statement that puts a value into what lives on, with `.detach()`.
+
+        Args:
+            variables: that have the value.
+            frame: of a function that was running when the value was made.
+            uses_of: finds all uses of an attribute.
+        """
+        scope = self._scope(frame[1])
+        here = self._at(scope, frame[1])
+        names = {_name(one) for one in ast.walk(here) if _is_stored(one)} if here else set[str]()
+        paths = [one.name + one.path for one in variables if not one.is_outer]
+        for statement in self._own(scope):
+            put = _put(statement)
+            if put is None or not isinstance(statement, ast.stmt):
+                continue
+            is_it = statement is here or _name(put.value) in names
+            if not is_it or not all(re.search(put.path, one) for one in paths):
+                continue
+            # A list that another variable has too may be read by that name.
+            is_shared = isinstance(put.base, ast.Name) and not put.key
+            if is_shared and any(one.is_outer and one.name != _name(put.base) for one in variables):
+                continue
+            if not self._gives_values(put, uses_of):
+                continue
+            old = ast.get_source_segment(self.text, put.value) or ""
+            whole = ast.get_source_segment(self.text, statement) or ""
+            is_simple = isinstance(put.value, (ast.Name, ast.Call, ast.Attribute, ast.Subscript))
+            new = f"{old}.detach()" if is_simple else f"({old}).detach()"
+            variable = Variable(_name(put.value) or ast.unparse(put.target), "", frame)
+            written = " ".join(new.join(whole.rsplit(old, 1)).split())
+            return self._advice(variable, (), statement, IN_PLACE, written)
+        return None
+
+    def _gives_values(self, put: _Put, uses_of: _UsesOf, depth: int = 0) -> bool:
+        """Whether all that reads what a value is put into wants values only, in all of the
+        program."""
+        base = put.base
+        name = base.attr if isinstance(base, ast.Attribute) else _name(base)
+        uses = [
+            (source, node) for one in {name, put.key or name} for source, node, _ in uses_of(one)
+        ]
+        if isinstance(base, ast.Name):
+            uses += ((self, node) for node in self.parents if _name(node) == name)
+        return all(
+            _is_stored(node)
+            or isinstance(node, ast.arg)
+            or source._wants_value(node, uses_of, depth)
+            for source, node in uses
+        )
+
+    def _wants_value(self, node: ast.AST, uses_of: _UsesOf, depth: int = 0) -> bool:
+        """Whether what reads a value, or what contains it, wants no graph."""
+        outer = self.parents.get(node)
+        if isinstance(outer, ast.Attribute):
+            return outer.attr in _OF_VALUES
+        if isinstance(outer, ast.Subscript):
+            is_read = isinstance(outer.ctx, ast.Load)
+            return not is_read or self._wants_value(outer, uses_of, depth)
+        put = _put(self._statement(node))
+        if put is not None and put.value is node and depth < DEEPEST:
+            return self._gives_values(put, uses_of, depth + 1)
+        if isinstance(outer, ast.Call):
+            return _name(outer.func) in _TAKE_VALUES
+        return isinstance(outer, (ast.FormattedValue, ast.Expr))
 
     # --- nodes ---
 
@@ -674,6 +840,51 @@ def _name(node: ast.AST) -> str:
     if isinstance(node, ast.Name):
         return node.id
     return node.arg if isinstance(node, ast.arg) else ""
+
+
+class _Put(NamedTuple):
+    """A statement that puts a value into an attribute, into an entry of a dict, or at the end of a
+    list.
+
+    Attributes:
+        value, target: what is put where.
+        base: the attribute, or the variable that is the dict or list.
+        key: of the entry; "" without one that is a text.
+        path: a pattern of the way to the value.
+    """
+
+    value: ast.expr
+    target: ast.expr
+    base: ast.Attribute | ast.Name
+    key: str
+    path: str
+
+
+def _put(statement: ast.AST | None) -> _Put | None:
+    if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+        value, target, path = statement.value, statement.targets[0], "$"
+    elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        call = statement.value
+        if not isinstance(call.func, ast.Attribute) or call.func.attr != "append":
+            return None
+        if len(call.args) != 1 or call.keywords:
+            return None
+        value, target, path = call.args[0], call.func.value, r"\[\d+\]$"
+    else:
+        return None
+    base, key = target, ""
+    if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
+        base, key = target.value, str(target.slice.value)
+        path = re.escape(f"[{target.slice.value!r}]") + path
+    if isinstance(base, ast.Attribute):
+        return _Put(value, target, base, key, rf"\.{base.attr}{path}")
+    if isinstance(base, ast.Name) and path != "$":
+        return _Put(value, target, base, key, f"^{base.id}{path}")
+    return None
+
+
+def _is_stored(node: ast.AST) -> bool:
+    return isinstance(_context(node), ast.Store)
 
 
 def _context(node: ast.AST) -> object:

@@ -16,7 +16,8 @@ from __future__ import annotations
 import gc
 import sys
 import types
-from collections.abc import Callable, Collection, Iterator
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, NamedTuple
@@ -43,12 +44,14 @@ class Variable(NamedTuple):
         frame: file, line that runs now, and function of the frame that has it.
         is_outer: whether it has an object by which another variable has the tensor; then the path
             is "".
+        has_graph: whether the tensor has a graph of autograd.
     """
 
     name: str
     path: str
     frame: Frame
     is_outer: bool = False
+    has_graph: bool = False
 
 
 @dataclass
@@ -119,9 +122,9 @@ def _within(value: Any) -> Iterator[tuple[Any, str]]:
     if issubclass(kind, dict):
         for key, inner in list(dict.items(value)):
             yield inner, f"[{key!r}]" if type(key) in (str, int) else "[...]"
-    elif issubclass(kind, (list, tuple)):
+    elif issubclass(kind, (list, tuple, deque)):
         names = getattr(kind, "_fields", ()) if issubclass(kind, tuple) else ()
-        built_in: Any = list if issubclass(kind, list) else tuple
+        built_in: Any = next(one for one in (list, tuple, deque) if issubclass(kind, one))
         for i, inner in enumerate(list(built_in.__iter__(value))):
             yield inner, f".{names[i]}" if i < len(names) else f"[{i}]"
     own = _core._instance_dict(value)
@@ -134,7 +137,7 @@ def holding(
     frame: FrameType | None,
     is_users: Callable[[str], bool],
     wanted: Collection[int],
-) -> dict[int, list[Variable]]:
+) -> dict[int, Sequence[Variable]]:
     """The variables that hold storages, and nothing else does.
 
     Args:
@@ -142,7 +145,8 @@ def holding(
         is_users: whether a file is the user's code.
         wanted: the storages, by `_cdata`.
 
-    Returns the variables of each storage that only variables of the user's functions hold.
+    Returns the variables of each storage that only variables of the user's functions hold, and ()
+    of one that something else holds too.
     """
     search = _Search(bridge.connect().torch)
     frames = list[FrameType]()
@@ -158,11 +162,15 @@ def holding(
         key = _key(search.tensors[number])
         if key in wanted:
             by_storage.setdefault(key, []).append(number)
-    found = {}
+    found = dict[int, Sequence[Variable]]()
     for key, numbers in by_storage.items():
-        above = _above(search, numbers)
+        above, found[key] = _above(search, numbers), ()
         if _have_all(search, numbers) and all(_is_all_known(search, one) for one in above):
-            places = dict.fromkeys(one for number in numbers for one in search.found[number])
+            places = {
+                one: search.tensors[number].grad_fn is not None
+                for number in numbers
+                for one in search.found[number]
+            }
             named = {(where, name) for where, name, _ in places}
             # Other variables have an object that contains it, too.
             more = [
@@ -170,7 +178,8 @@ def holding(
                 if value in above and root not in named
             ]  # fmt: skip
             found[key] = [
-                Variable(name, path, search.roots[where, name][0]) for where, name, path in places
+                Variable(name, path, search.roots[where, name][0], has_graph=has_graph)
+                for (where, name, path), has_graph in places.items()
             ] + [Variable(name, "", search.roots[where, name][0], True) for where, name in more]
     return found
 

@@ -45,6 +45,7 @@ def traced(source: str, folder: Path, weights: list[torch.Tensor] | None = None)
     names = {
         "__name__": "loop", "ended": ended, "model": model, "torch": torch, "STEPS": STEPS,
         "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "cross": cross, "batch": batch,
+        "spread": spread, "deep": deep,
     }  # fmt: skip
     try:
         exec(compile(file.read_text(), str(file), "exec"), names)
@@ -59,6 +60,15 @@ def cross(logits: torch.Tensor, wanted: torch.Tensor | None = None) -> Any:
     if wanted is None:
         wanted = torch.zeros(len(logits), dtype=torch.long)
     return functional.cross_entropy(logits, wanted)
+
+
+def spread(logits: torch.Tensor) -> Any:
+    logs = logits.log_softmax(-1)
+    return -(logs.exp() * logs).sum(-1).mean()
+
+
+def deep(logits: torch.Tensor) -> Any:
+    return cross(torch.cat((logits.tanh(),) * 4))
 
 
 def batch() -> torch.Tensor:
@@ -284,6 +294,130 @@ SAID = {
         "teacher (loop.py:5), soft (loop.py:6), logits (loop.py:7)",
         "del teacher, soft, logits, flat before loss.backward() (loop.py:10)",
     ),
+    "an entry of a dict that is an attribute": (
+        """\
+        class T:
+            def __init__(self):
+                self.seen_cache = {}
+            def step(self, x):
+                self.seen_cache["size"] = len(x)
+                self.seen_cache["logits"] = model(x)
+                loss = cross(self.seen_cache["logits"])
+                loss.backward()
+                optimizer.step(); optimizer.zero_grad()
+            def size(self):
+                return self.seen_cache["size"]
+        t = T()
+        for i in range(STEPS):
+            t.step(batch())
+            ended()
+        """,
+        "self.seen_cache['logits'] (loop.py:6)",
+        "self.seen_cache['logits'] = None before loss.backward() (loop.py:8)",
+    ),
+    "the graph of a variable whose value is read": (
+        """\
+        for i in range(STEPS):
+            x = batch()
+            entropy = spread(model(x))
+            loss = deep(model(x))
+            optimizer.zero_grad(); loss.backward(); optimizer.step()
+            print(f"{entropy} {entropy.item()}")
+            ended()
+        """,
+        "the graph of entropy (loop.py:3)",
+        "entropy = entropy.detach() after entropy = spread(model(x)) (loop.py:3)",
+    ),
+    "the graph of what a call returned beside the loss": (
+        """\
+        def both(x):
+            width = spread(model(x))
+            return deep(model(x)), width
+        for i in range(STEPS):
+            x = batch()
+            loss, width = both(x)
+            loss.backward(); optimizer.step(); optimizer.zero_grad()
+            print(width.item())
+            ended()
+        """,
+        "the graph of width (loop.py:6)",
+        "width = width.detach() after loss, width = both(x) (loop.py:6)",
+    ),
+    "the graph of a variable that nothing reads": (
+        """\
+        for i in range(STEPS):
+            x = batch()
+            loss = deep(model(x))
+            entropy = spread(model(x))
+            loss.backward()
+            optimizer.step(); optimizer.zero_grad()
+            ended()
+        """,
+        "the graph of entropy (loop.py:4)",
+        "del entropy before loss.backward() (loop.py:5)",
+    ),
+    "the graph of an attribute": (
+        """\
+        class T:
+            def step(self, x):
+                self.seen_spread = spread(model(x))
+                loss = deep(model(x))
+                loss.backward()
+                optimizer.step(); optimizer.zero_grad()
+            def show(self):
+                print(self.seen_spread.item())
+        t = T()
+        for i in range(STEPS):
+            t.step(batch())
+            t.show()
+            ended()
+        """,
+        "the graph of self.seen_spread (loop.py:3)",
+        "self.seen_spread = spread(model(x)).detach() in place of "
+        "self.seen_spread = spread(model(x)) (loop.py:3)",
+    ),
+    "the graph of an entry of a list that lives on": (
+        """\
+        class T:
+            def __init__(self):
+                self.seen_all = []
+            def step(self, x):
+                self.log(model(x))
+                loss = deep(model(x))
+                loss.backward()
+                optimizer.step(); optimizer.zero_grad()
+            def log(self, logits):
+                logs = logits.log_softmax(-1)
+                entropy = -(logs.exp() * logs).sum(-1).mean()
+                self.seen_all.append(entropy)
+        t = T()
+        for i in range(STEPS):
+            t.step(batch())
+            print(t.seen_all[-1].item())
+            t.seen_all.clear()
+            ended()
+        """,
+        "the graph of entropy (loop.py:11)",
+        "self.seen_all.append(entropy.detach()) in place of self.seen_all.append(entropy) "
+        "(loop.py:12)",
+    ),
+    "the graph of an entry of a dict": (
+        """\
+        def step(x, seen):
+            seen["width"] = -(model(x).softmax(-1) ** 2).mean()
+            loss = deep(model(x))
+            loss.backward()
+            optimizer.step(); optimizer.zero_grad()
+            print(f"{seen['width']:.3f}")
+        stats = {}
+        for i in range(STEPS):
+            step(batch(), stats)
+            ended()
+        """,
+        "the graph of seen['width'] (loop.py:2)",
+        'seen["width"] = (-(model(x).softmax(-1) ** 2).mean()).detach() in place of '
+        'seen["width"] = -(model(x).softmax(-1) ** 2).mean() (loop.py:2)',
+    ),
     "in a loop of micro-batches": (
         """\
         for i in range(STEPS):
@@ -476,6 +610,126 @@ UNSAID = {
             step(batch())
             ended()
         """,
+    "entry of a dict that another method reads": """\
+        class T:
+            def __init__(self):
+                self.seen_cache = {}
+            def step(self, x):
+                self.seen_cache["logits"] = model(x)
+                loss = cross(self.seen_cache["logits"])
+                loss.backward()
+                optimizer.step(); optimizer.zero_grad()
+            def show(self):
+                print(self.seen_cache["logits"].mean())
+        t = T()
+        for i in range(STEPS):
+            t.step(batch())
+            ended()
+        """,
+    "entries of a dict that another method walks through": """\
+        class T:
+            def __init__(self):
+                self.seen_cache = {}
+            def step(self, x):
+                self.seen_cache["logits"] = model(x)
+                loss = cross(self.seen_cache["logits"])
+                loss.backward()
+                optimizer.step(); optimizer.zero_grad()
+            def show(self):
+                return [one.mean() for one in self.seen_cache.values()]
+        t = T()
+        for i in range(STEPS):
+            t.step(batch())
+            ended()
+        """,
+    "graph of a value that is part of the loss": """\
+        for i in range(STEPS):
+            x = batch()
+            entropy = spread(model(x))
+            loss = deep(model(x)) - 0.01 * entropy
+            optimizer.zero_grad(); loss.backward(); optimizer.step()
+            print(entropy.item())
+            ended()
+        """,
+    "graph of a value that is part of the loss in a rare branch": """\
+        for i in range(STEPS):
+            x = batch()
+            entropy = spread(model(x))
+            loss = deep(model(x))
+            if i > 100:
+                loss = loss - 0.01 * entropy
+            optimizer.zero_grad(); loss.backward(); optimizer.step()
+            print(entropy.item())
+            ended()
+        """,
+    "graph of an attribute that another function may pass back": """\
+        class T:
+            def step(self, x):
+                self.seen_spread = spread(model(x))
+                loss = deep(model(x))
+                loss.backward()
+                optimizer.step(); optimizer.zero_grad()
+            def late(self):
+                self.seen_spread.backward()
+        t = T()
+        for i in range(STEPS):
+            t.step(batch())
+            ended()
+        """,
+    "graph that the next step passes back": """\
+        kept = []
+        for i in range(STEPS):
+            x = batch()
+            loss = deep(model(x))
+            loss.backward()
+            if kept: kept.pop().backward()
+            optimizer.zero_grad()
+            kept.append(spread(model(x)))
+            ended()
+        """,
+    "graph of a value that the next step's loss is made of": """\
+        old = torch.zeros(())
+        for i in range(STEPS):
+            x = batch()
+            loss = deep(model(x)) + old
+            loss.backward()
+            optimizer.zero_grad()
+            old = spread(model(x))
+            print(old.item())
+            ended()
+        """,
+    "graph that a penalty differentiates twice": """\
+        for i in range(STEPS):
+            x = batch().requires_grad_()
+            score = spread(model(x))
+            (slope,) = torch.autograd.grad(score, x, create_graph=True)
+            loss = cross(model(x)) + slope.square().sum()
+            loss.backward()
+            optimizer.step(); optimizer.zero_grad()
+            print(score.item())
+            ended()
+        """,
+    "average of weights": """\
+        average = {}
+        for i in range(STEPS):
+            loss = cross(model(batch()))
+            loss.backward()
+            optimizer.step(); optimizer.zero_grad()
+            for name, one in model.named_parameters():
+                average[name] = one.detach() * 0.1 + average.get(name, one.detach()) * 0.9
+            ended()
+        """,
+    "cache that the next step appends to": """\
+        cache = torch.zeros(0, 1024)
+        for i in range(STEPS):
+            x = batch()
+            with torch.no_grad():
+                cache = torch.cat((cache, model(x)))[-1024:]
+            loss = cross(model(x)) + cache.mean().item()
+            loss.backward()
+            optimizer.step(); optimizer.zero_grad()
+            ended()
+        """,
     "rnn state carried": """\
         state = torch.zeros(256, 1024)
         for i in range(STEPS):
@@ -597,6 +851,9 @@ def test_variables_are_found_that_alone_hold_a_storage() -> None:
         "second": {"pair[1]"},
         "cell": {"cell"},
         "alias": names["alias"],  # by one way or the other
+        "saved": set(),
+        "taken": set(),
+        "listed": set(),  # something else holds them too
     }
     assert {one.name for one in found[keys["alias"]]} == {"alias", "other"}
     assert sys.getrefcount(plain) == count, "nothing is kept"
