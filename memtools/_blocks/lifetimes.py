@@ -61,7 +61,6 @@ from memtools._blocks.variables import Variable, holding
 BEFORE = -1  # the birth of a storage that is older than the trace
 NEAR = 0.999  # Variables are looked for from this share of the peak of the steps before on,
 HIGHER = 1.002  # and again if it is so many times as high.
-LEAST = 0.001  # They are looked for of storages that take this share of the peak or more.
 FRAMES = 12  # An operator has up to so many frames of the user's code, the innermost first.
 #: what a program marks, or a module or an optimizer has
 MARKED = (PARAMETERS, BUFFERS, GRADIENTS, STATE, INPUTS)
@@ -104,10 +103,11 @@ class Life(NamedTuple):
         last_use: the last operator that had it as an argument or a result; `birth` for none.
         death: the first operator that ran without it, `len(ops)` if it died after the last one;
             None if it was alive when the trace ended.
-        phase: of its birth; BETWEEN for one that is older.
+        phase: of its birth; BETWEEN for one that no operator of the trace has made.
         category: one of memtools._base.peak.PARTS.
         name: of the parameter, buffer or state, or of the parameter of a gradient; "" for others.
-        operator, module, made: of its birth, as in Op; "", "" and () for one that is older.
+        operator, module, made: of its birth, as in Op; "", "" and () for one that no operator of
+            the trace has made.
         used: the frames of its last use.
         dtype, shape: of the first tensor that showed it.
     """
@@ -142,7 +142,7 @@ class Trace:
         steps: the positions at which the traced steps begin; the first is 0.
         device: the type of the device whose storages these are.
         variables: the variables that hold a storage at the peak, and nothing else does, by the id
-            of its life; of those that were looked for.
+            of its life; () for one that something else holds too; of what was looked for.
         scaled: the ids of what takes half with half of a batch, of a trace that has no small
             storages; None: that follows from the operators.
     """
@@ -189,9 +189,13 @@ class Trace:
 class _Storage:
     """What is known of a storage while the trace goes on."""
 
-    __slots__ = ("birth", "bytes", "category", "death", "dtype", "id", "last_use", "name", "shape")
+    __slots__ = (
+        "birth", "bytes", "category", "death", "dtype", "id", "is_made", "last_use", "name",
+        "shape",
+    )  # fmt: skip
 
-    def __init__(self, number: int, nbytes: int, birth: int, tensor: Any) -> None:
+    def __init__(self, number: int, nbytes: int, birth: int, tensor: Any, *, is_made: bool) -> None:
+        self.is_made = is_made  # by an operator of the trace
         self.id, self.bytes, self.birth, self.last_use = number, nbytes, birth, birth
         self.death: int | None = None
         self.category = self.name = ""
@@ -325,7 +329,7 @@ class Tracer:
                 in_passes.update(op.reads)
         lives, end = [], len(ops) + 1
         for one in storages:
-            born = ops[one.birth] if 0 <= one.birth < len(ops) else None
+            born = ops[one.birth] if one.is_made and one.birth < len(ops) else None
             last = ops[one.last_use] if 0 <= one.last_use < len(ops) else None
             phase = BETWEEN if born is None else born.phase
             lives.append(
@@ -464,10 +468,9 @@ class Tracer:
                 found.birth = position if found.bytes == 0 and found.birth >= 0 else found.birth
                 found.bytes = nbytes
             return found
-        birth = position
-        if is_older:  # What no operator has made counts from the step's beginning.
-            birth = BEFORE if len(self._steps) == 1 else self._steps[-1]
-        found = _Storage(len(self._storages), nbytes, birth, tensor)
+        # What no operator has made counts from its first use in later steps.
+        birth = BEFORE if is_older and len(self._steps) == 1 else position
+        found = _Storage(len(self._storages), nbytes, birth, tensor, is_made=not is_older)
         if is_older and tensor.requires_grad and tensor.is_leaf:
             found.category = PARAMETERS
             self._parameters.append(("", weakref.ref(tensor)))
@@ -510,13 +513,12 @@ class Tracer:
         return self._sites.setdefault(key, key), called, stepping
 
     def _look(self, frame: FrameType | None) -> None:
-        """Look for the variables that hold what this operator does not use."""
-        position, least = len(self._ops) - 1, LEAST * self._alive
+        """Look for the variables that hold what was made in the traced steps. What is small may
+        have a large graph."""
         wanted = {
             key: one.id
             for key, (one, _) in list(self._living.items())
-            if one.bytes >= least and one.birth >= 0 and one.last_use < position
-            if one.category in ("", INPUTS)
+            if one.birth >= 0 and one.category in ("", INPUTS)
         }
         found = holding(frame, lambda file: self._are_users.get(file, False), wanted)
         self._variables |= {wanted[key]: variables for key, variables in found.items()}

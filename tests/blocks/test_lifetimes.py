@@ -393,3 +393,19 @@ def test_gradients_that_are_dropped_are_predicted() -> None:
     predicted = replay(trace, [gradients_end_with_the_step]).peak(trace.steps[1])[1]
     real = traced(trained())
     assert predicted == pytest.approx(real.peak(real.steps[1])[1], rel=0.005)
+
+
+def test_what_no_operator_has_made_lives_from_its_first_use() -> None:
+    """A step may end within the optimizer's: what another program has filled is not made by it."""
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    optimizer.register_step_post_hook(lambda *_: tracer.step_ended())
+    with Tracer() as tracer:
+        for _ in range(2):
+            x = torch.frombuffer(bytearray(64 * 64 * 4), dtype=torch.float32)
+            net(x.view(64, 64)).square().mean().backward()
+            optimizer.step()
+    trace = tracer.trace()
+    *_, life = (one for one in trace.lives if one.bytes == 64 * 64 * 4 and one.category == INPUTS)
+    assert (life.phase, life.operator, life.made) == (BETWEEN, "", ())
+    assert trace.ops[life.birth].name == "aten.view.default"
