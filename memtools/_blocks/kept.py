@@ -63,7 +63,7 @@ def restored(parts: Sequence[str]) -> tuple[Trace, dict[int, int]]:
         head = json.loads(data[4 : 4 + size])
         return _read(head, _numbers(data[4 + size :]))
     except (ValueError, KeyError, IndexError, TypeError, ArithmeticError, RecursionError,
-            RuntimeError, zlib.error, StopIteration) as error:  # fmt: skip
+            zlib.error, StopIteration) as error:  # fmt: skip
         raise ValueError(f"its trace cannot be read: {error}") from None
 
 

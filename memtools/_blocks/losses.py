@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from memtools._base.peak import BACKWARD, FORWARD, OPTIMIZER, PARAMETERS
 from memtools._blocks.lifetimes import MARKED, Life, Trace
-from memtools._blocks.replay import Change, last_uses_in_backward
+from memtools._blocks.replay import Change
 
 CLASSES = 256  # Logits of fewer classes are small beside what leads to them.
 
@@ -101,32 +101,36 @@ def _expression(path: str) -> str:
 def in_chunks(parts: int) -> Change:
     """So many chunks, each of which is computed again for its backward pass. The gradients of the
     hidden states and of the head then exist from the first chunk on, and each chunk makes one that
-    is added to that of the head."""
+    is added to that of the head: to a new sum, as it is a view."""
 
     def change(trace: Trace) -> Trace:
-        logits, ends = logits_of(trace), last_uses_in_backward(trace)
+        logits, lives = logits_of(trace), {life.id: life for life in trace.lives}
         heads, hidden = _made_in_backward(trace, logits)
-        found = list[Life]()
+        ops, found = list(trace.ops), list[Life]()
         for life in trace.lives:
             if life.id in logits:
                 size = math.ceil(life.bytes / parts)
                 life = life._replace(bytes=size, death=life.last_use + 1)
             elif life.id in heads:
-                found.append(life._replace(death=ends.get(life.id, life.birth) + 1))
+                of_chunk = logits & set(ops[life.birth].reads)
+                added = min(1 + max(lives[one].last_use for one in of_chunk), len(ops) - 1)
+                for at, parts_made in ((life.birth, 1), (added, 2)):
+                    ops[at] = ops[at]._replace(scratch=parts_made * life.bytes)
                 life = life._replace(birth=heads[life.id])
             elif life.id in hidden:
                 life = life._replace(birth=hidden[life.id])
             found.append(life)
-        return replace(trace, lives=tuple(found))
+        return replace(trace, lives=tuple(found), ops=tuple(ops))
 
     return change
 
 
 def by_linear_cross_entropy(trace: Trace) -> Trace:
     """torch's function of this name: it never has more logits than bytes of hidden states, and
-    makes the gradient of the head and of its input in the forward pass."""
+    makes the gradient of the head and of its input in the forward pass. Its backward pass begins
+    with zeros of the same sizes. What is added to the gradient of the head is so in place."""
     logits, lives = logits_of(trace), {life.id: life for life in trace.lives}
-    heads, _ = _made_in_backward(trace, logits)
+    heads, hidden = _made_in_backward(trace, logits)
     ops, found = list(trace.ops), list[Life]()
     losses = [
         position
@@ -135,15 +139,22 @@ def by_linear_cross_entropy(trace: Trace) -> Trace:
     ]
     for at in losses:
         head = trace.ops[lives[ops[at].reads[0]].birth]
-        hidden = [lives[one].bytes for one in head.reads if one not in logits]
-        hidden = [size for size in hidden if size]
-        ops[at] = ops[at]._replace(scratch=min(hidden, default=0))
-    for number, begin in heads.items():  # It is scaled by the gradient of the loss.
-        ops[begin] = ops[begin]._replace(scratch=lives[number].bytes)
+        given = [lives[one].bytes for one in head.reads if one not in logits]
+        ops[at] = ops[at]._replace(scratch=min(given, default=0))
+    made = heads | hidden
+    for begin in set(made.values()):
+        zeros = sum(lives[one].bytes for one, at in made.items() if at == begin)
+        ops[begin] = ops[begin]._replace(scratch=zeros)
+    sums = {
+        number: position
+        for position, op in enumerate(ops)
+        if op.phase == BACKWARD and op.name.startswith("aten.add.")
+        for number in heads.keys() & op.reads
+    }
     for life in trace.lives:
         before = [at for at in losses if at < life.birth]
-        if life.id in heads and before:
-            life = life._replace(birth=before[-1])
+        if life.id in made and before:
+            life = life._replace(birth=before[-1], death=sums.get(life.id, life.death))
         if life.id not in logits:
             found.append(life)
     return replace(trace, lives=tuple(found), ops=tuple(ops))

@@ -7,11 +7,12 @@ import random
 import zlib
 
 import pytest
+import torch
 
-from memtools._base.peak import INTERVALS, PARAMETERS, TracedPeak
+from memtools._base.peak import INTERVALS, OTHERS, PARAMETERS, TracedPeak
 from memtools._blocks import kept as module
 from memtools._blocks.changes import DEL, offered, together
-from memtools._blocks.kept import MOST, kept, restored
+from memtools._blocks.kept import LEAST, MOST, kept, restored
 from memtools._blocks.lifetimes import Life, Op, Trace
 from memtools._blocks.stacked import stacked
 from memtools._record import kinds
@@ -126,6 +127,41 @@ def test_a_text_that_was_changed_is_refused_or_read() -> None:
             highest(together(trace, [DEL] if deaths else [], deaths))
         except ValueError:
             pass
-    for wrong in ("", "abc", text[:-40], "é", base64.b85encode(zlib.compress(b"1234{}")).decode()):
+    whole = zlib.compress(plain)
+    for wrong in (
+        b"",
+        whole[:-40],
+        whole[:-4],
+        zlib.compress(b"1234{}"),
+        zlib.compress(bytes(1 << 24)),
+    ):
+        with pytest.raises(ValueError, match="its trace cannot be read"):
+            restored(base64.b85encode(wrong).decode())
+    for wrong in ("abc", "é"):
         with pytest.raises(ValueError, match="its trace cannot be read"):
             restored(wrong)
+
+
+@pytest.mark.parametrize(
+    "life",
+    [
+        Life(0, -1, 0, 1, 2, "forward", OTHERS),
+        Life(0, True, 0, 1, 2, "forward", OTHERS),
+        Life(0, 1, 0, 2, 2, "forward", OTHERS),
+        Life(0, 1, 0, 1, 2, "forward", OTHERS, shape=(-4,)),
+    ],
+    ids=["bytes below 0", "bytes that are no number", "used after the end", "shape below 0"],
+)
+def test_impossible_numbers_are_refused(life: Life) -> None:
+    ops = tuple(Op("aten.mm", "forward", "", (), (0,)) for _ in range(2))
+    with pytest.raises(ValueError, match="its trace cannot be read"):
+        restored([module._text(Trace((life,), ops), {})])
+
+
+def test_a_small_batch_is_kept_for_the_number_of_its_rows() -> None:
+    model = torch.nn.Sequential(torch.nn.Embedding(9, 64), torch.nn.Linear(64, 8192))
+    trace = traced(lambda: model(torch.randint(9, (2,))).sum().backward())
+    assert LEAST[0] * trace.peak()[1] > 2 * 8, "an input that is left out by its size"
+    names = {one.name for one in offered(restored(kept(trace, {}))[0])}
+    assert "micro-batches:2" in names
+    assert "micro-batches:4" not in names
