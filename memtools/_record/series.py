@@ -82,7 +82,23 @@ def timeline(record: Record, cells: int = CELLS) -> Timeline:
         cells - room,
     )
     new = _reduce(samples.time_ns, samples.time_ns, None, samples.values, samples.values, room)
-    return _from_start(_joined(old, new), record.clock_ns)
+    return _of_one_group(_from_start(_joined(old, new), record.clock_ns))
+
+
+def _of_one_group(line: Timeline) -> Timeline:
+    """Leave out what the control group used before it had the limit that it has now, or a lower
+    one: a program that moves itself into a group of its own has left another one, with all that
+    others used there."""
+    limits, now = line.most.get("cgroup_limit", ()), line.last("cgroup_limit")
+    begin = 0
+    for i, limit in enumerate(reversed(limits) if now is not None else ()):
+        if now is not None and now < limit != UNKNOWN:
+            break
+        begin = begin if limit == UNKNOWN else len(limits) - 1 - i
+    for readings in (line.least, line.most) if begin else ():
+        used = readings.get("cgroup_used", ())
+        readings["cgroup_used"] = [UNKNOWN] * begin + list(used[begin:])
+    return line
 
 
 def median_step_seconds(line: Timeline) -> float | None:

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 import memtools
 from memtools import _core
 from memtools._record.record import UNKNOWN
-from memtools._record.series import _reduce, cuts, median_step_seconds, timeline
+from memtools._record.series import (
+    Timeline,
+    _of_one_group,
+    _reduce,
+    cuts,
+    median_step_seconds,
+    timeline,
+)
 
 
 def view(numbers: list[int]) -> memoryview:
@@ -113,3 +120,27 @@ def test_samples_that_are_further_apart_than_steps_do_not_round_it():
 @pytest.mark.parametrize("seen", [[], [(0.0, 0)], [(0.0, 0), (1.0, 1)], [(0.0, 1), (9.0, 2)]])
 def test_of_too_few_steps_no_time_is_known(seen):
     assert of_steps(*seen) is None
+
+
+@pytest.mark.parametrize(
+    ("limits", "begin"),
+    [
+        ([UNKNOWN, UNKNOWN, 640, 640], 2),
+        ([900, 900, UNKNOWN, 640], 3),
+        ([640, 640, 640, 640], 0),
+        ([UNKNOWN, 640, UNKNOWN, UNKNOWN], 1),
+        ([500, 640, 640, 640], 0),
+        ([UNKNOWN] * 4, 0),
+    ],
+    ids=["into a group", "into a lower one", "never", "read seldom", "raised", "no limit"],
+)
+def test_what_another_control_group_used_is_not_set_against_the_limit(limits, begin):
+    """A program that moves itself into a group of 640 does not say 2,000 of 640."""
+    used = [2000, 1999, 600, 610]
+    columns = {"cgroup_used": used, "cgroup_limit": limits}
+    newest = {"cgroup_limit": next((one for one in reversed(limits) if one != UNKNOWN), None)}
+    times = [0, 1, 2, 3]
+    line = Timeline(times, times, [1] * 4, dict(columns), dict(columns), newest)
+    for readings in (_of_one_group(line).least, line.most):
+        assert readings["cgroup_used"] == [UNKNOWN] * begin + used[begin:]
+    assert used == [2000, 1999, 600, 610], "the record itself"
