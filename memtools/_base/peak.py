@@ -149,6 +149,7 @@ class TracedPeak(NamedTuple):
         why: why the steps were not traced, in words; "" if they were.
         kept: parts of the text of the trace, by which changes can be replayed together; () if it is
             too long for a record.
+        step: the number of the second step; 0 if it has none.
     """
 
     peak_bytes: int = 0
@@ -159,6 +160,7 @@ class TracedPeak(NamedTuple):
     changes: tuple[Lowered, ...] = ()
     why: str = ""
     kept: tuple[str, ...] = ()
+    step: int = 0
 
     def to_write(self) -> str:
         """`"del old, logits" before loss.backward() (train.py:27)`: the remedies; "" for none."""

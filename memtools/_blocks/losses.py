@@ -126,9 +126,9 @@ def in_chunks(parts: int) -> Change:
 
 
 def by_linear_cross_entropy(trace: Trace) -> Trace:
-    """torch's function of this name: it never has more logits than bytes of hidden states, and
-    makes the gradient of the head and of its input in the forward pass. Its backward pass begins
-    with zeros of the same sizes. What is added to the gradient of the head is so in place."""
+    """torch's function of this name: it makes the gradient of the head and of its input in the
+    forward pass, with fewer logits than hidden states. Its backward pass begins with zeros of the
+    same sizes. What is added to the gradient of the head is so in place."""
     logits, lives = logits_of(trace), {life.id: life for life in trace.lives}
     heads, hidden = _made_in_backward(trace, logits)
     ops, found = list(trace.ops), list[Life]()
@@ -137,10 +137,6 @@ def by_linear_cross_entropy(trace: Trace) -> Trace:
         for position, op in enumerate(ops)
         if op.phase == FORWARD and "log_softmax" in op.name and not logits.isdisjoint(op.reads)
     ]
-    for at in losses:
-        head = trace.ops[lives[ops[at].reads[0]].birth]
-        given = [lives[one].bytes for one in head.reads if one not in logits]
-        ops[at] = ops[at]._replace(scratch=min(given, default=0))
     made = heads | hidden
     for begin in set(made.values()):
         zeros = sum(lives[one].bytes for one, at in made.items() if at == begin)

@@ -194,7 +194,7 @@ class PeakRecorder:
             return
         self._end_trace()
         if self.highest is not None and (found.held or found.changes or found.why):
-            self.highest = replace(self.highest, traced=found)
+            self.highest = replace(self.highest, traced=found._replace(step=self._step))
             self._write(self.highest)
 
     def _end_trace(self) -> None:

@@ -217,15 +217,16 @@ def changes(peak: Peak) -> list[tuple[str, str, str, str]]:
 
 
 def _changes(peak: Peak) -> list[str]:
-    """`With one change of the program, the peak of 276.5 MiB becomes:`, and a line for each change
-    with its name; empty if none is known that lowers it."""
+    """`With one change of the program, the peak of step 5, 276.5 MiB, becomes:`, and a line for
+    each change with its name; empty if none is known that lowers it. It may differ from that of the
+    recorded step, which came before."""
     rows = changes(peak)
     if peak.traced is None or not rows:
         return []
     width, wide, far = (max(len(row[i]) for row in rows) for i in range(3))
     total = format_bytes(peak.traced.peak_bytes)
     return [
-        f"With one change of the program, the peak of {total} becomes:",
+        f"With one change of the program, the peak of step {peak.traced.step}, {total}, becomes:",
         *(
             f"  {size:>{width}}  {name:{wide}}  {where:{far}}  {change}"
             for size, name, where, change in rows

