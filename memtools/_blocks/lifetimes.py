@@ -383,7 +383,7 @@ class Tracer:
                     found.last_use = position
                     reads[found.id] = None
                 has_gradient = has_gradient or value.requires_grad
-        before = len(self._storages)
+        known = len(self._storages)
         is_new = False  # and may have a gradient
         for value in flat((result,)):
             if isinstance(value, torch.Tensor):
@@ -392,13 +392,18 @@ class Tracer:
                     found.last_use = position
                     reads[found.id] = None
                     can_have_gradient = value.is_floating_point() or value.is_complex()
-                    is_new = is_new or (found.id >= before and can_have_gradient)
+                    is_new = is_new or (found.id >= known and can_have_gradient)
         frames, called, stepping = self._frames_of(frame)
         if stepping is not None and self._phase != OPTIMIZER:
             self._step_begins(stepping)
         module = self._path_of(called)
         is_passed_on = has_gradient and is_new
-        self._phase = self._phase_now(torch, stepping is not None, bool(module), is_passed_on)
+        before, self._phase = (
+            self._phase,
+            self._phase_now(torch, stepping is not None, bool(module), is_passed_on),
+        )
+        if before == BACKWARD != self._phase:
+            self._mark_gradients()  # Without an optimizer they may end before the step does.
         if self._phase == BACKWARD and len(reads) == 3 and _is_sum_of_gradients(func, frame):
             first = next(one for one in flat(arguments) if isinstance(one, torch.Tensor))
             if not first._is_view():  # Its base has the storage, too.

@@ -409,3 +409,19 @@ def test_what_no_operator_has_made_lives_from_its_first_use() -> None:
     *_, life = (one for one in trace.lives if one.bytes == 64 * 64 * 4 and one.category == INPUTS)
     assert (life.phase, life.operator, life.made) == (BETWEEN, "", ())
     assert trace.ops[life.birth].name == "aten.view.default"
+
+
+def test_gradients_are_known_that_end_before_the_step_does() -> None:
+    """A step of a program that updates weights itself."""
+    net = Net()
+
+    def step() -> None:
+        net(torch.randn(64, 64)).square().mean().backward()
+        with torch.no_grad():
+            for one in net.parameters():
+                one -= 0.1 * one.grad
+                one.grad = None
+
+    trace = traced(step)
+    found = {one.name for one in trace.lives if one.category == GRADIENTS}
+    assert found == {name for name, _ in net.named_parameters()}
