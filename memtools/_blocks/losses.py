@@ -100,8 +100,8 @@ def _expression(path: str) -> str:
 
 def in_chunks(parts: int) -> Change:
     """So many chunks, each of which is computed again for its backward pass. The gradients of the
-    hidden states then exist from the first chunk on, and each chunk makes a gradient of the head
-    that is added to that of the others: to a new sum, as it is a view."""
+    hidden states and of the head then exist from the first chunk on, and each chunk makes one that
+    is added to that of the head: to a new sum, as it is a view."""
 
     def change(trace: Trace) -> Trace:
         logits, lives = logits_of(trace), {life.id: life for life in trace.lives}
@@ -115,6 +115,7 @@ def in_chunks(parts: int) -> Change:
                 of_chunk = logits & set(ops[life.birth].reads)
                 added = min(1 + max(lives[one].last_use for one in of_chunk), len(ops) - 1)
                 ops[added] = ops[added]._replace(scratch=2 * life.bytes)
+                life = life._replace(birth=heads[life.id])
             elif life.id in hidden:
                 life = life._replace(birth=hidden[life.id])
             found.append(life)
