@@ -404,19 +404,19 @@ SAID = {
     "the graph of an entry of a dict": (
         """\
         def step(x, seen):
-            seen["width"] = -(model(x).softmax(-1) ** 2).mean()
+            seen["seen_width"] = -(model(x).softmax(-1) ** 2).mean()
             loss = deep(model(x))
             loss.backward()
             optimizer.step(); optimizer.zero_grad()
-            print(f"{seen['width']:.3f}")
+            print(f"{seen['seen_width']:.3f}")
         stats = {}
         for i in range(STEPS):
             step(batch(), stats)
             ended()
         """,
-        "the graph of seen['width'] (loop.py:2)",
-        'seen["width"] = (-(model(x).softmax(-1) ** 2).mean()).detach() in place of '
-        'seen["width"] = -(model(x).softmax(-1) ** 2).mean() (loop.py:2)',
+        "the graph of seen['seen_width'] (loop.py:2)",
+        'seen["seen_width"] = (-(model(x).softmax(-1) ** 2).mean()).detach() in place of '
+        'seen["seen_width"] = -(model(x).softmax(-1) ** 2).mean() (loop.py:2)',
     ),
     "in a loop of micro-batches": (
         """\
