@@ -215,6 +215,7 @@ class PeakContents:
             the bytes at the moment when most was in use. At the highest of them, `parts`.
         spans: the phases of these intervals, from the step's beginning to its end.
         traced: what the two steps after it, which are traced, say; None if that is not known yet.
+        of: the phase whose own steps these are, such as "evaluate"; "" for the steps of the run.
     """
 
     step: int
@@ -235,6 +236,7 @@ class PeakContents:
     layers: tuple[Layer, ...] = ()
     spans: tuple[Span, ...] = ()
     traced: TracedPeak | None = None
+    of: str = ""
 
     def bytes_of(self, what: str) -> int:
         """Bytes of one of PARTS."""

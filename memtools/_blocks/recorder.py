@@ -68,13 +68,19 @@ class PeakRecorder:
         self.tensors = tensors or Tensors()
         self._reports, self._write, self._spot, self._complain = reports, write, spot, complain
         self._next, self._step = FIRST, 0
+        self._of = ""  # the phase whose steps these are; "" for the run's
+        #: outside of it: the newest step, the next that is recorded, the peak that is to be traced
+        self._outer: tuple[int, int, PeakContents | None] = 0, 0, None
         self._recording: Recording | None = None
         self._is_closed = False
         self._seen_bytes = 0  # the highest that torch's reports knew when a step was recorded
         self._newer, self._newest = 0, 0  # recordings of new peaks, and the last of them
         self._is_newer = False  # whether the recording that runs is for a new peak
         self._traced: TracedSteps | None = None
-        self._wants_trace, self._traces = False, 0
+        #: the peak after which two steps are to be traced, and that after which they are
+        self._wanted: PeakContents | None = None
+        self._traced_of: PeakContents | None = None
+        self._traces = 0
         self._ended, self._took = time.monotonic(), 0.0  # the newest step, on the monotonic clock
 
     def begin_anew(self, step: int) -> None:
@@ -87,6 +93,24 @@ class PeakRecorder:
         self._end_trace()
         self._step, self._next, self.due_step = step, step + FIRST, step + FIRST - 1
         self._ended = time.monotonic()
+
+    def enter(self, phase: str) -> None:
+        """Steps are those of a phase from here on, until `leave`."""
+        due = self._next if self._recording is None else self._step + 1
+        if self._traced is not None:  # once more, from the run's next step on
+            self._traces -= 1
+        wanted = self._wanted if self._traced is None else self._traced_of
+        self._outer = self._step, due, wanted
+        self._of, self._newest, self._wanted = phase, 0, None
+        self.begin_anew(0)
+
+    def leave(self) -> None:
+        """Steps are those of the run again."""
+        step, due, self._wanted = self._outer
+        self._of, self._newest = "", step
+        self.begin_anew(step)
+        if not self._is_closed:
+            self._next, self.due_step = due, due - 1
 
     @property
     def is_open(self) -> bool:
@@ -108,7 +132,7 @@ class PeakRecorder:
         with self._guarded(recording):
             found = recording.end(step, self._spot)
             if found is not None:
-                self._keep(found)
+                self._keep(replace(found, of=self._of))
             self._seen_bytes = max(self._seen_bytes, self._reports.blocks.peak)
 
     def step_begins(self, step: int, *, is_free: bool = True) -> None:
@@ -129,9 +153,10 @@ class PeakRecorder:
             with self._guarded(None):
                 self._begin(step, is_free=is_free)
         is_open = self._recording is not None
-        if self._wants_trace and not is_open and is_free and not self._is_closed:
+        wanted = self._wanted
+        if wanted is not None and not is_open and is_free and not self._is_closed:
             with self._guarded(None):
-                self._begin_trace()
+                self._begin_trace(wanted)
         self.due_step = step + 1 if is_open or self._traced is not None else self._next - 1
 
     def _is_a_new_peak(self, step: int) -> bool:
@@ -167,15 +192,15 @@ class PeakRecorder:
         if self.highest is None or found.peak_bytes > self.highest.peak_bytes:
             self._write(found)
             self.highest = found
-            self._wants_trace = found.backward and self._traces < TRACES
+            self._wanted = found if found.backward and self._traces < TRACES else None
         elif not self._is_newer:
             self._write(replace(found, layers=(), spans=()))
 
     # --- what makes it smaller ---
 
-    def _begin_trace(self) -> None:
-        """Trace the two steps that begin now."""
-        self._wants_trace, self._traces = False, self._traces + 1
+    def _begin_trace(self, of: PeakContents) -> None:
+        """Trace the two steps that begin now, after this peak."""
+        self._wanted, self._traced_of, self._traces = None, of, self._traces + 1
         traced = TracedSteps(self._reports.blocks)
         why = traced.why_not()
         if why:
@@ -193,9 +218,12 @@ class PeakRecorder:
         if found is None:  # one of them goes on
             return
         self._end_trace()
-        if self.highest is not None and (found.held or found.changes or found.why):
-            self.highest = replace(self.highest, traced=found._replace(step=self._step))
-            self._write(self.highest)
+        peak = self._traced_of
+        if peak is not None and (found.held or found.changes or found.why):
+            known = replace(peak, traced=found._replace(step=self._step))
+            if self.highest is peak:
+                self.highest = known
+            self._write(known)
 
     def _end_trace(self) -> None:
         traced, self._traced = self._traced, None
@@ -226,7 +254,7 @@ class PeakRecorder:
         recording, self._recording = self._recording, None
         if recording is not None:
             recording.close()
-        self._wants_trace = False
+        self._wanted = None
         self._end_trace()
 
 

@@ -43,7 +43,7 @@ Key = tuple[str, str]
 
 
 #: The fields that are names and sentences, "" where they are not known.
-_TEXTS = ("holder", "kind", "what", "made_at", "kept_at", "library", "process", "advice")
+_TEXTS = ("holder", "kind", "what", "made_at", "kept_at", "library", "process", "phase", "advice")
 #: A finding that is at least this share of all growth towards a limit has the forecast of it.
 MUCH_OF_JOINT = 0.5
 
@@ -71,6 +71,7 @@ class LeakFinding:
             "device", "shm" or "rss", or "resident" for growth of resident memory that is not growth
             in use; "" if only a census knows of it.
         per: what the rate refers to: "step", or "s" if the program makes no steps.
+        phase: the phase whose own steps these are, such as "evaluate"; "" for the steps of the run.
         rate_bytes: how fast it grows, in bytes a step or a second; 0 if that is not known.
         first_step: the step at which it was first reported; None without steps.
         since_step: the step at which the growth began, as far as the readings show it.
@@ -128,6 +129,7 @@ class LeakFinding:
     joint_bytes: float = 0.0
     freed_bytes: int = 0
     cause: str = ""
+    phase: str = ""
 
     def __post_init__(self) -> None:
         """Remove terminal escapes and secrets from names of the program."""
@@ -160,7 +162,7 @@ class LeakFinding:
         (2 new [2048, 64] float32 a step); limit in 300 to 420 steps`."""
         line = self.subject
         if self.rate_bytes > 0:
-            line += f": +{format_bytes(self.rate_bytes)}/{self.per}"
+            line += f": +{format_bytes(self.rate_bytes)}/{self.per}{self._of_phase()}"
         details = ", ".join(part for part in (self.what, self._made()) if part)
         if details:
             line += f" ({details})"
@@ -172,8 +174,12 @@ class LeakFinding:
             return sentences.of_time_left(*self.seconds_left) + self._joint()
         if self.steps_left is not None:
             limit = "limit of the device" if self.signal == "device" else "limit"
-            return sentences.of_steps_left(*self.steps_left, limit) + self._joint()
+            left = sentences.of_steps_left(*self.steps_left, limit)
+            return left + self._of_phase() + self._joint()
         return ""
+
+    def _of_phase(self) -> str:
+        return f" of {self.phase}" if self.phase and self.per == "step" else ""
 
     def _joint(self) -> str:
         """The growth that the forecast is of, if it is more than twice that of the finding."""
@@ -184,7 +190,8 @@ class LeakFinding:
     def freed(self) -> str:
         """How the growth ended, where what had grown was freed at once."""
         size = format_bytes(self.freed_bytes)
-        return f"{size} were freed at once, as at the end of an epoch"
+        end = self.phase or "an epoch"
+        return f"{size} were freed at once, as at the end of {end}"
 
     def without_forecast(self) -> LeakFinding:
         """The finding without its forecast, for a page that has it already."""
@@ -505,6 +512,14 @@ _ADVICE: tuple[tuple[_Fits, str], ...] = (
         _named(r"\(such as '_\d+'\)|\b_oh\b|\.Out\b|\bHistoryManager\b"),
         "{name} keeps what cells of IPython return (Out, _1, _2), or its text: end such a cell "
         "with a semicolon; %reset -f out frees the values",
+    ),
+    (
+        _is_of("transformers.trainer_pt_utils.EvalLoopContainer"),
+        "evaluate() keeps what the model returns of each batch, [rows, tokens, vocabulary] for "
+        "logits: keep one number a token by Trainer(preprocess_logits_for_metrics=lambda logits, "
+        "labels: logits.argmax(-1)), or none by batch_eval_metrics=True, which gives each batch to "
+        "compute_metrics, or by prediction_loss_only=True; eval_accumulation_steps=8 moves them "
+        "from a GPU to the host each 8 batches, where they stay",
     ),
     (
         _is_of("logging.handlers.MemoryHandler"),

@@ -326,6 +326,12 @@ class Ledger:
             self._leave_out(self._entries[key])
         return [replace(one, freed_bytes=_freed(one, points)) for one in map(self._end, over)]
 
+    def end_freed(self, points: Points) -> list[LeakFinding]:
+        """Take out the findings of which most was freed at once, and return them."""
+        freed = {one.key: _fall(one, points) for one in self.findings() if one.part in OF_CENSUS}
+        gone = [key for key, size in freed.items() if size > 0]
+        return [replace(self._end(key), freed_bytes=freed[key]) for key in gone]
+
     def _leave_out(self, gone: Entry) -> None:
         """Without what this one has gained, the others have a larger share of their part."""
         part = gone.finding.part
@@ -385,6 +391,10 @@ def _freed(one: LeakFinding, points: Points) -> int:
     little as a buffer has that is emptied again and again; otherwise 0."""
     if RANK[one.grade] < RANK["likely"] or one.kind == CYCLES or _is_of_worker(one):
         return 0
+    return _fall(one, points)
+
+
+def _fall(one: LeakFinding, points: Points) -> int:
     series = points.series(one.part, one.since_step or 0)
     falls = [(a - b, a - series[0][1]) for (_, a), (_, b) in pairwise(series)]
     fall, gained = max(falls, default=(0, 0))

@@ -40,9 +40,11 @@ from memtools.errors import MemtoolsError
 
 if TYPE_CHECKING:
     from memtools import MemoryMonitor
+    from memtools._monitor.phases import Phase
 
 MODULES = "torch.nn.modules.module"
 PROCESSES = "multiprocessing.process"
+TRAINER = "transformers.trainer"
 RESERVE = 16 << 20  # Address space, in bytes, for the end of the run.
 #: So many calls of modules are kept back: the leak test looks first at the sixteenth step.
 KEPT_BACK = 16
@@ -83,6 +85,7 @@ class StepCounter:
         self._steps = Steps()
         self._trains = False
         self._forwards, self._kept_back = 0, KEPT_BACK
+        self._evaluation: Phase | None = None
         #: -1 outside of a backward pass, once torch is there
         self._graph_task: Callable[[], int] = lambda: -1
 
@@ -123,6 +126,27 @@ class StepCounter:
         if self._forwards >= self._kept_back:
             self._monitor._restart_leak_test()
 
+    def batch_evaluated(self) -> None:
+        """Called when a Trainer has evaluated a batch. Between updates such batches are steps of
+        their own phase; until an optimizer acts, the calls of the model count. Raises as for an
+        optimizer."""
+        if not self._trains:
+            return
+        if self._evaluation is None:
+            self._evaluation = self._monitor.phase("evaluate", own_steps=True)
+            self._evaluation.__enter__()
+        try:
+            self._monitor.step()
+        except BaseException:
+            self.evaluated()
+            raise
+
+    def evaluated(self) -> None:
+        """Called when a Trainer has evaluated all batches, or trains."""
+        phase, self._evaluation = self._evaluation, None
+        if phase is not None:
+            phase.__exit__(None, None, None)
+
     # --- called when the program has imported the module ---
 
     def watch_optimizers(self, module: ModuleType) -> None:
@@ -131,6 +155,25 @@ class StepCounter:
         if register is not None:
             register(self)
         sharing.watch(load=True)  # torch loads the tracker as well
+
+    def watch_evaluation(self, module: ModuleType) -> None:
+        """Add a callback to those that every Trainer has."""
+
+        def batch_evaluated(*_: object, **__: object) -> None:
+            self.batch_evaluated()
+
+        def evaluated(*_: object, **__: object) -> None:
+            self.evaluated()
+
+        with contextlib.suppress(AttributeError, TypeError):  # another version of transformers
+            hooks = {
+                "on_prediction_step": batch_evaluated,
+                "on_evaluate": evaluated,
+                "on_predict": evaluated,
+                "on_step_begin": evaluated,  # after one that failed
+            }
+            kind = type("EvaluationCallback", (module.TrainerCallback,), hooks)
+            module.DEFAULT_CALLBACKS.append(kind)
 
     def watch_modules(self, module: ModuleType) -> None:
         torch = sys.modules["torch"]
@@ -192,6 +235,7 @@ def count_steps(monitor: MemoryMonitor) -> StepCounter:
         OPTIMIZERS: counter.watch_optimizers,
         MODULES: counter.watch_modules,
         PROCESSES: lambda _: worker.invite(),
+        TRAINER: counter.watch_evaluation,
     }
     sys.meta_path.insert(0, _Imported(then))
     process.at_fork(_in_child)

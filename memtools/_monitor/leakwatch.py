@@ -166,6 +166,7 @@ class LeakWatch:
             thread than the program's, at any point of it, and rates are reported by the second.
             None, the default: steps are the program's own.
         tracing: finds the line that makes what grows; None, the default: lines are not looked for.
+        phase: the phase whose own steps these are; "", the default: they are the run's.
     """
 
     def __init__(
@@ -179,6 +180,7 @@ class LeakWatch:
         origin: int = 0,
         seconds: float | None = None,
         tracing: Tracing | None = None,
+        phase: str = "",
     ) -> None:
         #: the step of the next call of `look`; before it, `due_ns` alone may be due
         self.due_step = origin + 1
@@ -187,6 +189,7 @@ class LeakWatch:
         #: whether another thread has made a step while one looked
         self.is_met = False
         self._limits, self._reporter, self._seconds = limits, reporter, seconds
+        self._phase = phase
         self._schedule, self._budget = Schedule(origin), Budget()
         self._sensor = Sensor(signals, limits, noisy=seconds is not None)
         self._walks = HeapWalks(
@@ -604,6 +607,7 @@ class LeakWatch:
                               joint_bytes=joint)  # fmt: skip
             if finding.per == "step":
                 finding = replace(finding, per="s", rate_bytes=finding.rate_bytes / self._seconds)
+        finding = replace(finding, phase=self._phase)
         return replace(finding, advice=advice_for(finding))
 
     def end_quiet(self) -> None:
@@ -629,6 +633,19 @@ class LeakWatch:
         self.leave()
         for finding in self._ledger.findings() if not self.is_quiet else ():
             self._reporter.report(self._as_read(replace(finding, over=True)))
+
+    def phase_ended(self) -> None:
+        """The phase has ended: look once more if something has grown since the newest look."""
+        self.interrupt()
+        self._look_last(self._step)
+
+    def settle(self) -> None:
+        """The program goes on after the phase: report what was freed with it, and look no more. What
+        it has not freed stands."""
+        if self._ledger and not self._is_over:
+            self._read(self._step + 1)
+            self._report(self._ledger.end_freed(self._sensor.points))
+        self.leave()
 
     def leave(self) -> None:
         """Look no more."""

@@ -279,7 +279,7 @@ class MemoryMonitor:
 
     # --- in the loop ---
 
-    def phase(self, name: str) -> Phase:
+    def phase(self, name: str, *, own_steps: bool = False) -> Phase:
         """Measure a part of the program: its time and its exact peaks on the host and on devices.
 
         Use it as a context manager or as a decorator. Phases may be nested, and phases of several
@@ -287,6 +287,10 @@ class MemoryMonitor:
 
         Args:
             name: the name under which the figures are kept; phases of one name add up.
+            own_steps: whether `step()` counts steps of the phase while it is open, such as the
+                batches of an evaluation. They are tested for leaks by themselves, and the steps of
+                the run around them as if the phase were not there. A phase inside of another one
+                with steps of its own has none. False, the default: steps are those of the run.
 
         Returns the `Phase`. Raises TypeError if `name` is not a str, ValueError if it is empty or
         contains NUL.
@@ -299,7 +303,7 @@ class MemoryMonitor:
             )
         if not name.isascii():  # a file's name, for one, may not be text
             name = name.encode("utf-8", "replace").decode()
-        return Phase(self, name)
+        return Phase(self, name, own_steps=own_steps)
 
     def _event(self, kind: str, body: object, **details: Any) -> None:
         """Record what another part of memtools did: see memtools/_base/running.py."""
@@ -330,9 +334,15 @@ class MemoryMonitor:
                     "step() of a MemoryMonitor that was not started does nothing; start() it"
                 )
             return
-        sampler = run.sampler
-        fired = sampler.step(n)
-        if fired or sampler.step_count >= run.due_step or time.monotonic_ns() >= run.due:
+        inner, sampler = run.inner, run.sampler
+        if inner is None:
+            fired = sampler.step(n)
+            is_due = sampler.step_count >= run.due_step
+        else:
+            fired = sampler.step(0)
+            inner.count += n
+            is_due = inner.count >= run.due_step
+        if fired or is_due or time.monotonic_ns() >= run.due:
             try:
                 self._safe_point(run, fired)
             except KeyboardInterrupt as interrupt:
@@ -367,8 +377,8 @@ class MemoryMonitor:
                 self._serve(run)
             elif fired:
                 run.due = 0
-            if not is_mine and run.watch is not None:
-                run.watch.is_met = True
+            if not is_mine and (watch := run.current_watch) is not None:
+                watch.is_met = True
         finally:
             if is_mine:
                 run.looks.release()
@@ -378,14 +388,17 @@ class MemoryMonitor:
             at, run.restarts_at = run.restarts_at, None
             if at is not None:
                 run.restart_leak_test(self._growths, at)
-            step = run.sampler.step_count
+            if run.inner is None:
+                run.settle()
+            step = run.step_count
             if run.peaks is not None:
                 run.peaks.step_ended(step)
             is_due = run.waiting or step >= run.others_due_step or time.monotonic_ns() >= run.due
             if is_due or at is not None:
                 self._do_what_is_due(run)
             if run.peaks is not None:
-                is_free = run.watch is None or not run.watch.is_traced
+                watch = run.current_watch
+                is_free = watch is None or not watch.is_traced
                 run.peaks.step_begins(step, is_free=is_free)
         finally:
             run.due_step = run.others_due_step
@@ -405,11 +418,12 @@ class MemoryMonitor:
         run.safe_ns = time.monotonic_ns()
         run.due = run.safe_ns + (STALL_NS if self._watermarks.near else IDLE_NS)
         run.others_due_step = 1 << 62
-        if run.watch is not None and run.tests_leaks:
+        watch = run.current_watch
+        if watch is not None and run.tests_leaks:
             try:
-                run.watch.look(run.sampler.step_count)
-                run.due = min(run.due, run.watch.due_ns or run.due)
-                run.others_due_step = run.watch.due_step
+                watch.look(run.step_count)
+                run.due = min(run.due, watch.due_ns or run.due)
+                run.others_due_step = watch.due_step
             except Exception as error:
                 run.tests_leaks, why = False, f"{type(error).__name__}: {error}"
                 run.log.complain("leaks", f"the leak test is off from here on: {why}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from memtools import _core
@@ -131,11 +132,12 @@ class Phase:
     monitor is not running, and lets every exception pass.
     """
 
-    __slots__ = ("_entered", "_monitor", "_name", "device_peak_bytes", "peak_bytes")
+    __slots__ = ("_entered", "_monitor", "_name", "_own_steps", "device_peak_bytes", "peak_bytes")
 
-    def __init__(self, monitor: MemoryMonitor, name: str) -> None:
-        self._monitor, self._name = monitor, name
-        self._entered: list[tuple[PhaseBook | None, int]] = []
+    def __init__(self, monitor: MemoryMonitor, name: str, *, own_steps: bool = False) -> None:
+        self._monitor, self._name, self._own_steps = monitor, name, own_steps
+        #: of each passage that is open: the book, its token, and what ends its own steps
+        self._entered: list[tuple[PhaseBook | None, int, Callable[[], None] | None]] = []
         #: the most that was resident in the passage that ended last, in bytes; None before one has,
         #: and where it was not measured
         self.peak_bytes: int | None = None
@@ -149,11 +151,17 @@ class Phase:
                 token = book.begin(self._name)
             except RuntimeError as error:
                 token = book.refused(self._name, error)
-        self._entered.append((book, token))
+        run, end = self._monitor._live, None
+        if self._own_steps and run is not None:
+            steps = run.begin_steps(self._name)
+            end = None if steps is None else partial(run.end_steps, steps)
+        self._entered.append((book, token, end))
         return self
 
     def __exit__(self, *exception: object) -> None:
-        book, token = self._entered.pop()
+        book, token, end = self._entered.pop()
+        if end is not None:
+            end()
         if token and book is not None:
             if book.finish is not None:
                 self.peak_bytes = book.finish(token)[0]
@@ -162,9 +170,9 @@ class Phase:
 
     def __call__(self, function: _F) -> _F:
         """`function` as a phase; keeps its name, signature and documentation."""
-        monitor, name = self._monitor, self._name
+        monitor, name, own_steps = self._monitor, self._name, self._own_steps
         return decorated(
             function,
             f"phase({name!r})",
-            lambda plain: in_scope(plain, lambda args, kwargs: Phase(monitor, name)),
+            lambda plain: in_scope(plain, lambda args, kwargs: Phase(monitor, name, own_steps=own_steps)),
         )

@@ -116,6 +116,21 @@ class MonitorSettings:
     traces: bool = True
 
 
+@dataclass
+class PhaseSteps:
+    """The steps of a phase that has its own, such as the batches of an evaluation.
+
+    Attributes:
+        name: that of the phase.
+        watch: tests them for leaks; None if that is not wanted.
+        count: how many there were.
+    """
+
+    name: str
+    watch: LeakWatch | None
+    count: int = 0
+
+
 class Run:
     """What lives from start to stop; figures can be read from it afterwards.
 
@@ -175,6 +190,10 @@ class Run:
         #: reports the findings
         self.reporter = Reporter(self.log, listeners or Listeners(), settings.says)
         self.watch: LeakWatch | None = None
+        #: the phase that is open and has steps of its own; None: steps are those of the run
+        self.inner: PhaseSteps | None = None
+        #: the leak test of the last such phase, until a step shows what was freed with it
+        self._ended: LeakWatch | None = None
         #: whether the leak test goes on; it ends at its first failure
         self.tests_leaks = settings.leaks
         #: the peak of the process, once the run has ended
@@ -270,14 +289,20 @@ class Run:
         """
         if not self.settings.leaks:
             return
-        log = self.log
         if self.watch is not None:
             self.watch.withdraw()
             if self.peaks is not None:
                 self.peaks.begin_anew(origin)
             self._start = replace(self._start, origin=origin)
-            log.event("start", self._start)
-        self.watch = LeakWatch(
+            self.log.event("start", self._start)
+        self.watch = self._watch(origin)
+        for name, growth in expected.items():
+            self.watch.expect_growth(name, **growth)
+
+    def _watch(self, origin: int = 0, phase: str = "") -> LeakWatch:
+        """Make a LeakWatch for the steps of the run after `origin`, or for those of a phase."""
+        log = self.log
+        return LeakWatch(
             signals_of(self.probe, self.devices, self.blocks),
             Limits(self.sampler, self.probe, self.devices),
             self.reporter,
@@ -289,9 +314,60 @@ class Run:
                 why_not="" if self.settings.traces else "it is turned off",
                 write=lambda fields: log.event("trace", fields),
             ),
+            phase=phase,
         )
-        for name, growth in expected.items():
-            self.watch.expect_growth(name, **growth)
+
+    # --- phases that have steps of their own ---
+
+    @property
+    def step_count(self) -> int:
+        """The steps of the phase that has its own, else of the run."""
+        return self.sampler.step_count if self.inner is None else self.inner.count
+
+    @property
+    def current_watch(self) -> LeakWatch | None:
+        """The leak test of these steps."""
+        return self.watch if self.inner is None else self.inner.watch
+
+    def begin_steps(self, phase: str) -> PhaseSteps | None:
+        """From here on steps are those of this phase; None if they are those of another one."""
+        with self.looks:
+            if self.inner is not None or self.over:
+                return None
+            self.settle()
+            if self.watch is not None:
+                self.watch.interrupt()
+            if self.peaks is not None:
+                self.peaks.enter(phase)
+            watch = self._watch(phase=phase) if self.settings.leaks and self.tests_leaks else None
+            self.inner = PhaseSteps(phase, watch)
+            self.due_step = 0
+            return self.inner
+
+    def end_steps(self, of: PhaseSteps) -> None:
+        """From here on steps are those of the run again."""
+        with self.looks:
+            if self.inner is not of:
+                return
+            if of.watch is not None and not self.over:
+                self._ended = of.watch
+                self._guarded(of.watch.phase_ended)
+            self.inner = None
+            if self.peaks is not None:
+                self.peaks.leave()
+            self.due_step = 0
+
+    def settle(self) -> None:
+        """End the leak test of the last phase that had steps of its own."""
+        watch, self._ended = self._ended, None
+        if watch is not None:
+            self._guarded(watch.settle)
+
+    def _guarded(self, look: Callable[[], None]) -> None:
+        try:
+            look()
+        except Exception as error:
+            self.log.complain("leaks", f"a look for leaks failed: {type(error).__name__}: {error}")
 
     def note_untested(self, why: str) -> None:
         """Note why leaks are not tested, or by "" that they are, also in the record: then its
@@ -312,7 +388,8 @@ class Run:
         yield Start.KIND, self._start
         for counters in self._counters:
             yield Counters.KIND, counters
-        for watch in (self.watch, self.by_time):
+        inner = None if self.inner is None else self.inner.watch
+        for watch in (self.watch, self._ended, inner, self.by_time):
             for finding in () if watch is None else watch.findings():
                 yield "finding", finding
         if self.peaks is not None and self.peaks.highest is not None:
@@ -366,6 +443,9 @@ class Run:
                 self.by_time.close()
             # Wait for a look on another thread, but not for one whose callback waits for this call.
             if self.watch is not None and self.looks.acquire(timeout=LOOK_S):
+                if self.inner is not None and self.inner.watch is not None:
+                    self.inner.watch.close(self.inner.count)
+                self.settle()
                 self.watch.close(self.sampler.step_count)
             self.leave()
         except Exception as error:
@@ -397,8 +477,9 @@ class Run:
 
     def leave(self) -> None:
         """Look no more, and trace and record nothing more. May be called twice."""
-        if self.watch is not None:
-            self.watch.leave()
+        for watch in (self.watch, self._ended, self.inner and self.inner.watch):
+            if watch is not None:
+                watch.leave()
         if self.peaks is not None:
             self.peaks.close()
         if self.blocks is not None:

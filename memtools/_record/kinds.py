@@ -201,6 +201,10 @@ class Peak(PeakContents, Event):
     peak_bytes: int = 0
     why: str = ""
 
+    def name(self) -> str:
+        """`step 19`, or `step 19 of evaluate` where the phase has steps of its own."""
+        return f"step {self.step:,}" + (f" of {self.of}" if self.of else "")
+
     def moment(self) -> str:
         """`in the optimizer's step (aten::_foreach_sqrt, train.py:31)`."""
         where = in_phase(self.phase) if self.phase else "in the step"
@@ -222,8 +226,8 @@ class Peak(PeakContents, Event):
         if self.why:
             return f"what lived at the peak is not known: nothing was recorded, as {self.why}"
         if self.traced is not None:  # The same peak once more, with what was found of it.
-            return f"peak of step {self.step:,}: {self.traced.found()}"
-        return f"peak of step {self.step:,}: {self.contents()}"
+            return f"peak of {self.name()}: {self.traced.found()}"
+        return f"peak of {self.name()}: {self.contents()}"
 
     def contents(self) -> str:
         """`66.6 MiB of tensors, in the forward pass (aten::mse_loss, train.py:24): inputs ...`."""

@@ -65,12 +65,12 @@ def peak_of(record: Record) -> Peak | None:
 
 
 def recorded_steps(record: Record) -> list[Peak]:
-    """The peaks of all recorded steps, in the order of the steps."""
-    found: dict[int, Peak] = {}
+    """The peaks of all recorded steps, in the order of the steps; those of phases come last."""
+    found: dict[tuple[str, int], Peak] = {}
     for peak in events_of(record, Peak):  # the newest first: it knows what was held in vain
         if peak.peak_bytes > 0:
-            found.setdefault(peak.step, peak)
-    return [found[step] for step in sorted(found)]
+            found.setdefault((peak.of, peak.step), peak)
+    return [found[key] for key in sorted(found)]
 
 
 class Stack(NamedTuple):
@@ -118,7 +118,10 @@ def as_json(figures: Figures) -> dict[str, Any] | None:
         return None
     return {
         "step": peak.step,
-        "steps_looked_at": [one.step for one in recorded_steps(figures.record)],
+        "step_of": shown(peak.of),
+        "steps_looked_at": [
+            one.step for one in recorded_steps(figures.record) if one.of == peak.of
+        ],
         "peak_bytes": peak.peak_bytes,
         "phase": shown(peak.phase),
         "operator": shown(peak.operator),
@@ -166,14 +169,15 @@ def headline(figures: Figures, peak: Peak) -> str:
     """`Peak of step 129, the highest of the 9 steps that were looked at (3 to 129 of 450): 115.5
     MiB of tensors, in the optimizer's step (...): ...`. If a leak goes on after that step, the text
     says that what it keeps comes on top."""
-    steps = [one.step for one in recorded_steps(figures.record)]
-    of = "" if figures.steps is None else f" of {figures.steps:,}"
+    recorded = recorded_steps(figures.record)
+    steps = [one.step for one in recorded if one.of == peak.of]
+    of = "" if figures.steps is None or peak.of else f" of {figures.steps:,}"
     looked = f"the one step{of} that was looked at"
     if len(steps) > 1:
         looked = f"the highest of the {len(steps):,} steps that were looked at "
         looked += f"({steps[0]:,} to {steps[-1]:,}{of})"
-    text = f"Peak of step {peak.step:,}, {looked}: {shown(peak.contents())}"
-    if _leaks(figures) and peak.step < (figures.steps or 0):
+    text = f"Peak of {peak.name()}, {looked}: {shown(peak.contents())}"
+    if _leaks(figures) and not peak.of and peak.step < (figures.steps or 0):
         text += f"; what the leak keeps after step {peak.step:,} comes on top"
     return text
 

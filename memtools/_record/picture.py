@@ -151,8 +151,7 @@ def _growth(figures: Figures) -> list[str]:
     found = [line(tight(text), colour=colour) for text in texts[:GROWTH]]
     if len(texts) > GROWTH:
         found.append(line(f"and {len(texts) - GROWTH:,} more", soft=True))
-    advice = list(dict.fromkeys(one.advice for one in verdict.findings if one.advice))
-    return found + [line(f"to do: {tight(text)}", soft=True) for text in advice[:GROWTH]]
+    return found + [line(f"to do: {tight(text)}", soft=True) for text in verdict.advice[:GROWTH]]
 
 
 def _phases(phases: tuple[RecordPhase, ...]) -> list[str]:

@@ -55,8 +55,7 @@ def _growth(figures: Figures) -> list[str]:
     """What `memtools explain` prints about growth: each finding with its rate, its holder and the
     forecast, and what to do about it; or that nothing grows, or that it is too early to say."""
     verdict = figures.verdict
-    advice = dict.fromkeys(one.advice for one in verdict.findings if one.advice)
-    return [*verdict.lines(quiet=True), *(f"to do: {line}" for line in advice)]
+    return [*verdict.lines(quiet=True), *(f"to do: {line}" for line in verdict.advice)]
 
 
 def _peak(figures: Figures) -> list[str]:

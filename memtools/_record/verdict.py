@@ -83,6 +83,17 @@ class Verdict:
         """Whether one of the findings is called a leak."""
         return any(is_call(one.grade) for one in self.findings)
 
+    @property
+    def _in_phases(self) -> list[LeakFinding]:
+        """What grew in a phase with steps of its own, and was freed as that ended."""
+        return [one for one, _ in self.freed if one.phase]
+
+    @property
+    def advice(self) -> list[str]:
+        """What to do about the findings, and about what grew in each passage of a phase."""
+        found = (*self.findings, *self._in_phases)
+        return list(dict.fromkeys(one.advice for one in found if one.advice))
+
     def lines(self, *, quiet: bool = False) -> list[str]:
         """Return one line for each finding, with the forecast once. With `quiet`, add what grows
         too little to matter, that nothing grows or that it is too early to say, and why the run did
@@ -102,7 +113,8 @@ class Verdict:
             "grows explains it"
             for one in self.little[:1]
         ]
-        found = found or [self.short or self.nothing]
+        if not found and not (self.short and self._in_phases):
+            found = [self.short or self.nothing]
         for one, times in self.freed:
             often = f"; what is in use fell so at least {times:,} times" if times > 1 else ""
             found.append(f"before: {one.line()}; {one.freed()}{often}")
@@ -285,7 +297,7 @@ def _falls(figures: Figures, one: LeakFinding) -> int:
     grow, as far as it was read; 0 if that is not known. The end of each epoch does that, also if
     the finding was taken back before."""
     line, column = figures.line, "heap_used"
-    if one.part != "use" or not line.known(column):
+    if one.part != "use" or one.phase or not line.known(column):
         return 0
     falls, top = 0, -1
     for step, least, most in zip(

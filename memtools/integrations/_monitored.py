@@ -40,10 +40,10 @@ class MonitoredRun:
         """Whether a phase was entered and not left."""
         return name in self._open
 
-    def enter(self, name: str) -> None:
+    def enter(self, name: str, *, own_steps: bool = False) -> None:
         """Enter a phase, unless it was entered and not left."""
         if name not in self._open:
-            phase = self.monitor.phase(name)
+            phase = self.monitor.phase(name, own_steps=own_steps)
             phase.__enter__()
             self._open[name] = phase
 

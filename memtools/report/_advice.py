@@ -186,7 +186,7 @@ def _about_peak(figures: Figures) -> str:
 def _about_growth(figures: Figures) -> list[str]:
     """The advice of the findings, and that a buffer that is meant to fill can be declared."""
     found = figures.verdict.findings
-    lines = list(dict.fromkeys(one.advice for one in found if one.advice))[:MOST]
+    lines = figures.verdict.advice[:MOST]
     meant = next((one for one in found if one.holder and not is_call(one.grade)), None)
     if meant is not None and meant.grade != "fills" and figures.own_monitor:
         lines.append(

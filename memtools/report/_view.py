@@ -205,11 +205,10 @@ def _peak(figures: Figures, number: int, stacks: list[tuple[str, str]]) -> PeakV
     highest = peak_of(figures.record)
     if highest is None:
         return None
-    recorded = {one.step: one for one in recorded_steps(figures.record)}
-    steps = sorted(recorded)
-    if len(steps) > BARS:  # the highest is one of them
-        newest = [step for step in steps if step != highest.step][-(BARS - 1) :]
-        steps = sorted([highest.step, *newest])
+    recorded = recorded_steps(figures.record)
+    if len(recorded) > BARS:  # the highest is one of them
+        newest = [one for one in recorded if one is not highest][-(BARS - 1) :]
+        recorded = [one for one in recorded if one is highest or one in newest]
     parts = [
         [part_colour(one.what), one.what, format_bytes(one.bytes),
          percent(one.bytes, highest.peak_bytes), f"{one.blocks:,}" if one.blocks else ""]
@@ -223,7 +222,7 @@ def _peak(figures: Figures, number: int, stacks: list[tuple[str, str]]) -> PeakV
     saved = [[one.where, format_bytes(one.bytes), f"{one.blocks:,}"] for one in highest.saved]
     return PeakView(
         tight(sentence(headline_of_peak(figures, highest))),
-        [_bar(recorded[step], highest.peak_bytes) for step in steps],
+        [_bar(one, highest.peak_bytes) for one in recorded],
         next((one for one in stacks if one[0] == f"p{number}"), None),
         [one for one in stacks if one[0].partition("-")[0] == f"t{number}"],
         [[shown(cell) for cell in row] for row in parts],
@@ -245,7 +244,8 @@ def _bar(peak: Peak, most: int) -> Bar:
         text = f"{shown(part.what)} {format_bytes(part.bytes)}"
         stripes.append(Stripe(part_colour(part.what), start, width, text))
         start += width
-    return Bar(f"{peak.step:,}", format_bytes(peak.peak_bytes), shown(peak.moment()), stripes)
+    name = shown(peak.name().removeprefix("step "))
+    return Bar(name, format_bytes(peak.peak_bytes), shown(peak.moment()), stripes)
 
 
 def _phases(figures: Figures) -> list[list[str]]:

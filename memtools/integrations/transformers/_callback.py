@@ -3,7 +3,8 @@
 on_train_begin   start, phase "train"
 on_..._step      phase "optimizer", from on_pre_optimizer_step to on_optimizer_step
 on_step_end      step: an update of the optimizer; phase "evaluate" or "save" if that comes next
-on_substep_end   no step, but guards may act; as after each batch of an evaluation
+on_prediction... step of the phase "evaluate": a batch of an evaluation
+on_substep_end   no step, but guards may act
 on_log           figures are added to the log
 on_train_end     stop; an exception that leaves train() stops it, too
 
@@ -105,7 +106,7 @@ class MemoryCallback(MonitoringCallback, TrainerCallback):  # type: ignore[misc]
         self._run.start()
         self._run.enter("train")
         if getattr(args, "eval_on_start", False):
-            self._run.enter("evaluate")
+            self._run.enter("evaluate", own_steps=True)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # A later callback may have cancelled the evaluation that on_step_end saw coming.
@@ -129,15 +130,16 @@ class MemoryCallback(MonitoringCallback, TrainerCallback):  # type: ignore[misc]
 
     def _begin_next(self, control: Any) -> None:
         if control.should_evaluate:
-            self._run.enter("evaluate")
+            self._run.enter("evaluate", own_steps=True)
         elif control.should_save:
             self._run.enter("save")
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.monitor.running:
-            self._run.enter("evaluate")  # one that no hook announced, from its second batch on
+            # Here if no hook has announced it, from its second batch on.
+            self._run.enter("evaluate", own_steps=True)
             try:
-                self.monitor.step(0)
+                self.monitor.step()
             except BaseException:  # a guard's: on_evaluate will not come
                 self._run.leave("evaluate")
                 raise
