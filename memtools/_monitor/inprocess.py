@@ -271,8 +271,10 @@ def discard(*what: object) -> None:
 def say(finding: LeakFinding, text: str) -> None:
     """Print a finding by this text, with the step at which it was made, to file descriptor 2: the
     program may have replaced sys.stderr."""
-    step = _running[0].step_count if _running and finding.per == "step" else 0
-    announce(f"step {step:,}: {text}" if step else text)
+    run = _running[0]._live if _running and finding.per == "step" else None
+    step = 0 if run is None or (finding.phase and run.inner is None) else run.step_count
+    of = f" of {finding.phase}" if finding.phase else ""
+    announce(f"step {step:,}{of}: {text}" if step else text)
 
 
 def print_summary(text: str) -> None:

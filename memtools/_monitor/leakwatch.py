@@ -167,6 +167,7 @@ class LeakWatch:
             None, the default: steps are the program's own.
         tracing: finds the line that makes what grows; None, the default: lines are not looked for.
         phase: the phase whose own steps these are; "", the default: they are the run's.
+        budget: the processor time that looks may take; None, the default: they have one of their own.
     """
 
     def __init__(
@@ -181,6 +182,7 @@ class LeakWatch:
         seconds: float | None = None,
         tracing: Tracing | None = None,
         phase: str = "",
+        budget: Budget | None = None,
     ) -> None:
         #: the step of the next call of `look`; before it, `due_ns` alone may be due
         self.due_step = origin + 1
@@ -190,10 +192,10 @@ class LeakWatch:
         self.is_met = False
         self._limits, self._reporter, self._seconds = limits, reporter, seconds
         self._phase = phase
-        self._schedule, self._budget = Schedule(origin), Budget()
+        self._schedule, self.budget = Schedule(origin), budget or Budget()
         self._sensor = Sensor(signals, limits, noisy=seconds is not None)
         self._walks = HeapWalks(
-            census, self._sensor, self._budget, reporter.complain, collects=seconds is None
+            census, self._sensor, self.budget, reporter.complain, collects=seconds is None
         )
         self._children = children or ChildProcesses()
         self._tracing = tracing
@@ -318,7 +320,7 @@ class LeakWatch:
     def _full(self, step: int) -> None:
         """Read everything, walk the heap if something grows, and report what is new."""
         is_first = not self._sensor.looks
-        with self._budget.spending():
+        with self.budget.spending():
             if is_first:
                 self._walks.begin()
             self._read(step)
@@ -357,7 +359,7 @@ class LeakWatch:
         unknown = set(self._sensor.suspects()) - known
         if is_early or not unknown:
             return
-        with self._budget.spending():
+        with self.budget.spending():
             step = self._schedule.newest = self._sensor.read_newest()
             self._sensor.looks.append(step)
             # Who was named may be gone by now: nobody is looked for who is known.
@@ -445,7 +447,7 @@ class LeakWatch:
         found = block_that_fills(written)
         if found is None or self._seconds is not None:
             return found
-        if found.begin not in self._owners and self._budget.wait_ns(4 * self._walks.cost_ns) == 0:
+        if found.begin not in self._owners and self.budget.wait_ns(4 * self._walks.cost_ns) == 0:
             try:
                 with self._sensor.left_out():
                     self._owners = {found.begin: owner_of(found.begin, found.begin + found.size)}
@@ -459,7 +461,7 @@ class LeakWatch:
         "" if none does."""
         if self._walks.wait_ns == 0:
             return ""
-        step_ns = self._schedule.step_ns(self._step) - self._budget.spent_ns / self._steps
+        step_ns = self._schedule.step_ns(self._step) - self.budget.spent_ns / self._steps
         due = step + math.ceil(self._walks.wait_ns / max(1.0, step_ns))
         self._schedule.by(due)
         steps = due if self._seconds is None else None
@@ -633,6 +635,11 @@ class LeakWatch:
         self.leave()
         for finding in self._ledger.findings() if not self.is_quiet else ():
             self._reporter.report(self._as_read(replace(finding, over=True)))
+
+    def phase_begun(self) -> None:
+        """The phase has begun: look for the first time, before its first step."""
+        self._schedule.begin(self._step)
+        self._full(self._step)
 
     def phase_ended(self) -> None:
         """The phase has ended: look once more if something has grown since the newest look."""

@@ -36,6 +36,7 @@ from memtools._monitor.readings import Readings
 from memtools._monitor.reporter import Listeners, Printer, Reporter, Says
 from memtools._monitor.signals import Limits, signals_of
 from memtools._monitor.tracing import Tracing
+from memtools._monitor.walks import Budget
 from memtools._record.counters import changed, counters_to_write, read_counters, room_of_shm
 from memtools._record.kinds import Counters, End, Start
 
@@ -194,6 +195,8 @@ class Run:
         self.inner: PhaseSteps | None = None
         #: the leak test of the last such phase, until a step shows what was freed with it
         self._ended: LeakWatch | None = None
+        #: what the looks of all passages of such a phase may take, by its name
+        self._budgets: dict[str, Budget] = {}
         #: whether the leak test goes on; it ends at its first failure
         self.tests_leaks = settings.leaks
         #: the peak of the process, once the run has ended
@@ -299,7 +302,9 @@ class Run:
         for name, growth in expected.items():
             self.watch.expect_growth(name, **growth)
 
-    def _watch(self, origin: int = 0, phase: str = "") -> LeakWatch:
+    def _watch(
+        self, origin: int = 0, phase: str = "", budget: Budget | None = None
+    ) -> LeakWatch:
         """Make a LeakWatch for the steps of the run after `origin`, or for those of a phase."""
         log = self.log
         return LeakWatch(
@@ -315,6 +320,7 @@ class Run:
                 write=lambda fields: log.event("trace", fields),
             ),
             phase=phase,
+            budget=budget,
         )
 
     # --- phases that have steps of their own ---
@@ -339,8 +345,13 @@ class Run:
                 self.watch.interrupt()
             if self.peaks is not None:
                 self.peaks.enter(phase)
-            watch = self._watch(phase=phase) if self.settings.leaks and self.tests_leaks else None
+            watch = None
+            if self.settings.leaks and self.tests_leaks:
+                budget = self._budgets.setdefault(phase, Budget())
+                watch = self._watch(phase=phase, budget=budget)
             self.inner = PhaseSteps(phase, watch)
+            if watch is not None:
+                self._guarded(watch.phase_begun)
             self.due_step = 0
             return self.inner
 
