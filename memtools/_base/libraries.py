@@ -80,6 +80,18 @@ def is_own(file: str) -> bool:
     return file.startswith(PACKAGE) and not is_users(file)
 
 
+def is_torchs(file: str) -> bool:
+    """Whether a file is torch's own."""
+    return any(f"{part}torch/" in file for part in _PACKAGES)
+
+
+def name_in_library(file: str) -> str:
+    """The path of a library's file from the folder that pip installs to, such as
+    "transformers/trainer.py"; "" for other files."""
+    found = next((part for part in _PACKAGES if part in file), "")
+    return file.rpartition(found)[2] if found and not is_users(file) else ""
+
+
 def _installed_in() -> Iterator[str]:
     """The folders that pip installs to, with a slash at the end."""
     yield from _INSTALLED

@@ -216,6 +216,8 @@ class PeakContents:
         spans: the phases of these intervals, from the step's beginning to its end.
         traced: what the two steps after it, which are traced, say; None if that is not known yet.
         of: the phase whose own steps these are, such as "evaluate"; "" for the steps of the run.
+        trainer: the class of the library's trainer that made the step, of those whose options are
+            known; "" for a loop of the program's own.
     """
 
     step: int
@@ -237,6 +239,7 @@ class PeakContents:
     spans: tuple[Span, ...] = ()
     traced: TracedPeak | None = None
     of: str = ""
+    trainer: str = ""
 
     def bytes_of(self, what: str) -> int:
         """Bytes of one of PARTS."""

@@ -9,6 +9,7 @@ import re
 import tokenize
 from typing import NamedTuple
 
+from memtools._base.libraries import name_in_library
 from memtools._base.notebook import cell_of, source_of
 from memtools._base.text import shown
 
@@ -33,6 +34,8 @@ def name_of(place: Place) -> str:
     cell = cell_of(file)
     if cell is not None:
         file = cell
+    elif name := name_in_library(file):
+        file = name
     elif not file.startswith("<"):
         with contextlib.suppress(OSError, ValueError):
             file = min(os.path.relpath(file), os.path.normpath(file), key=len)

@@ -38,7 +38,7 @@ from typing import Any, NamedTuple
 
 from memtools import _core
 from memtools._base import torch as bridge
-from memtools._base.libraries import library_paths
+from memtools._base.libraries import is_torchs, library_paths
 from memtools._base.peak import (
     BACKWARD,
     BACKWARDS,
@@ -55,6 +55,7 @@ from memtools._base.peak import (
     SAVED,
     STATE,
 )
+from memtools._base.trainers import is_entry
 from memtools._blocks.dispatch import Frame, Operators, flat, frame_of, is_of_a_library
 from memtools._blocks.variables import Variable, holding
 
@@ -495,9 +496,10 @@ class Tracer:
     def _frames_of(
         self, frame: FrameType | None
     ) -> tuple[tuple[Frame, ...], FrameType | None, FrameType | None]:
-        """The frames of the user's code, or if there are none, the innermost of a library; the
-        innermost frame that calls a module, and the one that calls an optimizer's step()."""
-        found, library = list[Frame](), tuple[Frame, ...]()
+        """The frames of the user's code up to the call of a trainer, or if there are none, the
+        innermost of a library, in a trainer's of one that is not torch; the innermost frame that
+        calls a module, and the one that calls an optimizer's step()."""
+        found, library, beyond_torch = list[Frame](), tuple[Frame, ...](), tuple[Frame, ...]()
         are_users, called, stepping = self._are_users, None, None
         while frame is not None and len(found) < FRAMES:
             code = frame.f_code
@@ -505,6 +507,9 @@ class Tracer:
             if is_user is None:
                 is_user = not is_of_a_library(code.co_filename, self._libraries)
                 are_users[code.co_filename] = is_user
+            if is_entry(code.co_filename, code.co_name):
+                library = beyond_torch or library
+                break
             if is_user:
                 found.append(frame_of(frame))
             elif code is self._call_code:
@@ -513,6 +518,8 @@ class Tracer:
                 stepping = frame
             elif not library:
                 library = (frame_of(frame),)
+            if not (is_user or beyond_torch or is_torchs(code.co_filename)):
+                beyond_torch = (frame_of(frame),)
             frame = frame.f_back
         key = tuple(found) or library
         return self._sites.setdefault(key, key), called, stepping

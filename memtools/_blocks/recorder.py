@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -23,6 +24,7 @@ from memtools import _core
 from memtools._base import process
 from memtools._base import torch as bridge
 from memtools._base.peak import PeakContents, TracedPeak
+from memtools._base.trainers import running_trainer
 from memtools._blocks.peak import INPUT, Marked, Spot, contents_of
 from memtools._blocks.tensors import Storage, Tensors, inputs_of
 from memtools._blocks.tracedsteps import TracedSteps
@@ -132,7 +134,7 @@ class PeakRecorder:
         with self._guarded(recording):
             found = recording.end(step, self._spot)
             if found is not None:
-                self._keep(replace(found, of=self._of))
+                self._keep(replace(found, of=self._of, trainer=running_trainer(sys._getframe(1))))
             self._seen_bytes = max(self._seen_bytes, self._reports.blocks.peak)
 
     def step_begins(self, step: int, *, is_free: bool = True) -> None:

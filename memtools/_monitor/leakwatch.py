@@ -167,7 +167,7 @@ class LeakWatch:
             None, the default: steps are the program's own.
         tracing: finds the line that makes what grows; None, the default: lines are not looked for.
         phase: the phase whose own steps these are; "", the default: they are the run's.
-        budget: the processor time that looks may take; None, the default: they have one of their own.
+        budget: the processor time that looks may take; None, the default: 1.5 s and 1 %.
     """
 
     def __init__(
@@ -647,8 +647,8 @@ class LeakWatch:
         self._look_last(self._step)
 
     def settle(self) -> None:
-        """The program goes on after the phase: report what was freed with it, and look no more. What
-        it has not freed stands."""
+        """The program goes on after the phase: report what was freed with it, and look no more.
+        What it has not freed stands."""
         if self._ledger and not self._is_over:
             self._read(self._step + 1)
             self._report(self._ledger.end_freed(self._sensor.points))

@@ -174,5 +174,7 @@ class Phase:
         return decorated(
             function,
             f"phase({name!r})",
-            lambda plain: in_scope(plain, lambda args, kwargs: Phase(monitor, name, own_steps=own_steps)),
+            lambda plain: in_scope(
+                plain, lambda args, kwargs: Phase(monitor, name, own_steps=own_steps)
+            ),
         )

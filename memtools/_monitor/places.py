@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from memtools._base.libraries import LIBRARY, MEMTOOLS, USER, owner_of
+from memtools._base.libraries import LIBRARY, MEMTOOLS, USER, is_torchs, owner_of
 from memtools._base.place import Place as Place
 from memtools._base.place import name_of as name_of
+from memtools._base.trainers import is_entry
 from memtools._leak.finding import Key, LeakFinding
 from memtools._leak.judge import GRAPH
 
@@ -39,11 +40,17 @@ Living = dict[Place, float]  # bytes by place, of what was made since a window b
 def place_of(frames: Iterable[Place]) -> Place | None:
     """The place to be named of a stack, innermost frame first: the innermost of the user's code;
     where there is none, the innermost of a library, else of anything. None for what memtools has
-    allocated for itself."""
+    allocated for itself. The call of a trainer is no such line: inside of it, a library's code that
+    is not torch's comes first."""
     library: Place | None = None
     other: Place | None = None
+    beyond_torch: Place | None = None
     for place in frames:
         owner = owner_of(place.file)
+        if is_entry(place.file, place.function):
+            return beyond_torch or place
+        if beyond_torch is None and owner == LIBRARY and not is_torchs(place.file):
+            beyond_torch = place
         if owner == USER:
             return place
         if owner == MEMTOOLS:

@@ -302,9 +302,7 @@ class Run:
         for name, growth in expected.items():
             self.watch.expect_growth(name, **growth)
 
-    def _watch(
-        self, origin: int = 0, phase: str = "", budget: Budget | None = None
-    ) -> LeakWatch:
+    def _watch(self, origin: int = 0, phase: str = "", budget: Budget | None = None) -> LeakWatch:
         """Make a LeakWatch for the steps of the run after `origin`, or for those of a phase."""
         log = self.log
         return LeakWatch(
@@ -488,7 +486,7 @@ class Run:
 
     def leave(self) -> None:
         """Look no more, and trace and record nothing more. May be called twice."""
-        for watch in (self.watch, self._ended, self.inner and self.inner.watch):
+        for watch in (self.watch, self._ended, None if self.inner is None else self.inner.watch):
             if watch is not None:
                 watch.leave()
         if self.peaks is not None:

@@ -29,10 +29,12 @@ from memtools._base.peak import (
     UNSEEN,
     Large,
     Layer,
+    Lowered,
     Span,
 )
 from memtools._base.size import format_bytes
 from memtools._base.text import count, percent, shown
+from memtools._base.trainers import option_of
 from memtools._leak.finding import is_call
 from memtools._record.events import events_of
 from memtools._record.kinds import Peak
@@ -159,7 +161,7 @@ def _in_vain_json(peak: Peak) -> dict[str, Any] | None:
 def _changes_json(peak: Peak) -> list[dict[str, Any]]:
     found = () if peak.traced is None else peak.traced.changes
     return [
-        {"change": shown(one.change), "peak_bytes": one.peak_bytes, "name": shown(one.name),
+        {"change": shown(_as_option(peak, one).change), "peak_bytes": one.peak_bytes, "name": shown(one.name),
          "phase": shown(one.phase), "line": shown(one.line), "again_ms": one.again_ms or None}
         for one in found
     ]  # fmt: skip
@@ -216,8 +218,13 @@ def changes(peak: Peak) -> list[tuple[str, str, str, str]]:
     found = () if peak.traced is None else peak.traced.changes
     return [
         (format_bytes(one.peak_bytes), shown(one.name), shown(one.where()), shown(one.text()))
-        for one in found
+        for one in (_as_option(peak, one) for one in found)
     ]
+
+
+def _as_option(peak: Peak, one: Lowered) -> Lowered:
+    """The change by the option of the trainer that has made the step, where it has one."""
+    return one._replace(change=option_of(peak.trainer, one.name) or one.change)
 
 
 def _changes(peak: Peak) -> list[str]:
@@ -286,6 +293,8 @@ def _advice_in(figures: Figures, peak: Peak) -> str:
     named = [one for one in figures.verdict.findings if one.holder and one.part == "use"]
     if any(is_call(one.grade) for one in named):
         return ""
+    if peak.of and any(one.holder and one.phase == peak.of for one in figures.verdict.in_phases):
+        return ""
     is_worth = peak.bytes_of(OLDER) >= OF_PROCESS * (figures.peak_bytes or 0)
     is_clean = figures.ending.kind == "clean" and not _leaks(figures)
     return advice(peak, older=not named and (is_worth or not is_clean))
@@ -298,8 +307,9 @@ def advice(peak: Peak, *, older: bool = True) -> str:
     if peak.phase == OPTIMIZER and _share(peak, OPTIMIZERS) >= OF_OPTIMIZER:
         size = most(peak.bytes_of(OPTIMIZERS))
         return (
-            f"the peak is in the optimizer's step, whose temporaries take {size}: pass fused=True "
-            "to it, which makes none (Adam, AdamW, SGD and Adagrad have it)"
+            f"the peak is in the optimizer's step, whose temporaries take {size}: "
+            + (option_of(peak.trainer, "fused") or "pass fused=True to it")
+            + ", which makes none (Adam, AdamW, SGD and Adagrad have it)"
         )
     old = peak.old_gradients_bytes
     if peak.phase != OPTIMIZER and old >= max(1, OF_OLD_GRADIENTS * peak.peak_bytes):
@@ -322,18 +332,44 @@ def advice(peak: Peak, *, older: bool = True) -> str:
         )
     if peak.phase != OPTIMIZER and peak.logits_bytes >= OF_LOGITS * peak.peak_bytes:
         return (
-            f"logits and what their loss makes of them take {most(peak.logits_bytes)}: compute the "
-            "loss in smaller chunks of rows, or take smaller micro-batches"
+            f"logits and what their loss makes of them take {most(peak.logits_bytes)}: "
+            f"{_remedy(peak, 'chunks')}, or {_smaller_batches(peak)}"
         )
     if peak.phase in (FORWARD, BACKWARD) and _share(peak, SAVED) >= OF_SAVED:
         return _about_saved(peak)
     own = BACKWARDS if peak.phase == BACKWARD else OTHERS
     if peak.phase in (FORWARD, BACKWARD) and _share(peak, own) >= OF_OTHERS:
         return (
-            f"the {peak.phase} pass's own temporaries take {most(peak.bytes_of(own))}: take "
-            "smaller micro-batches (memtools accumulates the gradient)"
+            f"the {peak.phase} pass's own temporaries take {most(peak.bytes_of(own))}: "
+            f"{_smaller_batches(peak, says_how=True)}"
         )
     return _about_the_model(peak)
+
+
+#: What to do in a loop of the program's own, by the kind of change.
+_REMEDIES = {
+    "chunks": "compute the loss in smaller chunks of rows",
+    "checkpoint": "compute that again by torch.utils.checkpoint",
+}
+
+
+def _remedy(peak: Peak, kind: str) -> str:
+    """What to do, by the trainer's option where it has one."""
+    option = option_of(peak.trainer, kind)
+    return f"take {option}" if option else _REMEDIES[kind]
+
+
+def _smaller_batches(peak: Peak, *, says_how: bool = False) -> str:
+    if peak.of:
+        option = option_of(peak.trainer, "evaluate")
+        return f"take {option or f'smaller batches in {shown(peak.of)}'}"
+    return f"take {smaller_micro_batches(peak.trainer, says_how=says_how)}"
+
+
+def smaller_micro_batches(trainer: str, *, says_how: bool = True) -> str:
+    """Smaller micro-batches in the words of a trainer; "" for a loop of the program's own."""
+    how = " (memtools accumulates the gradient)" if says_how else ""
+    return option_of(trainer, "micro-batches") or f"smaller micro-batches{how}"
 
 
 def _about_saved(peak: Peak) -> str:
@@ -346,8 +382,8 @@ def _about_saved(peak: Peak) -> str:
             "gradient under torch.no_grad()"
         )
     return (
-        f"{size} are saved for the backward pass, most of it by {where}: compute that again by "
-        "torch.utils.checkpoint, or take smaller micro-batches"
+        f"{size} are saved for the backward pass, most of it by {where}: "
+        f"{_remedy(peak, 'checkpoint')}, or {_smaller_batches(peak)}"
     )
 
 

@@ -84,14 +84,14 @@ class Verdict:
         return any(is_call(one.grade) for one in self.findings)
 
     @property
-    def _in_phases(self) -> list[LeakFinding]:
+    def in_phases(self) -> list[LeakFinding]:
         """What grew in a phase with steps of its own, and was freed as that ended."""
         return [one for one, _ in self.freed if one.phase]
 
     @property
     def advice(self) -> list[str]:
         """What to do about the findings, and about what grew in each passage of a phase."""
-        found = (*self.findings, *self._in_phases)
+        found = (*self.findings, *self.in_phases)
         return list(dict.fromkeys(one.advice for one in found if one.advice))
 
     def lines(self, *, quiet: bool = False) -> list[str]:
@@ -113,7 +113,7 @@ class Verdict:
             "grows explains it"
             for one in self.little[:1]
         ]
-        if not found and not (self.short and self._in_phases):
+        if not found and not (self.short and self.in_phases):
             found = [self.short or self.nothing]
         for one, times in self.freed:
             often = f"; what is in use fell so at least {times:,} times" if times > 1 else ""

@@ -9,7 +9,7 @@ from memtools._base.size import format_bytes
 from memtools._base.text import count, duration, percent, shown
 from memtools._leak.finding import is_call
 from memtools._record.events import last_guard_act, limits_that_acted
-from memtools._record.peaks import to_do
+from memtools._record.peaks import peak_of, smaller_micro_batches, to_do
 
 if TYPE_CHECKING:
     from memtools._record.figures import Figures
@@ -171,7 +171,9 @@ def _about_a_kill(figures: Figures) -> list[str]:
 def _about_peak(figures: Figures) -> str:
     peak = next((phase for phase in figures.phases if phase.peak_bytes is not None), None)
     where = f" in phase {shown(peak.name)}" if peak else ""
-    less = "take smaller micro-batches (memtools accumulates the gradient), fewer workers"
+    recorded = peak_of(figures.record)
+    batches = smaller_micro_batches("" if recorded is None else recorded.trainer)
+    less = f"take {batches}, fewer workers"
     if figures.verdict.tested:
         return f"{figures.verdict.nothing}; its peak{where} is too high: {less}, or a higher limit"
     return (

@@ -148,7 +148,9 @@ def _stacks(i: int, record: Record) -> list[Json]:
     recorded = stack_of(peak)
     found = []
     if recorded is not None:
-        found.append(_stack(f"p{i}", f"S{shown(peak.name())[1:]} from beginning to end", recorded, 0))
+        found.append(
+            _stack(f"p{i}", f"S{shown(peak.name())[1:]} from beginning to end", recorded, 0)
+        )
     before, after = drawings(peak)
     if after:
         top = max(sum(row[before.stack.highest] for _, row in before.stack.rows), 1)
