@@ -28,8 +28,8 @@ _TRANSFORMERS: Final = {
     f"multiplied by {{n}}{_USE}",
     "checkpoint": "gradient_checkpointing=True: the forward pass runs twice",
     "autocast": "bf16=True; the losses differ, and the peak is about this",
-    "chunks": "use_liger_kernel=True (on a GPU, with liger-kernel installed), which makes no logits "
-    "of the whole batch",
+    "chunks": "use_liger_kernel=True (on a GPU, with liger-kernel), which makes no logits of the "
+    "whole batch",
     "fused": 'optim="adamw_torch_fused"',
     "no-cache": "model.config.use_cache = False: training needs no cache of keys and values",
     "evaluate": "a smaller per_device_eval_batch_size",
@@ -58,6 +58,11 @@ _OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
 def is_entry(file: str, function: str | None) -> bool:
     """Whether a frame is that of the method by which the program has entered a trainer."""
     return any(file.endswith(end) and function in names for end, names in _ENTRIES.items())
+
+
+def entries() -> tuple[str, ...]:
+    """The same as texts for the core, such as "/transformers/trainer.py:Trainer.train"."""
+    return tuple(f"{end}:Trainer.{name}" for end, names in _ENTRIES.items() for name in names)
 
 
 def running_trainer(frame: FrameType | None) -> str:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from memtools import _core
 from memtools._base import torch as bridge
 from memtools._base.libraries import PACKAGE, library_paths, users_paths
+from memtools._base.trainers import entries
 from memtools._blocks.dispatch import DispatchedBlocks
 
 
@@ -42,7 +43,7 @@ class HostBlocks:
         if self.reason or self._is_left or bridge.loaded() is None:
             return False
         try:
-            self.blocks.start((*library_paths(), PACKAGE), users_paths())
+            self.blocks.start((*library_paths(), PACKAGE), users_paths(), entries())
         except ImportError as error:  # memtools does not work with this version of torch.
             self.reason = str(error)
         except RuntimeError as error:

@@ -47,7 +47,7 @@ def place_of(frames: Iterable[Place]) -> Place | None:
     beyond_torch: Place | None = None
     for place in frames:
         owner = owner_of(place.file)
-        if is_entry(place.file, place.function):
+        if is_entry(place.file, (place.function or "").rpartition(".")[2]):
             return beyond_torch or place
         if beyond_torch is None and owner == LIBRARY and not is_torchs(place.file):
             beyond_torch = place

@@ -159,11 +159,10 @@ def _in_vain_json(peak: Peak) -> dict[str, Any] | None:
 
 
 def _changes_json(peak: Peak) -> list[dict[str, Any]]:
-    found = () if peak.traced is None else peak.traced.changes
     return [
-        {"change": shown(_as_option(peak, one).change), "peak_bytes": one.peak_bytes, "name": shown(one.name),
+        {"change": shown(one.change), "peak_bytes": one.peak_bytes, "name": shown(one.name),
          "phase": shown(one.phase), "line": shown(one.line), "again_ms": one.again_ms or None}
-        for one in found
+        for one in _options(peak)
     ]  # fmt: skip
 
 
@@ -215,16 +214,20 @@ def in_vain(peak: Peak) -> list[str]:
 def changes(peak: Peak) -> list[tuple[str, str, str, str]]:
     """(the peak with it, its name, where that peak is, the change of the program with the time it
     costs), the one that lowers the peak most first."""
-    found = () if peak.traced is None else peak.traced.changes
     return [
         (format_bytes(one.peak_bytes), shown(one.name), shown(one.where()), shown(one.text()))
-        for one in (_as_option(peak, one) for one in found)
+        for one in _options(peak)
     ]
 
 
-def _as_option(peak: Peak, one: Lowered) -> Lowered:
-    """The change by the option of the trainer that has made the step, where it has one."""
-    return one._replace(change=option_of(peak.trainer, one.name) or one.change)
+def _options(peak: Peak) -> list[Lowered]:
+    """The changes, by the options of the trainer that has made the step, where it has them. An
+    option that stands for several changes counts as that which lowers the peak most."""
+    known = dict[str, Lowered]()
+    for one in () if peak.traced is None else peak.traced.changes:
+        change = option_of(peak.trainer, one.name) or one.change
+        known.setdefault(change, one._replace(change=change))
+    return list(known.values())
 
 
 def _changes(peak: Peak) -> list[str]:

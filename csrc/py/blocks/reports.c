@@ -143,7 +143,7 @@ texts(PyObject *folders)
 
 /* -1 with an error. */
 static int
-reports_start(Blocks *self, mt_state *st, PyObject *libraries, PyObject *users)
+reports_start(Blocks *self, mt_state *st, PyObject *libraries, PyObject *users, PyObject *entries)
 {
     if (mt_state_connect(st) < 0) return -1;
     if (st->shim == NULL) {
@@ -155,7 +155,7 @@ reports_start(Blocks *self, mt_state *st, PyObject *libraries, PyObject *users)
     make_table();
     if (table.users == 0) {
         mt_live_clear(&table.live);
-        if (mt_sites_reset(&table.sites, libraries, users) < 0) return -1;
+        if (mt_sites_reset(&table.sites, libraries, users, entries) < 0) return -1;
         if (!st->shim->listen(&listener)) {
             PyErr_SetString(PyExc_RuntimeError,
                             "torch's host allocator was replaced by one whose blocks cannot be "
@@ -174,13 +174,16 @@ static PyObject *
 Blocks_start(Blocks *self, PyObject *args)
 {
     mt_state *st = mt_state_of_type(Py_TYPE(self));
-    PyObject *given[2] = {NULL, NULL}, *libraries, *users = NULL;
+    PyObject *given[3] = {NULL, NULL, NULL}, *libraries, *users = NULL, *entries = NULL;
     int status = -1;
 
-    if (st == NULL || !PyArg_ParseTuple(args, "O|O:start", &given[0], &given[1])) return NULL;
+    if (st == NULL || !PyArg_ParseTuple(args, "O|OO:start", &given[0], &given[1], &given[2]))
+        return NULL;
     if ((libraries = texts(given[0])) == NULL) return NULL;
     users = given[1] == NULL ? PyTuple_New(0) : texts(given[1]);
-    if (users != NULL) status = reports_start(self, st, libraries, users);
+    if (users != NULL) entries = given[2] == NULL ? PyTuple_New(0) : texts(given[2]);
+    if (entries != NULL) status = reports_start(self, st, libraries, users, entries);
+    Py_XDECREF(entries);
     Py_DECREF(libraries);
     Py_XDECREF(users);
     return status < 0 ? NULL : Py_NewRef(Py_None);
@@ -416,10 +419,12 @@ static PyGetSetDef getters[] = {
 static PyMethodDef methods[] = {
     MT_PY_METHOD(
         Blocks, start, METH_VARARGS,
-        "start($self, libraries, users=(), /)\n--\n\n"
+        "start($self, libraries, users=(), entries=(), /)\n--\n\n"
         "Follow the blocks of torch's host allocator; nothing where that is done. Imports "
         "torch. Files below the folders `libraries` are not the user's code, but for those "
-        "of `users`; the folders of the first object that is started count."),
+        "of `users`. No frames are looked at outside of `entries`, such as "
+        "\"/transformers/trainer.py:Trainer.train\". What the first object that is started has "
+        "got counts."),
     MT_PY_METHOD(Blocks, stop, METH_NOARGS, "stop($self, /)\n--\n\nFollow them no more."),
     MT_PY_METHOD(Blocks, trace, METH_O,
                  "trace($self, on, /)\n--\n\n"

@@ -27,7 +27,7 @@ struct mt_place {
     const void *code, *file_object, *name_object;
     int instruction, first_line, line;
     char *file, *function; /* UTF-8 */
-    bool is_users;
+    bool is_users, is_entry, is_torchs;
 };
 
 struct mt_site {
@@ -122,8 +122,23 @@ is_users(const mt_sites *sites, const char *file)
 {
     if (file[0] == '<' || strstr(file, "torchinductor_") != NULL) return false;
     for (size_t i = 0; i < sites->folders_n; i++)
-        if (sites_begins_with(file, sites->folders[i])) return i < sites->users_n;
+        if (sites_begins_with(file, sites->texts[i])) return i < sites->users_n;
     return true;
+}
+
+/* Whether a function of a file is a method by which programs enter a trainer. */
+static bool
+is_entry(const mt_sites *sites, const char *file, const char *function)
+{
+    size_t bytes = strlen(file);
+
+    for (size_t i = sites->folders_n; i < sites->texts_n; i++) {
+        const char *entry = sites->texts[i], *method = strrchr(entry, ':');
+        if (method == NULL || strcmp(function, method + 1) != 0) continue;
+        size_t end = (size_t)(method - entry);
+        if (end <= bytes && memcmp(file + bytes - end, entry, end) == 0) return true;
+    }
+    return false;
 }
 
 static uint64_t
@@ -193,6 +208,8 @@ sites_place_of(mt_sites *s, PyCodeObject *code, int instruction)
         return 0;
     }
     place.is_users = is_users(s, place.file);
+    place.is_entry = is_entry(s, place.file, place.function);
+    place.is_torchs = strstr(place.file, "-packages/torch/") != NULL;
     *place_at(s, found) = place;
     return found;
 }
@@ -233,7 +250,7 @@ frames_here(mt_sites *s)
     PyThreadState *thread = PyGILState_GetThisThreadState();
     _PyInterpreterFrame *f = thread == NULL ? NULL : innermost(thread);
     mt_site site = {{0}};
-    uint32_t library = 0;
+    uint32_t library = 0, beyond_torch = 0;
     size_t n = 0;
 
     for (int depth = 0; f != NULL && depth < MOST_DEPTH && n < MT_SITE_FRAMES; depth++) {
@@ -242,10 +259,16 @@ frames_here(mt_sites *s)
             int instruction = _PyInterpreterFrame_LASTI(f) * (int)sizeof(_Py_CODEUNIT);
             uint32_t place = sites_place_of(s, code, instruction);
             if (place == 0) break;
-            if (place_at(s, place)->is_users)
+            const mt_place *at = place_at(s, place);
+            if (at->is_entry) {
+                if (beyond_torch != 0) library = beyond_torch;
+                break;
+            }
+            if (at->is_users)
                 site.places[n++] = place;
             else if (library == 0)
                 library = place;
+            if (!at->is_users && !at->is_torchs && beyond_torch == 0) beyond_torch = place;
         }
         f = f->previous;
     }
@@ -295,34 +318,36 @@ forget_all(mt_sites *s)
         free(place_at(s, i)->file);
         free(place_at(s, i)->function);
     }
-    for (size_t i = 0; i < s->folders_n; i++)
-        free(s->folders[i]);
-    free((void *)s->folders);
-    s->folders = NULL;
-    s->folders_n = s->users_n = 0;
+    for (size_t i = 0; i < s->texts_n; i++)
+        free(s->texts[i]);
+    free((void *)s->texts);
+    s->texts = NULL;
+    s->texts_n = s->folders_n = s->users_n = 0;
     sites_forget(&s->places);
     sites_forget(&s->all);
 }
 
 int
-mt_sites_reset(mt_sites *s, PyObject *libraries, PyObject *users)
+mt_sites_reset(mt_sites *s, PyObject *libraries, PyObject *users, PyObject *entries)
 {
-    size_t users_n = (size_t)PyTuple_GET_SIZE(users);
-    size_t n = users_n + (size_t)PyTuple_GET_SIZE(libraries);
+    PyObject *given[] = {users, libraries, entries};
+    size_t ends[3], n = 0;
+
+    for (size_t k = 0; k < 3; k++)
+        ends[k] = n += (size_t)PyTuple_GET_SIZE(given[k]);
     char **copies = n == 0 ? NULL : (char **)calloc(n, sizeof *copies);
     bool is_done = copies != NULL || n == 0;
 
-    for (size_t i = 0; is_done && i < n; i++) {
-        PyObject *text = i < users_n ? PyTuple_GET_ITEM(users, (Py_ssize_t)i)
-                                     : PyTuple_GET_ITEM(libraries, (Py_ssize_t)(i - users_n));
-        is_done = (copies[i] = copy_text(text)) != NULL;
-    }
+    for (size_t k = 0, i = 0; k < 3; k++)
+        for (Py_ssize_t at = 0; is_done && i < ends[k]; i++, at++)
+            is_done = (copies[i] = copy_text(PyTuple_GET_ITEM(given[k], at))) != NULL;
     mt_lock_take(&s->lock);
     forget_all(s);
     if (is_done) {
-        s->folders = copies;
-        s->users_n = users_n;
-        s->folders_n = n;
+        s->texts = copies;
+        s->users_n = ends[0];
+        s->folders_n = ends[1];
+        s->texts_n = n;
     }
     mt_lock_give(&s->lock);
     if (is_done) return 0;

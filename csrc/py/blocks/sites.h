@@ -8,7 +8,8 @@
  *   train.py:90                  main      ──►  4  train.py:90 in main      ┘
  *
  * A site is up to three frames of the user's own code; where there are none, the innermost frame of a
- * library. It is found without the GIL: a thread's own frames stand still while it is in C, so they
+ * library. The call of a trainer is the line of all that a training does: frames outside of it are not
+ * looked at, and inside of it the innermost frame of a library is one that is not torch's. A site is found without the GIL: a thread's own frames stand still while it is in C, so they
  * are read as they lie, and nothing of Python is called, changed or kept. The file, the function and
  * the line of a place are copied when it is seen for the first time; later it is known by its code
  * object and its instruction: some 10 ns for each frame.
@@ -43,17 +44,18 @@ typedef struct mt_site_table {
 typedef struct mt_sites {
     mt_lock lock;
     mt_site_table places, all; /* of mt_place, and of mt_site */
-    char **folders;            /* of the user's code first, then of libraries */
-    size_t users_n, folders_n;
+    char **texts; /* folders of the user's code first, then of libraries, then the trainers' methods */
+    size_t users_n, folders_n, texts_n;
 } mt_sites;
 
 void mt_sites_init(mt_sites *sites);
 
 /* Forgets all sites; those that are known by their number are so no longer. With the GIL: libraries
  * is a tuple of str, the folders whose files are not the user's code, but for those of `users`, a
- * tuple as well. Files without a name (<string>) and those that torch.compile writes never are. -1
- * with an error; then there are none. */
-int mt_sites_reset(mt_sites *sites, PyObject *libraries, PyObject *users);
+ * tuple as well. Files without a name (<string>) and those that torch.compile writes never are.
+ * Each of `entries`, a tuple too, is a method by which programs enter a trainer, as
+ * "/transformers/trainer.py:Trainer.train". -1 with an error; then there are none. */
+int mt_sites_reset(mt_sites *sites, PyObject *libraries, PyObject *users, PyObject *entries);
 
 /* The site of the calling thread, which may or may not hold the GIL; 0 where it runs no Python, and
  * without memory. */
