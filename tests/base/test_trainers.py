@@ -31,8 +31,8 @@ def test_each_option_is_an_argument_of_the_trainer_and_each_entry_is_its_method(
     module, _, name = trainer.rpartition(".")
     kind = getattr(importlib.import_module(module), name)
     texts = [trainers.option_of(trainer, change) for change in (*CHANGES, "evaluate")]
-    named = set(re.findall(r"\b[a-z0-9]+(?:_[a-z0-9]+)+(?==| divided| multiplied| stays)|\bbf16(?==)"
-                           r"|\bprecision(?==)|num_generations", " ".join(texts)))  # fmt: skip
+    snake = r"\b[a-z0-9]+(?:_[a-z0-9]+)+(?==| divided| multiplied| stays)"
+    named = set(re.findall(snake + r"|\b(?:bf16|precision|optim)(?==)", " ".join(texts)))
     assert named
     assert named <= known | {"model.config"}
     owner = next(one for one in kind.__mro__ if one.__name__ == "Trainer")

@@ -75,8 +75,8 @@ def test_a_guard_acts_in_it_and_the_run_goes_on():
     with monitor:
         while monitor.samples_taken < 2:
             pass
-        with pytest.raises(memtools.HostMemoryPressure):
-            with monitor.phase("evaluate", own_steps=True):
-                monitor.step()
+        phase = monitor.phase("evaluate", own_steps=True)
+        with pytest.raises(memtools.HostMemoryPressure), phase:
+            monitor.step()
         monitor.step()
         assert monitor.step_count == 1
