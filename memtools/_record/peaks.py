@@ -328,7 +328,8 @@ def advice(peak: Peak, *, older: bool = True) -> str:
             "more than you meant to keep, memtools.census() shows who holds them"
         )
     graph = peak.bytes_of(OTHERS)
-    if not peak.backward and graph >= OF_GRAPH * peak.peak_bytes and peak.repeats >= LOOP:
+    is_much = graph >= OF_GRAPH * peak.peak_bytes and peak.repeats >= LOOP
+    if is_much and not peak.backward and not peak.of:
         return (
             f"{most(graph)} were kept and no backward pass came in this step: run it under "
             "torch.no_grad(), or detach() what it keeps"

@@ -12,7 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memtools import read_record
-from memtools._base.peak import PARTS, Large, Layer, Part, PeakContents, Saver, Span
+from memtools._base.peak import (
+    PARTS,
+    Large,
+    Layer,
+    Lowered,
+    Part,
+    PeakContents,
+    Saver,
+    Span,
+    TracedPeak,
+)
 from memtools._leak.finding import LeakFinding
 from memtools._record import peaks
 from memtools._record.figures import Figures, figures_of
@@ -71,6 +81,49 @@ def test_advice_follows_the_moment(one, said):
     assert bool(text) == bool(said)
     others = {FUSED, NO_GRAD, CHUNKS, CHECKPOINT, DETACH, SMALLER, MODEL_ITSELF, OLD, KEPT} - {said}
     assert not any(other in text for other in others)
+
+
+HF, GRPO = "transformers.trainer.Trainer", "trl.trainer.grpo_trainer.GRPOTrainer"
+LIGHTNING = "lightning.pytorch.trainer.trainer.Trainer"
+LOGITS = {"logits_bytes": 47 * MIB}
+BATCH = "per_device_train_batch_size divided by 2 and gradient_accumulation_steps multiplied by 2"
+
+
+@pytest.mark.parametrize(
+    ("one", "said"),
+    [
+        (peak("optimizer", {"optimizer's temporaries": 32}, trainer=HF), "adamw_torch_fused"),
+        (peak("backward", {"saved for backward": 66}, trainer=HF, **LOGITS), "use_liger_kernel"),
+        (peak("backward", {"saved for backward": 66}, trainer=HF, **LOGITS), BATCH),
+        (peak("backward", {"saved for backward": 66}, trainer=HF), "gradient_checkpointing=True"),
+        (peak("backward", {"backward's temporaries": 20}, trainer=HF), BATCH),
+        (peak("backward", {"backward's temporaries": 20}, trainer=HF), "memtools.use(trainer)"),
+        (peak("backward", {"backward's temporaries": 20}, trainer=GRPO), "generation_batch_size"),
+        (peak("backward", {"backward's temporaries": 20}, trainer=LIGHTNING),
+         "Trainer(accumulate_grad_batches=2)"),
+        (peak("forward", {"other temporaries": 20}, backward=False, of="evaluate", trainer=HF),
+         "per_device_eval_batch_size"),
+        (peak("forward", {"other temporaries": 20}, backward=False, of="evaluate", repeats=50),
+         "smaller batches in evaluate"),
+    ],
+)  # fmt: skip
+def test_advice_is_the_option_of_the_trainer_that_made_the_step(one, said):
+    text = peaks.advice(one)
+    assert said in text
+    assert "memtools accumulates" not in text
+    assert ("memtools.use" in text) <= ("lightning" not in one.trainer)
+
+
+def test_changes_are_options_of_the_trainer_each_once():
+    lowered = [Lowered(name, size, name) for size, name in enumerate(
+        ("linear_cross_entropy", "chunks:8", "micro-batches:4", "zero_grad"), 1)]  # fmt: skip
+    one = peak("backward", {"saved for backward": 66}, traced=TracedPeak(changes=tuple(lowered)))
+    assert [row[3] for row in peaks.changes(one)] == [each.name for each in lowered]
+    texts = [row[3] for row in peaks.changes(dataclasses.replace(one, trainer=HF))]
+    assert len(texts) == 3
+    assert texts[0].startswith("use_liger_kernel=True")
+    assert texts[1].startswith("per_device_train_batch_size divided by 4")
+    assert texts[2] == "zero_grad"  # the trainer has no option for it
 
 
 OLDER_MEANS = (
