@@ -44,7 +44,7 @@ typedef struct mt_site_table {
 typedef struct mt_sites {
     mt_lock lock;
     mt_site_table places, all; /* of mt_place, and of mt_site */
-    char **texts; /* folders of the user's code first, then of libraries, then the trainers' methods */
+    char **texts; /* folders of the user, then of libraries, then the methods of trainers */
     size_t users_n, folders_n, texts_n;
 } mt_sites;
 
