@@ -7,10 +7,11 @@
  *   train.py:47                  step      ──►  3  train.py:47 in step      │
  *   train.py:90                  main      ──►  4  train.py:90 in main      ┘
  *
- * A site is up to three frames of the user's own code; where there are none, the innermost frame of a
- * library. The call of a trainer is the line of all that a training does: frames outside of it are not
- * looked at, and inside of it the innermost frame of a library is one that is not torch's. A site is found without the GIL: a thread's own frames stand still while it is in C, so they
- * are read as they lie, and nothing of Python is called, changed or kept. The file, the function and
+ * A site is up to three frames of the user's own code; where there are none, the innermost frame of
+ * a library. The call of a trainer is the line of all that a training does: frames outside of it
+ * are not looked at, and inside of it the innermost frame of a library is one that is not torch's.
+ * A site is found without the GIL: a thread's own frames stand still while it is in C, so they are
+ * read as they lie, and nothing of Python is called, changed or kept. The file, the function and
  * the line of a place are copied when it is seen for the first time; later it is known by its code
  * object and its instruction: some 10 ns for each frame.
  *
