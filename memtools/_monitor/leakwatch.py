@@ -640,6 +640,9 @@ class LeakWatch:
         """The phase has begun: look for the first time, before its first step."""
         self._schedule.begin(self._step)
         self._full(self._step)
+        self._schedule.by(
+            FIRST_LOOK // 2
+        )  # The third look, which names holders, is the usual first.
 
     def phase_ended(self) -> None:
         """The phase has ended: look once more if something has grown since the newest look."""
