@@ -2,6 +2,7 @@
 
 setup              start                       each of fit, validate, test and predict
 on_train_start     phase "train"               "sanity_check", "validate", "test", "predict" are
+on_before_opt..._step phase "optimizer"        of automatic optimization, to the batch's end
 on_train_batch_end step, log_dict(figures)     phases as well, inside of "train" or alone
 on_..._batch_end   no step, but guards may act
 teardown           stop                        on_exception stops too
@@ -75,9 +76,14 @@ class MemoryCallback(MonitoringCallback, Callback):  # type: ignore[misc]
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._run.leave_all()
 
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        if pl_module.automatic_optimization:
+            self._run.enter("optimizer")
+
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        self._run.leave("optimizer")
         steps = trainer.global_step - self._steps
         self._steps += max(0, steps)
         self.monitor.step(max(0, steps))

@@ -5,17 +5,25 @@ The trainer is known by its class, and its library is not imported for that.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from memtools._base.number import whole_number
 
 if TYPE_CHECKING:
     from memtools import CleanupPolicy, MemoryMonitor
+    from memtools._grad.passes import BatchPasses
+    from memtools.integrations._rows import Rule
 
 __all__ = ["Adapter", "use"]
 
 #: The attribute of a trainer that is in use.
 _NAME = "_memtools"
+#: The library of a trainer, by its class or a base of that.
+_LIBRARIES: Final = {
+    "transformers.trainer.Trainer": "transformers",
+    "lightning.pytorch.trainer.trainer.Trainer": "lightning",
+    "pytorch_lightning.trainer.trainer.Trainer": "lightning",
+}
 
 
 class Change(Protocol):
@@ -33,6 +41,36 @@ class Change(Protocol):
     @property
     def busy(self) -> str: ...
     def remove(self) -> None: ...
+
+
+class Left:
+    """Something that is left as it is."""
+
+    busy = ""
+
+    def __init__(self, sentence: str) -> None:
+        self.changed: list[str] = []
+        self.left = [sentence]
+
+    def remove(self) -> None:
+        """Nothing was changed."""
+
+
+def told(rule: Rule | None, passes: BatchPasses | None) -> list[str]:
+    """Return how batches are cut, a sentence each."""
+    made = ["Batches run in parts that fit, with the gradient of the whole batch."]
+    if rule is not None:
+        made.append(f"The loss of a batch is {rule.name}.")
+    if passes is None:
+        return made
+    if passes.micro_batch_size is not None:
+        rows = f"{passes.micro_batch_size:,} row{'s' * (passes.micro_batch_size != 1)}"
+        made.append(f"The largest part of the last batch had {rows}.")
+    if passes.retries:
+        count, last = len(passes.retries), passes.retries[-1]
+        parts = f"{count:,} part{'s' * (count != 1)}"
+        made.append(f"{parts} ran again with fewer rows; the last: {last}.")
+    return made + [f"{note[0].upper()}{note[1:]}." for note in passes.notes]
 
 
 class Adapter:
@@ -103,7 +141,8 @@ def use(
 
     Args:
         trainer: a `transformers.Trainer`, or a subclass such as TRL's SFTTrainer, DPOTrainer,
-            GRPOTrainer or RLOOTrainer, on one process.
+            GRPOTrainer or RLOOTrainer; or a Trainer of `lightning` or `pytorch_lightning`, before
+            its `fit()`. Batches run in parts on one process.
         limit: the memory that the process may use, in bytes or as "20 GiB", above 0; None, the
             default, for the limits that the system sets. Batches stay below 90 % of it.
         micro_batch_size: the rows of a part to begin with, at least 1; None, the default, begins
@@ -130,15 +169,19 @@ def use(
     if micro_batch_size is not None:
         micro_batch_size = whole_number("micro_batch_size", micro_batch_size)
     names = {f"{kind.__module__}.{kind.__name__}" for kind in type(trainer).__mro__}
-    if "transformers.trainer.Trainer" not in names:
+    library = next((library for name, library in _LIBRARIES.items() if name in names), "")
+    if not library:
         raise TypeError(
-            f"use() knows transformers.Trainer and its subclasses, and got a "
-            f"{type(trainer).__module__}.{type(trainer).__name__}: for Lightning and accelerate "
-            "see memtools.integrations, for a loop of your own GradAccumulator and MemoryMonitor"
+            f"use() knows transformers.Trainer and its subclasses and Lightning's Trainer, and got "
+            f"a {type(trainer).__module__}.{type(trainer).__name__}: for accelerate see "
+            "memtools.integrations, for a loop of your own GradAccumulator and MemoryMonitor"
         )
     if _NAME in vars(trainer):
         raise ValueError("use() is in use on this trainer already: call its remove() first")
-    from memtools.integrations.transformers._changes import changes
+    if library == "lightning":
+        from memtools.integrations._lightning import changes
+    else:
+        from memtools.integrations.transformers._changes import changes
 
     made = changes(trainer, monitor, policy, micro_batch_size, chunked_loss)
     adapter = Adapter(trainer, monitor, policy, made)

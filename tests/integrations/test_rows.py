@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from memtools.integrations.transformers._rows import Rows, Rules, UncuttableError
+from memtools.integrations._rows import Rows, Rules, UncuttableError
 
 ROWS = 6
 LENGTHS = torch.tensor([2, 9, 4, 7, 3, 8])

@@ -20,13 +20,14 @@ from memtools._base.torch import connect
 from memtools._grad.passes import BatchPasses
 from memtools._grad.pressure import FIRST_ROWS
 from memtools._grad.undo import RandomState
-from memtools.integrations.transformers._rows import (
+from memtools.integrations._rows import (
     Rows,
     Rule,
     Rules,
     UncuttableError,
     documented,
 )
+from memtools.integrations.use import told
 
 if TYPE_CHECKING:
     import torch
@@ -90,21 +91,7 @@ class Accumulation:
     @property
     def changed(self) -> list[str]:
         """What was changed, a sentence each."""
-        if self.why_not:
-            return []
-        told = ["Batches run in parts that fit, with the gradient of the whole batch."]
-        if self.rule is not None:
-            told.append(f"The loss of a batch is {self.rule.name}.")
-        if (passes := self.passes) is None:
-            return told
-        if passes.micro_batch_size is not None:
-            rows = f"{passes.micro_batch_size:,} row{'s' * (passes.micro_batch_size != 1)}"
-            told.append(f"The largest part of the last batch had {rows}.")
-        if passes.retries:
-            count, last = len(passes.retries), passes.retries[-1]
-            parts = f"{count:,} part{'s' * (count != 1)}"
-            told.append(f"{parts} ran again with fewer rows; the last: {last}.")
-        return told + [f"{note[0].upper()}{note[1:]}." for note in passes.notes]
+        return [] if self.why_not else told(self.rule, self.passes)
 
     @property
     def left(self) -> list[str]:

@@ -19,6 +19,7 @@ from memtools.integrations.transformers._accumulation import Accumulation
 from memtools.integrations.transformers._callback import MemoryCallback
 from memtools.integrations.transformers._chunked_loss import ChunkedLoss
 from memtools.integrations.transformers._scoring import Scoring
+from memtools.integrations.use import Left
 
 if TYPE_CHECKING:
     from memtools.integrations.use import Change
@@ -53,19 +54,6 @@ class Cleaning:
     def remove(self) -> None:
         """Put the trainer's method back."""
         del self._trainer.training_step
-
-
-class Left:
-    """Something that is left as it is."""
-
-    busy = ""
-
-    def __init__(self, sentence: str) -> None:
-        self.changed: list[str] = []
-        self.left = [sentence]
-
-    def remove(self) -> None:
-        """Nothing was changed."""
 
 
 def changes(
