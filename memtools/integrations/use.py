@@ -23,6 +23,7 @@ _LIBRARIES: Final = {
     "transformers.trainer.Trainer": "transformers",
     "lightning.pytorch.trainer.trainer.Trainer": "lightning",
     "pytorch_lightning.trainer.trainer.Trainer": "lightning",
+    "accelerate.accelerator.Accelerator": "accelerate",
 }
 
 
@@ -142,7 +143,8 @@ def use(
     Args:
         trainer: a `transformers.Trainer`, or a subclass such as TRL's SFTTrainer, DPOTrainer,
             GRPOTrainer or RLOOTrainer; or a Trainer of `lightning` or `pytorch_lightning`, before
-            its `fit()`. Batches run in parts on one process.
+            its `fit()`. Batches run in parts on one process. Or an `accelerate.Accelerator`, after
+            its `prepare()`: its loop is watched and cleaned up, and batches run whole.
         limit: the memory that the process may use, in bytes or as "20 GiB", above 0; None, the
             default, for the limits that the system sets. Batches stay below 90 % of it.
         micro_batch_size: the rows of a part to begin with, at least 1; None, the default, begins
@@ -158,7 +160,8 @@ def use(
 
     Raises:
         TypeError: the trainer is of a class that is not known, or an argument has a wrong type.
-        ValueError: it is in use already, runs under DeepSpeed, or both limit and monitor are given.
+        ValueError: it is in use already, runs under DeepSpeed, both limit and monitor are given, or an
+            option is not for this trainer.
     """
     if monitor is not None and limit is not None:
         raise ValueError("pass limit= or monitor=, as a monitor has its own limit")
@@ -172,18 +175,33 @@ def use(
     library = next((library for name, library in _LIBRARIES.items() if name in names), "")
     if not library:
         raise TypeError(
-            f"use() knows transformers.Trainer and its subclasses and Lightning's Trainer, and got "
-            f"a {type(trainer).__module__}.{type(trainer).__name__}: for accelerate see "
-            "memtools.integrations, for a loop of your own GradAccumulator and MemoryMonitor"
+            "use() knows transformers.Trainer and its subclasses, Lightning's Trainer and "
+            f"accelerate's Accelerator, and got a "
+            f"{type(trainer).__module__}.{type(trainer).__name__}: for a loop of your own see "
+            "GradAccumulator and MemoryMonitor"
         )
     if _NAME in vars(trainer):
         raise ValueError("use() is in use on this trainer already: call its remove() first")
-    if library == "lightning":
-        from memtools.integrations._lightning import changes
-    else:
-        from memtools.integrations.transformers._changes import changes
+    if chunked_loss and library != "transformers":
+        raise ValueError(
+            "chunked_loss is for a transformers.Trainer: in a loss of your own call "
+            "memtools.grad.log_probs()"
+        )
+    made: list[Change]
+    if library == "accelerate":
+        from memtools.integrations import _accelerate as accelerate
 
-    made = changes(trainer, monitor, policy, micro_batch_size, chunked_loss)
+        if micro_batch_size is not None:
+            raise ValueError("use(accelerator) cuts no batches: leave micro_batch_size out")
+        made = accelerate.changes(trainer, monitor, policy)
+    elif library == "lightning":
+        from memtools.integrations import _lightning as lightning
+
+        made = lightning.changes(trainer, monitor, policy, micro_batch_size)
+    else:
+        from memtools.integrations.transformers import _changes as transformers
+
+        made = transformers.changes(trainer, monitor, policy, micro_batch_size, chunked_loss)
     adapter = Adapter(trainer, monitor, policy, made)
     setattr(trainer, _NAME, adapter)
     return adapter

@@ -98,7 +98,9 @@ def test_fitting_is_watched_from_setup_to_teardown(tmp_path, caplog):
         trainer(tmp_path, callback, num_sanity_val_steps=1).fit(Model(), rows(), rows(4))
     assert not callback.monitor.running
     assert callback.monitor.step_count == 12
-    assert phases(callback.monitor) == {"sanity_check": 1, "validate": 2, "train": 1}
+    assert phases(callback.monitor) == {
+        "sanity_check": 1, "validate": 2, "train": 1, "optimizer": 12,
+    }  # fmt: skip
     said = [record.getMessage() for record in caplog.records if record.name == "memtools"]
     assert said == [callback.monitor.summary()]
 

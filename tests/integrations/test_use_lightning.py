@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -240,3 +242,47 @@ def test_the_old_package_is_known_too(tmp_path):
 
     made = pytorch_lightning.Trainer(logger=False, enable_checkpointing=False)
     assert "Batches run in parts that fit" in str(memtools.use(made))
+
+
+LIMITED = """
+import resource, sys, warnings
+warnings.simplefilter("ignore")
+import lightning.pytorch as pl, torch
+import memtools
+
+torch.set_num_threads(1)
+
+class Deep(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        layers = [torch.nn.Linear(256, 256), torch.nn.Tanh()]
+        self.layers = torch.nn.Sequential(*layers * 16)
+    def training_step(self, batch, index):
+        if index == 0:  # the first batch is small, and starts all threads
+            used = int(open("/proc/self/statm").read().split()[5]) * 4096
+            resource.setrlimit(resource.RLIMIT_DATA, (used + (48 << 20), -1))
+        return self.layers(batch).square().mean()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+trainer = pl.Trainer(accelerator="cpu", max_epochs=1, enable_model_summary=False, **options)
+if sys.argv[1] == "used":
+    adapter = memtools.use(trainer)
+batches = [torch.randn(rows, 256) for rows in (2, 4096, 4096)]
+trainer.fit(Deep(), torch.utils.data.DataLoader(batches, batch_size=None))
+print(trainer.global_step)
+"""
+
+
+def test_a_training_that_dies_of_its_limit_finishes(tmp_path):
+    def run(kind: str) -> Any:
+        command = [sys.executable, "-c", LIMITED, kind]
+        return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+    plain, used = run("plain"), run("used")
+    assert plain.returncode != 0
+    assert "allocate memory" in plain.stderr
+    assert used.returncode == 0, used.stderr
+    assert used.stdout.split()[-1] == "3"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from memtools._base.torch import connect
 from memtools.grad import log_probs
-from memtools.integrations.transformers._rows import Rows, UncuttableError
+from memtools.integrations._rows import Rows, UncuttableError
 
 if TYPE_CHECKING:
     import torch
