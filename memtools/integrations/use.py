@@ -160,8 +160,8 @@ def use(
 
     Raises:
         TypeError: the trainer is of a class that is not known, or an argument has a wrong type.
-        ValueError: it is in use already, runs under DeepSpeed, both limit and monitor are given, or an
-            option is not for this trainer.
+        ValueError: it is in use already, runs under DeepSpeed, both limit and monitor are
+            given, or an option is not for this trainer.
     """
     if monitor is not None and limit is not None:
         raise ValueError("pass limit= or monitor=, as a monitor has its own limit")
