@@ -28,12 +28,14 @@ _TRANSFORMERS: Final = {
     f"multiplied by {{n}}{_USE}",
     "checkpoint": "gradient_checkpointing=True: the forward pass runs twice",
     "autocast": "bf16=True; the losses differ, and the peak is about this",
-    "chunks": "use_liger_kernel=True (on a GPU, with liger-kernel), which makes no logits of the "
-    "whole batch",
+    "chunks": "memtools.use(trainer, chunked_loss=True), or use_liger_kernel=True (on a GPU, with "
+    "liger-kernel): no logits of the whole batch",
     "fused": 'optim="adamw_torch_fused"',
     "no-cache": "model.config.use_cache = False: training needs no cache of keys and values",
     "evaluate": "a smaller per_device_eval_batch_size",
 }
+_LIGER: Final = {"chunks": "use_liger_kernel=True (on a GPU, with liger-kernel)"}
+_SFT: Final = {"chunks": 'loss_type="chunked_nll": no logits of the whole batch'}
 _GROUPS: Final = {
     "micro-batches": "per_device_train_batch_size divided by {n} and gradient_accumulation_steps "
     "multiplied by {n}, where generation_batch_size stays a multiple of num_generations"
@@ -48,8 +50,10 @@ _LIGHTNING: Final = {
 #: parts a batch is cut. A subclass has what its bases have.
 _OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
     "transformers.trainer.Trainer": _TRANSFORMERS,
-    "trl.trainer.grpo_trainer.GRPOTrainer": _TRANSFORMERS | _GROUPS,
-    "trl.trainer.rloo_trainer.RLOOTrainer": _TRANSFORMERS | _GROUPS,
+    "trl.trainer.sft_trainer.SFTTrainer": _TRANSFORMERS | _SFT,
+    "trl.trainer.dpo_trainer.DPOTrainer": _TRANSFORMERS | _LIGER,
+    "trl.trainer.grpo_trainer.GRPOTrainer": _TRANSFORMERS | _LIGER | _GROUPS,
+    "trl.trainer.rloo_trainer.RLOOTrainer": _TRANSFORMERS | _LIGER | _GROUPS,
     "lightning.pytorch.trainer.trainer.Trainer": _LIGHTNING,
     "pytorch_lightning.trainer.trainer.Trainer": _LIGHTNING,
 }

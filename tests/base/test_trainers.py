@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+import memtools
 from memtools._base import trainers
 
 CHANGES = ("micro-batches:4", "checkpoint:model.layers", "autocast", "chunks:8", "fused")
@@ -18,6 +19,8 @@ CHANGES = ("micro-batches:4", "checkpoint:model.layers", "autocast", "chunks:8",
     ("trainer", "config"),
     [
         ("transformers.trainer.Trainer", "transformers.TrainingArguments"),
+        ("trl.trainer.sft_trainer.SFTTrainer", "trl.SFTConfig"),
+        ("trl.trainer.dpo_trainer.DPOTrainer", "trl.DPOConfig"),
         ("trl.trainer.grpo_trainer.GRPOTrainer", "trl.GRPOConfig"),
         ("trl.trainer.rloo_trainer.RLOOTrainer", "trl.RLOOConfig"),
         ("lightning.pytorch.trainer.trainer.Trainer", "lightning.Trainer"),
@@ -34,7 +37,7 @@ def test_each_option_is_an_argument_of_the_trainer_and_each_entry_is_its_method(
     snake = r"\b[a-z0-9]+(?:_[a-z0-9]+)+(?==| divided| multiplied| stays)"
     named = set(re.findall(snake + r"|\b(?:bf16|precision|optim)(?==)", " ".join(texts)))
     assert named
-    assert named <= known | {"model.config"}
+    assert named <= known | {"model.config", *inspect.signature(memtools.use).parameters}
     owner = next(one for one in kind.__mro__ if one.__name__ == "Trainer")
     file = sys.modules[owner.__module__].__file__ or ""
     methods = [name for end, names in trainers._ENTRIES.items() if file.endswith(end)

@@ -93,7 +93,7 @@ BATCH = "per_device_train_batch_size divided by 2 and gradient_accumulation_step
     ("one", "said"),
     [
         (peak("optimizer", {"optimizer's temporaries": 32}, trainer=HF), "adamw_torch_fused"),
-        (peak("backward", {"saved for backward": 66}, trainer=HF, **LOGITS), "use_liger_kernel"),
+        (peak("backward", {"saved for backward": 66}, trainer=HF, **LOGITS), "chunked_loss=True"),
         (peak("backward", {"saved for backward": 66}, trainer=HF, **LOGITS), BATCH),
         (peak("backward", {"saved for backward": 66}, trainer=HF), "gradient_checkpointing=True"),
         (peak("backward", {"backward's temporaries": 20}, trainer=HF), BATCH),
@@ -121,7 +121,7 @@ def test_changes_are_options_of_the_trainer_each_once():
     assert [row[3] for row in peaks.changes(one)] == [each.name for each in lowered]
     texts = [row[3] for row in peaks.changes(dataclasses.replace(one, trainer=HF))]
     assert len(texts) == 3
-    assert texts[0].startswith("use_liger_kernel=True")
+    assert texts[0].startswith("memtools.use(trainer, chunked_loss=True)")
     assert texts[1].startswith("per_device_train_batch_size divided by 4")
     assert texts[2] == "zero_grad"  # the trainer has no option for it
 
