@@ -686,11 +686,12 @@ class _Source:
         program."""
         base = put.base
         name = base.attr if isinstance(base, ast.Attribute) else _name(base)
-        uses = [
-            (source, node) for one in {name, put.key or name} for source, node, _ in uses_of(one)
-        ]
-        if isinstance(base, ast.Name):
+        uses = [(source, node) for source, node, _ in uses_of(name)]
+        if isinstance(base, ast.Name):  # Attributes of this name in other files are others.
+            uses = [one for one in uses if one[0] is self]
             uses += ((self, node) for node in self.parents if _name(node) == name)
+        if put.key:
+            uses += ((source, node) for source, node, _ in uses_of(put.key))
         return all(
             _is_stored(node)
             or isinstance(node, ast.arg)
