@@ -146,6 +146,10 @@ class Thresholds:
     """Containers with a bound that take at least this share of a part's growth explain it: it ends
     by itself."""
 
+    least_rate_of_phase: float = 64 * 1024
+    """Growth of fewer bytes a step of a phase, such as an evaluation, does not matter: it ends with
+    the phase."""
+
     least_rate_by_time: float = 10 * 1024
     """Growth of fewer bytes a second, in the record of a program without steps, does not matter."""
 

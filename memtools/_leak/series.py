@@ -343,6 +343,7 @@ class Looks:
         declared: tuple[float, str] = (0.0, ""),
         seconds: float | None = None,
         resident: Resident | None = None,
+        least_rate: float = THRESHOLDS.least_rate,
     ) -> Evidence:
         """Everything that the judge reads. The arguments are fields of Evidence; holders are as of
         `now`."""
@@ -364,6 +365,7 @@ class Looks:
             is_shared=self.points.is_shared,
             seconds=seconds,
             resident=resident,
+            least_rate=least_rate,
         )
 
     def resident(

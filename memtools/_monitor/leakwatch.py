@@ -72,9 +72,11 @@ class Schedule:
 
     Args:
         origin: the step after which the run begins, 0 by default.
+        of_phase: whether these are the steps of a phase, which may be few: then the first looks are
+            at 1, 4, 7, 13. False by default.
     """
 
-    def __init__(self, origin: int = 0) -> None:
+    def __init__(self, origin: int = 0, *, of_phase: bool = False) -> None:
         self.origin = origin
         #: the newest step at which signals were read; `origin` before the first
         self.newest = origin
@@ -82,6 +84,8 @@ class Schedule:
         self.apart = CHECKS_APART
         #: the step of the next look
         self.next, self._gap, self._half = origin + FIRST_LOOK, 8, False
+        if of_phase:
+            self.next, self._gap = origin + 1, 3
         self._first: tuple[int, int] | None = None  # the first step, and when that was
 
     def begin(self, step: int) -> bool:
@@ -192,7 +196,7 @@ class LeakWatch:
         self.is_met = False
         self._limits, self._reporter, self._seconds = limits, reporter, seconds
         self._phase = phase
-        self._schedule, self.budget = Schedule(origin), budget or Budget()
+        self._schedule, self.budget = Schedule(origin, of_phase=bool(phase)), budget or Budget()
         self._sensor = Sensor(signals, limits, noisy=seconds is not None)
         self._walks = HeapWalks(
             census, self._sensor, self.budget, reporter.complain, collects=seconds is None
@@ -400,6 +404,7 @@ class LeakWatch:
         holders = seen.now(self._walks.holders)
         gained = sum(holder.rate_bytes for holder in holders)
         unheld = self._walks.unheld(seen, gained) if is_walked else ""
+        least = THRESHOLDS.least_rate, THRESHOLDS.least_rate_of_phase
         found = findings_of(
             seen.evidence(
                 [*holders, *self._walks.longer],
@@ -418,6 +423,7 @@ class LeakWatch:
                 declared=self._sensor.declared(step),
                 seconds=self._seconds,
                 resident=self._resident,
+                least_rate=least[bool(self._phase)],
             )
         )
         points, paces = self._sensor.points, self._sensor.paces(step)
@@ -635,14 +641,6 @@ class LeakWatch:
         self.leave()
         for finding in self._ledger.findings() if not self.is_quiet else ():
             self._reporter.report(self._as_read(replace(finding, over=True)))
-
-    def phase_begun(self) -> None:
-        """The phase has begun: look for the first time, before its first step."""
-        self._schedule.begin(self._step)
-        self._full(self._step)
-        self._schedule.by(
-            FIRST_LOOK // 2
-        )  # The third look, which names holders, is the usual first.
 
     def phase_ended(self) -> None:
         """The phase has ended: look once more if something has grown since the newest look."""

@@ -348,9 +348,7 @@ class Run:
                 budget = self._budgets.setdefault(phase, Budget())
                 watch = self._watch(phase=phase, budget=budget)
             self.inner = PhaseSteps(phase, watch)
-            if watch is not None:
-                self._guarded(watch.phase_begun)
-            self.due_step = 0
+            self.due_step = self.others_due_step = 0  # which counted other steps
             return self.inner
 
     def end_steps(self, of: PhaseSteps) -> None:
@@ -364,7 +362,7 @@ class Run:
             self.inner = None
             if self.peaks is not None:
                 self.peaks.leave()
-            self.due_step = 0
+            self.due_step = self.others_due_step = 0  # which counted other steps
 
     def settle(self) -> None:
         """End the leak test of the last phase that had steps of its own."""
