@@ -136,7 +136,7 @@ class Phase:
 
     def __init__(self, monitor: MemoryMonitor, name: str, *, own_steps: bool = False) -> None:
         self._monitor, self._name, self._own_steps = monitor, name, own_steps
-        #: of each passage that is open: the book, its token, and what ends its own steps
+        #: the book, its token, and what ends its own steps, of each passage that is open
         self._entered: list[tuple[PhaseBook | None, int, Callable[[], None] | None]] = []
         #: the most that was resident in the passage that ended last, in bytes; None before one has,
         #: and where it was not measured

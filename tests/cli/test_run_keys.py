@@ -178,7 +178,8 @@ def test_a_finding_is_one_line(
         "memtools: Leak",
     ]
     assert said({"quiet": True}, capfd) == []
-    running = types.SimpleNamespace(step_count=1200)
+    run = types.SimpleNamespace(step_count=1200, inner=None)
+    running = types.SimpleNamespace(_live=run)
     monkeypatch.setattr(inprocess, "_running", [running])
     assert said({}, capfd)[1] == "memtools: step 1,200: growing: list held: +1.0 MiB/step"
 

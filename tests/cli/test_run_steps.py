@@ -399,7 +399,7 @@ def test_torch_compile_and_jit_see_nothing_of_it(tmp_path: Path) -> None:
 def test_a_guard_stops_an_unchanged_script_at_the_end_of_a_step(tmp_path: Path) -> None:
     leaking = TRAINING.replace("optimizer.step()", "optimizer.step(); held.append(b'x' * 2**18)")
     # 1600 steps lie between the guard and the limit: the sampler has a turn in one of them.
-    write(tmp_path, "held = []\n" + textwrap.dedent(leaking.replace("STEPS", "5000")))
+    write_training(tmp_path, "held = []\n" + textwrap.dedent(leaking.replace("STEPS", "5000")))
     found = run(tmp_path, "--limit", "1 GiB", "--guard", "0.6", "train.py")
     assert found.returncode == 1
     errors = found.stderr.decode()
@@ -411,10 +411,13 @@ def test_a_guard_stops_an_unchanged_script_at_the_end_of_a_step(tmp_path: Path) 
     assert max(record.buckets.most["rss"]) < 1 << 30
 
 
+# In place of transformers, whose import takes seconds.
+TRAINER = "class TrainerCallback: pass\nDEFAULT_CALLBACKS = []"
 TRAINING = """
     import sys
     import torch
     import torch.optim.optimizer as module
+    import transformers.trainer  # the last module that is waited for
     model = torch.nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(STEPS):
@@ -423,13 +426,22 @@ TRAINING = """
     assert type(module.__loader__) is type(module.__spec__.loader) is type(torch.__loader__)
     kinds = {type(finder).__module__ for finder in sys.meta_path}
     assert "memtools._monitor.inprocess" not in kinds
+    assert len(transformers.trainer.DEFAULT_CALLBACKS) == 1
     print(step, bool(model.weight.isfinite().all()))
 """
 
 
+def write_training(folder: Path, text: str) -> None:
+    """A script, and the module of transformers that it imports."""
+    (folder / "transformers").mkdir()
+    (folder / "transformers" / "__init__.py").touch()
+    (folder / "transformers" / "trainer.py").write_text(TRAINER)
+    write(folder, text)
+
+
 @pytest.mark.slow
 def test_steps_of_an_unchanged_script_are_those_of_its_optimizer(tmp_path: Path) -> None:
-    write(tmp_path, TRAINING.replace("STEPS", "37"))
+    write_training(tmp_path, TRAINING.replace("STEPS", "37"))
     found = run(tmp_path, "--json", "train.py")
     assert found.returncode == 0, found.stderr
     assert found.stdout == b"36 True\n"

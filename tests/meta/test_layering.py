@@ -109,7 +109,7 @@ ARROWS: dict[str, set[str]] = {
     "grad": {"_base"},
     "_grad": {"_base", "_census"},  # who holds the graphs of passes before one that failed
     # Of the rooms public names only, but for the passes of a trainer's batches.
-    "integrations": {"_base", "_grad", "__init__"},
+    "integrations": {"_base", "_grad", "__init__", "grad"},
     "_kv": {"_base", "_budget"},
     "_leak": {"_base"},
     "_monitor": {"_base", "_record", "_leak", "_census", "_blocks"},

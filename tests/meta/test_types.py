@@ -95,7 +95,7 @@ def test_the_stub_says_what_the_extension_has(tmp_path):
     config = tmp_path / "mypy.ini"
     config.write_text(
         "[mypy]\n[mypy-torch.*]\nfollow_imports = skip\n"
-        "[mypy-transformers.*]\nfollow_imports = skip\n"
+        "[mypy-transformers.*,lightning.*,pytorch_lightning.*]\nfollow_imports = skip\n"
         "[mypy-tensordict.*]\nignore_missing_imports = True\n"
     )
     options = ["--ignore-disjoint-bases", "--mypy-config-file", str(config)]

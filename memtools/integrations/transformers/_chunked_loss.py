@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from memtools import grad
 from memtools._base.torch import connect
-from memtools.grad import log_probs
 from memtools.integrations._rows import Rows, UncuttableError
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class ChunkedLoss:
         if shifted is None:
             shifted = torch.nn.functional.pad(labels, (0, 1), value=_IGNORED)[..., 1:]
         head, shifted = self._head, shifted.to(logits.device)
-        total = -log_probs(logits, head.weight, shifted, bias=head.bias).sum()
+        total = -grad.log_probs(logits, head.weight, shifted, bias=head.bias).sum()
         items = kwargs.get("num_items_in_batch")
         return total / ((shifted != _IGNORED).sum() if items is None else items)
 
