@@ -73,7 +73,7 @@ class Schedule:
     Args:
         origin: the step after which the run begins, 0 by default.
         of_phase: whether these are the steps of a phase, which may be few: then the first looks are
-            at 1, 4, 7, 13. False by default.
+            at 2, 5, 8, 14, and none beside them. False by default.
     """
 
     def __init__(self, origin: int = 0, *, of_phase: bool = False) -> None:
@@ -84,8 +84,9 @@ class Schedule:
         self.apart = CHECKS_APART
         #: the step of the next look
         self.next, self._gap, self._half = origin + FIRST_LOOK, 8, False
+        self._of_phase = of_phase
         if of_phase:
-            self.next, self._gap = origin + 1, 3
+            self.next, self._gap = origin + 2, 3
         self._first: tuple[int, int] | None = None  # the first step, and when that was
 
     def begin(self, step: int) -> bool:
@@ -134,7 +135,8 @@ class Schedule:
     def may_look_early(self, step: int) -> bool:
         """Whether a look beside the schedule, at large growth, takes half of the time at most."""
         apart = max(EARLIEST_LOOK, (self.newest - self.origin) // 4)
-        return step - self.origin <= DENSE_STEPS and step >= self.newest + apart
+        is_early = step - self.origin <= DENSE_STEPS and not self._of_phase
+        return is_early and step >= self.newest + apart
 
     @property
     def next_check(self) -> int:
@@ -326,7 +328,7 @@ class LeakWatch:
         is_first = not self._sensor.looks
         with self.budget.spending():
             if is_first:
-                self._walks.begin()
+                self._walks.begin(is_start=not self._phase)
             self._read(step)
             self._sensor.looks.append(step)
             self._schedule.passed(step)

@@ -184,10 +184,10 @@ class HeapWalks:
         """Whether garbage is collected by Python, or by the program since the first look."""
         return gc.isenabled() or _collections() > self._collections
 
-    def begin(self) -> None:
-        """Collect garbage before the first look: that of a program's start is freed at some time,
-        which may hide the growth of a hundred steps. What it frees is not counted."""
-        if self._collects:
+    def begin(self, *, is_start: bool = True) -> None:
+        """Collect garbage before the first look of a program: that of its start is freed at some
+        time, which may hide the growth of a hundred steps. What it frees is not counted."""
+        if self._collects and is_start:
             with self._sensor.left_out():
                 gc.collect()
         self._collections = _collections()
