@@ -26,6 +26,8 @@ except ModuleNotFoundError:  # make test-pythons: the tests that need none
     torch, REAL = None, False  # type: ignore[assignment]
 
 ROOT = Path(__file__).resolve().parent.parent
+# TRL reports each trainer to the hub from a thread, whose objects other tests would count.
+os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 # In a shell's background or under nohup this process ignores them, and so would all it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
