@@ -94,16 +94,13 @@ class Watching:
 def changes(accelerator: Any, monitor: MemoryMonitor, policy: CleanupPolicy) -> list[Change]:
     """Make the changes of `use()`.
 
-    Raises ValueError if DeepSpeed or Megatron make the update, or nothing was prepared yet;
-    TypeError if the policy is none.
+    Raises ValueError if DeepSpeed or Megatron make the update, or nothing was prepared yet.
     """
     kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
     if kind in ("DEEPSPEED", "MEGATRON_LM"):
         raise ValueError(
             f"{kind} makes the update itself: leave use() out, and watch by `memtools run`"
         )
-    if not isinstance(policy, CleanupPolicy):
-        raise TypeError(f"cleanup must be a CleanupPolicy, got {type(policy).__name__}")
     if not accelerator._optimizers:
         raise ValueError("the accelerator has no optimizer yet: call use() after its prepare()")
     return [

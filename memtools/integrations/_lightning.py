@@ -23,8 +23,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from memtools import CleanupPolicy, MemoryMonitor, managed
 from memtools._base.torch import connect
 from memtools._grad.passes import BatchPasses
-from memtools._grad.undo import RandomState
-from memtools.integrations._rows import Rows, Rule, Rules, UncuttableError
+from memtools.integrations._rows import (
+    Rows,
+    Rule,
+    Rules,
+    UncuttableError,
+    computes_coarsely,
+    looking,
+)
 from memtools.integrations.lightning import MemoryCallback
 from memtools.integrations.use import Left, told
 
@@ -233,8 +239,7 @@ class Accumulation:
         named, restored = _named(_batch(kwargs))
         if self._rules is None:
             is_coarse = not str(self._trainer.precision).startswith(("32", "64"))
-            is_coarse = is_coarse or any(p.dtype.itemsize < 4 for p in module.parameters())
-            is_coarse = is_coarse or torch.get_float32_matmul_precision() != "highest"
+            is_coarse = is_coarse or computes_coarsely(module)
             self._rules = Rules(lambda rows: self._look(kwargs, restored(rows)), is_coarse, "")
         try:
             found = self._rules.find(named)
@@ -248,18 +253,10 @@ class Accumulation:
         """The loss of a few rows, without dropout. Nothing changes by it."""
         module = self._module
         state = _State(module)
-        devices = {p.device for p in module.parameters() if p.device.type not in ("cpu", "meta")}
-        random = RandomState(devices)
-        inner = [m for m in module.modules() if m.training and m is not module]
-        for each in inner:
-            each.training = False
         try:
-            with torch.no_grad(), self._records([]):
+            with looking(module, module), self._records([]):
                 return float(self._loss_of(kwargs, batch).closure_loss)
         finally:
-            for each in inner:
-                each.training = True
-            random.restore()
             state.restore()
 
     # --- what the module logs ---
@@ -390,8 +387,7 @@ def changes(
 ) -> list[Change]:
     """Make the changes of `use()`.
 
-    Raises ValueError if the trainer's strategy accumulates by itself, as DeepSpeed's; TypeError if
-    the policy is none.
+    Raises ValueError if the trainer's strategy accumulates by itself, as DeepSpeed's.
     """
     name = type(trainer.strategy).__name__
     if trainer.strategy.handles_gradient_accumulation:
@@ -399,8 +395,6 @@ def changes(
             f"{name} runs the backward pass and the update itself, so that a batch cannot run in "
             "parts: leave use() out, and watch the training by `memtools run`"
         )
-    if not isinstance(policy, CleanupPolicy):
-        raise TypeError(f"cleanup must be a CleanupPolicy, got {type(policy).__name__}")
     made: list[Change] = [Watching(trainer, monitor), Cleaning(trainer, policy)]
     loop = trainer.fit_loop.epoch_loop.automatic_optimization
     if trainer.world_size > 1:

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memtools._base.oom import shortage
 from memtools._base.torch import connect
+from memtools._grad.undo import RandomState
 
 if TYPE_CHECKING:
     import torch
@@ -26,8 +28,8 @@ else:
 
 #: Losses count as equal if they differ by this share of the largest. Rounding makes 1e-6, and in 16
 #: bits up to 1e-2.
-_ROUNDING: Final = 1e-5
-_ROUNDING_16: Final = 2e-2
+ROUNDING: Final = 1e-5
+ROUNDING_16: Final = 2e-2
 #: After so many pairs of rows no more are looked at.
 _LOOKS: Final = 8
 _SUM: Final = "the sum over its rows"
@@ -40,7 +42,7 @@ _NO_RULE: Final = (
     "the loss of two of its rows is neither the sum of the losses of each nor their mean over rows "
     "or tokens"
 )
-_IGNORED: Final = -100  # transformers' label for a token that has no loss
+IGNORED: Final = -100  # transformers' label for a token that has no loss
 
 
 class UncuttableError(Exception):
@@ -99,7 +101,7 @@ class Rows:
             if not isinstance(value, torch.Tensor) or value.dim() != 2:
                 continue
             if name == "labels" or name.endswith("mask"):
-                tokens = value != (_IGNORED if name == "labels" else 0)
+                tokens = value != (IGNORED if name == "labels" else 0)
                 for where, counted in ((" after the first", tokens[:, 1:]), ("", tokens)):
                     rows = counted.sum(1).view(-1, self.count).sum(0).tolist()
                     found[f"{_TOKENS_OF}{name!r}{where}"] = [float(n) for n in rows]
@@ -153,6 +155,35 @@ class Rule(NamedTuple):
         return sum(part) / (sum(whole) or 1.0) if self.is_mean else 1.0
 
 
+def random_state(model: Any) -> RandomState:
+    """The random numbers of the devices that a model is on, as they are now."""
+    devices = {p.device for p in model.parameters() if p.device.type not in ("cpu", "meta")}
+    return RandomState(devices)
+
+
+@contextmanager
+def looking(model: Any, *but: Any) -> Iterator[None]:
+    """A look at a model's loss, without gradients and dropout. Its modes and random numbers are as
+    before when it ends; the modules `but` stay as they are."""
+    random = random_state(model)
+    modules = [module for module in model.modules() if module.training and module not in but]
+    for module in modules:
+        module.training = False
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module in modules:
+            module.training = True
+        random.restore()
+
+
+def computes_coarsely(model: Any) -> bool:
+    """Whether a model computes in 16 bits, or multiplies in fewer than 32."""
+    is_half = any(p.dtype.itemsize < 4 for p in model.parameters())
+    return is_half or torch.get_float32_matmul_precision() != "highest"
+
+
 def documented(trainer: Any) -> str:
     """Return what the documentation of TRL says about the loss of a trainer; "" if it is not known.
     It decides where losses do not tell, as those of DPO before the first update, which are equal.
@@ -176,7 +207,7 @@ class Rules:
         self, loss_of: Callable[[dict[str, Any]], float], is_coarse: bool, documented: str
     ) -> None:
         self._loss_of, self._documented = loss_of, documented
-        self._rounding = _ROUNDING_16 if is_coarse else _ROUNDING
+        self._rounding = ROUNDING_16 if is_coarse else ROUNDING
         self._left: list[Rule] = []
         self._looks = 0
         self._classes: set[tuple[str, int]] = set()  # whose rows were looked at
@@ -199,7 +230,7 @@ class Rules:
         known = [rule for rule in self._left if rule.name == self._documented]
         if known:
             self._left = known
-        elif self._rounding == _ROUNDING and self._left and self._differ(inputs):
+        elif self._rounding == ROUNDING and self._left and self._differ(inputs):
             if self._looks >= _LOOKS:
                 raise UncuttableError("the losses of its rows do not tell what its loss is")
             return None

@@ -169,6 +169,8 @@ def use(
 
     monitor = MemoryMonitor(limit=limit) if monitor is None else monitor
     policy = CleanupPolicy() if cleanup is None else cleanup
+    if not isinstance(policy, CleanupPolicy):
+        raise TypeError(f"cleanup must be a CleanupPolicy, got {type(policy).__name__}")
     if micro_batch_size is not None:
         micro_batch_size = whole_number("micro_batch_size", micro_batch_size)
     names = {f"{kind.__module__}.{kind.__name__}" for kind in type(trainer).__mro__}

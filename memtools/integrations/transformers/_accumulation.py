@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from memtools._base.torch import connect
 from memtools._grad.passes import BatchPasses
 from memtools._grad.pressure import FIRST_ROWS
-from memtools._grad.undo import RandomState
 from memtools.integrations._rows import (
     Rows,
     Rule,
     Rules,
     UncuttableError,
+    computes_coarsely,
     documented,
+    looking,
 )
 from memtools.integrations.use import told
 
@@ -176,9 +177,8 @@ class Accumulation:
         if self.why_not:
             return None
         if self._rules is None:
-            half = any(p.dtype.itemsize < 4 for p in self._model.parameters())
-            half = half or self._trainer.accelerator.mixed_precision != "no"
-            half = half or torch.get_float32_matmul_precision() != "highest"
+            half = self._trainer.accelerator.mixed_precision != "no"
+            half = half or computes_coarsely(self._model)
             self._rules = Rules(self._look, half, documented(self._trainer))
         try:
             found = self._rules.find(inputs)
@@ -192,18 +192,11 @@ class Accumulation:
         """The loss of a few rows, without dropout. Nothing changes by it."""
         trainer, model = self._trainer, self._model
         logged = _Logged(trainer)
-        random = random_state(model)
-        roots = (trainer.model, model)  # By the first TRL tells training from evaluation.
-        modules = [m for m in model.modules() if m.training and m not in roots]
-        for module in modules:
-            module.training = False
         try:
-            with torch.no_grad():
+            # By the mode of the first TRL tells training from evaluation.
+            with looking(model, trainer.model, model):
                 return float(self._loss_of(inputs))
         finally:
-            for module in modules:
-                module.training = True
-            random.restore()
             logged.restore()
 
     def _factors_in_update(self, rule: Rule | None) -> list[float]:
@@ -221,12 +214,6 @@ class Accumulation:
                 weights = [sum(rule.weights(rows)) for rows in samples]
                 return [weight / (sum(weights) or 1.0) for weight in weights]
         return [1.0 / trainer.current_gradient_accumulation_steps] * count
-
-
-def random_state(model: Any) -> RandomState:
-    """The random numbers of the devices that a model is on, as they are now."""
-    devices = {p.device for p in model.parameters() if p.device.type not in ("cpu", "meta")}
-    return RandomState(devices)
 
 
 class _Part(NamedTuple):

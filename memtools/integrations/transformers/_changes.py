@@ -65,15 +65,13 @@ def changes(
 ) -> list[Change]:
     """Make the changes of `use()`.
 
-    Raises ValueError if the trainer runs under DeepSpeed, TypeError if the policy is none.
+    Raises ValueError if the trainer runs under DeepSpeed.
     """
     if getattr(trainer, "is_deepspeed_enabled", False):
         raise ValueError(
             "DeepSpeed runs the backward pass and the update itself, so that a batch cannot run in "
             "parts: leave use() out, and watch the training by `memtools run`"
         )
-    if not isinstance(policy, CleanupPolicy):
-        raise TypeError(f"cleanup must be a CleanupPolicy, got {type(policy).__name__}")
     watching = Watching(trainer, monitor)
     made: list[Change] = [watching, Cleaning(trainer, policy)]
     if chunked_loss:

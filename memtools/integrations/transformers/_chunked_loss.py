@@ -10,20 +10,23 @@ compared: its first row, both ways.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from memtools import grad
 from memtools._base.torch import connect
-from memtools.integrations._rows import Rows, UncuttableError
+from memtools.integrations._rows import (
+    IGNORED,
+    ROUNDING,
+    ROUNDING_16,
+    Rows,
+    UncuttableError,
+    looking,
+)
 
 if TYPE_CHECKING:
     import torch
 else:
     torch = connect().torch
-
-_IGNORED: Final = -100  # transformers' label for a token that has no loss
-_ROUNDING: Final = 1e-5  # of the loss of a row
-_ROUNDING_16: Final = 2e-2
 
 
 class ChunkedLoss:
@@ -96,11 +99,11 @@ class ChunkedLoss:
             return self._loss(logits, labels, *args, **kwargs)
         shifted = kwargs.get("shift_labels")
         if shifted is None:
-            shifted = torch.nn.functional.pad(labels, (0, 1), value=_IGNORED)[..., 1:]
+            shifted = torch.nn.functional.pad(labels, (0, 1), value=IGNORED)[..., 1:]
         head, shifted = self._head, shifted.to(logits.device)
         total = -grad.log_probs(logits, head.weight, shifted, bias=head.bias).sum()
         items = kwargs.get("num_items_in_batch")
-        return total / ((shifted != _IGNORED).sum() if items is None else items)
+        return total / ((shifted != IGNORED).sum() if items is None else items)
 
     def _compared(self, kwargs: dict[str, Any]) -> str:
         """Why the losses of the first row, both ways, are not the same; "" if they are."""
@@ -109,22 +112,17 @@ class ChunkedLoss:
             row = Rows(kwargs).take([0])
         except UncuttableError as error:
             return f"the first row of a batch cannot be taken, as {error}"
-        modules = [module for module in model.modules() if module.training]
         losses = []
-        for module in modules:
-            module.training = False  # without dropout
         try:
-            with torch.no_grad():
+            with looking(model):
                 for self._is_in_chunks in (False, True):
                     losses.append(float(type(model).forward(model, **row).loss))
         finally:
             self._is_in_chunks = False
-            for module in modules:
-                module.training = True
         plain, ours = losses
         half = torch.is_autocast_enabled(self._head.weight.device.type)
         half = half or self._head.weight.dtype.itemsize < 4
-        if abs(ours - plain) <= (_ROUNDING_16 if half else _ROUNDING) * max(1.0, abs(plain)):
+        if abs(ours - plain) <= (ROUNDING_16 if half else ROUNDING) * max(1.0, abs(plain)):
             return ""
         return (
             f"the loss of the first row is {plain:.6g}, and {ours:.6g} from its hidden states, as "

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from memtools._base.oom import shortage
 from memtools._base.torch import connect
-from memtools.integrations.transformers._accumulation import Accumulation, random_state
+from memtools.integrations._rows import random_state
+from memtools.integrations.transformers._accumulation import Accumulation
 
 if TYPE_CHECKING:
     import torch
