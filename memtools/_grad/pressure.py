@@ -340,16 +340,19 @@ class Watermark:
         return False
 
     def give_back(self) -> None:
-        """Give back the idle memory of pools, Python's cycles, torch's cache and malloc. It takes
-        about 100 ms, and the next pass faults malloc's pages in again: if it lowers the base by
-        less than 5 % of a limit, more and more calls are skipped."""
+        """Give back the idle memory of pools, Python's cycles, torch's cache and malloc, of which
+        5 % of a limit are worth it. It takes about 100 ms, and the next pass faults malloc's pages
+        in again: if it lowers the base by less than 5 % of a limit, more and more calls are
+        skipped."""
         if self._skips:
             self._skips -= 1
             return
         self._wait = self._skips = min(2 * self._wait + 1, MOST_SKIPS)
-        before, idle = {room.memory: room.own_bytes for room in self._read()}, self._idle()
+        rooms = self._read()
+        before, idle = {room.memory: room.own_bytes for room in rooms}, self._idle()
         reclaim.ask()
-        self._monitor.cleanup_memory()
+        trims = any(_is_host(room) and idle >= RISE * room.limit_bytes for room in rooms)
+        self._monitor.cleanup_memory(aggressive=trims)
         for room in self._read():
             freed = before.get(room.memory, 0) - room.own_bytes
             freed -= idle * _is_host(room)  # Idle memory is not a part of the base.

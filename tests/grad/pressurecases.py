@@ -94,8 +94,9 @@ class Machine:
 
     def cleanup_memory(self, aggressive: bool = False) -> dict[str, float]:
         self.cleanups += 1
-        self.given_back = max(0, self.heap_free - self.taken)
-        reclaim.times_trimmed += 1
+        if aggressive:  # Else only a heap of another size is trimmed, see reclaim.WORTH.
+            self.given_back = max(0, self.heap_free - self.taken)
+            reclaim.times_trimmed += 1
         return {}
 
 
