@@ -205,15 +205,17 @@ def is_of_a_library(file: str, libraries: tuple[str, ...]) -> bool:
     return (file.startswith(libraries) and not is_users(file)) or GENERATED in file
 
 
-def flat(values: Iterable[Any]) -> Iterable[Any]:
+def flat(values: Iterable[Any]) -> list[Any]:
     """The values in nested tuples, lists and dicts."""
+    found = list[Any]()
     for value in values:
         if isinstance(value, (tuple, list)):
-            yield from flat(value)
+            found += flat(value)
         elif isinstance(value, dict):
-            yield from flat(value.values())
+            found += flat(value.values())
         else:
-            yield value
+            found.append(value)
+    return found
 
 
 def _storages(values: Iterable[Any]) -> Iterable[Any]:

@@ -25,6 +25,7 @@ itself. Where torch's host allocator reports (memtools._core.Blocks), their byte
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import math
 import operator
@@ -63,6 +64,8 @@ BEFORE = -1  # the birth of a storage that is older than the trace
 NEAR = 0.999  # Variables are looked for from this share of the peak of the steps before on,
 HIGHER = 1.002  # and again if it is so many times as high.
 FRAMES = 12  # An operator has up to so many frames of the user's code, the innermost first.
+#: whose the code of a frame is; an entry is the method by which the user has entered a trainer
+_USER, _ENTRY, _TORCHS, _LIBRARY = "user", "entry", "torch", "library"
 #: what a program marks, or a module or an optimizer has
 MARKED = (PARAMETERS, BUFFERS, GRADIENTS, STATE, INPUTS)
 
@@ -259,7 +262,9 @@ class Tracer:
         self._known: list[weakref.ref[Any]] = []  # known modules, so that ids are not used again
         self._parameters: list[tuple[str, weakref.ref[Any]]] = []
         self._sites: dict[tuple[Frame, ...], tuple[Frame, ...]] = {}
-        self._are_users: dict[str, bool] = {}
+        self._names_of = _Texts()  # of operators
+        self._kinds: dict[int, tuple[CodeType, str]] = {}  # of the code of frames, by its id
+        self._users: set[str] = set()  # files of frames that were the user's
 
     def __enter__(self) -> Tracer:
         self.begin()
@@ -415,7 +420,7 @@ class Tracer:
         has_grad = torch.is_grad_enabled()
         self._ops.append(
             Op(
-                str(func),
+                self._names_of[func],
                 self._phase,
                 module,
                 frames,
@@ -500,17 +505,14 @@ class Tracer:
         innermost of a library, in a trainer's of one that is not torch; the innermost frame that
         calls a module, and the one that calls an optimizer's step()."""
         found, library, beyond_torch = list[Frame](), tuple[Frame, ...](), tuple[Frame, ...]()
-        are_users, called, stepping = self._are_users, None, None
+        kinds, called, stepping = self._kinds, None, None
         while frame is not None and len(found) < FRAMES:
             code = frame.f_code
-            is_user = are_users.get(code.co_filename)
-            if is_user is None:
-                is_user = not is_of_a_library(code.co_filename, self._libraries)
-                are_users[code.co_filename] = is_user
-            if is_entry(code.co_filename, code.co_name):
+            kind = (kinds.get(id(code)) or self._kind_of(code))[1]
+            if kind == _ENTRY:
                 library = beyond_torch or library
                 break
-            if is_user:
+            if kind == _USER:
                 found.append(frame_of(frame))
             elif code is self._call_code:
                 called = called or frame
@@ -518,11 +520,25 @@ class Tracer:
                 stepping = frame
             elif not library:
                 library = (frame_of(frame),)
-            if not (is_user or beyond_torch or is_torchs(code.co_filename)):
+            if kind == _LIBRARY and not beyond_torch:
                 beyond_torch = (frame_of(frame),)
             frame = frame.f_back
         key = tuple(found) or library
         return self._sites.setdefault(key, key), called, stepping
+
+    def _kind_of(self, code: CodeType) -> tuple[CodeType, str]:
+        """Note whose a code object is, once, as an operator has some 13 frames; and keep it, so
+        that its id is not used again."""
+        file, kind = code.co_filename, _LIBRARY
+        if is_entry(file, code.co_name):
+            kind = _ENTRY
+        elif not is_of_a_library(file, self._libraries):
+            kind = _USER
+            self._users.add(file)
+        elif is_torchs(file):
+            kind = _TORCHS
+        noted = self._kinds[id(code)] = code, kind
+        return noted
 
     def _look(self, frame: FrameType | None) -> None:
         """Look for the variables that hold what was made in the traced steps. What is small may
@@ -532,7 +548,14 @@ class Tracer:
             for key, (one, _) in list(self._living.items())
             if one.birth >= 0 and one.category in ("", INPUTS)
         }
-        found = holding(frame, lambda file: self._are_users.get(file, False), wanted)
+        # What the search makes would have the collector go through all objects of the program.
+        is_on = gc.isenabled()
+        gc.disable()
+        try:
+            found = holding(frame, self._users.__contains__, wanted, self)
+        finally:
+            if is_on:
+                gc.enable()
         self._variables |= {wanted[key]: variables for key, variables in found.items()}
 
     # --- modules and optimizers ---
@@ -602,6 +625,14 @@ class Tracer:
             parameter = ref()
             if parameter is not None and parameter.is_leaf and parameter.grad is not None:
                 self.mark(GRADIENTS, [(name, parameter.grad)])
+
+
+class _Texts(dict[Any, str]):
+    """str() of objects, made once."""
+
+    def __missing__(self, key: Any) -> str:
+        text = self[key] = str(key)
+        return text
 
 
 def _is_sum_of_gradients(func: Any, frame: FrameType | None) -> bool:

@@ -78,7 +78,8 @@ class _Search:
         self.roots: dict[tuple[int, str], tuple[Frame, int]] = {}  # frame and name: id of the value
         self.found: dict[int, list[tuple[int, str, str]]] = {}  # tensors: (frame, name, path)
         self.tensors: dict[int, Any] = {}
-        self.spaces = set[int]()  # ids of the namespaces of modules: their values are variables
+        # Ids of what is not entered, as the namespaces of modules: their values are variables.
+        self.spaces = set[int]()
 
     def enter(self, frame: FrameType) -> None:
         values = [
@@ -137,6 +138,7 @@ def holding(
     frame: FrameType | None,
     is_users: Callable[[str], bool],
     wanted: Collection[int],
+    without: object = None,
 ) -> dict[int, Sequence[Variable]]:
     """The variables that hold storages, and nothing else does.
 
@@ -144,11 +146,13 @@ def holding(
         frame: the innermost frame of the stack; all its callers are looked at.
         is_users: whether a file is the user's code.
         wanted: the storages, by `_cdata`.
+        without: an object in which nothing is looked for, as the tracer with its many objects.
 
     Returns the variables of each storage that only variables of the user's functions hold, and ()
     of one that something else holds too.
     """
     search = _Search(bridge.connect().torch)
+    search.spaces.add(id(without))
     frames = list[FrameType]()
     while frame is not None:
         search.spaces.add(id(frame.f_globals))

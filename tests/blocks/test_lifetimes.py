@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,6 +30,7 @@ from memtools._base.peak import (
     SAVED,
     STATE,
 )
+from memtools._blocks import lifetimes
 from memtools._blocks.lifetimes import BEFORE, Life, Op, Trace, Tracer
 from memtools._blocks.replay import (
     ended_at_last_use,
@@ -425,3 +427,37 @@ def test_gradients_are_known_that_end_before_the_step_does() -> None:
     trace = traced(step)
     found = {one.name for one in trace.lives if one.category == GRADIENTS}
     assert found == {name for name, _ in net.named_parameters()}
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_a_search_for_variables_makes_no_collection(
+    is_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it makes would have Python go through all objects of the program."""
+    things = [[number] for number in range(5_000)]
+    searched, seen = lifetimes.holding, list[str]()
+
+    def holding(*args: Any) -> Any:
+        gc.callbacks.append(collects)
+        try:
+            return searched(*args)
+        finally:
+            gc.callbacks.remove(collects)
+
+    def collects(phase: str, _: object) -> None:
+        seen.append(phase)
+
+    monkeypatch.setattr(lifetimes, "holding", holding)
+    (gc.enable if is_on else gc.disable)()
+    try:
+        with Tracer() as tracer:
+            kept = torch.randn(64, 64) + 1
+            tracer.step_ended(look=True)
+            other = torch.randn(64, 64) + 1
+        assert gc.isenabled() == is_on
+    finally:
+        gc.enable()
+    assert len(things) == 5_000
+    assert not seen
+    assert {one.name for found in tracer.trace().variables.values() for one in found} >= {"kept"}
+    del kept, other
