@@ -85,13 +85,14 @@ class Blocks:
 class MappedFile:
     """A named file, open for reading and writing, and locked. Blocks are added at its end."""
 
-    __slots__ = ("_blocks", "_descriptor", "_head", "_process", "_stamp", "path", "size")
+    __slots__ = ("_blocks", "_counts", "_descriptor", "_head", "_process", "_stamp", "path", "size")
 
     def __init__(self, descriptor: Descriptor, fd: int, path: str, size: int, stamp: int) -> None:
         """Take over an open file of at least `HEADER` bytes. Raises OSError."""
         self.path, self.size, self._stamp, self._process = path, size, stamp, os.getpid()
         self._blocks: dict[int, Memory] = {}  # by where they begin
         self._head = map_file(fd, HEADER)
+        self._counts = (ctypes.c_uint64 * MOST_FIELDS).from_buffer(self._head, COUNTS)
         self._descriptor = descriptor
 
     @classmethod
@@ -190,8 +191,9 @@ class MappedFile:
         self._stamp = stamp
 
     def count(self, index: int, entries: int) -> None:
-        """Write how many entries a field has."""
-        _COUNT.pack_into(self._head, COUNTS + index * _COUNT.size, entries)
+        """Write how many entries a field has, by one store. A process may be killed between two
+        stores, and struct's pack_into() writes zeros first."""
+        self._counts[index] = entries
 
     @property
     def is_of_parent(self) -> bool:
