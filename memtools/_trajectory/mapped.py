@@ -43,8 +43,7 @@ COUNTS: Final = 60 << 10  # The counts begin here: u64 each, in the order of the
 ROOM: Final = COUNTS // 2  # The size of each header.
 _FRAME: Final = struct.Struct("<8sIIQQ")  # Magic, checksum, bytes of JSON, stamp, bytes of file.
 _CHECKED: Final = 12  # The checksum (CRC-32) covers the header from this byte on.
-_COUNT: Final = struct.Struct("<Q")
-MOST_FIELDS: Final = (HEADER - COUNTS) // _COUNT.size
+MOST_FIELDS: Final = (HEADER - COUNTS) // ctypes.sizeof(ctypes.c_uint64)
 
 
 class Blocks:
@@ -133,8 +132,8 @@ class MappedFile:
         _lock(fd, path)
         head = os.pread(fd, HEADER, 0)
         stamp, whole, described = _newest(path, head, os.fstat(fd).st_size)
-        counts = [_COUNT.unpack_from(head, COUNTS + i * _COUNT.size)[0] for i in range(MOST_FIELDS)]
-        return cls(descriptor, fd, path, whole, stamp), described, counts
+        mapped = cls(descriptor, fd, path, whole, stamp)
+        return mapped, described, list(mapped._counts)
 
     def _fd(self) -> int:
         """Raises OSError if the program has closed the descriptor: its number may be another file's
