@@ -206,13 +206,15 @@ def is_of_a_library(file: str, libraries: tuple[str, ...]) -> bool:
 
 
 def flat(values: Iterable[Any]) -> list[Any]:
-    """The values in nested tuples, lists and dicts."""
+    """The values in nested tuples, lists, dicts and slices."""
     found = list[Any]()
     for value in values:
         if isinstance(value, (tuple, list)):
             found += flat(value)
         elif isinstance(value, dict):
             found += flat(value.values())
+        elif isinstance(value, slice):
+            found += (value.start, value.stop, value.step)
         else:
             found.append(value)
     return found

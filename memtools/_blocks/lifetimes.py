@@ -25,6 +25,7 @@ itself. Where torch's host allocator reports (memtools._core.Blocks), their byte
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import itertools
 import math
@@ -262,9 +263,9 @@ class Tracer:
         self._known: list[weakref.ref[Any]] = []  # known modules, so that ids are not used again
         self._parameters: list[tuple[str, weakref.ref[Any]]] = []
         self._sites: dict[tuple[Frame, ...], tuple[Frame, ...]] = {}
-        self._names_of = _Texts()  # of operators
-        self._kinds: dict[int, tuple[CodeType, str]] = {}  # of the code of frames, by its id
-        self._users: set[str] = set()  # files of frames that were the user's
+        self._name_of = functools.cache(str)  # of an operator
+        # Of the code of frames, by its id: equal code may be of two files.
+        self._kinds: dict[int, tuple[CodeType, str]] = {}
 
     def __enter__(self) -> Tracer:
         self.begin()
@@ -420,7 +421,7 @@ class Tracer:
         has_grad = torch.is_grad_enabled()
         self._ops.append(
             Op(
-                self._names_of[func],
+                self._name_of(func),
                 self._phase,
                 module,
                 frames,
@@ -534,7 +535,6 @@ class Tracer:
             kind = _ENTRY
         elif not is_of_a_library(file, self._libraries):
             kind = _USER
-            self._users.add(file)
         elif is_torchs(file):
             kind = _TORCHS
         noted = self._kinds[id(code)] = code, kind
@@ -548,11 +548,12 @@ class Tracer:
             for key, (one, _) in list(self._living.items())
             if one.birth >= 0 and one.category in ("", INPUTS)
         }
+        users = {code.co_filename for code, kind in self._kinds.values() if kind == _USER}
         # What the search makes would have the collector go through all objects of the program.
         is_on = gc.isenabled()
         gc.disable()
         try:
-            found = holding(frame, self._users.__contains__, wanted, self)
+            found = holding(frame, users.__contains__, wanted, self)
         finally:
             if is_on:
                 gc.enable()
@@ -625,14 +626,6 @@ class Tracer:
             parameter = ref()
             if parameter is not None and parameter.is_leaf and parameter.grad is not None:
                 self.mark(GRADIENTS, [(name, parameter.grad)])
-
-
-class _Texts(dict[Any, str]):
-    """str() of objects, made once."""
-
-    def __missing__(self, key: Any) -> str:
-        text = self[key] = str(key)
-        return text
 
 
 def _is_sum_of_gradients(func: Any, frame: FrameType | None) -> bool:

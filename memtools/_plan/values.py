@@ -14,12 +14,12 @@ memory does depend on it there sees what the plan is of.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
 from memtools._base.place import Place, name_of
-from memtools._blocks.dispatch import is_of_a_library
+from memtools._blocks.dispatch import flat, is_of_a_library
 
 _KNOWN = "_memtools_value"  # the attribute of a fake tensor whose value follows from assumptions
 _FINITE = {"isfinite": True, "isnan": False, "isinf": False, "isposinf": False, "isneginf": False}
@@ -96,7 +96,7 @@ class Assumptions:
 
     def _call(self, func: Any, args: Any, kwargs: dict[str, Any], frame: FrameType | None) -> Any:
         name = getattr(func, "__name__", "").strip("_")
-        given = list(_flat((args, kwargs)))
+        given = flat((args, kwargs))
         if name not in _OF_NUMBERS and any(type(value) is AssumedInt for value in given):
             raise ShapeOfValueError
         tensor = args[0] if args and isinstance(args[0], self._torch.Tensor) else None
@@ -144,16 +144,3 @@ class Assumptions:
         if frame is None:
             return ""
         return f"{name_of(Place(frame.f_code.co_filename, frame.f_lineno, ''))}: "
-
-
-def _flat(values: Iterable[Any]) -> Iterator[Any]:
-    """The values in nested tuples, lists, dicts and slices."""
-    for value in values:
-        if isinstance(value, (tuple, list)):
-            yield from _flat(value)
-        elif isinstance(value, dict):
-            yield from _flat(value.values())
-        elif isinstance(value, slice):
-            yield from (value.start, value.stop, value.step)
-        else:
-            yield value
