@@ -55,7 +55,6 @@ _OWNERS = struct.Struct(f"<{SLOTS}I")
 _SLOT = struct.Struct("<IIIIQQQ")
 _TEXT = struct.Struct("<III")  # the part of it that is of the text
 _ASKS = struct.Struct("<I")
-_NUMBER = struct.Struct("<Q")
 _LOOKS_AT, _PASSED_AT, _IN_USE_AT, _TURNS_AT = 12, 16, 24, 32
 TRIES = 64  # A worker tries so many slots to find a free one.
 CLOCKS = ("get", "put", "recv", "send")  # Calls of these methods are batches.
@@ -75,11 +74,12 @@ class Page:
     Batches and bytes in use are newer than the text: they are written between the looks.
     A slot is written by the one worker whose pid it has. A text is read only if its checksum is
     right, so that half of one is never taken for a whole, whatever order the processor writes in.
+    A number is written by one store: struct's pack_into() writes zeros first, which others may see.
     Reading a page of a file in memory allocates it. So unused slots are not read, or they would be
     4 MiB of the job's shared memory.
     """
 
-    __slots__ = ("_descriptor", "_memory")
+    __slots__ = ("_descriptor", "_memory", "_numbers")
 
     def __init__(self, fd: int) -> None:
         """Map the page of a file descriptor, which stays the caller's. Raises OSError, and
@@ -89,6 +89,7 @@ class Page:
         if os.fstat(fd).st_size < size or os.pread(fd, len(MAGIC), 0) != MAGIC:
             raise ValueError("this is not a page of memtools")
         self._memory = memoryview(map_file(fd, size)).cast("B")
+        self._numbers = self._memory.cast("Q")  # the same, by numbers of 8 bytes
 
     @classmethod
     def new(cls) -> Page:
@@ -111,6 +112,7 @@ class Page:
     def close(self) -> None:
         """Unmap the page: nothing can be read or asked any more. Other processes keep it."""
         self.leave()
+        self._numbers.release()
         self._memory.release()
 
     def leave(self) -> None:
@@ -164,22 +166,23 @@ class Page:
 
     def count(self, slot: int, passed: int) -> None:
         """Write how many batches there were so far."""
-        _NUMBER.pack_into(self._memory, _place(slot) + _PASSED_AT, passed)
+        self._set_number(slot, _PASSED_AT, passed)
 
     def weigh(self, slot: int, in_use: int) -> None:
         """Write how many bytes are in use now."""
-        _NUMBER.pack_into(self._memory, _place(slot) + _IN_USE_AT, in_use)
+        self._set_number(slot, _IN_USE_AT, in_use)
 
     def _number(self, slot: int, at: int) -> int:
-        number: int = _NUMBER.unpack_from(self._memory, _place(slot) + at)[0]
-        return number
+        return self._numbers[(_place(slot) + at) // 8]
+
+    def _set_number(self, slot: int, at: int, number: int) -> None:
+        self._numbers[(_place(slot) + at) // 8] = number
 
     def look(self, slot: int, looks: bool) -> None:
         """Note that a look begins, or that it has ended."""
         since = int(time.monotonic()) & 0xFFFFFFFF or 1 if looks else 0
         _ASKS.pack_into(self._memory, _place(slot) + _LOOKS_AT, since)
-        turns = self._number(slot, _TURNS_AT) + 1
-        _NUMBER.pack_into(self._memory, _place(slot) + _TURNS_AT, turns)
+        self._set_number(slot, _TURNS_AT, self._number(slot, _TURNS_AT) + 1)
 
     def turns(self) -> dict[int, int]:
         """How many looks each process has begun or ended, by pid. A look between two calls changes

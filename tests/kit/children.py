@@ -38,3 +38,13 @@ def wait_for(done: Callable[[], bool], seconds: float = 60) -> None:
     while not done():
         assert time.monotonic() < end
         time.sleep(0.001)
+
+
+def seen_meanwhile(work: Callable[[], object], read: Callable[[], object]) -> set[object]:
+    """What `read` has returned while a forked child did `work`."""
+    child, status, seen = start_child(work), (0, 0), set[object]()
+    while status[0] == 0:
+        seen.update(read() for _ in range(100))
+        status = os.waitpid(child, os.WNOHANG)
+    assert status[1] == 0
+    return seen

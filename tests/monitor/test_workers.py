@@ -29,6 +29,7 @@ from memtools._leak.finding import LeakFinding, advice_for
 from memtools._monitor import children, worker, workers
 from memtools._monitor.worker import SLOT_BYTES, SLOTS, TRIES, Page
 from memtools._monitor.workers import WorkerReports
+from tests.kit.children import seen_meanwhile
 from tests.kit.long import LONG
 from tests.kit.ownprocess import ENV, PROJECT
 from tests.monitor import workerruns
@@ -453,6 +454,18 @@ def test_half_a_report_is_none(page, at):
     place = SLOT_BYTES * (1 + slot) + at
     page._memory[place] ^= 0x15
     assert list(page.read()) == []
+
+
+def test_a_number_is_seen_as_it_was_written(page):
+    slot = page.take(os.getpid())
+    page.weigh(slot, 1)
+
+    def write_numbers():
+        for number in range(300_000):
+            page.weigh(slot, 1 + number % 2)
+
+    seen = seen_meanwhile(write_numbers, lambda: page.in_use()[os.getpid()])
+    assert seen <= {1, 2}
 
 
 def test_the_slot_of_a_process_that_has_ended_is_free(page):

@@ -17,7 +17,7 @@ import torch
 
 from memtools import TrajectoryStore
 from memtools._trajectory.mapped import COUNTS
-from tests.kit.children import start_child, wait_for
+from tests.kit.children import seen_meanwhile, start_child, wait_for
 from tests.kit.long import LONG
 
 T, SAMPLES, PUTS = 4, 3, 30
@@ -100,19 +100,14 @@ def test_a_kill_at_any_moment_loses_at_most_the_call_that_runs(tmp_path):
 @pytest.mark.slow
 def test_no_moment_has_another_count(tmp_path):
     """Another process sees each store of this one, as the file of a killed process has it."""
-    path, child_ends = tmp_path / "file", mmap.mmap(-1, 1)
-    with TrajectoryStore(T, SAMPLES, file=path) as store:
+    with TrajectoryStore(T, SAMPLES, file=tmp_path / "file") as store:
         store.put({"x": torch.ones(SAMPLES)})
         file = store._file
 
         def write_counts() -> None:
             for number in range(300_000):
                 file.count(0, 1 + number % 2)
-            child_ends[0] = 1
 
-        child, seen = start_child(write_counts), set()
-        while not child_ends[0]:
-            seen.add(struct.unpack_from("<Q", file._head, COUNTS)[0])
-        os.waitpid(child, 0)
+        seen = seen_meanwhile(write_counts, lambda: struct.unpack_from("<Q", file._head, COUNTS)[0])
         file.count(0, 1)
     assert seen <= {1, 2}
