@@ -6,14 +6,19 @@ Every run is a process of its own, with the same seed and data: four updates of 
 by a small llama with a vocabulary of 8,192. `plain` and `use` have no limit. `60 %` has RLIMIT_DATA
 at what the process has before training, and 60 % of the resident memory by which the plain training
 grows. The rows of GRPO and RLOO are 4 prompts of 100 words, each answered 8 times with 24 tokens.
+
+After these come the sampling of GRPO alone, a prompt of 800 words answered 8 times; and the
+processor time of 400 steps of Trainer, of which the first 100 have most looks of the leak test.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import random
 import re
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -29,10 +34,18 @@ KINDS = ("Trainer", "Trainer, a mean", "SFT", "DPO", "GRPO", "RLOO")
 SHARE = 0.6  # of what the plain training grows by
 SAME = 1e-6  # Losses may differ by this share.
 WORDS, LONGEST = 8192, 120
+FIRST = 100  # steps
+ANSWERS = 16, 64  # tokens; the limits are for the first
 SECONDS = 400
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["--sampling"]:
+        print(json.dumps(sampled(sys.argv[2], int(sys.argv[3]))))
+        return
+    if sys.argv[1:2] == ["--steps"]:
+        print(json.dumps(stepped(sys.argv[2])))
+        return
     if sys.argv[1:2] == ["--child"]:
         print(json.dumps(trained(*sys.argv[2:5])))
         return
@@ -63,8 +76,19 @@ def main() -> None:
             ),
         )
     )
+    sampling = [measure_sampling(answer) for answer in ANSWERS]
+    for found in sampling:
+        print(
+            f"GRPO samples 8 answers of {found['answer']} tokens to a prompt of 800 words: memory "
+            f"{found['memory']:.2f} x of plain, processor time {found['cpu']:.2f} x (min; median "
+            f"{found['cpu_median']:.2f}), same rewards: {found['same']}"
+        )
+    steps = measure_steps()
+    print(f"the first {FIRST} steps take {steps['first']:.1f} s more of the processor with use")
     facts = environment(options.threads)
-    finish("trainers", options, facts, {"rows": rows}, limits_of(rows))
+    figures = {"rows": rows, "sampling": sampling, "steps": steps}
+    limits = limits_of(rows) + limits_of_sampling(sampling[0]) + limits_of_steps(steps)
+    finish("trainers", options, facts, figures, limits)
 
 
 def limits_of(rows: list[Json]) -> list[Limit]:
@@ -76,6 +100,58 @@ def limits_of(rows: list[Json]) -> list[Limit]:
         number_limit("trainings of six that do not finish at 60 %", 0, "", ended, ended),
         number_limit("losses and norms of gradients beside plain", SAME, "off", worst, worst),
     ]
+
+
+def limits_of_sampling(found: Json) -> list[Limit]:
+    return [
+        number_limit("memory of sampling beside plain", 0.4, "x", found["memory"], found["memory"]),
+        number_limit(
+            "processor time of sampling beside plain", 0.35, "x", found["cpu"], found["cpu_median"]
+        ),
+    ]
+
+
+def limits_of_steps(found: Json) -> list[Limit]:
+    return [
+        number_limit(
+            f"processor time of the steps after the first {FIRST}, {way} beside plain",
+            most, "x", min(found[way]), statistics.median(found[way]),
+        )
+        for way, most in (("use", 1.02), ("callback", 1.01))
+    ]  # fmt: skip
+
+
+def measure_steps() -> Json:
+    """The steps of a training whose batches fit, three ways in turns."""
+    runs: dict[str, list[Json]] = {"plain": [], "use": [], "callback": []}
+    for _ in range(3):
+        for way, found in runs.items():
+            found.append(child("--steps", way))
+    plain = runs["plain"]
+    ratios: dict[str, Any] = {
+        way: [a["later"] / b["later"] for a, b in zip(runs[way], plain, strict=True)]
+        for way in ("use", "callback")
+    }
+    pairs = zip(runs["use"], plain, strict=True)
+    return {"runs": runs, **ratios, "first": min(a["first"] - b["first"] for a, b in pairs)}
+
+
+def measure_sampling(answer: int) -> Json:
+    """The sampling of GRPO, plain and with use, in turns."""
+    runs: dict[str, list[Json]] = {"plain": [], "use": []}
+    for _ in range(3):
+        for way, found in runs.items():
+            found.append(child("--sampling", way, str(answer)))
+    plain, ours = runs["plain"], runs["use"]
+    ratios = [a["cpu"] / b["cpu"] for a, b in zip(ours, plain, strict=True)]
+    return {
+        "answer": answer,
+        "runs": runs,
+        "memory": max(a["grown"] / b["grown"] for a, b in zip(ours, plain, strict=True)),
+        "cpu": min(ratios),
+        "cpu_median": statistics.median(ratios),
+        "same": all(a["rewards"] == plain[0]["rewards"] for a in ours),
+    }
 
 
 def measure(kind: str) -> Json:
@@ -100,13 +176,17 @@ def off(row: Json, name: str) -> float:
 
 def run(kind: str, way: str, limit: int) -> Json:
     """One training in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.integrations.trainers", "--child"]
+    return child("--child", kind, way, str(limit))
+
+
+def child(*words: str) -> Json:
+    """What this program prints with these arguments."""
     done = subprocess.run(
-        [*command, kind, way, str(limit)], capture_output=True, text=True, timeout=SECONDS,
-        check=False,
+        [sys.executable, "-m", "benchmarks.integrations.trainers", *words],
+        capture_output=True, text=True, timeout=SECONDS, check=False,
     )  # fmt: skip
     if done.returncode != 0:
-        raise RuntimeError(f"{kind}, {way}, limit {limit}: {done.stderr[-2000:]}")
+        raise RuntimeError(f"{' '.join(words)}: {done.stderr[-2000:]}")
     found: Json = json.loads(done.stdout.splitlines()[-1])
     return found
 
@@ -148,6 +228,72 @@ def trained(kind: str, way: str, limit: str) -> Json:
     }
 
 
+def sampled(way: str, answer: int) -> Json:
+    """Train GRPO in this process, and return what its sampling costs after the first update."""
+    warnings.simplefilter("ignore")
+    import torch
+    import transformers
+
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    costs: list[tuple[int, float]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = made("GRPO", Path(folder), words=800, prompts=1, answer=answer)
+        trainer.remove_callback(transformers.PrinterCallback)
+        if way == "use":
+            import memtools
+
+            memtools.use(trainer)
+        sample = trainer._generate_single_turn
+
+        def measured(*args: Any, **kwargs: Any) -> Any:
+            ctypes.CDLL(None).malloc_trim(0)  # What is idle would hide the growth.
+            Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew.
+            before, began = memory("VmRSS"), time.process_time()
+            made = sample(*args, **kwargs)
+            costs.append((memory("VmHWM") - before, time.process_time() - began))
+            return made
+
+        trainer._generate_single_turn = measured
+        trainer.train()
+    later = costs[1:]
+    return {
+        "grown": max(grown for grown, _ in later),
+        "cpu": sum(cpu for _, cpu in later) / len(later),
+        "rewards": [x["reward"] for x in trainer.state.log_history if "reward" in x],
+    }
+
+
+def stepped(way: str) -> Json:
+    """Train in this process, and return the processor time of the first steps and of the others."""
+    warnings.simplefilter("ignore")
+    import torch
+    import transformers
+
+    import memtools
+    from memtools.integrations.transformers import MemoryCallback
+
+    times: list[float] = []
+
+    class Clock(transformers.TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            times.append(time.process_time())
+
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = made("Trainer", Path(folder), steps=400, rows_of_batch=4)
+        trainer.remove_callback(transformers.PrinterCallback)
+        if way == "use":
+            memtools.use(trainer)
+        elif way == "callback":
+            MemoryCallback().add_to(trainer)
+        trainer.add_callback(Clock())
+        began = time.process_time()
+        trainer.train()
+    return {"first": times[FIRST - 1] - began, "later": times[-1] - times[FIRST - 1]}
+
+
 def memory(name: str) -> int:
     """A value of /proc/self/status in bytes."""
     match = re.search(rf"{name}:\s+(\d+)", Path("/proc/self/status").read_text())
@@ -155,8 +301,16 @@ def memory(name: str) -> int:
     return 1024 * int(match[1])
 
 
-def made(kind: str, folder: Path) -> Any:
-    """A trainer with a model of its own."""
+def made(
+    kind: str,
+    folder: Path,
+    words: int = 100,
+    prompts: int = 4,
+    answer: int = 24,
+    steps: int = 4,
+    rows_of_batch: int = 32,
+) -> Any:
+    """A trainer with a model of its own. `words`, `prompts` and `answer` are those of GRPO."""
     import datasets
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
@@ -166,22 +320,27 @@ def made(kind: str, folder: Path) -> Any:
     vocabulary = WORDS // 4 if kind == "DPO" else WORDS
     config = LlamaConfig(
         vocab_size=vocabulary, hidden_size=128, intermediate_size=256, num_hidden_layers=4,
-        num_attention_heads=4, max_position_embeddings=512, pad_token_id=0, bos_token_id=1,
+        num_attention_heads=4, max_position_embeddings=1024, pad_token_id=0, bos_token_id=1,
         eos_token_id=1,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(folder / "model")  # TRL reads a second one from there.
     model = LlamaForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
     draw = random.Random(1)
     options = {
-        "output_dir": str(folder / "out"), "max_steps": 4, "logging_steps": 1, "use_cpu": True,
+        "output_dir": str(folder / "out"), "max_steps": steps, "logging_steps": 1, "use_cpu": True,
         "save_strategy": "no", "report_to": [], "disable_tqdm": True, "seed": 1, "optim": "sgd",
-        "learning_rate": 0.1, "per_device_train_batch_size": 32,
+        "learning_rate": 0.1, "per_device_train_batch_size": rows_of_batch,
     }  # fmt: skip
     if kind.startswith("Trainer"):
         rows = [row(draw, vocabulary) for _ in range(64)]
         net = model if kind == "Trainer" else mean_of(model)
         return Trainer(net, TrainingArguments(**options), train_dataset=rows)
-    return of_trl(kind, model, options, draw, vocabulary)
+    if kind in ("GRPO", "RLOO"):
+        options |= {
+            "num_generations": 8, "max_completion_length": answer,
+            "per_device_train_batch_size": 8 * prompts,
+        }  # fmt: skip
+    return of_trl(kind, model, options, draw, vocabulary, words)
 
 
 def row(draw: random.Random, vocabulary: int) -> dict[str, Any]:
@@ -211,7 +370,9 @@ def mean_of(model: Any) -> Any:
     return Mean()
 
 
-def of_trl(kind: str, model: Any, options: Json, draw: random.Random, vocabulary: int) -> Any:
+def of_trl(
+    kind: str, model: Any, options: Json, draw: random.Random, vocabulary: int, words_of_prompt: int
+) -> Any:
     import datasets
     import trl
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -238,8 +399,7 @@ def of_trl(kind: str, model: Any, options: Json, draw: random.Random, vocabulary
             for _ in range(64)
         ]
     else:
-        rows = [{"prompt": text(100, 101)} for _ in range(64)]
-        options |= {"num_generations": 8, "max_completion_length": 24}
+        rows = [{"prompt": text(words_of_prompt, words_of_prompt + 1)} for _ in range(64)]
         more["reward_funcs"] = reward
     options |= {"bf16": False, "gradient_checkpointing": False}
     return getattr(trl, f"{kind}Trainer")(
