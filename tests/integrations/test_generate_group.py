@@ -15,8 +15,8 @@ from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel
 
 import memtools
 from memtools.integrations.transformers import PooledCache, generate_group, pool_for
-from memtools.integrations.transformers._prefill import needs_padding
-from tests.integrations.tinyhf import CACHE, VOCAB, prompt, ragged, tiny
+from memtools.integrations.transformers._group import which_way
+from tests.integrations.tinyhf import CACHE, VOCAB, needs_padding, prompt, ragged, tiny
 from tests.kv.poolback import everything_is_back
 
 MODELS = ["llama", "gpt2", "qwen3"]
@@ -148,8 +148,10 @@ def test_each_prompt_goes_through_the_model_once_and_without_its_padding() -> No
     group(model, ids, 3, attention_mask=mask, max_new_tokens=3)
     assert seen == [(1, 10), (1, 3), (6, 1), (6, 1), (6, 1)]
     seen.clear()
+    assert which_way(model, ids, ("padded",))
+    seen.clear()
     group(model, ids, 3, attention_mask=mask, max_new_tokens=2, prefill="padded")
-    assert seen == [(2, 10), (6, 1), (6, 1)]
+    assert seen == [(2, 11), (6, 1)]
     seen.clear()
     group(model, ids, 3, attention_mask=mask, max_new_tokens=2, prefill_chunk_size=6)
     assert seen == [(1, 6), (1, 4), (1, 3), (6, 1), (6, 1)]
@@ -244,16 +246,32 @@ def test_an_output_object_comes_without_its_cache(pool: memtools.KVPool) -> None
     assert pool.stats().leases == 0
 
 
-def test_the_models_own_generation_config_is_named_and_can_be_overruled() -> None:
+def test_use_cache_that_is_false_in_a_config_is_overruled() -> None:
+    """Trainers have it so for their training. It changes no answer."""
     model, ids = copy.deepcopy(tiny("llama")), prompt(6)
-    model.generation_config.use_cache = False
     keywords = {"do_sample": True, "max_new_tokens": NEW}
-    with pytest.raises(ValueError, match=r"in model\.generation_config: pass use_cache=True"):
-        generate_group(model, ids, 2, **keywords)
-    config = GenerationConfig(use_cache=False)
-    with pytest.raises(ValueError, match=r"in generation_config: pass use_cache=True"):
-        generate_group(tiny("llama"), ids, 2, generation_config=config, **keywords)
-    assert torch.equal(group(model, ids, 2), group(tiny("llama"), ids, 2))
+    expected = group(tiny("llama"), ids, 2)
+    model.generation_config.use_cache = model.config.use_cache = False
+    for config in (None, GenerationConfig(use_cache=False)):
+        torch.manual_seed(7)
+        got = generate_group(model, ids, 2, generation_config=config, **keywords)
+        assert torch.equal(got, expected)
+    assert model.generation_config.use_cache is False
+
+
+@pytest.mark.parametrize("in_config", [False, True])
+def test_arguments_are_those_of_generate(in_config: bool) -> None:
+    ids, mask = ragged(9, 4)
+    model = tiny("llama")
+    expected = plain(model, ids, 3, attention_mask=mask)
+    keywords = {"num_return_sequences": 3, "attention_mask": mask, **SAMPLE}
+    if in_config:
+        keywords = {"generation_config": GenerationConfig(**SAMPLE, num_return_sequences=3)}
+        keywords |= {"attention_mask": mask, "synced_gpus": False, "pixel_values": None}
+    for arguments in ((ids,), ()):
+        more = {} if arguments else {"inputs": ids}
+        torch.manual_seed(7)
+        assert torch.equal(generate_group(model, *arguments, **keywords, **more), expected)
 
 
 def test_a_first_call_in_training_mode_does_not_make_later_ones_padded() -> None:
@@ -282,7 +300,7 @@ def test_a_prompt_of_one_token_needs_no_prefill(pool: memtools.KVPool) -> None:
 @pytest.mark.parametrize(
     ("keywords", "said"),
     [
-        ({"use_cache": False}, "use_cache is False in the call: leave it out"),
+        ({"use_cache": False}, "use_cache is False: leave it out"),
         (
             {"generation_config": GenerationConfig(num_beams=2)},
             "takes no num_beams, which generation_config has",
@@ -291,8 +309,12 @@ def test_a_prompt_of_one_token_needs_no_prefill(pool: memtools.KVPool) -> None:
         ({"num_beams": 2}, "give a PooledCache to model.generate"),
         ({"cache_implementation": "static"}, "the cache is the pool's"),
         ({"prompt_lookup_num_tokens": 3}, "one row only"),
-        ({CACHE: None}, f"no use for {CACHE}"),
-        ({"pixel_values": None, "position_ids": None}, "no use for pixel_values, position_ids"),
+        ({CACHE: 1}, f"takes no {CACHE}: it makes the cache"),
+        ({"streamer": 1}, "takes no streamer: it prints the tokens of one row"),
+        ({"assistant_model": 1}, "takes no assistant_model: .* one row only"),
+        ({"custom_generate": "x"}, "takes no custom_generate: "),
+        ({"negative_prompt_ids": 1}, "takes no negative_prompt_ids: they are a second prompt"),
+        ({"compact_every": 2, "token_type_ids": 1}, "have no use for token_type_ids"),
         ({"prefill": "left"}, '"unpadded" or "padded"'),
         ({"compact_every": 0}, "at least 1 token"),
         ({"num_samples": 0}, "num_samples must be at least 1"),
@@ -315,6 +337,11 @@ def test_what_cannot_be_had_is_refused_before_anything_runs(
     with pytest.raises(ValueError, match=said):
         generate_group(tiny("llama"), pool=pool, **arguments)
     assert pool.stats().acquired == 0
+
+
+def test_an_argument_that_generate_does_not_know_is_refused_by_it(pool: memtools.KVPool) -> None:
+    with pytest.raises(ValueError, match="'max_new_token'"):
+        group(tiny("llama"), prompt(6), 2, pool=pool, max_new_token=3)
 
 
 @pytest.mark.slow
@@ -350,6 +377,7 @@ def test_the_limit_is_met_before_the_first_new_token() -> None:
 @pytest.mark.parametrize("compact_every", [None, 2])
 def test_an_exception_gives_all_rows_back(pool: memtools.KVPool, compact_every: int | None) -> None:
     model, left = copy.deepcopy(tiny("llama")), [0]
+    which_way(model, prompt(6), ("unpadded",))
 
     def stop(*_: Any) -> None:
         left[0] -= 1
@@ -368,6 +396,7 @@ def test_an_exception_gives_all_rows_back(pool: memtools.KVPool, compact_every: 
 def test_a_model_that_goes_without_its_cache_is_noticed() -> None:
     """As gradient checkpointing in training mode has it before transformers 5.24."""
     model = copy.deepcopy(tiny("llama"))
+    assert group(model, prompt(6), 2).shape == (2, 18)
     forward = model.forward
 
     @functools.wraps(forward)

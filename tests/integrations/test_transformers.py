@@ -303,33 +303,3 @@ def test_pool_for_reads_the_config() -> None:
         assert (pool.num_layers, pool.num_kv_heads, pool.head_dim) == (2, 2, 16)
         assert (pool.max_tokens, pool.max_sequences, pool.name) == (64, 4, "mine")
         assert (pool.dtype, str(pool.device)) == (torch.float32, "cpu")
-
-
-class Unfit:
-    """As much of a model and its config as geometry() reads."""
-
-    def __init__(self, **config: Any) -> None:
-        self.config, self.is_encoder_decoder, self.num_attention_heads = self, False, 8
-        vars(self).update(config)
-
-    def get_text_config(self, decoder: bool) -> Unfit:
-        return self
-
-    def forward(self, past_key_values: Any) -> None: ...
-
-
-@pytest.mark.parametrize(
-    ("config", "said"),
-    [
-        ({"is_encoder_decoder": True}, "encoder-decoder"),
-        ({"layer_types": ["full_attention", "linear_attention"]}, "type linear_attention"),
-        ({"kv_lora_rank": 8}, "latent attention"),
-        ({"num_kv_shared_layers": 1}, "differ"),
-        ({"num_attention_heads": None}, "no num_attention_heads"),
-    ],
-)
-def test_a_model_whose_cache_is_something_else_is_refused(
-    config: dict[str, Any], said: str
-) -> None:
-    with pytest.raises(ValueError, match=f"{said}.*use transformers' own cache"):
-        pool_for(Unfit(**config), 8, 1)

@@ -3,17 +3,19 @@
 PooledCache --.                        no layer refers to the cache: the pages go back to the
 PooledLayer --+--> Rows --> KVLease    pool when the last reference to it goes, without a run
 PooledLayer --'                        of the garbage collector
+own layer                              a layer of linear attention keeps its state by itself
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Never, Protocol, Self, cast
 
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from memtools._base.torch import connect
-from memtools.integrations.transformers._model import check_pool
+from memtools.integrations.transformers._model import arranged, check_pool
 
 if TYPE_CHECKING:
     import torch
@@ -132,9 +134,12 @@ class Rows:
 class PooledLayer(CacheLayerMixin):  # type: ignore[misc]
     """One layer of a cache in a pool. `keys` and `values` are views of what is there now.
 
+    Keys or values that are narrower than the pool's heads are stored with zeros behind them, which
+    the views leave out.
+
     Args:
         source: where its K and V are.
-        index: the layer's number.
+        index: the layer's number in the pool.
     """
 
     is_compileable = False
@@ -145,14 +150,17 @@ class PooledLayer(CacheLayerMixin):  # type: ignore[misc]
     def __init__(self, source: Source, index: int) -> None:  # the base class would assign keys
         self._source = source
         self._index = index
+        self.widths: tuple[int, int] | None = None  # elements of a head of K and of V, if narrower
 
     @property
     def keys(self) -> torch.Tensor | None:
-        return self._source.views(self._index)[0]
+        keys = self._source.views(self._index)[0]
+        return keys if keys is None or self.widths is None else keys[..., : self.widths[0]]
 
     @property
     def values(self) -> torch.Tensor | None:
-        return self._source.views(self._index)[1]
+        values = self._source.views(self._index)[1]
+        return values if values is None or self.widths is None else values[..., : self.widths[1]]
 
     @property
     def is_initialized(self) -> bool:
@@ -164,7 +172,15 @@ class PooledLayer(CacheLayerMixin):  # type: ignore[misc]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> Pair:
-        return self._source.update(self._index, key_states, value_states)
+        width, narrow = self._source.pool.head_dim, (key_states.shape[3], value_states.shape[3])
+        if max(narrow) > width or min(narrow) == width:  # a wider one is refused there
+            return self._source.update(self._index, key_states, value_states)
+        self.widths = narrow
+        padded = (
+            torch.nn.functional.pad(x, (0, width - x.shape[3])) for x in (key_states, value_states)
+        )
+        keys, values = self._source.update(self._index, *padded)
+        return keys[..., : narrow[0]], values[..., : narrow[1]]
 
     def get_seq_length(self) -> int:
         return self._source.length(self._index)
@@ -210,6 +226,8 @@ class PooledCache(Cache):  # type: ignore[misc]
             with `use_cache=False`.
     """
 
+    layers: list[Any]
+
     def __init__(self, pool: KVPool, batch_size: int | None = None, num_tokens: int = 0) -> None:
         self._rows = Rows(pool, batch_size, num_tokens)
         super().__init__(layers=[PooledLayer(self._rows, i) for i in range(pool.num_layers)])
@@ -227,11 +245,14 @@ class PooledCache(Cache):  # type: ignore[misc]
         Raises ValueError if the pool does not fit the model.
         """
         check_pool(model, pool)
-        return cls(pool, batch_size, num_tokens)
+        cache = cls(pool, batch_size, num_tokens)
+        cache.layers = arranged(model, cache.layers)
+        return cache
 
     @classmethod
     def from_lease(cls, lease: KVLease) -> Self:
-        """Make a cache that goes on with the rows of `lease`, and owns the lease from now on."""
+        """Make a cache that goes on with the rows of `lease`, and owns the lease from now on. All
+        layers are in the pool."""
         cache = cls(cast("KVPool", lease.pool))
         cache._rows.batch_size = lease.batch_size
         cache._rows.hold(lease)
@@ -266,6 +287,18 @@ class PooledCache(Cache):  # type: ignore[misc]
         """Begin assisted decoding: drafts come in as a whole, and tokens that were refused are
         cropped. transformers calls it."""
         self._rows.forwards = -1
+        for layer in self._own_layers():
+            if hasattr(layer, "activate_past_recording"):
+                layer.activate_past_recording()
+
+    def _own_layers(self) -> list[Any]:
+        """The layers that are not in the pool."""
+        return [layer for layer in self.layers if not isinstance(layer, PooledLayer)]
+
+    def _take(self, rows: Sequence[int]) -> None:
+        """Let row i of the layers that are not in the pool become what row `rows[i]` was."""
+        for layer in self._own_layers():
+            layer.reorder_cache(torch.tensor(rows, dtype=torch.long, device=self.pool.device))
 
     def update(
         self,
@@ -276,11 +309,15 @@ class PooledCache(Cache):  # type: ignore[misc]
         **kwargs: Any,
     ) -> Pair:
         """Append K and V `[B, H, t, D]` of a layer. Returns views of all tokens, `[B, H, T, D]`."""
-        return self._rows.update(layer_idx, key_states, value_states)
+        if layer_idx >= len(self.layers):
+            return self._rows.update(layer_idx, key_states, value_states)  # refuses the layer
+        keys, values = self.layers[layer_idx].update(key_states, value_states)
+        return keys, values
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """How many tokens the layer holds in each row."""
-        return self._rows.length(layer_idx)
+        """How many tokens the layer holds in each row; one without tokens says what others hold."""
+        layer = self.layers[layer_idx]
+        return layer.get_seq_length() if isinstance(layer, PooledLayer) else self._rows.length(0)
 
     def crop(self, tokens_to_remove: int) -> None:
         """Remove tokens from the end of every row.
@@ -289,6 +326,9 @@ class PooledCache(Cache):  # type: ignore[misc]
             tokens_to_remove: minus the number of tokens to remove, as transformers passes it; 0
                 does nothing. A positive number is the length to crop to, as before transformers 5.
         """
+        for layer in self._own_layers():
+            if tokens_to_remove != 0 or getattr(layer, "record_past", False):
+                layer.crop(tokens_to_remove)
         if tokens_to_remove != 0 and self._rows.lease is not None:
             self._rows.lease.crop(int(tokens_to_remove))
 
@@ -298,8 +338,13 @@ class PooledCache(Cache):  # type: ignore[misc]
         Args:
             num_tokens: how many tokens to keep, 0 to those that are there.
 
-        Raises IndexError if there are fewer.
+        Raises IndexError if there are fewer, ValueError if a layer keeps a state of all tokens.
         """
+        if any(hasattr(layer, "has_previous_state") for layer in self._own_layers()):
+            raise ValueError(
+                "cannot rewind a cache with layers of linear attention, whose state has all tokens "
+                "in it; fork() the cache before it goes on"
+            )
         length = self.get_seq_length()
         if not 0 <= num_tokens <= length:
             raise IndexError(f"cannot rewind a cache of {length} tokens to {num_tokens}")
@@ -310,6 +355,8 @@ class PooledCache(Cache):  # type: ignore[misc]
         """Let row i become what row `beam_idx[i]` was. Full pages are shared, not copied."""
         if self._rows.lease is not None:
             self._rows.lease.reorder(beam_idx)
+            for layer in self._own_layers():
+                layer.reorder_cache(beam_idx)
 
     def batch_select_indices(self, indices: torch.Tensor | Sequence[int] | slice) -> None:
         """Keep (or repeat) some rows.
@@ -322,6 +369,7 @@ class PooledCache(Cache):  # type: ignore[misc]
             return
         indices = indices.cpu() if isinstance(indices, torch.Tensor) else indices
         chosen = torch.arange(lease.batch_size)[indices, ...].tolist()
+        self._take(chosen)
         if len(chosen) > self._rows.most:
             repeats = -(-len(chosen) // lease.batch_size)
             lease = lease.fork(repeats)
@@ -329,10 +377,19 @@ class PooledCache(Cache):  # type: ignore[misc]
             chosen = [repeats * row for row in chosen]  # where the first copy of each row is
         lease.select(chosen)
 
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat every row `repeats` times. The copies share their pages until they are written."""
-        if self._rows.lease is not None and repeats != 1:
-            self._rows.hold(self._rows.lease.fork(repeats))
+    def batch_repeat_interleave(self, repeats: int, num_tokens: int | None = None) -> None:
+        """Repeat every row `repeats` times. The copies share their pages until they are written.
+
+        Args:
+            repeats: rows for each row, at least 1.
+            num_tokens: tokens expected in each row, including those that are there; None, the
+                default, keeps no room for more.
+        """
+        lease = self._rows.lease
+        if lease is not None and (repeats != 1 or num_tokens is not None):
+            rows = lease.batch_size
+            self._rows.hold(lease.fork(repeats, num_tokens))
+            self._take([row for row in range(rows) for _ in range(repeats)])
 
     def fork(self, n: int = 1, num_tokens: int | None = None) -> Self:
         """Make a cache of its own that continues this one, sharing pages until they are written.
@@ -345,17 +402,37 @@ class PooledCache(Cache):  # type: ignore[misc]
 
         Raises ValueError if this cache has no rows yet.
         """
-        if self._rows.lease is None:
+        lease = self._rows.lease
+        if lease is None:
             raise ValueError("an empty PooledCache without batch_size has no rows to fork")
-        return self.from_lease(self._rows.lease.fork(n, num_tokens))
+        made = self.from_lease(lease.fork(n, num_tokens))
+        made._resemble(self)
+        made._take([row for row in range(lease.batch_size) for _ in range(n)])
+        return made
+
+    def _resemble(self, other: PooledCache) -> None:
+        """Have the layers of the other cache: copies of those that are not in the pool."""
+        pooled = iter(self.layers)
+        self.layers = [
+            next(pooled) if isinstance(layer, PooledLayer) else copy.deepcopy(layer)
+            for layer in other.layers
+        ]
+        for layer, before in zip(self.layers, other.layers, strict=True):
+            if isinstance(layer, PooledLayer):
+                layer.widths = before.widths
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """fork(1): transformers' guides copy a prefilled cache to use a prompt several times."""
-        rows = self._rows
-        return type(self)(self.pool, None, rows.num_tokens) if rows.lease is None else self.fork()
+        if self._rows.lease is not None:
+            return self.fork()
+        made = type(self)(self.pool, None, self._rows.num_tokens)
+        made._resemble(self)
+        return made
 
     def reset(self) -> None:
         """Drop all tokens, and give the pages back to the pool."""
+        for layer in self._own_layers():
+            layer.reset()
         if self._rows.lease is not None and self._rows.batch_size is not None:
             self._rows.lease.crop(0)
         else:

@@ -1,26 +1,38 @@
 """generate_group: prefill each prompt once, fork it, sample from all forks at once.
 
-prompt 0   | . . a b c |  d      all tokens but the last go through the model once per prompt
-prompt 1   | e f g h i |  j      ('.': no padding is computed, it reads as zeros)
-                | fork: shared pages
-row 0..G-1 | . . a b c |  d x x x    generate() sees the whole prompt, and a cache that holds
-row G..    | e f g h i |  j y y      all of it but one token: it feeds the last and goes on
+"unpadded"  | . . a b c |  d      all tokens but the last go through the model once per prompt
+            | e f g h i |  j      ('.': no padding is computed, it reads as zeros)
+                 | fork: shared pages
+row 0..G-1  | . . a b c |  d x x x    generate() sees the whole prompt, and a cache that holds
+row G..     | e f g h i |  j y y      all of it but one token: it feeds the last and goes on
+
+"padded"    generate() runs its own prefill for a row per prompt, and the cache is repeated after it
+            (_once.py): rows of a pool share their pages, rows of transformers' own cache are copied
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-from typing import TYPE_CHECKING, Any, Literal
+import functools
+import logging
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
 from memtools._base.torch import connect
 from memtools.integrations.transformers._cache import PooledCache
-from memtools.integrations.transformers._model import check_pool, geometry, pool_for
+from memtools.integrations.transformers._first import FEW, gives_the_same_logits
+from memtools.integrations.transformers._model import (
+    all_in_pool,
+    check_cache,
+    check_pool,
+    pool_for,
+    why_no_pool,
+)
+from memtools.integrations.transformers._once import prompts_once, repeat_rows
 from memtools.integrations.transformers._prefill import (
     forget_positions,
-    needs_padding,
     offsets,
     prefill_rows,
 )
@@ -33,11 +45,13 @@ if TYPE_CHECKING:
 else:
     torch = connect().torch
 
+_logger = logging.getLogger("memtools")
+
 
 def generate_group(
     model: Any,
-    input_ids: torch.Tensor,
-    num_samples: int,
+    input_ids: torch.Tensor | None = None,
+    num_samples: int | None = None,
     pool: KVPool | None = None,
     *,
     attention_mask: torch.Tensor | None = None,
@@ -52,10 +66,20 @@ def generate_group(
     some rows differ, because a prompt that is computed without its padding rounds differently, as
     it does when `generate` pads another way; `prefill="padded"` avoids that.
 
+    Where no pool can hold a model's cache (encoder-decoders, layers that differ in their heads,
+    models of linear attention alone), the prompt is computed once and its cache, in transformers'
+    own classes, is copied for each answer: the time is saved, the memory is that of `generate`. The
+    logger `memtools` says so at level INFO.
+
+    The first call for a model answers a row of 9 tokens by this function and by `model.generate`,
+    in eval mode, and compares the logits. If they differ without padding, because the model takes
+    a token's place from the length of the cache, all calls for it are "padded".
+
     Args:
-        model: a decoder-only model of transformers, in eval mode.
-        input_ids: the prompts, `[prompts, tokens]`, padded on the left.
-        num_samples: answers to each prompt, at least 1.
+        model: a model of transformers, in eval mode.
+        input_ids: the prompts, `[prompts, tokens]`, padded on the left; `inputs` means the same.
+        num_samples: answers to each prompt, at least 1. None, the default, takes
+            `num_return_sequences`.
         pool: a pool made by `pool_for(model, ...)`, with `max_tokens` of at least prompt + answer
             - 1 and `max_sequences` of at least `prompts * num_samples`. None, the default, makes
             one for this call; with a pool of your own, later calls take no new pages.
@@ -67,23 +91,27 @@ def generate_group(
             rows to the end.
         prefill: `"unpadded"`, the default, runs one prompt after another; `"padded"` runs all at
             once as generate() does, with the activations of prompts x tokens. Both honour
-            `prefill_chunk_size`. The first call for a model computes a row of 9 tokens both ways,
-            in eval mode. If the logits differ, the model takes a token's place from the length of
-            the cache, and all calls for it are "padded".
+            `prefill_chunk_size`.
         generate_kwargs: arguments of `model.generate`, such as `max_new_tokens`, `do_sample` or a
-            `generation_config`.
+            `generation_config`. Inputs besides ids (`pixel_values`, `token_type_ids`,
+            `inputs_embeds`) go through generate()'s own prefill, which is "padded". A `use_cache`
+            that is False in a generation_config is overruled: it changes no answer.
 
     Returns what `model.generate` returns. Row `p * num_samples + s` is answer s to prompt p. In an
     output object the cache is None, because the rows are back in the pool.
 
     Raises:
-        ValueError: before anything runs, if the pool does not fit the model, a prompt is padded on
-            the right, or an argument does not work with a shared prompt or with `compact_every`.
+        ValueError: before a prompt is computed, if the pool does not fit the model, a prompt is
+            padded on the right, an argument does not work with a shared prompt or with
+            `compact_every`, or the first call finds other logits than those of generate().
         IndexError: before anything runs, if prompt and answer exceed `pool.max_tokens`.
         BudgetError: before the first new token, if the pool's limit leaves no room for all rows.
     """
-    geometry(model)  # ValueError for a model that no pool serves, before anything else
+    check_cache(model)
     settings = Settings(model, generate_kwargs)
+    if input_ids is None and not model.config.is_encoder_decoder:
+        input_ids = generate_kwargs.pop("inputs", None)
+    samples = settings.take_samples(num_samples)
     settings.check()
     if compact_every is not None:
         if compact_every < 1:
@@ -91,42 +119,116 @@ def generate_group(
         settings.check_chunks()
     if prefill not in ("unpadded", "padded"):
         raise ValueError(f'prefill is "unpadded" or "padded", got {prefill!r}')
-    prompts, tokens = _shape(input_ids, num_samples)
+    if pool is None and (why := _why_copied(model, input_ids)):
+        if compact_every is not None:
+            raise ValueError(f"compact_every drops rows of a pool, and there is none: {why}")
+        _logger.info("generate_group() copies the prompt's cache for each answer: %s", why)
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+        if input_ids is not None and not input_ids.is_floating_point():
+            which_way(model, input_ids, ("copied",))
+        return _copied(model, samples, generate_kwargs | _given(inputs))
+    if input_ids is None:
+        raise ValueError("a pool needs to know the prompts: give input_ids, or leave out the pool")
+    prompts, tokens = _shape(input_ids)
     mask = settings.mask(input_ids, attention_mask)
-    begins = offsets(mask) if prefill == "unpadded" else None
+    unpadded = prefill == "unpadded" and not settings.inputs() and all_in_pool(model)
+    if unpadded:
+        offsets(mask)
     longest = tokens + settings.new_tokens(tokens) - 1
-    rows = prompts * num_samples
     with contextlib.ExitStack() as stack:
         if pool is None:
-            pool = stack.enter_context(pool_for(model, longest, rows))
-        _check_room(model, pool, rows, longest)
-        if begins is not None and needs_padding(model, input_ids):
-            begins = None
-        forget_positions(model)
-        with pool.acquire(prompts, tokens) as parent, torch.no_grad():
-            chunk = settings.get("prefill_chunk_size")
-            prefill_rows(model, parent, input_ids[:, :-1], mask[:, :-1], begins, chunk)
-            lease = parent.fork(num_samples, longest)
-        cache = stack.enter_context(PooledCache.from_lease(lease))
-        ids = input_ids.repeat_interleave(num_samples, 0)
-        mask = mask.repeat_interleave(num_samples, 0)
-        if compact_every is not None:
-            return _generate_in_chunks(model, settings, ids, mask, cache, compact_every)
-        generate_kwargs[cache_argument(model)] = cache
-        out = model.generate(input_ids=ids, attention_mask=mask, **generate_kwargs)
-        return out if isinstance(out, torch.Tensor) else _without_cache(out)
+            pool = stack.enter_context(pool_for(model, longest, prompts * samples))
+        _check_room(model, pool, prompts * samples, longest)
+        way = which_way(model, input_ids, ("unpadded", "padded") if unpadded else ("padded",))
+        call = _Call(settings, input_ids, mask, samples, longest, compact_every)
+        return _pooled(model, call, pool, way)
+
+
+def which_way(model: Any, ids: torch.Tensor, ways: tuple[str, ...]) -> str:
+    """The first of these ways whose logits are those of generate(), which the first call finds."""
+    for way in ways:
+        if gives_the_same_logits(model, ids, way, functools.partial(_row, model, way)):
+            return way
+    raise ValueError(
+        f"{type(model).__name__} has other logits with a prompt that is computed once than in "
+        "model.generate, by a row of 9 tokens: use model.generate"
+    )
+
+
+def _row(
+    model: Any, way: str, *, input_ids: torch.Tensor, attention_mask: torch.Tensor, **keywords: Any
+) -> Any:
+    """Two answers to a short row, for the first call."""
+    if way == "copied":
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+        return _copied(model, 2, keywords | inputs)
+    longest = input_ids.shape[1] + FEW - 1
+    call = _Call(Settings(model, keywords), input_ids, attention_mask, 2, longest)
+    with pool_for(model, longest, 2) as pool:
+        return _pooled(model, call, pool, way)
+
+
+class _Call(NamedTuple):
+    settings: Settings
+    ids: torch.Tensor
+    mask: torch.Tensor
+    samples: int
+    longest: int  # tokens of a row at the end, less one
+    every: int | None = None
+
+
+def _pooled(model: Any, call: _Call, pool: KVPool, way: str) -> Any:
+    """The answers with all rows in the pool."""
+    (prompts, tokens), ids, mask = call.ids.shape, call.ids, call.mask
+    forget_positions(model)
+    with contextlib.ExitStack() as stack:
+        cache = stack.enter_context(PooledCache.for_model(model, pool, prompts, tokens))
+        repeat = functools.partial(PooledCache.batch_repeat_interleave, repeats=call.samples)
+        repeat = functools.partial(repeat, num_tokens=call.longest)
+        once: Any = contextlib.nullcontext()
+        if way == "unpadded" and cache.lease is not None:
+            chunk = call.settings.get("prefill_chunk_size")
+            with torch.no_grad():
+                prefill_rows(model, cache.lease, ids[:, :-1], offsets(mask), chunk)
+            repeat(cache)
+            ids, mask = (x.repeat_interleave(call.samples, 0) for x in (ids, mask))
+        else:
+            once = prompts_once(model, call.samples, repeat)
+        if call.every is not None:
+            return _generate_in_chunks(model, call, ids, mask, cache, once)
+        keywords = call.settings.keywords | {cache_argument(model): cache}
+        with once:
+            out = model.generate(input_ids=ids, attention_mask=mask, **keywords)
+        return _without_cache(out)
+
+
+def _copied(model: Any, samples: int, keywords: dict[str, Any]) -> Any:
+    """The answers with transformers' own cache, copied for each answer."""
+    forget_positions(model)
+    with prompts_once(model, samples, functools.partial(repeat_rows, samples=samples)):
+        return _without_cache(model.generate(**keywords))
+
+
+def _why_copied(model: Any, input_ids: torch.Tensor | None) -> str:
+    """Why the prompt's cache is copied for each answer; "" if a pool shares it."""
+    why = why_no_pool(model)
+    return why or ("" if input_ids is not None else "there are no input_ids")
+
+
+def _given(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in arguments.items() if value is not None}
 
 
 def _without_cache(out: Any) -> Any:
     """The same output object without the cache, whose rows go back to the pool."""
+    if isinstance(out, torch.Tensor):
+        return out
     return type(out)(**{k: v for k, v in out.items() if k not in ("cache", "past_key_values")})
 
 
-def _shape(input_ids: torch.Tensor, num_samples: int) -> tuple[int, int]:
+def _shape(input_ids: torch.Tensor) -> tuple[int, int]:
     if input_ids.ndim != 2 or 0 in input_ids.shape:
         raise ValueError(f"input_ids are [prompts, tokens], got {list(input_ids.shape)}")
-    if num_samples < 1:
-        raise ValueError(f"num_samples must be at least 1, got {num_samples}")
     return input_ids.shape[0], input_ids.shape[1]
 
 
@@ -146,29 +248,35 @@ def _check_room(model: Any, pool: KVPool, rows: int, longest: int) -> None:
 
 def _generate_in_chunks(
     model: Any,
-    settings: Settings,
+    call: _Call,
     ids: torch.Tensor,
     mask: torch.Tensor,
     cache: PooledCache,
-    every: int,
+    once: contextlib.AbstractContextManager[None],
 ) -> torch.Tensor:
-    """Generate `every` tokens at a time, and drop rows that have ended from ids, mask and cache."""
-    prompt = ids.shape[1]
+    """Generate `every` tokens at a time, and drop rows that have ended from ids, mask and cache.
+    Within `once`, which is entered for the first tokens, a prompt becomes the rows of its answers.
+    """
+    settings, every, prompt = call.settings, call.every or 1, ids.shape[1]
     left, shortest = settings.new_tokens(prompt), settings.shortest(prompt)
     eos = torch.tensor(settings.eos(), device=ids.device, dtype=ids.dtype)
-    alive = torch.arange(len(ids))  # for each row of ids, mask and cache, its row of the result
+    rows = len(call.ids) * call.samples
+    alive = torch.arange(rows)  # for each row of ids, mask and cache, its row of the result
     done: dict[int, torch.Tensor] = {}
     while len(alive):
         before = ids.shape[1]
         config = _remaining(settings, left, shortest - before)
         stop = StoppingCriteriaList([_AtLength(before + every)])
-        ids = model.generate(
-            input_ids=ids,
-            attention_mask=mask,
-            stopping_criteria=stop,
-            **{cache_argument(model): cache},
-            **config,
-        )
+        with once:
+            ids = model.generate(
+                input_ids=ids,
+                attention_mask=mask,
+                stopping_criteria=stop,
+                **{cache_argument(model): cache},
+                **config,
+            )
+        once = contextlib.nullcontext()
+        mask = mask.repeat_interleave(len(ids) // len(mask), 0)
         left -= ids.shape[1] - before
         mask = torch.cat([mask, mask.new_ones(len(ids), ids.shape[1] - before)], 1)
         ended = torch.isin(ids[:, before:], eos).any(1) | (left == 0)

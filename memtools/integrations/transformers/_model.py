@@ -1,11 +1,29 @@
-"""The shape of a transformers model's KV cache, read from its config, and pools of that shape."""
+"""The shape of a transformers model's KV cache, and pools of that shape.
+
+It is read from the config where all layers keep K and V of one shape. For other models one token is
+run through the model with transformers' own cache:
+
+layer   transformers' own cache          in the pool
+0       a state of linear attention      (the layer keeps it by itself)
+1       K of 512, V of 64 elements       layer 0, heads of 512: V has 448 zeros behind it
+"""
 
 from __future__ import annotations
 
+import contextlib
+import weakref
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from transformers.cache_utils import (
+    CacheLayerMixin,
+    DynamicCache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+)
+
 import memtools
-from memtools._base.modelconfig import cache_shape
+from memtools._base.modelconfig import CacheShape, cache_shape
 from memtools._base.torch import connect
 from memtools.integrations.transformers._settings import cache_argument
 
@@ -16,16 +34,19 @@ if TYPE_CHECKING:
 else:
     torch = connect().torch
 
-# Layers that keep K and V of every token. The mask of a sliding layer hides those before its
-# window.
-_ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
-# Models that a pool cannot serve, for a reason that their config does not show.
+# A pool whose heads are as wide as the widest K or V may be so many times as large as needed.
+_MOST_PADDING = 2.0
+# Models that a pool cannot serve, for a reason that their cache does not show.
 _BY_TYPE = {
     "cpmant": "it puts tokens of its own before each prompt",
+    "moshi": "it has no mask for its window, which transformers' own cache cuts off",
     "mimo_v2_flash": "its sliding layers have twice the heads of the others",
+    "gpt_neox_japanese": "its attention takes keys and values only where they lie packed in memory",
+}
+# Models with a past that is no Cache of transformers.
+_OTHER_PAST = {
     "xlm": "it keeps keys and values in a dictionary of its own",
     "xlstm": "it is a recurrent model without keys and values",
-    "gpt_neox_japanese": "its attention takes keys and values only where they lie packed in memory",
 }
 
 
@@ -39,46 +60,131 @@ class Geometry(NamedTuple):
     device: torch.device
 
 
+_measured: weakref.WeakKeyDictionary[Any, CacheShape | str] = weakref.WeakKeyDictionary()
+
+
 def geometry(model: Any) -> Geometry:
     """The shape of the model's cache.
 
-    Raises ValueError if the cache is not K and V of one shape in every layer.
+    Raises ValueError if the cache is not K and V of one number of heads in every layer that keeps
+    them.
     """
-    config, name = model.config, type(model).__name__
-    if not (config.is_encoder_decoder or cache_argument(model)):
+    check_cache(model)
+    shape = _shape(model)
+    if isinstance(shape, str):
         raise ValueError(
-            f"a KVPool cannot serve {name}: its forward takes no cache of keys and values; "
-            "generate without a pool"
+            f"a KVPool cannot hold the cache of {type(model).__name__}: {shape}; use transformers' "
+            "own cache"
         )
+    return Geometry(*shape, model.dtype, model.device)
+
+
+def check_cache(model: Any) -> None:
+    """Raise ValueError if the model takes no Cache of transformers."""
+    why = _OTHER_PAST.get(getattr(model.config, "model_type", ""))
+    if not cache_argument(model) and not model.config.is_encoder_decoder:
+        why = "its forward takes no cache of keys and values"
+    if why is not None:
+        raise ValueError(f"a KVPool cannot serve {type(model).__name__}: {why}; use model.generate")
+
+
+def why_no_pool(model: Any) -> str:
+    """Why a pool cannot hold the cache of a model that takes a cache; "" if it can."""
+    shape = _shape(model)
+    return shape if isinstance(shape, str) else ""
+
+
+def arranged(model: Any, pooled: list[Any]) -> list[Any]:
+    """The layers of a cache for the model: in turn those of the pool where the model keeps K and V
+    of each token, and transformers' own layers where it does not."""
+    if _is_ordinary(config := model.config.get_text_config(decoder=True)):
+        return pooled
+    rest = iter(pooled)
+    return [next(rest) if _keeps_tokens(layer) else layer for layer in _own_cache(config).layers]
+
+
+def all_in_pool(model: Any) -> bool:
+    """Whether a pool holds all that the model keeps, no layer a state of its own."""
+    config = model.config.get_text_config(decoder=True)
+    return _is_ordinary(config) or all(map(_keeps_tokens, _own_cache(config).layers))
+
+
+def _own_cache(config: Any) -> Any:
+    return DynamicCache(config=config)
+
+
+def _keeps_tokens(layer: Any) -> bool:
+    """Whether a layer of transformers keeps K and V of every token. The mask of a sliding layer
+    hides those before its window."""
+    return type(layer) in (DynamicLayer, DynamicSlidingWindowLayer)
+
+
+def _is_ordinary(config: Any) -> bool:
+    """Whether a text model's config says that all layers keep K and V of one shape."""
+    if getattr(config, "is_heterogeneous", False) or getattr(config, "num_kv_shared_layers", None):
+        return False
+    latent = getattr(config, "kv_lora_rank", None) or getattr(config, "qk_head_dim", None)
+    keys, values = (getattr(config, name, None) for name in ("head_dim", "v_head_dim"))
+    return not (
+        latent
+        or (keys and values and keys != values)
+        or getattr(config, "num_attention_heads", None) is None
+        or not all(map(_keeps_tokens, _own_cache(config).layers))
+    )
+
+
+def _shape(model: Any) -> CacheShape | str:
+    """The layers, heads and width of heads that a pool has for the model, or why there is none."""
+    config = model.config
     if config.is_encoder_decoder:
-        fault: str | None = "it is an encoder-decoder model, with two caches"
-    else:
-        config = config.get_text_config(decoder=True)
-        fault = _why_unfit(config)
-    if fault is not None:
-        raise ValueError(
-            f"a KVPool cannot hold the cache of {name}: {fault}; use transformers' own cache"
-        )
-    return Geometry(*cache_shape(config), model.dtype, model.device)
-
-
-def _why_unfit(config: Any) -> str | None:
-    """Why a pool cannot hold the cache of a decoder with this config; None if it can."""
+        return "it is an encoder-decoder model, with two caches"
+    config = config.get_text_config(decoder=True)
     if reason := _BY_TYPE.get(getattr(config, "model_type", "")):
         return reason
-    others = set(getattr(config, "layer_types", None) or ()) - _ATTENTION
-    if others:
-        return f"it has layers of type {', '.join(sorted(others))}"
-    if getattr(config, "kv_lora_rank", None) or getattr(config, "qk_head_dim", None):
-        return "its keys and values differ in size (multi-head latent attention)"
-    keys, values = (getattr(config, name, None) for name in ("head_dim", "v_head_dim"))
-    if keys and values and keys != values:
-        return f"its keys have heads of {keys} elements and its values of {values}"
-    if getattr(config, "num_kv_shared_layers", None) or getattr(config, "is_heterogeneous", False):
-        return "its layers differ in what they keep"
-    if getattr(config, "num_attention_heads", None) is None:
-        return f"{type(config).__name__} has no num_attention_heads"
-    return None
+    if _is_ordinary(config):
+        return cache_shape(config)
+    if model not in _measured:
+        _measured[model] = _measure(model, config)
+    return _measured[model]
+
+
+def _measure(model: Any, config: Any) -> CacheShape | str:
+    """What a forward pass of one token leaves in transformers' own cache."""
+    cache = _own_cache(config)
+    token = torch.ones(1, 1, dtype=torch.long, device=model.device)
+    with without_chance(model), torch.no_grad():
+        try:
+            model(input_ids=token, use_cache=True, **{cache_argument(model): cache})
+        except (KeyError, RuntimeError, TypeError, ValueError, AttributeError) as error:
+            return f"a forward pass of one token fails ({type(error).__name__}: {error})"
+    kept = [layer for layer in cache.layers if isinstance(layer, CacheLayerMixin)]
+    others = {type(layer).__name__ for layer in kept if not _keeps_tokens(layer)}
+    if others or not kept:
+        kinds = others or {type(layer).__name__ for layer in cache.layers}
+        return f"it has layers of type {', '.join(sorted(kinds))}"
+    if any(layer.keys is None for layer in kept):
+        return "some of its layers keep nothing"
+    shapes = [(x.shape[1], x.shape[3]) for layer in kept for x in (layer.keys, layer.values)]
+    heads, widths = {heads for heads, _ in shapes}, [width for _, width in shapes]
+    if len(heads) > 1:
+        return f"its keys and values have {' and '.join(map(str, sorted(heads)))} heads"
+    padding = max(widths) * len(widths) / sum(widths)
+    if padding > _MOST_PADDING:
+        return f"with all heads of {max(widths)} elements it would take {padding:.1f} x the memory"
+    return CacheShape(len(kept), heads.pop(), max(widths))
+
+
+@contextlib.contextmanager
+def without_chance(model: Any) -> Iterator[None]:
+    """All modules in eval mode: two passes with dropout differ in any case."""
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 def pool_for(
@@ -89,6 +195,10 @@ def pool_for(
     **options: Any,
 ) -> KVPool:
     """Make a KVPool with the layers, heads, dtype and device of a transformers model.
+
+    Heads are as wide as the widest keys or values. Where these differ, as in latent attention, the
+    pool takes `2 * head_dim / (keys + values)` of the memory that the cache needs: 1.78 times as
+    much for the 512 and 64 elements of DeepSeek-V3.
 
     Args:
         model: a decoder-only model of transformers.
@@ -101,8 +211,8 @@ def pool_for(
         options: further arguments of KVPool. `dtype=torch.bfloat16` serves a float32 model that
             generates under autocast, in half the memory.
 
-    Raises TypeError if `model` has no config, ValueError if its cache is not K and V of one shape
-    in every layer.
+    Raises TypeError if `model` has no config, ValueError if its cache is not K and V of one number
+    of heads in every layer that keeps them, or padding would take more than twice the memory.
     """
     if not hasattr(model, "config"):
         raise TypeError(f"pool_for() takes a model of transformers, got {type(model).__name__}")

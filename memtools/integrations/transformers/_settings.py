@@ -28,6 +28,12 @@ _PASSED_ON = {
 # Settings that generate_group() makes itself or that do not work with a shared prompt, and why.
 _REFUSED = {
     "num_return_sequences": "num_samples says how many",
+    "cache": "it makes the cache; give a pool, or use model.generate",
+    "past_key_values": "it makes the cache; give a pool, or use model.generate",
+    "streamer": "it prints the tokens of one row",
+    "assistant_model": "assisted decoding takes one row only",
+    "custom_generate": "what it does with the cache is not known",
+    "negative_prompt_ids": "they are a second prompt, which generate() computes for each row",
     "num_beams": "for beams give a PooledCache to model.generate",
     "prompt_lookup_num_tokens": "it takes one row only",
     "cache_implementation": "the cache is the pool's",
@@ -100,26 +106,43 @@ class Settings:
         place = self._found(name)[1]
         return "" if place == "the call" else f", which {place} has"
 
+    def take_samples(self, num_samples: int | None) -> int:
+        """The number of answers to each prompt: `num_samples`, or num_return_sequences, which is
+        then 1 for generate().
+
+        Raises ValueError if it is less than 1.
+        """
+        if num_samples is None:
+            num_samples = self.get("num_return_sequences") or 1
+            self.keywords["num_return_sequences"] = 1
+        if num_samples < 1:
+            raise ValueError(f"num_samples must be at least 1, got {num_samples}")
+        return num_samples
+
+    def inputs(self) -> list[str]:
+        """The arguments that are no settings: inputs of the model besides ids and their mask."""
+        known = vars(GenerationConfig()).keys() | _PASSED_ON
+        return [k for k, value in self.keywords.items() if k not in known and value is not None]
+
     def check(self) -> None:
         """Raise ValueError if a setting does not work with a prompt that is prefilled once."""
-        unknown = set(self.keywords) - set(vars(GenerationConfig())) - _PASSED_ON
-        if unknown:
-            raise ValueError(
-                f"generate_group() prefills from input_ids alone and has no use for "
-                f"{', '.join(sorted(unknown))}; leave it out, or use model.generate"
-            )
         uses_cache, place = self._found("use_cache")
-        if uses_cache is False:
-            remedy = "leave it out" if place == "the call" else "pass use_cache=True"
+        if uses_cache is False and place == "the call":
             raise ValueError(
-                f"generate_group() works by the cache, and use_cache is False in {place}: {remedy}"
+                "generate_group() works by the cache, and use_cache is False: leave it out"
             )
+        self.keywords["use_cache"] = True  # TRL, for one, has False in configs for its training
         for name, why in _REFUSED.items():
             if self._does_something(name):
                 raise ValueError(f"generate_group() takes no {name}{self._place(name)}: {why}")
 
     def check_chunks(self) -> None:
-        """Raise ValueError if a setting does not work with `compact_every`."""
+        """Raise ValueError if a setting or an input does not work with `compact_every`."""
+        if inputs := self.inputs():
+            raise ValueError(
+                "compact_every runs generate() in chunks, and the later ones have no use for "
+                f"{', '.join(inputs)}; leave one of them out"
+            )
         for name in _WHOLE_RUN_ONLY:
             if self._does_something(name):
                 raise ValueError(
