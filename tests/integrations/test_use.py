@@ -11,7 +11,7 @@ import trl
 from transformers import LlamaForCausalLM, Trainer
 
 import memtools
-from tests.integrations.tinytrl import KINDS, logged, model, parameters, trainer
+from tests.integrations.tinytrl import KINDS, logged, model, other_model, parameters, trainer
 from tests.kit.oominject import Inject, out_of_memory
 
 pytestmark = [
@@ -251,6 +251,27 @@ def test_dropout_in_training_keeps_generation_as_it_is(tmp_path):
     adapter = memtools.use(made)
     made.train()
     assert "Generation is the trainer's own: the model generates in training mode" in str(adapter)
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("bamba", "Equal prompts are computed and stored once: 4 answers to each."),
+        ("mamba", "Equal prompts are computed once: 4 answers to each. The cache of each prompt is "
+                  "copied for its answers, because a KVPool cannot hold it: it has layers of type "
+                  "LinearAttentionLayer."),
+    ],
+)  # fmt: skip
+def test_groups_of_models_with_other_caches_have_the_same_rewards(kind, says, tmp_path):
+    made = []
+    for is_used in (False, True):
+        options = {"max_steps": 1, "generation_kwargs": {"use_cache": not is_used}}
+        made.append(trainer("GRPO", tmp_path, other_model(tmp_path, kind), **options))
+        adapter = memtools.use(made[-1]) if is_used else None
+        made[-1].train()
+    assert says in " ".join(str(adapter).split())
+    for ours, theirs in zip(logged(made[1]), logged(made[0]), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-5)
 
 
 def test_vllm_and_several_processes_are_left_alone_and_said(tmp_path, monkeypatch):

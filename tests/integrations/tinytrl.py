@@ -11,8 +11,11 @@ import torch
 import trl
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
+    AutoModelForCausalLM,
+    BambaConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    MambaConfig,
     PreTrainedTokenizerFast,
     Trainer,
     TrainingArguments,
@@ -59,7 +62,22 @@ def reward(completions: list[str], **others: Any) -> list[float]:
             for c in completions]  # fmt: skip
 
 
-def trainer(kind: str, folder: Path, **options: Any) -> Any:
+def other_model(folder: Path, kind: str) -> Any:
+    """A model of linear attention, "bamba" with layers of full attention between."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": len(WORDS), "hidden_size": 32, "num_hidden_layers": 2}
+    sizes |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
+    config: Any = MambaConfig(**sizes, state_size=8)
+    if kind == "bamba":
+        config = BambaConfig(
+            **sizes, intermediate_size=64, num_attention_heads=4, num_key_value_heads=4,
+            attn_layer_indices=[1], mamba_n_heads=4, mamba_d_head=16, mamba_d_state=8,
+        )  # fmt: skip
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder / kind)
+    return AutoModelForCausalLM.from_pretrained(folder / kind, dtype=torch.float32)
+
+
+def trainer(kind: str, folder: Path, net: Any = None, **options: Any) -> Any:
     """A trainer of a batch of 8 rows with 3 to 20 tokens, for 4 updates."""
     draw = random.Random(1)
 
@@ -72,7 +90,7 @@ def trainer(kind: str, folder: Path, **options: Any) -> Any:
         "disable_tqdm": True, "seed": 1, "optim": "sgd", "learning_rate": 0.3, "bf16": False,
         "gradient_checkpointing": False,
     } | options  # fmt: skip
-    net = model(folder)
+    net = net or model(folder)
     if kind in KINDS[:2]:
         rows = []
         for _ in range(48):
