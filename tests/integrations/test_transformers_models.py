@@ -159,6 +159,27 @@ def test_inputs_besides_ids_go_through_the_prefill_of_generate() -> None:
         group(model, None, 3, pool=pool, **keywords)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "patch"), [("qwen2.5-vl", 14), ("qwen3-vl", 16)])
+def test_images_of_a_prompt_are_seen_once(name: str, patch: int) -> None:
+    model, ids = tiny(name), prompt(14, rows=2) % 80 + 3
+    start, image, end = (getattr(model.config, f"{n}_token_id")
+                         for n in ("vision_start", "image", "vision_end"))  # fmt: skip
+    ids[:, 3:9] = torch.tensor([start, *[image] * 4, end])
+    seen = {
+        "pixel_values": torch.randn(32, 6 * patch**2, generator=torch.Generator().manual_seed(0)),
+        "image_grid_thw": torch.tensor([[1, 4, 4]] * 2),
+        "mm_token_type_ids": (ids == image).long(),
+    }
+    expected = plain(model, ids, 3, **seen)
+    assert not torch.equal(plain(model, ids, 3, **seen | {"pixel_values": -seen["pixel_values"]}),
+                           expected)  # fmt: skip
+    with pool_for(model, max_tokens=40, max_sequences=6) as pool:
+        assert torch.equal(group(model, ids, 3, pool=pool, **seen), expected)
+        with PooledCache.for_model(model, pool) as cache:
+            assert torch.equal(plain(model, ids, 3, **seen, **{CACHE: cache}), expected)
+
+
 def test_a_model_with_a_generate_of_its_own_is_refused() -> None:
     sound = torch.zeros(2, 8, 40)
     with pytest.raises(ValueError, match="WhisperForConditionalGeneration has a generate.. of its"):

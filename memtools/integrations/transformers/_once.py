@@ -49,9 +49,7 @@ def prompts_once(model: Any, samples: int, repeat: Callable[[Any], None]) -> Ite
     def keep_and_expand(expand_size: int = 1, **given: Any) -> Any:
         inputs.clear()
         inputs.update(given)
-        # An object of outputs would be repeated in place.
-        given = {k: copy.copy(v) if isinstance(v, dict) else v for k, v in given.items()}
-        return expand(expand_size=samples, **given)
+        return expand(expand_size=samples, **_without_its_containers(given))
 
     def prefill_once(_: Any, config: Any, keywords: dict[str, Any], *args: Any, **more: Any) -> Any:
         ids = inputs["input_ids"]
@@ -93,6 +91,16 @@ def _rows(layer: Any) -> int:
     for name in ("conv_states", "recurrent_states"):
         states += getattr(layer, name, {}).values()
     return next((state.shape[0] for state in states if state is not None), 0)
+
+
+def _without_its_containers(value: Any) -> Any:
+    """The same tensors in other dicts and outputs, for generate() repeats those in place."""
+    if not isinstance(value, dict):
+        return value
+    made = copy.copy(value)
+    for name, part in value.items():
+        made[name] = _without_its_containers(part)
+    return made
 
 
 def _repeated(value: Any, rows: int, samples: int) -> Any:
