@@ -303,10 +303,13 @@ def test_a_prompt_of_one_token_needs_no_prefill(pool: memtools.KVPool) -> None:
         ({"use_cache": False}, "use_cache is False: leave it out"),
         (
             {"generation_config": GenerationConfig(num_beams=2)},
-            "takes no num_beams, which generation_config has",
+            "takes no num_beams, which generation_config has: .*; pass num_beams=1 to do without",
         ),
         ({"num_return_sequences": 2}, "num_samples says how many"),
-        ({"num_beams": 2}, "give a PooledCache to model.generate"),
+        (
+            {"num_beams": 2},
+            "takes no num_beams: for beams use model.generate",
+        ),
         ({"cache_implementation": "static"}, "the cache is the pool's"),
         ({"prompt_lookup_num_tokens": 3}, "one row only"),
         ({CACHE: 1}, f"takes no {CACHE}: it makes the cache"),

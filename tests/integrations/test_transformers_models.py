@@ -19,7 +19,8 @@ SERVED = [
     *("bart", "whisper", "trocr", "roformer"),
     *("qwen2-vl", "qwen2.5-vl", "qwen3-vl"),
     *("deepseek-v2", "deepseek-v3", "minicpm3"),  # latent attention: V narrower than K
-    *("gemma4",),  # heads of two widths
+    "gemma4",  # heads of two widths
+    "phi3 of long texts",
 ]
 HYBRID = [  # some layers keep a state of their own, or nothing
     *("qwen3-next", "qwen3.5", "lfm2", "bamba", "jamba", "granite-moe-hybrid", "gemma3n"),
@@ -96,7 +97,9 @@ def test_a_pooled_cache_has_the_tokens_of_the_models_own(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["deepseek-v3", "gemma4", "gemma3n", "bamba", "lfm2"])
+@pytest.mark.parametrize(
+    "name", ["deepseek-v3", "gemma4", "gemma3n", "bamba", "lfm2", "phi3 of long texts"]
+)
 def test_rows_of_layers_of_other_kinds_go_with_those_of_the_pool(name: str) -> None:
     """Beams reorder them, answers that have ended drop them, forks repeat them."""
     ids, mask = ragged(11, 4)

@@ -240,6 +240,19 @@ _MAKERS |= {
         | {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2},
         global_head_dim=16,
     ),
+    "phi3 of long texts": _of(  # positions are rotated by the longest row of a batch
+        "Phi3",
+        **_GROUPED,
+        original_max_position_embeddings=8,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "short_factor": [1.0] * 4,
+            "long_factor": [4.0] * 4,
+            "original_max_position_embeddings": 8,
+        },
+    ),
     "falcon-h1": _of("FalconH1", **_MAMBA | {"num_hidden_layers": 2}, mamba_d_ssm=128),
     "mamba": _of("Mamba", vocab_size=VOCAB, hidden_size=64, num_hidden_layers=2, state_size=8),
     "minimax": _of(

@@ -24,13 +24,13 @@ from memtools._base.torch import connect
 from memtools.integrations.transformers._cache import PooledCache
 from memtools.integrations.transformers._first import FEW, gives_the_same_logits
 from memtools.integrations.transformers._model import (
-    all_in_pool,
     check_cache,
     check_pool,
+    goes_unpadded,
     pool_for,
     why_no_pool,
 )
-from memtools.integrations.transformers._once import prompts_once, repeat_rows
+from memtools.integrations.transformers._once import prompts_once
 from memtools.integrations.transformers._prefill import (
     forget_positions,
     offsets,
@@ -131,7 +131,7 @@ def generate_group(
         raise ValueError("a pool needs to know the prompts: give input_ids, or leave out the pool")
     prompts, tokens = _shape(input_ids)
     mask = settings.mask(input_ids, attention_mask)
-    unpadded = prefill == "unpadded" and not settings.inputs() and all_in_pool(model)
+    unpadded = prefill == "unpadded" and not settings.inputs() and goes_unpadded(model)
     if unpadded:
         offsets(mask)
     longest = tokens + settings.new_tokens(tokens) - 1
@@ -183,17 +183,15 @@ def _pooled(model: Any, call: _Call, pool: KVPool, way: str) -> Any:
     forget_positions(model)
     with contextlib.ExitStack() as stack:
         cache = stack.enter_context(PooledCache.for_model(model, pool, prompts, tokens))
-        repeat = functools.partial(PooledCache.batch_repeat_interleave, repeats=call.samples)
-        repeat = functools.partial(repeat, num_tokens=call.longest)
         once: Any = contextlib.nullcontext()
         if way == "unpadded" and cache.lease is not None:
             chunk = call.settings.get("prefill_chunk_size")
             with torch.no_grad():
                 prefill_rows(model, cache.lease, ids[:, :-1], offsets(mask), chunk)
-            repeat(cache)
+            cache.batch_repeat_interleave(call.samples, call.longest)
             ids, mask = (x.repeat_interleave(call.samples, 0) for x in (ids, mask))
         else:
-            once = prompts_once(model, call.samples, repeat)
+            once = prompts_once(model, call.samples, call.longest)
         if call.every is not None:
             return _generate_in_chunks(model, call, ids, mask, cache, once)
         keywords = call.settings.keywords | {cache_argument(model): cache}
@@ -205,7 +203,7 @@ def _pooled(model: Any, call: _Call, pool: KVPool, way: str) -> Any:
 def _copied(model: Any, samples: int, keywords: dict[str, Any]) -> Any:
     """The answers with transformers' own cache, copied for each answer."""
     forget_positions(model)
-    with prompts_once(model, samples, functools.partial(repeat_rows, samples=samples)):
+    with prompts_once(model, samples):
         return _without_cache(model.generate(**keywords))
 
 

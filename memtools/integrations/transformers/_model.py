@@ -103,9 +103,16 @@ def arranged(model: Any, pooled: list[Any]) -> list[Any]:
     return [next(rest) if _keeps_tokens(layer) else layer for layer in _own_cache(config).layers]
 
 
-def all_in_pool(model: Any) -> bool:
-    """Whether a pool holds all that the model keeps, no layer a state of its own."""
+def goes_unpadded(model: Any) -> bool:
+    """Whether prompts can go through the model one by one: a pool holds all that it keeps, and
+    positions are not rotated by the length of the longest row (longrope, dynamic)."""
     config = model.config.get_text_config(decoder=True)
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = {
+        str(part.get("rope_type")) for part in (rope, *rope.values()) if isinstance(part, dict)
+    }
+    if any("dynamic" in kind or kind == "longrope" for kind in kinds):
+        return False
     return _is_ordinary(config) or all(map(_keeps_tokens, _own_cache(config).layers))
 
 

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from transformers import GenerationMixin
 from transformers.cache_utils import Cache, EncoderDecoderCache
 
 from memtools._base.torch import connect
+from memtools.integrations.transformers._cache import PooledCache
 
 if TYPE_CHECKING:
     import torch
@@ -26,13 +27,13 @@ else:
 
 
 @contextlib.contextmanager
-def prompts_once(model: Any, samples: int, repeat: Callable[[Any], None]) -> Iterator[None]:
+def prompts_once(model: Any, samples: int, num_tokens: int | None = None) -> Iterator[None]:
     """Within, `model.generate` gives `samples` answers to each row of its inputs.
 
     Args:
         model: a model of transformers, or one in PEFT's wrapper.
         samples: rows for each prompt.
-        repeat: repeats every row of a cache `samples` times, in place.
+        num_tokens: tokens expected in each row, for which a pool keeps room.
 
     Raises ValueError if the model has a generate() of its own, or, after the prefill, if it keeps
     its past elsewhere than in a Cache.
@@ -61,7 +62,11 @@ def prompts_once(model: Any, samples: int, repeat: Callable[[Any], None]) -> Ite
                 f"{type(inner).__name__} returns no Cache of transformers, so that a prompt that "
                 "is computed once cannot be repeated; use model.generate"
             )
-        repeat(cache)
+        pooled = [each for each in keywords.values() if isinstance(each, PooledCache)]
+        for each in pooled:
+            each.batch_repeat_interleave(samples, num_tokens)
+        if cache not in pooled:  # Phi-3 makes one where it begins to rotate positions otherwise
+            _repeat_rows(cache, samples)
         return _repeated(out, ids.shape[0], samples)
 
     inner._expand_inputs_for_generation, inner._prefill = keep_and_expand, prefill_once
@@ -71,11 +76,11 @@ def prompts_once(model: Any, samples: int, repeat: Callable[[Any], None]) -> Ite
         del inner._expand_inputs_for_generation, inner._prefill
 
 
-def repeat_rows(cache: Any, samples: int) -> None:
+def _repeat_rows(cache: Any, samples: int) -> None:
     """Repeat every row of one of transformers' own caches."""
     if isinstance(cache, EncoderDecoderCache):
-        repeat_rows(cache.self_attention_cache, samples)
-        repeat_rows(cache.cross_attention_cache, samples)
+        _repeat_rows(cache.self_attention_cache, samples)
+        _repeat_rows(cache.cross_attention_cache, samples)
         return
     if "batch_repeat_interleave" in vars(type(cache)):  # MiniMax has states besides the layers
         cache.batch_repeat_interleave(samples)

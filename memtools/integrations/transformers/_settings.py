@@ -34,7 +34,7 @@ _REFUSED = {
     "assistant_model": "assisted decoding takes one row only",
     "custom_generate": "what it does with the cache is not known",
     "negative_prompt_ids": "they are a second prompt, which generate() computes for each row",
-    "num_beams": "for beams give a PooledCache to model.generate",
+    "num_beams": "for beams use model.generate, in which a PooledCache shares their pages",
     "prompt_lookup_num_tokens": "it takes one row only",
     "cache_implementation": "the cache is the pool's",
     "token_healing": "it changes the prompt after its cache is there",
@@ -134,7 +134,11 @@ class Settings:
         self.keywords["use_cache"] = True  # TRL, for one, has False in configs for its training
         for name, why in _REFUSED.items():
             if self._does_something(name):
-                raise ValueError(f"generate_group() takes no {name}{self._place(name)}: {why}")
+                is_elsewhere = self._found(name)[1] != "the call" and name in _NEUTRAL
+                remedy = f"; pass {name}={_NEUTRAL[name]} to do without" if is_elsewhere else ""
+                raise ValueError(
+                    f"generate_group() takes no {name}{self._place(name)}: {why}{remedy}"
+                )
 
     def check_chunks(self) -> None:
         """Raise ValueError if a setting or an input does not work with `compact_every`."""
