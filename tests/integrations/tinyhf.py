@@ -119,6 +119,7 @@ _MAKERS |= {
     "gpt-neox-japanese": _of(
         "GPTNeoXJapanese", vocab_size=VOCAB, hidden_size=64, num_hidden_layers=2
     ),
+    "big-bird": _of("BigBird", **_SIZES, is_decoder=True),
     "xlnet": _of("XLNet", "LMHeadModel", vocab_size=VOCAB, d_model=64, n_layer=2, n_head=4),
     "xlm": _of("XLM", "WithLMHeadModel", vocab_size=VOCAB, emb_dim=64, n_layers=2, n_heads=4),
     "openai-gpt": _of("OpenAIGPT", "LMHeadModel", vocab_size=VOCAB, n_embd=64, n_layer=2, n_head=4),

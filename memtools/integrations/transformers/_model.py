@@ -43,8 +43,10 @@ _BY_TYPE = {
     "mimo_v2_flash": "its sliding layers have twice the heads of the others",
     "gpt_neox_japanese": "its attention takes keys and values only where they lie packed in memory",
 }
-# Models with a past that is no Cache of transformers.
-_OTHER_PAST = {
+# Models with a past that is no Cache of transformers, or that a first call would change.
+_UNSERVED = {
+    "big_bird": "it gives up sparse attention for good at its first short text",
+    "bigbird_pegasus": "it gives up sparse attention for good at its first short text",
     "xlm": "it keeps keys and values in a dictionary of its own",
     "xlstm": "it is a recurrent model without keys and values",
 }
@@ -80,8 +82,8 @@ def geometry(model: Any) -> Geometry:
 
 
 def check_cache(model: Any) -> None:
-    """Raise ValueError if the model takes no Cache of transformers."""
-    why = _OTHER_PAST.get(getattr(model.config, "model_type", ""))
+    """Raise ValueError if the model takes no Cache of transformers, or cannot be served at all."""
+    why = _UNSERVED.get(getattr(model.config, "model_type", ""))
     if not cache_argument(model) and not model.config.is_encoder_decoder:
         why = "its forward takes no cache of keys and values"
     if why is not None:
