@@ -6,8 +6,8 @@
 row 0..G-1  | . . a b c |  d x x x    generate() sees the whole prompt, and a cache that holds
 row G..     | e f g h i |  j y y      all of it but one token: it feeds the last and goes on
 
-"padded"    generate() runs its own prefill for a row per prompt, and the cache is repeated after it
-            (_once.py): rows of a pool share their pages, rows of transformers' own cache are copied
+"padded"    generate() runs its own prefill for a row per prompt; after it the cache is repeated:
+            rows of a pool share their pages, rows of transformers' own cache are copied
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaLis
 
 from memtools._base.torch import connect
 from memtools.integrations.transformers._cache import PooledCache
-from memtools.integrations.transformers._first import FEW, gives_the_same_logits
+from memtools.integrations.transformers._first_call import NEW_TOKENS, gives_the_same_logits
 from memtools.integrations.transformers._model import (
     check_cache,
     check_pool,
@@ -30,12 +30,12 @@ from memtools.integrations.transformers._model import (
     pool_for,
     why_no_pool,
 )
-from memtools.integrations.transformers._once import prompts_once
 from memtools.integrations.transformers._prefill import (
     forget_positions,
     offsets,
     prefill_rows,
 )
+from memtools.integrations.transformers._prompts_once import prompts_once
 from memtools.integrations.transformers._settings import Settings, cache_argument
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 else:
     torch = connect().torch
 
+#: How prompts are computed: see above; "copied" is "padded" without a pool.
+Way = Literal["unpadded", "padded", "copied"]
 _logger = logging.getLogger("memtools")
 
 
@@ -123,10 +125,10 @@ def generate_group(
         if compact_every is not None:
             raise ValueError(f"compact_every drops rows of a pool, and there is none: {why}")
         _logger.info("generate_group() copies the prompt's cache for each answer: %s", why)
-        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
-        if input_ids is not None and not input_ids.is_floating_point():
+        if input_ids is not None:
             which_way(model, input_ids, ("copied",))
-        return _copied(model, samples, generate_kwargs | _given(inputs))
+            generate_kwargs["input_ids"] = input_ids
+        return _copied(model, samples, generate_kwargs | {"attention_mask": attention_mask})
     if input_ids is None:
         raise ValueError("a pool needs to know the prompts: give input_ids, or leave out the pool")
     prompts, tokens = _shape(input_ids)
@@ -144,7 +146,7 @@ def generate_group(
         return _pooled(model, call, pool, way)
 
 
-def which_way(model: Any, ids: torch.Tensor, ways: tuple[str, ...]) -> str:
+def which_way(model: Any, ids: torch.Tensor, ways: tuple[Way, ...]) -> Way:
     """The first of these ways whose logits are those of generate(), which the first call finds."""
     for way in ways:
         if gives_the_same_logits(model, ids, way, functools.partial(_row, model, way)):
@@ -156,13 +158,13 @@ def which_way(model: Any, ids: torch.Tensor, ways: tuple[str, ...]) -> str:
 
 
 def _row(
-    model: Any, way: str, *, input_ids: torch.Tensor, attention_mask: torch.Tensor, **keywords: Any
+    model: Any, way: Way, *, input_ids: torch.Tensor, attention_mask: torch.Tensor, **keywords: Any
 ) -> Any:
     """Two answers to a short row, for the first call."""
     if way == "copied":
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
         return _copied(model, 2, keywords | inputs)
-    longest = input_ids.shape[1] + FEW - 1
+    longest = input_ids.shape[1] + NEW_TOKENS - 1
     call = _Call(Settings(model, keywords), input_ids, attention_mask, 2, longest)
     with pool_for(model, longest, 2) as pool:
         return _pooled(model, call, pool, way)
@@ -177,7 +179,7 @@ class _Call(NamedTuple):
     every: int | None = None
 
 
-def _pooled(model: Any, call: _Call, pool: KVPool, way: str) -> Any:
+def _pooled(model: Any, call: _Call, pool: KVPool, way: Way) -> Any:
     """The answers with all rows in the pool."""
     (prompts, tokens), ids, mask = call.ids.shape, call.ids, call.mask
     forget_positions(model)
@@ -211,10 +213,6 @@ def _why_copied(model: Any, input_ids: torch.Tensor | None) -> str:
     """Why the prompt's cache is copied for each answer; "" if a pool shares it."""
     why = why_no_pool(model)
     return why or ("" if input_ids is not None else "there are no input_ids")
-
-
-def _given(arguments: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in arguments.items() if value is not None}
 
 
 def _without_cache(out: Any) -> Any:

@@ -150,7 +150,11 @@ def _shape(model: Any) -> CacheShape | str:
     config = config.get_text_config(decoder=True)
     if reason := _BY_TYPE.get(getattr(config, "model_type", "")):
         return reason
-    if _is_ordinary(config):
+    try:
+        is_ordinary = _is_ordinary(config)
+    except KeyError as unknown:
+        return f"it has layers of type {unknown.args[0]}, which transformers' cache does not know"
+    if is_ordinary:
         return cache_shape(config)
     if model not in _measured:
         _measured[model] = _measure(model, config)

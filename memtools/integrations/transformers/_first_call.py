@@ -24,7 +24,7 @@ else:
     torch = connect().torch
 
 _PADDING, _TOKENS = 3, 6
-FEW = 3  # tokens that are generated
+NEW_TOKENS = 3  # tokens that are generated
 # By this share of their spread logits may differ, in 32 bits and in 16. Rounding makes 1e-6 and a
 # few hundredths; a token in another place makes about 1.
 _ROUNDING, _ROUNDING_16 = 1e-3, 0.2
@@ -46,7 +46,7 @@ def gives_the_same_logits(
     """
     found = _found.setdefault(model, {})
     if way not in found:
-        ids, mask = _few(model, input_ids)
+        ids, mask = _short_row(model, input_ids)
         with without_chance(model):
             forget_positions(model)
             plain = _logits(model, model.generate, ids, mask)
@@ -62,7 +62,7 @@ def _logits(
     ends = Settings(model, {}).eos()
     token = next((token for token in ids[0].tolist() if token not in ends), 0)
     config = GenerationConfig(
-        max_new_tokens=FEW,
+        max_new_tokens=NEW_TOKENS,
         num_return_sequences=1,
         num_beams=1,
         do_sample=False,
@@ -88,7 +88,7 @@ def _close(plain: torch.Tensor, ours: torch.Tensor, model: Any) -> bool:
     return bool((plain - ours).abs().max() <= most)  # not if there is a NaN
 
 
-def _few(model: Any, input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _short_row(model: Any, input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """A row of padding and different tokens, those of the program's prompts first, and its mask.
     Tokens that stand for an image or the like are left out."""
     config = model.config.get_text_config(decoder=True)
