@@ -22,7 +22,7 @@ import threading
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from types import FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from memtools import _core
 from memtools._base import environment, process
@@ -45,6 +45,16 @@ if TYPE_CHECKING:
 MODULES = "torch.nn.modules.module"
 PROCESSES = "multiprocessing.process"
 TRAINER = "transformers.trainer"
+LIGHTNING = "lightning.pytorch.trainer.call", "pytorch_lightning.trainer.call"
+#: By Lightning's hook after a batch that is not trained on, the phase of which it is a step.
+_EVALUATED: Final = {
+    "on_validation_batch_end": "validate",
+    "on_test_batch_end": "test",
+    "on_predict_batch_end": "predict",
+}
+_EVALUATION_ENDS: Final = frozenset(
+    ("on_validation_end", "on_test_end", "on_predict_end", "on_exception")
+)
 RESERVE = 16 << 20  # Address space, in bytes, for the end of the run.
 #: So many calls of modules are kept back: the leak test looks first at the sixteenth step.
 KEPT_BACK = 16
@@ -126,14 +136,14 @@ class StepCounter:
         if self._forwards >= self._kept_back:
             self._monitor._restart_leak_test()
 
-    def batch_evaluated(self) -> None:
+    def batch_evaluated(self, phase: str = "evaluate") -> None:
         """Called when a Trainer has evaluated a batch. Between updates such batches are steps of
         their own phase; until an optimizer acts, the calls of the model count. Raises as for an
         optimizer."""
         if not self._trains:
             return
         if self._evaluation is None:
-            self._evaluation = self._monitor.phase("evaluate", own_steps=True)
+            self._evaluation = self._monitor.phase(phase, own_steps=True)
             self._evaluation.__enter__()
         try:
             self._monitor.step()
@@ -174,6 +184,23 @@ class StepCounter:
             }
             kind = type("EvaluationCallback", (module.TrainerCallback,), hooks)
             module.DEFAULT_CALLBACKS.append(kind)
+
+    def watch_lightning(self, module: ModuleType) -> None:
+        """Wrap the function by which a Trainer of Lightning calls the hooks of its callbacks."""
+        name = "_call_callback_hooks"
+        call = getattr(module, name, None)  # None in another version of Lightning
+
+        def call_hooks(trainer: Any, hook: str, *args: Any, **keywords: Any) -> Any:
+            assert call is not None
+            made = call(trainer, hook, *args, **keywords)
+            if hook in _EVALUATED:
+                self.batch_evaluated(_EVALUATED[hook])
+            elif hook in _EVALUATION_ENDS:
+                self.evaluated()
+            return made
+
+        if call is not None:
+            setattr(module, name, call_hooks)
 
     def watch_modules(self, module: ModuleType) -> None:
         torch = sys.modules["torch"]
@@ -236,6 +263,7 @@ def count_steps(monitor: MemoryMonitor) -> StepCounter:
         MODULES: counter.watch_modules,
         PROCESSES: lambda _: worker.invite(),
         TRAINER: counter.watch_evaluation,
+        **dict.fromkeys(LIGHTNING, counter.watch_lightning),
     }
     sys.meta_path.insert(0, _Imported(then))
     process.at_fork(_in_child)

@@ -199,6 +199,7 @@ class LeakWatch:
         self._limits, self._reporter, self._seconds = limits, reporter, seconds
         self._phase = phase
         self._schedule, self.budget = Schedule(origin, of_phase=bool(phase)), budget or Budget()
+        self._spent_before = self.budget.spent_ns  # in earlier passages of the phase
         self._sensor = Sensor(signals, limits, noisy=seconds is not None)
         self._walks = HeapWalks(
             census, self._sensor, self.budget, reporter.complain, collects=seconds is None
@@ -407,6 +408,7 @@ class LeakWatch:
         gained = sum(holder.rate_bytes for holder in holders)
         unheld = self._walks.unheld(seen, gained) if is_walked else ""
         least = THRESHOLDS.least_rate, THRESHOLDS.least_rate_of_phase
+        unlooked = self._plan_walk(step)
         found = findings_of(
             seen.evidence(
                 [*holders, *self._walks.longer],
@@ -419,7 +421,7 @@ class LeakWatch:
                 unheld=unheld,
                 new_objects=self._walks.new_objects,
                 walked=is_walked,
-                unlooked=self._plan_walk(step),
+                unlooked=unlooked,
                 is_collected=self._walks.is_collected,
                 profiles=profiler_runs(),
                 declared=self._sensor.declared(step),
@@ -428,6 +430,9 @@ class LeakWatch:
                 least_rate=least[bool(self._phase)],
             )
         )
+        if unlooked and self._spent_before:
+            # An earlier passage has looked, and has named who holds what this one gains.
+            found = [one for one in found if one.holder]
         points, paces = self._sensor.points, self._sensor.paces(step)
         rising = self._sensor.rising(step)
         news, taken_back = self._ledger.look(
@@ -469,7 +474,8 @@ class LeakWatch:
         "" if none does."""
         if self._walks.wait_ns == 0:
             return ""
-        step_ns = self._schedule.step_ns(self._step) - self.budget.spent_ns / self._steps
+        spent_ns = self.budget.spent_ns - self._spent_before
+        step_ns = self._schedule.step_ns(self._step) - spent_ns / self._steps
         due = step + math.ceil(self._walks.wait_ns / max(1.0, step_ns))
         self._schedule.by(due)
         steps = due if self._seconds is None else None
@@ -645,15 +651,18 @@ class LeakWatch:
             self._reporter.report(self._as_read(replace(finding, over=True)))
 
     def phase_ended(self) -> None:
-        """The phase has ended: look once more if something has grown since the newest look."""
+        """The phase has ended: look once more if something has grown since the newest look, and
+        read what is left. The next step may take as much as was freed."""
         self.interrupt()
         self._look_last(self._step)
+        if self._ledger and not self._is_over:
+            self._read(self._step + 1)
 
     def settle(self) -> None:
         """The program goes on after the phase: report what was freed with it, and look no more.
         What it has not freed stands."""
         if self._ledger and not self._is_over:
-            self._read(self._step + 1)
+            self._read(self._step + 2)
             self._report(self._ledger.end_freed(self._sensor.points))
         self.leave()
 

@@ -4,7 +4,7 @@ setup              start                       each of fit, validate, test and p
 on_train_start     phase "train"               "sanity_check", "validate", "test", "predict" are
 on_before_opt..._step phase "optimizer"        of automatic optimization, to the batch's end
 on_train_batch_end step, log_dict(figures)     phases as well, inside of "train" or alone
-on_..._batch_end   no step, but guards may act
+on_..._batch_end   a step of "validate", "test" or "predict"; guards may act
 teardown           stop                        on_exception stops too
 
 accumulator(module) makes a GradAccumulator for a LightningModule that optimises by hand.
@@ -41,10 +41,10 @@ class MemoryCallback(MonitoringCallback, Callback):  # type: ignore[misc]
 
     The monitor starts with each of them and stops with it, also if it ends by an exception. A step
     is what `trainer.global_step` counts: an update of an optimizer, however many batches it
-    accumulates. Every `log_every_n_steps` the monitor's `memory/...` figures go to the loggers
-    through `log_dict`; at the end the summary goes to the log `memtools` at level INFO. Losses are
-    the same to the last bit. `with MemoryCallback(...) as callback:` stops the monitor at the end
-    of the block.
+    accumulates. The batches of `validate`, `test` and `predict` are steps of these phases. Every
+    `log_every_n_steps` the monitor's `memory/...` figures go to the loggers through `log_dict`; at
+    the end the summary goes to the log `memtools` at level INFO. Losses are the same to the last
+    bit. `with MemoryCallback(...) as callback:` stops the monitor at the end of the block.
 
     Args:
         monitor: the monitor; None, the default, makes a `MemoryMonitor()`. Pass
@@ -91,7 +91,8 @@ class MemoryCallback(MonitoringCallback, Callback):  # type: ignore[misc]
             self.log_dict(self._run.figures(), on_step=True, on_epoch=False, rank_zero_only=True)
 
     def on_validation_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
-        self.monitor.step(0)  # a safe point but not a step: guards may act
+        # The batches of a sanity check are no steps, but guards may act.
+        self.monitor.step(0 if self._run.is_in("sanity_check") else 1)
 
     on_test_batch_end = on_predict_batch_end = on_validation_batch_end
 
@@ -103,19 +104,19 @@ class MemoryCallback(MonitoringCallback, Callback):  # type: ignore[misc]
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         if not trainer.sanity_checking:
-            self._run.enter("validate")
+            self._run.enter("validate", own_steps=True)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         self._run.leave("validate")
 
     def on_test_start(self, trainer: Any, pl_module: Any) -> None:
-        self._run.enter("test")
+        self._run.enter("test", own_steps=True)
 
     def on_test_end(self, trainer: Any, pl_module: Any) -> None:
         self._run.leave("test")
 
     def on_predict_start(self, trainer: Any, pl_module: Any) -> None:
-        self._run.enter("predict")
+        self._run.enter("predict", own_steps=True)
 
     def on_predict_end(self, trainer: Any, pl_module: Any) -> None:
         self._run.leave("predict")

@@ -50,3 +50,69 @@ def test_memtools_run_finds_it_in_an_unchanged_script(tmp_path):
     assert any("Peak of step" in line and "of evaluate" in line for line in lines)
     assert "train.py:5" not in ended.stderr  # the call of train() is not a place
     assert "memtools accumulates" not in ended.stderr
+
+
+VALIDATION = """
+import warnings
+
+warnings.simplefilter("ignore")
+import lightning
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+WORDS = 20000
+
+
+class Net(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(64, WORDS)
+        self.validation_step_outputs = []
+
+    def loss(self, batch):
+        logits = self.net(batch[0])
+        return torch.nn.functional.cross_entropy(logits, batch[1]), logits
+
+    def training_step(self, batch, index):
+        return self.loss(batch)[0]
+
+    def validation_step(self, batch, index):
+        loss, logits = self.loss(batch)
+        self.log("val_loss", loss)
+        self.validation_step_outputs.append(logits)
+
+    def on_validation_epoch_end(self):
+        self.validation_step_outputs.clear()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 1e-2)
+
+
+data = TensorDataset(torch.randn(256, 64), torch.randint(0, WORDS, (256,)))
+trainer = lightning.Trainer(
+    accelerator="cpu", max_epochs=2, logger=False, enable_checkpointing=False,
+    enable_progress_bar=False, enable_model_summary=False,
+)
+trainer.fit(Net(), DataLoader(data, 16), DataLoader(data, 8))
+"""
+
+
+def test_memtools_run_finds_what_a_validation_of_lightning_keeps(tmp_path):
+    """Each validation ends with an empty list: the growth is over, and no other is found in the
+    second one, for whose looks there is no time."""
+    (tmp_path / "train.py").write_text(VALIDATION)
+    here = Path(__file__).parents[2]
+    ended = subprocess.run(
+        [sys.executable, "-m", "memtools", "run", "--limit", "4 GiB", "train.py"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(here)},
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    lines = [line for line in ended.stderr.splitlines() if line.startswith("memtools: ")]
+    named = next(line for line in lines if "Net.validation_step_outputs" in line)
+    step = re.match(r"memtools: step (\d+) of validate: ", named)
+    assert step is not None
+    assert int(step[1]) <= 16
+    assert any(line.startswith("memtools: before: list Net.validation_step") for line in lines)
+    assert any("32 steps; peak" in line for line in lines)
+    assert not any("memory (heap)" in line for line in lines)

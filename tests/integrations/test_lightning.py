@@ -261,3 +261,25 @@ def test_both_packages_do(tmp_path, imports, absent, expected):
         text=True,
     )
     assert done.stdout.splitlines()[-1:] == [expected], done.stderr
+
+
+class KeepsOutputs(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.outputs: list[torch.Tensor] = []
+
+    def validation_step(self, batch: Any, index: int) -> None:
+        self.outputs.append(torch.randn(1 << 16))
+
+
+def test_what_a_validation_keeps_is_named_by_its_own_batches(tmp_path):
+    monitor = memtools.MemoryMonitor()
+    found: list[memtools.LeakFinding] = []
+    monitor.on_leak(found.append)
+    fitted = trainer(tmp_path, MemoryCallback(monitor), num_sanity_val_steps=2, max_epochs=1)
+    fitted.fit(KeepsOutputs(), rows(), rows(48))
+    assert monitor.step_count == 6
+    named = next(one for one in found if one.holder)
+    assert (named.holder, named.phase) == ("list KeepsOutputs.outputs", "validate")
+    assert named.rate_bytes == pytest.approx(4 << 16, rel=0.1)
+    assert named.first_step is None or named.first_step <= 16
