@@ -10,7 +10,8 @@
 A GradAccumulator averages, clips and steps. A trainer does these itself, so that nothing is left to
 do here but to cut its batch: the gradients after `step()` are those of the batch that the trainer
 would have run in one pass. What the parts return is kept in the window, and goes with a part that
-is undone.
+is undone. On several ranks `reduce()` at the end of an update takes the place of the reduction that
+the trainer's wrapper makes in a backward pass.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from memtools._base import torch as bridge
 from memtools._grad.backoff import BackOff
-from memtools._grad.gradients import Gradients
+from memtools._grad.gradients import Gradients, sparse_error
 from memtools._grad.ranks import Ranks
 from memtools._grad.report import Retry
 from memtools._grad.settings import Settings
@@ -33,6 +34,22 @@ if TYPE_CHECKING:
     from memtools._grad.pressure import Monitor
 
 _RETRIES: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class _Update:
+    """The update of this rank, as `Ranks.reduce()` sees a window. A trainer's loss is a mean over
+    the ranks, and so each rank is one unit."""
+
+    count: int
+    scale: float = 1.0
+    guess: float = 1.0
+    weighted: bool = True
+    empty: bool = False
+
+    def total(self) -> float:
+        """Return the units."""
+        return 1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -73,6 +90,8 @@ class BatchPasses:
         micro_batch_size: the rows of a part to begin with; None, the default, for the whole batch.
         monitor: a running MemoryMonitor, whose limits the parts stay below; None, the default, for
             fewer rows only after an out-of-memory error.
+        ranks: how the processes that train this model work together, attached to it; None, the
+            default, for one process.
 
     Attributes:
         retries: the newest 100 parts that were undone, of all batches, as sentences by `str()`.
@@ -88,10 +107,14 @@ class BatchPasses:
         *,
         micro_batch_size: int | None = None,
         monitor: Monitor | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.model, self._backward = model, backward
+        self.window, self.totals = _Window(), _Totals()
+        self.ranks = Ranks() if ranks is None else ranks
+        self.ranks.begin()
         self.gradients = Gradients(p for p in model.parameters() if p.requires_grad)
-        self.window, self.ranks, self.totals = _Window(), Ranks(), _Totals()
+        self._parts = 0  # of the batches since the last reduce()
         self.retries: list[Retry] = []
         self._back_off = BackOff(self, Settings(micro_batch_size=micro_batch_size, monitor=monitor))
         self.micro_batch_size: int | None = None
@@ -116,7 +139,8 @@ class BatchPasses:
         Args:
             rows: the rows of the batch, at least 1.
             forward: called with the rows of a part; runs its forward pass, and returns what
-                `backward` takes.
+                `backward` takes. Where ranks are in step, all run as many parts as the rank with
+                the most rows, and a part may be of rows that this one has not.
 
         Returns what `backward` returned for each part, in order.
 
@@ -124,6 +148,9 @@ class BatchPasses:
         error only if one row does not fit.
         """
         torch = bridge.connect().torch
+        self.ranks.begin()
+        if self.ranks.in_step:
+            rows = int(max(self.ranks.share(rows)))
 
         def run(part: Any) -> Any:
             first = int(part[0])
@@ -131,6 +158,25 @@ class BatchPasses:
 
         self._back_off.step(torch.arange(rows), run)
         return self.window.results
+
+    def reduce(self) -> None:
+        """Make the gradients of all ranks their mean, at the end of an update. A collective; with
+        one process it does nothing.
+
+        Raises RankError if another rank has failed since the last call, TypeError for a sparse
+        gradient.
+        """
+        if not self.ranks.reduces:
+            return
+        name = self.gradients.sparse()
+        reduced = self.ranks.reduce(
+            self.gradients,
+            _Update(self._parts),
+            problem=None if name is None else sparse_error(name),
+        )
+        self._parts = 0
+        if (factor := reduced.divided / reduced.weight) != 1.0:
+            self.gradients.multiply(factor)
 
     # --- for the back-off ---
 
@@ -140,16 +186,18 @@ class BatchPasses:
 
     def run(self, micro: Any, loss_fn: Callable[[Any], Any], last: bool, rows: int = 0) -> None:
         """Run a part, and count it."""
-        loss = loss_fn(micro)
-        self.window.torn = INTERRUPTED
-        result = self._backward(loss)
-        self.window.torn = ""
+        with self.ranks.forward(last):
+            loss = loss_fn(micro)
+            self.window.torn = INTERRUPTED
+            result = self._backward(loss)
+            self.window.torn = ""
         self.window.results += (result,)
         self.window.count += 1
 
     def end(self) -> tuple[Any, ...]:
         """End a batch."""
         self.totals.windows += 1
+        self._parts += self.window.count
         self.keep_retries()
         return self.window.results
 

@@ -51,6 +51,18 @@ class Reduced(NamedTuple):
     finished: bool = True
 
 
+class WrapperError(ValueError):
+    """A model is in a wrapper, or is sharded, in a way that is not supported.
+
+    Attributes:
+        fact: why it is not, as a clause without a remedy.
+    """
+
+    def __init__(self, fact: str, remedy: str) -> None:
+        super().__init__(f"{fact}: {remedy}")
+        self.fact = fact
+
+
 class RankError(RuntimeError):
     """Another rank could not end its window. Nothing was reduced, and no rank has stepped."""
 
@@ -84,6 +96,9 @@ class Ranks:
     def close(self) -> None:
         """Restore the model from before attach(). May be called again."""
 
+    def begin(self) -> None:
+        """Begin a batch: make the model's parameters those that get gradients."""
+
     def forward(self, last: bool) -> Any:
         """Return a context manager for the forward and backward pass of a micro-batch."""
         return _ALONE
@@ -106,6 +121,11 @@ class Ranks:
     def share(self, number: float) -> list[float]:
         """Return the numbers of all ranks. A collective."""
         return [number]
+
+    def exchange(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, which are pickled. Two collectives, the first of which
+        raises RankError if another rank has failed."""
+        return [value]
 
     def least(self, size: float) -> float:
         """Return the smallest size of all ranks. If ranks are in step and have monitors, it is a
@@ -179,7 +199,13 @@ class SummingRanks(Ranks):
         return min(self.share(size))
 
     def share(self, number: float) -> list[float]:
-        return self._wire.table([RUNNING, number] + [0.0] * (WIDTH - 2)).column(1)
+        table = self._wire.table([RUNNING, number] + [0.0] * (WIDTH - 2))
+        check(table, self.rank)
+        return table.column(1)
+
+    def exchange(self, value: Any) -> list[Any]:
+        self.share(0.0)
+        return self._wire.objects(value)
 
     def abort(self, error: BaseException, window: Any) -> None:
         if window.torn:  # Else the window can go on with another micro-batch.
@@ -264,16 +290,17 @@ def find_ranks(
         parameters: those of its optimizer.
         ranks, overlap: as in GradAccumulator.
 
-    Raises ValueError if the wrapper of the model is not supported, or for `overlap` without DDP.
+    Raises WrapperError, which is a ValueError, if the wrapper of the model is not supported;
+    ValueError for `overlap` without DDP.
     """
     wrappers: set[str] = set()
     if ranks is None and bridge.process_group() is not None:
         classes = (kind for module in model.modules() for kind in type(module).__mro__)
         wrappers = {kind.__name__ for kind in classes}
     if "FullyShardedDataParallel" in wrappers:
-        raise ValueError(
-            "FullyShardedDataParallel is not supported; shard the model with "
-            "torch.distributed.fsdp.fully_shard"
+        raise WrapperError(
+            "FullyShardedDataParallel is not supported",
+            "shard the model with torch.distributed.fsdp.fully_shard",
         )
     sharded = "FSDPModule" in wrappers
     if overlap and (sharded or "DistributedDataParallel" not in wrappers):

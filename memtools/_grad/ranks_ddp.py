@@ -16,7 +16,16 @@ from __future__ import annotations
 from typing import Any, Self
 
 from memtools._base import torch as bridge
-from memtools._grad.ranks import FLUSHING, RUNNING, Reduced, SummingRanks, check, row, total
+from memtools._grad.ranks import (
+    FLUSHING,
+    RUNNING,
+    Reduced,
+    SummingRanks,
+    WrapperError,
+    check,
+    row,
+    total,
+)
 
 
 class PlainRanks(SummingRanks):
@@ -137,19 +146,21 @@ def _wrappers(model: Any) -> list[Any]:
 
 def _check_wrapper(wrapper: Any, overlap: bool) -> None:
     if not overlap and wrapper.static_graph:
-        raise ValueError(
+        raise WrapperError(
             "DistributedDataParallel(static_graph=True) reduces in its first backward pass, even "
-            "with no_sync(): leave static_graph out, or pass overlap=True"
+            "with no_sync()",
+            "leave static_graph out, or pass overlap=True",
         )
     if not overlap and wrapper.mixed_precision is not None:
-        raise ValueError(
-            "DistributedDataParallel(mixed_precision=...) casts gradients in its own reduction: "
-            'use precision="bf16", or pass overlap=True'
+        raise WrapperError(
+            "DistributedDataParallel(mixed_precision=...) casts gradients in its own reduction",
+            'use precision="bf16", or pass overlap=True',
         )
     if not overlap and wrapper._comm_hooks:
-        raise ValueError(
+        raise WrapperError(
             "the model has a communication hook of DistributedDataParallel, which runs only in "
-            "DDP's own reduction: pass overlap=True, or register no hook"
+            "DDP's own reduction",
+            "pass overlap=True, or register no hook",
         )
 
 

@@ -30,6 +30,7 @@ from memtools._grad.ranks import (
     RankError,
     Ranks,
     Reduced,
+    WrapperError,
     check,
     report_failure,
     row,
@@ -71,6 +72,9 @@ class ShardedRanks(Ranks):
     def close(self) -> None:
         self._pass.close()
 
+    def begin(self) -> None:
+        reshard(self._pass.root)
+
     def forward(self, last: bool) -> Any:
         self._reason = ""
         return self._pass
@@ -82,6 +86,10 @@ class ShardedRanks(Ranks):
 
     def share(self, number: float) -> list[float]:
         return self._agree([_PASS, number]).column(1)
+
+    def exchange(self, value: Any) -> list[Any]:
+        self.share(0.0)
+        return self._wire.objects(value)
 
     def least(self, size: float) -> float:
         return min(self.share(size))
@@ -227,6 +235,15 @@ class _Pass:
         original(*unused)
 
 
+def reshard(model: Any) -> None:
+    """Drop whole parameters that a forward pass without gradients, as of an evaluation, has left in
+    the modules that are not resharded after it. Until then they hide those that get gradients."""
+    kind = bridge.connect().torch.distributed.fsdp.FSDPModule
+    for module in model.modules():
+        if isinstance(module, kind):
+            module.reshard()
+
+
 def _unwrap(group: Any) -> None:
     """Restore the methods of the group's class."""
     for name, function in (("unshard", _Pass._unshard), ("post_backward", _Pass._reduce)):
@@ -243,23 +260,24 @@ def _groups(module: Any) -> list[Any]:
 
 
 def _check_parameters(model: Any, parameters: Sequence[torch.Tensor]) -> int:
-    """Return the number of replicas of each part. Raises ValueError for a mixture of layouts."""
+    """Return the number of replicas of each part. Raises WrapperError for a mixture of layouts."""
     names = {id(p): name for name, p in model.named_parameters()}
     layouts = {}
     for parameter in parameters:
         if not hasattr(parameter, "device_mesh"):
-            raise ValueError(
-                f"{names.get(id(parameter), 'a parameter')} is not sharded: apply fully_shard to "
-                "the whole model, without ignored_params, before the optimizer is made"
+            raise WrapperError(
+                f"{names.get(id(parameter), 'a parameter')} is not sharded",
+                "apply fully_shard to the whole model, without ignored_params, before the "
+                "optimizer is made",
             )
         mesh: Any = parameter.device_mesh
         placements: Any = parameter.placements  # type: ignore[attr-defined]
         copies = [mesh.size(i) for i, kind in enumerate(placements) if kind.is_replicate()]
         layouts[mesh, tuple(copies)] = names.get(id(parameter), "")
     if len(layouts) > 1:
-        raise ValueError(
-            f"parameters are sharded in different ways, for example {sorted(layouts.values())}: "
-            "fully_shard with one mesh is supported, tensor parallelism is not"
+        raise WrapperError(
+            f"parameters are sharded in different ways, for example {sorted(layouts.values())}",
+            "fully_shard with one mesh is supported, tensor parallelism is not",
         )
     (_, copies_of), = layouts  # fmt: skip
     return math.prod(copies_of)
@@ -272,7 +290,8 @@ def _whole_group(parameter: Any) -> Any:
         return mesh.get_group()
     if mesh.size() == dist.get_world_size():
         return dist.group.WORLD
-    raise ValueError(
+    raise WrapperError(
         f"the mesh {tuple(mesh.shape)} of the model is a part of the {dist.get_world_size()} ranks "
-        "of the job: use a mesh of all ranks, or of one dimension"
+        "of the job",
+        "use a mesh of all ranks, or of one dimension",
     )

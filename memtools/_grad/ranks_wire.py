@@ -59,6 +59,13 @@ class Wire:
         rows = [tuple(flat[i * width : (i + 1) * width]) for i in range(self.world)]
         return Table(rows, flat[self.world * width :])
 
+    def objects(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, which are pickled: two collectives."""
+        found: list[Any] = [None] * self.world
+        with self._torch.inference_mode(False), self._torch.no_grad():
+            self._dist.all_gather_object(found, value, group=self._table_group)
+        return found
+
     def sum(self, tensors: Sequence[torch.Tensor], factor: float = 1.0) -> None:
         """Multiply each tensor by `factor`, and replace it by its sum over the ranks.
 
