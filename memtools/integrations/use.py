@@ -143,8 +143,9 @@ def use(
     Args:
         trainer: a `transformers.Trainer`, or a subclass such as TRL's SFTTrainer, DPOTrainer,
             GRPOTrainer or RLOOTrainer; or a Trainer of `lightning` or `pytorch_lightning`, before
-            its `fit()`. Batches run in parts on one process. Or an `accelerate.Accelerator`, after
-            its `prepare()`: its loop is watched and cleaned up, and batches run whole.
+            its `fit()`. Batches run in parts on one process, and those of a transformers.Trainer on
+            several under DistributedDataParallel or FSDP2, too. Or an `accelerate.Accelerator`,
+            after its `prepare()`: its loop is watched and cleaned up, and batches run whole.
         limit: the memory that the process may use, in bytes or as "20 GiB", above 0; None, the
             default, for the limits that the system sets. Batches stay below 90 % of it.
         micro_batch_size: the rows of a part to begin with, at least 1; None, the default, begins

@@ -266,7 +266,7 @@ def test_groups_of_models_with_other_caches_have_the_same_rewards(kind, says, tm
     made = []
     for is_used in (False, True):
         options = {"max_steps": 1, "generation_kwargs": {"use_cache": not is_used}}
-        made.append(trainer("GRPO", tmp_path, other_model(tmp_path, kind), **options))
+        made.append(trainer("GRPO", tmp_path, net=other_model(tmp_path, kind), **options))
         adapter = memtools.use(made[-1]) if is_used else None
         made[-1].train()
     assert says in " ".join(str(adapter).split())
@@ -274,13 +274,28 @@ def test_groups_of_models_with_other_caches_have_the_same_rewards(kind, says, tm
         assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-5)
 
 
-def test_vllm_and_several_processes_are_left_alone_and_said(tmp_path, monkeypatch):
-    made = trainer("GRPO", tmp_path)
-    made.use_vllm = True
-    monkeypatch.setattr(type(made.accelerator), "num_processes", 2)
+@pytest.mark.parametrize(
+    ("kind", "set_to", "said"),
+    [
+        ("GRPO", {"use_vllm": True}, "vLLM has a cache of its own"),
+        ("GRPO", {"is_fsdp_enabled": True}, "own: each process has a part of the model."),
+        ("SFT", {"get_cp_size": lambda: 2}, "2 processes run each batch together (cp_size)."),
+    ],
+)
+def test_what_other_processes_have_is_left_alone_and_said(kind, set_to, said, tmp_path):
+    made = trainer(kind, tmp_path)
+    for name, value in set_to.items():
+        setattr(made, name, value)
     adapter = memtools.use(made)
-    assert "vLLM has a cache of its own" in str(adapter)
-    assert "it trains on 2 processes" in str(adapter)
+    assert said in str(adapter)
+    adapter.remove()
+
+
+def test_the_head_of_a_model_in_parts_is_left_alone(tmp_path):
+    made = trainer("transformers", tmp_path)
+    made.is_fsdp_enabled = True
+    adapter = memtools.use(made, chunked_loss=True)
+    assert "own: each process has a part of the head's weight." in str(adapter)
     adapter.remove()
 
 

@@ -33,7 +33,7 @@ def tokenizer() -> Any:
     )
 
 
-def model(folder: Path) -> Any:
+def model(folder: Path, **options: Any) -> Any:
     """A llama of two layers. It lies in a folder, as TRL reads the reference model from there."""
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -42,7 +42,7 @@ def model(folder: Path) -> Any:
         eos_token_id=1,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(folder / "model")
-    return LlamaForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
+    return LlamaForCausalLM.from_pretrained(folder / "model", dtype=torch.float32, **options)
 
 
 class Plain(torch.nn.Module):
@@ -77,7 +77,7 @@ def other_model(folder: Path, kind: str) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder / kind, dtype=torch.float32)
 
 
-def trainer(kind: str, folder: Path, net: Any = None, **options: Any) -> Any:
+def trainer(kind: str, folder: Path, *, net: Any = None, **options: Any) -> Any:
     """A trainer of a batch of 8 rows with 3 to 20 tokens, for 4 updates."""
     draw = random.Random(1)
 
@@ -90,7 +90,7 @@ def trainer(kind: str, folder: Path, net: Any = None, **options: Any) -> Any:
         "disable_tqdm": True, "seed": 1, "optim": "sgd", "learning_rate": 0.3, "bf16": False,
         "gradient_checkpointing": False,
     } | options  # fmt: skip
-    net = net or model(folder)
+    net = model(folder) if net is None else net
     if kind in KINDS[:2]:
         rows = []
         for _ in range(48):
@@ -123,7 +123,9 @@ def trainer(kind: str, folder: Path, net: Any = None, **options: Any) -> Any:
 
 
 def parameters(made: Any) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in made.model.parameters()])
+    """The parameters, those that are sharded as a whole."""
+    whole = (getattr(p, "full_tensor", lambda p=p: p)() for p in made.model.parameters())
+    return torch.cat([p.detach().flatten() for p in whole])
 
 
 def logged(made: Any) -> list[dict[str, float]]:

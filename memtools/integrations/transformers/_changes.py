@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from memtools import CleanupPolicy, MemoryMonitor, managed
+from memtools.integrations._ranks import will_shard
 from memtools.integrations.transformers._accumulation import Accumulation
 from memtools.integrations.transformers._callback import MemoryCallback
 from memtools.integrations.transformers._chunked_loss import ChunkedLoss
@@ -100,8 +101,9 @@ def _why_not_cut(trainer: Any) -> str:
     devices = set(getattr(trainer.model, "hf_device_map", {}).values())
     if step.__module__.partition(".")[0] not in ("transformers", "trl"):
         return f"{step.__name__} has a training_step() of its own"
-    if trainer.accelerator.num_processes > 1:
-        return f"it trains on {trainer.accelerator.num_processes} processes, which reduce together"
+    for what in ("tp", "cp", "sp"):
+        if (size := getattr(trainer, f"get_{what}_size", int)()) > 1:
+            return f"{size} processes run each batch together ({what}_size)"
     if trainer.args.n_gpu > 1:
         return f"DataParallel cuts them for {trainer.args.n_gpu} GPUs already"
     if len(devices) > 1:
@@ -128,6 +130,8 @@ def _why_of_whole_batch(trainer: Any) -> str:
 
 def _why_no_groups(trainer: Any) -> str:
     """Why a trainer that generates does it by itself, as a clause; "" if it need not."""
+    if will_shard(trainer):
+        return "each process has a part of the model"
     if trainer.use_vllm:
         return "vLLM has a cache of its own"
     if getattr(trainer, "use_transformers_paged", False):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from memtools import grad
 from memtools._base.torch import connect
+from memtools.integrations._ranks import will_shard
 from memtools.integrations._rows import (
     IGNORED,
     ROUNDING,
@@ -145,6 +146,8 @@ def _why_no_chunks(trainer: Any) -> str:
         return f"{own.__name__} has a compute_loss() of its own{chunks}"
     if trainer.label_smoother is not None or trainer.compute_loss_func is not None:
         return "label smoothing and compute_loss_func take logits"
+    if will_shard(trainer):
+        return "each process has a part of the head's weight"
     kind = getattr(getattr(model, "loss_function", None), "__name__", "")
     if kind != "ForCausalLMLoss":
         return f"{type(model).__name__} is no causal language model of transformers"

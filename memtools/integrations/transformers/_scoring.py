@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from memtools._base.oom import shortage
 from memtools._base.torch import connect
+from memtools.integrations._ranks import is_sharded
 from memtools.integrations._rows import random_state
 from memtools.integrations.transformers._accumulation import Accumulation
 
@@ -55,7 +56,7 @@ class Scoring:
     ) -> Any:  # fmt: skip
         """As the trainer's method. Without gradients, in parts that fit."""
         inputs = model, input_ids, attention_mask, logits_to_keep
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or is_sharded(model):  # whose ranks need as many passes each
             return self._plain(*inputs, batch_size, *args, **options)
         known = (batch_size, self._accumulation.rows, self._most, len(input_ids))
         rows = min(filter(None, known))
