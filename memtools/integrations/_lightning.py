@@ -8,6 +8,9 @@
                  here    zero_grad(), then training_step(rows) and backward() for each part, then
                          backward() of the batch's loss, which has no graph and adds nothing
 
+Under DDPStrategy the passes run without DDP's reduction, and the last batch of an update ends with
+the mean of the gradients over the processes. A batch that one process cannot cut runs whole on all.
+
 So the hooks around backward() run once for a batch, with its loss and its gradients, and clipping,
 accumulation, precision and checkpoints are the trainer's own. Everything is set on objects of the
 trainer, and on no class.
@@ -23,6 +26,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from memtools import CleanupPolicy, MemoryMonitor, managed
 from memtools._base.torch import connect
 from memtools._grad.passes import BatchPasses
+from memtools._grad.ranks import Ranks
+from memtools.integrations._ranks import Looks, held_back, ranks_of
 from memtools.integrations._rows import (
     Rows,
     Rule,
@@ -42,6 +47,8 @@ else:
     torch = connect().torch
 
 _COUNTERS: Final = (bool, int, float)
+#: What processes say to each other of a batch.
+_NEVER, _WHOLE, _CUT = -1.0, 0.0, 1.0
 _REDUCED: Final[dict[str, Callable[[Sequence[Any]], Any]]] = {"min": min, "max": max, "sum": sum}
 
 
@@ -108,9 +115,12 @@ class Accumulation:
         self._optimizer: Any = None
         self._metrics: set[str] = set()
         self._runs = False
+        self._ranks = Ranks()
+        self._held_back = 0  # batches that ran whole for another process
 
     def remove(self) -> None:
         """Put the loop's method back."""
+        self._ranks.close()
         del self._loop._make_closure
 
     @property
@@ -123,6 +133,8 @@ class Accumulation:
         """What was left, and why, a sentence each."""
         if self._why_whole:
             return [f"Batches run whole: {self._why_whole}."]
+        if self._held_back:
+            return [held_back(self._held_back)]
         if self._metrics:
             return [f"A step's value of {', '.join(sorted(self._metrics))} is of its last part."]
         return []
@@ -162,7 +174,7 @@ class Accumulation:
         """The result of training_step() for a batch, whose gradients are added here, in parts."""
         self._runs = True
         try:
-            rule = self._find_rule(kwargs)
+            rule = self._rule_of_all(kwargs)
             if rule is None:
                 with self._monitor.phase("loss"):
                     result = whole()
@@ -191,6 +203,8 @@ class Accumulation:
             return _Part(result.closure_loss, share, at.stop - at.start, logged, before)
 
         parts = passes.step(rows.count, forward)
+        if not self._trainer.fit_loop._should_accumulate():
+            passes.reduce()
         factor = self._trainer.accumulate_grad_batches
         merge = functools.partial(_merged, parts, factor, rule.is_mean)
         before.merge(len(parts), merge)
@@ -212,12 +226,14 @@ class Accumulation:
     # --- one batch ---
 
     def _passes_of(self) -> BatchPasses:
-        if self.passes is None or self.passes.model is not self._module:
+        model = self._trainer.strategy.model  # the module, in its wrapper
+        if self.passes is None or self.passes.model is not model:
             self.passes = BatchPasses(
-                self._module,
+                model,
                 self._backward,
                 micro_batch_size=self._size,
                 monitor=self._monitor,
+                ranks=self._ranks,
             )
         return self.passes
 
@@ -229,18 +245,44 @@ class Accumulation:
             raise UncuttableError(f"training_step() returns {names} of the batch beside its loss")
         return result
 
-    def _find_rule(self, kwargs: Any) -> Rule | None:
-        """The rule for a batch; None if it is not cut."""
+    def _rule_of_all(self, kwargs: Any) -> Rule | None:
+        """The rule for a batch, which all processes cut; None if they do not."""
         module = self._trainer.lightning_module
         if module is not self._module:
-            self._module, self._rules, self.why_not, self.rule = module, None, "", None
+            self._module, self._rules, self.rule = module, None, None
+            self._ranks.close()
+            self._ranks, self.why_not = ranks_of(
+                self._trainer.strategy.model, self._trainer.world_size
+            )
         if self.why_not:
             return None
+        try:
+            rule = self._find_rule(kwargs)
+        except Exception as error:
+            self._ranks.fail(error)
+            raise
+        if self._ranks.world == 1:
+            return rule
+        found = self._ranks.share(_NEVER if self.why_not else _WHOLE if rule is None else _CUT)
+        if _NEVER in found:
+            reasons = self._ranks.exchange(self.why_not)
+            rank = next(rank for rank, reason in enumerate(reasons) if reason)
+            self.why_not = self.why_not or f"on process {rank}, {reasons[rank]}"
+            self._ranks.close()
+        if set(found) == {_CUT}:
+            return rule
+        self._held_back += rule is not None and not self.why_not
+        return None
+
+    def _find_rule(self, kwargs: Any) -> Rule | None:
+        """The rule for a batch on this process; None if it is not cut."""
+        module = self._module
         named, restored = _named(_batch(kwargs))
         if self._rules is None:
             is_coarse = not str(self._trainer.precision).startswith(("32", "64"))
             is_coarse = is_coarse or computes_coarsely(module)
-            self._rules = Rules(lambda rows: self._look(kwargs, restored(rows)), is_coarse, "")
+            looks = Looks(self._ranks, lambda rows: self._look(kwargs, restored(rows)))
+            self._rules = Rules(looks.look, is_coarse, "")
         try:
             found = self._rules.find(named)
         except UncuttableError as error:
@@ -397,14 +439,8 @@ def changes(
         )
     made: list[Change] = [Watching(trainer, monitor), Cleaning(trainer, policy)]
     loop = trainer.fit_loop.epoch_loop.automatic_optimization
-    if trainer.world_size > 1:
-        made.append(
-            Left(
-                f"Batches run whole: {name} trains on {trainer.world_size} processes, which reduce "
-                "together."
-            )
-        )
-    elif name != "SingleDeviceStrategy":
+    by_hand = "DDPStrategy" if trainer.world_size > 1 else "SingleDeviceStrategy"
+    if name != by_hand:
         made.append(Left(f"Batches run whole: {name} has a backward pass of its own."))
     elif not hasattr(loop, "_make_closure"):
         made.append(Left("Batches run whole: this version of Lightning has other loops."))

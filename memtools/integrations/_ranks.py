@@ -60,6 +60,12 @@ def ranks_of(model: Any, processes: int) -> tuple[Ranks, str]:
     return ranks, ""
 
 
+def held_back(batches: int) -> str:
+    """Say how many batches ran whole that this process could have cut."""
+    were = "1 batch" if batches == 1 else f"{batches:,} batches"
+    return f"{were} ran whole, as another process could not cut its own, which had one row."
+
+
 def is_sharded(model: Any) -> bool:
     """Whether each rank has parts of the parameters, so that a forward pass is a collective."""
     names = {kind.__name__ for kind in _kinds(model)}

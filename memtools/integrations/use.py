@@ -71,6 +71,11 @@ def told(rule: Rule | None, passes: BatchPasses | None) -> list[str]:
         count, last = len(passes.retries), passes.retries[-1]
         parts = f"{count:,} part{'s' * (count != 1)}"
         made.append(f"{parts} ran again with fewer rows; the last: {last}.")
+    if passes.ranks.sharded:
+        made.append(f"All {passes.ranks.world} processes run each part together.")
+    elif passes.ranks.world > 1:
+        count = passes.ranks.world
+        made.append(f"Gradients of the {count} processes are summed at the end of an update.")
     return made + [f"{note[0].upper()}{note[1:]}." for note in passes.notes]
 
 
@@ -143,9 +148,10 @@ def use(
     Args:
         trainer: a `transformers.Trainer`, or a subclass such as TRL's SFTTrainer, DPOTrainer,
             GRPOTrainer or RLOOTrainer; or a Trainer of `lightning` or `pytorch_lightning`, before
-            its `fit()`. Batches run in parts on one process, and those of a transformers.Trainer on
-            several under DistributedDataParallel or FSDP2, too. Or an `accelerate.Accelerator`,
-            after its `prepare()`: its loop is watched and cleaned up, and batches run whole.
+            its `fit()`. Batches run in parts on one process, and on several under
+            DistributedDataParallel, in a transformers.Trainer also under FSDP2. Or an
+            `accelerate.Accelerator`, after its `prepare()`: its loop is watched and cleaned up, and
+            batches run whole.
         limit: the memory that the process may use, in bytes or as "20 GiB", above 0; None, the
             default, for the limits that the system sets. Batches stay below 90 % of it.
         micro_batch_size: the rows of a part to begin with, at least 1; None, the default, begins

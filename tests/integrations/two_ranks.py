@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from transformers.distributed import DistributedConfig
+from transformers.trainer_utils import IntervalStrategy
 
 import memtools
 from tests.integrations.tinytrl import KINDS, logged, model, parameters, trainer
@@ -32,6 +33,8 @@ class Case(NamedTuple):
             DistributedDataParallel.
         rows: of each batch of the second process. The first has 4.
         single: whether the first batch of the second process has one row.
+        evaluates: whether it evaluates before the first update and after each, which leaves whole
+            parameters in fully_shard.
         is_mean: whether the model's loss is a mean, without num_items_in_batch.
         part: the rows of a part to begin with.
         fails: the passes of the second process that run out of memory.
@@ -44,6 +47,7 @@ class Case(NamedTuple):
     shards: str = ""
     rows: int = 4
     single: bool = False
+    evaluates: bool = False
     is_mean: bool = False
     part: int = 2
     fails: dict[str, set[int]] = {}
@@ -53,6 +57,7 @@ class Case(NamedTuple):
 BOTH = {
     "uneven rows, two batches": Case(rows=3, part=1, options=TWO_BATCHES),
     "a mean": Case(is_mean=True, rows=3),
+    "with evaluations": Case("SFT", evaluates=True),
     "SFT": Case("SFT", rows=3, options=TWO_BATCHES),
     "DPO": Case("DPO"),
     "out of memory": Case(part=4, options=TWO_BATCHES, fails={"forward": {4}, "backward": {1}}),
@@ -88,6 +93,10 @@ def made_for(case: Case, folder: Path, rank: int) -> Any:
             fsdp_version=2, auto_wrap_policy="transformer_based_wrap",
             transformer_cls_names_to_wrap=["LlamaDecoderLayer"], cpu_ram_efficient_loading=False,
         )  # fmt: skip
+    if case.evaluates:
+        made.eval_dataset = made.train_dataset
+        made.args.eval_strategy, made.args.eval_steps = IntervalStrategy.STEPS, 1
+        made.args.eval_on_start = True
     if case.is_mean:
         made.model_accepts_loss_kwargs = False
     collate, compute_loss, batches = made.data_collator, made.compute_loss, [0]

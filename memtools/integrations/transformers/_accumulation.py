@@ -24,7 +24,7 @@ from memtools._base.torch import connect
 from memtools._grad.passes import BatchPasses
 from memtools._grad.pressure import FIRST_ROWS
 from memtools._grad.ranks import Ranks
-from memtools.integrations._ranks import Looks, gathering_nothing, ranks_of
+from memtools.integrations._ranks import Looks, gathering_nothing, held_back, ranks_of
 from memtools.integrations._rows import (
     Rows,
     Rule,
@@ -82,6 +82,7 @@ class Accumulation:
         self._rules: Rules | None = None
         self._looks: Looks | None = None
         self._problem = ""  # why batches cannot be cut here, before the other processes know
+        self._held_back = 0  # batches that ran whole for another process
         self._samples: Sequence[Any] = ()
         self._at = 0  # batches of this update that have ended
         self._factors: list[float] = []  # of the losses of its batches
@@ -108,21 +109,14 @@ class Accumulation:
     @property
     def changed(self) -> list[str]:
         """What was changed, a sentence each."""
-        if self.why_not:
-            return []
-        made = told(self.rule, self.passes)
-        if self._ranks.sharded:
-            made.append(f"All {self._processes} processes run each part together.")
-        elif self._processes > 1:
-            made.append(
-                f"Gradients of the {self._processes} processes are summed at the end of an update."
-            )
-        return made
+        return [] if self.why_not else told(self.rule, self.passes)
 
     @property
     def left(self) -> list[str]:
         """What was left, and why, a sentence each."""
-        return [f"Batches run whole: {self.why_not}."] if self.why_not else []
+        if self.why_not:
+            return [f"Batches run whole: {self.why_not}."]
+        return [held_back(self._held_back)] if self._held_back else []
 
     @property
     def busy(self) -> str:
@@ -276,6 +270,7 @@ class Accumulation:
                     self.why_not = self._problem
             filler = inputs if found is None else Rows(inputs, found.blocks).take([0])
             if not looks.agree(found is not None, filler):
+                self._held_back += found is not None
                 return None
         except Exception as error:
             self._ranks.fail(error)
