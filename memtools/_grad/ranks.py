@@ -252,7 +252,7 @@ def check(table: Table, rank: int) -> None:
     if failed:
         raise RankError(
             f"rank {', '.join(map(str, failed))} failed in this window, its own error says how; "
-            f"rank {rank} has not stepped: reset() drops its window"
+            f"rank {rank} has not stepped: reset() drops the window of a GradAccumulator"
         )
     losses = [row for row in table.rows if row[_GUESS]]
     if len({row[_WEIGHTED] for row in losses}) > 1:

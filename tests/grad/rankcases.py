@@ -13,7 +13,7 @@ STEPS = 4
 #: what the other ranks raise where one cannot end its window
 FAILED = (
     "rank {} failed in this window, its own error says how; rank {} has not stepped: "
-    "reset() drops its window"
+    "reset() drops the window of a GradAccumulator"
 )
 
 
