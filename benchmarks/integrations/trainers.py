@@ -14,6 +14,7 @@ processor time of 400 steps of Trainer, of which the first 100 have most looks o
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
 import random
 import re
@@ -24,13 +25,14 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from benchmarks.kit.harness import Json, arguments, environment, table
 from benchmarks.kit.limits import Limit, finish, number_limit
 
-KINDS = ("Trainer", "Trainer, a mean", "SFT", "DPO", "GRPO", "RLOO")
+KINDS = ("Trainer", "Trainer, a mean", "SFT", "DPO", "GRPO", "RLOO", "Lightning")
 SHARE = 0.6  # of what the plain training grows by
 SAME = 1e-6  # Losses may differ by this share.
 WORDS, LONGEST = 8192, 120
@@ -97,7 +99,7 @@ def limits_of(rows: list[Json]) -> list[Limit]:
     ended = sum(row["use 60 %"]["ended"] != "finished" for row in rows)
     worst = max(off(row, name) for row in rows for name in ("use", "use 60 %"))
     return [
-        number_limit("trainings of six that do not finish at 60 %", 0, "", ended, ended),
+        number_limit(f"trainings of {len(KINDS)} that do not finish at 60 %", 0, "", ended, ended),
         number_limit("losses and norms of gradients beside plain", SAME, "off", worst, worst),
     ]
 
@@ -200,8 +202,13 @@ def trained(kind: str, way: str, limit: str) -> Json:
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     with tempfile.TemporaryDirectory() as folder:
-        trainer = made(kind, Path(folder))
-        trainer.remove_callback(transformers.PrinterCallback)
+        run: Callable[[], object]
+        if kind == "Lightning":
+            trainer, run, logged = of_lightning()
+        else:
+            trainer = made(kind, Path(folder))
+            trainer.remove_callback(transformers.PrinterCallback)
+            run, logged = trainer.train, trainer.state.log_history
         if way == "use":
             import memtools
 
@@ -212,13 +219,13 @@ def trained(kind: str, way: str, limit: str) -> Json:
             resource.setrlimit(resource.RLIMIT_DATA, (most, resource.RLIM_INFINITY))
         began, ended = time.process_time(), "finished"
         try:
-            trainer.train()
+            run()
         except RuntimeError as error:
             ended = "out of memory" if "allocate memory" in str(error) else str(error)
     return {
         "logged": [
             float(entry[name])
-            for entry in trainer.state.log_history
+            for entry in logged
             for name in ("loss", "grad_norm")
             if name in entry
         ],
@@ -313,17 +320,11 @@ def made(
     """A trainer with a model of its own. `words`, `prompts` and `answer` are those of GRPO."""
     import datasets
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+    from transformers import LlamaForCausalLM, Trainer, TrainingArguments
 
     datasets.disable_progress_bars()
-    torch.manual_seed(0)
     vocabulary = WORDS // 4 if kind == "DPO" else WORDS
-    config = LlamaConfig(
-        vocab_size=vocabulary, hidden_size=128, intermediate_size=256, num_hidden_layers=4,
-        num_attention_heads=4, max_position_embeddings=1024, pad_token_id=0, bos_token_id=1,
-        eos_token_id=1,
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(folder / "model")  # TRL reads a second one from there.
+    llama(vocabulary).save_pretrained(folder / "model")  # TRL reads a second one from there.
     model = LlamaForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
     draw = random.Random(1)
     options = {
@@ -341,6 +342,59 @@ def made(
             "per_device_train_batch_size": 8 * prompts,
         }  # fmt: skip
     return of_trl(kind, model, options, draw, vocabulary, words)
+
+
+def of_lightning() -> tuple[Any, Callable[[], object], list[Json]]:
+    """A Trainer of Lightning, how it trains, and the losses and norms that this adds to a list."""
+    import lightning
+    import torch
+    from torch.utils.data import DataLoader, default_collate
+
+    net = llama(WORDS)
+    logged: list[Json] = []
+
+    class Module(lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            loss = self.net(**batch).loss
+            self.log("loss", loss)
+            return loss
+
+        def on_before_optimizer_step(self, optimizer: Any) -> None:
+            norms = [p.grad.norm() for p in self.parameters() if p.grad is not None]
+            logged.append({"grad_norm": float(torch.stack(norms).norm())})
+
+        def on_train_batch_end(self, *args: Any) -> None:
+            logged[-1]["loss"] = float(self.trainer.callback_metrics["loss"])
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    draw = random.Random(1)
+    rows: Any = [row(draw, WORDS) for _ in range(128)]
+    data: Any = DataLoader(rows, 32, collate_fn=default_collate)
+    trainer = lightning.Trainer(
+        accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    return trainer, functools.partial(trainer.fit, Module(), data), logged
+
+
+def llama(vocabulary: int) -> Any:
+    """A small model."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=vocabulary, hidden_size=128, intermediate_size=256, num_hidden_layers=4,
+        num_attention_heads=4, max_position_embeddings=1024, pad_token_id=0, bos_token_id=1,
+        eos_token_id=1,
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
 
 
 def row(draw: random.Random, vocabulary: int) -> dict[str, Any]:
