@@ -52,12 +52,16 @@ _NAMES = {
     "_trajectory.store": "TrajectoryStore",
     "integrations.use": "use",
 }
+# Subpackages that are loaded when they are first named, as after `import memtools`.
+_MODULES = ("data", "distributed", "export", "grad", "integrations", "report", "testing", "types")
 _HOMES = {name: f"memtools.{module}" for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> object:
+    if name in _MODULES:
+        return _import_module(f"memtools.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'memtools' has no attribute {name!r}")
     value = getattr(_import_module(_HOMES[name]), name)
@@ -66,4 +70,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_MODULES})

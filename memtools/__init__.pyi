@@ -45,3 +45,12 @@ from memtools.errors import HostMemoryPressure as HostMemoryPressure
 from memtools.errors import MemoryPressure as MemoryPressure
 from memtools.errors import MemtoolsError as MemtoolsError
 from memtools.integrations.use import use as use
+
+from . import data as data
+from . import distributed as distributed
+from . import export as export
+from . import grad as grad
+from . import integrations as integrations
+from . import report as report
+from . import testing as testing
+from . import types as types

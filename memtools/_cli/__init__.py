@@ -78,9 +78,17 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = build_parser()
+    words = sys.argv[1:] if argv is None else argv
+    names = [kind.name for kind in COMMANDS]
     try:
-        if not (sys.argv[1:] if argv is None else argv):
-            parser.error(f"give a command: {', '.join(kind.name for kind in COMMANDS)}")
+        if not words:
+            parser.error(f"give a command: {', '.join(names)}")
+        if words[0] not in names and not words[0].startswith("-"):
+            import difflib
+
+            near = difflib.get_close_matches(words[0], names, 1)
+            meant = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
+            parser.error(f"there is no command {words[0]}: {meant}")
         args, unknown = parser.parse_known_args(argv)
         if unknown:
             parser.prog = args.prog  # so that the message names the command's own --help

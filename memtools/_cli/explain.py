@@ -21,9 +21,8 @@ class Explain:
 
     From a run.mem: how it ended (by itself, by an exception, out of memory, or killed), how near to
     the limit memory was, what grew and since when, who holds it and when the limit comes, the
-    phases by peak, and what to do next. What grows has a grade: suspect, growing, likely or leak;
-    docs/guides/leaks.md explains them ("How to read a finding"). The run may go on, have ended, or
-    have been killed.
+    phases by peak, and what to do next. What grows has a grade of how certain it is that memory
+    leaks: suspect, growing, likely or leak. The run may go on, have ended, or have been killed.
 
     From a text (a file, or - for standard input): the message that memory ran out, of torch, a
     library, a DataLoader, a scheduler or the kernel. What each figure is, drawn to scale, whether

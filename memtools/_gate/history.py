@@ -15,6 +15,10 @@ from memtools._gate.stats import GateStats
 if TYPE_CHECKING:
     import torch
 
+#: The most entries of a history without limits of its own. Where bytes alone are limited, an entry
+#: takes at least so many of them, and there are at most so many entries.
+_ENTRIES, _LEAST_ENTRY, _MOST_ENTRIES = 1000, 16, 1 << 24
+
 
 class GateHistory(_core.GateHistory):
     """A list of gate tensors `[n, n_experts]` that stays within its limits.
@@ -29,14 +33,16 @@ class GateHistory(_core.GateHistory):
     given back before `close()`.
 
     Args:
-        max_entries: the most entries, at least 1; 1000 by default.
-        max_bytes: the most bytes of records, at least 1, as an int or like `"64 MiB"`, the default.
-            Besides them a history takes 24 bytes for each entry, and `2,064 * n_experts` bytes for
-            its statistics. A `Budget` with a limit may be given instead, which other parts count in
-            as well: memory for records is reserved in it before it is used, 64 KiB or an eighth at
-            a time, and where it refuses, the history drops old entries and stays within what it
-            holds. `clear()`, `close()` and the end of the object release it. Slices and copies
-            count in it as well; histories that were loaded or unpickled do not.
+        max_entries: the most entries, at least 1. None, the default, is 1,000 without `max_bytes`;
+            with it, a limit that entries of 16 bytes or more do not meet, up to 16,777,216.
+        max_bytes: the most bytes of records, at least 1, as an int or like `"64 MiB"`. None, the
+            default, is 64 MiB. Besides them a history takes 24 bytes for each entry, and
+            `2,064 * n_experts` bytes for its statistics. A `Budget` with a limit may be given
+            instead, which other parts count in as well: memory for records is reserved in it before
+            it is used, 64 KiB or an eighth at a time, and where it refuses, the history drops old
+            entries and stays within what it holds. `clear()`, `close()` and the end of the object
+            release it. Slices and copies count in it as well; histories that were loaded or
+            unpickled do not.
         trim: what makes room for an entry that does not fit. `"half"`, the default, leaves half of
             the limit that was hit occupied, as `if len(h) > limit: h = h[-limit // 2:]` does;
             `"oldest"` drops as many of the oldest entries as it takes. Both are O(1) amortised.
@@ -61,8 +67,8 @@ class GateHistory(_core.GateHistory):
 
     def __new__(
         cls,
-        max_entries: int = 1000,
-        max_bytes: int | str | Budget = "64 MiB",
+        max_entries: int | None = None,
+        max_bytes: int | str | Budget | None = None,
         *,
         trim: Literal["half", "oldest"] = "half",
         dtype: str | torch.dtype | None = None,
@@ -71,7 +77,10 @@ class GateHistory(_core.GateHistory):
         statistics: bool = True,
     ) -> GateHistory:
         name = None if dtype is None else str(dtype).removeprefix("torch.")
-        budget, size = _limits(max_bytes)
+        budget, size = _limits("64 MiB" if max_bytes is None else max_bytes)
+        if max_entries is None:
+            by_bytes = min(max(1, size // _LEAST_ENTRY), _MOST_ENTRIES)
+            max_entries = _ENTRIES if max_bytes is None else by_bytes
         return super().__new__(cls, max_entries, size, trim, keep, name, top_k, statistics, budget)
 
     def extend(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -148,8 +157,10 @@ class GateHistory(_core.GateHistory):
     def __repr__(self) -> str:
         if self.closed:
             return "GateHistory(closed)"
+        by_bytes = min(self.max_bytes // _LEAST_ENTRY, _MOST_ENTRIES)
+        most = f" of {self.max_entries}" if self.max_entries < by_bytes else ""
         return (
-            f"GateHistory({len(self)} of {self.max_entries} entries, "
+            f"GateHistory({len(self)}{most} entries, "
             f"{format_bytes(self.nbytes)} of {format_bytes(self.max_bytes)}, "
             f"{self.n_experts} experts, {self.appended} appended)"
         )

@@ -168,7 +168,7 @@ class GradAccumulator:
         """Train on a whole batch as one window, in micro-batches that fit into memory.
 
         If memory runs out, the state from before the micro-batch is restored, and the window goes
-        on with smaller micro-batches and the same gradient. See docs/guides/oom_backoff.md.
+        on with smaller micro-batches and the same gradient.
 
         Args:
             batch: a tensor, array, list, dict, tuple or dataclass of these, cut along its rows.

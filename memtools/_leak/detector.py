@@ -153,8 +153,7 @@ class LeakDetector:
     `python` (the interpreter's own blocks), `tensors`, `children` (private bytes of child
     processes), `device` (bytes allocated there) and `shm` (shared memory of the job). `rss` is
     noisy and may grow without a leak; it decides only if `heap` is not read. Pass the signals that
-    you have, always at the same point of a step. docs/guides/leaks.md says which
-    kinds of growth it distinguishes.
+    you have, always at the same point of a step.
 
     A detector takes 6 KiB for each signal, however long the run is. Use it from one thread at a
     time.

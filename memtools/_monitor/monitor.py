@@ -106,7 +106,7 @@ class MemoryMonitor:
             by default.
 
     The environment variables MEMTOOLS_LOG, MEMTOOLS_LIMIT, MEMTOOLS_GUARD and MEMTOOLS_PRINT_EVERY
-    set what no argument sets (docs/guides/run.md), and MEMTOOLS_TRACE=0 has the effect of
+    set what no argument sets, and MEMTOOLS_TRACE=0 has the effect of
     `trace=False`. With MEMTOOLS=0 a monitor does not start, and does nothing.
 
     Raises ValueError if a number is out of its range, if `device` is not one of these, if `limit`
@@ -283,7 +283,7 @@ class MemoryMonitor:
         """Measure a part of the program: its time and its exact peaks on the host and on devices.
 
         Use it as a context manager or as a decorator. Phases may be nested, and phases of several
-        threads may overlap. docs/guides/monitor.md says what a phase costs.
+        threads may overlap.
 
         Args:
             name: the name under which the figures are kept; phases of one name add up.

@@ -38,8 +38,7 @@ def assert_flat(
     from the system by itself, the test fails; if memory that was allocated before is written for
     the first time, such as a buffer that is filled row by row, it warns. The message names the
     holder of what grows, with its path, and says what to do about it. The test takes at most 1 s
-    beyond the steps; where memory grows, looks at the heap come on top. docs/guides/testing.md says
-    what it distinguishes.
+    beyond the steps; where memory grows, looks at the heap come on top.
 
     Args:
         step: a function that is called without arguments. Its result is dropped, and its exceptions

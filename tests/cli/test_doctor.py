@@ -455,6 +455,13 @@ def test_wrong_usage_is_one_line_and_exit_code_2(args: list[str], capsys: Captur
         assert err == f"memtools: give a command: {names} (see memtools --help)\n"
 
 
+def test_a_command_that_is_nearly_right_is_named(capsys: Capture) -> None:
+    assert cli.main(["explian", "run.mem"]) == 2
+    assert capsys.readouterr().err == (
+        "memtools: there is no command explian: did you mean explain? (see memtools --help)\n"
+    )
+
+
 ERRORS = {"ours": MemtoolsError("two\nlines"), "os": OSError("two lines"),
           "user": KeyboardInterrupt(), "defect": KeyError("x")}  # fmt: skip
 

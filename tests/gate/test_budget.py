@@ -201,3 +201,22 @@ def test_clearing_while_another_thread_waits_for_the_device(fake_cuda: FakeRunti
     assert history.device_waits > 0
     assert history.stats().entries == 3000
     assert history.nbytes <= budget.used
+
+
+@pytest.mark.parametrize(
+    ("limits", "entries", "says"),
+    [
+        ({}, 996, "996 of 1000 entries"),
+        ({"max_bytes": "64 MiB"}, 3000, "(3000 entries"),
+        ({"max_entries": 2000}, 1999, "1999 of 2000 entries"),
+        ({"max_bytes": 4096 * 1000}, 1000, "(1000 entries"),
+        ({"max_bytes": Budget("64 MiB")}, 3000, "(3000 entries"),
+    ],
+)
+def test_what_is_not_given_does_not_limit(limits, entries, says):
+    """Without any limit of its own a history has both; by bytes alone, it is bytes alone."""
+    history = GateHistory(**limits, trim="oldest" if entries == 1000 else "half")
+    for _ in range(3000):
+        history.append(torch.zeros(128, 8))
+    assert len(history) == entries
+    assert says in repr(history)

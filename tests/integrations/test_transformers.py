@@ -5,7 +5,11 @@ from __future__ import annotations
 
 import copy
 import gc
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -303,3 +307,14 @@ def test_pool_for_reads_the_config() -> None:
         assert (pool.num_layers, pool.num_kv_heads, pool.head_dim) == (2, 2, 16)
         assert (pool.max_tokens, pool.max_sequences, pool.name) == (64, 4, "mine")
         assert (pool.dtype, str(pool.device)) == (torch.float32, "cpu")
+
+
+def test_a_transformers_that_is_too_old_is_refused_with_its_number(tmp_path):
+    (tmp_path / "transformers.py").write_text("__version__ = '4.57.3'")
+    code = "import memtools.integrations.transformers"
+    here = str(Path(__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{here}"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert "ImportError: memtools needs transformers 5.21 or newer, and 4.57.3 is" in done.stderr

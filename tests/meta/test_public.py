@@ -8,13 +8,17 @@ import importlib
 import importlib.util
 import inspect
 import shutil
+import subprocess
 import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import memtools
+import memtools.integrations
 import memtools.types
 
 # What these objects work with themselves: the classes may change.
@@ -94,7 +98,25 @@ def missing(names: list[str]) -> list[str]:
 def test_the_stub_names_what_can_be_imported() -> None:
     stub = ast.parse(Path(memtools.__file__).with_suffix(".pyi").read_text())
     lines = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
-    assert {line.names[0].asname: line.module for line in lines} == memtools._HOMES
+    modules = {line.names[0].asname for line in lines if line.module is None}
+    assert modules == set(memtools._MODULES)
+    names = {line.names[0].asname: line.module for line in lines if line.module is not None}
+    assert names == memtools._HOMES
+
+
+def test_subpackages_are_loaded_when_they_are_named() -> None:
+    code = (
+        "import sys, memtools\n"
+        "assert not {n for n in sys.modules if n.startswith('memtools.')} & {'memtools.data'}\n"
+        "memtools.testing.assert_flat, memtools.data.ByteCache, memtools.report.write_report\n"
+        "memtools.grad.log_probs, memtools.export, memtools.types.Adapter, memtools.distributed\n"
+        "memtools.integrations.transformers.generate_group, memtools.integrations.lightning\n"
+        "memtools.integrations.accelerate.accumulator\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    for module in (memtools, memtools.integrations):
+        with pytest.raises(AttributeError, match="has no attribute 'torch_geometric'"):
+            getattr(module, "torch_geometric")  # noqa: B009
 
 
 def test_the_package_is_imported_where_stubs_are_stripped(tmp_path: Path) -> None:

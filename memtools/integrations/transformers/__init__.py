@@ -12,6 +12,14 @@ Needs transformers 5.21 or newer.
 
 from typing import TYPE_CHECKING
 
+from transformers import __version__ as _version
+
+if tuple(int(part) for part in _version.split(".")[:2]) < (5, 21):
+    raise ImportError(
+        f"memtools needs transformers 5.21 or newer, and {_version} is installed: "
+        'python -m pip install "transformers>=5.21,<6"'
+    )
+
 from memtools.integrations.transformers._cache import PooledCache
 from memtools.integrations.transformers._group import generate_group
 from memtools.integrations.transformers._model import pool_for
