@@ -179,6 +179,8 @@ class Operators:
             ) -> Any:
                 begun = time.perf_counter_ns()
                 result = func(*args, **(kwargs or {}))
+                if func is torch.ops.aten.alias.default:
+                    result = _as_made(torch, result, sys._getframe(1))
                 if operators._is_on:
                     operators.took_ns = time.perf_counter_ns() - begun
                     operators._ran(func, (args, kwargs), result, sys._getframe(1))
@@ -193,6 +195,19 @@ class Operators:
                 return True  # Compiled code runs as it would without the mode.
 
         return Listening()
+
+
+def _as_made(torch: Any, result: Any, frame: FrameType) -> Any:
+    """The alias that `torch.Tensor.__new__(cls, tensor)` makes, as an instance of `cls`. Under a
+    mode it is a torch.Tensor already, of which torch refuses to make one of a subclass: such as a
+    MemoryMappedTensor of tensordict."""
+    code = frame.f_code
+    if code.co_name != "__new__" or code.co_argcount == 0 or type(result) is not torch.Tensor:
+        return result
+    cls = frame.f_locals.get(code.co_varnames[0])
+    if not isinstance(cls, type) or not issubclass(cls, torch.Tensor):
+        return result
+    return torch.Tensor._make_subclass(cls, result)
 
 
 def frame_of(frame: FrameType) -> Frame:

@@ -213,3 +213,23 @@ def test_a_monitor_without_the_shim_names_the_line() -> None:
             print(torch.utils._python_dispatch._get_current_dispatch_mode_stack())
         """)
     assert printed == "<string>:11\n[]\n"
+
+
+class Mapped(torch.Tensor):
+    """Made as tensordict makes its tensors in mapped memory."""
+
+    def __new__(cls, source: torch.Tensor) -> Mapped:
+        return super().__new__(cls, source)
+
+
+def test_a_subclass_that_takes_over_a_tensor_is_made_as_without_tracing(
+    blocks: DispatchedBlocks,
+) -> None:
+    weight = torch.ones(3, requires_grad=True)
+    blocks.trace(True)
+    mapped = Mapped(weight * 2)
+    mapped.sum().backward()
+    assert type(mapped) is Mapped
+    assert type(torch.ops.aten.alias(weight.detach())) is torch.Tensor
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [2, 2, 2]
