@@ -27,7 +27,16 @@ class Replay:
         self.region = mmap.mmap(-1, MIB)
 
 
-REPLAY = Replay()
+class Numbers:
+    """What has no object but arrays and numbers, so that the collector lists no dict of it."""
+
+    def __init__(self) -> None:
+        self.states, self.position = np.zeros(MIB, np.uint8), 0
+        self.columns = {"reward": np.zeros(MIB, np.uint8)}
+        vars(self)
+
+
+REPLAY, NUMBERS = Replay(), Numbers()
 
 
 def extent(obj: Any) -> tuple[int, int]:
@@ -46,6 +55,8 @@ def extent(obj: Any) -> tuple[int, int]:
         (lambda: REPLAY.parts[0], "list Replay.parts"),
         (lambda: REPLAY.tensor, "Replay.tensor"),
         (lambda: REPLAY.region, "Replay.region"),
+        (lambda: NUMBERS.states, "Numbers.states"),
+        (lambda: NUMBERS.columns["reward"], "Numbers.columns['reward']"),
     ],
 )
 def test_the_owner_of_a_block_has_its_name_in_the_program(

@@ -4,7 +4,8 @@
  *                                     a table of the targets says which one it is
  *
  * A target's references are added up on the way. References beyond these in its reference count belong
- * to C or C++ code. */
+ * to C or C++ code. The collector does not list a dict or a tuple of arrays and numbers alone: it is
+ * entered from what holds it, and is a container as the others are. */
 #include "py/census/census.h"
 
 #include "py/base/objects.h"
@@ -13,7 +14,7 @@
 #include "py/census/heap.h"
 #include "py/census/kept.h"
 
-enum { MAX_TARGETS = 4096, FILTER_BITS = 1 << 16 };
+enum { MAX_TARGETS = 4096, FILTER_BITS = 1 << 16, DEEPEST = 8 };
 
 typedef struct edge {
     PyObject *container; /* borrowed: the heap keeps it */
@@ -26,6 +27,8 @@ typedef struct search {
     mt_ptrset targets; /* each with its number in the list */
     size_t *found;     /* references seen, for each target */
     PyObject *current; /* the container that is being traversed */
+    mt_ptrset entered; /* containers with a target that the collector does not list */
+    int depth;         /* so many of them in one another are being traversed */
     edge *edges;
     size_t edges_n, edges_cap;
     PyObject *frames;
@@ -42,6 +45,30 @@ target_of(const search *s, PyObject *op)
     return mt_ptrset_find(&s->targets, op);
 }
 
+static int referrers_visit(PyObject *op, void *arg);
+
+/* Traverses a container that the collector does not list; once if it has a target. -1 without memory. */
+static int
+enter_unlisted(search *s, PyObject *op)
+{
+    PyTypeObject *type = Py_TYPE(op);
+    PyObject *outer = s->current;
+    size_t edges_n = s->edges_n;
+    int failed;
+
+    if ((type != &PyDict_Type && type != &PyTuple_Type) || PyObject_GC_IsTracked(op)) return 0;
+    if (s->depth == DEEPEST || mt_ptrset_find(&s->entered, op) != MT_PTRSET_NONE) return 0;
+    s->current = op;
+    s->depth++;
+    failed = type->tp_traverse(op, referrers_visit, s);
+    s->depth--;
+    s->current = outer;
+    if (failed != 0 || s->edges_n == edges_n) return failed;
+    if (mt_ptrset_reserve(&s->entered, s->entered.n + 1) < 0) return -1;
+    (void)mt_ptrset_add(&s->entered, op, 0);
+    return 0;
+}
+
 /* A visitproc; -1 without memory. A container that holds a target twice is one edge if it shows it
  * twice in a row, else two: the caller counts different targets. */
 static int
@@ -51,7 +78,7 @@ referrers_visit(PyObject *op, void *arg)
     size_t target = target_of(s, op);
     edge *edges;
 
-    if (target == MT_PTRSET_NONE) return 0;
+    if (target == MT_PTRSET_NONE) return enter_unlisted(s, op);
     s->found[target]++;
     if (s->current == s->list) return 0;
     edges = mt_alloc_grown(&mt_py_alloc, s->edges, &s->edges_cap, s->edges_n + 1, sizeof *edges);
@@ -94,7 +121,7 @@ visit_frame(void *arg, PyObject *code, PyObject *name, PyObject *value)
     search *s = arg;
     size_t target = target_of(s, value);
 
-    if (target == MT_PTRSET_NONE) return 0;
+    if (target == MT_PTRSET_NONE) return enter_unlisted(s, value);
     s->found[target]++;
     return mt_py_append(
         s->frames, Py_BuildValue("OOn", code, name == NULL ? Py_None : name, (Py_ssize_t)target));
@@ -160,7 +187,7 @@ enter_targets(search *s)
         PyErr_Format(PyExc_ValueError, "at most %d targets, got %zu", MAX_TARGETS, n);
         return -1;
     }
-    if (mt_ptrset_reserve(&s->targets, n) < 0 ||
+    if (mt_ptrset_reserve(&s->targets, n) < 0 || mt_ptrset_reserve(&s->entered, 1) < 0 ||
         (s->found = PyMem_Calloc(n + 1, sizeof *s->found)) == NULL) {
         PyErr_NoMemory();
         return -1;
@@ -204,6 +231,7 @@ mt_py_referrers(PyObject *Py_UNUSED(module), PyObject *args)
     s->list = list;
     result = search_heap(s);
     mt_ptrset_fini(&s->targets);
+    mt_ptrset_fini(&s->entered);
     PyMem_Free(s->found);
     PyMem_Free(s->edges);
     PyMem_Free(s);
