@@ -181,12 +181,13 @@ def _named(
         ways.setdefault(key, row)
     found = [h for h in joined.values() if h.rate_bytes >= least_rate or _may_have_more(h)]
     found.sort(key=_best_first)
-    return tuple(_with_line(h, ways[h.path, h.kind], keepers) for h in found[:_MOST_HOLDERS])
+    found = [_with_line(h, ways[h.path, h.kind], keepers) for h in found[:_MOST_HOLDERS]]
+    return tuple(sorted(found, key=_best_first))
 
 
 def _with_line(holder: Holder, row: list[Any], keepers: Keepers | Ways) -> Holder:
-    """The holder with what the program's code says of it: the line that keeps what it holds, and
-    whether it may be a buffer that fills."""
+    """The holder with what the program says of it: the line that keeps what it holds, and whether
+    it may be a buffer that fills, and up to which length."""
     way, sort = row[0], row[1]
     if sort == _CYCLE:
         return holder
@@ -194,8 +195,11 @@ def _with_line(holder: Holder, row: list[Any], keepers: Keepers | Ways) -> Holde
         way = [Local(*way[0])]
     changes = sort in (_GRAPH, _CHAIN) or _is_buffer(way[0])
     kept = keepers.find(holder.path, way, changes=changes)
-    fills = kept.may_fill and _is_collection(holder, sort)
-    return replace(holder, **kept._replace(may_fill=fills)._asdict())
+    fills, capacity = kept.may_fill and _is_collection(holder, sort), holder.capacity
+    is_plain = fills and holder.kind == short_name(type(way[0]))
+    if capacity is None and is_plain and (kept.capacity or 0) >= (holder.length or 0):
+        capacity = kept.capacity
+    return replace(holder, **kept._replace(may_fill=fills, capacity=capacity)._asdict())
 
 
 def _is_collection(holder: Holder, sort: int) -> bool:

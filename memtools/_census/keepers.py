@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from memtools._base import torch as bridge
 from memtools._base.libraries import USER, owner_of
 from memtools._base.place import Place, name_of, text_of
-from memtools._census.fills import is_bounded, may_fill
+from memtools._census.fills import capacity_of, is_bounded, may_fill
 from memtools._census.holders import MRO, QUALNAME, function_name, short_name, type_name
 from memtools._census.lines import (
     ATTRIBUTE,
@@ -179,14 +179,15 @@ def library_of(name: Name) -> tuple[str, str]:
 
 class Kept(NamedTuple):
     """Where a container is kept: `train.py:47 in training_step`, or two such lines; until when, if
-    the program empties it; what of a library has it, each "" where it is not known; and whether it
-    may be a buffer that fills."""
+    the program empties it; what of a library has it, each "" where it is not known; whether it may
+    be a buffer that fills; and its capacity, where its owner says it."""
 
     kept_at: str = ""
     kept_until: str = ""
     library: str = ""
     release: str = ""
     may_fill: bool = False
+    capacity: int | None = None
 
 
 #: Whether a holder is replaced by a larger one, and the names on the way to it, packed.
@@ -243,7 +244,9 @@ class Keepers:
         if self._is_new(path):
             with contextlib.suppress(Exception):  # a holder without its line is a finding as well
                 names = names_on(way)
-                self._search(path, names, changes=changes, fills=may_fill(path, way, names))
+                fills = may_fill(path, way, names)
+                capacity = None if changes else capacity_of(path, way, names)
+                self._search(path, names, Kept(may_fill=fills, capacity=capacity), changes=changes)
         return self._known.get(path, Kept())
 
     def find_packed(self, path: str, given: Packed) -> Kept:
@@ -253,7 +256,7 @@ class Keepers:
             changes, names = given
             known = itertools.takewhile(lambda one: one is not None, map(unpacked, names))
             with contextlib.suppress(Exception):
-                self._search(path, list(filter(None, known)), changes=changes, fills=False)
+                self._search(path, list(filter(None, known)), Kept(), changes=changes)
         return self._known.get(path, Kept())
 
     def _is_new(self, path: str) -> bool:
@@ -262,14 +265,15 @@ class Keepers:
             self._known[path] = Kept()
         return is_new
 
-    def _search(self, path: str, names: Sequence[Name], *, changes: bool, fills: bool) -> None:
-        self._known[path] = Kept(may_fill=fills)
-        fills = fills or is_bounded(names[0])
-        self._known[path] = Kept(may_fill=fills)
+    def _search(self, path: str, names: Sequence[Name], known: Kept, *, changes: bool) -> None:
+        self._known[path] = known
+        self._known[path] = known = known._replace(may_fill=known.may_fill or is_bounded(names[0]))
         modules = [one for name in names for one in modules_of(name.owner)]
         search = Search(self._sources([name_in(space_of(one)) for one in modules]))
         kept = search.find(names, changes=changes)
-        self._known[path] = kept._replace(may_fill=fills, kept_until=search.until(names))
+        self._known[path] = kept._replace(
+            kept_until=search.until(names), may_fill=known.may_fill, capacity=known.capacity
+        )
 
 
 class Search:

@@ -219,7 +219,9 @@ def _by_code(given: dict[str, Any], keepers: Keepers) -> dict[str, Any]:
         return {"may_fill": given["may_fill"]}
     kept, changes = keepers.find_packed(given["path"], way), way[0]
     fills = given["may_fill"] or (kept.may_fill and not changes)
-    return kept._replace(may_fill=fills)._asdict()
+    known = kept._replace(may_fill=fills)._asdict()
+    del known["capacity"]  # The worker has said it.
+    return known
 
 
 def _findings_of(

@@ -135,6 +135,64 @@ def test_the_code_that_adds_to_it_says_whether_it_has_an_end(kind: Any, expected
     assert fills is expected
 
 
+class ReplayMemory:
+    """The replay memory of many tutorials: a list that is used as a ring."""
+
+    def __init__(self, capacity: int = 500) -> None:
+        self.capacity, self.memory, self.position = capacity, list[Any](), 0
+
+    def push(self, row: Any) -> None:
+        if len(self.memory) < self.capacity:
+            self.memory.append(None)
+        self.memory[self.position] = row
+        self.position = (self.position + 1) % self.capacity
+
+
+class Overfull(ReplayMemory):
+    """What it says is no bound: it gets longer."""
+
+    def push(self, row: Any) -> None:
+        self.memory.append(row)
+
+
+class Trainer:
+    """Its maximum is that of another thing."""
+
+    def __init__(self) -> None:
+        self.buffer_size, self.losses = 5000, list[Any]()
+
+
+class Checked(Trainer):
+    def add(self, row: Any) -> None:
+        if len(self.losses) < self.buffer_size:
+            self.losses.append(row)
+
+
+@pytest.mark.parametrize(
+    ("add", "capacity"),
+    [
+        (lambda: ReplayMemory().push, 500),
+        (lambda: Overfull(30).push, None),
+        (lambda: Trainer().losses.append, None),
+        (lambda: Checked().add, 5000),
+        (lambda: Maximum().add, None),
+        (lambda: queue.Queue[Any](900).put, 900),
+        (lambda: queue.Queue[Any]().put, None),
+        (lambda: deque[Any](maxlen=700).append, 700),
+    ],
+)
+def test_the_owner_says_how_many_entries_a_buffer_takes(
+    add: Callable[[], Callable[[Any], object]], capacity: int | None
+) -> None:
+    census, put = GrowthCensus(least_rate=1024.0), add()
+    for step in range(1, 41):
+        put(bytearray(4000))
+        if step % 10 == 0:
+            census.look(step)
+    (found,) = census.holders()
+    assert found.capacity == capacity
+
+
 def test_a_variable_of_a_function_or_a_generator_is_judged_by_its_code() -> None:
     def shuffled(source: Iterator[Any]) -> Iterator[Any]:
         waiting: list[Any] = []
