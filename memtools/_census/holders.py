@@ -751,12 +751,38 @@ class Namer:
         """`Trainer.metrics['loss']`; "" if no Python object refers to the object."""
 
         def best(head: Own) -> Any:
-            above = referrers(head, ignored).holders[0]
-            if not above:
-                return _NOBODY
-            return min(above, key=functools.partial(self._rank, head[0]))
+            return self._best(head[0], referrers(head, ignored).holders[0])
 
         return self._path(obj, best, _LEVELS)
+
+    def ways(self, objects: Sequence[Any]) -> list[Own]:
+        """Of each object, it and who holds it, one by one, up to a module or a variable of a
+        function. Takes one pass over the heap for each level."""
+        ways = [Own([one]) for one in objects]
+        climbing = list(ways)
+        for _ in range(_LEVELS):
+            heads = {id(way[-1]): way[-1] for way in climbing}  # Several may have come to one.
+            if not heads:
+                break
+            above = dict(zip(heads, referrers(Own(heads.values()), heads).holders, strict=True))
+            for way in climbing:
+                best = self._best(way[-1], above[id(way[-1])])
+                if best is not _NOBODY:
+                    way.append(best)
+            climbing = [
+                way
+                for way in climbing
+                if id(way[-1]) not in heads
+                and type(way[-1]) is not Local
+                and _core._module_of(way[-1]) is None
+            ]
+        return ways
+
+    def _best(self, obj: Any, holders: Own) -> Any:
+        """Of those that refer to an object, who says most about where it is."""
+        if not holders:
+            return _NOBODY
+        return min(holders, key=functools.partial(self._rank, obj))
 
     def path_along(self, way: Sequence[Any]) -> str:
         """The same for the first of some objects, each of which is held by the next one."""

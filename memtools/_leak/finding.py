@@ -44,6 +44,9 @@ Key = tuple[str, str]
 
 #: The fields that are names and sentences, "" where they are not known.
 _TEXTS = ("holder", "kind", "what", "made_at", "kept_at", "library", "process", "phase", "advice")
+#: The kind of memory that was allocated before and is written for the first time, and the cause of
+#: what fills and does not fit under the limit.
+FIRST_WRITES, TOO_LARGE = "first writes", "too large"
 #: A finding that is at least this share of all growth towards a limit has the forecast of it.
 MUCH_OF_JOINT = 0.5
 
@@ -104,8 +107,11 @@ class LeakFinding:
             epoch, so many bytes; otherwise 0.
         cause: what is known of the reason beside the kind: "jumps" of a buffer of C code that is
             made larger each time it is full, "profiler", "collector" if Python's garbage collector
-            is off, "views" where small parts of tensors keep the whole tensors, or "extension" for
-            an object of an extension that becomes longer, such as a table; "" for others.
+            is off, "views" where small parts of tensors keep the whole tensors, "extension" for an
+            object of an extension that becomes longer, such as a table, or "too large" for what
+            fills and will not fit under the limit; "" for others.
+        left_bytes: bytes that are still to come until what fills is full; 0 where that is not known
+            and for all that does not fill.
     """
 
     grade: str
@@ -130,6 +136,7 @@ class LeakFinding:
     freed_bytes: int = 0
     cause: str = ""
     phase: str = ""
+    left_bytes: int = 0
 
     def __post_init__(self) -> None:
         """Remove terminal escapes and secrets from names of the program."""
@@ -146,7 +153,10 @@ class LeakFinding:
     def key(self) -> Key:
         """The process and the name by which two findings are known to be about the same thing. It
         stays the same from look to look, although an autograd graph, for example, has more nodes
-        each time. Growth without a holder is one thing, whichever signal shows it."""
+        each time. Growth without a holder is one thing, whichever signal shows it, and so are all
+        blocks of one part of memory that fill, whether their arrays are known yet or not."""
+        if self.kind == FIRST_WRITES:
+            return self.process, f"{self.kind} of {self.part}"
         return self.process, _PASSING.sub("", self.holder) or self.kind or self.part
 
     @property
@@ -280,7 +290,8 @@ _NOBODY = {
 def advice_for(finding: LeakFinding) -> str:
     """Return what to do in one sentence, by the kind and the name of the holder; "" if there is
     nothing to do. Reads all fields but `advice`."""
-    if finding.grade in ("early", "quiet"):
+    is_fine = finding.grade == "fills" and finding.left_bytes > 0 and finding.cause != TOO_LARGE
+    if finding.grade in ("early", "quiet") or is_fine:
         return ""
     name = _ENTRY.sub("", finding.holder) or _NOBODY.get(finding.kind, "what grows")
     keeper = name.rpartition(" kept by ")[2]
@@ -346,7 +357,29 @@ _ADVICE: tuple[tuple[_Fits, str], ...] = (
         "look what is left there (ls -l /dev/shm)",
     ),
     (
-        _is("first writes"),
+        lambda one: one.grade == "fills" and one.library.startswith("stable_baselines3."),
+        "{name} will not fit: give the model a smaller buffer_size, let it keep each observation "
+        "once (optimize_memory_usage=True, replay_buffer_kwargs=dict("
+        "handle_timeout_termination=False)), or let the environment return frames as uint8",
+    ),
+    (
+        lambda one: one.signal == "shm" and one.library.endswith(".LazyMemmapStorage"),
+        "a LazyMemmapStorage without scratch_dir= lies in /dev/shm, which is memory: give it a "
+        "directory on a disk (scratch_dir=...), or a smaller max_size",
+    ),
+    (
+        lambda one: one.grade == "fills" and one.library.startswith("torchrl."),
+        "{name} will not fit: give the storage a smaller max_size, keep it in a file "
+        "(LazyMemmapStorage(max_size, scratch_dir=...) with a directory on a disk), or store "
+        "frames as uint8",
+    ),
+    (
+        lambda one: one.kind == FIRST_WRITES and one.holder,
+        "{name} will not fit: allocate fewer rows, store frames as uint8 and not as float32, or "
+        "write to a file (numpy.memmap), whose pages the system takes back",
+    ),
+    (
+        _is(FIRST_WRITES),
         "it was allocated before and becomes resident as the program writes to it, such as a "
         "buffer that is filled row by row: allocate less if it does not fit",
     ),
@@ -362,6 +395,11 @@ _ADVICE: tuple[tuple[_Fits, str], ...] = (
         "MALLOC_MMAP_THRESHOLD_=65536 in the environment, and with MALLOC_ARENA_MAX=2 if many "
         "threads allocate, give it back by a memtools.CleanupPolicy, or load jemalloc in malloc's "
         "place",
+    ),
+    (
+        _caused_by(TOO_LARGE),
+        "{name} will not fit: give it a lower bound, or keep less in each entry (frames as uint8, "
+        "not as float32)",
     ),
     (
         lambda one: one.grade == "fills" and one.kind != "cycles",

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from memtools._base import sentences
 from memtools._base.size import format_bytes
-from memtools._leak.finding import COLLECTOR_IS_OFF, RANK, Key, LeakFinding
+from memtools._leak.finding import COLLECTOR_IS_OFF, FIRST_WRITES, RANK, TOO_LARGE, Key, LeakFinding
 
 if TYPE_CHECKING:
+    from memtools._census.arrays import Owner
     from memtools._census.holders import Holder
     from memtools._leak.jumps import Stairs
 
@@ -30,7 +31,6 @@ C_HEAP = "C heap"
 PYTHON = "Python objects"
 CYCLES = "cycles"
 IDLE_HEAP = "idle heap"
-FIRST_WRITES = "first writes"
 OUTSIDE = "outside malloc"
 #: The parts of memory in which a census names holders.
 OF_CENSUS = ("use", "shm", "device")
@@ -240,13 +240,25 @@ class Block(NamedTuple):
         size: its bytes.
         resident: those that were written.
         begin: its address.
-        owner: the tensors or arrays that have it; "" if none has, None if they are not looked for.
+        owner: the tensors or arrays that have it; None if they are not looked for.
+        signal: the part of memory that grows as it is written: "resident", the default, or "shm".
+        rate_bytes: bytes a step by which it was seen to be written; 0, the default, where it was
+            not looked at before.
+        since_step: the step from which on it was seen; None where it was not.
     """
 
     size: int
     resident: int
     begin: int = 0
-    owner: str | None = None
+    owner: Owner | None = None
+    signal: str = "resident"
+    rate_bytes: float = 0.0
+    since_step: int | None = None
+
+    @property
+    def unwritten(self) -> int:
+        """Bytes that are still to come."""
+        return max(0, self.size - self.resident)
 
 
 @dataclass(frozen=True)
@@ -267,7 +279,6 @@ class Resident:
         mapped_bytes: the memory that is mapped to be written, whether it was written yet or not.
         allocated: what malloc has given out; None if that is not known.
         block: the block of memory that fills; None where no block is known.
-        used: what counts against the limit now, and the limit; None if they are not known.
     """
 
     part: Part
@@ -280,7 +291,6 @@ class Resident:
     mapped_bytes: float = 0.0
     allocated: int | None = None
     block: Block | None = None
-    used: tuple[int, int] | None = None
 
     @property
     def rest_bytes(self) -> float:
@@ -328,22 +338,19 @@ class Resident:
         if not self.is_filling:
             return True
         block = self.block
-        if block is None or block.owner != "" or self.allocated is None:
+        if block is None or block.owner is None or block.owner.name or self.allocated is None:
             return False
         return block.size > self.allocated
 
-    @property
-    def is_foreseen(self) -> bool:
-        """Whether the limit is near enough for growth that may end before."""
-        if self.used is None:
-            return False
-        room = self.used[1] - self.used[0]
-        return room <= THRESHOLDS.foreseen * self.steps * self.part.rate_bytes
+    def is_foreseen(self, used: tuple[int, int] | None) -> bool:
+        """Whether the limit is near enough for growth that may end before.
 
-    @property
-    def unwritten(self) -> int | None:
-        """Bytes of the block that are still to come."""
-        return None if self.block is None else max(0, self.block.size - self.block.resident)
+        Args:
+            used: what counts against it now, and the limit; None if they are not known.
+        """
+        if used is None:
+            return False
+        return used[1] - used[0] <= THRESHOLDS.foreseen * self.steps * self.part.rate_bytes
 
 
 @dataclass(frozen=True)
@@ -355,6 +362,7 @@ class Evidence:
         beside: "shm" and "device" where they are read. Objects may hold what grows there as well.
         children: the child processes; None, the default, where they are not read.
         holders: who gains, as a census names them.
+        step: of the look; None, the default, where it is not known.
         walked: whether the census has looked at this step, or there is none; true by default.
         unlooked: if it has not, why holders of what grows are not looked for yet, in words; "", the
             default, if nothing asks for it.
@@ -375,12 +383,16 @@ class Evidence:
             program's own.
         least_rate: the bytes a step below which nothing is reported.
         resident: how resident memory grows; None, the default, where it is not read.
+        fills: the blocks that were seen to be written for the first time; none by default.
+        used: what counts against the host's limit now, and the limit; None, the default, if they
+            are not known.
     """
 
     use: Part
     beside: Mapping[str, Part] = field(default_factory=dict)
     children: Children | None = None
     holders: Sequence[Holder] = ()
+    step: int | None = None
     walked: bool = True
     unlooked: str = ""
     looks: int = 0
@@ -395,6 +407,12 @@ class Evidence:
     seconds: float | None = None
     least_rate: float = THRESHOLDS.least_rate
     resident: Resident | None = None
+    fills: Sequence[Block] = ()
+    used: tuple[int, int] | None = None
+
+    def rate_of_fills(self, signal: str) -> float:
+        """Bytes a step of a part of memory by which blocks fill."""
+        return sum(one.rate_bytes for one in self.fills if one.signal == signal)
 
 
 def held_of(own: float, growth: float, error: float = math.inf) -> float:
@@ -476,13 +494,79 @@ def keeps_graphs(holders: Sequence[Holder]) -> bool:
 
 def findings_of(seen: Evidence) -> list[LeakFinding]:
     """What grows, without forecasts: what the process has in use, then its children, then shared
-    memory and devices; holders with the largest rate first."""
+    memory and devices, then what fills; holders with the largest rate first."""
+    beside = {name: _without_fills(seen, part) for name, part in seen.beside.items()}
+    seen = replace(seen, beside=beside)
     found = _of_use(seen) if seen.walked else _without_a_walk(seen)
     found += [] if seen.children is None else _of_children(seen, seen.children)
     for part in seen.beside.values():
         if not any(one.signal == part.signal for one in found) and _is_suspect(seen, part):
             found.append(of_part(part))
-    return found + _of_resident(seen, found)
+    for signal in {one.signal for one in seen.fills}:
+        if seen.rate_of_fills(signal) > seen.declared[0]:
+            found.append(_of_fills(seen, signal))
+    return _with_sizes(seen, found + _of_resident(seen, found))
+
+
+def _without_fills(seen: Evidence, part: Part) -> Part:
+    """The part without the blocks that fill in it; what is left is noise if it is little."""
+    fills = seen.rate_of_fills(part.signal)
+    if fills == 0:
+        return part
+    rest = part.rate_bytes - fills
+    return replace(part, rate_bytes=rest if rest > THRESHOLDS.near * fills else 0.0,
+                   begun_bytes=0.0)  # fmt: skip
+
+
+def _of_fills(seen: Evidence, signal: str) -> LeakFinding:
+    """All blocks of one part of memory that fill, as one finding: the arrays of a buffer do so
+    together."""
+    blocks = sorted((one for one in seen.fills if one.signal == signal),
+                    key=lambda one: -one.unwritten)  # fmt: skip
+    owners = [one.owner for one in blocks if one.owner is not None]
+    names = list(dict.fromkeys(one.name for one in owners if one.name))
+    since = min(one.since_step or 0 for one in blocks)
+    part = Part(signal, seen.rate_of_fills(signal), grade="fills", since_step=since)
+    finding = of_part(part, kind=FIRST_WRITES, what=_written(seen, blocks))
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return replace(
+        finding,
+        holder=" and ".join(names[:_MOST_NAMED]) + more,
+        library=next((one.library for one in owners if one.library), ""),
+        kept_at=next((one.kept_at for one in owners if one.kept_at), ""),
+        left_bytes=sum(one.unwritten for one in blocks),
+    )
+
+
+def _written(seen: Evidence, blocks: Sequence[Block]) -> str:
+    """`buffer_size 50,000: 1.14 GiB when full, 38.0 MiB written at step 512`."""
+    bounds = [one.owner.bound for one in blocks if one.owner is not None and one.owner.bound]
+    resident, size = sum(one.resident for one in blocks), sum(one.size for one in blocks)
+    written = f"{format_bytes(size)} when full, {format_bytes(resident)} written"
+    if seen.step is not None and seen.seconds is None:
+        written += f" at step {seen.step:,}"
+    return ": ".join([*bounds[:1], written])
+
+
+def _with_sizes(seen: Evidence, found: Sequence[LeakFinding]) -> list[LeakFinding]:
+    """The findings, of which the one with most still to come says how much is in use then, with all
+    that fills. What does not fit under the limit is marked."""
+    fills = [one for one in found if one.left_bytes > 0]
+    if not fills or seen.used is None:
+        return list(found)
+    full, limit = seen.used[0] + sum(one.left_bytes for one in fills), seen.used[1]
+    largest = max(fills, key=lambda one: one.left_bytes)
+    size, allowed = format_bytes(full), format_bytes(limit)
+    then = "then" if len(fills) == 1 else "then, with all that fills,"
+    what = f"{then} {size} of {allowed} are in use"
+    if full > limit:
+        what = f"{then} {size} are in use, and {allowed} are allowed"
+    marked = []
+    for one in found:
+        text = "; ".join(filter(None, [one.what, what])) if one is largest else one.what
+        is_too_large = one.left_bytes > 0 and full > limit
+        marked.append(replace(one, what=text, cause=TOO_LARGE if is_too_large else one.cause))
+    return marked
 
 
 def _of_resident(seen: Evidence, found: Sequence[LeakFinding]) -> list[LeakFinding]:
@@ -490,7 +574,8 @@ def _of_resident(seen: Evidence, found: Sequence[LeakFinding]) -> list[LeakFindi
     if seen.resident is None:
         return []
     held = sum(one.rate_bytes for one in found if one.part == "use")
-    one = replace(seen.resident, use_bytes=max(seen.resident.use_bytes, held))
+    known = max(0.0, seen.resident.use_bytes, held) + seen.rate_of_fills("resident")
+    one = replace(seen.resident, use_bytes=known)
     rest, part = one.rest_bytes, one.part
     if not one.is_growth or rest < seen.least_rate or part.rate_bytes <= seen.declared[0]:
         return []
@@ -501,31 +586,22 @@ def _of_resident(seen: Evidence, found: Sequence[LeakFinding]) -> list[LeakFindi
         return [of_part(replace(part, rate_bytes=one.outside_bytes, grade=grade), kind=OUTSIDE,
                         what=what)]  # fmt: skip
     if one.is_filling:
-        return [of_part(replace(part, rate_bytes=rest, grade="fills"), kind=FIRST_WRITES,
-                        what=_of_block(one))]  # fmt: skip
-    if not one.is_foreseen:
+        block = one.block
+        if seen.rate_of_fills("resident") > 0:
+            return []  # It is what fills as well, such as arrays that are not looked at.
+        if block is None:
+            return [of_part(replace(part, rate_bytes=rest, grade="fills"), kind=FIRST_WRITES)]
+        if block.unwritten < rest * one.steps:
+            return []  # It is nearly full, and may be memory that malloc uses again.
+        fills = [block._replace(rate_bytes=rest, since_step=part.since_step)]
+        return [_of_fills(replace(seen, fills=fills), "resident")]
+    if not one.is_foreseen(seen.used):
         return []
     part = replace(part, rate_bytes=rest, grade="fragmentation")
     if not one.is_idle or one.idle is None:
         return [of_part(part, kind=IDLE_HEAP if one.is_idle else "")]
     when = f"at step {one.step:,}" if seen.seconds is None else "now"
     return [of_part(part, kind=IDLE_HEAP, what=f"{format_bytes(one.idle)} {when}")]
-
-
-def _of_block(one: Resident) -> str:
-    """`Replay.states, in a block of 2.00 GiB; when it is full, 2.21 GiB are in use, and 1.17 GiB
-    are allowed`."""
-    if one.block is None or one.unwritten is None:
-        return ""
-    block = f"a block of {format_bytes(one.block.size)}"
-    block = f"{one.block.owner}, in {block}" if one.block.owner else block
-    if one.used is None:
-        return block
-    full, limit = one.used[0] + one.unwritten, one.used[1]
-    if full <= limit:
-        return f"{block}, which fits"
-    full_size, allowed = format_bytes(full), format_bytes(limit)
-    return f"{block}; when it is full, {full_size} are in use, and {allowed} are allowed"
 
 
 def of_part(
@@ -566,7 +642,10 @@ def _of_use(seen: Evidence) -> list[LeakFinding]:
     if seen.stairs is not None and part is seen.use:
         held = min(held, growth)  # What a jump has got lasts until the next one.
     found = [
-        of_holder("fills", seen.use.signal, holder, holder.rate_bytes, filling_of(holder))
+        replace(
+            of_holder("fills", seen.use.signal, holder, holder.rate_bytes, filling_of(holder)),
+            left_bytes=_left_of(holder),
+        )
         for holder in bounded
     ]
     found += _of_holders(seen, free, part, own / growth if growth > 0 else math.inf, held)
@@ -648,6 +727,14 @@ def filling_of(holder: Holder) -> str:
     final = holder.final_bytes
     when_full = f", {format_bytes(final)} when full" if final else ""
     return f"{now}at most {holder.capacity:,}{when_full}"
+
+
+def _left_of(holder: Holder) -> int:
+    """Bytes that a container with a bound is still to get; 0 where that is not known."""
+    final, length = holder.final_bytes, holder.length
+    if not final or not holder.capacity or length is None:
+        return 0
+    return max(0, final - final * length // (holder.capacity * holder.containers))
 
 
 def _what_of(seen: Evidence, holder: Holder) -> str:

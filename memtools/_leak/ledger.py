@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from memtools._leak.finding import RANK, Key, LeakFinding
+from memtools._leak.finding import FIRST_WRITES, RANK, Key, LeakFinding
 from memtools._leak.judge import C_HEAP, CYCLES, OF_CENSUS, PYTHON, THRESHOLDS
 from memtools._leak.jumps import LATE
 from memtools._leak.series import Points, since_of
@@ -354,6 +354,8 @@ class Ledger:
         known = points.steps[-1] - points.steps[0] if points.steps else 0
         if known < THRESHOLDS.confirmed_steps:
             return False
+        if one.kind == FIRST_WRITES:
+            return entry.missed >= 2  # It is full, or is no longer written.
         if one.part == "resident" and points.kept(since_of(points.steps, step)) is not None:
             return False
         apart = [b - a for a, b in pairwise(points.rises(one.part))]

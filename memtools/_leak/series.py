@@ -343,6 +343,8 @@ class Looks:
         declared: tuple[float, str] = (0.0, ""),
         seconds: float | None = None,
         resident: Resident | None = None,
+        fills: Sequence[Block] = (),
+        used: tuple[int, int] | None = None,
         least_rate: float = THRESHOLDS.least_rate,
     ) -> Evidence:
         """Everything that the judge reads. The arguments are fields of Evidence; holders are as of
@@ -352,6 +354,7 @@ class Looks:
             beside={name: self.part(name) for name in OF_CENSUS[1:]},
             children=children,
             holders=holders,
+            step=self.step,
             walked=walked,
             unlooked=unlooked,
             looks=len(self.steps),
@@ -365,20 +368,20 @@ class Looks:
             is_shared=self.points.is_shared,
             seconds=seconds,
             resident=resident,
+            fills=fills,
+            used=used,
             least_rate=least_rate,
         )
 
     def resident(
         self,
         held: float,
-        used: tuple[int, int] | None,
         block: Callable[[int], Block | None],
     ) -> Resident | None:
         """How resident memory grows; None where that is not read.
 
         Args:
             held: bytes a step of the findings of use that stand.
-            used: what counts against the limit now, and the limit; None if they are not known.
             block: returns the block of memory that has got at least so many resident bytes, and
                 has others that are not; None if there is none. It is called where such a block may
                 be what grows, as it takes some milliseconds.
@@ -399,7 +402,6 @@ class Looks:
             idle=self.points.newest("idle"),
             mapped_bytes=self._over("VmData", pace.since),
             allocated=self.points.newest("heap"),
-            used=used,
         )
         if not found.is_growth or not found.is_filling:
             return found

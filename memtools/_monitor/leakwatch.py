@@ -36,7 +36,7 @@ from typing import Any
 from memtools._base import sentences
 from memtools._base.size import format_bytes
 from memtools._base.torch import profiler_runs
-from memtools._census.arrays import owner_of
+from memtools._census.arrays import Owner, owners_of
 from memtools._census.growth import GrowthCensus
 from memtools._leak.detector import STEPS_NEEDED, LeakVerdict
 from memtools._leak.finding import (
@@ -47,10 +47,11 @@ from memtools._leak.finding import (
     with_forecast,
 )
 from memtools._leak.forecast import Course, Joint, joint_of
-from memtools._leak.judge import FIRST_WRITES, OF_CENSUS, THRESHOLDS, Block, Resident, findings_of
+from memtools._leak.judge import OF_CENSUS, THRESHOLDS, Block, findings_of
 from memtools._leak.ledger import Entry, Ledger, as_of_now, has_stopped, of_late
 from memtools._leak.series import Points
 from memtools._monitor.children import ChildProcesses
+from memtools._monitor.firstwrites import FirstWrites
 from memtools._monitor.reporter import Reporter
 from memtools._monitor.sensor import LOWS, Sensor
 from memtools._monitor.signals import Limits, Signal, block_that_fills
@@ -207,9 +208,8 @@ class LeakWatch:
         self._children = children or ChildProcesses()
         self._tracing = tracing
         self._ledger = Ledger()
-        self._resident: Resident | None = None  # as of the newest look,
-        self._written = 0  # with so many resident bytes
-        self._owners: dict[int, str] = {}  # of the block that fills, by its address
+        self._first_writes = FirstWrites()
+        self._owners: dict[tuple[int, int], Owner] = {}  # of the blocks that fill, by their extent
         self._rooms: dict[str, int] = {}  # until each limit, as of the newest points
         self._step = origin
         self._threads: list[int] = []  # those that have looked so far, the newest last
@@ -401,9 +401,7 @@ class LeakWatch:
         workers = self._ask_workers(step)
         held = 0.0 if is_walked else sum(map(self._each, self._present("use")))
         used, limit = self._limits.used(), self._limits.share(1.0)
-        known = None if used is None or limit is None else (used, limit)
-        self._resident = seen.resident(held, known, self._block)
-        self._written = self._sensor.points.newest("resident") or 0
+        fills = self._fills(step)
         holders = seen.now(self._walks.holders)
         gained = sum(holder.rate_bytes for holder in holders)
         unheld = self._walks.unheld(seen, gained) if is_walked else ""
@@ -426,7 +424,9 @@ class LeakWatch:
                 profiles=profiler_runs(),
                 declared=self._sensor.declared(step),
                 seconds=self._seconds,
-                resident=self._resident,
+                resident=seen.resident(held, (lambda _: None) if fills else self._block),
+                fills=fills,
+                used=None if used is None or limit is None else (used, limit),
                 least_rate=least[bool(self._phase)],
             )
         )
@@ -454,20 +454,44 @@ class LeakWatch:
                 withdrawn.append(one)
         self._report([*withdrawn, *news, *self._ledger.end(points, step)], replaced=replaced)
 
+    def _fills(self, step: int) -> list[Block]:
+        """The arrays that are written for the first time. They are not looked for on another thread
+        than the program's."""
+        if self._seconds is not None or self._sensor.points.newest("resident") is None:
+            return []
+        cost = 2 * self._walks.cost_ns
+        try:
+            with self._sensor.left_out():
+                found = self._first_writes.look(step)
+                if self._first_writes.may_be_new(step, found) and self.budget.wait_ns(cost) == 0:
+                    self._first_writes.find(step)
+                return self._with_owners(found)
+        except Exception as error:
+            self._complain_of_owners(error)
+            return []
+
     def _block(self, written: int) -> Block | None:
-        """The block of memory that fills, with the tensors or arrays that have it. They are looked
-        for once, and not on another thread than the program's."""
+        """The block of memory that may be what grows, whoever has it."""
         found = block_that_fills(written)
-        if found is None or self._seconds is not None:
-            return found
-        if found.begin not in self._owners and self.budget.wait_ns(4 * self._walks.cost_ns) == 0:
+        return None if found is None else self._with_owners([self._first_writes.part_of(found)])[0]
+
+    def _with_owners(self, blocks: Sequence[Block]) -> list[Block]:
+        """The blocks with the tensors or arrays that have them. They are looked for once, and not
+        on another thread than the program's."""
+        extents = {one: (one.begin, one.begin + one.size) for one in blocks}
+        new = [extent for extent in extents.values() if extent not in self._owners]
+        is_cheap = self.budget.wait_ns(3 * self._walks.cost_ns) == 0
+        if new and is_cheap and self._seconds is None:
             try:
                 with self._sensor.left_out():
-                    self._owners = {found.begin: owner_of(found.begin, found.begin + found.size)}
+                    self._owners |= zip(new, owners_of(new), strict=True)
             except Exception as error:
-                why = f"{type(error).__name__}: {error}".removesuffix(": ")
-                self._reporter.complain("owners", f"which array fills is not known: {why}")
-        return found._replace(owner=self._owners.get(found.begin))
+                self._complain_of_owners(error)
+        return [one._replace(owner=self._owners.get(extent)) for one, extent in extents.items()]
+
+    def _complain_of_owners(self, error: Exception) -> None:
+        why = f"{type(error).__name__}: {error}".removesuffix(": ")
+        self._reporter.complain("owners", f"which array fills is not known: {why}")
 
     def _plan_walk(self, step: int) -> str:
         """Look again when a walk that has to wait can be afforded. Returns why it waits, in words;
@@ -529,22 +553,26 @@ class LeakWatch:
         self._ledger.update([*changed, *(one.without_forecast() for one in ends)])
 
     def _is_towards_limit(self, one: LeakFinding) -> bool:
-        """Whether it grows into a limit, as far as is known: a block that is written for the first
-        time does so if all of it does not fit."""
-        if one.kind != FIRST_WRITES:
-            return RANK[one.grade] >= RANK["suspect"] or one.part == "resident"
-        room, (_, unwritten) = self._rooms.get("counted"), self._filling()
-        return room is not None and unwritten > room
+        """Whether it grows into a limit, as far as is known: what fills does so if all of it does
+        not fit."""
+        if one.grade == "fills" and one.left_bytes > 0:
+            room = self._rooms.get("counted")
+            return room is not None and self._filling()[1] > room
+        return RANK[one.grade] >= RANK["suspect"] or one.part == "resident"
 
     def _joint(self, step: int, host: Sequence[LeakFinding]) -> Joint:
-        """What is left until the first limit that all that grows on the host reaches. What fills a
-        container with a bound ends by itself."""
+        """What is left until the first limit that all that grows on the host reaches. What fills
+        ends by itself."""
         present = self._ledger.present()
-        # Freed memory that malloc keeps, and blocks that fill, are in what the limit counts.
+        # Freed memory that malloc keeps is in what the limit counts.
         least = RANK["suspect"]
         leaks = [one for one in host if one.part != "resident" or RANK[one.grade] >= least]
-        found = sum(self._each(one) for one in leaks if one in present)
-        full = sum(self._each(one) for one in present if one.grade == "fills" and one.holder)
+        fills = [one for one in present if one.grade == "fills" and one.holder]
+        filling = self._filling()
+        found = filling[0] + sum(
+            self._each(one) for one in leaks if one in present and one not in fills
+        )
+        full = sum(self._each(one) for one in fills if one.left_bytes == 0)
         points, since = self._sensor.points, self._sensor.since(step)
         begun = [one.since_step for one in host if one.since_step is not None]
         grown = step - min(begun, default=self._sensor.looks[0])
@@ -557,7 +585,6 @@ class LeakWatch:
         for name, room in self._rooms.items() if host else ():
             seen = self._towards(name, since, room) if self._seconds is None else None
             seen = None if seen is None else seen.without(full)
-            filling = self._filling() if name == "counted" else (0.0, math.inf)
             idle = points.newest("idle") or 0
             one = joint_of(room, sure, seen, idle=idle, filling=filling)
             joint = min(joint, one, key=lambda one: (one.fewest, one.most))
@@ -574,14 +601,12 @@ class LeakWatch:
         return peaks if ends and peaks and peaks.least > ends.most else ends
 
     def _filling(self) -> tuple[float, float]:
-        """Bytes a step by which a block is written for the first time, and how many are still to
+        """Bytes a step by which containers with a bound and blocks fill, and how many are still to
         come."""
-        fills = sum(one.rate_bytes for one in self._present("resident") if one.kind == FIRST_WRITES)
-        resident = self._resident
-        if resident is None or resident.unwritten is None or fills <= 0:
-            return 0.0, math.inf
-        written = (self._sensor.points.newest("resident") or 0) - self._written
-        return fills, max(0, resident.unwritten - written)
+        known = [one for one in self._ledger.present() if one.grade == "fills" and one.left_bytes]
+        rate = sum(map(self._each, known))
+        passed = self._schedule.newest - self._sensor.looks[-1] if known else 0
+        return rate, max(0.0, sum(one.left_bytes for one in known) - rate * passed)
 
     def _device_left(self, one: LeakFinding, step: int) -> tuple[float, float] | None:
         full, points = self._limits.device(), self._sensor.points.series("device")

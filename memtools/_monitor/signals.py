@@ -20,13 +20,13 @@ made.
 from __future__ import annotations
 
 import mmap
-import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
 from memtools import _core
 from memtools._base import devices as cuda_devices
 from memtools._base.limits import COUNTED_AGAINST, limits_of_process
+from memtools._base.pages import mappings
 from memtools._blocks.reports import HostBlocks
 from memtools._leak.judge import THRESHOLDS, Block
 
@@ -38,13 +38,9 @@ COUNTED = ("device", "tensors")
 #: what is read at looks alone, and is not judged by itself: resident bytes, the freed memory that
 #: malloc keeps, and what RLIMIT_DATA and RLIMIT_AS count
 BESIDE = ("resident", "idle", "VmData", "VmSize")
+
+
 #: a mapping of no file that may be written: its address, its size and its resident bytes, in KiB
-_MAPPING = (
-    r"^([0-9a-f]+)-[0-9a-f]+ .w.p \S+ 00:00 0 *(?:\[heap\])?\nSize: +(\d+) kB\n"
-    r"(?:\w+: +\d+ kB\n)*?Rss: +(\d+) kB$"
-)
-
-
 class Signal:
     """One series of readings."""
 
@@ -219,17 +215,13 @@ def block_that_fills(written: int, smaps: str = "/proc/self/smaps") -> Block | N
 
     Takes some milliseconds.
     """
-    try:
-        with open(smaps, encoding="utf-8", errors="replace") as file:
-            text = file.read()
-    except OSError:
-        return None
-    found = [
-        Block(1024 * int(size), 1024 * int(resident), int(begin, 16))
-        for begin, size, resident in re.findall(_MAPPING, text, re.MULTILINE)
+    least = THRESHOLDS.explained * written
+    filling = [
+        Block(one.size, one.resident, one.begin)
+        for one in mappings(smaps)
+        if one.size > one.resident >= least and not one.is_shared
     ]
-    filling = [one for one in found if one.size > one.resident >= THRESHOLDS.explained * written]
-    return max(filling, key=lambda one: one.size - one.resident, default=None)
+    return max(filling, key=lambda one: one.unwritten, default=None)
 
 
 class _Crest:

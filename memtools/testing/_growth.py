@@ -35,11 +35,10 @@ from memtools._blocks.reports import HostBlocks
 from memtools._census.arrays import owner_of
 from memtools._census.growth import GrowthCensus
 from memtools._census.holders import Holder
-from memtools._leak.finding import LeakFinding, advice_for
+from memtools._leak.finding import FIRST_WRITES, LeakFinding, advice_for
 from memtools._leak.growth import kept_pace, line_through
 from memtools._leak.judge import (
     C_HEAP,
-    FIRST_WRITES,
     THRESHOLDS,
     Block,
     Children,

@@ -333,7 +333,7 @@ def test_resident_growth_that_is_not_in_use_is_told_by_the_second(
 ) -> None:
     """Which array fills is not looked for on another thread than the program's."""
     monkeypatch.setattr(leakwatch, "block_that_fills", lambda least: Block(2 * GIB, least))
-    monkeypatch.setattr(leakwatch, "owner_of", lambda begin, end: pytest.fail("is looked for"))
+    monkeypatch.setattr(leakwatch, "owners_of", lambda ranges: pytest.fail("is looked for"))
     program = Program(clock, seconds=TICK, step_ns=200 * 10**6, limit=8 * GIB, resident=True)
     noise = random.Random(3)
     for _ in range(600):

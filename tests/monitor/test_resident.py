@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from memtools._census.arrays import Owner
 from memtools._leak.judge import Block
 from memtools._monitor import leakwatch
 from memtools._monitor.signals import block_that_fills
@@ -46,19 +47,20 @@ def test_a_block_that_is_written_for_the_first_time_says_whether_it_fits(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, fits: bool
 ) -> None:
     monkeypatch.setattr(leakwatch, "block_that_fills", lambda least: Block(2 * GIB, least))
-    monkeypatch.setattr(leakwatch, "owner_of", lambda begin, end: "Replay.states")
+    monkeypatch.setattr(leakwatch, "owners_of", lambda ranges: [Owner("Replay.states")])
     limit = 8 * GIB if fits else GIB
     program = run_resident(clock, 600, limit, rss=256 * KIB, resident=256 * KIB)
     (found,) = program.watch.findings()
     assert (found.grade, found.kind) == ("fills", "first writes")
     assert found.rate_bytes == pytest.approx(256 * KIB, rel=0.01)
-    assert found.what.startswith("Replay.states, in a block of 2.00 GiB")
+    assert (found.holder, found.what[:19]) == ("Replay.states", "2.00 GiB when full,")
     assert program.watch.verdicts(), "of the parts that are tested by themselves"
     if fits:
-        assert found.what.endswith("which fits")
-        assert (found.steps_left, program.texts) == (None, [])
+        assert found.what.endswith("of 8.00 GiB are in use")
+        assert (found.steps_left, found.advice, program.texts) == (None, "", [])
         return
-    assert "1.00 GiB are allowed" in found.what
+    assert "and 1.00 GiB are allowed" in found.what
+    assert "Replay.states will not fit" in found.advice
     left = (limit - program.sizes["resident"]) / (256 * KIB)
     assert found.steps_left is not None
     assert found.steps_left[0] < left < found.steps_left[1]
@@ -178,7 +180,7 @@ def test_a_block_too_large_for_malloc_that_no_array_has_is_another_allocators(
 ) -> None:
     """C code may have got a smaller one from malloc, and fill it."""
     monkeypatch.setattr(leakwatch, "block_that_fills", lambda least: Block(size, least))
-    monkeypatch.setattr(leakwatch, "owner_of", lambda begin, end: "")
+    monkeypatch.setattr(leakwatch, "owners_of", lambda ranges: [Owner()])
     program = run_resident(clock, 600, 8 * GIB, rss=64 * KIB, resident=64 * KIB)
     (found,) = program.watch.findings()
     assert found.kind == ("outside malloc" if size == 2 * GIB else "first writes")
