@@ -58,9 +58,9 @@ def is_call(grade: str) -> bool:
 
 def is_reported(finding: LeakFinding) -> bool:
     """Whether a finding is reported while the program runs: from suspect on, and below that if
-    memory runs into its limit by it."""
+    memory runs into its limit by it, or what fills will not fit."""
     is_forecast = finding.steps_left is not None or finding.seconds_left is not None
-    return RANK[finding.grade] >= RANK["suspect"] or is_forecast
+    return RANK[finding.grade] >= RANK["suspect"] or is_forecast or finding.cause == TOO_LARGE
 
 
 @dataclass(frozen=True)
