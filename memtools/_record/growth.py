@@ -47,6 +47,8 @@ class Growth:
         rss_bytes: bytes of resident memory that the growth costs, a step or a second.
         over: for how many steps or seconds it has grown, if a line shows it; 0 if the test does.
         readings: of how many readings that line is made.
+        unwritten: bytes that malloc has given out at the end and that are not resident yet, if it
+            is resident memory alone that grows: it is written for the first time.
     """
 
     grade: str
@@ -62,6 +64,7 @@ class Growth:
     shared: bool = False
     over: float = 0.0
     readings: int = 0
+    unwritten: int = 0
 
 
 @dataclass(frozen=True)
@@ -145,6 +148,7 @@ def judge(line: Timeline, devices: Sequence[int]) -> Judged:
         short = f"too few readings to judge: {' and '.join(fewer)}"
     growth += _beyond(lines, growth)
     growth = [replace(g, shared=g.signal == "rss" and _of_files(line, per)) for g in growth]
+    growth = [replace(g, unwritten=_unwritten(line, g)) for g in growth]
     return Judged(growth, short, tested and most > 0, late)
 
 
@@ -260,6 +264,20 @@ def _of_files(line: Timeline, per: str) -> bool:
         known = [value for value in values if value != UNKNOWN]
         gains[name] = known[-1] - known[0] if known else 0
     return gains["private"] < gains["rss"] / 4
+
+
+def _unwritten(line: Timeline, growth: Growth) -> int:
+    """What malloc has given out and the program has not written yet when most is resident, where
+    resident memory grows alone; 0 if that is little, or not known."""
+    if growth.signal != "rss" or growth.shared or not line.known("heap_used"):
+        return 0
+    own = [-1 if size == UNKNOWN else size for size in line.most[own_column(line)]]
+    at = own.index(max(own))
+    heap = [size for size in line.most["heap_used"][: at + 1] if size != UNKNOWN]
+    rest = heap[-1] - own[at] if heap else 0
+    gain = own[at] - next(size for size in own if size >= 0)
+    least = max(THRESHOLDS.least_gain, THRESHOLDS.explained * gain)
+    return rest if rest >= least else 0  # Little of it may lie anywhere.
 
 
 def _begun(growth: Growth, lines: list[Growth]) -> Growth:

@@ -24,7 +24,9 @@ from memtools._base.size import format_bytes
 from memtools._base.text import duration, shown
 from memtools._leak.detector import STEPS_NEEDED, matters
 from memtools._leak.finding import (
+    FIRST_WRITES,
     RANK,
+    TOO_LARGE,
     Key,
     LeakFinding,
     advice_for,
@@ -214,11 +216,18 @@ def _by_the_series(figures: Figures) -> _Found:
     judged = judge(figures.line, figures.devices)
     enough = 0.0 if figures.ending.by_memory(near=figures.near_limit) else THRESHOLDS.start_seconds
     growth = [one for one in judged.growth if one.per == "step" or not 0 < one.over < enough]
-    found = made_of(growth)
+    room, found = figures.room_bytes, made_of(growth)
+    if room is not None:
+        found = [_will_not_fit(one) if one.left_bytes > room else one for one in found]
     pace = step_seconds(figures.line)
     kept = [one for one in found if _matters(one, pace)]
     little = [one for one in found if one not in kept]
     return kept, little, judged.short, judged.tested, judged.late
+
+
+def _will_not_fit(one: LeakFinding) -> LeakFinding:
+    marked = replace(one, cause=TOO_LARGE)
+    return replace(marked, advice=advice_for(marked))
 
 
 def _matters(finding: LeakFinding, pace: float | None) -> bool:
@@ -327,10 +336,13 @@ def _of_growth(growth: Growth) -> LeakFinding:
     over = f"{growth.over:,.0f} steps" if growth.per == "step" else duration(growth.over)
     what = [f"over the last {over}"] if growth.over and not growth.shared else []
     what += [f"on {growth.device}"] if growth.device else []
-    grade = "fills" if growth.shared else growth.grade
+    if growth.unwritten:
+        what.append(f"{format_bytes(growth.unwritten)} more are allocated and not written yet")
+    grade = "fills" if growth.shared or growth.unwritten else growth.grade
     part = Part(growth.signal, growth.rate_bytes, grade=grade, since_step=growth.since)
-    kind = "mapped files" if growth.shared else None
-    return of_part(part, per=growth.per, kind=kind, what=", ".join(what))
+    kind = "mapped files" if growth.shared else FIRST_WRITES if growth.unwritten else None
+    found = of_part(part, per=growth.per, kind=kind, what=", ".join(what))
+    return replace(found, left_bytes=growth.unwritten)
 
 
 # --- one forecast ---------------------------------------------------------------------------------
@@ -393,7 +405,7 @@ def total_rate(several: Sequence[LeakFinding], pace: float | None, per: str) -> 
     counts. What fills up and ends by itself does not count."""
     parts: dict[str, tuple[float, float]] = {}
     for one in several:
-        if RANK[one.grade] <= RANK["fills"]:
+        if RANK[one.grade] <= RANK["fills"] and one.cause != TOO_LARGE:
             continue
         rate = one.rate_bytes if one.per == per else _a_second(one, pace) * (pace or 0.0)
         named, whole = parts.get(one.part, (0.0, 0.0))

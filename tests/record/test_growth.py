@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 import memtools
 from memtools import _core
 from memtools._leak.judge import THRESHOLDS
+from memtools._record import kinds
+from memtools._record.figures import figures_of
 from memtools._record.growth import Growth, even, judge
 from memtools._record.record import UNKNOWN
 from memtools._record.series import timeline
@@ -134,3 +136,35 @@ def test_a_device_of_which_too_little_is_known_is_named(tmp_path):
             writer.append(10**15 + step * 10**8, [step, 300 * MIB, device])
     short = judge(timeline(memtools.read_record(path)), [0]).short
     assert short == "too few readings to judge: device of cuda:0 has 100 of 256"
+
+
+@pytest.mark.parametrize(
+    ("allocated", "limit", "grade", "kind", "says"),
+    [
+        (2000, 4000, "fills", "first writes", ""),
+        (2000, 1000, "fills", "first writes", "allocate less if it does not fit"),
+        (500, 4000, "fragmentation", "", ""),  # of what is allocated nothing is left to be written
+        (850, 4000, "fragmentation", "", ""),  # or little, wherever that lies
+    ],
+)
+def test_what_was_allocated_and_is_written_for_the_first_time_fills(
+    allocated, limit, grade, kind, says, tmp_path
+):
+    """Resident memory grows from 100 to 700 MiB, while malloc has given out the same all the
+    time. As the program ends it frees all."""
+    path = str(tmp_path / "run.mem")
+    columns = [(name, "B") for name in ("rss", "heap_used", "cgroup_limit", "cgroup_used")]
+    with _core.RecordWriter(path, columns) as writer:
+        event = kinds.payload("start", kinds.Start("run", tests_leaks=False))
+        writer.event("start", event)
+        for i in range(2001):
+            rss, heap = (100 * MIB + 3 * i * MIB // 10, allocated * MIB) if i < 2000 else (0, 0)
+            row = [rss, heap, limit * MIB, rss]
+            writer.append(10**15 + i * 10**7, row)
+    (found,) = figures_of(memtools.read_record(path)).verdict.findings
+    assert (found.grade, found.kind) == (grade, kind)
+    assert says in found.advice
+    if kind:
+        assert "1.27 GiB more are allocated and not written yet" in found.what
+        assert (found.cause == "too large") is bool(says)
+        assert (found.seconds_left is None) is not bool(says)
