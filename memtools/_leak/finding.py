@@ -44,9 +44,10 @@ Key = tuple[str, str]
 
 #: The fields that are names and sentences, "" where they are not known.
 _TEXTS = ("holder", "kind", "what", "made_at", "kept_at", "library", "process", "phase", "advice")
-#: The kind of memory that was allocated before and is written for the first time, and the cause of
-#: what fills and does not fit under the limit.
-FIRST_WRITES, TOO_LARGE = "first writes", "too large"
+#: The kind of memory that was allocated before and is written for the first time.
+FIRST_WRITES = "first writes"
+#: The causes of what fills, where it is known whether all of it fits under the limit.
+FITS, TOO_LARGE = "fits", "too large"
 #: A finding that is at least this share of all growth towards a limit has the forecast of it.
 MUCH_OF_JOINT = 0.5
 
@@ -108,8 +109,8 @@ class LeakFinding:
         cause: what is known of the reason beside the kind: "jumps" of a buffer of C code that is
             made larger each time it is full, "profiler", "collector" if Python's garbage collector
             is off, "views" where small parts of tensors keep the whole tensors, "extension" for an
-            object of an extension that becomes longer, such as a table, or "too large" for what
-            fills and will not fit under the limit; "" for others.
+            object of an extension that becomes longer, such as a table, "fits" or "too large" for
+            what fills, where it is known whether all of it fits under the limit; "" for others.
         left_bytes: bytes that are still to come until what fills is full; 0 where that is not known
             and for all that does not fill.
     """
@@ -290,8 +291,7 @@ _NOBODY = {
 def advice_for(finding: LeakFinding) -> str:
     """Return what to do in one sentence, by the kind and the name of the holder; "" if there is
     nothing to do. Reads all fields but `advice`."""
-    is_fine = finding.grade == "fills" and finding.left_bytes > 0 and finding.cause != TOO_LARGE
-    if finding.grade in ("early", "quiet") or is_fine:
+    if finding.grade in ("early", "quiet") or finding.cause == FITS:
         return ""
     name = _ENTRY.sub("", finding.holder) or _NOBODY.get(finding.kind, "what grows")
     keeper = name.rpartition(" kept by ")[2]
@@ -357,29 +357,29 @@ _ADVICE: tuple[tuple[_Fits, str], ...] = (
         "look what is left there (ls -l /dev/shm)",
     ),
     (
-        lambda one: one.grade == "fills" and one.library.startswith("stable_baselines3."),
+        lambda one: one.cause == TOO_LARGE and one.library.startswith("stable_baselines3."),
         "{name} will not fit: give the model a smaller buffer_size, let it keep each observation "
         "once (optimize_memory_usage=True, replay_buffer_kwargs=dict("
         "handle_timeout_termination=False)), or let the environment return frames as uint8",
     ),
     (
-        lambda one: one.signal == "shm" and one.library.endswith(".LazyMemmapStorage"),
+        lambda one: one.cause == TOO_LARGE and one.library.endswith(".LazyMemmapStorage"),
         "a LazyMemmapStorage without scratch_dir= lies in /dev/shm, which is memory: give it a "
         "directory on a disk (scratch_dir=...), or a smaller max_size",
     ),
     (
-        lambda one: one.grade == "fills" and one.library.startswith("torchrl."),
+        lambda one: one.cause == TOO_LARGE and one.library.startswith("torchrl."),
         "{name} will not fit: give the storage a smaller max_size, keep it in a file "
         "(LazyMemmapStorage(max_size, scratch_dir=...) with a directory on a disk), or store "
         "frames as uint8",
     ),
     (
-        lambda one: one.kind == FIRST_WRITES and one.holder,
+        lambda one: one.cause == TOO_LARGE and one.kind == FIRST_WRITES and one.holder,
         "{name} will not fit: allocate fewer rows, store frames as uint8 and not as float32, or "
         "write to a file (numpy.memmap), whose pages the system takes back",
     ),
     (
-        _is(FIRST_WRITES),
+        _is(FIRST_WRITES),  # of which the array is not known, or whether it fits
         "it was allocated before and becomes resident as the program writes to it, such as a "
         "buffer that is filled row by row: allocate less if it does not fit",
     ),

@@ -19,7 +19,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from memtools._base import sentences
 from memtools._base.size import format_bytes
-from memtools._leak.finding import COLLECTOR_IS_OFF, FIRST_WRITES, RANK, TOO_LARGE, Key, LeakFinding
+from memtools._leak.finding import (
+    COLLECTOR_IS_OFF,
+    FIRST_WRITES,
+    FITS,
+    RANK,
+    TOO_LARGE,
+    Key,
+    LeakFinding,
+)
 
 if TYPE_CHECKING:
     from memtools._census.arrays import Owner
@@ -550,7 +558,7 @@ def _written(seen: Evidence, blocks: Sequence[Block]) -> str:
 
 def _with_sizes(seen: Evidence, found: Sequence[LeakFinding]) -> list[LeakFinding]:
     """The findings, of which the one with most still to come says how much is in use then, with all
-    that fills. What does not fit under the limit is marked."""
+    that fills. Each is marked by whether all of it fits under the limit."""
     fills = [one for one in found if one.left_bytes > 0]
     if not fills or seen.used is None:
         return list(found)
@@ -564,8 +572,8 @@ def _with_sizes(seen: Evidence, found: Sequence[LeakFinding]) -> list[LeakFindin
     marked = []
     for one in found:
         text = "; ".join(filter(None, [one.what, what])) if one is largest else one.what
-        is_too_large = one.left_bytes > 0 and full > limit
-        marked.append(replace(one, what=text, cause=TOO_LARGE if is_too_large else one.cause))
+        cause = (TOO_LARGE if full > limit else FITS) if one.left_bytes > 0 else one.cause
+        marked.append(replace(one, what=text, cause=cause))
     return marked
 
 

@@ -25,6 +25,7 @@ from memtools._base.text import duration, shown
 from memtools._leak.detector import STEPS_NEEDED, matters
 from memtools._leak.finding import (
     FIRST_WRITES,
+    FITS,
     RANK,
     TOO_LARGE,
     Key,
@@ -218,15 +219,16 @@ def _by_the_series(figures: Figures) -> _Found:
     growth = [one for one in judged.growth if one.per == "step" or not 0 < one.over < enough]
     room, found = figures.room_bytes, made_of(growth)
     if room is not None:
-        found = [_will_not_fit(one) if one.left_bytes > room else one for one in found]
+        found = [_fitted(one, room) if one.left_bytes else one for one in found]
     pace = step_seconds(figures.line)
     kept = [one for one in found if _matters(one, pace)]
     little = [one for one in found if one not in kept]
     return kept, little, judged.short, judged.tested, judged.late
 
 
-def _will_not_fit(one: LeakFinding) -> LeakFinding:
-    marked = replace(one, cause=TOO_LARGE)
+def _fitted(one: LeakFinding, room: int) -> LeakFinding:
+    """What fills, marked by whether all of it fits into what is left."""
+    marked = replace(one, cause=TOO_LARGE if one.left_bytes > room else FITS)
     return replace(marked, advice=advice_for(marked))
 
 

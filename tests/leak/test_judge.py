@@ -13,6 +13,7 @@ import pytest
 
 import memtools
 from memtools import LeakFinding, _core
+from memtools._census.arrays import Owner
 from memtools._census.holders import Holder
 from memtools._leak.finding import advice_for
 from memtools._leak.judge import (
@@ -20,6 +21,7 @@ from memtools._leak.judge import (
     GRAPH,
     PYTHON,
     THRESHOLDS,
+    Block,
     Children,
     Evidence,
     Part,
@@ -299,3 +301,44 @@ def test_only_the_judge_makes_findings() -> None:
     assert sorted(str(path.relative_to(package)) for path in files) == [
         "_leak/judge.py", "_record/verdict.py",
     ]  # fmt: skip
+
+
+def block(size: int, resident: int, rate: int, signal: str = "resident", name: str = "") -> Block:
+    owner = Owner(name or "Replay.states", "max_size 9")
+    return Block(size * MIB, resident * MIB, 0, owner, signal, rate * KIB, since_step=16)
+
+
+FOUR = [
+    block(300, 10, 50, name="A.x"), block(200, 10, 50, name="A.y"),
+    block(100, 9, 9, name="A.z"), block(90, 9, 9, name="A.w"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fills", "shm", "limit", "lines"),
+    [
+        ([block(300, 10, 50)], 0, 900,
+         ["fills: Replay.states: +50.0 KiB/step (max_size 9: 300.0 MiB when full, 10.0 MiB written "
+          "at step 64; then 490.0 MiB of 900.0 MiB are in use)"]),
+        (FOUR, 0, 400,
+         ["fills: A.x and A.y and 2 more: +118.0 KiB/step (max_size 9: 690.0 MiB when full, 38.0 "
+          "MiB written at step 64; then 852.0 MiB are in use, and 400.0 MiB are allowed)"]),
+        # A fill is not the growth of its part of memory, and hides none beside it.
+        ([block(300, 10, 50, "shm")], 51, None,
+         ["fills: Replay.states: +50.0 KiB/step (max_size 9: 300.0 MiB when full, 10.0 MiB written "
+          "at step 64)"]),
+        ([block(300, 10, 50, "shm")], 90, None,
+         ["growing: shared memory of this job: +40.0 KiB/step",
+          "fills: Replay.states: +50.0 KiB/step (max_size 9: 300.0 MiB when full, 10.0 MiB written "
+          "at step 64)"]),
+    ],
+    ids=["fits", "several", "of shared memory", "beside a leak"],
+)  # fmt: skip
+def test_blocks_that_fill_are_one_finding_with_their_size(
+    fills: list[Block], shm: int, limit: int | None, lines: list[str]
+) -> None:
+    beside = {"shm": Part("shm", shm * KIB, grade="growing")}
+    used = None if limit is None else (200 * MIB, limit * MIB)
+    found = findings_of(Evidence(Part("heap", 0.0), beside, step=64, fills=fills, used=used))
+    assert [str(one) for one in found] == lines
+    assert [one.cause == "too large" for one in found] == [limit == 400] * len(found)

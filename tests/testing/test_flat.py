@@ -510,5 +510,6 @@ def test_a_buffer_that_fills_is_a_warning_with_its_name() -> None:
     with pytest.warns(UserWarning, match="not judged, because it ends when all is ") as caught:
         assert_flat(rows.step)
     (warning,) = caught
-    assert "(Rows.rows, in a block of 250.0 MiB)" in str(warning.message)
+    assert "Rows.rows: +" in str(warning.message)
+    assert "(250.0 MiB when full, " in str(warning.message)
     assert warning.filename == __file__
