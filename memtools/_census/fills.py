@@ -27,6 +27,7 @@ _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")  # `ReplayMemory` is two words.
 _MAXIMA = re.compile(
     r"max_?(size|len|length|entries|items)|capacity|limit|bound|size_limit|buffer_size"
 )
+_ENDLESS = 10**9  # A maximum of so many or more is as good as none.
 #: Those of them that count entries, as in stable-baselines3, torchrl and replay memories by hand.
 _SIZES = re.compile(r"(max|buffer|memory|replay)_?(size|len|entries|items)|capacity")
 
@@ -70,13 +71,14 @@ def is_bounded(name: Name) -> bool:
 
 
 def maximum_of(owner: Any, names: re.Pattern[str] = _SIZES) -> tuple[str, int] | None:
-    """The name and the value of an instance's attribute that is an int above 0 and has one of these
-    names, by default those that count entries, such as `maxsize`; None if it has none."""
+    """The name and the value of an instance's attribute that is an int above 0, less than what
+    stands for no bound, and has one of these names, by default those that count entries, such as
+    `maxsize`; None if it has none."""
     space = _core._instance_dict(owner) if type(owner) is not Local else None
     if type(space) is not dict or _core._module_of(space) is not None:
         return None
     for key, value in tuple(dict.items(space)):
-        if type(key) is not str or type(value) is not int or value <= 0:
+        if type(key) is not str or type(value) is not int or not 0 < value < _ENDLESS:
             continue
         if names.fullmatch(key.strip("_")):
             return key, value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import queue
+import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -173,6 +174,7 @@ class Checked(Trainer):
     [
         (lambda: ReplayMemory().push, 500),
         (lambda: Overfull(30).push, None),
+        (lambda: ReplayMemory(sys.maxsize).push, None),
         (lambda: Trainer().losses.append, None),
         (lambda: Checked().add, 5000),
         (lambda: Maximum().add, None),
