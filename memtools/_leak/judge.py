@@ -13,6 +13,7 @@ children, shared memory and devices.
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -639,6 +640,8 @@ def _of_use(seen: Evidence) -> list[LeakFinding]:
     bounded = [holder for holder in seen.holders if holder.capacity is not None]
     free = [holder for holder in seen.holders if holder.capacity is None]
     rest = use - sum(holder.rate_bytes for holder in bounded)
+    if not free:  # else the rest is theirs
+        rest -= min(max(0.0, rest), sum(map(_added_by_malloc, bounded)))
     free = _with_residue(free, rest)
     keeper = _of_c_memory(seen, free, rest)
     free = [keeper if keeper and one.path == keeper.path else one for one in free]
@@ -735,6 +738,12 @@ def filling_of(holder: Holder) -> str:
     final = holder.final_bytes
     when_full = f", {format_bytes(final)} when full" if final else ""
     return f"{now}at most {holder.capacity:,}{when_full}"
+
+
+def _added_by_malloc(holder: Holder) -> float:
+    """Bytes a step that malloc may add to the objects of a holder: a page each at most."""
+    pages = holder.new_objects * mmap.PAGESIZE / holder.steps
+    return min(pages, THRESHOLDS.most_added * holder.rate_bytes)
 
 
 def _left_of(holder: Holder) -> int:
