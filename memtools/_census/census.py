@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import operator
 import time
 import weakref
@@ -179,10 +178,7 @@ class Growth:
         for look in (earlier, later):
             if not isinstance(look, Census):
                 raise TypeError(f"a growth needs two censuses, got {type(look).__name__}")
-        before, own = dict[TensorKind, TensorGroup](), 1  # the tuples of the earlier census
-        for old in earlier.groups:
-            before[old.kind] = old
-            own += gc.is_tracked(old.kind.shape)
+        before = {old.kind: old for old in earlier.groups}
         groups, tensors = list[GroupGrowth](), set[str]()
         for now in later.groups:
             tensors.add(now.kind.type)
@@ -192,7 +188,8 @@ class Growth:
                 groups.append(GroupGrowth(now.kind, more, size))
         self.groups = tuple(sorted(groups, key=_most_first))
         types = list[TypeGrowth]()
-        for name, more in (later.types - earlier.types - Counter({"tuple": own})).items():
+        own = Counter({"tuple": 1})  # the groups of the earlier census
+        for name, more in (later.types - earlier.types - own).items():
             # Tensors are in the groups, and objects of the census do not count.
             if name not in tensors and not name.startswith(_OWN):
                 types.append(TypeGrowth(name, more))

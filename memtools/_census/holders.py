@@ -106,6 +106,13 @@ def defines(kind: type, name: str, before: type) -> bool:
 
 
 @part_of_a_look
+class Shape(tuple[int, ...]):
+    """A shape that a later census does not take for a tuple of the program."""
+
+    __slots__ = ()
+
+
+@part_of_a_look
 class TensorKind(NamedTuple):
     """What tensors are grouped by. `shape` and `device` are None where asking would run Python code
     of the tensor's class (`__torch_dispatch__`); `shape` also for a nested tensor."""
@@ -151,7 +158,7 @@ def tensor_kind(torch: Any, tensor: torch.Tensor) -> TensorKind:
         if not defines(kind, "__torch_dispatch__", torch.Tensor):
             device = str(base.device.__get__(tensor))
             if not base.is_nested.__get__(tensor):
-                shape = tuple(base.shape.__get__(tensor))
+                shape = Shape(base.shape.__get__(tensor))
                 if not {int}.issuperset(map(type, shape)):  # Symbols are used while tracing.
                     shape = None
     return TensorKind(type_name(kind), shape, dtype, device)

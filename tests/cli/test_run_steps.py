@@ -417,7 +417,9 @@ TRAINING = """
     import sys
     import torch
     import torch.optim.optimizer as module
-    import transformers.trainer  # the last module that is waited for
+    import lightning.pytorch.trainer.call
+    import pytorch_lightning.trainer.call
+    import transformers.trainer  # the last of the modules that are waited for
     model = torch.nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(STEPS):
@@ -432,9 +434,15 @@ TRAINING = """
 
 
 def write_training(folder: Path, text: str) -> None:
-    """A script, and the module of transformers that it imports."""
-    (folder / "transformers").mkdir()
-    (folder / "transformers" / "__init__.py").touch()
+    """A script, and the modules of libraries that it imports."""
+    for library in ("transformers", "lightning/pytorch/trainer", "pytorch_lightning/trainer"):
+        package = folder / library
+        package.mkdir(parents=True)
+        for each in (package, *package.parents):
+            if each == folder:
+                break
+            (each / "__init__.py").touch()
+        (package / "call.py").touch()
     (folder / "transformers" / "trainer.py").write_text(TRAINER)
     write(folder, text)
 

@@ -17,7 +17,7 @@ from transformers import __version__ as _version
 if tuple(int(part) for part in _version.split(".")[:2]) < (5, 21):
     raise ImportError(
         f"memtools needs transformers 5.21 or newer, and {_version} is installed: "
-        'python -m pip install "transformers>=5.21,<6"'
+        "python -m pip install --upgrade transformers"
     )
 
 from memtools.integrations.transformers._cache import PooledCache

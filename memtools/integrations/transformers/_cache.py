@@ -226,7 +226,8 @@ class PooledCache(Cache):  # type: ignore[misc]
             with `use_cache=False`.
     """
 
-    layers: list[Any]
+    if TYPE_CHECKING:
+        layers: list[Any]
 
     def __init__(self, pool: KVPool, batch_size: int | None = None, num_tokens: int = 0) -> None:
         self._rows = Rows(pool, batch_size, num_tokens)
