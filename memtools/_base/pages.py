@@ -17,6 +17,7 @@ _MAPPING = re.compile(
     r"(?:\w+: +\d+ kB\n)*?Rss: +(\d+) kB$",
     re.MULTILINE,
 )
+_PART, _LAST_LINE = 1 << 13, "\nVmFlags:"  # characters read at once; the last line of a mapping
 _FILES_OF_MEMORY = re.compile(r"/dev/shm/|/memfd:|/dev/zero|/SYSV")
 
 
@@ -40,13 +41,23 @@ def mappings(smaps: str = "/proc/self/smaps") -> list[Mapping]:
     """The mappings of this process that can be written and have memory: those of no file, and
     shared memory. Pages of other files are taken back where memory is short.
 
-    Takes some milliseconds. Empty where that cannot be read.
+    Takes some milliseconds. Empty where that cannot be read. It is read in parts: where a whole
+    text of a MiB is freed, glibc takes all smaller blocks of the program from its heap from then
+    on, and keeps them.
     """
+    found, rest = [], ""
     try:
         with open(smaps, encoding="utf-8", errors="replace") as file:
-            text = file.read()
+            while part := file.read(_PART):
+                text, end, rest = (rest + part).rpartition(_LAST_LINE)
+                found += _mappings_in(text)
+                rest = end + rest
     except OSError:
         return []
+    return found + _mappings_in(rest)
+
+
+def _mappings_in(text: str) -> list[Mapping]:
     found = []
     for begin, share, device, path, size, resident in _MAPPING.findall(text):
         is_shared = share == "s" and _FILES_OF_MEMORY.match(path) is not None

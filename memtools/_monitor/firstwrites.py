@@ -36,19 +36,27 @@ class FirstWrites:
         self._arrays: dict[tuple[int, int], _Points] = {}
         self._shared: set[tuple[int, int]] = set()  # those arrays that lie in shared memory
 
+    @property
+    def are_known(self) -> bool:
+        """Whether there are arrays that are not all written yet."""
+        return bool(self._arrays)
+
     def may_be_new(self, step: int, found: Sequence[Block]) -> bool:
         """Whether a mapping is written for the first time without one of these blocks, so that it
         has an array that is not known yet. To be called once at each look."""
-        before, self._mappings, is_new = self._mappings, {}, False
+        is_new, gone = False, set(self._mappings)
         for one in mappings():
             if one.size - one.resident < LEAST:
                 continue
             key = one.begin, one.size
-            points = self._mappings[key] = before.get(key, [])
+            gone.discard(key)
+            points = self._mappings.setdefault(key, [])
             _add(points, step, one.resident)
             is_known = any(_is_in(block.begin, block.size, *key) for block in found)
             if len(points) > 1 and not is_known:
                 is_new |= points[-1][1] - points[-2][1] >= LEAST_RISE
+        for key in gone:
+            del self._mappings[key]
         return is_new
 
     def find(self, step: int) -> None:

@@ -51,7 +51,7 @@ from memtools._leak.judge import OF_CENSUS, THRESHOLDS, Block, findings_of
 from memtools._leak.ledger import Entry, Ledger, as_of_now, has_stopped, of_late
 from memtools._leak.series import Points
 from memtools._monitor.children import ChildProcesses
-from memtools._monitor.firstwrites import FirstWrites
+from memtools._monitor.firstwrites import LEAST_RISE, FirstWrites
 from memtools._monitor.reporter import Reporter
 from memtools._monitor.sensor import LOWS, Sensor
 from memtools._monitor.signals import Limits, Signal, block_that_fills
@@ -209,6 +209,7 @@ class LeakWatch:
         self._tracing = tracing
         self._ledger = Ledger()
         self._first_writes = FirstWrites()
+        self._unused: list[int] = []  # resident bytes that are not in use, at each look
         self._owners: dict[tuple[int, int], Owner] = {}  # of the blocks that fill, by their extent
         self._rooms: dict[str, int] = {}  # until each limit, as of the newest points
         self._step = origin
@@ -457,8 +458,13 @@ class LeakWatch:
     def _fills(self, step: int) -> list[Block]:
         """The arrays that are written for the first time. They are not looked for on another thread
         than the program's."""
-        if self._seconds is not None or self._sensor.points.newest("resident") is None:
+        resident = self._sensor.points.newest("resident")
+        if self._seconds is not None or resident is None:
             return []
+        self._unused.append(resident - (self._sensor.points.newest("use") or 0))
+        is_begin, rise = len(self._unused) < 3, self._unused[-1] - max(self._unused[-2:-1] or [0])
+        if not (is_begin or self._first_writes.are_known or rise >= LEAST_RISE):
+            return []  # What is written for the first time is resident more than it is in use.
         cost = 2 * self._walks.cost_ns
         try:
             with self._sensor.left_out():
