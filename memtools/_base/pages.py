@@ -41,9 +41,8 @@ def mappings(smaps: str = "/proc/self/smaps") -> list[Mapping]:
     """The mappings of this process that can be written and have memory: those of no file, and
     shared memory. Pages of other files are taken back where memory is short.
 
-    Takes some milliseconds. Empty where that cannot be read. It is read in parts: where a whole
-    text of a MiB is freed, glibc takes all smaller blocks of the program from its heap from then
-    on, and keeps them.
+    Takes some milliseconds. Empty where that cannot be read. It is read in small parts, so that the
+    text takes no large block of malloc's heap.
     """
     found, rest = [], ""
     try:

@@ -209,7 +209,7 @@ class LeakWatch:
         self._tracing = tracing
         self._ledger = Ledger()
         self._first_writes = FirstWrites()
-        self._unused: list[int] = []  # resident bytes that are not in use, at each look
+        self._unused = 0  # resident bytes that were not in use at the newest look
         self._owners: dict[tuple[int, int], Owner] = {}  # of the blocks that fill, by their extent
         self._rooms: dict[str, int] = {}  # until each limit, as of the newest points
         self._step = origin
@@ -461,9 +461,9 @@ class LeakWatch:
         resident = self._sensor.points.newest("resident")
         if self._seconds is not None or resident is None:
             return []
-        self._unused.append(resident - (self._sensor.points.newest("use") or 0))
-        is_begin, rise = len(self._unused) < 3, self._unused[-1] - max(self._unused[-2:-1] or [0])
-        if not (is_begin or self._first_writes.are_known or rise >= LEAST_RISE):
+        before, self._unused = self._unused, resident - (self._sensor.points.newest("use") or 0)
+        is_begin, has_risen = len(self._sensor.looks) < 3, self._unused - before >= LEAST_RISE
+        if not (is_begin or has_risen or self._first_writes.are_known):
             return []  # What is written for the first time is resident more than it is in use.
         cost = 2 * self._walks.cost_ns
         try:

@@ -22,6 +22,24 @@ def test_an_evaluation_that_keeps_logits_is_named_within_16_batches(tmp_path, ho
     assert done.returncode == 0, done.stderr
 
 
+def run_that_names(folder: Path, holder: str, phase: str) -> tuple[str, list[str]]:
+    """What a run of train.py writes, and the lines of memtools in it, which name a holder within 16
+    steps."""
+    here = Path(__file__).parents[2]
+    ended = subprocess.run(
+        [sys.executable, "-m", "memtools", "run", "--limit", "4 GiB", "train.py"],
+        cwd=folder, env={**os.environ, "PYTHONPATH": str(here)},
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    lines = [line for line in ended.stderr.splitlines() if line.startswith("memtools: ")]
+    named = next(line for line in lines if holder in line)
+    step = re.match(rf"memtools: step (\d+) of {phase}: ", named)
+    assert step is not None
+    assert int(step[1]) <= 16
+    return ended.stderr, lines
+
+
 def test_memtools_run_finds_it_in_an_unchanged_script(tmp_path):
     (tmp_path / "train.py").write_text(
         textwrap.dedent(
@@ -33,23 +51,12 @@ def test_memtools_run_finds_it_in_an_unchanged_script(tmp_path):
             """
         )
     )
-    here = Path(__file__).parents[2]
-    ended = subprocess.run(
-        [sys.executable, "-m", "memtools", "run", "--limit", "4 GiB", "train.py"],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(here)},
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr
-    lines = [line for line in ended.stderr.splitlines() if line.startswith("memtools: ")]
-    named = next(line for line in lines if "EvalLoopContainer.tensors" in line)
-    step = re.match(r"memtools: step (\d+) of evaluate: ", named)
-    assert step is not None
-    assert int(step[1]) <= 16
+    written, lines = run_that_names(tmp_path, "EvalLoopContainer.tensors", "evaluate")
     assert any("6 steps; peak" in line for line in lines)
     assert any("to do: evaluate() keeps" in line for line in lines)
     assert any("Peak of step" in line and "of evaluate" in line for line in lines)
-    assert "train.py:5" not in ended.stderr  # the call of train() is not a place
-    assert "memtools accumulates" not in ended.stderr
+    assert "train.py:5" not in written  # the call of train() is not a place
+    assert "memtools accumulates" not in written
 
 
 VALIDATION = """
@@ -101,18 +108,7 @@ def test_memtools_run_finds_what_a_validation_of_lightning_keeps(tmp_path):
     """Each validation ends with an empty list: the growth is over, and no other is found in the
     second one, for whose looks there is no time."""
     (tmp_path / "train.py").write_text(VALIDATION)
-    here = Path(__file__).parents[2]
-    ended = subprocess.run(
-        [sys.executable, "-m", "memtools", "run", "--limit", "4 GiB", "train.py"],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(here)},
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr
-    lines = [line for line in ended.stderr.splitlines() if line.startswith("memtools: ")]
-    named = next(line for line in lines if "Net.validation_step_outputs" in line)
-    step = re.match(r"memtools: step (\d+) of validate: ", named)
-    assert step is not None
-    assert int(step[1]) <= 16
+    _, lines = run_that_names(tmp_path, "Net.validation_step_outputs", "validate")
     assert any(line.startswith("memtools: before: list Net.validation_step") for line in lines)
     assert any("32 steps; peak" in line for line in lines)
     assert not any("memory (heap)" in line for line in lines)
