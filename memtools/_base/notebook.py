@@ -29,6 +29,13 @@ def cell_of(file: str) -> str | None:
         return None
 
 
+def file_of(cell: str) -> str | None:
+    """The file name of the code of a cell that cell_of() calls by this name; None for others."""
+    if not cell.startswith(("In[", "In [", "Cell In")):
+        return None
+    return next((file for file in reversed(list(linecache.cache)) if cell_of(file) == cell), None)
+
+
 def file_name(environment: Mapping[str, str] = os.environ) -> str:
     """The file name of the notebook whose kernel this process is, such as `train.ipynb`; "" if it
     is not one, or the kernel does not know the name.

@@ -10,7 +10,7 @@ import tokenize
 from typing import NamedTuple
 
 from memtools._base.libraries import name_in_library
-from memtools._base.notebook import cell_of, source_of
+from memtools._base.notebook import cell_of, file_of, source_of
 from memtools._base.text import shown
 
 #: At the end of a name. The path of a file may have " in " as well.
@@ -48,6 +48,16 @@ def line_of(name: str) -> str:
     """What name_of() has returned, without the function: `train.py:47`. Other names stay as they
     are."""
     return _FUNCTION.sub(r"\1", name)
+
+
+def source_at(name: str) -> str:
+    """The source text of the line that name_of() has named, without indentation; "" where there is
+    no source, as for lines of a library, which are named without their folder."""
+    file, _, line = line_of(name.partition(" and ")[0]).rpartition(":")
+    if not line.isdecimal():
+        return ""
+    lines = text_of(file_of(file) or file).splitlines()
+    return lines[int(line) - 1].strip() if 0 < int(line) <= len(lines) else ""
 
 
 def text_of(file: str) -> str:

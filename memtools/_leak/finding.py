@@ -1,18 +1,19 @@
-"""LeakFinding: one thing that grows. What, how fast, who holds it, how long until the limit, and
-what to do.
+"""LeakFinding: one thing that grows: how fast, what holds it, how long until the limit, and what to
+do.
 
     census and leak test ──► LeakFinding ──► logger, terminal, on_leak(callback)
                                   │
                                   └──► an event of the record ──► explain, report, compare
 
-The running monitor makes it once. Pages and commands show its fields.
+The running monitor makes it once. Everything that shows it has this order: grade, holder, rate,
+what is left; then the line of the program and its source text, and the fix.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,8 +26,8 @@ from memtools._base.size import format_bytes
 #: - early: too few steps to say that nothing grows, and no growth was found;
 #: - quiet: nothing grows, after 32 steps or more;
 #: - fills: a container with a bound or a warm-up takes what grows;
-#: - fragmentation: resident memory grows, what is in use does not;
-#: - suspect: what is in use grew at the same point of 16 to 32 steps;
+#: - fragmentation: resident memory grows, memory in use does not;
+#: - suspect: memory in use at the end of a step rose for 16 to 32 steps;
 #: - growing: and goes on growing;
 #: - likely: and has not slowed down, or a container that only ever gained explains it;
 #: - leak: and does not slow down, for long enough to tell it from what fills.
@@ -43,7 +44,18 @@ Key = tuple[str, str]
 
 
 #: The fields that are names and sentences, "" where they are not known.
-_TEXTS = ("holder", "kind", "what", "made_at", "kept_at", "library", "process", "phase", "advice")
+_TEXTS = (
+    "holder",
+    "kind",
+    "what",
+    "made_at",
+    "kept_at",
+    "source",
+    "library",
+    "process",
+    "phase",
+    "advice",
+)
 #: The kind of memory that was allocated before and is written for the first time.
 FIRST_WRITES = "first writes"
 #: The causes of what fills, where it is known whether all of it fits under the limit.
@@ -92,6 +104,8 @@ class LeakFinding:
         made_at: the line that makes it, as `file:line in function`; "" if that is not known.
         kept_at: the line of the program that keeps it, as of `made_at`: where it is put into the
             holder, or, if a library's object holds it, where that object is made or called.
+        source: the source text of `kept_at`, or of `made_at` if that is not known; "" if there is
+            none.
         library: the class, function or module of a library that has the container, such as
             `tarfile.TarFile`; "" if the program itself has it, or that is not known.
         release: a method by which that lets go of what it holds, such as `close()`; "" for none.
@@ -100,7 +114,7 @@ class LeakFinding:
             grows there together. The fastest finding has it, and others that are at least half of
             that growth; None for the rest, and if it is not known.
         seconds_left: the same in seconds, at the pace of the run.
-        advice: what to do, as one sentence that names the holder.
+        advice: what to do, such as `clear it after use`; "" if there is nothing to do.
         over: whether the growth has ended; the other fields are then those of the time before.
         joint_bytes: bytes a step, or a second, by which all that the limit counts grows together,
             where `steps_left` is known; else 0.
@@ -138,6 +152,7 @@ class LeakFinding:
     cause: str = ""
     phase: str = ""
     left_bytes: int = 0
+    source: str = ""
 
     def __post_init__(self) -> None:
         """Remove terminal escapes and secrets from names of the program."""
@@ -169,15 +184,19 @@ class LeakFinding:
         return f"{self.process}: {subject}" if self.process else subject
 
     def line(self) -> str:
-        """What, how fast, who and how long, without the grade: `list Trainer.losses: +3.1 MiB/step
-        (2 new [2048, 64] float32 a step); limit in 300 to 420 steps`."""
-        line = self.subject
-        if self.rate_bytes > 0:
-            line += f": +{format_bytes(self.rate_bytes)}/{self.per}{self._of_phase()}"
-        details = ", ".join(part for part in (self.what, self._made()) if part)
-        if details:
-            line += f" ({details})"
-        return "; ".join(filter(None, (line, self.forecast())))
+        """Everything but the grade and the fix: `list Trainer.losses +3.1 MiB/step (2 new [2048,
+        64] float32 tensors a step), limit in 300 to 420 steps; kept at train.py:17 in fit`."""
+        head = " ".join(filter(None, (self.subject, self.rate())))
+        if self.what:
+            head += f" ({self.what})"
+        head = ", ".join(filter(None, (head, self.forecast())))
+        return "; ".join(filter(None, (head, self.lines())))
+
+    def rate(self) -> str:
+        """How fast it grows: `+3.1 MiB/step`; "" where that is not known."""
+        if self.rate_bytes <= 0:
+            return ""
+        return f"+{format_bytes(self.rate_bytes)}/{self.per}{self._of_phase()}"
 
     def forecast(self) -> str:
         """How long is left: `limit in 300 to 420 steps`; "" where that is not known."""
@@ -208,12 +227,18 @@ class LeakFinding:
         """The finding without its forecast, for a page that has it already."""
         return replace(self, steps_left=None, seconds_left=None, joint_bytes=0.0)
 
-    def _made(self) -> str:
-        """The lines that make it and that keep it."""
+    def lines(self) -> str:
+        """The lines that make it and that keep it: `made at net.py:9, kept at train.py:17 in fit`;
+        "" where none is known."""
         if self.made_at and self.made_at == self.kept_at:
             return f"made and kept at {self.made_at}"
         lines = ("made", self.made_at), ("kept", self.kept_at)
         return ", ".join(f"{verb} at {line}" for verb, line in lines if line)
+
+    def to_do(self) -> str:
+        """What to do, for a list without the findings: the holder and the fix; "" if there is
+        nothing to do."""
+        return f"{self.subject}: {self.advice}" if self.advice else ""
 
     def __str__(self) -> str:
         if self.over:
@@ -283,362 +308,3 @@ _NOBODY = {
     "outside malloc": "memory outside malloc",
     "mapped files": "pages of mapped files",
 }
-
-
-# --- what to do -----------------------------------------------------------------------------------
-
-
-def advice_for(finding: LeakFinding) -> str:
-    """Return what to do in one sentence, by the kind and the name of the holder; "" if there is
-    nothing to do. Reads all fields but `advice`."""
-    if finding.grade in ("early", "quiet") or finding.cause == FITS:
-        return ""
-    name = _ENTRY.sub("", finding.holder) or _NOBODY.get(finding.kind, "what grows")
-    keeper = name.rpartition(" kept by ")[2]
-    variable = re.search(r"'(\w+)'|(\w+)$", keeper)
-    advice = next(text for fits, text in _ADVICE if fits(finding)).format(
-        name=name,
-        keeper=keeper,
-        function=name.rpartition(" of ")[2],
-        variable=(variable[1] or variable[2]) if variable else "x",
-        process=finding.process or "the child processes",
-        library=finding.library,
-        release=finding.release,
-    )
-    if finding.process.startswith("worker") and finding.holder and _grows(finding):
-        advice += "; each worker has one of its own"
-    return advice
-
-
-#: The end of a path that leads to a part of each entry.
-_ENTRY = re.compile(
-    r"(, as \S+ of each entry|, whose entries grow| \([\d,]+ [^()]*(?:of them|in it)\)"
-    r"| \(such as [^()]*\)| \(its values keep its keys\))+$"
-)
-#: Containers whose entries stay until the program removes them.
-_SEQUENCES = ("list", "deque", "tuple", "array")
-_MAPPINGS = ("dict", "set", "frozenset", "OrderedDict", "defaultdict", "Counter", "mappingproxy")
-#: Single objects that are reallocated, larger each time (such as a growing torch.cat).
-_BUFFERS = ("variable", "tensor", "ndarray", "bytes", "bytearray", "str")
-
-#: Libraries whose tables are not changed but made anew, with each row that is added.
-_TABLES = ("pandas.", "polars.", "pyarrow.")
-
-_Fits = Callable[[LeakFinding], object]
-
-
-def _grows(finding: LeakFinding) -> bool:
-    return RANK[finding.grade] >= RANK["suspect"]
-
-
-def _is(*kinds: str) -> _Fits:
-    return lambda finding: finding.kind in kinds
-
-
-def _caused_by(cause: str) -> _Fits:
-    return lambda finding: finding.cause == cause
-
-
-def _is_of(*libraries: str) -> _Fits:
-    return lambda finding: finding.library in libraries
-
-
-def _named(pattern: str) -> _Fits:
-    """Matches holders whose kind or path shows their purpose."""
-    search = re.compile(pattern).search
-    return lambda finding: search(finding.kind) or search(finding.holder)
-
-
-#: (whether it fits a finding, what to do), the most special first.
-_ADVICE: tuple[tuple[_Fits, str], ...] = (
-    (
-        _is("mapped files"),
-        "pages of mapped files are taken back under memory pressure; those of /dev/shm are not: "
-        "look what is left there (ls -l /dev/shm)",
-    ),
-    (
-        lambda one: one.cause == TOO_LARGE and one.library.startswith("stable_baselines3."),
-        "{name} will not fit: give the model a smaller buffer_size, let it keep each observation "
-        "once (optimize_memory_usage=True, replay_buffer_kwargs=dict("
-        "handle_timeout_termination=False)), or let the environment return frames as uint8",
-    ),
-    (
-        lambda one: one.cause == TOO_LARGE and one.library.endswith(".LazyMemmapStorage"),
-        "a LazyMemmapStorage without scratch_dir= lies in /dev/shm, which is memory: give it a "
-        "directory on a disk (scratch_dir=...), or a smaller max_size",
-    ),
-    (
-        lambda one: one.cause == TOO_LARGE and one.library.startswith("torchrl."),
-        "{name} will not fit: give the storage a smaller max_size, keep it in a file "
-        "(LazyMemmapStorage(max_size, scratch_dir=...) with a directory on a disk), or store "
-        "frames as uint8",
-    ),
-    (
-        lambda one: one.cause == TOO_LARGE and one.kind == FIRST_WRITES and one.holder,
-        "{name} will not fit: allocate fewer rows, store frames as uint8 and not as float32, or "
-        "write to a file (numpy.memmap), whose pages the system takes back",
-    ),
-    (
-        _is(FIRST_WRITES),  # of which the array is not known, or whether it fits
-        "it was allocated before and becomes resident as the program writes to it, such as a "
-        "buffer that is filled row by row: allocate less if it does not fit",
-    ),
-    (
-        _is("outside malloc"),
-        "a library takes it from the system by itself, by mmap() or an allocator of its own as "
-        "that of pyarrow or Polars: look at what the program gives such a library and "
-        "does not release (pyarrow.total_allocated_bytes() has its figure)",
-    ),
-    (
-        _is("idle heap"),
-        "blocks that stay keep what is freed around them from being used again: start with "
-        "MALLOC_MMAP_THRESHOLD_=65536 in the environment, and with MALLOC_ARENA_MAX=2 if many "
-        "threads allocate, give it back by a memtools.CleanupPolicy, or load jemalloc in malloc's "
-        "place",
-    ),
-    (
-        _caused_by(TOO_LARGE),
-        "{name} will not fit: give it a lower bound, or keep less in each entry (frames as uint8, "
-        "not as float32)",
-    ),
-    (
-        lambda one: one.grade == "fills" and one.kind != "cycles",
-        "{name} fills up and stops there: give it a lower bound if that is too much",
-    ),
-    (
-        lambda one: one.grade == "fragmentation",
-        "what is in use does not grow, what is resident does: give it back with "
-        "monitor.cleanup_memory(), or start with MALLOC_ARENA_MAX=2",
-    ),
-    (
-        _caused_by("profiler"),
-        "a profiler keeps all its events until it stops: give it a schedule "
-        "(torch.profiler.schedule(wait=..., warmup=..., active=...)) and call its step()",
-    ),
-    (
-        lambda one: one.kind == "C heap" and one.cause == "jumps",
-        "C or C++ code has a buffer that it makes larger each time it is full (a vector, an "
-        "index): look at what each step adds there, and remove what is no longer used",
-    ),
-    (
-        _is("C heap"),
-        "no container becomes longer for it: look at what each step calls in C or C++ (a decoder, "
-        "a tokenizer, convolutions of ever new shapes), and for an object of an extension that is "
-        "replaced by a larger one (table = table.vstack(rows))",
-    ),
-    (
-        _is("Python objects"),
-        "no path leads from the program's modules and variables to these objects: look at what is "
-        "given to C code at each step and never taken back (a callback, user data, a reference "
-        "that an extension or ctypes has added)",
-    ),
-    (
-        _is("shared memory"),
-        "shared memory stays until it is unlinked: call unlink() after close(), and look what is "
-        "left there (ls -l /dev/shm); a mapping without a name stays until it is closed",
-    ),
-    (
-        _is("processes"),
-        "processes are started and never ended: join() or terminate() each one, or start one pool "
-        "for the whole run (persistent_workers=True for a DataLoader)",
-    ),
-    (
-        _is("calls"),
-        "calls of {function} begin and do not end, as threads do that wait for ever: join() them, "
-        "give what they wait for a timeout, or take one pool of threads",
-    ),
-    (
-        _is("entries"),
-        "{name} does not get longer, but its entries come to hold more: delete what an entry was "
-        "given after it was made (a cached property, a buffer) once that has been used",
-    ),
-    (
-        _is("stream"),
-        "{name} keeps all that was written to it: once that has been used, call seek(0) and "
-        "truncate(), or write to a file",
-    ),
-    (
-        _is("callbacks"),
-        "{name} stay with their arguments until the process ends: register one function once, or "
-        "call atexit.unregister() when it is no longer needed",
-    ),
-    (
-        _is("children"),
-        "which container holds it is not known yet: a process that was given a queue or a "
-        "connection, or that trains, is asked, and answers within some 500 steps. In {process}, "
-        "look for a list or a cache that grows, and for a queue that is filled faster than it is "
-        "emptied; in a worker of a DataLoader, for what the dataset keeps from one item to the "
-        "next",
-    ),
-    (
-        _caused_by("collector"),
-        "the program has turned Python's garbage collector off (gc.disable()), and objects in "
-        "reference cycles stay for ever: call gc.collect() each so many steps, or turn it on",
-    ),
-    (
-        _is("cycles"),
-        "objects in reference cycles wait for the collector: call gc.collect() now and then "
-        "(memtools.CleanupPolicy does so on a schedule), or take torch.autograd.grad() in place of "
-        "backward(create_graph=True)",
-    ),
-    (
-        _named(r"create_graph=True"),
-        "{name} outlive the model: take torch.autograd.grad(), or set .grad to None "
-        "(zero_grad(set_to_none=True)) once it has been used",
-    ),
-    (
-        lambda one: one.kind == "autograd graph" and one.holder.startswith("autograd graphs"),
-        "each tensor in {keeper} keeps the autograd graph that made it: keep x.detach() there, or "
-        "x.item() where a number will do; in evaluation, compute under torch.no_grad()",
-    ),
-    (
-        _is("autograd graph"),
-        "{keeper} keeps an autograd graph alive: keep {variable}.detach() where it is kept, or "
-        ".item() where a number will do",
-    ),
-    (
-        _caused_by("extension"),
-        "{name} keeps all that is added to it: remove what is no longer used, keep its newest part "
-        "alone (such as the last rows of a table), or write it to a file now and then",
-    ),
-    (
-        lambda one: one.kind == "lru_cache" and one.library,
-        "{name} is the cache of a function of a library: call its {release} now and then, "
-        "or do not call it with ever new arguments",
-    ),
-    (
-        _is("lru_cache"),
-        "{name} has no bound and keeps every result: give it one (maxsize=..., which counts "
-        "entries), or keep a number of bytes in a cache of your own",
-    ),
-    (
-        _named(r"\bhooks\b|_hooks\b"),
-        "{name} gains a hook at each step: call remove() of the handle that its registration "
-        "returned, or register it once",
-    ),
-    (
-        _named(r"optimizer state|\boptim\w*\.(?:\w+\.)*state\b|\b(?:Adam|AdamW|SGD)\.state\b"),
-        "{name} keeps the state of parameters that are no longer trained: drop it with the "
-        "parameter (optimizer.state.pop(parameter, None)), or make a new optimizer",
-    ),
-    (
-        _named(r"(?i)\b\w*(?:exception|traceback)s?\b|Error\b"),
-        "{name} keeps exceptions, and each keeps the variables of all its frames: keep str(error), "
-        "or error.with_traceback(None)",
-    ),
-    (
-        _is("chain"),
-        "{keeper} leads to every object before it: cut the link to the one before once that has "
-        "been used, or keep the newest in collections.deque(maxlen=...)",
-    ),
-    (
-        _named(r"(?i)queue"),
-        "{name} is filled faster than it is emptied: bound it (maxsize=...), so that its producer "
-        "waits",
-    ),
-    (
-        _is("WeakKeyDictionary"),
-        "an entry of {name} goes when nothing else refers to its key: keep no reference to the key "
-        "in the value (weakref.ref(key) in its place), and look who else keeps the keys",
-    ),
-    (
-        _is("WeakValueDictionary"),
-        "an entry of {name} goes when nothing else refers to its value: keep no reference to the "
-        "value in the key, and look who else keeps the values",
-    ),
-    (
-        _named(r"\(such as '_\d+'\)|\b_oh\b|\.Out\b|\bHistoryManager\b"),
-        "{name} keeps what cells of IPython return (Out, _1, _2), or its text: end such a cell "
-        "with a semicolon; %reset -f out frees the values",
-    ),
-    (
-        _is_of("transformers.trainer_pt_utils.EvalLoopContainer"),
-        "evaluate() keeps what the model returns of each batch, [rows, tokens, vocabulary] for "
-        "logits: keep one number a token by Trainer(preprocess_logits_for_metrics=lambda logits, "
-        "labels: logits.argmax(-1)), or none by batch_eval_metrics=True, which gives each batch to "
-        "compute_metrics, or by prediction_loss_only=True; eval_accumulation_steps=8 moves them "
-        "from a GPU to the host each 8 batches, where they stay",
-    ),
-    (
-        _is_of("logging.handlers.MemoryHandler"),
-        "{name} keeps the records until its capacity is reached, and then only if it has a target: "
-        "give the handler a target and a smaller capacity, or log less",
-    ),
-    (
-        _is_of("multiprocessing.pool.IMapIterator", "multiprocessing.pool.IMapUnorderedIterator"),
-        "{name} has results that were computed and not yet taken: submit less at a time, such as "
-        "the tasks of one epoch, or let a semaphore hold the tasks back",
-    ),
-    (
-        _is_of("matplotlib._pylab_helpers.Gcf"),
-        "pyplot keeps each figure until it is closed: call matplotlib.pyplot.close(figure) once it "
-        "has been saved or shown",
-    ),
-    (
-        _named(r"\bLogger\.handlers\b"),
-        "a handler is added to a logger at each step, and each one writes every record: add it "
-        "once, or call removeHandler() and close() of the handler",
-    ),
-    (
-        _named(r"\bthreading\._(?:active|limbo)\b"),
-        "threads are started and do not end: join() them or cancel() their timers, or take one "
-        "pool of threads",
-    ),
-    (
-        lambda one: one.library.startswith(_TABLES) and one.kind in _BUFFERS,
-        "a larger {library} takes the place of the one before: collect its parts in a list and "
-        "join them once, keep its newest part alone, or write it to a file now and then",
-    ),
-    (
-        lambda one: one.library and one.release,
-        "{name} belongs to {library}, and grows as that is used: call its {release} once it has "
-        "been used and make a new one now and then, or give it less to keep",
-    ),
-    (
-        lambda one: one.library,
-        "{name} belongs to {library}, and grows as that is used: do not keep the object for the "
-        "whole run, give it less to keep, or look for an option of it that sets a limit",
-    ),
-    (
-        _caused_by("views"),
-        "{name} keeps views, and each keeps the whole tensor that it is a part of: keep "
-        "view.clone(), and delete what is no longer used",
-    ),
-    (
-        lambda one: one.kind in _SEQUENCES and "gate" in one.holder.lower(),
-        "{name} grows: clear it once it has been used, or bound it with "
-        "collections.deque(maxlen=...), or keep the gates in a memtools.GateHistory",
-    ),
-    (
-        _is("deque"),
-        "{name} grows: take from it as fast as it is filled, or bound it with maxlen=, or maxsize= "
-        "of a queue.Queue",
-    ),
-    (
-        _is(*_SEQUENCES),
-        "{name} grows: clear it once it has been used, or bound it with "
-        "collections.deque(maxlen=...)",
-    ),
-    (_is(*_MAPPINGS), "{name} grows: delete what is no longer used, or bound it"),
-    (
-        lambda one: one.kind in _BUFFERS and one.holder,
-        "{name} becomes larger and larger: write into one buffer of the final size, or keep a "
-        "detached copy of a part, or a number",
-    ),
-    (
-        lambda one: one.signal == "device" and not one.holder,
-        "to learn which line allocates what grows on the device, take a snapshot: "
-        "torch.cuda.memory._record_memory_history(), some hundred steps later _dump_snapshot(path)",
-    ),
-    (
-        lambda one: one.per == "s" and not one.holder,
-        "who holds what grows is found most surely at the ends of steps, and this program makes "
-        "none: call monitor.step() of a memtools.MemoryMonitor once in each round of its loop",
-    ),
-    (
-        lambda one: not one.holder,
-        "to learn who holds what grows: before = memtools.census(), some hundred steps later "
-        "print(*memtools.census().diff(before).holders(), sep='\\n')",
-    ),
-    (lambda one: True, "{name} keeps what grows: let go of it"),
-)

@@ -31,8 +31,17 @@ from memtools._base.every import Every
 from memtools._base.file import folder_now, seen_from
 from memtools._base.size import format_bytes
 from memtools._base.steps import OPTIMIZERS, Steps, is_of_another_step
+from memtools._base.terminal import (
+    NAME,
+    has_colours,
+    rank_prefix,
+    width,
+    write_bytes,
+    write_message,
+)
 from memtools._base.text import shown, shown_lines
-from memtools._leak.finding import LeakFinding
+from memtools._leak.finding import Key, LeakFinding
+from memtools._leak.shown import terminal_lines
 from memtools._monitor import sharing, worker
 from memtools._monitor.ending import ending, interrupt, keep_interrupt, watch
 from memtools._monitor.log import ranked, refusal
@@ -289,20 +298,30 @@ def log_name(log: str | None) -> str:
 
 def announce(text: str) -> None:
     """A line of memtools on the standard error."""
-    _write(f"memtools: {shown_lines(text)}\n".encode(errors="backslashreplace"))
+    write_message([shown_lines(text)])
 
 
 def discard(*what: object) -> None:
     """Print nothing, as `--quiet` asks."""
 
 
-def say(finding: LeakFinding, text: str) -> None:
-    """Print a finding by this text, with the step at which it was made, to file descriptor 2: the
-    program may have replaced sys.stderr."""
-    run = _running[0]._live if _running and finding.per == "step" else None
-    step = 0 if run is None or (finding.phase and run.inner is None) else run.step_count
-    of = f" of {finding.phase}" if finding.phase else ""
-    announce(f"step {step:,}{of}: {text}" if step else text)
+class Findings:
+    """Prints findings with the step at which they were made: two lines, or one where the second
+    would be the same as the last time."""
+
+    def __init__(self) -> None:
+        self._rests: dict[Key, list[str]] = {}
+
+    def __call__(self, finding: LeakFinding) -> None:
+        run = _running[0]._live if _running and finding.per == "step" else None
+        step = 0 if run is None or (finding.phase and run.inner is None) else run.step_count
+        of = f" of {finding.phase}" if finding.phase else ""
+        head, rest = terminal_lines(
+            finding, f"step {step:,}{of}" if step else "", width(), colour=has_colours()
+        )
+        is_known = self._rests.get(finding.key) == rest
+        self._rests[finding.key] = rest
+        write_message(head if is_known else head + rest)
 
 
 def print_summary(text: str) -> None:
@@ -313,11 +332,11 @@ def print_summary(text: str) -> None:
 
 def json_line(name: str) -> Callable[[Any], None]:
     """Return the function by which `--json` prints something: as a line of JSON, under this name. A
-    finding is printed with all its fields, in place of its text."""
+    finding is printed with all its fields."""
 
-    def write(what: Any, *text: str) -> None:
+    def write(what: Any) -> None:
         what = what.as_json() if isinstance(what, LeakFinding) else what
-        _write(f"{json.dumps({name: what})}\n".encode(errors="backslashreplace"))
+        write_bytes(f"{json.dumps({name: what})}\n".encode())
 
     return write
 
@@ -331,7 +350,7 @@ def _voices(options: dict[str, Any]) -> tuple[_Voice, _Voice, _Voice]:
         return discard, discard, discard
     if options["json"]:
         return json_line("notice"), json_line("finding"), json_line("summary")
-    return announce, say, print_summary
+    return announce, Findings(), print_summary
 
 
 def opened(make: Callable[[], _Made]) -> _Made:
@@ -398,7 +417,8 @@ def _prepare_summary(options: dict[str, Any], path: str) -> None:
     """
     name = seen_from(folder_now(), path)
     words = [*options["summary"], path, name, *(["--json"] if options["json"] else [])]
-    wrote = f"memtools: Wrote {shown(name)}\n"  # all that is printed if that process fails
+    # All that is printed if that process fails.
+    wrote = f"{rank_prefix()}{NAME}Wrote {shown(name)}\n"
     _core._set_last_command(
         tuple(os.fsencode(word) for word in words), wrote.encode(errors="backslashreplace")
     )
@@ -419,13 +439,6 @@ def _end(monitor: MemoryMonitor, counter: StepCounter, pid: int) -> None:
         with contextlib.suppress(KeyboardInterrupt):  # pressed again while the summary is printed
             _core._run_last_command(False)
         keep_interrupt()
-
-
-def _write(text: bytes) -> None:
-    """Write to file descriptor 2: the program may have replaced sys.stderr. It is not an error that
-    the descriptor is closed or that its reader has gone."""
-    with contextlib.suppress(OSError):
-        os.write(2, text)
 
 
 _running: list[MemoryMonitor] = []

@@ -34,15 +34,16 @@ from dataclasses import replace
 from typing import Any
 
 from memtools._base import sentences
+from memtools._base.place import source_at
 from memtools._base.size import format_bytes
 from memtools._base.torch import profiler_runs
 from memtools._census.arrays import Owner, owners_of
 from memtools._census.growth import GrowthCensus
+from memtools._leak.advice import advice_for
 from memtools._leak.detector import STEPS_NEEDED, LeakVerdict
 from memtools._leak.finding import (
     RANK,
     LeakFinding,
-    advice_for,
     is_call,
     with_forecast,
 )
@@ -199,6 +200,7 @@ class LeakWatch:
         self.is_met = False
         self._limits, self._reporter, self._seconds = limits, reporter, seconds
         self._phase = phase
+        self._sources: dict[str, str] = {}  # the source text of each line that a finding names
         self._schedule, self.budget = Schedule(origin, of_phase=bool(phase)), budget or Budget()
         self._spent_before = self.budget.spent_ns  # in earlier passages of the phase
         self._sensor = Sensor(signals, limits, noisy=seconds is not None)
@@ -647,7 +649,8 @@ class LeakWatch:
             self._reporter.record(self._as_read(finding))
 
     def _as_read(self, finding: LeakFinding) -> LeakFinding:
-        """The finding as users read it: with advice, and by the second if steps are ticks."""
+        """The finding as users read it: with advice and source text, and by the second if steps are
+        ticks."""
         if self._seconds is not None:
             joint = finding.joint_bytes / self._seconds
             finding = replace(finding, first_step=None, since_step=None, steps_left=None,
@@ -655,7 +658,10 @@ class LeakWatch:
             if finding.per == "step":
                 finding = replace(finding, per="s", rate_bytes=finding.rate_bytes / self._seconds)
         finding = replace(finding, phase=self._phase)
-        return replace(finding, advice=advice_for(finding))
+        place = finding.kept_at or finding.made_at
+        if place not in self._sources:
+            self._sources[place] = source_at(place)
+        return replace(finding, advice=advice_for(finding), source=self._sources[place])
 
     def end_quiet(self) -> None:
         """Report what stands and goes on, and from then on what is new."""

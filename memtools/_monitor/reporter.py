@@ -4,10 +4,9 @@
                                  ├──► logger "memtools", or terminal     from `suspect` on, once for
                                  └──► Listeners: on_leak(callback)       each holder and grade, and
                                                                          where its line or how long
-                                                                         is left gets known
+                                                                         is left becomes known
 
-The terminal shows a finding before its line gets known, or when the limit will be met, and then
-that alone.
+A finding is shown again when its line or its forecast becomes known.
 
 Nothing here raises into training: what a callback raises is reported once and ends here.
 """
@@ -25,7 +24,7 @@ from memtools._leak.finding import Key, LeakFinding, is_reported
 from memtools._monitor.log import Log
 
 LeakCallback = Callable[[LeakFinding], object]
-Says = Callable[[LeakFinding, str], None]  # a finding, and the text that people read
+Says = Callable[[LeakFinding], None]
 RENEWED = 0.1  # A rate that differs by a larger share from that in the record is written again.
 FORECAST = "forecast"
 MOST_REPORTS = 256  # A run logs at most so many findings, even if names always change.
@@ -89,19 +88,15 @@ class Reporter:
         self.record(finding)
         word, details = _word(finding), _details(finding)
         known = self._reported.get(word)
-        if not is_reported(finding) or (known is not None and details.keys() <= known):
+        if not is_reported(finding) or (known is not None and details <= known):
             return
         if finding.over and all(word[:2] != reported[:2] for reported in self._reported):
             return
         if known is not None or len(self._reported) < MOST_REPORTS:
-            text = str(finding)
-            if known is not None:
-                news = (detail for name, detail in details.items() if name not in known)
-                text = f"{finding.grade}: {finding.subject}: {'; '.join(news)}"
             self._reported.setdefault(word, set()).update(details)
             try:
                 if printed:
-                    self._says(finding, text)
+                    self._says(finding)
             except Exception as error:  # a handler of the logger's, for one
                 self._log.complain("says", f"a finding could not be reported: {error}")
         self._listeners.call(finding, self._log)
@@ -120,7 +115,7 @@ class Reporter:
         changed, so that the record of a run that is killed has the newest."""
         for finding in findings:
             known = self._reported.get(_word(finding), set())
-            is_new = FORECAST in _details(finding).keys() - known
+            is_new = FORECAST in _details(finding) - known
             if is_new and len(self._reported) < MOST_REPORTS:
                 self.report(finding)
                 continue
@@ -134,10 +129,13 @@ def _word(finding: LeakFinding) -> tuple[str, str, str, bool]:
     return _kind_of_process(finding), finding.key[1], finding.grade, finding.over
 
 
-def _details(finding: LeakFinding) -> dict[str, str]:
-    """What gets known later than a finding itself, as texts. Each forecast counts as the same."""
-    details = {finding.made_at: f"made at {finding.made_at}", FORECAST: finding.forecast()}
-    return {name: text for name, text in details.items() if name and text and not finding.over}
+def _details(finding: LeakFinding) -> set[str]:
+    """What becomes known later than a finding itself: a line to look at, and the forecast. Each
+    forecast counts as the same."""
+    if finding.over:
+        return set()
+    forecast = FORECAST if finding.forecast() else ""
+    return {finding.kept_at or finding.made_at, forecast} - {""}
 
 
 def _kind_of_process(finding: LeakFinding) -> str:

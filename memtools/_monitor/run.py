@@ -24,6 +24,7 @@ from memtools._blocks.peak import Spot
 from memtools._blocks.recorder import PeakRecorder
 from memtools._blocks.reports import HostBlocks
 from memtools._leak.finding import LeakFinding
+from memtools._leak.shown import log_line
 from memtools._monitor import ending, sharing
 from memtools._monitor.bytime import ByTime
 from memtools._monitor.children import ChildProcesses, worker_reports
@@ -47,9 +48,9 @@ FORK_EVENT_NS = 1_000_000_000
 LOOK_S = 2.0  # The end of a run waits so long for a look on another thread.
 
 
-def log_finding(finding: LeakFinding, text: str) -> None:
-    """Log a finding to the logger "memtools", by this text."""
-    logger.log(logging.INFO if finding.over else logging.WARNING, "%s", text)
+def log_finding(finding: LeakFinding) -> None:
+    """Log a finding to the logger "memtools": one line."""
+    logger.log(logging.INFO if finding.over else logging.WARNING, "%s", log_line(finding))
 
 
 def log_summary(text: str) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import re
 import shlex
 from collections.abc import Iterator
@@ -13,6 +11,7 @@ from typing import Any
 
 from memtools._base.oom import remedy
 from memtools._base.size import format_bytes
+from memtools._base.terminal import write_bytes, write_message
 from memtools._base.text import count, duration, shown
 from memtools._record.figures import Figures, figures_of
 from memtools._record.kinds import GuardAct
@@ -55,7 +54,7 @@ def _growth(figures: Figures) -> list[str]:
     """What `memtools explain` prints about growth: each finding with its rate, its holder and the
     forecast, and what to do about it; or that nothing grows, or that it is too early to say."""
     verdict = figures.verdict
-    return [*verdict.lines(quiet=True), *(f"to do: {line}" for line in verdict.advice)]
+    return [*verdict.lines(quiet=True), *(f"fix: {line}" for line in verdict.advice)]
 
 
 def _peak(figures: Figures) -> list[str]:
@@ -64,7 +63,7 @@ def _peak(figures: Figures) -> list[str]:
     if peak is None or peak.peak_bytes < WORTH:
         return []
     vain = in_vain(peak) if peak.traced is not None and peak.traced.held else []
-    return [headline(figures, peak), *vain, *(f"to do: {line}" for line in to_do(figures))]
+    return [headline(figures, peak), *vain, *(f"fix: {line}" for line in to_do(figures))]
 
 
 def _acts(figures: Figures) -> list[str]:
@@ -124,8 +123,8 @@ def print_summary(path: str, name: str, *, as_json: bool) -> None:
         as_json: as one line of JSON.
     """
     figures = figures_of(replace(read_record(path), path=name))
-    text = "".join(f"memtools: {line}\n" for line in summary_lines(figures))
     if as_json:
-        text = json.dumps(summary_json(figures)) + "\n"
-    with contextlib.suppress(OSError):
-        os.write(2, text.replace("\0", "\\0").encode(errors="backslashreplace"))
+        write_bytes(f"{json.dumps(summary_json(figures))}\n".encode())
+        return
+    for line in summary_lines(figures):
+        write_message([line.replace("\0", "\\0")])

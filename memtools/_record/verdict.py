@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from memtools._base import sentences
 from memtools._base.size import format_bytes
 from memtools._base.text import duration, shown
+from memtools._leak.advice import advice_for
 from memtools._leak.detector import STEPS_NEEDED, matters
 from memtools._leak.finding import (
     FIRST_WRITES,
@@ -30,7 +31,6 @@ from memtools._leak.finding import (
     TOO_LARGE,
     Key,
     LeakFinding,
-    advice_for,
     is_call,
     is_reported,
     with_forecast,
@@ -95,7 +95,7 @@ class Verdict:
     def advice(self) -> list[str]:
         """What to do about the findings, and about what grew in each passage of a phase."""
         found = (*self.findings, *self.in_phases)
-        return list(dict.fromkeys(one.advice for one in found if one.advice))
+        return list(dict.fromkeys(one.to_do() for one in found if one.advice))
 
     def lines(self, *, quiet: bool = False) -> list[str]:
         """Return one line for each finding, with the forecast once. With `quiet`, add what grows

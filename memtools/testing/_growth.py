@@ -35,7 +35,8 @@ from memtools._blocks.reports import HostBlocks
 from memtools._census.arrays import owner_of
 from memtools._census.growth import GrowthCensus
 from memtools._census.holders import Holder
-from memtools._leak.finding import FIRST_WRITES, LeakFinding, advice_for
+from memtools._leak.advice import advice_for
+from memtools._leak.finding import FIRST_WRITES, LeakFinding
 from memtools._leak.growth import kept_pace, line_through
 from memtools._leak.judge import (
     C_HEAP,
@@ -409,7 +410,7 @@ class GrowthTest:
             f"{_PARTS[part]} grows by {format_bytes(rate)} a step (allowed: {self._text}): "
             + "; ".join(named)
         ]
-        lines += [f"  {advice_for(one)}" for one in findings]
+        lines += [f"  fix: {advice_for(one)}" for one in findings]
         count = self.steps - warmup
         garbage = self._freed["use"] / max(1, count)
         if part == "use" and garbage > self._allowed:
@@ -444,7 +445,7 @@ class GrowthTest:
         for one in findings_of(seen):
             text = (
                 f"resident memory grows by {format_bytes(one.rate_bytes)} a step (allowed: "
-                f"{self._text}): {one.line()}\n  {advice_for(one)}\n"
+                f"{self._text}): {one.line()}\n  fix: {advice_for(one)}\n"
                 f"  seen over {self.steps - warmup:,} {self._unit}, after {warmup:,} of warm-up"
             )
             if one.kind != FIRST_WRITES:

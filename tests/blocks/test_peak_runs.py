@@ -128,4 +128,4 @@ def test_a_command_has_it_in_its_summary(peaks, tmp_path):
         line for line in done.stderr.splitlines() if "Peak of step 3, the one step of " in line
     )
     assert "in the optimizer's step (aten::_foreach_sqrt, " in line
-    assert "memtools: to do: the peak is in the optimizer's step" in done.stderr
+    assert "memtools: fix: the peak is in the optimizer's step" in done.stderr

@@ -162,7 +162,7 @@ FINDING = LeakFinding("growing", "heap", rate_bytes=2.0**20, holder="list held",
 def said(options: dict[str, bool], capfd: pytest.CaptureFixture[str]) -> list[str]:
     notices, findings, summaries = inprocess._voices({"quiet": False, "json": False} | options)
     notices("the record of this monitor is run-2.mem")
-    findings(FINDING, str(FINDING))
+    findings(FINDING)
     summaries("System: much\nLeak")
     return capfd.readouterr().err.splitlines()
 
@@ -173,7 +173,7 @@ def test_a_finding_is_one_line(
     monkeypatch.setattr(sys, "stderr", None)
     assert said({}, capfd) == [
         "memtools: the record of this monitor is run-2.mem",
-        "memtools: growing: list held: +1.0 MiB/step",
+        "memtools: growing  list held  +1.0 MiB/step",
         "memtools: System: much",
         "memtools: Leak",
     ]
@@ -181,7 +181,7 @@ def test_a_finding_is_one_line(
     run = types.SimpleNamespace(step_count=1200, inner=None)
     running = types.SimpleNamespace(_live=run)
     monkeypatch.setattr(inprocess, "_running", [running])
-    assert said({}, capfd)[1] == "memtools: step 1,200: growing: list held: +1.0 MiB/step"
+    assert said({}, capfd)[1] == "memtools: step 1,200  growing  list held  +1.0 MiB/step"
 
 
 def test_machines_get_lines_of_json(capfd: pytest.CaptureFixture[str]) -> None:

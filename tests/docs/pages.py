@@ -113,10 +113,9 @@ def masked(text: str) -> list[str]:
     text = re.sub(r"# (?:us|ms|s|min|h|d)(?: # (?:us|ms|s|min|h))*\b", "# s", text)
     text = re.sub(r"[+-](?=#)", "", text)
     # When it is known how much time is left, and which line makes it, depends on that, too.
-    line = r"^(memtools: step #: .*), made (?:at \S+(?: in \w+)?, kept|and kept)"
-    text = re.sub(f"(?m){line}", r"\1, kept", text)
+    text = re.sub(r"; made (?:at \S+(?: in \w+)?, kept|and kept)", "; kept", text)
     grows = r"(?:, as memory as a whole grows by # B/step)?"
-    text = re.sub(rf"; limit in # to # steps{grows}", "", text)
+    text = re.sub(rf"(?:,|  ) ?limit in # to # steps{grows}", "", text)
     text = re.sub(
         r"^memtools: at # s a step that is # s to # s; the limit .*\n", "", text, flags=re.M
     )

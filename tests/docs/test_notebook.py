@@ -71,7 +71,7 @@ def test_the_leak_of_the_notebook_is_found_and_named_by_its_cell(executed: Execu
     said = executed.stream(at, "stderr").splitlines()
     line = sources()[at].splitlines().index("                prediction = model(batch)") + 1
     assert any("list module attribute __main__.predictions" in one for one in said)
-    assert any(f"made at In[{at + 1}]:{line} in train" in one for one in said)
+    assert any(f" at In[{at + 1}]:{line} in train" in one for one in said)
     assert len(said) == len(set(said)) <= 5
     assert executed.stream(at, "stdout") == ""
     assert "predictions" not in executed.terminal

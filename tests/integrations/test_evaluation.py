@@ -53,7 +53,7 @@ def test_memtools_run_finds_it_in_an_unchanged_script(tmp_path):
     )
     written, lines = run_that_names(tmp_path, "EvalLoopContainer.tensors", "evaluate")
     assert any("6 steps; peak" in line for line in lines)
-    assert any("to do: evaluate() keeps" in line for line in lines)
+    assert any("fix: " in line and "preprocess_logits_for_metrics" in line for line in lines)
     assert any("Peak of step" in line and "of evaluate" in line for line in lines)
     assert "train.py:5" not in written  # the call of train() is not a place
     assert "memtools accumulates" not in written

@@ -15,7 +15,7 @@ import memtools
 from memtools import LeakFinding, _core
 from memtools._census.arrays import Owner
 from memtools._census.holders import Holder
-from memtools._leak.finding import advice_for
+from memtools._leak.advice import advice_for
 from memtools._leak.judge import (
     C_HEAP,
     GRAPH,
@@ -92,22 +92,22 @@ def grows(rate: int) -> Size:
 @pytest.mark.parametrize(
     ("size", "held", "line", "rate"),
     [
-        (grows(16 * KIB), [holder(15 * KIB)], "list Trainer.losses: +16.0 KiB/step", 16),
+        (grows(16 * KIB), [holder(15 * KIB)], "list Trainer.losses +16.0 KiB/step", 16),
         # An exact growth tells more than what objects are taken to weigh.
-        (grows(16 * KIB), [holder(21 * KIB)], "list Trainer.losses: +16.0 KiB/step", 16),
-        (grows(16 * KIB), [holder(26 * KIB)], "list Trainer.losses: +18.7 KiB/step", 16),
+        (grows(16 * KIB), [holder(21 * KIB)], "list Trainer.losses +16.0 KiB/step", 16),
+        (grows(16 * KIB), [holder(26 * KIB)], "list Trainer.losses +18.7 KiB/step", 16),
         (grows(16 * KIB), [holder(15 * KIB, containers=3)],
          "(2 new tensors a step, in 3 of them)", 16),
         (grows(16 * KIB), [holder(15 * KIB, view_bytes=8 * KIB)],
          "(2 new tensors a step, each a view that keeps 8.0 KiB)", 16),
         (grows(200 * KIB), [holder(3 * KIB, kind=GRAPH, path=HIDDEN)],
-         f"{HIDDEN}: +200.0 KiB/step", 200),
+         f"{HIDDEN} +200.0 KiB/step", 200),
         (grows(36 * KIB), [holder(2 * KIB)],
-         "the C heap, whose holder is not known: +36.0 KiB/step", 36),
+         "the C heap, whose holder is not known +36.0 KiB/step", 36),
         (grows(30 * KIB), [holder(20 * KIB), holder(10 * KIB, path="dict a.seen", kind="dict")],
-         "dict a.seen: +10.0 KiB/step", 30),
+         "dict a.seen +10.0 KiB/step", 30),
         (grows(16 * KIB), [holder(16 * KIB, path="deque Replay.items", length=4, capacity=99)],
-         "deque Replay.items: +16.0 KiB/step (4 of at most 99, 792.0 KiB when full)", 16),
+         "deque Replay.items +16.0 KiB/step (4 of at most 99, 792.0 KiB when full)", 16),
     ],
     ids=["named", "weighs more", "weighs much more", "several", "views", "graph", "C heap", "two",
          "fills"],
@@ -257,7 +257,7 @@ def test_python_objects_that_c_code_keeps_are_probably_of_the_object_that_become
     (found,) = findings_of(seen)
     assert (found.holder, found.grade, found.cause) == ("Scores.table", "suspect", "extension")
     assert found.what == "2 new items a step, and probably 32.0 KiB of Python objects with each"
-    assert advice_for(found).startswith("Scores.table keeps all that is added to it: ")
+    assert advice_for(found).startswith("remove what is no longer used, keep only the newest part")
     (found,) = findings_of(replace(seen, holders=[table(), table(path="Scores.rows")]))
     assert found.kind == "Python objects"
     assert found.what.endswith(", perhaps kept by Scores.table or Scores.rows")
@@ -318,18 +318,18 @@ FOUR = [
     ("fills", "shm", "limit", "lines"),
     [
         ([block(300, 10, 50)], 0, 900,
-         ["fills: Replay.states: +50.0 KiB/step (max_size 9: 300.0 MiB when full, 10.0 MiB written "
+         ["fills: Replay.states +50.0 KiB/step (max_size 9: 300.0 MiB when full, 10.0 MiB written "
           "at step 64; then 490.0 MiB of 900.0 MiB are in use)"]),
         (FOUR, 0, 400,
-         ["fills: A.x and A.y and 2 more: +118.0 KiB/step (max_size 9: 690.0 MiB when full, 38.0 "
+         ["fills: A.x and A.y and 2 more +118.0 KiB/step (max_size 9: 690.0 MiB when full, 38.0 "
           "MiB written at step 64; then 852.0 MiB are in use, and 400.0 MiB are allowed)"]),
         # A fill is not the growth of its part of memory, and hides none beside it.
         ([block(300, 10, 50, "shm")], 51, None,
-         ["fills: Replay.states: +50.0 KiB/step (max_size 9: 300.0 MiB when full, 10.0 MiB written "
+         ["fills: Replay.states +50.0 KiB/step (max_size 9: 300.0 MiB when full, 10.0 MiB written "
           "at step 64)"]),
         ([block(300, 10, 50, "shm")], 90, None,
-         ["growing: shared memory of this job: +40.0 KiB/step",
-          "fills: Replay.states: +50.0 KiB/step (max_size 9: 300.0 MiB when full, 10.0 MiB written "
+         ["growing: shared memory of this job +40.0 KiB/step",
+          "fills: Replay.states +50.0 KiB/step (max_size 9: 300.0 MiB when full, 10.0 MiB written "
           "at step 64)"]),
     ],
     ids=["fits", "several", "of shared memory", "beside a leak"],

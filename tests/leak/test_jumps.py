@@ -162,7 +162,7 @@ def test_a_run_says_when_the_next_jump_comes(clock: Clock, monkeypatch: pytest.M
     assert (found.grade, found.kind) == ("growing", "C heap")
     assert found.rate_bytes == pytest.approx(RATE, rel=0.05)
     assert found.what.startswith("in jumps, the next of 48.0 MiB at about step 51")
-    assert "makes larger each time" in found.advice
+    assert "larger each time it is full" in found.advice
     text = by_assert_flat(monkeypatch, vector(2.0), [])
     assert "memory grows by 96.0 KiB a step" in text
     assert found.advice in text

@@ -138,9 +138,9 @@ class Program:
         """The steps of the looks so far."""
         return self.watch._sensor.looks
 
-    def says(self, finding: LeakFinding, text: str) -> None:
+    def says(self, finding: LeakFinding) -> None:
         self.said.append(finding)
-        self.texts.append(text)
+        self.texts.append(str(finding))
 
     def total(self) -> int:
         return self.sizes.get("resident", self.sizes["rss"] + self.sizes["heap"])

@@ -256,7 +256,7 @@ def test_it_is_told_by_the_second(clock: Clock) -> None:
     assert said.seconds_left is not None
     truth = (GIB - program.total()) / (160 * KIB)
     assert said.seconds_left[0] <= truth <= said.seconds_left[1]
-    assert str(said).startswith("growing: list Trainer.losses: +160.0 KiB/s (10 new tensors a ")
+    assert str(said).startswith("growing: list Trainer.losses +160.0 KiB/s (10 new tensors a ")
     program.run(64)
     assert program.said[-1].over
     program.watch.close()
@@ -419,4 +419,4 @@ def test_a_script_without_steps_is_told_what_grows(
         rate = float(said[1]) * (1024 if said[2] == "M" else 1)
         assert least <= rate <= (at_first if part is at_once else most)
     assert any("growing: " in line or "likely: " in line for line in lines[end:])
-    assert any("; limit in " in line for line in lines[end:])
+    assert any(", limit in " in line for line in lines[end:])

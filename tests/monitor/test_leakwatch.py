@@ -149,7 +149,7 @@ def test_a_leak_is_named_with_rate_time_left_and_advice(clock: Clock) -> None:
     assert first.steps_left is not None
     truth = (GIB - program.total() + 38 * 16 * KIB) / (16 * KIB)
     assert first.steps_left[0] <= truth <= first.steps_left[1] <= 4 * first.steps_left[0]
-    assert "list Trainer.losses" in first.advice
+    assert first.advice == "clear it after use, or use deque(maxlen=...)"
     (now,) = program.watch.findings()
     assert now.grade in ("growing", "likely")
     assert now.first_step == 32
@@ -912,7 +912,7 @@ def test_a_callback_may_remove_itself_and_others_and_add_another(clock: Clock) -
 
 def test_a_logger_that_fails_is_no_fault_of_training(clock: Clock) -> None:
 
-    def fail(_: LeakFinding, text: str) -> None:
+    def fail(_: LeakFinding) -> None:
         raise OSError("broken pipe")
 
     program = Program(clock, says=fail)
@@ -1020,7 +1020,7 @@ def test_events_in_a_real_record(tmp_path: Path, found: LeakFinding) -> None:
         assert m.metrics()["memory/steps_left"] > 1
     events = [e for e in read_record(tmp_path / "run.mem").events if e.kind == "finding"]
     assert [e.step for e in events] == [17, 17]
-    assert events[0].text.startswith("likely: list a.b: +1.00 GiB/step; limit in ")
+    assert events[0].text.startswith("likely: list a.b +1.00 GiB/step, limit in ")
 
 
 def test_what_was_found_before_steps_were_something_else_is_taken_back(

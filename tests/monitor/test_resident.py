@@ -32,7 +32,7 @@ def test_freed_memory_that_malloc_keeps_is_found_with_the_time_that_is_left(cloc
     assert found.steps_left is not None
     assert found.steps_left[0] < left < found.steps_left[1]
     assert program.said, "it is reported while the program runs"
-    assert "freed memory that malloc keeps: +440.0 KiB/step" in program.texts[0]
+    assert "freed memory that malloc keeps +440.0 KiB/step" in program.texts[0]
 
 
 def test_growth_that_ends_long_before_the_limit_is_no_finding(clock: Clock) -> None:
@@ -60,7 +60,7 @@ def test_a_block_that_is_written_for_the_first_time_says_whether_it_fits(
         assert (found.steps_left, found.advice, program.texts) == (None, "", [])
         return
     assert "and 1.00 GiB are allowed" in found.what
-    assert "Replay.states will not fit" in found.advice
+    assert "numpy.memmap" in found.advice
     left = (limit - program.sizes["resident"]) / (256 * KIB)
     assert found.steps_left is not None
     assert found.steps_left[0] < left < found.steps_left[1]
@@ -87,7 +87,7 @@ def test_the_forecast_is_of_what_the_limit_counts_and_the_fastest_has_it(clock: 
     assert large.steps_left[0] < left - 500 < large.steps_left[1]
 
 
-def test_a_forecast_that_gets_known_later_is_reported_once_alone(clock: Clock) -> None:
+def test_a_forecast_that_gets_known_later_is_reported_once(clock: Clock) -> None:
     """Resident memory grows 8 times as fast as the finding: at first that may be a warm-up."""
     program = Program(clock, limit=GIB, resident=True)
     program.held = [holder(70 * KIB)]
@@ -95,9 +95,9 @@ def test_a_forecast_that_gets_known_later_is_reported_once_alone(clock: Clock) -
                 VmData=510 * KIB)  # fmt: skip
     first, *others = [text for text in program.texts if "list Trainer.losses" in text]
     assert "limit in" not in first
-    alone = [text for text in others if "list Trainer.losses: limit in " in text]
-    assert len(alone) == 1
-    assert alone[0].endswith("steps, as memory as a whole grows by 510.0 KiB/step")
+    grades = [text.partition(":")[0] for text in others if "limit in" in text]
+    assert len(grades) == len(set(grades)) >= 1
+    assert others[-1].endswith("steps, as memory as a whole grows by 510.0 KiB/step")
     steps = [step for step, one in program.events.told if one.steps_left]
     assert steps[0] > 64, "not before it has gone on for a while"
 
@@ -187,7 +187,7 @@ def test_a_block_too_large_for_malloc_that_no_array_has_is_another_allocators(
     if size == 2 * GIB:
         assert found.grade in ("suspect", "growing")
         assert found.what == "in a block of 2.00 GiB that no tensor or array has"
-        assert "memory outside malloc: +64.0 KiB/step (in a block of" in program.texts[0]
+        assert "memory outside malloc +64.0 KiB/step (in a block of" in program.texts[0]
         assert found.steps_left is not None
 
 

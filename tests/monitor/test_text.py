@@ -375,7 +375,7 @@ def test_a_forecast_is_in_the_summary(monkeypatch: pytest.MonkeyPatch) -> None:
     with monitor() as m:
         m.step(11)
         assert m.summary().splitlines()[-1:] == [
-            "Leak test: leak: list a.b: +4.00 GiB/step; limit in 100 to 200 steps"
+            "Leak test: leak: list a.b +4.00 GiB/step, limit in 100 to 200 steps"
         ]
         assert m.metrics()["memory/steps_left"] == 100
         assert m.metrics()["memory/leak_bytes_per_step"] == 4 * GIB

@@ -623,22 +623,16 @@ def test_a_first_step_that_is_over_in_time_is_traced_on() -> None:
 # --- what is said ---
 
 
-def test_a_line_that_gets_known_is_said_by_itself_and_stays() -> None:
-    said: list[tuple[str, str]] = []
-    reporter = Reporter(
-        Log(None, lambda: 0), Listeners(), lambda one, text: said.append((one.made_at, text))
-    )
+def test_a_finding_is_shown_again_when_its_line_becomes_known() -> None:
+    said: list[str] = []
+    reporter = Reporter(Log(None, lambda: 0), Listeners(), lambda one: said.append(one.made_at))
     ledger, points = Ledger(), Points()
     (new,), _ = ledger.look(32, [finding(100.0)], {}, points)
     reporter.report(new)
     ledger.update([finding(100.0, first_step=32, made_at="train.py:3 in f")])
     for _ in range(3):
         reporter.report(ledger.findings()[0])
-    first = str(finding(100.0))
-    assert said == [
-        ("", first),
-        ("train.py:3 in f", f"{first.partition(': +')[0]}: made at train.py:3 in f"),
-    ]
+    assert said == ["", "train.py:3 in f"]
     ledger.look(48, [finding(110.0)], {}, points)
     assert ledger.findings()[0].made_at == "train.py:3 in f"
     assert ledger.findings()[0].rate_bytes == 110.0

@@ -25,7 +25,8 @@ import memtools
 from memtools._base import sentences
 from memtools._census.holders import Holder
 from memtools._census.keepers import Keepers, Ways
-from memtools._leak.finding import LeakFinding, advice_for
+from memtools._leak.advice import advice_for
+from memtools._leak.finding import LeakFinding
 from memtools._monitor import children, worker, workers
 from memtools._monitor.worker import SLOT_BYTES, SLOTS, TRIES, Page
 from memtools._monitor.workers import WorkerReports
@@ -211,7 +212,7 @@ def test_a_rate_is_that_of_a_step_of_the_program(reports, fast):
         found = reports.findings(step)
     served.end()
     assert [str(one) for one in found] == [
-        "growing: worker Process-1: list KEPT: +39.6 KiB/step (3 new objects a step)".replace(
+        "growing: worker Process-1: list KEPT +39.6 KiB/step (3 new objects a step)".replace(
             "Process-1", served.process.name
         )
     ]
@@ -678,7 +679,7 @@ def test_garbage_that_nothing_collects_in_a_worker_is_said(changed, said):
     assert [one.grade for one in found] == said
     for one in found:
         assert str(one) == (
-            "growing: worker 2: cycles that wait for the garbage collector: +2.4 KiB/step "
+            "growing: worker 2: cycles that wait for the garbage collector +2.4 KiB/step "
             "(the garbage collector is off)"
         )
         first, _ = workers._listed([one, one])
@@ -687,12 +688,12 @@ def test_garbage_that_nothing_collects_in_a_worker_is_said(changed, said):
 
 
 @pytest.mark.parametrize(("changed", "said"), [
-    ({}, "suspect: worker 2: cycles that wait for the garbage collector: +12.2 KiB/step "
+    ({}, "suspect: worker 2: cycles that wait for the garbage collector +12.2 KiB/step "
          "(none were collected yet)"),
     ({"batches": 3, "bytes": 150_000}, None),  # in 12 steps
     ({"bytes": 80_000, "used": 80_000}, None),  # C code takes so little
     ({"grown": 400_000, "freed": 300_000},
-     "fills: worker 2: cycles that wait for the garbage collector: +12.2 KiB/step"),
+     "fills: worker 2: cycles that wait for the garbage collector +12.2 KiB/step"),
     ({"grown": 400_000, "freed": 100_000}, None),  # most of it was no garbage
 ])  # fmt: skip
 def test_garbage_that_is_collected_in_a_worker_is_no_leak(changed, said):

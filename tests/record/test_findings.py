@@ -10,7 +10,7 @@ import pytest
 
 import memtools
 from memtools import LeakFinding, _core
-from memtools._leak.finding import advice_for
+from memtools._leak.advice import advice_for
 from memtools._record import kinds
 from memtools._record.figures import Figures, figures_of
 from memtools._record.kinds import Start
@@ -192,7 +192,7 @@ def test_steps_are_told_in_time_with_the_pace_and_the_limit(path):
     pace = pace_of(figures)
     assert pace == pytest.approx(0.01)
     finding, forecast = figures.verdict.lines(quiet=True)
-    assert "; limit in " in finding
+    assert ", limit in " in finding
     assert forecast.startswith("at 10 ms a step that is ")
     assert forecast.endswith("; the limit is the 1.00 GiB given")
     assert figures.verdict.lines() == [finding]
@@ -215,7 +215,7 @@ def test_what_fills_up_has_no_forecast_and_is_no_leak(path):
     fills = replace(LOSSES, grade="fills", holder="deque replay", kind="deque")
     figures = told(path, [fills])
     assert figures.verdict.lines(quiet=True) == [
-        "fills: deque replay: +1.0 MiB/step (1 new [512, 512] float32 tensor a step)"
+        "fills: deque replay +1.0 MiB/step (1 new [512, 512] float32 tensor a step)"
     ]
     assert not figures.verdict.leaking
 

@@ -149,7 +149,7 @@ SENTENCES: dict[Event, str] = {
     Start("", "sh", (), 12.5, "limit 23.5 GiB (machine)", None, 25276510208):
         "process tree of sh every 12.5 ms; limit 23.5 GiB (machine)",
     Finding("growing", "heap", rate_bytes=1536, holder="list A.b", steps_left=(300.0, math.inf)):
-        "growing: list A.b: +1.5 KiB/step; limit in 300 steps at the earliest",
+        "growing: list A.b +1.5 KiB/step, limit in 300 steps at the earliest",
     End("stop()"): "exit: stop()",
     End(code=0): "exit: code 0",
     End(text="bad rate", code=1): "exit: code 1: bad rate",

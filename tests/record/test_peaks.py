@@ -236,7 +236,7 @@ def test_a_leak_that_is_called_comes_before_the_advice_about_the_peak(tmp_path):
     for one in (PEAK, CACHE):
         figures = run_with(tmp_path, one, LEAK)
         assert peaks.lines(figures)[0].endswith(OF_LEAK)
-        assert advise(figures) == ["clear it"]
+        assert advise(figures) == ["list losses: clear it"]
         assert figures.as_json()["peak_of_step"]["advice"] == ""
 
 
@@ -276,7 +276,7 @@ def test_who_saves_for_the_backward_pass_is_told(tmp_path):
 def test_the_summary_has_it_in_a_line_and_as_json(tmp_path):
     figures = figures_of(read_record(recorded(tmp_path, PEAK)))
     lines = list(summary_lines(figures))
-    assert lines[lines.index(HEADLINE) + 1] == f"to do: {peaks.advice(PEAK)}"
+    assert lines[lines.index(HEADLINE) + 1] == f"fix: {peaks.advice(PEAK)}"
     found = json.loads(json.dumps(summary_json(figures)))["peak_of_step"]
     assert found["parts"]["optimizer state"] == int(41.6 * MIB)
     assert found["largest"][0]["name"] == "0.weight"

@@ -13,7 +13,8 @@ from memtools import _core
 from memtools._base.peak import Large, Layer, Lowered, Part, PeakContents, Saver, Span, TracedPeak
 from memtools._blocks.kept import kept
 from memtools._blocks.lifetimes import BEFORE, Life, Op, Trace
-from memtools._leak.finding import LeakFinding, advice_for
+from memtools._leak.advice import advice_for
+from memtools._leak.finding import LeakFinding
 from memtools._record.kinds import End, Event, payload
 
 MIB = 2**20

@@ -18,7 +18,8 @@ import pytest
 import memtools
 from memtools import _cli as cli
 from memtools._base.peak import PARTS, Layer, Span
-from memtools._leak.finding import LeakFinding, advice_for
+from memtools._leak.advice import advice_for
+from memtools._leak.finding import LeakFinding
 from memtools._record.figures import figures_of
 from memtools._record.kinds import Cleanup, End, Event, Fork, GuardAct, SharedRoom, Start
 from memtools._record.record import UNKNOWN

@@ -16,7 +16,8 @@ import pytest
 
 import memtools
 from memtools import _core
-from memtools._leak.finding import RANK, LeakFinding, advice_for
+from memtools._leak.advice import advice_for
+from memtools._leak.finding import RANK, LeakFinding
 from memtools._record.figures import Figures, figures_of
 from memtools._record.kinds import End, Event, GuardAct, GuardSet, Heap, Limit, Start
 from memtools._record.summary import summary_lines
@@ -181,8 +182,8 @@ HOLDS = replace(HELD, advice=advice_for(HELD))
 IDLE = Heap(400 * MIB)
 RISE = 3.9 * MIB
 LIMIT = 600 * MIB
-STEPS_95 = r"suspect: memory \(rss\): \+3\.9 MiB/step \(over the last 9\d steps\); limit "
-HELD_95 = r"suspect: list Net\.kept: \+3\.9 MiB/step; limit "
+STEPS_95 = r"suspect: memory \(rss\) \+3\.9 MiB/step \(over the last 9\d steps\), limit "
+HELD_95 = r"suspect: list Net\.kept \+3\.9 MiB/step, limit "
 
 #: a run, what must be said of it, and what must not
 ENDS: dict[str, tuple[Made, list[str], list[str]]] = {
@@ -229,7 +230,7 @@ ENDS: dict[str, tuple[Made, list[str], list[str]]] = {
     "seldom read": (
         Made(steps=1500, each=19, rate=16 * 1024, limit=LIMIT, start=CGROUP, end=None,
              closed=False),
-        [r"suspect: memory \(rss\): \+1\d\.\d KiB/step \(over the last 1,\d{3} steps\)"],
+        [r"suspect: memory \(rss\) \+1\d\.\d KiB/step \(over the last 1,\d{3} steps\)"],
         ["too few", SILENCED],
     ),
     "one sample at the end of a program without steps": (
@@ -239,7 +240,7 @@ ENDS: dict[str, tuple[Made, list[str], list[str]]] = {
     ),
     "an uneven rise beside workers that leak": (
         Made(steps=3000, rate=100 * 1024, workers=40 * 1024),
-        [r"memory \(heap\): \+\d\d\d\.\d KiB/step"],
+        [r"memory \(heap\) \+\d\d\d\.\d KiB/step"],
         ["small part", SILENCED],
     ),
     "a peak in a run that is too short": (
@@ -362,7 +363,7 @@ ENDS: dict[str, tuple[Made, list[str], list[str]]] = {
     ),
     "workers that grow for 1,000 steps": (
         Made(steps=1000, workers=0.66 * MIB),
-        [r"suspect: the memory of child processes: \+67\d\.\d KiB/step \(over the last 9\d\d st",
+        [r"suspect: the memory of child processes \+67\d\.\d KiB/step \(over the last 9\d\d st",
          "answers within some 500 steps", "its workers 66\\d"],
         [SILENCED],
     ),
@@ -378,7 +379,7 @@ ENDS: dict[str, tuple[Made, list[str], list[str]]] = {
     ),
     "growth that is little a step and much a second": (
         Made(steps=6000, rate=900, step_ns=10**6),
-        [r"leak: memory \(heap\): \+(89\d|90\d) B/step; limit in ", r"that is \d h",
+        [r"leak: memory \(heap\) \+(89\d|90\d) B/step, limit in ", r"that is \d h",
          "What to do next"],
         ["too little to matter", "nothing leaks"],
     ),
