@@ -276,7 +276,8 @@ def run_command(words: Sequence[str], args: argparse.Namespace) -> int:
         print(f"memtools run: the command {shown(words[0])} {reason}", file=sys.stderr)
         return NOT_EXECUTABLE if exists else NOT_FOUND
     announced = discard if args.quiet else announce
-    with opened(lambda: open_record(log_name(args.log), COLUMNS, words, announced)) as writer:
+    log = log_name(args.log, announced)
+    with opened(lambda: open_record(log, COLUMNS, words, announced)) as writer:
         tree = Tree(writer, args.limit)
         ended = run_recorded(words, args, tree)
     if isinstance(ended, int):

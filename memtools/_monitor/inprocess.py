@@ -18,6 +18,7 @@ import json
 import mmap
 import os
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
@@ -291,8 +292,12 @@ def _stop(reason: str) -> NoReturn:
     os._exit(1)
 
 
-def log_name(log: str | None) -> str:
-    """The given path, else run.mem; with the rank in it on ranks of one job."""
+def log_name(log: str | None, announced: Callable[[str], None]) -> str:
+    """The given path, else run.mem, or one for temporary files where this folder is read-only; with
+    the rank in it on ranks of one job."""
+    if log is None and not os.access(os.curdir, os.W_OK):
+        log = os.path.join(tempfile.gettempdir(), f"run-{os.getpid()}.mem")
+        announced(f"this folder is read-only: the record is {log}")
     return ranked(log or "run.mem")
 
 
@@ -381,15 +386,15 @@ def _started(options: dict[str, Any]) -> MemoryMonitor:
     environment.is_taken = True  # by this monitor, which has them as options
 
     def start() -> MemoryMonitor:
+        notices, findings, summaries = _voices(options)
         monitor = MemoryMonitor(
-            log_name(options["log"]),
+            log_name(options["log"], notices),
             options["interval_ms"],
             limit=options["limit"],
             name="memtools run",
             trace=options["trace"],
         )
         every = options["print_every"]
-        notices, findings, summaries = _voices(options)
         monitor._configure(
             print_every=None if every is None else Every(*every),
             sums_up=not options["quiet"],

@@ -20,6 +20,7 @@ from memtools._base.devices import DevicePeaks
 from memtools._base.every import Every
 from memtools._base.limits import process_limits
 from memtools._base.notice import logger, notice
+from memtools._base.terminal import rank_prefix
 from memtools._blocks.peak import Spot
 from memtools._blocks.recorder import PeakRecorder
 from memtools._blocks.reports import HostBlocks
@@ -49,8 +50,9 @@ LOOK_S = 2.0  # The end of a run waits so long for a look on another thread.
 
 
 def log_finding(finding: LeakFinding) -> None:
-    """Log a finding to the logger "memtools": one line."""
-    logger.log(logging.INFO if finding.over else logging.WARNING, "%s", log_line(finding))
+    """Log a finding to the logger "memtools": one line, with the rank before it."""
+    level = logging.INFO if finding.over else logging.WARNING
+    logger.log(level, "%s%s", rank_prefix(), log_line(finding))
 
 
 def log_summary(text: str) -> None:

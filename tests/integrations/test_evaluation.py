@@ -34,7 +34,7 @@ def run_that_names(folder: Path, holder: str, phase: str) -> tuple[str, list[str
     assert ended.returncode == 0, ended.stderr
     lines = [line for line in ended.stderr.splitlines() if line.startswith("memtools: ")]
     named = next(line for line in lines if holder in line)
-    step = re.match(rf"memtools: step (\d+) of {phase}: ", named)
+    step = re.match(rf"memtools: step (\d+) of {phase}  ", named)
     assert step is not None
     assert int(step[1]) <= 16
     return ended.stderr, lines

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -182,12 +183,13 @@ def test_a_program_without_steps_is_told_the_line(
     name: str, who: str, line: str, ran: dict[str, Ran]
 ) -> None:
     one = ran[name]
-    made = rf"(\+.*a second, )?made (and kept )?at {re.escape(line)}\b"
-    text = rf"memtools: \w+: {re.escape(who)}: {made}"
+    file = line.partition(" in ")[0]
     lines = one.stderr.splitlines()
     end = next(i for i, line in enumerate(lines) if "; peak" in line)
-    for part in (lines[:end], lines[end:]):
-        assert any(re.match(text, line) for line in part), one.stderr
+    shown = [below for head, below in pairwise(lines[:end]) if f"  {who}  +" in head]
+    assert any(below.startswith(f"{' ' * 10}{file}  ") for below in shown), one.stderr
+    text = rf"memtools: \w+: {re.escape(who)} .*; made (and kept )?at {re.escape(line)}\b"
+    assert any(re.match(text, line) for line in lines[end:]), one.stderr
     (event,) = one.events("trace")
     sources = "tracemalloc and torch's reports" if name == "tensors" else "tracemalloc"
     assert re.fullmatch(rf"\d\.\d s traced by {sources} in [\d.]+ ms: the line of 1 finding", event)

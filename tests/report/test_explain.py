@@ -41,7 +41,7 @@ def test_a_killed_leak_is_told_with_its_limit_holder_and_what_to_do(path, capsys
     )
     assert "; the control group 1022.4 MiB of 1.00 GiB (cgroup limit, 99.8 %), 1.98 s after" in out
     assert "out-of-memory killer is the likely end" in out
-    assert "- list MoEBlock.gate_history grows: clear it once it has been used, or bound it" in out
+    assert "- list MoEBlock.gate_history: clear it after use, or use deque(maxlen" in out
     held = r"  leak: list MoEBlock\.gate_history \+256\.0 KiB/step.*limit reached\n"
     assert re.search(held, out)
     assert "monitor.guard(0.90" in out
@@ -63,7 +63,7 @@ def test_growth_is_judged_from_the_series_where_the_record_has_no_verdict(path, 
     write(path, grows=65536, limit=1024 * MIB, steps=6000, counted=counted)
     out = explain(capsys, path)
     rate, per = (65536, "step") if counted else (65536 * 100, "s")
-    assert re.search(rf"leak: memory \(heap\): \+[\d.]+ [KM]iB/{per}, limit in ", out)
+    assert re.search(rf"leak: memory \(heap\) \+[\d.]+ [KM]iB/{per}, limit in ", out)
     left = (1024 - 300 - 375) * MIB / 65536 / 100
     (growth,) = figures_of(memtools.read_record(path)).verdict.findings
     assert growth.seconds_left is not None

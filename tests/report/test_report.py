@@ -146,7 +146,7 @@ def test_each_chart_has_its_place_and_its_lines(page):
 def test_the_page_says_what_explain_says(page, record):
     text, figures = page.text().replace("\u00a0", " "), figures_of(record)
     assert figures.used is not None
-    for words in ("Finished", "Memory of train.py", "list Net.kept grows: clear it",
+    for words in ("Finished", "Memory of train.py", "list Net.kept: clear it after use",
                   figures.verdict.findings[0].line(), "freed 1.0 MiB", "2,999",
                   f"of 1.00 GiB (cgroup limit), at {figures.used.peak_seconds:.1f} s"):  # fmt: skip
         assert words in text, words

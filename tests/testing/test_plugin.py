@@ -47,9 +47,9 @@ def test_a_test_that_leaks_from_call_to_call_fails_with_the_holder(run: Run) -> 
         [
             # A session within this one notes each call of a hook, some 250 bytes each time: too
             # small a share of the growth to be a holder of its own.
-            "memory grows by 4.? KiB a step (allowed: 1 KiB): list class attribute Trainer.losses: "
-            "+4.? KiB/step (1 new bytes object a step, kept at *.py:9 in test_leaks)",
-            "  list class attribute Trainer.losses grows: clear it once it has been used, *",
+            "memory grows by 4.? KiB a step (allowed: 1 KiB): list class attribute Trainer.losses "
+            "+4.? KiB/step (1 new bytes object a step); kept at *.py:9 in test_leaks",
+            "  fix: clear it after use, *",
             "  seen over 44 calls of the test, after 6 of warm-up",
         ]
     )
