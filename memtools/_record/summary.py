@@ -23,7 +23,8 @@ ACTS = 3  # lines, at most
 
 
 def summary_lines(figures: Figures) -> Iterator[str]:
-    """The last lines of a run: the figures of its record."""
+    """The last lines of a run: how it ended, if not properly, and the figures of its record."""
+    yield from _end(figures)
     took = duration(figures.seconds)
     took += f", {count(figures.steps, 'step')}" if figures.steps else ""
     yield f"{took}; {figures.peaks()}"
@@ -38,16 +39,21 @@ def summary_lines(figures: Figures) -> Iterator[str]:
     guard = figures.guard_words()
     if guard is not None:
         yield guard
-    # The exit code of a program that is about to end by itself is not known yet.
-    if figures.ending.kind not in ("clean", "running"):
-        acted = None if figures.ending.cause else figures.limit_acted  # the cause names the limit
-        text = figures.ending.text[:1].upper() + figures.ending.text[1:]
-        yield f"{text}{'' if acted is None else f'; {acted} was in force'}"
-        if figures.idle_heap is not None:
-            yield remedy(figures.idle_heap)
     path = figures.path
     wrote = f"Wrote {path} ({format_bytes(figures.record.nbytes)})"
     yield f"{wrote}; for details: memtools explain {shlex.quote(path)}"
+
+
+def _end(figures: Figures) -> Iterator[str]:
+    """How the run ended; nothing if it ended properly, or, as its exit code is not known before, if
+    it is about to end."""
+    end = figures.ending
+    if end.kind in ("clean", "running"):
+        return
+    acted = None if end.cause else figures.limit_acted  # the cause names the limit
+    yield end.text[:1].upper() + end.text[1:] + ("" if acted is None else f"; {acted} was in force")
+    if figures.idle_heap is not None:
+        yield remedy(figures.idle_heap)
 
 
 def _growth(figures: Figures) -> list[str]:

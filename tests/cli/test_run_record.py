@@ -30,7 +30,8 @@ def test_the_record_tells_what_ran_and_how_it_ended(tmp_path: Path) -> None:
     lines = found.stderr.decode().splitlines()
     wrote = f"memtools: Wrote run.mem ({record.nbytes / 2**20:.1f} MiB)"
     assert lines[-1] == f"{wrote}; for details: memtools explain run.mem"
-    assert lines[-2] == "memtools: It ended by exception ValueError: too much"
+    first = next(line for line in lines if line.startswith("memtools: "))
+    assert first == "memtools: It ended by exception ValueError: too much"
     assert " of 1.00 GiB (given limit, 1" in found.stderr.decode()
 
 
