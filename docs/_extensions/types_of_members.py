@@ -5,7 +5,7 @@
     `if TYPE_CHECKING:` of a module ─────► imported, so that each name in a signature has a meaning
     memtools._gate.stats.GateStats ───────► memtools.GateStats, as people import it
 
-An object that only memtools makes takes private objects in its constructor: that is not shown.
+An object that only memtools makes has no use for the signature of its constructor: it is not shown.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import functools
 import inspect
 import re
 import sys
+from dataclasses import is_dataclass
 from pathlib import Path
 from types import MethodDescriptorType, ModuleType
 from typing import Any
@@ -83,11 +84,20 @@ def import_for_types(module: ModuleType) -> None:
             exec(compile(ast.Module([*imports], []), str(module.__file__), "exec"), vars(module))
 
 
+def is_made_by_memtools(kind: type, arguments: str) -> bool:
+    """Whether programs only read objects of a class: its constructor takes private objects, or
+    fields that no "Args:" describe."""
+    if set(DEFINED.findall(arguments)) - set(PUBLIC):
+        return True
+    is_record = is_dataclass(kind) or issubclass(kind, tuple)
+    return is_record and "Args:" not in (inspect.getdoc(kind) or "")
+
+
 def signature_of(
     app: Any, what: str, name: str, found: Any, options: Any, arguments: str, returned: str
 ) -> tuple[str, str] | None:
     """autodoc-process-signature: a method that is written in C takes the stub's."""
-    if what == "class" and set(DEFINED.findall(arguments or "")) - set(PUBLIC):
+    if what == "class" and is_made_by_memtools(found, arguments or ""):
         return "", ""
     if not isinstance(found, MethodDescriptorType):
         return None
