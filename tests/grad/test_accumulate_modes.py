@@ -156,7 +156,7 @@ def test_an_optimizer_derived_from_one_that_takes_fp32_gets_them_rounded():
 
 
 class Both(torch.optim.Optimizer):
-    """Two optimizers as one, as docs/guides/accumulation.md has it."""
+    """Two optimizers as one, as docs/guides/accumulation.md describes it."""
 
     def __init__(self, *optimizers: torch.optim.Optimizer) -> None:
         self.optimizers = optimizers
