@@ -5,7 +5,7 @@
     python -m benchmarks.leak.leaks --only cost
 
 The series are those of tests/traces, made up from a seed that nothing was tuned on.
-docs/guides/leak_test.md says what the figures mean.
+docs/guides/leaks.md says what the figures mean.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Each loop runs in a process of its own, forked from one that has imported torch.
 that of the same loop without a monitor, in another process: the signal that grows, read at the
 beginning and at the end of its last 1,200 steps. What counts is what a user sees: the findings of
 the monitor, as on_leak() receives them on the way and as they are at the end.
-docs/guides/leak_test.md has the figures.
+docs/internals/performance.md has the figures.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python -m benchmarks.record.record           # a minute; writes results/record.json
     python -m benchmarks.record.record --quick   # 15 seconds; writes no JSON
 
-docs/internals/record.md says what the figures mean.
+docs/internals/record.md describes the file.
 """
 
 from __future__ import annotations

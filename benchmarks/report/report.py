@@ -3,8 +3,7 @@
     python -m benchmarks.report.report           # a minute; writes results/report.json
     python -m benchmarks.report.report --quick   # 15 seconds; writes no JSON
 
-docs/guides/report.md says what the figures mean. `make test-pages` measures in a browser how soon
-the page is drawn.
+`make test-pages` measures in a browser how soon the page is drawn.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ QUIETEST = 100.0  # The noise of a series is taken to be at least 100 bytes.
 
 # The thresholds of the rules. They were chosen on made-up series of two seeds, 101 and 202
 # (benchmarks/leak/leaks.py), so that hardly any series without a leak passes a whole rule.
-# docs/guides/leak_test.md has their rates on series of another seed; tests/leak/reference.py
+# docs/guides/leaks.md has their rates on series of another seed; tests/leak/reference.py
 # repeats the values.
 
 # A series grows now if its slope is 5 standard errors above 0, its rise is twice the noise, and it

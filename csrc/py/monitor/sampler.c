@@ -105,7 +105,7 @@ sampler_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (record != NULL && record->size.series.columns != columns)
         return PyErr_Format(PyExc_ValueError,
                             "Sampler(): the record has %zu columns, a sampler of %d devices writes "
-                            "%zu; make one with the columns that docs/internals/sampler.md names",
+                            "%zu; make one with the columns of memtools/_monitor/run.py",
                             record->size.series.columns, w.devices, columns);
     if ((self = (Sampler *)type->tp_alloc(type, 0)) == NULL) return NULL;
     self->state = st;
@@ -371,7 +371,7 @@ static PyMethodDef methods[] = {
 
 static PyType_Slot slots[] = {
     {Py_tp_doc,
-     "Samples memory on a thread of its own, without the GIL: see docs/internals/sampler.md."},
+     "Samples memory on a thread of its own, without the GIL."},
     {Py_tp_new, sampler_new},
     {Py_tp_dealloc, sampler_dealloc},
     {Py_tp_methods, methods},
