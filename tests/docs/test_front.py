@@ -12,36 +12,14 @@ from tests.docs.pages import blocks_of, compare, run, typed
 
 PROJECT = Path(__file__).resolve().parents[2]
 README = (PROJECT / "README.md").read_text()
-TRAIN = """\
-import torch
-from torch import nn
-
-
-class Trainer:
-    def __init__(self):
-        self.model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
-        self.optimizer = torch.optim.AdamW(self.model.parameters())
-        self.losses = []
-
-    def training_step(self):
-        x = torch.randn(2048, 64)
-        loss = (self.model(x) - x).square()
-        self.optimizer.zero_grad()
-        loss.mean().backward()
-        self.optimizer.step()
-        self.losses.append(loss.detach() * 2)
-
-
-trainer = Trainer()
-for _ in range(300):
-    trainer.training_step()
-"""
+QUICKSTART = (PROJECT / "docs/tutorials/quickstart.md").read_text()
 
 
 @pytest.mark.slow
 def test_the_run_says_what_is_shown(tmp_path: Path) -> None:
     (shown,) = (block for block in blocks_of(README) if block.language == "console")
-    (tmp_path / "train.py").write_text(TRAIN)
+    train = next(block for block in blocks_of(QUICKSTART) if block.file)
+    (tmp_path / train.file).write_text(train.text)
     ((command, text),) = typed(shown.text)
     output = next(run([command], tmp_path))
     compare(text, output)

@@ -52,11 +52,3 @@ def test_the_messages_of_torch_are_in_torch():
     ):
         assert message in page
         assert message.encode() in (library / name).read_bytes()
-
-
-def test_the_picture_is_what_its_script_draws():
-    path = DOCS / "symptoms" / "allocated_and_reserved.py"
-    spec = importlib.util.spec_from_file_location("allocated_and_reserved", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    assert path.with_suffix(".svg").read_text() == module.drawing()
