@@ -4,8 +4,7 @@
     memtools, its docstrings ──► autodoc, napoleon ─┼──► furo ──► build/docs/html
     the parsers of memtools._cli ──► command_line ───┘
 
-The pages are Markdown that reads as plain files too: directives stand in lists of pages and in
-reference/ only.
+The pages also read well as plain Markdown files: only lists of pages and reference/ use directives.
 """
 
 from __future__ import annotations
@@ -37,18 +36,17 @@ extensions = [
     "links_out_of_docs",
 ]
 root_doc = "index"
-# A type in a signature that several members are named after, as `type` is, is none of these.
+# A name in a signature, such as `type`, may match several members.
 suppress_warnings = ["ref.python"]
 exclude_patterns = ["_extensions", "_inventories", "**/.*", *links_out_of_docs.absent()]
-# A toctree takes whole folders, so that a page that is added appears. A folder may be empty, which
-# Sphinx reports in a warning that has no name to be suppressed by.
+# A toctree lists whole folders, so that a new page appears in it. Where a pattern matches no page,
+# Sphinx issues a warning that has no name by which it could be suppressed.
 logging.getLogger("sphinx.sphinx.directives.other").addFilter(
     lambda record: not str(record.msg).startswith("toctree glob pattern")
 )
 
-# Types of Python in a signature lead to its documentation. Their names are in a file of ours, so
-# that the site is built without a network: _inventories/shorten.py makes it. No package has such a
-# file of torch.
+# Python's types in a signature link to its documentation. _inventories/shorten.py makes the file of
+# their names, so that the site builds without a network. There is no such file for torch.
 intersphinx_mapping = {
     "python": ("https://docs.python.org/3", str(PROJECT / "docs" / "_inventories" / "python.inv")),
 }
@@ -83,14 +81,14 @@ autodoc_default_options = {
 toc_object_entries_show_parents = "hide"
 autodoc_class_signature = "mixed"
 
-# With -n a name in a signature that leads nowhere is a warning. These lead nowhere on purpose.
+# With -n, a name in a signature without a target is a warning. These have none on purpose.
 nitpick_ignore_regex = [
     # torch and the libraries of the integrations: their inventories are on the network.
     ("py:class", r"(torch|transformers|lightning)\..*"),
     # Context managers and decorators: a program uses them and does not name their classes.
     ("py:class", r"memtools\.(_grad\.window\.Block|_cleanup\.cadence\.Span|_core\.Policy)"),
     ("py:class", r"memtools\._cleanup\.(managed\.Managing|generation\.Generating)"),
-    # What public objects work with themselves; tests/meta/test_public.py lists these as PARTS.
+    # Inner parts of public objects; tests/meta/test_public.py lists them as PARTS.
     ("py:class", r"memtools\._grad\.(gradients\.Gradients|window\.Window|ranks\.Ranks)"),
     ("py:class", r"memtools\.(_allocators\.advice\.Seen|_record\.kinds\.Event)"),
     # Type variables, and aliases that an annotation names in quotes.
