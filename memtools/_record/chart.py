@@ -8,14 +8,16 @@ The page draws them with a script (report/_payload.py), a notebook without one (
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from memtools._base.text import shown
 from memtools._record.figures import Figures, is_bytes, seconds_of
+from memtools._record.kinds import Finding
 
 if TYPE_CHECKING:
-    from memtools._record.record import Record
+    from memtools._leak.finding import Key
+    from memtools._record.record import Record, RecordEvent
 
 #: A limit is drawn at first if memory reaches this share of it. Otherwise all lines would be flat.
 NEAR_ENOUGH = 0.4
@@ -25,14 +27,15 @@ LANES = 8
 USED, LIMIT = "= used", "= limit"
 
 HOST = {
+    "job": ("Job: process and workers", "s6", True),
     "rss": ("Resident", "s0", True),
     "process": ("Process, each page once", "s4", True),
-    "private": ("Private", "s1", True),
+    "private": ("Private", "s1", False),
     "children_private": ("Workers", "s2", True),
     "shm": ("Shared memory", "s7", True),
     "cgroup_used": ("Control group", "s3", True),
-    "heap_used": ("Heap in use", "s5", False),
-    "swap": ("Swap", "s6", True),
+    "heap_used": ("Heap in use", "s5", True),
+    "swap": ("Swap", "s7", True),
     "available": ("Available on the machine", "s7", False),
 }
 DEVICE = {
@@ -102,9 +105,13 @@ def _host_lines(figures: Figures, columns: list[str]) -> list[Line]:
     most = figures.line.most
     if "rss" in columns and "process" in keys and most["process"] == most["rss"]:
         keys.remove("process")  # No page is mapped twice: one line is enough.
+    if figures.workers is None and figures.shared is None and "job" in keys:
+        keys.remove("job")  # It is the process alone.
     lines = [Line(key, *HOST[key]) for key in keys]
-    # The job is not drawn: its parts are.
-    ours = {*HOST, "job", "pressure", "cgroup_limit", USED, LIMIT}
+    if figures.used is None or figures.used.of != "control group":
+        # Without a limit the control group has other programs too, next to which all is flat.
+        lines = [replace(one, on=one.on and one.key != "cgroup_used") for one in lines]
+    ours = {*HOST, "pressure", "cgroup_limit", USED, LIMIT}
     devices = tuple(f"cuda{n}_" for n in figures.devices)
     for name in columns:
         if name not in ours and not name.startswith(devices):
@@ -118,7 +125,7 @@ def _limits(figures: Figures) -> list[Line]:
     if used is None or used.limit_bytes is None:
         return []
     if used.source == "machine":
-        return []  # Beside the machine's memory, the lines of a process would be flat.
+        return []  # Next to the machine's memory, the lines of a process would be flat.
     near = used.peak_bytes >= NEAR_ENOUGH * used.limit_bytes
     key = "cgroup_limit" if used.source == "cgroup" else LIMIT
     return [Line(key, f"Limit ({used.source})", "limit", near)]
@@ -155,9 +162,24 @@ def lanes(record: Record, room: int) -> tuple[list[Lane], int]:
 
 def marks(record: Record, figures: Figures, room: int) -> list[tuple[int, str, str]]:
     """Milliseconds, kind and text of the newest events, at most `room`."""
-    found = [
+    return [
         (round(seconds_of(record, event.time_ns) * 1000), event.kind, shown(event.text))
-        for event in record.events
-        if figures.ending.shows(event.kind)
-    ]
-    return sorted(found, key=lambda mark: mark[0])[-room:]
+        for event in happened(record, figures)
+    ][-room:]
+
+
+def happened(record: Record, figures: Figures) -> list[RecordEvent]:
+    """The events that are shown, the oldest first. Of a finding those that say something new: a
+    grade, a line or its end, and not each rate on the way to the last."""
+    found: list[RecordEvent] = []
+    known: dict[Key, tuple[str, str, str, bool]] = {}
+    for event in sorted(record.events, key=lambda event: event.time_ns):
+        one = event.data
+        if isinstance(one, Finding):
+            news = one.grade, one.made_at, one.kept_at, one.over
+            if known.get(one.key) == news:
+                continue
+            known[one.key] = news
+        if figures.ending.shows(event.kind):
+            found.append(event)
+    return found

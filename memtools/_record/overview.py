@@ -1,6 +1,7 @@
-"""The overview of a record: how the run ended, in a word and in a sentence, and its figures.
+"""The overview of a record: how the run ended, in a word and in a sentence, its figures, and its
+growth.
 
-Figures ──► badge, headline, tiles ──► report/_view.py, _record/picture.py
+Figures ──► badge, headline, tiles, growth ──► report/_view.py, _record/picture.py
 """
 
 from __future__ import annotations
@@ -8,13 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from memtools._base.place import line_of
 from memtools._base.size import format_bytes
 from memtools._base.text import count, duration, percent, sentence, tight
+from memtools._leak.finding import is_reported
 from memtools._record.figures import Use, Used, of
+from memtools._record.source import source_of
 
 if TYPE_CHECKING:
+    from memtools._leak.finding import LeakFinding
     from memtools._record.events import Ending
     from memtools._record.figures import Figures
+    from memtools._record.record import Record
 
 ENDINGS = {
     "clean": "Finished",
@@ -36,6 +42,28 @@ class Tile:
     share: float | None = None
 
 
+@dataclass(frozen=True)
+class Growth:
+    """A finding in the parts in which it is shown.
+
+    Attributes:
+        grade: its grade, and `colour` that of the grade: "bad", "warn" or "".
+        subject: the holder; `rate` how fast it grows, and `left` how long until the limit.
+        places: `kept at train.py:17` and the text of that line; "" where that is not known.
+        advice: what to do.
+        remark: what is added, and since when it is reported.
+    """
+
+    grade: str
+    colour: str
+    subject: str
+    rate: str
+    left: str
+    places: list[tuple[str, str]]
+    advice: str
+    remark: str
+
+
 def badge(ending: Ending) -> str:
     """How the run ended, in one or two words. A process that the kernel killed leaves no mark; the
     kernel's counters may show it."""
@@ -47,7 +75,7 @@ def badge(ending: Ending) -> str:
 def headline(figures: Figures) -> str:
     """What ended the run, and how much memory was in use; "" if neither is known."""
     text = figures.headline()
-    if figures.ending.kind == "clean":  # The badge beside it says that already.
+    if figures.ending.kind == "clean":  # The badge has it already.
         text = figures.standing()
     return tight(sentence(text)) if text else ""
 
@@ -81,8 +109,8 @@ def _used_tiles(figures: Figures) -> list[Tile]:
         found.append(_peak_tile("Peak of the job", figures.job, figures, "job"))
     if figures.workers is not None:
         peak = format_bytes(figures.workers.peak_bytes)
-        theirs = f"{figures.workers.most:,} at most, {peak} of their own"
-        found.append(Tile("Workers", peak, theirs))
+        theirs = f"private memory of up to {count(figures.workers.most, 'worker')}"
+        found.append(Tile("Peak of the workers", peak, theirs))
     if figures.shared is not None:
         now = f"{format_bytes(figures.shared.last_bytes)} at the end"
         found.append(Tile("Shared memory", format_bytes(figures.shared.peak_bytes), now))
@@ -120,15 +148,50 @@ def _share(part: int, whole: int) -> float:
     return min(100.0, 100 * part / whole)
 
 
+def growth(figures: Figures) -> list[Growth]:
+    """The findings, the worst first."""
+    return [
+        Growth(
+            one.grade,
+            "bad" if one.grade in ("likely", "leak") else "warn" if is_reported(one) else "",
+            one.subject,
+            tight(one.rate()),
+            tight(one.forecast()),
+            _places(figures.record, one),
+            tight(one.advice),
+            tight("; ".join(filter(None, (one.what, _first_reported(one))))),
+        )
+        for one in figures.verdict.with_one_forecast()
+    ]
+
+
+def _places(record: Record, finding: LeakFinding) -> list[tuple[str, str]]:
+    """The lines that keep it and that make it, with their texts. The finding has that of the first,
+    as it was when it was found."""
+    kept, made = finding.kept_at, finding.made_at
+    named = {"kept and made": kept} if kept == made else {"kept": kept, "made": made}
+    found: list[tuple[str, str]] = []
+    for verb, names in named.items():
+        for name in filter(None, names.split(" and ")):
+            text = ("" if found else finding.source) or source_of(record, name)
+            found.append((f"{verb} at {line_of(name) if text else name}", text))
+    return found
+
+
+def _first_reported(finding: LeakFinding) -> str:
+    return "" if finding.first_step is None else f"first reported at step {finding.first_step:,}"
+
+
 def growth_tile(figures: Figures) -> Tile:
     """The growth at the end of the run."""
     verdict = figures.verdict
     if verdict.findings:
         worst = verdict.findings[0]
-        rate = f"+{format_bytes(worst.rate_bytes)}/{worst.per}" if worst.rate_bytes else "yes"
         more = len(verdict.findings) - 1
         others = f", and {more:,} more" if more else ""
-        return Tile("Growth at the end", rate, f"{worst.grade}: {worst.subject}{others}")
+        return Tile(
+            "Growth at the end", worst.rate() or "yes", f"{worst.grade}: {worst.subject}{others}"
+        )
     if verdict.late is not None and verdict.short is None:
         gain, last = format_bytes(verdict.late.gain_bytes), verdict.late.last
         return Tile("Growth at the end", f"+{gain}", f"in the last {last}")

@@ -1,6 +1,6 @@
 """The still picture of a record, which a notebook shows: HTML and SVG without a script.
 
-    Record, Figures ──► chart.py: lines, lanes, marks ──► heading, graphs, tiles, growth, phases
+    Record, Figures ──► chart.py: lines, lanes, marks ──► heading, growth, graphs, tiles, phases
 
 The function that puts a text into a picture escapes it, because names and paths may come from
 anywhere. A picture has no ids, style sheets or scripts: it does not disturb other cells, and stays
@@ -20,7 +20,7 @@ from memtools._base.size import format_bytes
 from memtools._base.text import count, duration, shown, tight
 from memtools._record.chart import LIMIT, Chart, Line, charts, lanes, marks
 from memtools._record.figures import A_NOTEBOOK, Figures, figures_of, script_of
-from memtools._record.overview import Tile, badge, headline, tiles
+from memtools._record.overview import Growth, Tile, badge, growth, headline, tiles
 from memtools._record.record import UNKNOWN
 from memtools._record.series import Timeline, timeline
 
@@ -63,9 +63,9 @@ def picture_of(record: Record) -> str:
     return card(
         _heading(_name(record), badge(figures.ending), colour),
         line(headline(figures)),
+        *_growth(figures),
         *_time_lines(record, figures),
         _tiles(tiles(figures)),
-        *_growth(figures),
         *_phases(figures.phases),
         line(_about(record, figures), soft=True),
     )
@@ -79,11 +79,9 @@ def card(*parts: str) -> str:
     return f'<div class="tex2jax_ignore mathjax_ignore" style="{style}">{inside}</div>'
 
 
-def line(text: str, *, soft: bool = False, colour: str = "") -> str:
-    """A line of text, with a bar of this colour at its left; "" without a text."""
+def line(text: str, *, soft: bool = False) -> str:
+    """A line of text; "" without a text."""
     style = f"margin:2px 0;{SOFT}" if soft else "margin:2px 0"
-    if colour:
-        style += f";border-left:3px solid {COLOURS[colour]};padding-left:7px"
     return _div(style, _escape(text)) if text else ""
 
 
@@ -105,7 +103,7 @@ def _cut(text: str, most: int) -> str:
 
 
 def _heading(name: str, badge: str, colour: str) -> str:
-    """The name, and before it in a frame how things stand."""
+    """The name, and before it in a frame how the run ended."""
     style = (
         f"border:1.5px solid {COLOURS[colour]};border-radius:5px;padding:0 6px;"
         "margin-right:8px;white-space:nowrap"
@@ -125,7 +123,7 @@ def _about(record: Record, figures: Figures) -> str:
     size = format_bytes(record.nbytes)
     text = f"{record.path}, {size}, {count(figures.samples, 'sample')}"
     if figures.phases:
-        text += "; of each phase at most one passage a second is drawn"
+        text += "; at most one bar of each phase is drawn per second"
     return tight(text)
 
 
@@ -145,20 +143,42 @@ def _tiles(found: Iterable[Tile]) -> str:
 
 
 def _growth(figures: Figures) -> list[str]:
-    """What grows, in the words of every command, and what to do about it."""
-    verdict = figures.verdict
-    texts, colour = verdict.lines(quiet=True), "bad" if verdict.leaking else ""
-    found = [line(tight(text), colour=colour) for text in texts[:GROWTH]]
-    if len(texts) > GROWTH:
-        found.append(line(f"and {len(texts) - GROWTH:,} more", soft=True))
-    return found + [line(f"to do: {tight(text)}", soft=True) for text in verdict.advice[:GROWTH]]
+    """The findings and what to do about each, and the notes of the verdict."""
+    verdict, found = figures.verdict, growth(figures)
+    parts = [_finding(one) for one in found[:GROWTH]]
+    if len(found) > GROWTH:
+        parts.append(line(f"and {len(found) - GROWTH:,} more", soft=True))
+    parts += [line(tight(text), soft=bool(found)) for text in verdict.notes()]
+    fixes = dict.fromkeys(one.to_do() for one in verdict.in_phases if one.advice)
+    return parts + [line(f"fix: {tight(text)}") for text in fixes]
+
+
+def _finding(one: Growth) -> str:
+    """The grade, who holds it, how fast it grows, what is left; its lines; what to do."""
+    colour = COLOURS.get(one.colour, GREY)
+    framed = f"border:1.5px solid {colour};border-radius:5px;padding:0 5px;font-weight:600"
+    first = [
+        f'<span style="{framed}">{_escape(one.grade)}</span>',
+        f'<b style="margin:0 6px 0 4px">{_escape(one.subject)}</b>',
+        f'<b style="margin-right:6px;white-space:nowrap">{_escape(one.rate)}</b>',
+        _escape(one.left),
+    ]
+    lines = [_div("", " ".join(first))]
+    for place, text in one.places:
+        code = f' <code style="margin-left:6px;font-size:12px">{_escape(text)}</code>'
+        lines.append(
+            _div("", f'<span style="{SOFT}">{_escape(place)}</span>{code if text else ""}')
+        )
+    lines += [_div("", f"<b>fix:</b> {_escape(one.advice)}")] if one.advice else []
+    lines += [_div(f"font-size:12px;{SOFT}", _escape(one.remark))] if one.remark else []
+    return _div(f"margin:6px 0;border-left:3px solid {colour};padding-left:9px", "".join(lines))
 
 
 def _phases(phases: tuple[RecordPhase, ...]) -> list[str]:
     """The phases of the highest peaks, as a table."""
     if not phases:
         return []
-    rows = [("phase", "peak", "times", "in all")]
+    rows = [("phase", "peak", "times", "total")]
     for phase in phases[:PHASES]:
         peak = "" if phase.peak_bytes is None else format_bytes(phase.peak_bytes)
         rows.append((phase.name, peak, f"{phase.count:,}", duration(phase.seconds)))
@@ -200,9 +220,7 @@ def _time_lines(record: Record, figures: Figures) -> list[str]:
 def _graph(record: Record, figures: Figures, chart: Chart, readings: Timeline) -> str:
     """Bytes over time: each line with a band where its least and its most differ, the limit, marks
     of what happened, and lanes of the phases."""
-    # A control group that is not what counts may hold other programs, beside which all is flat.
-    is_counted = figures.used is not None and figures.used.of == "control group"
-    lines = [one for one in chart.lines if one.on and (is_counted or one.key != "cgroup_used")]
+    lines = [one for one in chart.lines if one.on]
     limit = next((one for one in lines if one.colour == "limit"), None)
     lines = [one for one in lines if one is not limit and readings.known(one.key)][:LINES]
     level = None if limit is None else _limit_bytes(limit, figures, readings)
@@ -295,7 +313,7 @@ def _lanes(record: Record, end: int) -> list[str]:
 
 def _svg(label: str, size: tuple[int, int], height: int, parts: str) -> str:
     """SVG as an image, `height` pixels high and as wide as there is room: notebooks that are not
-    trusted show images, and no SVG beside them."""
+    trusted show images, and no other SVG."""
     svg = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size[0]} {size[1]}" '
         f'preserveAspectRatio="none">{parts}</svg>'

@@ -98,25 +98,31 @@ class Verdict:
         return list(dict.fromkeys(one.to_do() for one in found if one.advice))
 
     def lines(self, *, quiet: bool = False) -> list[str]:
-        """Return one line for each finding, with the forecast once. With `quiet`, add what grows
-        too little to matter, that nothing grows or that it is too early to say, and why the run did
-        not test itself."""
-        found: list[str] = []
-        printed: set[object] = set()
+        """Return one line for each finding, with the forecast once. With `quiet`, add the notes."""
+        return [*map(str, self.with_one_forecast()), *(self.notes() if quiet else [])]
+
+    def with_one_forecast(self) -> list[LeakFinding]:
+        """The findings, with a forecast that several share on the first of them alone."""
+        found: list[LeakFinding] = []
+        seen: set[object] = set()
         for one in self.findings:
             forecast = one.per, one.steps_left or one.seconds_left
-            found.append(str(one.without_forecast() if forecast in printed else one))
-            printed.add(forecast)
-        if not quiet:
-            return found
-        found += self._forecast_lines()
+            found.append(one.without_forecast() if forecast in seen else one)
+            seen.add(forecast)
+        return found
+
+    def notes(self) -> list[str]:
+        """What there is to say next to the findings: the forecast in time, growth that is too
+        little to matter, that nothing grows or that it is too early to say, and why the run did not
+        test itself."""
+        found = self._forecast_lines()
         found += [
             f"{one.signal} grows by {format_bytes(one.rate_bytes)} a "
             f"{'step' if one.per == 'step' else 'second'}, too little to matter; no container that "
             "grows explains it"
             for one in self.little[:1]
         ]
-        if not found and not (self.short and self.in_phases):
+        if not found and not self.findings and not (self.short and self.in_phases):
             found = [self.short or self.nothing]
         for one, times in self.freed:
             often = f"; what is in use fell so at least {times:,} times" if times > 1 else ""

@@ -47,11 +47,12 @@ SIGNALS = {
 }
 
 
-def advise(figures: Figures) -> list[str]:
-    """The advice; empty if there is nothing to do."""
+def advise(figures: Figures, *, fixes: bool = True) -> list[str]:
+    """The advice; empty if there is nothing to do. Without `fixes`, that of the findings is left
+    out: the page has it next to each of them."""
     end = figures.ending
     lines = [] if end.code is None else [f"exit code {end.code} stands for {end.signal} in a shell"]
-    lines += _about_the_end(figures) + _about_growth(figures) + to_do(figures)
+    lines += _about_the_end(figures) + _about_growth(figures, fixes=fixes) + to_do(figures)
     if figures.guard is not None and figures.guard_words() is not None:
         lines.append(
             "to stop in time, call monitor.step() in the program's own loop, or run it as a "
@@ -185,10 +186,11 @@ def _about_peak(figures: Figures) -> str:
 # --- growth ---------------------------------------------------------------------------------------
 
 
-def _about_growth(figures: Figures) -> list[str]:
+def _about_growth(figures: Figures, *, fixes: bool) -> list[str]:
     """The advice of the findings, and that a buffer that is meant to fill can be declared."""
     found = figures.verdict.findings
-    lines = figures.verdict.advice[:MOST]
+    theirs = [] if fixes else [one.to_do() for one in found]
+    lines = [line for line in figures.verdict.advice[:MOST] if line not in theirs]
     meant = next((one for one in found if one.holder and not is_call(one.grade)), None)
     if meant is not None and meant.grade != "fills" and figures.own_monitor:
         lines.append(

@@ -48,4 +48,4 @@ def drawings(peak: Peak) -> tuple[Drawing, list[Drawing]]:
         return nothing, []
     if before is None or not found:
         return nothing, []
-    return Drawing(f"as it is: {format_bytes(traced.peak_bytes)}", before), found
+    return Drawing(f"Unchanged: {format_bytes(traced.peak_bytes)}", before), found

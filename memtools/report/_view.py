@@ -4,43 +4,45 @@ from __future__ import annotations
 
 import datetime
 import os
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from memtools._base.peak import PARTS
+from memtools._base.place import line_of
 from memtools._base.size import format_bytes
 from memtools._base.text import count, duration, percent, sentence, shown, tight
-from memtools._leak.finding import is_call
+from memtools._record.chart import happened
 from memtools._record.figures import is_bytes, script_of, seconds_of
 from memtools._record.kinds import Peak
-from memtools._record.overview import Tile, badge, growth_tile, headline, tiles
+from memtools._record.overview import Growth, Tile, badge, growth, growth_tile, headline, tiles
 from memtools._record.peaks import changes, in_vain, meanings, peak_of, recorded_steps, smaller
 from memtools._record.peaks import headline as headline_of_peak
+from memtools._record.source import source_of
 from memtools.report._advice import advise
 from memtools.report._payload import LETTERS, OTHER, part_colour, slug
 
 if TYPE_CHECKING:
     from memtools._record.figures import Figures, Tier
     from memtools._record.record import Record, RecordEvent
-    from memtools._record.verdict import Verdict
 
 EVENTS = 400  # rows in all tables of events of a page, at most
 BARS = 12  # recorded steps that are drawn, at most
 #: explanations of kinds of events
 MEANINGS = {
-    "finding": "something grows",
-    "holder": "who holds what the device is full of",
-    "pressure": "memory is short",
+    "finding": "memory grows",
+    "holder": "what fills the device",
+    "pressure": "memory is running low",
     "guard": "a guard acted",
     "guard_set": "a guard was set",
     "oom": "out of memory",
     "mark": "set by the program",
     "fork": "a process was started",
-    "peak": "a step whose peak was looked at",
-    "trace": "lines of code were noted",
+    "peak": "the peak of a step was recorded",
+    "trace": "allocations were traced to lines",
     "limit": "a limit of the process",
-    "counters": "counters of the kernel",
-    "shm_room": "room in /dev/shm",
+    "counters": "kernel counters",
+    "shm_room": "free space in /dev/shm",
 }
 
 
@@ -83,9 +85,9 @@ class PeakView:
     traced_stacks: list[tuple[str, str]]
     #: class of the colour, what, bytes, share, blocks
     parts: list[list[str]]
-    #: bytes, shape, what and where
+    #: how many, bytes of each, shape, what, where, and the text of that line
     largest: list[list[str]]
-    #: who saved for the backward pass, bytes, blocks
+    #: who saved for the backward pass, the text of that line, bytes, blocks
     saved: list[list[str]]
     #: explanations of parts, and the parts whose blocks are too small for the list
     meanings: list[str]
@@ -109,11 +111,11 @@ class View:
     samples: str = ""
     lanes_note: str = ""
     marks: list[tuple[Kind, str]] = field(default_factory=list)
-    no_leaks: str = ""
     more_events: str = ""
     advice: list[str] = field(default_factory=list)
     tiles: list[Tile] = field(default_factory=list)
-    leaks: list[dict[str, Any]] = field(default_factory=list)
+    growth: list[Growth] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     phases: list[list[str]] = field(default_factory=list)
     cleanups: list[list[str]] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -123,8 +125,7 @@ class View:
 
 def view(number: int, name: str, record: Record, figures: Figures, data: dict[str, Any]) -> View:
     rows = max(20, EVENTS // len(data["records"]))
-    events = [event for event in record.events if figures.ending.shows(event.kind)]
-    events.sort(key=lambda event: event.time_ns)
+    events = happened(record, figures)
     first, last = events[: rows // 4], events[rows // 4 :][-(rows - rows // 4) :]
     hidden = len(events) - len(first) - len(last)
     places = [(c["place"], c["title"]) for c in data["charts"]]
@@ -139,11 +140,11 @@ def view(number: int, name: str, record: Record, figures: Figures, data: dict[st
         samples=count(figures.samples, "sample"),
         lanes_note=_lanes_note(data["records"][number]),
         marks=_marks(data["records"][number]),
-        no_leaks=" ".join(sentence(line) for line in _no_leaks(figures.verdict)),
-        more_events=f"{hidden:,} more events between these are not shown." if hidden > 0 else "",
-        advice=[tight(line) for line in advise(figures)],
+        more_events=f"{hidden:,} events in between are not shown." if hidden > 0 else "",
+        advice=[tight(sentence(line)) for line in advise(figures, fixes=False)],
         tiles=tiles(figures),
-        leaks=_leaks(figures),
+        growth=growth(figures),
+        notes=[tight(sentence(line)) for line in figures.verdict.notes()],
         phases=_phases(figures),
         cleanups=_cleanups(figures),
         events=[_event(record, event) for event in first + last],
@@ -164,8 +165,8 @@ def _lanes_note(data: dict[str, Any]) -> str:
     if not data["lanes"]:
         return ""
     left = data["lanes_left_out"]
-    note = "Bars below the time line are phases: the record keeps at most one passage per name and "
-    note += "second for drawing, the table below counts all."
+    note = "The bars below the time line are phases: at most one of each name is drawn per second, "
+    note += "and the table below counts all."
     return note + (f" {left:,} shorter phases are not drawn." if left else "")
 
 
@@ -183,22 +184,6 @@ def _marks(data: dict[str, Any]) -> list[tuple[Kind, str]]:
 # --- tables ---------------------------------------------------------------------------------------
 
 
-def _leaks(figures: Figures) -> list[dict[str, Any]]:
-    """What grows: a row for each finding, with the step of its first report and the advice."""
-    verdict, found = figures.verdict, []
-    for one, text in zip(verdict.findings, verdict.lines(), strict=True):
-        found.append(
-            {
-                "grade": one.grade,
-                "call": is_call(one.grade),
-                "when": "" if one.first_step is None else f"step {one.first_step:,}",
-                "text": tight(text.partition(": ")[2]),
-                "advice": tight(one.advice),
-            }
-        )
-    return found
-
-
 def _peak(figures: Figures, number: int, stacks: list[tuple[str, str]]) -> PeakView | None:
     """What lived at the peaks of the recorded steps; None if no step was recorded. `stacks` are the
     places and titles of all drawings of the page."""
@@ -214,25 +199,44 @@ def _peak(figures: Figures, number: int, stacks: list[tuple[str, str]]) -> PeakV
          percent(one.bytes, highest.peak_bytes), f"{one.blocks:,}" if one.blocks else ""]
         for one in highest.parts
     ]  # fmt: skip
-    largest = [
-        [format_bytes(one.bytes), f"{one.dtype} {list(one.shape) if one.shape else ''}".strip(),
-         one.what, one.name or ", ".join(part for part in (one.operator, one.line) if part)]
-        for one in highest.largest
+    saved = [
+        [one.where, source_of(figures.record, _name_of_saver(one.where)),
+         format_bytes(one.bytes), f"{one.blocks:,}"]
+        for one in highest.saved
     ]  # fmt: skip
-    saved = [[one.where, format_bytes(one.bytes), f"{one.blocks:,}"] for one in highest.saved]
     return PeakView(
         tight(sentence(headline_of_peak(figures, highest))),
         [_bar(one, highest.peak_bytes) for one in recorded],
         next((one for one in stacks if one[0] == f"p{number}"), None),
         [one for one in stacks if one[0].partition("-")[0] == f"t{number}"],
         [[shown(cell) for cell in row] for row in parts],
-        [[shown(cell) for cell in row] for row in largest],
+        _largest(figures.record, highest),
         [[shown(cell) for cell in row] for row in saved],
         [sentence(text) for text in meanings(highest)],
         [tight(sentence(text)) for text in (*smaller(highest), *in_vain(highest))],
         "" if highest.traced is None else format_bytes(highest.traced.peak_bytes),
         [[size, where, change] for size, _, where, change in changes(highest)],
     )
+
+
+def _largest(record: Record, peak: Peak) -> list[list[str]]:
+    """The largest blocks: rows that are equal are one, with their number."""
+    rows = []
+    for one in peak.largest:
+        shape = f"{one.dtype} {list(one.shape) if one.shape else ''}".strip()
+        text = "" if one.name else source_of(record, one.line)
+        line = line_of(one.line) if text else one.line
+        where = one.name or ", ".join(part for part in (one.operator, line) if part)
+        row = (format_bytes(one.bytes), shape, one.what, where, text)
+        rows.append(tuple(shown(cell) for cell in row))
+    return [[f"{alike:,}" if alike > 1 else "", *row] for row, alike in Counter(rows).items()]
+
+
+def _name_of_saver(where: str) -> str:
+    """`net.py:3 in forward` of `Net.forward (net.py:3)`, as source_of() reads it."""
+    function, _, line = where.removesuffix(")").rpartition(" (")
+    name = function.rpartition(".")[2]
+    return f"{line} in {name}" if name.isidentifier() else line
 
 
 def _bar(peak: Peak, most: int) -> Bar:
@@ -321,11 +325,6 @@ def compare(views: list[View], data: dict[str, Any]) -> dict[str, Any]:
             if chart["place"].startswith("all-")
         ],
     }
-
-
-def _no_leaks(verdict: Verdict) -> list[str]:
-    """The text if nothing was found, and why the run did not test itself."""
-    return [line for line in (verdict.short or verdict.nothing, verdict.untested) if line]
 
 
 def _cells(figures: Figures, devices: list[int]) -> list[str]:

@@ -95,13 +95,13 @@ def recorded(step: int, size: int, name: str = "0.weight", **more: Any) -> tuple
             Layer("not seen", (0, size, -size, 0)),
         ),
         "spans": (Span("forward", 1), Span("backward", 2), Span("optimizer", 1)),
+        "largest": (Large(size, "parameters", "float32", (8, 9), name, "", ""),),
     }
     found = PeakContents(
         step, 4 * size, 0, "optimizer", "aten::sqrt", "train.py:31 in main", True,
         (Part("optimizer state", 2 * size, 4), Part("parameters", size, 2),
          Part("not seen", size, 0)),
         (Saver("Net.forward (net.py:3)", size, 7),),
-        (Large(size, "parameters", "float32", (8, 9), name, "", ""),),
         **(over_step | more),
     )  # fmt: skip
     return "peak", payload("peak", found)

@@ -7,6 +7,7 @@ import random
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -18,10 +19,11 @@ import memtools
 from memtools import _core
 from memtools._record import picture
 from memtools._record.figures import figures_of
-from memtools._record.overview import headline, tiles
+from memtools._record.kinds import Start
+from memtools._record.overview import growth, headline, tiles
 from memtools.report import render
 from tests.kit.growth import least_growth, python_blocks
-from tests.report.reportcases import HOSTILE, MIB, START, Page, recorded, write
+from tests.report.reportcases import HOSTILE, LEAK, MIB, START, Page, recorded, write
 
 NASTY = "<script>alert(1)</script>&\"'<b>$x$\x1b[2J\u202e"
 MOST_BYTES = 30 * 1024
@@ -91,7 +93,7 @@ def test_an_object_draws_itself_without_script_and_no_text_gets_out_of_its_place
     html = made._repr_html_()
     elements = list(parsed(html).iter())
     tags = {element.tag for element in elements}
-    assert tags <= {"div", "span", "img", "table", "tbody", "tr", "th", "td"}
+    assert tags <= {"div", "span", "b", "code", "img", "table", "tbody", "tr", "th", "td"}
     attributes = {name for element in elements for name in element.keys()}  # noqa: SIM118
     assert not {name for name in attributes if name.startswith("on")}
     assert attributes.isdisjoint({"id", "href", "name"})
@@ -146,21 +148,41 @@ def test_a_record_says_what_the_page_says_of_it(tmp_path: Path) -> None:
     record = record_of(tmp_path / "run.mem", grows=200_000)
     figures, text = figures_of(record), text_of(record._repr_html_())
     page = Page(render(record)).text()
-    said = [headline(figures), *figures.verdict.lines(quiet=True)]
+    said = [headline(figures), *figures.verdict.notes()]
     said += [part for tile in tiles(figures) for part in (tile.name, tile.value, tile.remark)]
+    for one in growth(figures):
+        said += [one.grade, one.subject, one.rate, one.left, one.remark]
+    assert growth(figures)
     for words in said:
         words = " ".join(words.split())
         assert words in text.replace("\u00a0", " "), words
         assert words.partition(": ")[2][:60] in page.replace("\u00a0", " "), words
 
 
+def test_a_finding_has_its_grade_holder_rate_forecast_line_and_fix_in_this_order(
+    tmp_path: Path,
+) -> None:
+    """In a notebook as on the page, the worst first; the forecast of all on the first alone."""
+    one = replace(LEAK, steps_left=(300.0, 420.0), joint_bytes=65536.0, what="1 new tensor a step")
+    one = replace(one, kept_at="train.py:17 in step", advice="clear it")
+    other = replace(one, grade="suspect", holder="dict Net.cache", rate_bytes=1024.0, kept_at="")
+    record = record_of(tmp_path / "run.mem", grows=65536, events=[Start(), other, one])
+    first = (
+        "leak list MoEBlock.gate_history +64.0 KiB/step limit in 6,300 to 11,000 steps kept at "
+        "train.py:17 in step fix: clear it 1 new tensor a step; first reported at step 300 "
+        "suspect dict Net.cache +1.0 KiB/step fix: clear it"
+    )
+    for text in (text_of(record._repr_html_()), Page(render(record)).text()):
+        assert "".join(first.split()) in "".join(text.split())
+
+
 @pytest.mark.slow
 def test_the_lines_of_a_record_are_those_that_the_page_begins_with(tmp_path: Path) -> None:
     record = record_of(tmp_path / "run.mem", device=True, grows=200_000)
     text = text_of(record._repr_html_())
-    for name in ("Resident", "Private", "Control group", "Allocated", "Reserved", "train"):
+    for name in ("Resident", "Heap in use", "Control group", "Allocated", "Reserved", "train"):
         assert name in text
-    assert "Heap in use" not in text  # which the page does not show before it is asked to
+    assert "Available on the machine" not in text  # which the page does not show at first
     assert "Limit (cgroup) 1.00 GiB" in text
 
 

@@ -17,12 +17,14 @@ import pytest
 
 import memtools
 from memtools import _cli as cli
-from memtools._base.peak import PARTS, Layer, Span
+from memtools import _core
+from memtools._base.peak import PARTS, Large, Layer, Span
 from memtools._leak.advice import advice_for
 from memtools._leak.finding import LeakFinding
 from memtools._record.figures import figures_of
 from memtools._record.kinds import Cleanup, End, Event, Fork, GuardAct, SharedRoom, Start
 from memtools._record.record import UNKNOWN
+from memtools._record.source import source_of
 from memtools.report import render, write_report
 from memtools.report._payload import CELLS, LETTERS, OTHER, part_colour
 from tests.report.reportcases import (
@@ -146,8 +148,8 @@ def test_each_chart_has_its_place_and_its_lines(page):
 def test_the_page_says_what_explain_says(page, record):
     text, figures = page.text().replace("\u00a0", " "), figures_of(record)
     assert figures.used is not None
-    for words in ("Finished", "Memory of train.py", "list Net.kept: clear it after use",
-                  figures.verdict.findings[0].line(), "freed 1.0 MiB", "2,999",
+    for words in ("Finished", "Memory of train.py", "fix: clear it after use",
+                  figures.verdict.findings[0].rate(), "freed 1.0 MiB", "2,999",
                   f"of 1.00 GiB (cgroup limit), at {figures.used.peak_seconds:.1f} s"):  # fmt: skip
         assert words in text, words
     phases = [attrs for tag, attrs in page.tags if tag == "th" and attrs.get("scope") == "row"]
@@ -225,7 +227,7 @@ def test_the_traced_step_is_drawn_beside_itself_after_each_change(path):
     spans = [["forward", 1], ["backward", 1], ["optimizer", 1]]
     parameters = {"label": "parameters", "colour": "s0", "bytes": [40 * MIB] * 3}
     assert before == {
-        "place": "t0", "title": "as it is: 60.0 MiB",
+        "place": "t0", "title": "Unchanged: 60.0 MiB",
         "lines": [
             parameters,
             {"label": "optimizer's temporaries", "colour": "s4", "bytes": [0, 0, 20 * MIB]},
@@ -258,7 +260,8 @@ def test_each_part_has_a_colour_of_its_own():
 def test_hostile_texts_are_shown_and_do_nothing(path, tmp_path):
     events: list[Event | LeakFinding | tuple[str, str | bytes]] = []
     for text in HOSTILE:
-        events += [dataclasses.replace(KEPT, holder=text, advice=text), ("mark", text)]
+        one = dataclasses.replace(KEPT, holder=text, advice=text, kept_at=text, source=text)
+        events += [one, ("mark", text)]
         events += [Cleanup((text,), (1.0,)), End(text)]
     odd_step = {
         "layers": tuple(Layer(text, (1, 2, 3, 4)) for text in HOSTILE),
@@ -268,7 +271,7 @@ def test_hostile_texts_are_shown_and_do_nothing(path, tmp_path):
     write(path, events=events, command=tuple(HOSTILE))
     odd = tmp_path / "'\"><script>x<.mem"
     os.rename(path, odd)
-    events = [*EVENTS, recorded(3, MIB)]
+    events = [*EVENTS, dataclasses.replace(KEPT, kept_at="x:1", source="x"), recorded(3, MIB)]
     plain = Page(render(memtools.read_record(write(path, events=events))))
     for records in ([memtools.read_record(odd)], [memtools.read_record(odd)] * 2):
         text = render(records, title=HOSTILE[0])
@@ -429,8 +432,6 @@ def test_the_chart_library_comes_with_its_license_and_is_packaged():
 
 
 def test_columns_of_another_program_are_drawn_too(path):
-    from memtools import _core
-
     with _core.RecordWriter(path, [("buffers", "bytes"), ("workers", "")]) as writer:
         for i in range(10):
             writer.append(10**15 + i, [i * MIB, i])
@@ -464,26 +465,125 @@ def test_the_title_names_the_script_or_the_notebook(
     assert Page(render(record)).parts["title"][0] == title
 
 
-# --- what grows, and the marks on the time line ---------------------------------------------------
+# --- growth, and what is drawn at first ----------------------------------------------------------
 
 
-def test_what_grows_stands_below_what_to_do_and_what_does_not_below_the_charts(path):
-    """It stood two screens further down, below what lived at a peak."""
-    first, peaks, last = "What to do next", "What lived at the peak of a step", "Events"
-    grows = "What grows, and who holds it"
-    events = [recorded(3, 10 * MIB), KEPT]
+def test_growth_comes_first_with_its_fix_and_no_growth_below_the_charts(path):
+    first, grows, last = "What to do next", "Growth", "Events"
+    peaks = "Memory at the peak of a step"
+    heads = {first, grows, "Host memory", peaks, last}
+    events = [recorded(3, 10 * MIB), KEPT, SIGKILLED]
     page = Page(render(memtools.read_record(write(path, events=events))))
     assert (page.wrong, page.open) == ([], [])
-    heads = [
-        head for head in page.parts["h3"] if head in (first, grows, "Host memory", peaks, last)
-    ]
-    assert heads == [first, grows, "Host memory", peaks, last]
-    assert page.text().count(KEPT.advice) == 1  # right above
-    page = Page(render(memtools.read_record(write(path, events=events[:1]))))
-    heads = [
-        head for head in page.parts["h3"] if head in (first, grows, "Host memory", peaks, last)
-    ]
-    assert heads == [first, "Host memory", peaks, grows, last]
+    found = [head for head in page.parts["h3"] if head in heads]
+    assert found == [grows, first, "Host memory", peaks, last]
+    assert page.text().count(KEPT.advice) == 1
+    page = Page(render(memtools.read_record(write(path, events=events[::2]))))
+    found = [head for head in page.parts["h3"] if head in heads]
+    assert found == [first, "Host memory", peaks, grows, last]
+
+
+def test_a_finding_is_an_event_where_it_says_something_new(path):
+    """Not each of the rates on the way to the last, which is the only one above the table."""
+    rates = [dataclasses.replace(KEPT, rate_bytes=1024.0 * n) for n in (50, 60, 70)]
+    line = dataclasses.replace(rates[2], made_at="train.py:3 in step")
+    ended = dataclasses.replace(line, over=True)
+    page = Page(render(memtools.read_record(write(path, events=[*rates, line]))))
+    (drawn,) = page.data["records"]
+    assert [mark[2] for mark in drawn["marks"]] == [str(rates[0]), str(line)]
+    assert "+70.0 KiB/step" in page.text()
+    assert "+60.0 KiB/step" not in page.text()
+    page = Page(render(memtools.read_record(write(path, events=[*rates, line, ended]))))
+    assert len(page.data["records"][0]["marks"]) == 3
+
+
+@pytest.mark.parametrize("limited", [True, False])
+def test_the_control_group_is_drawn_at_first_if_it_has_a_limit(limited, path):
+    limit = 1024 * MIB if limited else None
+    write(path, limit=limit, events=[Start(machine_bytes=10 * 2**30)])
+    (chart,) = Page(render(memtools.read_record(path))).data["charts"]
+    on = {line["key"]: line["on"] for line in chart["lines"]}
+    assert on["cgroup_used"] == limited
+    assert on["rss"]
+    assert on["heap_used"]
+    assert not on["private"]
+
+
+def test_the_job_is_drawn_where_it_is_more_than_the_process(tmp_path):
+    columns = [("rss", "B"), ("job", "B"), ("children", ""), ("children_private", "B")]
+    for workers, keys in ((0, ["rss"]), (2, ["job", "rss", "children_private"])):
+        path = str(tmp_path / f"{workers}.mem")
+        with _core.RecordWriter(path, columns) as writer:
+            for i in range(10):
+                own = (i + 1) * MIB
+                writer.append(10**15 + i, [own, (1 + workers) * own, workers, workers * own])
+        (chart,) = Page(render(memtools.read_record(path))).data["charts"]
+        lines = {line["key"]: line["on"] for line in chart["lines"]}
+        assert [key for key, on in lines.items() if on] == keys
+
+
+def test_equal_blocks_are_one_row_with_their_number(path):
+    older = Large(MIB, "older than the step", "", (), "", "", "")
+    named = older._replace(what="parameters", dtype="float32", shape=(8, 9), name="0.weight")
+    events = [recorded(3, MIB, largest=(named, *[older] * 9))]
+    page = Page(render(memtools.read_record(write(path, events=events))))  # type: ignore[arg-type]
+    cells = [cell.strip() for cell in page.parts["td"]]
+    row = ["9 \u00d7 1.0 MiB", "", "older than the step", ""]
+    at = cells.index(row[0])
+    assert cells[at : at + 4] == row
+    assert cells[at - 4 : at] == ["1.0 MiB", "float32 [8, 9]", "parameters", "0.weight"]
+
+
+# --- the text of lines ----------------------------------------------------------------------------
+
+SOURCE = """class Net:
+    def forward(self, x):
+        self.kept.append(x)
+kept = []
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("net.py:3 in forward", "self.kept.append(x)"),
+        ("net.py:4", "kept = []"),
+        ("net.py:3 in backward", ""),  # The file has changed: another function is there.
+        ("net.py:3", ""),
+        ("net.py:99 in forward", ""),
+        ("gone.py:3 in forward", ""),
+        ("notes.txt:1", ""),
+        ("torch/nn/modules/linear.py:125 in forward", ""),
+        ("In[3]:1 in train", ""),  # The kernel of this cell is gone.
+        ("C code", ""),
+    ],
+)
+def test_a_line_has_its_text_if_the_file_is_the_one_that_ran(name, text, tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for file in ("net.py", "notes.txt"):
+        (tmp_path / file).write_text(SOURCE)
+        os.utime(tmp_path / file, (10**6, 10**6))
+    record = memtools.read_record(write(str(tmp_path / "run.mem"), steps=5))
+    assert source_of(record, name) == text
+    os.utime(tmp_path / "net.py", (2 * 10**9, 2 * 10**9))  # newer than the run
+    if record.start_ns < 2 * 10**18:
+        assert source_of(record, name) == ""
+
+
+def test_the_page_shows_the_text_next_to_each_line(path, tmp_path):
+    (tmp_path / "net.py").write_text(SOURCE)
+    os.utime(tmp_path / "net.py", (10**6, 10**6))
+    line = "net.py:3 in forward"
+    large = Large(MIB, "saved for backward", "float32", (8,), "", "aten::mul", line)
+    kept = dataclasses.replace(KEPT, kept_at=line, made_at="net.py:4")
+    events = [recorded(3, MIB, largest=(large,)), kept]
+    page = Page(render(memtools.read_record(write(path, events=events))))
+    assert page.parts["code"] == ["self.kept.append(x)", "kept = []", *["self.kept.append(x)"] * 2]
+    assert "kept at net.py:3 self.kept.append(x) made at net.py:4 kept = [] fix: " in page.text()
+
+
+# --- the marks on the time line -------------------------------------------------------------------
 
 
 def test_the_marks_on_the_time_line_have_a_legend(path):

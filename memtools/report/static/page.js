@@ -1,5 +1,5 @@
 "use strict";
-// Draws the charts of the page from the JSON beside it. Nothing is loaded, nothing is sent.
+// Draws the charts of the page from its JSON. Nothing is loaded, nothing is sent.
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const root = document.documentElement;
@@ -192,9 +192,9 @@
       const stepped = this.lines.every((line) => data.records[line.record].step);
       if (stepped) {
         this.modes = ["time", "steps"].map((mode) =>
-          button(mode === "time" ? "Time" : "Steps", `show ${mode} along the axis`, () => this.group.setMode(mode)));
+          button(mode === "time" ? "Time" : "Steps", `show ${mode} on the x axis`, () => this.group.setMode(mode)));
       }
-      const zero = button("From 0", "let the axis begin at 0", () => {
+      const zero = button("From 0", "start the axis at 0", () => {
         this.fromZero = !this.fromZero;
         zero.setAttribute("aria-pressed", this.fromZero);
         this.u.redraw(true, true);
@@ -203,9 +203,9 @@
       zero.setAttribute("aria-pressed", true);
       button("−", "zoom out", () => this.group.zoom(2));
       button("+", "zoom in", () => this.group.zoom(0.5));
-      button("←", "go back", () => this.group.pan(-0.5));
-      button("→", "go on", () => this.group.pan(0.5));
-      button("All", "show the whole run; so does a double click", () => this.group.setRange(null));
+      button("←", "scroll left", () => this.group.pan(-0.5));
+      button("→", "scroll right", () => this.group.pan(0.5));
+      button("All", "show the whole run (or double-click)", () => this.group.setRange(null));
     }
 
     keys() {
@@ -355,7 +355,7 @@
         }
         line.output.textContent = known(found) ? format(found) : "–";
       }
-      this.at.textContent = idx === null || idx === undefined ? "Figures below: peaks of what is in view" : this.where(idx);
+      this.at.textContent = idx === null || idx === undefined ? "Below: the peak of each line in view" : this.where(idx);
     }
 
     where(idx) {
@@ -512,7 +512,7 @@
       const [phase] = this.spans.find(([, count]) => (end += count) > column);
       const when = phase || (this.spans.length > 1 ? "after the optimizer's step" : "the step");
       const total = `${when}, ${bytes(this.sums[column])}`;
-      this.at.textContent = idle ? `Figures below: at the peak, ${total}`
+      this.at.textContent = idle ? `Below: at the peak, ${total}`
         : `${total} · ${number.format(column + 1)} of ${number.format(this.count)}`;
       this.column = idle ? null : column;
     }
