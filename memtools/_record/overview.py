@@ -169,7 +169,7 @@ def _places(record: Record, finding: LeakFinding) -> list[tuple[str, str]]:
     """The lines that keep it and that make it, with their texts. The finding has that of the first,
     as it was when it was found."""
     kept, made = finding.kept_at, finding.made_at
-    named = {"kept and made": kept} if kept == made else {"kept": kept, "made": made}
+    named = {"made and kept": kept} if kept == made else {"kept": kept, "made": made}
     found: list[tuple[str, str]] = []
     for verb, names in named.items():
         for name in filter(None, names.split(" and ")):

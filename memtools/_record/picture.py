@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from memtools._base.size import format_bytes
-from memtools._base.text import count, duration, shown, tight
+from memtools._base.text import count, duration, sentence, shown, tight
 from memtools._record.chart import LIMIT, Chart, Line, charts, lanes, marks
 from memtools._record.figures import A_NOTEBOOK, Figures, figures_of, script_of
 from memtools._record.overview import Growth, Tile, badge, growth, headline, tiles
@@ -148,7 +148,7 @@ def _growth(figures: Figures) -> list[str]:
     parts = [_finding(one) for one in found[:GROWTH]]
     if len(found) > GROWTH:
         parts.append(line(f"and {len(found) - GROWTH:,} more", soft=True))
-    parts += [line(tight(text), soft=bool(found)) for text in verdict.notes()]
+    parts += [line(tight(sentence(text)), soft=bool(found)) for text in verdict.notes()]
     fixes = dict.fromkeys(one.to_do() for one in verdict.in_phases if one.advice)
     return parts + [line(f"fix: {tight(text)}") for text in fixes]
 
@@ -304,7 +304,7 @@ def _lanes(record: Record, end: int) -> list[str]:
             path += f"M{x} 0h{len(passed) * width}v10H{x}z"
         drawn = f'<path d="{path}" fill="{COLOURS["s7"]}"/>'
         name = f"{_SIDE};overflow:hidden;text-overflow:ellipsis;white-space:nowrap"
-        image = _svg(f"passages of {lane.name}", (WIDE, 10), 10, drawn)
+        image = _svg(f"when {lane.name} ran", (WIDE, 10), 10, drawn)
         row = _div(name, _escape(lane.name), title=lane.name)
         row += _div("flex:1;min-width:0;align-self:center", image)
         rows.append(_div("display:flex;margin:9px 0 -6px", row))

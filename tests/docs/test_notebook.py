@@ -102,7 +102,7 @@ BLOCKS = [block.text for block in blocks_of(PAGE) if block.is_program]
 def test_the_blocks_of_the_page_run_as_cells_and_write_what_it_shows(tmp_path: Path) -> None:
     executed = Executed(BLOCKS, tmp_path)
     assert "list module attribute __main__.kept" in executed.picture(0)
-    assert "made at In[1]:8" in executed.stream(0, "stderr")
+    assert "at In[1]:8" in executed.stream(0, "stderr")
     assert "live.mem" in executed.picture(1)  # drawn again in the same place
     assert (tmp_path / "run.html").stat().st_size > 50_000  # the charts' script alone
 

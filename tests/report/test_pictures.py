@@ -17,6 +17,7 @@ import pytest
 
 import memtools
 from memtools import _core
+from memtools._base.text import sentence
 from memtools._record import picture
 from memtools._record.figures import figures_of
 from memtools._record.kinds import Start
@@ -148,7 +149,7 @@ def test_a_record_says_what_the_page_says_of_it(tmp_path: Path) -> None:
     record = record_of(tmp_path / "run.mem", grows=200_000)
     figures, text = figures_of(record), text_of(record._repr_html_())
     page = Page(render(record)).text()
-    said = [headline(figures), *figures.verdict.notes()]
+    said = [headline(figures), *map(sentence, figures.verdict.notes())]
     said += [part for tile in tiles(figures) for part in (tile.name, tile.value, tile.remark)]
     for one in growth(figures):
         said += [one.grade, one.subject, one.rate, one.left, one.remark]
