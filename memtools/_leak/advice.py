@@ -195,7 +195,7 @@ _ADVICE: tuple[tuple[_Fits, str], ...] = (
     ),
     (
         lambda one: one.kind == "autograd graph" and one.holder.startswith("autograd graphs"),
-        "keep x.detach() in {keeper}, or x.item() for a number; evaluate under torch.no_grad()",
+        "keep x.detach(), or x.item() for a number; evaluate under torch.no_grad()",
     ),
     (_is("autograd graph"), "keep {variable}.detach(), or {variable}.item() for a number"),
     (

@@ -10,10 +10,10 @@
 A script that collects data, or serves requests, has no point that comes again and again. Its memory
 is read at any moment, so more of what is read is noise, which the leak test and the census filter
 as they do for steps. The end of a program's start is not known either: nothing is reported before
-it has grown for 13 s, or 40 s if torch is imported, because such a program is about to make steps.
-What grew until the first of them is taken back. A program that has made steps and makes no more,
-for a minute and for 20 times as long as a step has taken, goes on with other work: it serves, or
-evaluates.
+it has grown for 13 s without importing a module, or 40 s if torch is imported, because such a
+program is about to make steps. What grew until the first of them is taken back. A program that has
+made steps and makes no more, for a minute and for 20 times as long as a step has taken, goes on
+with other work: it serves, or evaluates.
 
 No callback of the program runs on this thread, no finalizer, and no handler of the logger.
 """
@@ -63,6 +63,7 @@ class ByTime:
         #: how many steps there were so far, and when the first and the newest were noticed
         self._known, self._first_ns, self._newest_ns = 0, 0, 0
         self._looks_since_ns = 0
+        self._modules = len(sys.modules)
         self._is_over = False
         self._busy, self._sleeps = _thread.allocate_lock(), _thread.allocate_lock()
 
@@ -111,6 +112,8 @@ class ByTime:
         if is_of_children != self._is_of_children:
             self._withdraw()
             self._is_of_children = is_of_children
+        if self._imports() and self._watch is not None and self._watch.is_quiet:
+            self._withdraw()  # the program is still starting
         start = START_OF_TORCH if "torch" in sys.modules else START
         if now_ns - self._begun_ns < 1e9 * start or _imports_torch():
             if self._watch is not None:
@@ -123,9 +126,15 @@ class ByTime:
         ticks = int((now_ns - self._looks_since_ns) / (1e9 * TICK))
         if ticks >= self._watch.due_step or now_ns >= self._watch.due_ns > 0:
             self._watch.look(ticks)
+            self._modules = len(sys.modules)  # a look imports some of memtools
         if ticks >= QUIET:
             self._watch.end_quiet()
         return True
+
+    def _imports(self) -> bool:
+        """Whether modules were imported since the last tick."""
+        before, self._modules = self._modules, len(sys.modules)
+        return self._modules > before
 
     def _pauses(self, steps: int, now_ns: int) -> bool:
         """Whether there was no step for so long that the program does something else."""

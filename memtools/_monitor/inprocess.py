@@ -311,11 +311,12 @@ def discard(*what: object) -> None:
 
 
 class Findings:
-    """Prints findings with the step at which they were made: two lines, or one where the second
-    would be the same as the last time."""
+    """Prints findings with the step at which they were made: two lines; one where the second would
+    be the same as the last time; none where only the line that makes it is new, and not shown."""
 
     def __init__(self) -> None:
-        self._rests: dict[Key, list[str]] = {}
+        #: of each finding: its grade and whether its forecast was known, and the second line
+        self._shown: dict[Key, tuple[tuple[str, bool], list[str]]] = {}
 
     def __call__(self, finding: LeakFinding) -> None:
         run = _running[0]._live if _running and finding.per == "step" else None
@@ -324,9 +325,13 @@ class Findings:
         head, rest = terminal_lines(
             finding, f"step {step:,}{of}" if step else "", width(), colour=has_colours()
         )
-        is_known = self._rests.get(finding.key) == rest
-        self._rests[finding.key] = rest
-        write_message(head if is_known else head + rest)
+        word = "no longer" if finding.over else finding.grade, bool(finding.forecast())
+        known = self._shown.get(finding.key)
+        self._shown[finding.key] = word, rest
+        if known is None or known[1] != rest:
+            write_message(head + rest)
+        elif known[0] != word:
+            write_message(head)
 
 
 def print_summary(text: str) -> None:

@@ -130,12 +130,12 @@ def _word(finding: LeakFinding) -> tuple[str, str, str, bool]:
 
 
 def _details(finding: LeakFinding) -> set[str]:
-    """What becomes known later than a finding itself: a line to look at, and the forecast. Each
-    forecast counts as the same."""
+    """What becomes known later than a finding itself: its lines, and the forecast. Each forecast
+    counts as the same."""
     if finding.over:
         return set()
-    forecast = FORECAST if finding.forecast() else ""
-    return {finding.kept_at or finding.made_at, forecast} - {""}
+    known = finding.lines(), FORECAST if finding.forecast() else ""
+    return {*known} - {""}
 
 
 def _kind_of_process(finding: LeakFinding) -> str:

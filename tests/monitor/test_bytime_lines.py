@@ -173,21 +173,25 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
 
 
 @pytest.mark.parametrize(
-    ("name", "who", "line"),
+    ("name", "who", "line", "kept"),
     [
-        ("dicts", "list module attribute __main__.pages", "train.py:6 in parse"),
-        ("tensors", "list module attribute __main__.latents", "train.py:13 in sample"),
+        ("dicts", "list module attribute __main__.pages", "train.py:6 in parse", "train.py:9"),
+        (
+            "tensors",
+            "list module attribute __main__.latents",
+            "train.py:13 in sample",
+            "train.py:13",
+        ),
     ],
 )
 def test_a_program_without_steps_is_told_the_line(
-    name: str, who: str, line: str, ran: dict[str, Ran]
+    name: str, who: str, line: str, kept: str, ran: dict[str, Ran]
 ) -> None:
     one = ran[name]
-    file = line.partition(" in ")[0]
     lines = one.stderr.splitlines()
     end = next(i for i, line in enumerate(lines) if "; peak" in line)
     shown = [below for head, below in pairwise(lines[:end]) if f"  {who}  +" in head]
-    assert any(below.startswith(f"{' ' * 10}{file}  ") for below in shown), one.stderr
+    assert any(below.startswith(f"{' ' * 10}{kept}  ") for below in shown), one.stderr
     text = rf"memtools: \w+: {re.escape(who)} .*; made (and kept )?at {re.escape(line)}\b"
     assert any(re.match(text, line) for line in lines[end:]), one.stderr
     (event,) = one.events("trace")
