@@ -100,6 +100,10 @@ $(VENV)/.deps: $(VENV)/.torch pyproject.toml
 	$(PIP) --group test $(call EXTRA,examples)
 	@touch $@
 
+$(VENV)/.docs: $(VENV)/.torch pyproject.toml
+	$(PIP) --group docs
+	@touch $@
+
 # With assertions, for the tests; and as a user's is, for what tells times. Each is made in place of the other.
 $(VENV)/.built: $(VENV)/.torch setup.py memtools/_version.py $(EXT_SOURCES)
 	MEMTOOLS_ASSERT=1 $(PIP) --no-build-isolation --no-deps -e .
@@ -237,7 +241,7 @@ test-pages: $(VENV)/.built $(VENV)/.deps  ## the HTML report in a headless chrom
 	@$(PY) -m pytest -q $(or $(ARGS),tests/pages)
 
 .PHONY: docs
-docs: $(VENV)/.built $(VENV)/.deps  ## the site, in build/docs; a warning is an error
+docs: $(VENV)/.built $(VENV)/.docs  ## the site, in build/docs; a warning is an error
 	@$(PY) -m sphinx -q -n -W --keep-going -b html docs $(OUT)/docs
 	@echo "Wrote $(OUT)/docs/index.html"
 

@@ -13,12 +13,14 @@ memtools is installed into, or from MEMTOOLS_TORCH_DIR. Environment variables:
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import runpy
 import shutil
 import sys
 import sysconfig
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,7 @@ if sys.byteorder != "little":
 DEBUG = os.environ.get("MEMTOOLS_DEBUG") == "1"
 ASSERT = os.environ.get("MEMTOOLS_ASSERT") == "1"
 SANITIZE = os.environ.get("MEMTOOLS_SANITIZE", "")
+CORES = len(os.sched_getaffinity(0))
 WARNINGS = ["-Wall", "-Wextra"]
 # Only where it is asked for: a compiler of next year may warn of what is right.
 WARNINGS += ["-Werror"] if os.environ.get("MEMTOOLS_WERROR") == "1" else []
@@ -120,7 +123,7 @@ def whole_program() -> list[str]:
     """An append crosses eight small functions in six files: worth 15 ns of 70. gcc only, whose
     plugin is always beside its linker."""
     clang = "clang" in os.environ.get("CC", sysconfig.get_config_var("CC") or "")
-    return [] if DEBUG or ASSERT or SANITIZE or clang else ["-flto"]
+    return [] if DEBUG or ASSERT or SANITIZE or clang else [f"-flto={CORES}"]
 
 
 def core_extension() -> Extension:
@@ -213,35 +216,50 @@ class BuildExt(build_ext):
             if ext.language == "c++":
                 require_compiler(self.compiler.compiler_cxx[0], "C++")
             ext.depends.append(str(settings_file(ext)))
-        compile_on_all_cores(self.compiler, bool(self.force))
         if TORCH is None:  # an earlier build may have left one, for a torch that is gone
             Path(self.get_ext_fullpath("memtools._torch")).unlink(missing_ok=True)
+        self.compile_in_parallel()
         super().build_extensions()
 
+    def compile_in_parallel(self) -> None:
+        """Make the compiler object compile the files of an extension in parallel, and only those
+        that have changed: by itself it compiles all of them, one after the other.
 
-def compile_on_all_cores(compiler: Any, force: bool) -> None:
-    """Makes the compiler object compile an extension's files side by side, and only those that
-    have changed: by itself it takes all, one after the other."""
-    compile_all, compile_one = compiler.compile, compiler._compile
+        The shim is one file and takes longer than all others together. It is compiled on one core
+        while the files of the core extension share the other ones.
+        """
+        self.parallel = len(self.extensions)  # one thread for each extension
+        compile_all, compile_one = self.compiler.compile, self.compiler._compile
+        cores = max(1, CORES - self.parallel + 1)
+        of_thread = threading.local()
 
-    def compile_side_by_side(*args: Any, **kwargs: Any) -> Any:
-        pool, jobs = ThreadPoolExecutor(len(os.sched_getaffinity(0))), []
-        settings = kwargs["depends"][-1]  # build_extensions() has put it there
+        def compile_extension(sources: list[str], *args: Any, **kwargs: Any) -> Any:
+            of_thread.jobs = jobs = []
+            objects = compile_all(sources, *args, **kwargs)
+            settings = kwargs["depends"][-1]  # build_extensions() has put it there
+            jobs = [job for job in jobs if self.force or not up_to_date(Path(job[0]), settings)]
+            if jobs:
+                workers = min(cores, len(jobs))
+                language = "C++" if sources[0].endswith(".cpp") else "C"
+                self.announce(
+                    f"compiling {counted(len(jobs), language + ' file')} on "
+                    f"{counted(workers, 'core')}",
+                    level=logging.INFO,
+                )
+                pool = ThreadPoolExecutor(workers)
+                try:
+                    for done in [pool.submit(compile_one, *job) for job in jobs]:
+                        done.result()
+                finally:
+                    pool.shutdown(cancel_futures=True)  # the first error ends it
+            return objects
 
-        def compile_what_changed(made: str, *rest: Any) -> None:
-            if force or not up_to_date(Path(made), settings):
-                jobs.append(pool.submit(compile_one, made, *rest))
+        self.compiler.compile = compile_extension
+        self.compiler._compile = lambda *job: of_thread.jobs.append(job)
 
-        compiler._compile = compile_what_changed
-        try:
-            objects = compile_all(*args, **kwargs)
-            for job in jobs:
-                job.result()
-        finally:
-            pool.shutdown(cancel_futures=True)  # the first error ends it
-        return objects
 
-    compiler.compile = compile_side_by_side
+def counted(n: int, noun: str) -> str:
+    return f"{n} {noun}" + ("s" if n != 1 else "")
 
 
 def up_to_date(made: Path, settings: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -105,11 +106,14 @@ def test_a_build_compiles_what_has_changed_and_no_more(source, stand_in, tmp_pat
     second = make_torch(tmp_path / "second", "2.13.0", "b" * 40)
     path = f"{stand_in}:{os.environ['PATH']}"
 
+    said = ""
+
     def build(torch_dir: Path | str) -> set[str]:
         """The names of the object files that were made."""
+        nonlocal said
         before = dates("temp.*/**/*.o")
         settings = QUICK | {"MEMTOOLS_TORCH_DIR": str(torch_dir), "PATH": path}
-        run(sys.executable, "setup.py", "-q", "build", cwd=source, **settings)
+        said = run(sys.executable, "setup.py", "build", cwd=source, **settings)
         after = dates("temp.*/**/*.o")
         return {path.name for path in after if after[path] != before.get(path)}
 
@@ -121,6 +125,7 @@ def test_a_build_compiles_what_has_changed_and_no_more(source, stand_in, tmp_pat
 
     assert len(dates("temp.*/**/*.o")) > 100
     assert build(first) == {"torch_shim.o"}
+    assert "\ncompiling 1 C++ file on 1 core\n" in said
     core, shim = built("_core"), built("_torch")
     assert build(first) == set()
     assert (built("_core"), built("_torch")) == (core, shim)
@@ -135,6 +140,10 @@ def test_a_build_compiles_what_has_changed_and_no_more(source, stand_in, tmp_pat
     some = build("")
     assert "lease.o" in some
     assert len(some) < 50  # of more than a hundred
+    told = re.search(r"^compiling (\d+) C files on (\d+) cores?$", said, re.M)
+    assert told is not None
+    assert len(some) <= int(told[1]) < 50  # names of files occur in several folders
+    assert int(told[2]) == min(int(told[1]), len(os.sched_getaffinity(0)))
 
 
 @pytest.mark.slow

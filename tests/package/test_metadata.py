@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 import tomllib
 import zipfile
 from collections.abc import Iterator
@@ -112,6 +113,12 @@ def test_all_is_every_extra_but_torch_and_the_examples() -> None:
 def test_developers_tools_are_groups_and_not_extras() -> None:
     assert {"test", "bench", "lint", "release"} <= set(SETTINGS["dependency-groups"])
     assert not set(SETTINGS["dependency-groups"]) & set(EXTRAS)
+
+
+def test_the_site_is_built_without_the_packages_of_the_tests(tmp_path: Path) -> None:
+    command = ["make", "-n", "docs", f"VENV={tmp_path}"]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True)
+    assert re.findall(r"--group (\w+)", done.stdout) == ["docs"]
 
 
 def test_the_version_stands_in_one_place_and_the_changelog_tells_of_it() -> None:
