@@ -28,7 +28,8 @@ _REMEDIES = {
     errno.ENFILE: "the machine has no file descriptors left; close files",
     errno.EBUSY: "give each process a record of its own",
     errno.EISDIR: "name a file in it, such as run.mem",
-    errno.EEXIST: "it is not a record, and is left as it is; name another place",
+    errno.EEXIST: "it, or its .previous.mem, is not a record that may be replaced; name another "
+    "place",
 }
 
 
@@ -59,8 +60,10 @@ def open_record(
     """Return the writer of a new record, of this process's command unless another is given.
 
     If another process writes a record of that name now, this one gets the next free name, such as
-    run-2.mem. A record that was not closed is kept under another name, such as run.1.mem. Both are
-    announced. The writer's path is absolute, because the program may change its directory.
+    run-2.mem. A record that was not closed is kept under another name, such as run.1.mem. One that
+    was closed is kept as run.previous.mem, in place of the one before it. All of this is announced;
+    the last goes to the log where the caller announces by warnings. The writer's path is absolute,
+    because the program may change its directory.
     Raises OSError with the path, the reason, and what to do.
     """
     path, folder = os.path.abspath(path), folder_now()
@@ -76,8 +79,12 @@ def open_record(
         announce(f"{who} writes {name} already; the record of this monitor is {own}")
     if writer.kept is not None:
         name, kept = seen_from(folder, path), seen_from(folder, writer.kept)
-        text = f"the run that wrote {name} was cut off; its record is kept as {kept}"
-        announce(text + _many_kept(path))
+        if os.path.splitext(writer.kept)[0].endswith(".previous"):
+            tell = logger.info if announce is notice else announce  # It happens at each start.
+            tell(f"{name} of the run before is kept as {kept}")
+        else:
+            text = f"the run that wrote {name} was cut off; its record is kept as {kept}"
+            announce(text + _many_kept(path))
     return writer
 
 

@@ -84,8 +84,8 @@ class MemoryMonitor:
     Args:
         log: the path of the record, such as `run.mem`, which survives SIGKILL. If `RANK` is set,
             as in a job of several ranks, it becomes `run.rank3.mem`; while another process writes
-            that file, `run-2.mem`. A complete record that is there is replaced; one of a killed run
-            is kept as `run.1.mem`. None, the default: no record.
+            that file, `run-2.mem`. A complete record that is there is kept as `run.previous.mem`,
+            one of a killed run as `run.1.mem`. None, the default: no record.
         interval_ms: the milliseconds between two samples, 0.1 to 3,600,000; 10 by default. Near
             the limit the thread takes samples more often by itself.
         device: "auto", the default (CUDA devices that torch sees), "cpu" (none), "cuda" (all), or

@@ -244,7 +244,21 @@ def test_the_record_of_a_killed_run_is_kept(way: list[str], tmp_path: Path) -> N
         old = memtools.read_record(tmp_path / f"run.{n}.mem")
         assert not old.complete
         assert old.total > 0
-    assert len(list(tmp_path.glob("*.mem"))) == 3
+    assert len(list(tmp_path.glob("*.mem"))) == 4  # and that of the first run that ended
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", [[], ["--"]])
+def test_the_record_of_the_run_before_is_kept(way: list[str], tmp_path: Path) -> None:
+    """One of them, the last, beside the new one."""
+    said = b"memtools: run.mem of the run before is kept as run.previous.mem\n"
+    for n in range(3):
+        script = str(write(tmp_path, "pass"))
+        found = run(tmp_path, *way, *([sys.executable] if way else []), script, f"run{n}")
+        assert found.stderr.count(said) == (n > 0), found.stderr
+    kept = memtools.read_record(tmp_path / "run.previous.mem")
+    assert (kept.complete, kept.command[-1]) == (True, "run1")
+    assert len(list(tmp_path.glob("*.mem"))) == 2
 
 
 @pytest.mark.slow

@@ -267,7 +267,7 @@ def test_places_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("nothing")
     for place, kind, text in (
         (tmp_path / "no" / "run.mem", FileNotFoundError, "make its directory first"),
-        (tmp_path / "text", FileExistsError, "it is not a record, and is left as it is"),
+        (tmp_path / "text", FileExistsError, "it, or its .previous.mem, is not a record"),
         (tmp_path / "text" / "run.mem", NotADirectoryError, "make its directory first"),
         (tmp_path, IsADirectoryError, "Is a directory; name a file in it"),
         (tmp_path / "link", FileNotFoundError, "a symbolic link is there that leads to nothing"),
@@ -305,7 +305,8 @@ def test_a_record_that_another_monitor_writes(tmp_path: Path) -> None:
             third = monitor(tmp_path / "a.mem")
             third.start()
             third.stop()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a-2.mem", "a-3.mem", "a.mem"]
+    made = ["a-2.mem", "a-2.previous.mem", "a-3.mem", "a.mem"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == made
 
 
 def test_the_record_of_a_killed_run_is_kept(path: Path) -> None:
@@ -319,6 +320,19 @@ def test_the_record_of_a_killed_run_is_kept(path: Path) -> None:
         assert last(path) == "exit: stop()"
         kept = read_record(path.with_suffix(f".{n}.mem"))
         assert (told(kept), kept.complete) == (["start"], False)
+
+
+def test_the_record_of_the_run_before_is_kept_once(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "memtools")
+    written, previous = [], path.with_suffix(".previous.mem")
+    for _ in range(3):
+        with monitor(path):
+            written.append(path.stat().st_ino)
+    assert [previous.stat().st_ino, path.stat().st_ino] == written[1:]
+    assert len([*path.parent.iterdir()]) == 2
+    assert caplog.messages == [f"{path} of the run before is kept as {previous}"] * 2
 
 
 @pytest.mark.slow

@@ -145,14 +145,14 @@ file_is_same(const mt_recordfile_sys *sys, const char *path, const struct stat *
     return same;
 }
 
-/* "folder/run.mem" and 3 are "folder/run.3.mem". False: it is too long. */
+/* "folder/run.mem" and "3" are "folder/run.3.mem". False: it is too long. */
 static bool
-kept_name(const char *path, int n, char *kept)
+kept_name(const char *path, const char *word, char *kept)
 {
     const char *slash = strrchr(path, '/'), *base = slash == NULL ? path : slash + 1;
     const char *dot = strrchr(base, '.');
     int stem = (int)(dot == NULL || dot == base ? strlen(path) : (size_t)(dot - path));
-    int len = snprintf(kept, PATH_MAX, "%.*s.%d%s", stem, path, n, path + stem);
+    int len = snprintf(kept, PATH_MAX, "%.*s.%s%s", stem, path, word, path + stem);
 
     return len > 0 && len < PATH_MAX;
 }
@@ -177,19 +177,44 @@ take_kept_name(const mt_recordfile_sys *sys, const char *path, const char *kept,
     return MT_EFILE;
 }
 
+/* A record that was not closed: under the next number that is free. */
 static mt_status
-keep(const mt_recordfile_sys *sys, const char *path, char *kept, mt_error *err)
+keep_unclosed(const mt_recordfile_sys *sys, const char *path, char *kept, mt_error *err)
 {
     mt_status st = MT_EAGAIN;
+    char word[12];
 
     for (int n = 1; st == MT_EAGAIN && n <= KEPT_MOST; n++) {
-        if (!kept_name(path, n, kept)) return refuse(err, "link", ENAMETOOLONG, NULL);
+        snprintf(word, sizeof word, "%d", n);
+        if (!kept_name(path, word, kept)) return refuse(err, "link", ENAMETOOLONG, NULL);
         st = take_kept_name(sys, path, kept, err);
     }
     if (st == MT_EAGAIN)
         st = refuse(err, "link", EEXIST, "9,999 records of killed runs are kept there already");
-    if (st != MT_OK) kept[0] = 0;
     return st;
+}
+
+/* A record that was closed: in place of the one that was kept so before. */
+static mt_status
+keep_closed(const mt_recordfile_sys *sys, const char *path, char *kept, mt_error *err)
+{
+    bool is_old_record;
+    int fd;
+
+    if (!kept_name(path, "previous", kept)) return refuse(err, "link", ENAMETOOLONG, NULL);
+    fd = sys->open(kept, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0);
+    if (fd < 0 && errno != ENOENT) return refuse(err, "open", errno, NULL);
+    if (fd >= 0) {
+        is_old_record = is_record(sys, fd) &&
+                        (sys->flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK);
+        sys->close(fd);
+        if (!is_old_record)
+            return refuse(err, "open", EEXIST,
+                          "the record there cannot be kept as run.previous.mem, a name that is "
+                          "taken; choose another name");
+        if (sys->unlink(kept) != 0) return refuse(err, "unlink", errno, NULL);
+    }
+    return take_kept_name(sys, path, kept, err);
 }
 
 /* Of two names of one file rename() keeps both, and unlink() takes the second; of one name, the
@@ -208,18 +233,19 @@ move_over(const mt_recordfile_sys *sys, int old, const struct stat *old_one, con
           const char *path, char *kept, mt_error *err)
 {
     uint64_t closed = 0; /* a file that is too short for the mark was cut off */
-    mt_status st = MT_OK;
+    mt_status st;
 
     if (sys->pread(old, &closed, sizeof closed, (off_t)8 * MT_RECORD_AT_CLOSED) < 0)
         return refuse(err, "pread", errno, NULL);
-    if (closed == 0) st = keep(sys, path, kept, err);
-    if (st != MT_OK || sys->rename(name, path) == 0) return st;
-    refuse(err, "rename", errno, NULL);
-    if (kept[0] != 0 && !take_back(sys, old_one, path, kept) && err != NULL)
-        err->detail =
-            "the record of a killed run that was there is kept under the next free number";
+    st = closed == 0 ? keep_unclosed(sys, path, kept, err) : keep_closed(sys, path, kept, err);
+    if (st == MT_OK && sys->rename(name, path) == 0) return MT_OK;
+    if (st == MT_OK) {
+        st = refuse(err, "rename", errno, NULL);
+        if (!take_back(sys, old_one, path, kept) && err != NULL)
+            err->detail = "the record that was there is kept under another name";
+    }
     kept[0] = 0;
-    return MT_EFILE;
+    return st;
 }
 
 /* Moves the new file over an old record, whose lock is held meanwhile: of two processes that want

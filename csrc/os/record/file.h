@@ -5,9 +5,9 @@
  *
  * All space is taken when the file is made, so that a full disk is an error here and never a
  * SIGBUS in the middle of a run. The name appears with a whole record behind it, or not at all. An
- * older record of that name is replaced if it was closed. One that was not is what a killed run
- * left as evidence: it is kept as run.1.mem, or the next number that is free. What is not a record
- * is never touched, nor is a record that a living process still writes, as its lock (flock)
+ * older record of that name is kept as run.previous.mem if it was closed, in place of the one that
+ * was kept so before. One that was not is what a killed run left as evidence: it is kept as
+ * run.1.mem, or the next number that is free. What is not a record is never touched, nor is a record that a living process still writes, as its lock (flock)
  * shows. Only the user can read and write the file, whatever the umask is: it has the command line
  * and the texts of errors in it. The lock belongs to the mapping, of which forked children get
  * nothing, so it ends with the process that made it, however that ends.
@@ -56,12 +56,13 @@ typedef struct mt_recordfile {
 } mt_recordfile;
 
 /* Makes a file of `bytes` at `path` and maps it; `format` writes all of it; its `birth`
- * is of this process. `kept`, of PATH_MAX bytes, gets the name under which an older record was kept
- * that was not closed; "" if there was none. On failure nothing is left but what was there before,
- * and *out is untouched; an older record that could not get its name back stays where it was kept,
- * and `detail` says so.
+ * is of this process. `kept`, of PATH_MAX bytes, gets the name under which an older record is kept;
+ * "" if there was none. On failure the record that was there before is there, under its name or,
+ * if it could not get that back, under another one, as `detail` says; *out is untouched. Only
+ * run.previous.mem may be gone.
  * MT_EFILE: ENOSPC; EFBIG beyond ulimit -f (no SIGXFSZ is raised); EROFS, EACCES, ENOENT, EMFILE...
- *   of the call; with `detail` set: EEXIST, the file there is not a record; EISDIR, it is a
+ *   of the call; with `detail` set: EEXIST, the file there is not a record, or its
+ *   run.previous.mem is none or is being written; EISDIR, it is a
  *   directory; ENOENT, it is a symbolic link to nothing; EBUSY, another process writes the record
  *   there.
  * MT_ENOMEM when there is no memory for the mapping. */

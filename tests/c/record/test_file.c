@@ -20,7 +20,7 @@
 
 enum { CONTESTS = 60 };
 
-static char folder[] = "/tmp/mt_recordfile_XXXXXX", path[64];
+static char folder[] = "/tmp/mt_recordfile_XXXXXX", path[64], previous[64];
 
 static int
 names_in_folder(void)
@@ -179,7 +179,7 @@ each_call_fails(bool old, int native)
             bool none = faults.calls <= at;
             finish(&r, &file);
             CHECK(faults.live == 0 && rows_at_path(&written) == 0);
-            if (!old) CHECK(unlink(path) == 0);
+            CHECK(unlink(old ? kept : path) == 0);
             if (none) break;
             continue;
         }
@@ -288,9 +288,73 @@ what_was_not_closed_is_kept_under_the_next_free_number(void)
         CHECK(inode_of(name) == before[n] && (n < 3 || strcmp(kept, name) == 0));
         CHECK(unlink(name) == 0);
     }
-    CHECK(create(&mt_recordfile_sys_libc, &r, &file, NULL) == MT_OK && kept[0] == 0);
-    finish(&r, &file); /* the one before was closed, and is replaced */
-    CHECK(names_in_folder() == 1 && unlink(path) == 0);
+    CHECK(unlink(path) == 0);
+}
+
+/* Makes a record that is closed, with a row. */
+static ino_t
+left_closed(const mt_recordfile_sys *sys)
+{
+    mt_recordfile file;
+    mt_record r;
+
+    CHECK(create(sys, &r, &file, NULL) == MT_OK);
+    rig_append(&r, 0);
+    finish(&r, &file);
+    return inode_of(path);
+}
+
+/* Exactly one is kept, the newest, whatever fails; only the one before may be gone then. */
+static void
+of_what_was_closed_the_last_is_kept(void)
+{
+    static const int natives[] = {EIO, EPERM};
+    mt_recordfile_sys without = mt_recordfile_sys_libc;
+
+    without.link = link_that_is_none;
+    for (size_t i = 0; i < 2; i++)
+        for (long at = 0;; at++) {
+            ino_t first = left_closed(&mt_recordfile_sys_libc), second = left_closed(&without);
+            mt_recordfile file;
+            mt_record r;
+            mt_status st;
+            CHECK(names_in_folder() == 2 && inode_of(previous) == first);
+            fault_errno = natives[i];
+            faults = (faulty){.fail_at = at};
+            st = create(&faulty_sys, &r, &file, NULL);
+            CHECK(inode_of(st == MT_OK ? previous : path) == second);
+            if (st == MT_OK) {
+                CHECK(names_in_folder() == 2 && strcmp(kept, previous) == 0);
+                finish(&r, &file);
+                CHECK(faults.live == 0);
+            }
+            (void)unlink(previous);
+            CHECK(unlink(path) == 0 && names_in_folder() == 0);
+            if (faults.calls <= at) break;
+        }
+    faults.fail_at = -1;
+}
+
+/* A file of that name which is not a record, or which a process writes, is left alone. */
+static void
+a_previous_record_that_is_none_is_not_replaced(void)
+{
+    ino_t closed = left_closed(&mt_recordfile_sys_libc);
+    mt_recordfile file;
+    mt_record r;
+    mt_error err;
+    int fd;
+
+    for (int is_record = 0; is_record < 2; is_record++) {
+        fd = open(previous, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+        CHECK(fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0);
+        if (is_record) CHECK(write(fd, MT_RECORD_MAGIC, 8) == 8);
+        CHECK(create(&mt_recordfile_sys_libc, &r, &file, &err) == MT_EFILE);
+        CHECK(err.native == EEXIST && err.detail != NULL && kept[0] == 0);
+        CHECK(inode_of(path) == closed && names_in_folder() == 2);
+        CHECK(close(fd) == 0 && (is_record || unlink(previous) == 0));
+    }
+    CHECK(unlink(path) == 0 && unlink(previous) == 0);
 }
 
 /* Whatever fails: the record of the killed run is there, with its row. */
@@ -364,7 +428,7 @@ only_the_user_may_read_it(void)
         umask(0);
     }
     umask(before);
-    CHECK(unlink(path) == 0);
+    CHECK(unlink(path) == 0 && unlink(kept) == 0);
 }
 
 static void
@@ -425,11 +489,11 @@ of_many_that_want_a_name_one_gets_it(void)
         close(hold[1]);
         for (int status; wait(&status) > 0;)
             got += WIFEXITED(status) && WEXITSTATUS(status) == 0;
-        CHECK(got == 1 && names_in_folder() == 1);
+        CHECK(got == 1 && names_in_folder() == 1 + (round > 0)); /* and the one before */
         close(go[0]);
         close(hold[0]);
     }
-    CHECK(unlink(path) == 0);
+    CHECK(unlink(path) == 0 && unlink(previous) == 0);
 }
 
 /* The worst moment: another one replaces the old record between its opening and its lock. */
@@ -458,7 +522,7 @@ who_locks_too_late_sees_it(void)
     finish(&r, &file);
     late.flock = flock_too_late;
     CHECK(create(&late, &r, &file, &err) == MT_EFILE && err.native == EBUSY);
-    CHECK(other_file.at != NULL && names_in_folder() == 1);
+    CHECK(other_file.at != NULL && names_in_folder() == 2 && unlink(previous) == 0);
     rig_append(&other_record, 0);
     CHECK(rows_at_path(&written) == 1 && written);
     finish(&other_record, &other_file);
@@ -613,10 +677,13 @@ main(void)
 {
     CHECK(mkdtemp(folder) != NULL);
     snprintf(path, sizeof path, "%s/run.mem", folder);
+    snprintf(previous, sizeof previous, "%s/run.previous.mem", folder);
     RUN(every_call_of_a_creation_can_fail);
     RUN(a_living_record_is_not_replaced_and_a_dead_one_is);
     RUN(what_was_not_closed_is_kept_under_the_next_free_number);
     RUN(no_failure_loses_what_was_not_closed);
+    RUN(of_what_was_closed_the_last_is_kept);
+    RUN(a_previous_record_that_is_none_is_not_replaced);
     RUN(what_cannot_be_given_back_stays_where_it_is_kept);
     RUN(only_the_user_may_read_it);
     RUN(what_is_no_record_is_left_alone);
