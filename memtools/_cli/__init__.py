@@ -11,6 +11,7 @@ import inspect
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NoReturn, Protocol
 
 from memtools import MemtoolsError, __version__
@@ -21,6 +22,7 @@ from memtools._cli.doctor import Doctor
 from memtools._cli.explain import Explain
 from memtools._cli.export import Export
 from memtools._cli.plan import Plan
+from memtools._cli.records import killed_here
 from memtools._cli.report import Report
 from memtools._cli.run import Run
 from memtools._cli.watch import Watch
@@ -76,8 +78,29 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def complete(parser: argparse.ArgumentParser) -> None:
+    """Answer the shell that asks for completions, and exit; do nothing without argcomplete."""
+    try:
+        import argcomplete
+    except ImportError:
+        return
+    argcomplete.autocomplete(parser)
+
+
+def point_to_explain(command: str) -> None:
+    """Say that the last run in this folder was killed. `explain` tells that itself, and `run` under
+    which name it keeps the record."""
+    name = None if command in (Explain.name, Run.name) else killed_here()
+    if name is not None and sys.stderr is not None:
+        text = f"memtools: {name} was killed or cut off; memtools explain tells what happened"
+        with suppress(OSError, ValueError):  # Standard error may be closed.
+            print(shown(text), file=sys.stderr)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = build_parser()
+    if "_ARGCOMPLETE" in os.environ:
+        complete(parser)
     words = sys.argv[1:] if argv is None else argv
     names = [kind.name for kind in COMMANDS]
     try:
@@ -95,6 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     except SystemExit as stop:  # --help, --version and usage errors have printed their text.
         return stop.code if isinstance(stop.code, int) else EXIT_OK
+    point_to_explain(words[0])
     try:
         code: int = args.run(args)
         sys.stdout.flush()  # raises here if the reader has gone, not later

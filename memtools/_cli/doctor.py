@@ -22,6 +22,7 @@ from memtools._base.install import rebuild_command
 from memtools._base.text import aligned
 from memtools._cli.allocators import allocator_facts
 from memtools._cli.facts import SHIM, Fact, Section, guarded, known, no, unknown, yes
+from memtools._cli.progress import Progress
 from memtools._cli.records import printed
 from memtools._cli.system import ROOT, host_memory, kernel
 
@@ -439,7 +440,9 @@ class Doctor:
         )
 
     def run(self, args: argparse.Namespace) -> int:
-        findings = examine()
+        with Progress() as progress:
+            progress("examining torch and this machine")  # importing torch takes seconds
+            findings = examine()
         printed(as_json(findings) if args.json else as_text(findings))
         if findings.broken:
             print(f"memtools doctor: {'; '.join(findings.broken)}", file=sys.stderr)

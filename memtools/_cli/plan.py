@@ -7,14 +7,12 @@ import importlib
 import json
 import os
 import sys
-import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from memtools._base.text import shown
+from memtools._cli.progress import Progress
 from memtools._cli.records import complain, printed
-
-SILENT_SECONDS = 2.0
 
 
 class Plan:
@@ -90,7 +88,10 @@ class Plan:
             vary = dict(map(lever_of, args.vary)) or None
             measure = None if args.measure is None else dict([lever_of(args.measure)])
             function = _function(args.target)
-            found = planned(function, limits, vary, args.device, measure, _Progress())
+            with Progress() as progress:
+                found = planned(
+                    function, limits, vary, args.device, measure, partial(_tell, progress)
+                )
         except (ValueError, TypeError, ImportError) as error:
             return complain(args.prog, error)
         if args.json:
@@ -100,18 +101,10 @@ class Plan:
         return 0
 
 
-class _Progress:
-    """Says on stderr which setting is planned, once it has taken SILENT_SECONDS."""
+def _tell(progress: Progress, number: int, settings: Sequence[Mapping[str, Any]]) -> None:
+    from memtools._plan.settings import setting_text
 
-    def __init__(self) -> None:
-        self._begun = time.monotonic()
-
-    def __call__(self, number: int, settings: Sequence[Mapping[str, Any]]) -> None:
-        if time.monotonic() - self._begun >= SILENT_SECONDS:
-            from memtools._plan.settings import setting_text
-
-            text = shown(setting_text(settings[number]))
-            print(f"planning {number + 1} of {len(settings)}: {text}", file=sys.stderr, flush=True)
+    progress(f"planning {number + 1} of {len(settings)}: {setting_text(settings[number])}")
 
 
 def lever_of(text: str) -> tuple[str, list[Any]]:

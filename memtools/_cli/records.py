@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 EXIT_UNREADABLE = 2
 MAGIC = b"MTRECORD"
-# The magic and the start in ns since 1970; docs/internals/record.md has the layout.
-HEAD = struct.Struct("<8s56xQ")
+# The magic, the start in ns since 1970, and when it was closed, or 0; docs/internals/record.md has
+# the layout.
+HEAD = struct.Struct("<8s56xQ56xQ")
 
 
 class UnreadableError(MemtoolsError):
@@ -64,10 +65,26 @@ def _started(path: str) -> int | None:
         if not os.path.isfile(path):  # Opening a pipe would wait.
             return None
         with open(path, "rb") as file:
-            magic, start = HEAD.unpack(file.read(HEAD.size))
+            magic, start, _ = HEAD.unpack(file.read(HEAD.size))
     except (OSError, struct.error):
         return None
     return int(start) if magic == MAGIC else None
+
+
+def killed_here() -> str | None:
+    """The name of this folder's newest record if its process ended without closing it; else None.
+    Reads the headers of the records only."""
+    import fcntl
+
+    try:
+        path = newest_record()
+        with open(path, "rb") as file:
+            _, _, closed = HEAD.unpack(file.read(HEAD.size))
+            # A process that writes the record holds its lock.
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except (UnreadableError, OSError, struct.error):
+        return None
+    return None if closed else path
 
 
 def printed(text: str) -> None:
