@@ -117,7 +117,7 @@ $(VENV)/.bench: $(VENV)/.deps
 	$(PIP) --group bench
 	@touch $@
 
-$(VENV)/.release: $(VENV)/.deps
+$(VENV)/.release: $(VENV)/.headers pyproject.toml
 	$(PIP) --group release
 	@touch $@
 
@@ -253,14 +253,18 @@ lint: $(VENV)/.built $(VENV)/.lint  ## formatters, static analysis, strict typin
 	$(VENV)/bin/ruff format --check .
 	$(PY) -m mypy memtools examples benchmarks
 
-# The wheel for each of these Pythons, and the tests that need no torch: what there is of torch may be for another one.
-PYTHONS ?= 3.12 3.13
+# The tests that need no torch run on these Pythons: what there is of torch may be for another one.
+PYTHONS ?= 3.12 3.13 $(if $(call INTERPRETER,3.14),3.14)
+WHEELS ?= 3.11 3.12 3.13 3.14
 # Of a version, the interpreter on PATH, or else pyenv's.
 INTERPRETER = $(firstword $(shell python$(1) -c 'import sys; print(sys.executable)' 2>/dev/null) \
     $(lastword $(wildcard $(HOME)/.pyenv/versions/$(1).*/bin/python)))
 
-test-pythons: $(OUT)/c/libfakecudart.so $(VENV)/.deps  ## the wheel and the tests without torch, on each of PYTHONS (3.12 3.13)
+test-pythons: $(OUT)/c/libfakecudart.so $(VENV)/.deps  ## the wheel and the tests without torch, on each of PYTHONS (3.12, 3.13, and 3.14 where it is)
 	@$(foreach v,$(PYTHONS),$(PY) -m tests.package.on_python $(or $(call INTERPRETER,$(v)),python$(v)) $(ARGS) &&) true
+
+wheels: $(VENV)/.release  ## a wheel for each of WHEELS (3.11 3.12 3.13 3.14) that is found, in build/wheels
+	@$(PY) -m tests.package.wheels $(OUT)/wheels $(foreach v,$(WHEELS),$(v)=$(call INTERPRETER,$(v)))
 
 release-check: $(VENV)/.release  ## the list that a release goes through; the archives lie in build/release then
 	@$(PY) -m tests.package.release_check
@@ -269,4 +273,4 @@ clean:  ## remove what the build made, not .venv
 	rm -rf $(OUT) *.egg-info memtools/*.so memtools/_build_info.py
 
 .PHONY: help demo check test test-c sanitize sanitize-c tsan sanitize-py fuzz bench test-gpu test-pages test-pythons \
-    release-check lint clean
+    wheels release-check lint clean

