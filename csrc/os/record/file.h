@@ -3,14 +3,15 @@
  *   create   ".run.mem.<pid>.<n>.new" ──► all its blocks allocated ──► mapped ──► written by
  *            `format` ──► takes the name run.mem in one step
  *
- * All space is taken when the file is made, so that a full disk is an error here and never a
- * SIGBUS in the middle of a run. The name appears with a whole record behind it, or not at all. An
- * older record of that name is kept as run.previous.mem if it was closed, in place of the one that
- * was kept so before. One that was not is what a killed run left as evidence: it is kept as
- * run.1.mem, or the next number that is free. What is not a record is never touched, nor is a record that a living process still writes, as its lock (flock)
- * shows. Only the user can read and write the file, whatever the umask is: it has the command line
- * and the texts of errors in it. The lock belongs to the mapping, of which forked children get
- * nothing, so it ends with the process that made it, however that ends.
+ * All space is taken when the file is made, so that a full disk is an error here and never a SIGBUS
+ * in the middle of a run. The name appears with a whole record behind it, or not at all. An older
+ * record of that name is kept as run.previous.mem if it was closed, in place of the one that was
+ * kept so before. One that was not is what a killed run left as evidence: it is kept as run.1.mem,
+ * or the next number that is free. What is not a record is never touched, nor is a record that a
+ * living process still writes, as its lock (flock) shows. Only the user can read and write the
+ * file, whatever the umask is: it has the command line and the texts of errors in it. The lock
+ * belongs to the mapping, of which forked children get nothing, so it ends with the process that
+ * made it, however that ends.
  *
  * A process that truncates the file while it is mapped, and a disk that copies on write and is
  * full, take the pages away: see busguard.h. What is stored from then on is lost, which
@@ -60,11 +61,10 @@ typedef struct mt_recordfile {
  * "" if there was none. On failure the record that was there before is there, under its name or,
  * if it could not get that back, under another one, as `detail` says; *out is untouched. Only
  * run.previous.mem may be gone.
- * MT_EFILE: ENOSPC; EFBIG beyond ulimit -f (no SIGXFSZ is raised); EROFS, EACCES, ENOENT, EMFILE...
- *   of the call; with `detail` set: EEXIST, the file there is not a record, or its
- *   run.previous.mem is none or is being written; EISDIR, it is a
- *   directory; ENOENT, it is a symbolic link to nothing; EBUSY, another process writes the record
- *   there.
+ * MT_EFILE: ENOSPC; EFBIG beyond ulimit -f (no SIGXFSZ is raised); EROFS, EACCES, ENOENT,
+ *   EMFILE... of the call; with `detail` set: EEXIST, the file there is not a record, or its
+ *   run.previous.mem is none or is being written; EISDIR, it is a directory; ENOENT, it is a
+ *   symbolic link to nothing; EBUSY, another process writes the record there.
  * MT_ENOMEM when there is no memory for the mapping. */
 mt_status mt_recordfile_create(const mt_recordfile_sys *sys, const char *path, size_t bytes,
                                void (*format)(void *region, const mt_birth *birth, void *ctx),
