@@ -301,5 +301,5 @@ def _error(pressure: Pressure) -> MemoryPressure:
         )
     return DeviceMemoryPressure(
         f"device memory runs out at step {pressure.step:,}: {pressure}; save a checkpoint, let go "
-        "of what is kept on the device, or take smaller micro-batches"
+        "of what is kept on the device, or use smaller micro-batches"
     )

@@ -12,34 +12,34 @@ _OF_SIGNALS = {
     "SIGKILL": (
         LIKELY,
         "host",
-        "no program can catch it; most often the kernel sent it because the machine, the container "
-        "or the Slurm job ran out of host memory, and else a scheduler, a time limit or kill -9",
+        "no program can catch it; usually the kernel sent it because the machine, the container "
+        "or the Slurm job ran out of host memory, otherwise a scheduler, a time limit or kill -9",
     ),
     "SIGBUS": (
         POSSIBLE,
         "shm",
-        "a mapped file has no room: look whether /dev/shm is full, or the disk",
+        "a mapped file had no room: check whether /dev/shm or the disk is full",
     ),
     "SIGABRT": (
         POSSIBLE,
         "host",
-        "native code gave up, for example by a std::bad_alloc that is not caught, or by NCCL's "
-        "watchdog: its last words are on stderr",
+        "native code aborted, for example after an uncaught std::bad_alloc or by NCCL's watchdog: "
+        "its last message is on stderr",
     ),
-    "SIGSEGV": (NO, "", "a fault in native code: python -X faulthandler shows where"),
-    "SIGTERM": (NO, "", "a request to end, by a scheduler (time limit, preemption) or by kill"),
+    "SIGSEGV": (NO, "", "a crash in native code: python -X faulthandler shows where"),
+    "SIGTERM": (NO, "", "a request to exit, from a scheduler (time limit, preemption) or kill"),
     "SIGINT": (NO, "", "Ctrl-C, or a launcher that stops its ranks"),
     "SIGHUP": (NO, "", "its terminal was closed"),
-    "SIGILL": (NO, "", "an instruction that this processor does not have"),
+    "SIGILL": (NO, "", "an instruction that this processor lacks"),
     "SIGFPE": (NO, "", "a division by zero in native code"),
     "SIGXCPU": (NO, "", "the processor time of RLIMIT_CPU is used up (ulimit -t)"),
     "SIGXFSZ": (NO, "", "a file grew beyond RLIMIT_FSIZE (ulimit -f)"),
 }
 _OTHERS = {
     0: "the program finished",
-    1: "an exception of Python, as a rule: its message is in the log",
-    2: "wrong usage of a command, as a rule",
-    124: "the command timeout ended it",
+    1: "usually a Python exception: its message is in the log",
+    2: "usually wrong usage of a command",
+    124: "`timeout` ended it",
     125: "docker could not start the container",
     126: "the command cannot be executed",
     127: "the command was not found",
@@ -73,7 +73,7 @@ def exit_code(code: int) -> ExitCode:
     a negative number, and sys.exit(-9) as 256 - 9."""
     name = _signal_of(code)
     if name is None:
-        return ExitCode(code, None, NO, "", _OTHERS.get(code, "the program's own choice"))
+        return ExitCode(code, None, NO, "", _OTHERS.get(code, "chosen by the program"))
     found = _OF_SIGNALS.get(name, (NO, "", "the signal ended the program"))
     return ExitCode(code, name, *found)
 

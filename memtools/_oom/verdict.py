@@ -164,12 +164,12 @@ def _cause(
 ) -> tuple[str, str, int | None]:
     asked, free, idle = message.requested, message.free, message.unallocated
     if asked is None:
-        return UNKNOWN, "the text has no size that was requested", None
+        return UNKNOWN, "the text does not give the requested size", None
     size = format_bytes(asked)
     if asked >= NO_DEVICE:
-        return SIZE, "no device has so much: a shape is wrong, or a product overflowed", None
+        return SIZE, "no device has that much: a shape is wrong, or a product overflowed", None
     if message.capacity is not None and asked > message.capacity:
-        text = f"{size} requested at once are more than the device has, {_of(message.capacity)}"
+        text = f"{size} requested at once, more than the device has: {_of(message.capacity)}"
         return SIZE, text, asked - (free or 0)
     allowed = message.allowed
     if allowed is not None and parts.reserved is not None:
@@ -181,19 +181,19 @@ def _cause(
                 f"{_of(left)} were left for {size}"
             )
             if abs(asked - left) <= doubt:
-                return LIMIT, f"{text}, as exactly as the text has it", None
+                return LIMIT, f"{text}, to the precision of the text", None
             if asked > left + (idle or 0):
                 return LIMIT, text, asked - left - (idle or 0)
-            return LIMIT, f"{text} and {_of(idle)} lay in pieces", asked - left
+            return LIMIT, f"{text} and {_of(idle)} were fragmented", asked - left
         free = left if free is None else min(free, left)
     if free is None:
         unknown = f"{size} requested, and the text does not say how much was free"
         return _beyond(message) or (UNKNOWN, unknown, None)
     if asked <= free:
         text = (
-            f"{_of(free)} were free for {size}, so neither size nor fragmentation follows from the "
-            "figures: another process may have had it at that moment, or the driver may not give "
-            "so much at once"
+            f"{_of(free)} were free for {size}, so the figures show neither size nor "
+            "fragmentation: another process may have used it at that moment, or the driver may "
+            "not give that much at once"
         )
         return UNKNOWN, text, None
     if idle is None:
@@ -206,24 +206,24 @@ def _cause(
     missing = asked - free - idle
     sums = () if message.reserved is None else (message.reserved, message.allocated)
     if abs(missing) <= _doubt(asked, free, idle, *sums):
-        text = f"{both} are as much as the {size} requested, within what the figures are rounded by"
+        text = f"{both} are as much as the {size} requested, within rounding"
         return UNKNOWN, text, None
     if missing > 0:
         text = (
-            f"{both} are {_of(free + idle)}, less than the {size} requested: "
-            f"{_of(missing)} are missing however they are packed"
+            f"{both} are {_of(free + idle)}, less than the {size} requested: {_of(missing)} are "
+            "missing even without fragmentation"
         )
         return SIZE, text, missing
     if expandable:
         text = (
             f"{both} are {_of(free + idle)}, more than the {size} requested, but expandable "
-            "segments are on, which pack it: memory of other streams or private pools, or of "
-            "segments made before"
+            "segments are on, which prevent fragmentation: the memory may be in other streams, in "
+            "private pools, or in older segments"
         )
         return UNKNOWN, text, asked - free
     text = (
-        f"{both} are {_of(free + idle)}, more than the {size} requested: it is there, but not in "
-        f"one piece; packed, {_of(-missing)} would be left"
+        f"{both} are {_of(free + idle)}, more than the {size} requested, but not in one piece; "
+        f"without fragmentation, {_of(-missing)} would be left"
     )
     return FRAGMENTATION, text, asked - free
 
@@ -268,20 +268,22 @@ def _notes(message: OomMessage, parts: _Parts, expandable: bool | None) -> list[
     notes = []
     if message.requested == _LARGE:
         notes.append(
-            "20.00 MiB are the segment for any tensor of 1 to 10 MiB: the tensor was that small"
+            "20.00 MiB is the segment size for any tensor of 1 to 10 MiB, so the tensor was smaller"
         )
     elif message.requested == _SMALL:
-        notes.append("2.00 MiB are the segment for tensors of at most 1 MiB: the tensor was small")
+        notes.append(
+            "2.00 MiB is the segment size for tensors of at most 1 MiB, so the tensor was smaller"
+        )
     if message.private:
         notes.append(
-            f"{_of(message.private)} of what is allocated are in private pools (CUDA graphs), "
+            f"{_of(message.private)} of the allocated memory are in private pools (CUDA graphs), "
             "which other tensors cannot use"
         )
     if parts.itself is not None:
         pid, size = parts.itself
         notes.append(
-            f"process {pid} with {_of(size)} is most likely this process itself: in a container it "
-            "has another number"
+            f"process {pid} with {_of(size)} is most likely this process itself, whose number "
+            "differs inside a container"
         )
     allocated, capacity = message.allocated, message.capacity
     if allocated is not None and capacity is not None and allocated > capacity:
@@ -291,20 +293,20 @@ def _notes(message: OomMessage, parts: _Parts, expandable: bool | None) -> list[
         )
     if message.unallocated is not None and message.backend in ("CUDA", "HIP", None):
         if message.reserved is not None:
-            notes.append("the text is of a torch before 2.1, which has no expandable_segments")
+            notes.append("the text is from a torch before 2.1, which has no expandable_segments")
         elif expandable is None:
-            notes.append("whether expandable_segments is on, the text does not say")
+            notes.append("the text does not say whether expandable_segments is on")
         elif expandable:
             notes.append(
-                "expandable_segments is on: one segment grows, so that few pieces are left"
+                "expandable_segments is on: one segment grows, so there is little fragmentation"
             )
         else:
-            notes.append("expandable_segments is off: segments have fixed sizes, and leave pieces")
+            notes.append("expandable_segments is off: segments have fixed sizes and fragment")
     return notes
 
 
 _RUN: Final = (
-    "run a few steps under memtools run, on a CPU as well: it names the tensors at the peak of a "
+    "run a few steps under memtools run (a CPU will do): it names the tensors at the peak of a "
     "step and the lines that made them"
 )
 
@@ -342,14 +344,14 @@ def _device_changes(
         named = ", ".join(str(pid) for pid, _ in others[:4])
         more = "" if len(others) <= 4 else f" and {len(others) - 4} more"
         word = "process" if len(others) == 1 else "processes"
-        add(f"end the other {word} on the device ({named}{more}), or take another device",
+        add(f"end the other {word} on the device ({named}{more}), or use another device",
             sum(size for _, size in others))  # fmt: skip
     elif parts.rest is not None and parts.rest > MUCH:
-        add("look at nvidia-smi: other processes on the device may hold the rest", parts.rest)
+        add("check nvidia-smi: other processes on the device may hold the rest", parts.rest)
     if parts.own is not None and parts.own > MUCH:
         add(
-            "look at what this process holds outside of PyTorch: NCCL (fewer process groups, a "
-            "smaller NCCL_BUFFSIZE), or another framework that takes memory at its start (JAX: "
+            "check what this process holds outside PyTorch: NCCL (fewer process groups, a smaller "
+            "NCCL_BUFFSIZE), or another framework that takes memory at its start (JAX: "
             "XLA_PYTHON_CLIENT_PREALLOCATE=false)",
             parts.own,
             None,  # a part of it is the CUDA context
@@ -358,8 +360,8 @@ def _device_changes(
     if message.requested is not None and capacity is not None and message.requested > capacity // 2:
         work.append(
             Change(
-                "look at the shape of the one tensor that was requested: a batch, a sequence "
-                "squared (attention without a fused kernel), an outer product, a wrong dimension",
+                "check the shape of the tensor that was requested: a batch, a sequence squared "
+                "(attention without a fused kernel), an outer product, a wrong dimension",
                 message.requested,
                 None if missing is None else True,
             )
@@ -367,30 +369,30 @@ def _device_changes(
     if allocated:
         work.append(
             Change(
-                "take smaller micro-batches with the same gradient: acc.step(batch, loss_fn) of "
-                "memtools.GradAccumulator halves them when memory runs out; of what is allocated "
-                "it shrinks activations, whose share the text does not tell",
+                "use smaller micro-batches with the same gradient: acc.step(batch, loss_fn) of "
+                "memtools.GradAccumulator halves them when memory runs out; this shrinks only "
+                "activations, whose share the text does not give",
                 allocated,
             )
         )
         work.append(
             Change(
-                "compute activations again in the backward pass: "
-                "memtools.checkpoint_layers(model), or bfloat16 by torch.autocast",
+                "recompute activations in the backward pass: memtools.checkpoint_layers(model), "
+                "or use bfloat16 with torch.autocast",
                 allocated,
             )
         )
     else:
         work.append(
             Change(
-                "take smaller micro-batches: acc.step(batch, loss_fn) of memtools.GradAccumulator"
+                "use smaller micro-batches: acc.step(batch, loss_fn) of memtools.GradAccumulator"
             )
         )
     if message.kind in ("library", "nccl", "driver", "bitsandbytes") and not allocated:
         work.insert(
             0,
             Change(
-                "leave room for what allocates outside of PyTorch (cuBLAS, cuDNN, NCCL, the CUDA "
+                "leave room for allocations outside PyTorch (cuBLAS, cuDNN, NCCL, the CUDA "
                 "context): torch.cuda.set_per_process_memory_fraction(0.9) before the first tensor",
             ),
         )
@@ -407,13 +409,13 @@ def _packing(message: OomMessage) -> str:
         variable = "PYTORCH_HIP_ALLOC_CONF"
     if message.reserved is not None:
         return (
-            f"take torch 2.1 or later and set {variable}=expandable_segments:True before Python "
-            "starts, which packs what is reserved but unallocated; until then "
+            f"use torch 2.1 or later and set {variable}=expandable_segments:True before Python "
+            "starts, which makes reserved but unallocated memory usable; until then "
             "max_split_size_mb:128"
         )
     return (
-        f"set {variable}=expandable_segments:True before Python starts, which packs what is "
-        "reserved but unallocated"
+        f"set {variable}=expandable_segments:True before Python starts, which makes reserved but "
+        "unallocated memory usable"
     )
 
 
@@ -427,7 +429,7 @@ def _mps(message: OomMessage) -> Verdict:
         tiers.append(Tier("other allocations", other))
     missing = None
     if asked is None or allowed is None or used is None:
-        cause, text = UNKNOWN, "the text is cut: it does not have all figures"
+        cause, text = UNKNOWN, "the text is truncated: figures are missing"
     else:
         left = allowed - used
         if left > 0:
@@ -445,12 +447,12 @@ def _mps(message: OomMessage) -> Verdict:
             text = f"{_of(max(0, left))} of {_of(allowed)} were left for {_of(asked)}"
     changes = [
         Change("torch.mps.empty_cache() between phases, which gives back cached memory", other),
-        Change("take smaller micro-batches: acc.step(batch, loss_fn) of memtools.GradAccumulator",
+        Change("use smaller micro-batches: acc.step(batch, loss_fn) of memtools.GradAccumulator",
                allocated),
         Change("close other programs: the GPU and the host share one memory"),
         Change(
-            "PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 removes the limit, and the system may then run "
-            "out of memory as a whole"
+            "PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 removes the limit, but the whole system may "
+            "then run out of memory"
         ),
         Change(_RUN),
     ]  # fmt: skip
@@ -508,23 +510,23 @@ def _host_cause(message: OomMessage) -> tuple[str, str, int | None]:
         return SIZE, f"the kernel killed {whom}{name} because memory ran out", None
     if message.kind == "slurm":
         if message.used is not None and message.limit is not None:
-            text = f"the job had {_of(message.used)} in use and may have {_of(message.limit)}"
+            text = f"the job used {_of(message.used)}, and its limit is {_of(message.limit)}"
             return LIMIT, text, message.used - message.limit
         many = "" if not message.count else f" ({message.count} processes killed)"
-        return LIMIT, f"the job passed the memory that it asked Slurm for{many}", None
+        return LIMIT, f"the job exceeded the memory that it requested from Slurm{many}", None
     if message.kind == "kubernetes":
         if "low on resource" in message.quote:
-            return SIZE, "the node had no memory left, and evicted the pod", None
+            return SIZE, "the node ran out of memory and evicted the pod", None
         limit = f" of {_of(message.limit)}" if message.limit is not None else ""
-        return LIMIT, f"the container passed its memory limit{limit}", None
+        return LIMIT, f"the container exceeded its memory limit{limit}", None
     if message.kind == "early oom":
         group = "" if message.group is None else f" {message.group}"
-        text = f"a program that watches memory (systemd-oomd, earlyoom) ended it{group} in time"
+        text = f"a memory watchdog (systemd-oomd, earlyoom) ended it{group} in time"
         return SIZE, f"{text}: little memory of the machine was left", None
     if message.kind == "ray":
-        return LIMIT, "the node passed Ray's threshold of memory, and Ray killed the task", None
+        return LIMIT, "the node exceeded Ray's memory threshold, and Ray killed the task", None
     if message.requested is not None:
-        text = f"the system refused {_of(message.requested)} at once"
+        text = f"the system refused a single allocation of {_of(message.requested)}"
         if message.shape is not None and message.dtype in _DTYPES:
             count, width = math.prod(message.shape), _DTYPES[message.dtype]
             product = " x ".join(f"{n:,}" for n in message.shape)
@@ -532,11 +534,12 @@ def _host_cause(message: OomMessage) -> tuple[str, str, int | None]:
         return SIZE, f"{text}; the text does not say how much was left", None
     if _NEGATIVE.search(message.quote):
         text = (
-            "the number of bytes is a negative one (2**64 less it): a product of sizes overflowed"
+            "the number of bytes is negative (printed as 2**64 minus it): a product of sizes "
+            "overflowed"
         )
         return SIZE, text, None
     if message.certain:
-        return UNKNOWN, "the system refused an allocation; the text has no figure", None
+        return UNKNOWN, "the system refused an allocation; the text gives no size", None
     if message.where == UNCLEAR:
         words = {
             "dataloader": "a worker ended without a message: the kernel killed it because memory "
@@ -546,13 +549,17 @@ def _host_cause(message: OomMessage) -> tuple[str, str, int | None]:
         }
         return UNKNOWN, words.get(message.kind, "the text does not say whose memory ran out"), None
     if message.kind == "onednn":
-        return UNKNOWN, "oneDNN says so when memory is short, and of shapes that it cannot do", None
+        return (
+            UNKNOWN,
+            "oneDNN reports this when memory is short, and for shapes that it does not support",
+            None,
+        )
     if message.code is not None and message.kind != "kubernetes":
         code = exit_code(message.code)
-        return UNKNOWN, f"exit code {message.code} stands for {code.signal}: {code.meaning}", None
+        return UNKNOWN, f"exit code {message.code} means {code.signal}: {code.meaning}", None
     return (
         UNKNOWN,
-        "a process got SIGKILL, most often from the kernel because host memory ran out; the text "
+        "a process got SIGKILL, usually from the kernel because host memory ran out; the text "
         "does not say who sent it",
         None,
     )
@@ -562,8 +569,8 @@ def _host_notes(message: OomMessage) -> list[str]:
     notes = []
     if message.virtual is not None:
         notes.append(
-            f"{_of(message.virtual)} of addresses (total-vm) are not memory: CUDA alone takes tens "
-            "of GiB of them"
+            f"{_of(message.virtual)} of addresses (total-vm) are not memory: CUDA alone reserves "
+            "tens of GiB of them"
         )
     if message.kind == "dataloader" and message.where != SHM:
         notes.append("the workers' memory counts as well as the main process's")
@@ -590,8 +597,8 @@ def _host_changes(message: OomMessage) -> tuple[Change, ...]:
     if message.kind in ("host allocator", "array", "mapped file"):
         changes.append(
             Change(
-                "look at the shape: a huge one is a wrong dimension, an outer product or a one-hot "
-                "vector of a vocabulary",
+                "check the shape: a huge one is usually a wrong dimension, an outer product or a "
+                "one-hot vector over a vocabulary",
                 message.requested,
             )
         )
@@ -599,27 +606,25 @@ def _host_changes(message: OomMessage) -> tuple[Change, ...]:
             half = "float32" if message.dtype == "float64" else "int32"
             changes.append(Change(f"make it {half}, which is half", message.requested // 2))
         changes.append(
-            Change("look for a limit of the process: ulimit -v and ulimit -d; memtools doctor has "
+            Change("check the limits of the process (ulimit -v, ulimit -d); memtools doctor shows "
                    "them and vm.overcommit_memory")
         )  # fmt: skip
     else:
         changes.append(
             Change(
                 "run it again under memtools run: its record survives SIGKILL, and memtools "
-                "explain says how near to which limit memory was, what grew, and who held it"
+                "explain shows which limit memory came near, what grew and what held it"
             )
         )
     if message.anonymous is not None:
         changes.append(
             Change(
-                "smaller batches, fewer workers, or data that is read from files as it is needed",
+                "use smaller batches, fewer workers, or data that is read from files when needed",
                 message.anonymous,
             )
         )
     elif message.where in (HOST, UNCLEAR):
-        changes.append(
-            Change("take fewer workers and smaller batches, and keep no list of tensors")
-        )
+        changes.append(Change("use fewer workers and smaller batches, and keep no list of tensors"))
     more = "give it more memory: a higher limit of the container or job, or another machine"
     changes.append(Change(_MORE_ROOM.get(message.kind, more)))
     return tuple(changes)

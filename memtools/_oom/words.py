@@ -41,14 +41,14 @@ def refusal(log: Log, name: str) -> str:
         return f"{name}, line {specific[1]:,}: {specific[0]}; not out of memory"
     if log.mention is not None:
         return (
-            f'{name} has "out of memory" in line {log.mention:,}, in no form of a message that '
+            f'{name} mentions "out of memory" in line {log.mention:,}, but in no message that '
             "memtools knows"
         )
     if log.exception is not None:
         what = "an" if log.exception[0][0] in "AEIOU" else "a"
         where = f"{name}, line {log.exception[1]:,}: {what} {log.exception[0]}"
-        return f"{where} whose words are not about memory"
-    return f"{name} has no message that memory ran out, in {count(log.lines, 'line')}"
+        return f"{where} that does not mention memory"
+    return f"{name} has no out-of-memory message in {count(log.lines, 'line')}"
 
 
 def explained(log: Log, name: str) -> str:
@@ -68,7 +68,7 @@ def explained(log: Log, name: str) -> str:
 
 
 def explained_code(code: ExitCode) -> str:
-    name = "" if code.signal is None else f" stands for {code.signal}"
+    name = "" if code.signal is None else f" means {code.signal}"
     lines = [
         f"Exit code {code.code}{name}: {_CODES.get(code.out_of_memory, 'perhaps out of memory')}."
     ]
@@ -210,11 +210,11 @@ def _changes(changes: tuple[Change, ...]) -> list[str]:
 def _next_of(code: ExitCode) -> list[str]:
     if code.where == SHM:
         return [
-            "look how full it is: df -h /dev/shm; memtools doctor has its size",
+            "check how full it is: df -h /dev/shm; memtools doctor shows its size",
             "memtools explain LOG reads what the program and its workers wrote",
         ]
     return [
         "memtools explain LOG reads the log of the run; the kernel's: dmesg | memtools explain -",
-        "run it again under memtools run: its record survives SIGKILL, and memtools explain says "
-        "who held the memory, and how near to which limit it was",
+        "run it again under memtools run: its record survives SIGKILL, and memtools explain shows "
+        "what held the memory, and which limit it came near",
     ]

@@ -119,7 +119,7 @@ def _bound(item: str) -> Bound:
     percent = unit == "%"
     if percent and name == "growth":
         raise ValueError(
-            f"growth of a run that does not leak is near zero, so that it has no percent: give "
+            "the growth of a run without a leak is near zero, so a percentage means nothing: give "
             f"{EXAMPLES['growth']}, got {_quoted(item)}"
         )
     if percent and not rise:
@@ -129,7 +129,7 @@ def _bound(item: str) -> Bound:
         )
     most = float(digits) if percent else _most(name, digits, unit, item)
     if not most < _MOST:
-        raise ValueError(f"a bound must be smaller: no machine has so much, got {_quoted(item)}")
+        raise ValueError(f"a bound must be smaller: no machine has that much, got {_quoted(item)}")
     return Bound(item, name, rise, percent, most)
 
 
@@ -154,11 +154,11 @@ def _most(name: str, digits: str, unit: str, item: str) -> float:
 
 def _wrong(name: str, item: str) -> str:
     if name == "growth":
-        forms = "growth=+1KiB/step, or growth=4KiB/step for what it may be at all"
+        forms = "growth=+1KiB/step, or growth=4KiB/step as an absolute limit"
     elif name == "seconds":
-        forms = "seconds=+10%, seconds=+20ms, or seconds=0.5s for what it may be at all"
+        forms = "seconds=+10%, seconds=+20ms, or seconds=0.5s as an absolute limit"
     else:
-        forms = f"{name}=+5%, {name}=+20MiB, or {name}=2GiB for what it may be at all"
+        forms = f"{name}=+5%, {name}=+20MiB, or {name}=2GiB as an absolute limit"
     return f"a bound of {shown(name)} is written {shown(forms)}, got {_quoted(item)}"
 
 
@@ -205,7 +205,7 @@ def _of_row(bound: Bound, row: Row) -> Judgement:
     doubtful = not broken and (most > room or bool(row.new.why))
     text = _sentence(bound, row, room)
     if broken and bound.rise and row.same:
-        text += "; two runs of one script may differ as much"
+        text += "; two runs of one script may differ by that much"
     return Judgement(bound, "broken" if broken else "held", text, row.label, doubtful)
 
 
@@ -230,7 +230,7 @@ def _of_leaks(comparison: Comparison, bound: Bound) -> Judgement:
         if side == "base" and not failing:
             break
         if not verdict.tested and not (side == "new" and failing):
-            why = verdict.short or "the record says nothing of growth"
+            why = verdict.short or "the record has no data about growth"
             return Judgement(bound, "unknown", f"leak: whether {side} leaks is not known: {why}")
     if failing:
         return Judgement(

@@ -41,8 +41,8 @@ SECONDS_SHARE = 0.5
 NAMED = 2.0
 
 NONE_FOUND = "none found"
-NO_STEPS, NO_READING = "no steps were made", "the record has no reading of it"
-FEW_STEPS = "too few steps were seen"
+NO_STEPS, NO_READING = "no steps", "the record has no reading of it"
+FEW_STEPS = "too few steps"
 #: Units of rows. The keys of the JSON end in them.
 BYTES, RATE, SECONDS, STEPS = "bytes", "bytes_per_step", "seconds", "steps"
 
@@ -414,25 +414,25 @@ def _change(base: Figures, old: LeakFinding, new: Figures, one: LeakFinding) -> 
 
 def _notes(base: Figures, new: Figures, scripts: Sequence[str], same: bool | None) -> Iterator[str]:
     if same is False:
-        yield f"these are runs of different programs: {scripts[0]} and {scripts[1]}"
+        yield f"the runs are of different programs: {scripts[0]} and {scripts[1]}"
     for figures in (base, new):
         if figures.ending.kind == "running":
-            yield f"{figures.path}: the run goes on, these are its figures until now"
+            yield f"{figures.path}: still running; these are its figures so far"
         elif figures.ending.kind != "clean":
-            yield f"{figures.path}: {figures.ending.text}; what it would have taken is not known"
+            yield f"{figures.path}: {figures.ending.text}; it may have needed more"
         if not figures.samples:
             yield f"{figures.path}: the record has no sample"
     if base.steps and new.steps and base.steps != new.steps:
         lengths = f"{count(base.steps, 'step')} and {count(new.steps, 'step')}"
-        yield f"runs of different length: {lengths}; what grows peaks higher in the longer one"
+        yield f"runs of different length: {lengths}; growing memory peaks higher in the longer one"
     if base.outside != new.outside:
         yield (
-            "one run was watched from outside, as a command; in the other, what memtools itself "
-            "takes counts"
+            "one run was watched from outside, as a command; the other includes memtools' own "
+            "memory"
         )
     groups = [use.of == "control group" for use in (base.used, new.used) if use is not None]
     if len(set(groups)) > 1:
-        yield "one run is counted by its control group, the other is not: the job is compared"
+        yield "only one run has the figures of a control group, so the job is compared"
     machines = {used.source for used in (base.used, new.used) if used is not None}
     limits = [own.limit_bytes for own in (base, new)]
     if machines != {"machine"} and None not in limits and limits[0] != limits[1]:

@@ -85,13 +85,15 @@ def ending(record: Record) -> Ending:
     if end is None and record.complete:
         return Ending("clean", "finished")
     if end is None and record.written:
-        return Ending("running", "the process is alive and still writes this record")
+        return Ending("running", "still running")
     if end is None and any(start.command for start in events_of(record, Start)):
-        why = "no end mark: memtools, which watched the command, is gone; the command may go on"
+        why = "memtools, which watched the command, ended before it; the command may still run"
         return Ending("gone", why, "")
     if end is None:
         return Ending(
-            "gone", "no end mark: the process is gone (SIGKILL and os._exit() leave no mark)", ""
+            "gone",
+            "it was ended by SIGKILL or os._exit() (no end mark)",
+            "",
         )
     if not isinstance(end.data, End):
         return Ending("ended", f"it ended: {shown(end.text)}")

@@ -85,7 +85,7 @@ class Workers(Use):
         if self.age_seconds < OLD_SECONDS or not self.last_bytes:
             return ""
         of_step = f"step {self.step:,}, " if self.step else ""
-        return f" (as of {of_step}{duration(self.age_seconds)} before the last sample)"
+        return f" (read at {of_step}{duration(self.age_seconds)} before the last sample)"
 
 
 @dataclass(frozen=True)

@@ -233,7 +233,7 @@ _SENTENCES = {
     "counted, another named": (
         "nobody",
         "a process of the control group {group} was killed for memory since the run began "
-        "({counted}), and the kernel's log names another one",
+        "({counted}), but the kernel's log names another process",
     ),
     "counted above": (
         "unclear",
@@ -242,8 +242,7 @@ _SENTENCES = {
     ),
     "not counted": (
         "nobody",
-        "the counters say that no process of the control group {group}, in which it began, was "
-        "killed for memory",
+        "not by the out-of-memory killer: the control group {group} counted no kill",
     ),
     "others": (
         "unclear",
@@ -251,11 +250,11 @@ _SENTENCES = {
     ),
     "named for a group": (
         "group",
-        "{whom} was killed by the out-of-memory killer of the control group {group}{limit}, says "
-        "the kernel's log",
+        "{whom} was killed by the out-of-memory killer of the control group {group}{limit}, "
+        "according to the kernel's log",
     ),
-    "named": ("machine", "{whom} was killed for memory, says the kernel's log: for {why}"),
-    "not named": ("nobody", "the kernel's log does not say that {whom} was killed for memory"),
+    "named": ("machine", "{whom} was killed for memory, according to the kernel's log: {why}"),
+    "not named": ("nobody", "the kernel's log reports no out-of-memory kill of {whom}"),
     "near a group's limit": (
         "group",
         "it was most likely killed by the out-of-memory killer of the control group {group}{limit}"
@@ -266,7 +265,7 @@ _SENTENCES = {
         "it was most likely killed by the kernel's out-of-memory killer: the machine's memory of "
         "{size} was in use {at_last}",
     ),
-    "shm was full": ("shm", "/dev/shm ran full: {in_use}"),
+    "shm was full": ("shm", "/dev/shm was full: {in_use}"),
     "shm had room": ("unclear", "/dev/shm had room: {in_use}"),
 }
 

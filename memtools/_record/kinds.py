@@ -178,7 +178,7 @@ class Trace(Event):
 
     def sentence(self) -> str:
         if not self.steps:
-            return f"where it was made is not known: nothing was traced, as {self.why}"
+            return f"its line is unknown: nothing was traced, because {self.why}"
         steps = "1 step" if self.steps == 1 else f"{self.steps:,} steps"
         if self.seconds is not None:
             steps = f"{self.seconds:.1f} s"
@@ -224,7 +224,7 @@ class Peak(PeakContents, Event):
 
     def sentence(self) -> str:
         if self.why:
-            return f"what lived at the peak is not known: nothing was recorded, as {self.why}"
+            return f"the tensors at the peak are unknown: nothing was recorded, because {self.why}"
         if self.traced is not None:  # The same peak once more, with what was found of it.
             return f"peak of {self.name()}: {self.traced.found()}"
         return f"peak of {self.name()}: {self.contents()}"
@@ -234,7 +234,7 @@ class Peak(PeakContents, Event):
         filled = self.filled()
         text = f"{format_bytes(self.peak_bytes)} of tensors, {self.moment()}"
         text += f": {filled}" if filled else ""
-        lost = f"; {self.lost:,} blocks found no room and are missing" if self.lost else ""
+        lost = f"; {self.lost:,} blocks are missing: the recording was full" if self.lost else ""
         return text + lost
 
 
@@ -404,8 +404,8 @@ class Pressure(Event):
     def sentence(self) -> str:
         if self.what == "not heard":
             return (
-                f"no step() for {self.seconds} s since then: callbacks and guards have not acted, "
-                "as they do so in step()"
+                f"no step() for {self.seconds} s since then: callbacks and guards act only in "
+                "step(), so none has acted"
             )
         if self.what == "cannot act":
             return f"{self.handle} cannot act: {self.why}"

@@ -56,8 +56,9 @@ OF_PROCESS = 0.1
 OF_SMALL = 0.1
 #: explanations of PARTS that are not words of PyTorch
 MEANINGS = {
-    OLDER: "there before the step began, and not part of the model, its gradients or the optimizer",
-    UNSEEN: "used inside an operator, no tensor shows it",
+    OLDER: "allocated before the step began, and not part of the model, its gradients or the "
+    "optimizer",
+    UNSEEN: "used inside an operator, by no tensor",
 }
 
 
@@ -173,13 +174,13 @@ def headline(figures: Figures, peak: Peak) -> str:
     recorded = recorded_steps(figures.record)
     steps = [one.step for one in recorded if one.of == peak.of]
     of = "" if figures.steps is None or peak.of else f" of {figures.steps:,}"
-    looked = f"the one step{of} that was looked at"
+    looked = f"the only step{of} that was recorded"
     if len(steps) > 1:
-        looked = f"the highest of the {len(steps):,} steps that were looked at "
+        looked = f"the highest of {len(steps):,} recorded steps "
         looked += f"({steps[0]:,} to {steps[-1]:,}{of})"
     text = f"Peak of {peak.name()}, {looked}: {shown(peak.contents())}"
     if _leaks(figures) and not peak.of and peak.step < (figures.steps or 0):
-        text += f"; what the leak keeps after step {peak.step:,} comes on top"
+        text += " (the leak has added more since)"
     return text
 
 
@@ -206,7 +207,7 @@ def in_vain(peak: Peak) -> list[str]:
     if peak.traced is None:
         return []
     if peak.traced.why:
-        return [f"what is held in vain at the peak is not known: {shown(peak.traced.why)}"]
+        return [f"memory held in vain at the peak is unknown: {shown(peak.traced.why)}"]
     text = shown(peak.traced.sentence())
     return [f"{text[:1].upper()}{text[1:]}"] if text else []
 
@@ -317,26 +318,26 @@ def advice(peak: Peak, *, older: bool = True) -> str:
     old = peak.old_gradients_bytes
     if peak.phase != OPTIMIZER and old >= max(1, OF_OLD_GRADIENTS * peak.peak_bytes):
         return (
-            f"gradients of the step before still lived and took {most(old)}: call "
+            f"gradients of the previous step were still alive and took {most(old)}: call "
             "optimizer.zero_grad() right after optimizer.step(), not between the forward pass and "
             "backward()"
         )
     if older and _share(peak, OLDER) >= OF_OLDER:
         return (
-            f"tensors from before the step that are not part of the model take "
-            f"{most(peak.bytes_of(OLDER))} (a data set, a cache, what a list keeps): where that is "
-            "more than you meant to keep, memtools.census() shows who holds them"
+            "tensors from before the step that are not part of the model take "
+            f"{most(peak.bytes_of(OLDER))} (a data set, a cache, a list): if that is more than "
+            "you expected, memtools.census() shows what holds them"
         )
     graph = peak.bytes_of(OTHERS)
     is_much = graph >= OF_GRAPH * peak.peak_bytes and peak.repeats >= LOOP
     if is_much and not peak.backward and not peak.of:
         return (
-            f"{most(graph)} were kept and no backward pass came in this step: run it under "
+            f"{most(graph)} were kept, and this step had no backward pass: run it under "
             "torch.no_grad(), or detach() what it keeps"
         )
     if peak.phase != OPTIMIZER and peak.logits_bytes >= OF_LOGITS * peak.peak_bytes:
         return (
-            f"logits and what their loss makes of them take {most(peak.logits_bytes)}: "
+            f"logits and the temporaries of their loss take {most(peak.logits_bytes)}: "
             f"{_remedy(peak, 'chunks')}, or {_smaller_batches(peak)}"
         )
     if peak.phase in (FORWARD, BACKWARD) and _share(peak, SAVED) >= OF_SAVED:
@@ -353,21 +354,21 @@ def advice(peak: Peak, *, older: bool = True) -> str:
 #: What to do in a loop of the program's own, by the kind of change.
 _REMEDIES = {
     "chunks": "compute the loss in smaller chunks of rows",
-    "checkpoint": "compute that again by torch.utils.checkpoint",
+    "checkpoint": "recompute it with torch.utils.checkpoint",
 }
 
 
 def _remedy(peak: Peak, kind: str) -> str:
     """What to do, by the trainer's option where it has one."""
     option = option_of(peak.trainer, kind)
-    return f"take {option}" if option else _REMEDIES[kind]
+    return f"use {option}" if option else _REMEDIES[kind]
 
 
 def _smaller_batches(peak: Peak, *, says_how: bool = False) -> str:
     if peak.of:
         option = option_of(peak.trainer, "evaluate")
-        return f"take {option or f'smaller batches in {shown(peak.of)}'}"
-    return f"take {smaller_micro_batches(peak.trainer, says_how=says_how)}"
+        return f"use {option or f'smaller batches in {shown(peak.of)}'}"
+    return f"use {smaller_micro_batches(peak.trainer, says_how=says_how)}"
 
 
 def smaller_micro_batches(trainer: str, *, says_how: bool = True) -> str:
@@ -381,9 +382,9 @@ def _about_saved(peak: Peak) -> str:
     where = shown(peak.saved[0].where) if peak.saved else "the module"
     if peak.repeats >= LOOP:
         return (
-            f"{size} are saved for the backward pass by passes that repeat, most of it by {where}: "
-            "detach() what is kept or handed on from one to the next, or run those that need no "
-            "gradient under torch.no_grad()"
+            f"{size} are saved for the backward pass by passes that repeat, most of it by "
+            f"{where}: detach() what is kept or passed on from one to the next, or run passes "
+            "that need no gradient under torch.no_grad()"
         )
     return (
         f"{size} are saved for the backward pass, most of it by {where}: "
@@ -397,9 +398,9 @@ def _about_the_model(peak: Peak) -> str:
     if not peak.peak_bytes or total < 0.5 * peak.peak_bytes:
         return ""
     return (
-        f"the model, its gradients and the optimizer's state take {percent(total, peak.peak_bytes)}"
-        " of the peak, and each step needs them: fewer parameters, less precision or an optimizer "
-        "with less state take less"
+        "the model, its gradients and the optimizer's state take "
+        f"{percent(total, peak.peak_bytes)} of the peak, and each step needs them: use fewer "
+        "parameters, lower precision or an optimizer with less state"
     )
 
 

@@ -118,14 +118,14 @@ class Verdict:
         found = self._forecast_lines()
         found += [
             f"{one.signal} grows by {format_bytes(one.rate_bytes)} a "
-            f"{'step' if one.per == 'step' else 'second'}, too little to matter; no container that "
-            "grows explains it"
+            f"{'step' if one.per == 'step' else 'second'}, too little to matter, and no growing "
+            "container explains it"
             for one in self.little[:1]
         ]
         if not found and not self.findings and not (self.short and self.in_phases):
             found = [self.short or self.nothing]
         for one, times in self.freed:
-            often = f"; what is in use fell so at least {times:,} times" if times > 1 else ""
+            often = f"; memory in use fell like this at least {times:,} times" if times > 1 else ""
             found.append(f"before: {one.line()}; {one.freed()}{often}")
         return [*found, self.untested] if self.untested else found
 
@@ -252,22 +252,22 @@ def _nothing(figures: Figures) -> str:
     rise, of_all = _rise(figures, "private"), _rise(figures, own_column(figures.line))
     if rise > 0:
         return (
-            "what is in use does not grow; resident memory has grown by "
-            f"{format_bytes(rise)} a step over the newer three quarters of the run"
+            f"memory in use does not grow; resident memory has grown by {format_bytes(rise)} a "
+            "step over the last three quarters of the run"
         )
     workers = figures.workers is not None
     copied = _rise(figures, "children_private") if workers else 0.0
     if copied > 0:
         return (
             "the process does not grow; the private memory of its workers has grown by "
-            f"{format_bytes(copied)} a step over the newer half of the run, by pages that they "
-            "copy from it or freed memory that malloc keeps"
+            f"{format_bytes(copied)} a step over the last half of the run: pages copied from the "
+            "process, or freed memory that malloc keeps"
         )
     nothing = "neither the process nor its workers grow" if workers else "the process does not grow"
     if of_all > 0 and figures.line.known("private"):
         return (
-            f"{nothing}, but for pages of files that it maps: {format_bytes(of_all)} a step, which "
-            "the system takes back if memory is short"
+            f"{nothing}, except for mapped file pages: {format_bytes(of_all)} a step, which the "
+            "system reclaims when memory is short"
         )
     return nothing
 

@@ -22,28 +22,30 @@ MOST = 4
 IDLE = 0.25
 #: what each limit of a process counts, and what to do if it acts
 PROCESS_LIMITS = {
-    "RLIMIT_AS": "counts addresses, touched or not: raise it (ulimit -v), or limit resident memory "
-    "by a control group instead (systemd-run --scope -p MemoryMax=12G)",
-    "RLIMIT_DATA": "counts private memory, freed heap too: raise it (ulimit -d)",
+    "RLIMIT_AS": "counts address space, used or not: raise it (ulimit -v), or limit resident "
+    "memory with a control group instead (systemd-run --scope -p MemoryMax=12G)",
+    "RLIMIT_DATA": "counts private memory, including the freed heap: raise it (ulimit -d)",
 }
 #: limits that do not count memory
 COUNTED = {
-    "RLIMIT_NPROC": "RLIMIT_NPROC was met, which counts the threads of all processes of the user: "
-    "take fewer workers and threads (OMP_NUM_THREADS), or raise it (ulimit -u)",
-    "RLIMIT_FSIZE": "RLIMIT_FSIZE was met: no file may become larger (ulimit -f)",
+    "RLIMIT_NPROC": "RLIMIT_NPROC was reached, which counts the threads of all the user's "
+    "processes: use fewer workers and threads (OMP_NUM_THREADS), or raise it "
+    "(ulimit -u)",
+    "RLIMIT_FSIZE": "RLIMIT_FSIZE was reached: no file may become larger (ulimit -f)",
 }
 SIGNALS = {
-    "SIGTERM": "SIGTERM is a request to end: by a scheduler (time limit, preemption), by kill or "
-    "by a container that stops; memory is not its reason",
-    "SIGINT": "SIGINT is Ctrl-C, or a launcher that stops its ranks; memory is not its reason",
-    "SIGHUP": "SIGHUP comes when a terminal closes: start it under nohup, tmux or a scheduler",
-    "SIGBUS": "SIGBUS comes where a mapped file has no room: look whether /dev/shm is full "
-    "(df -h /dev/shm; docker run --shm-size), or the disk",
-    "SIGXCPU": "SIGXCPU says that the processor time of RLIMIT_CPU is used up (ulimit -t)",
-    "SIGXFSZ": "SIGXFSZ says that a file grew beyond RLIMIT_FSIZE (ulimit -f)",
-    "SIGSEGV": "SIGSEGV is a fault in native code: run it with python -X faulthandler to see where",
-    "SIGABRT": "SIGABRT comes from native code that gave up, for example by a std::bad_alloc that "
-    "is not caught: its last words are on stderr",
+    "SIGTERM": "SIGTERM is a request to exit, sent by a scheduler (time limit, preemption), by "
+    "kill or by a stopping container; memory is not the reason",
+    "SIGINT": "SIGINT is Ctrl-C, or a launcher that stops its ranks; memory is not the reason",
+    "SIGHUP": "SIGHUP is sent when a terminal closes: start the run under nohup, tmux or a "
+    "scheduler",
+    "SIGBUS": "SIGBUS means that a mapped file had no room: check whether /dev/shm (df -h "
+    "/dev/shm; docker run --shm-size) or the disk is full",
+    "SIGXCPU": "SIGXCPU means that the processor time of RLIMIT_CPU was used up (ulimit -t)",
+    "SIGXFSZ": "SIGXFSZ means that a file grew beyond RLIMIT_FSIZE (ulimit -f)",
+    "SIGSEGV": "SIGSEGV is a crash in native code: python -X faulthandler shows where",
+    "SIGABRT": "SIGABRT means that native code aborted, for example after an uncaught "
+    "std::bad_alloc: its last message is on stderr",
 }
 
 
@@ -51,7 +53,7 @@ def advise(figures: Figures, *, fixes: bool = True) -> list[str]:
     """The advice; empty if there is nothing to do. Without `fixes`, that of the findings is left
     out: the page has it next to each of them."""
     end = figures.ending
-    lines = [] if end.code is None else [f"exit code {end.code} stands for {end.signal} in a shell"]
+    lines = [] if end.code is None else [f"exit code {end.code} means {end.signal} in a shell"]
     lines += _about_the_end(figures) + _about_growth(figures, fixes=fixes) + to_do(figures)
     if figures.guard is not None and figures.guard_words() is not None:
         lines.append(
@@ -75,8 +77,8 @@ def _about_the_end(figures: Figures) -> list[str]:
     end = figures.ending
     if end.out_of_memory == "device" or "oom" in figures.kinds:
         lines = [
-            "the device ran out of memory: the oom event has the three tiers and who held most; "
-            "take smaller micro-batches, or let go of what grows"
+            "the device ran out of memory: the oom event shows the tiers and the largest holders; "
+            "use smaller micro-batches, or release what grows"
         ]
         if "guard" not in figures.kinds and figures.own_monitor:
             lines.append(
@@ -85,7 +87,7 @@ def _about_the_end(figures: Figures) -> list[str]:
             )
         return lines
     if end.out_of_memory == "budget":
-        return ["a memtools.Budget was full: give it more, or close what holds it"]
+        return ["a memtools.Budget was full: raise its limit, or close what uses it"]
     if end.cause is not None and end.cause.is_memory:
         return _about_the_cause(figures, end.cause)
     if end.out_of_memory == "host":
@@ -128,14 +130,14 @@ def _about_the_cause(figures: Figures, cause: Cause) -> list[str]:
     """The advice about a known cause, which the headline names."""
     if cause.by == "shm":
         return [
-            "workers hand batches over in /dev/shm: give it more room (docker run --shm-size=8g, "
-            "an emptyDir of medium Memory), or take fewer workers and a smaller prefetch_factor"
+            "workers pass batches through /dev/shm: give it more room (docker run --shm-size=8g, "
+            "an emptyDir of medium Memory), or use fewer workers and a smaller prefetch_factor"
         ]
     lines = []
     if cause.by == "machine":
         lines = [
-            "that was the memory of the whole machine, or a limit that cannot be seen from here: "
-            "look what runs beside it, and at the limits of control groups further up (of a pod, a "
+            "that was the memory of the whole machine, or a limit that is not visible here: check "
+            "which other programs run, and the limits of the control groups above (of a pod, a "
             "job or a slice)"
         ]
     return lines + ([] if figures.verdict.findings else [_about_peak(figures)])
@@ -143,11 +145,11 @@ def _about_the_cause(figures: Figures, cause: Cause) -> list[str]:
 
 def _about_the_limit(figures: Figures) -> list[str]:
     assert figures.used is not None
-    lines = ["the out-of-memory killer is the likely end: the kernel's log (dmesg) names it"]
+    lines = ["the out-of-memory killer most likely ended it: check the kernel's log (dmesg)"]
     if figures.used.source == "given":
-        lines = ["what enforces the limit that was given is the likely end"]
+        lines = ["whatever enforces the given limit most likely ended it"]
         if figures.ending.signal:
-            lines = ["it was killed at the limit that was given: what enforces that limit ended it"]
+            lines = ["it was killed at the given limit, by whatever enforces that limit"]
     if not figures.verdict.findings:
         lines.append(_about_peak(figures))
     return lines
@@ -157,15 +159,19 @@ def _about_a_kill(figures: Figures) -> list[str]:
     room, cause = figures.room_bytes, figures.ending.cause
     if cause is not None and cause.by == "nobody":
         return [
-            "the kernel killed no process there for memory: look for what sends SIGKILL (a "
-            "scheduler at its time limit, a container that stops, systemd-oomd or earlyoom, kill "
-            "-9), or whether its processes were in a group of their own"
+            "the kernel did not kill it for memory: look for what sends SIGKILL (a scheduler at "
+            "its time limit, a container that stops, systemd-oomd or earlyoom, kill -9), or check "
+            "whether its processes had their own control group"
         ]
     if room is None:
-        return ["no limit is recorded: ask the kernel's log (dmesg) or the scheduler what ended it"]
+        return [
+            "no limit is recorded: check the kernel's log (dmesg) or the scheduler's for what "
+            "ended it"
+        ]
     return [
-        f"memory does not explain the end, {format_bytes(room)} were free at the last sample: ask "
-        "the kernel's log (dmesg) or the scheduler, and look for one allocation larger than that"
+        f"memory does not explain the end: {format_bytes(room)} were free at the last sample; "
+        "check the kernel's log (dmesg) or the scheduler's, and look for a single allocation "
+        "larger than that"
     ]
 
 
@@ -174,12 +180,12 @@ def _about_peak(figures: Figures) -> str:
     where = f" in phase {shown(peak.name)}" if peak else ""
     recorded = peak_of(figures.record)
     batches = smaller_micro_batches("" if recorded is None else recorded.trainer)
-    less = f"take {batches}, fewer workers"
+    less = f"use {batches}, fewer workers"
     if figures.verdict.tested:
         return f"{figures.verdict.nothing}; its peak{where} is too high: {less}, or a higher limit"
     return (
-        f"the run is too short to tell a leak from a peak{where} that is too high; for the latter, "
-        f"{less}, or a higher limit"
+        f"the run is too short to distinguish a leak from a peak{where} that is too high; for the "
+        f"latter, {less}, or a higher limit"
     )
 
 

@@ -79,7 +79,7 @@ def _is_rss(tier: Tier, figures: Figures) -> bool:
 def _peak(figures: Figures) -> list[str]:
     why = why_not(figures.record)
     if why:
-        return [f"what lived at it is not known: nothing was recorded, as {why}"]
+        return [f"the tensors at the peak are unknown: nothing was recorded, because {why}"]
     return lines(figures)
 
 

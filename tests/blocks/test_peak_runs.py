@@ -83,11 +83,11 @@ ADVICE = {
     "mlp foreach": "whose temporaries take 8.0 MiB: pass fused=True",
     "mlp fused": "the model, its gradients and the optimizer's state take",
     "gpt": "most of it by Gpt.Block (",
-    "gpt words": "logits and what their loss makes of them take",
+    "gpt words": "logits and the temporaries of their loss take",
     "gpt checkpointed": "the backward pass's own temporaries take",
     "gru": "by passes that repeat, most of it by Gru (",
     "sampler": "by passes that repeat, most of it by sampler.<locals>.sample (",
-    "rollout": "were kept and no backward pass came in this step: run it under torch.no_grad()",
+    "rollout": "were kept, and this step had no backward pass: run it under torch.no_grad()",
 }
 
 
@@ -125,7 +125,7 @@ def test_a_command_has_it_in_its_summary(peaks, tmp_path):
     assert done.returncode == 0
     assert done.stdout.splitlines() == peaks.lines("mlp foreach", "truth")[:-1]
     line = next(
-        line for line in done.stderr.splitlines() if "Peak of step 3, the one step of " in line
+        line for line in done.stderr.splitlines() if "Peak of step 3, the only step of " in line
     )
     assert "in the optimizer's step (aten::_foreach_sqrt, " in line
     assert "memtools: fix: the peak is in the optimizer's step" in done.stderr

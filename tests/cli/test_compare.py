@@ -190,7 +190,7 @@ def test_a_few_jumps_are_no_growth_that_is_known(tmp_path: Path) -> None:
     [
         ({"steps": 12}, "too early to say: 12 of 16 steps"),
         ({"steps": 36}, None),
-        ({"steps": 0}, "no steps were made"),
+        ({"steps": 0}, "no steps"),
     ],
 )
 def test_growth_is_said_where_there_are_steps_enough(
@@ -209,7 +209,7 @@ def test_growth_of_real_programs_is_between_what_it_says(name: str, tmp_path: Pa
     figures = figures_of(memtools.read_record(runs.write(name, str(tmp_path / "run.mem"))))
     growth = host_growth(figures)
     if not figures.steps:
-        assert growth.why == "no steps were made"
+        assert growth.why == "no steps"
     elif name in LEAK_FREE:
         grew = name == "f11_longer_answers"  # its answers do become longer
         assert growth.number is not None
@@ -359,7 +359,7 @@ def test_growth_breaks_a_bound_with_the_whole_of_its_interval(
         ({"steps": 12}, {"findings": [KEPT]}, "leak",
          "leak: whether base leaks is not known: too early to say: 12 of 16 steps"),
         ({}, {"steps": 0}, "seconds=+10%",
-         "seconds=+10%: time of a step, median of new is not known: no steps were made"),
+         "seconds=+10%: time of a step, median of new is not known: no steps"),
         ({}, {"steps": 0}, "peak=+5%",
          "peak=+5%: peak (process) of new is not known: the record has no reading of it"),
         ({}, {}, "device=2GiB", "device=2GiB: neither record has a device"),
@@ -396,7 +396,7 @@ SAID: list[tuple[dict[str, Any], dict[str, Any], str, int, str]] = [
     (OLD, NEW, "growth=1KiB/step", 1,
      "broken: growth is +2.0 KiB/step (+1.9 KiB to +2.1 KiB); the bound is 1.0 KiB/step"),
     ({"workers": 100 * MIB}, {"workers": 150 * MIB}, "peak=+5%", 1,
-     "the bound is +5 %; two runs of one script may differ as much\n"),
+     "the bound is +5 %; two runs of one script may differ by that much\n"),
     ({"steps": 40}, {"steps": 40}, "growth=+16B/step", 0, NO_GROWTH),
     (FEW, FEW, "growth=+1KiB/step", 0, f"{NO_GROWTH} none found"),
     (FEW, {**FEW, "findings": [KEPT]}, "growth=+1KiB/step", 1, "broken: growth is +64.0 KiB/step"),
@@ -455,7 +455,7 @@ def test_different_programs_are_a_note_and_refused_where_asked(
     paths = pair(tmp_path, {}, {"command": ["python", "eval\x1b.py"]})
     status, out, _ = told(capsys, *paths)
     assert status == 0
-    assert "\nnote: these are runs of different programs: train.py and eval\\x1b.py\n" in out
+    assert "\nnote: the runs are of different programs: train.py and eval\\x1b.py\n" in out
     status, out, err = told(capsys, *paths, "--same-script")
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert "these are not known to be runs of one program (" in err
@@ -468,17 +468,18 @@ def test_different_programs_are_a_note_and_refused_where_asked(
 @pytest.mark.parametrize(
     ("new", "note"),
     [
-        ({"steps": 400}, "runs of different length: 300 steps and 400 steps; what grows peaks "
-         "higher in the longer one"),
+        ({"steps": 400}, "runs of different length: 300 steps and 400 steps; growing memory peaks "
+                         "higher in the longer one"),
         ({"end": End(signal="SIGTERM")},
-         "{new}: it was killed by SIGTERM; what it would have taken is not known"),
-        ({"end": None, "left": True}, "{new}: no end mark: the process is gone (SIGKILL and "
-         "os._exit() leave no mark); what it would have taken is not known"),
+         "{new}: it was killed by SIGTERM; it may have needed more"),
+        ({"end": None, "left": True}, "{new}: it was ended by SIGKILL or os._exit() "
+                                      "(no end mark); it may have needed more"),
         ({"end": End(exception="ValueError", text="no data")}, "{new}: it ended by exception "
-         "ValueError: no data; what it would have taken is not known"),
+                                                               "ValueError: no data; it may have "
+                                                               "needed more"),
         ({"steps": 0}, "{new}: the record has no sample"),
-        ({"watched": "sh train.sh"}, "one run was watched from outside, as a command; in the "
-         "other, what memtools itself takes counts"),
+        ({"watched": "sh train.sh"}, "one run was watched from outside, as a command; the other "
+                                     "includes memtools' own memory"),
         ({"limit": GIB}, "the limits differ: 24.0 GiB and 1.00 GiB"),
     ],
 )  # fmt: skip
@@ -496,7 +497,7 @@ def test_a_run_that_goes_on_is_compared_as_it_is(tmp_path: Path, capsys: Capture
         paths = [str(made(tmp_path / "base.mem")), str(tmp_path / "new.mem")]
         status, out, _ = told(capsys, *paths)
     assert status == 0
-    assert f"note: {paths[1]}: the run goes on, these are its figures until now" in out
+    assert f"note: {paths[1]}: still running; these are its figures so far" in out
 
 
 # --- how it is told -------------------------------------------------------------------------------

@@ -215,7 +215,7 @@ def test_a_writer_is_found_by_its_process_and_its_death_is_told(tmp_path: Path) 
             assert "peak: the process 400.0 MiB" in watch.stdout.readline()
             process.kill()
             *_, last = watch.stdout
-    assert last.startswith(f"{tmp_path}/run.mem: no end mark: the process is gone")
+    assert last.startswith(f"{tmp_path}/run.mem: it was ended by SIGKILL or os._exit()")
     assert watch.returncode == 0
 
 

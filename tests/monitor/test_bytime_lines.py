@@ -221,14 +221,14 @@ def test_the_programs_own_tracemalloc_is_left_alone(ran: dict[str, Ran]) -> None
     assert ran["own"].stdout == "True 3\n"
     assert "made at" not in ran["own"].stderr
     assert ran["own"].events("trace") == [
-        f"where it was made is not known: nothing was traced, as {tracewindow.PROGRAMS_OWN}"
+        f"its line is unknown: nothing was traced, because {tracewindow.PROGRAMS_OWN}"
     ]
 
 
 def test_turned_off_it_is_off_by_time_too(ran: dict[str, Ran]) -> None:
     assert "made at" not in ran["off"].stderr
     assert ran["off"].events("trace") == [
-        "where it was made is not known: nothing was traced, as it is turned off"
+        "its line is unknown: nothing was traced, because it is turned off"
     ]
 
 

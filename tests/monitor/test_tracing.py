@@ -725,7 +725,7 @@ def test_a_monitor_says_the_line_unless_it_is_turned_off(
     events = [event for event in told if event.kind == "trace"]
     assert len(events) == 1
     if made is None:
-        says = "where it was made is not known: nothing was traced, as it is turned off"
+        says = "its line is unknown: nothing was traced, because it is turned off"
         assert events[0].text == says
     else:
         assert events[0].text.startswith("3 steps traced by tracemalloc in ")

@@ -754,23 +754,24 @@ REFUSED = {
         "torch was not built for this GPU",
     "RuntimeError: cuDNN error: CUDNN_STATUS_EXECUTION_FAILED": "a cuDNN error: a kernel failed",
     "[rank0]:[E ProcessGroupNCCL.cpp:607] Watchdog caught collective operation timeout: WorkNCCL":
-        "a timeout of NCCL",
+        "an NCCL timeout",
     "Segmentation fault (core dumped)": "a segmentation fault",
     "RuntimeError: DataLoader worker (pid 25902) is killed by signal: Segmentation fault":
         "a segmentation fault",
     "slurmstepd: error: *** JOB 17 ON n1 CANCELLED AT 2025-01-01T00:00:00 DUE TO TIME LIMIT ***":
-        "a time limit of Slurm",
+        "Slurm's time limit",
     "OSError: [Errno 28] No space left on device": "a full disk",
-    "Traceback (most recent call last):\nKeyError: 'loss'": "line 2: a KeyError whose words are not about memory",
-    "AttributeError: no attribute": "an AttributeError whose words are not about memory",
-    "epoch 1 loss 0.3\nepoch 2 loss 0.2\n": "has no message that memory ran out, in 2 lines",
-    "see the page about out of memory problems\n": 'has "out of memory" in line 1, in no form',
+    "Traceback (most recent call last):\nKeyError: 'loss'": "line 2: a KeyError that does not "
+                                                            "mention memory",
+    "AttributeError: no attribute": "an AttributeError that does not mention memory",
+    "epoch 1 loss 0.3\nepoch 2 loss 0.2\n": "has no out-of-memory message in 2 lines",
+    "see the page about out of memory problems\n": 'mentions "out of memory" in line 1, but in no',
     "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 131072, Hardware limit: "
-    "101376.": "shared memory than the GPU has",
+    "101376.": "shared memory per multiprocessor than the GPU has",
     "DataLoader worker (pid 9) exited unexpectedly with exit code -11.": "a segmentation fault",
-    '"OOMKilled": false,': "has no message that memory ran out",
-    "process exited with code 1": "has no message that memory ran out",
+    '"OOMKilled": false,': "has no out-of-memory message",
+    "process exited with code 1": "has no out-of-memory message",
     "process exited with code 139": "a segmentation fault in native code (exit code 139); not out of",
-    "the job was killed by the user": "has no message that memory ran out",
+    "the job was killed by the user": "has no out-of-memory message",
     "": "is empty",
 }  # fmt: skip

@@ -195,7 +195,7 @@ def test_changes_that_are_enough_come_first() -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("1.8, fragmented", "take torch 2.1 or later and set PYTORCH_CUDA_ALLOC_CONF="),
+        ("1.8, fragmented", "use torch 2.1 or later and set PYTORCH_CUDA_ALLOC_CONF="),
         ("2.2, fragmented", "set PYTORCH_CUDA_ALLOC_CONF="),
         ("2.9, another process has the device", "set PYTORCH_ALLOC_CONF="),
         ("HIP, fragmented", "set PYTORCH_HIP_ALLOC_CONF="),
@@ -215,7 +215,7 @@ def test_the_setting_is_that_of_the_version_and_the_device(name: str, words: str
 
 def test_much_memory_outside_of_pytorch_is_looked_at() -> None:
     verdict = verdict_of(log_of(OOM.format(asked=512, gpu=0)).main)
-    held = next(one for one in verdict.changes if "outside of PyTorch" in one.text)
+    held = next(one for one in verdict.changes if "outside PyTorch" in one.text)
     assert (held.most, held.enough) == (gib(79.05) - gib(77) - mib(50), None)
 
 

@@ -64,22 +64,22 @@ def test_each_example_that_a_sentence_gives_is_one() -> None:
         ("leak=1", "leak has no value: give leak alone, got 'leak=1'"),
         ("peak=5%", "a bound in percent must be a rise above base: give peak=+5%, got 'peak=5%'"),
         ("peak=+5", "a size needs a unit: give peak=+5%, got 'peak=+5'"),
-        ("growth=+5%", "growth of a run that does not leak is near zero, so that it has no "
-         "percent: give growth=+1KiB/step, got 'growth=+5%'"),
+        ("growth=+5%", "the growth of a run without a leak is near zero, so a percentage means "
+                       "nothing: give growth=+1KiB/step, got 'growth=+5%'"),
         ("growth=+1KiB", "growth is per step: give growth=+1KiB/step, got 'growth=+1KiB'"),
         ("growth=+1KiB/s", "growth is per step: give growth=+1KiB/step, got 'growth=+1KiB/s'"),
-        ("growth=x/step", "a bound of growth is written growth=+1KiB/step, or growth=4KiB/step for "
-         "what it may be at all, got 'growth=x/step'"),
+        ("growth=x/step", "a bound of growth is written growth=+1KiB/step, or growth=4KiB/step as "
+                          "an absolute limit, got 'growth=x/step'"),
         ("seconds=5", "a bound of seconds is written seconds=+10%, seconds=+20ms, or seconds=0.5s "
-         "for what it may be at all, got 'seconds=5'"),
-        ("peak=-5%", "a bound of peak is written peak=+5%, peak=+20MiB, or peak=2GiB for what it "
-         "may be at all, got 'peak=-5%'"),
-        ("peak=5 apples", "a bound of peak is written peak=+5%, peak=+20MiB, or peak=2GiB for what "
-         "it may be at all, got 'peak=5 apples'"),
-        ("peak=99999999999TiB", "a bound must be smaller: no machine has so much, got "
-         "'peak=99999999999TiB'"),
-        ("peak=+\u0665%", "a bound of peak is written peak=+5%, peak=+20MiB, or peak=2GiB for what "
-         "it may be at all, got 'peak=+\u0665%'"),
+                      "as an absolute limit, got 'seconds=5'"),
+        ("peak=-5%", "a bound of peak is written peak=+5%, peak=+20MiB, or peak=2GiB as an "
+                     "absolute limit, got 'peak=-5%'"),
+        ("peak=5 apples", "a bound of peak is written peak=+5%, peak=+20MiB, or peak=2GiB as an "
+                          "absolute limit, got 'peak=5 apples'"),
+        ("peak=99999999999TiB", "a bound must be smaller: no machine has that much, got "
+                                "'peak=99999999999TiB'"),
+        ("peak=+\u0665%", "a bound of peak is written peak=+5%, peak=+20MiB, or peak=2GiB as an "
+                          "absolute limit, got 'peak=+\u0665%'"),
         ("a\x1b[2J=1", "there is no figure 'a\\x1b[2J': the names are peak, process, device, "
          "growth, seconds, phase:NAME, leak"),
     ],

@@ -62,12 +62,12 @@ def test_what_is_over_does_not_stand_and_then_nothing_grows(path):
 
 
 IN_USE = (
-    "what is in use does not grow; resident memory has grown by 96.0 KiB a step over the newer "
+    "memory in use does not grow; resident memory has grown by 96.0 KiB a step over the last "
     "three quarters of the run"
 )
 OF_FILES = (
-    "the process does not grow, but for pages of files that it maps: 64.0 KiB a step, which the "
-    "system takes back if memory is short"
+    "the process does not grow, except for mapped file pages: 64.0 KiB a step, which the system "
+    "reclaims when memory is short"
 )
 
 
@@ -94,7 +94,7 @@ def test_teeth_do_not_hide_that_resident_memory_rises(path):
             now = 100 * MIB + step * 64 * 1024 + (20 * MIB if 280 < step < 380 else 0)
             writer.append(10**15 + step * 10**7, [step, now + 20 * MIB, now])
     (line,) = figures_of(memtools.read_record(path)).verdict.lines(quiet=True)
-    assert line.startswith("what is in use does not grow; resident memory has grown by ")
+    assert line.startswith("memory in use does not grow; resident memory has grown by ")
 
 
 def test_without_steps_the_series_do_not_repeat_what_the_run_has_found_of_resident_memory(path):
@@ -113,8 +113,8 @@ def test_without_steps_the_series_do_not_repeat_what_the_run_has_found_of_reside
     ("rate", "text"),
     [
         (64 * 1024, "the process does not grow; the private memory of its workers has grown by "
-                    "64.0 KiB a step over the newer half of the run, by pages that they copy from "
-                    "it or freed memory that malloc keeps"),
+                    "64.0 KiB a step over the last half of the run: pages copied from the "
+                    "process, or freed memory that malloc keeps"),
         (100, "neither the process nor its workers grow"),
     ],
 )  # fmt: skip
@@ -140,7 +140,7 @@ def test_what_an_epoch_has_freed_is_said_after_the_verdict(path, again):
 
 @pytest.mark.parametrize(("epochs", "words"), [
     (1, "as at the end of an epoch"),
-    (3, "as at the end of an epoch; what is in use fell so at least 3 times"),
+    (3, "as at the end of an epoch; memory in use fell like this at least 3 times"),
 ])  # fmt: skip
 def test_epochs_that_free_the_same_are_counted(path, epochs, words):
     """Also those that end after the finding was taken back: nobody looks then. A batch, which is

@@ -166,15 +166,12 @@ class Case(NamedTuple):
 
 OF_JOB = "killed by the out-of-memory killer of the control group /job (limit 1.00 GiB): "
 ROSE = "oom_kill rose from 0 to 1"
-NOBODY = (
-    "the counters say that no process of the control group /job/task, in which it began, was "
-    "killed for memory"
-)
+NOBODY = "not by the out-of-memory killer: the control group /job/task counted no kill"
 MEANWHILE = (
     "; meanwhile the kernel killed a process of the control group /job/task for memory: "
     "oom_kill rose from 0 to 1"
 )
-GONE = "no end mark: the process is gone (SIGKILL and os._exit() leave no mark)"
+GONE = "it was ended by SIGKILL or os._exit() (no end mark)"
 SIGKILL, OWN = End(signal="SIGKILL"), Start(name="memtools run")
 REFUSED_SHM = "unable to allocate shared memory(shm) for file </torch_9_9_7>: No space left on ..."
 
@@ -193,7 +190,7 @@ CASES = {
         f"it ended with exit code 137; it was {OF_JOB}{ROSE}", "group"),
     "by hand, at its limit": Case(
         lambda m: [*m.counters(), *m.counters()[:1], SIGKILL], NEAR,
-        f"it was killed by SIGKILL; {NOBODY}", "nobody", "killed no process there for memory"),
+        f"it was killed by SIGKILL; {NOBODY}", "nobody", "did not kill it for memory"),
     "by the machine's own killer": Case(
         lambda m: [*m.counters(), *counted_alone(m), SIGKILL], NEAR,
         "it was killed by SIGKILL; it was killed by the kernel's out-of-memory killer (oom_kill "
@@ -243,7 +240,7 @@ CASES = {
     # /dev/shm
     "full /dev/shm": Case(
         in_shm(0, 63, end=worker("Bus error")), FAR,
-        "; /dev/shm ran full: 63.0 MiB of 64.0 MiB in use", "shm", "docker run --shm-size"),
+        "; /dev/shm was full: 63.0 MiB of 64.0 MiB in use", "shm", "docker run --shm-size"),
     "room in /dev/shm": Case(
         in_shm(0, 1, end=worker("Bus error")), FAR,
         "; /dev/shm had room: 1.0 MiB of 64.0 MiB in use", "unclear"),
@@ -251,7 +248,7 @@ CASES = {
         in_shm(0, end=worker("Bus error")), FAR, "is killed by signal: Bus error.", None),
     "no room in /dev/shm": Case(
         in_shm(0, 40, end=End(exception="RuntimeError", text=REFUSED_SHM)), FAR,
-        "; /dev/shm ran full: 40.0 MiB of 64.0 MiB in use", "shm"),
+        "; /dev/shm was full: 40.0 MiB of 64.0 MiB in use", "shm"),
 }  # fmt: skip
 
 
@@ -351,14 +348,14 @@ CGROUP, ANY = "Memory cgroup out of memory: Killed process", "Out of memory: Kil
     [
         ([f"{CGROUP} {{pid}} (python) total-vm:1kB"], True, FAR,
          "it was killed by the out-of-memory killer of the control group /job (limit 1.00 GiB), "
-         "says the kernel's log"),
+         "according to the kernel's log"),
         ([f"{ANY} {{pid}} (python) total-vm:1kB"], True, FAR,
-         "it was killed for memory, says the kernel's log: for the machine's memory"),
+         "it was killed for memory, according to the kernel's log: the machine's memory"),
         ([f"{CGROUP} 1 (python) total-vm:1kB"], True, NEAR,
-         "; the kernel's log does not say that it was killed for memory"),
+         "; the kernel's log reports no out-of-memory kill of it"),
         ([f"{CGROUP} {{pid}} (x) total-vm:1kB"], False, NEAR,  # numbers of another namespace
          "1000.0 MiB were in use at the last sample"),
-        ([], True, FAR, "; the kernel's log does not say that it was killed for memory"),
+        ([], True, FAR, "; the kernel's log reports no out-of-memory kill of it"),
     ],
 )  # fmt: skip
 def test_the_kernels_log_decides_who_it_was(
@@ -372,7 +369,7 @@ def test_the_kernels_log_decides_who_it_was(
     )
     told = figures(tmp_path, machine.counters(), near)
     assert told.ending.text.endswith(text)
-    assert told.ending.by_memory(near=near == NEAR) == ("does not say" not in text)
+    assert told.ending.by_memory(near=near == NEAR) == ("no out-of-memory kill" not in text)
 
 
 def test_a_log_that_does_not_go_back_so_far_says_nothing(machine: Machine, tmp_path: Path) -> None:

@@ -120,14 +120,14 @@ SENTENCES: dict[Event, str] = {
         "train.py:31): optimizer state 42.0 MiB, its temporaries 32.0 MiB, parameters 21.0 MiB, "
         "gradients 21.0 MiB",
     Peak(1000, MIB, phase="forward", lost=3):
-        "peak of step 1,000: 1.0 MiB of tensors, in the forward pass; 3 blocks found no room and "
-        "are missing",
+        "peak of step 1,000: 1.0 MiB of tensors, in the forward pass; 3 blocks are missing: the "
+        "recording was full",
     Peak(3, MIB, traced=TracedPeak(MIB, changes=(Lowered("fused=True", 1), Lowered("del x", 2)))):
         "peak of step 3: two steps after it were traced: 2 changes make it smaller",
     Peak(3, MIB, traced=TracedPeak(why="a profiler of torch is on")):
         "peak of step 3: the steps after it were not traced: a profiler of torch is on",
     Peak(why="there is no shim"):
-        "what lived at the peak is not known: nothing was recorded, as there is no shim",
+        "the tensors at the peak are unknown: nothing was recorded, because there is no shim",
     Trace(3, 41.26, ("tracemalloc", "torch's reports"), "", 1): (
         "3 steps traced by tracemalloc and torch's reports in 41.3 ms: the line of 1 finding"
     ),
@@ -142,7 +142,7 @@ SENTENCES: dict[Event, str] = {
         "4.2 s traced by tracemalloc in 23.1 ms: the line of 1 finding"
     ),
     Trace(why="it is turned off"): (
-        "where it was made is not known: nothing was traced, as it is turned off"
+        "its line is unknown: nothing was traced, because it is turned off"
     ),
     Start("memtools run", "", (0, 1), 10.0, "limit given, 1.00 GiB", GIB):
         "memtools run: host, cuda0, cuda1 every 10 ms; limit given, 1.00 GiB",
@@ -177,8 +177,7 @@ SENTENCES: dict[Event, str] = {
     Pressure("passed", 0.875, 1900 << 20, 2048 << 20, "cgroup"):
         "87.5 % of the limit passed: 1900 of 2048 MiB (cgroup)",
     Pressure("not heard", seconds=10):
-        "no step() for 10 s since then: callbacks and guards have not acted, as they do so in "
-        "step()",
+        "no step() for 10 s since then: callbacks and guards act only in step(), so none has acted",
     Pressure("cannot act", handle="<guard raise at 90%>", why="no limit"):
         "<guard raise at 90%> cannot act: no limit",
     Pressure("forecast", signal="heap", steps_left=(900.0, 950.0, 1000.0)):

@@ -44,11 +44,11 @@ def peak(phase: str, parts: dict[str, float], **more: object) -> Peak:
 MODEL = {"optimizer state": 41.6, "parameters": 20.8, "gradients": 20.8}
 BLOCK = (Saver("Block.forward (gpt.py:31)", 40 * MIB, 12),)
 FUSED, NO_GRAD, CHUNKS = "fused=True", "run it under torch.no_grad()", "smaller chunks of rows"
-CHECKPOINT = "most of it by Block.forward (gpt.py:31): compute that again by torch.utils.checkpoint"
-DETACH, SMALLER = "detach() what is kept or handed on", "take smaller micro-batches (memtools"
+CHECKPOINT = "most of it by Block.forward (gpt.py:31): recompute it with torch.utils.checkpoint"
+DETACH, SMALLER = "detach() what is kept or passed on", "use smaller micro-batches (memtools"
 KEPT = "that are not part of the model take 20.0 MiB"
 OLD = "optimizer.zero_grad() right after optimizer.step()"
-MODEL_ITSELF = "each step needs them: fewer parameters, less precision"
+MODEL_ITSELF = "each step needs them: use fewer parameters, lower precision"
 
 
 @pytest.mark.parametrize(
@@ -127,10 +127,10 @@ def test_changes_are_options_of_the_trainer_each_once():
 
 
 OLDER_MEANS = (
-    '"older than the step" means: there before the step began, and not part of the model, its '
-    "gradients or the optimizer"
+    '"older than the step" means: allocated before the step began, and not part of the model, '
+    "its gradients or the optimizer"
 )
-UNSEEN_MEANS = '"not seen" means: used inside an operator, no tensor shows it'
+UNSEEN_MEANS = '"not seen" means: used inside an operator, by no tensor'
 
 
 def test_blocks_that_read_the_same_are_told_in_one_line(tmp_path):
@@ -170,7 +170,7 @@ PEAK = peak(
     ),
 )  # fmt: skip
 HEADLINE = (
-    "Peak of step 3, the one step of 2,999 that was looked at: 115.3 MiB of tensors, in the "
+    "Peak of step 3, the only step of 2,999 that was recorded: 115.3 MiB of tensors, in the "
     "optimizer's step (aten::_foreach_sqrt, train.py:31): optimizer state 41.6 MiB, "
     "parameters 20.8 MiB, gradients 20.8 MiB, its temporaries 32.0 MiB"
 )
@@ -200,9 +200,9 @@ def test_explain_tells_the_highest_peak_with_its_blocks_and_what_to_do(tmp_path)
     figures = figures_of(read_record(recorded(tmp_path, PEAK, lower)))
     text = explain(figures)
     told = text.partition("Peak of a step\n")[2].partition("\n\n")[0].splitlines()
-    highest = "the highest of the 2 steps that were looked at (3 to 1,000 of 2,999)"
+    highest = "the highest of 2 recorded steps (3 to 1,000 of 2,999)"
     assert told == [
-        f"  {HEADLINE}".replace("the one step of 2,999 that was looked at", highest),
+        f"  {HEADLINE}".replace("the only step of 2,999 that was recorded", highest),
         "  largest:",
         "    16.0 MiB float32 [2048, 2048]: parameters, 0.weight",
         "    16.0 MiB float32 [2048, 2048]: optimizer's temporaries, aten::sqrt, "
@@ -217,7 +217,7 @@ def test_explain_tells_the_highest_peak_with_its_blocks_and_what_to_do(tmp_path)
 LEAK = LeakFinding("likely", "heap", rate_bytes=2**20, holder="list losses", kind="list",
                    first_step=500, advice="clear it")  # fmt: skip
 CACHE = peak("forward", {"older than the step": 100, "saved for backward": 9})
-OF_LEAK = "; what the leak keeps after step 3 comes on top"
+OF_LEAK = " (the leak has added more since)"
 
 
 def run_with(tmp_path: Path, *found: Peak | LeakFinding, base: int = 300 * MIB) -> Figures:
@@ -288,7 +288,7 @@ def test_the_summary_has_it_in_a_line_and_as_json(tmp_path):
 def test_a_small_peak_is_told_where_somebody_asks(tmp_path):
     small = peak("optimizer", {"parameters": 2, "optimizer's temporaries": 2})
     figures = figures_of(read_record(recorded(tmp_path, small)))
-    assert "Peak of step 3, the one step of 2,999 that was looked at: 4.0 MiB of tensors" in (
+    assert "Peak of step 3, the only step of 2,999 that was recorded: 4.0 MiB of tensors" in (
         explain(figures)
     )
     assert not any("fused" in line for line in advise(figures))
@@ -297,9 +297,9 @@ def test_a_small_peak_is_told_where_somebody_asks(tmp_path):
 
 def test_why_nothing_was_recorded_is_told(tmp_path):
     figures = figures_of(read_record(recorded(tmp_path, Peak(why="the shim is not built"))))
-    assert "what lived at it is not known: nothing was recorded, as the shim is not built" in (
-        explain(figures)
-    )
+    assert (
+        "the tensors at the peak are unknown: nothing was recorded, because the shim is not built"
+    ) in (explain(figures))
     assert summary_json(figures)["peak_of_step"] is None
 
 

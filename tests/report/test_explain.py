@@ -36,11 +36,9 @@ def test_a_killed_leak_is_told_with_its_limit_holder_and_what_to_do(path, capsys
     events = [Start(), replace(LEAK, rate_bytes=256.0 * 1024)]
     write(path, grows=256 * 1024, limit=1024 * MIB, events=events, steps=2890, close=False)
     out = explain(capsys, path)
-    assert out.startswith(
-        "No end mark: the process is gone (SIGKILL and os._exit() leave no mark); at"
-    )
+    assert out.startswith("It was ended by SIGKILL or os._exit() (no end mark); at")
     assert "; the control group 1022.4 MiB of 1.00 GiB (cgroup limit, 99.8 %), 1.98 s after" in out
-    assert "out-of-memory killer is the likely end" in out
+    assert "out-of-memory killer most likely ended it" in out
     assert "- list MoEBlock.gate_history: clear it after use, or use deque(maxlen" in out
     held = r"  leak: list MoEBlock\.gate_history \+256\.0 KiB/step.*limit reached\n"
     assert re.search(held, out)
@@ -128,7 +126,7 @@ def test_memory_that_falls_while_a_command_ends_does_not_hide_the_limit(path, ca
         "It was killed by SIGKILL; in its last second: the process tree 297.0 MiB of 300.0 MiB "
         "(given limit, 99 %), 1.99 s after passing 95 %.\n"
     )
-    assert "what enforces that limit ended it" in out
+    assert "by whatever enforces that limit" in out
 
 
 def test_what_the_guard_did_is_the_reason_of_the_end(path, capsys):

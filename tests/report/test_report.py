@@ -179,8 +179,8 @@ def test_what_lived_at_peaks_is_stacked_by_step_and_the_highest_is_in_tables(pat
     ]  # fmt: skip
     text = page.text()
     assert (
-        "Peak of step 1,000, the highest of the 3 steps that were looked at (3 to 2,000 of 2,999): "
-        "80.0 MiB of tensors, in the optimizer's step"
+        "Peak of step 1,000, the highest of 3 recorded steps (3 to 2,000 of 2,999): 80.0 MiB "
+        "of tensors, in the optimizer's step"
     ) in text
     cells = page.parts["td"]
     for row in (["40.0 MiB", "50 %", "4"], ["20.0 MiB", "7"],

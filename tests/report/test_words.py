@@ -189,14 +189,14 @@ HELD_95 = r"suspect: list Net\.kept \+3\.9 MiB/step, limit "
 ENDS: dict[str, tuple[Made, list[str], list[str]]] = {
     "a control group's kill of a leak in 95 steps": (
         Made(rate=RISE, base=235 * MIB, limit=LIMIT, start=CGROUP, end=None, closed=False),
-        [r"No end mark: the process is gone", STEPS_95, r"out-of-memory killer is the likely"],
+        [r"It was ended by SIGKILL or os._exit\(\)", STEPS_95, r"out-of-memory killer most likely"],
         [SILENCED, "peak .* is too high", "limit in about"],
     ),
     "the same where the limit was given": (
         Made(rate=RISE, base=235 * MIB, start=GIVEN, end=None, closed=False),
         [
             STEPS_95,
-            "what enforces the limit that was given is the likely end",
+            "whatever enforces the given limit most likely ended it",
             r"\(given limit, 10\d %\)",
         ],
         [SILENCED, "too high", "was killed"],
@@ -209,7 +209,7 @@ ENDS: dict[str, tuple[Made, list[str], list[str]]] = {
     ),
     "a peak that is too high": (
         Made(steps=3000, base=590 * MIB, limit=LIMIT, start=CGROUP, end=None, closed=False),
-        ["the process does not grow; its peak is too high: take smaller micro-batches"],
+        ["the process does not grow; its peak is too high: use smaller micro-batches"],
         ["nothing leaks", "rose"],
     ),
     **{
@@ -246,42 +246,42 @@ ENDS: dict[str, tuple[Made, list[str], list[str]]] = {
     "a peak in a run that is too short": (
         Made(steps=40, base=590 * MIB, limit=LIMIT, start=CGROUP, end=None, closed=False),
         ["too early to say: 3\\d of 256 steps",
-         "too short to tell a leak from a peak that is too high"],
+         "too short to distinguish a leak from a peak that is too high"],
         [SILENCED],
     ),
     "SIGKILL with room": (
         Made(limit=LIMIT, start=CGROUP, end=None, closed=False),
-        ["No end mark: the process is gone", "does not explain the end"],
+        ["It was ended by SIGKILL or os._exit()", "does not explain the end"],
         [SILENCED, "was killed", "out-of-memory killer"],
     ),
     "SIGKILL from outside": (
         Made(count=False, base=595 * MIB, start=TREE, end=SIGKILLED),
-        ["It was killed by SIGKILL", "the process tree 595", "killed at the limit"],
+        ["It was killed by SIGKILL", "the process tree 595", "killed at the given limit"],
         ["nothing leaks"],
     ),
     "SIGTERM": (
         Made(end=End(signal="SIGTERM")),
-        ["It was killed by SIGTERM", "SIGTERM is a request to end", "memory is not its reason"],
+        ["It was killed by SIGTERM", "SIGTERM is a request to exit", "memory is not the reason"],
         [SILENCED, "out-of-memory killer", "dmesg"],
     ),
     "exit code 143": (
         Made(end=End(code=143)),
-        ["with exit code 143", "143 stands for SIGTERM in a shell", "a request to end"],
+        ["with exit code 143", "143 means SIGTERM in a shell", "a request to exit"],
         [SILENCED, "dmesg"],
     ),
     "exit code 137 near the limit": (
         Made(base=590 * MIB, start=GIVEN, end=End(code=137)),
-        ["137 stands for SIGKILL in a shell", "killed at the limit that was given"],
+        ["137 means SIGKILL in a shell", "killed at the given limit"],
         [SILENCED],
     ),
     "exit code 137 with room": (
         Made(end=End(code=137)),
-        ["137 stands for SIGKILL", "memory does not explain the end, 21.7 GiB were free"],
+        ["137 stands for SIGKILL", "memory does not explain the end: 21.7 GiB were free"],
         [SILENCED],
     ),
     "SIGBUS": (
         Made(end=End(signal="SIGBUS")),
-        ["It was killed by SIGBUS", "look whether /dev/shm is full"],
+        ["It was killed by SIGBUS", "check whether /dev/shm"],
         [SILENCED, "dmesg"],
     ),
     "Ctrl-C": (
@@ -292,7 +292,7 @@ ENDS: dict[str, tuple[Made, list[str], list[str]]] = {
     "os._exit": (
         Made(end=None, closed=False),
         [r"the process is gone \(SIGKILL and os\._exit\(\) leave no mark\)"],
-        [SILENCED, "was killed", "who killed", "the out-of-memory killer is"],
+        [SILENCED, "was killed", "who killed", "the out-of-memory killer most likely"],
     ),
     "a clean end": (
         Made(steps=3000),
@@ -317,7 +317,7 @@ ENDS: dict[str, tuple[Made, list[str], list[str]]] = {
     "RLIMIT_AS": (
         Made(rate=RISE, end=CANNOT, events=(Limit("RLIMIT_AS", 5120000000), HOLDS)),
         ["It ran out of memory: exception RuntimeError", "RLIMIT_AS of 4.77 GiB was in force",
-         "counts addresses, touched or not: raise it", HELD_95, r"list Net\.kept grows"],
+         "counts address space, used or not: raise it", HELD_95, r"list Net\.kept grows"],
         [SILENCED, "limit in about"],
     ),
     "RLIMIT_DATA and oneDNN": (
