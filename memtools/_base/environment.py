@@ -32,10 +32,10 @@ _Parsed = TypeVar("_Parsed")
 KEYS = {
     "MEMTOOLS": "0 turns watching and cleaning off",
     "MEMTOOLS_LOG": "the record",
-    "MEMTOOLS_LIMIT": "what counts as full",
+    "MEMTOOLS_LIMIT": "the memory limit",
     "MEMTOOLS_GUARD": "raises HostMemoryPressure at this share of the limit",
     "MEMTOOLS_PRINT_EVERY": "how often a summary is printed",
-    "MEMTOOLS_TRACE": "0 traces no step for the line that makes what leaks",
+    "MEMTOOLS_TRACE": "0 turns off the tracing that finds a leak's line",
 }
 
 #: Whether MEMTOOLS=0 was set when memtools was imported: nothing watches, nothing cleans up.

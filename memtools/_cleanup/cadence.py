@@ -92,9 +92,7 @@ class Clocks:
             raise TypeError(f"a phase's name must be a str, got {type(name).__name__}")
         as_name("a phase's name", name)
         if name in BUILT_IN:
-            raise ValueError(
-                f"a phase cannot be called {name!r}: the policy counts those by itself"
-            )
+            raise ValueError(f"a phase cannot be called {name!r}: the policy counts those itself")
         return self._number(name)
 
     def every(self, cadence: Cadence, argument: str, **default: int) -> Every:

@@ -88,7 +88,7 @@ Agree = Callable[[int, bool, int], int]
 
 
 class Cleaned(NamedTuple):
-    """The result of an action that `CleanupPolicy.cleanup` ran."""
+    """The result of one action of `CleanupPolicy.cleanup`."""
 
     #: the name of the action
     name: str
@@ -311,11 +311,13 @@ class Engine:
                 f"add(): a name must have 1 to 40 characters that can be shown, got {name!r}"
             )
         if name in NAMES.values():
-            raise ValueError(f"add(): {name!r} is one of memtools' own actions; take another name")
+            raise ValueError(
+                f"add(): {name!r} is one of memtools' own actions; choose another name"
+            )
         numbers = {known: number for number, known in self.names.items()}
         action = numbers.get(name, FIRST_CALLBACK + len(numbers) - len(NAMES))
         if action in self.callbacks:
-            raise ValueError(f"add(): there is a callback {name!r} already; remove it first")
+            raise ValueError(f"add(): a callback {name!r} exists already; remove it first")
         if action == FIRST_CALLBACK + MOST_CALLBACKS:
             raise ValueError(f"add(): a policy knows {MOST_CALLBACKS} names of callbacks at most")
         if not isinstance(pressure, bool):
@@ -419,7 +421,7 @@ class Engine:
             self.complain(
                 "ranks",
                 f"each of {dist.get_world_size()} ranks decides alone when to clean up, and the "
-                "others wait for it; pass ranks=True, or ranks=False if that is meant",
+                "others wait for it; pass ranks=True, or ranks=False if this is intended",
             )
 
     def after_fork(self) -> None:
@@ -577,8 +579,8 @@ class Engine:
         self.errors[action] = f"{type(error).__name__}: {error}"
         self.complain(
             f"action {name}",
-            f"cleanup {name} failed with {self.errors[action]}; training goes on, and this is said "
-            "once",
+            f"cleanup {name} failed with {self.errors[action]}; training continues, and this is "
+            "reported once",
         )
 
     # --- by hand ---
@@ -640,8 +642,8 @@ class Engine:
             self.complain(
                 "cost",
                 f"cleanups have taken {100 * share:.1f} % of the time so far, most of it for "
-                f"{self.names[most]}: print(policy.report()) says what pays; take a longer cadence"
-                f"{' or strict=False' if self.settings.strict else ''}",
+                f"{self.names[most]}: print(policy.report()) says what pays; use a longer "
+                f"cadence{(' or strict=False' if self.settings.strict else '')}",
             )
 
     def seconds(self) -> float:

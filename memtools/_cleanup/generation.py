@@ -32,26 +32,20 @@ def generation(pool: KVPool | None = None, policy: CleanupPolicy | None = None) 
         with memtools.generation(policy=policy):
             ...
 
-    Every MemoryMonitor that runs keeps time and peaks of it as a phase. At its end the policy's
-    clock "generation" ticks: `CleanupPolicy(empty_cache_every={"generation": 1})`. The policy also
-    learns of the pool, whose idle pages its action pool_trim gives back; without a policy a pool is
-    left alone.
+    Running MemoryMonitors measure it as a phase. At its end the policy's clock "generation" ticks:
+    `CleanupPolicy(empty_cache_every={"generation": 1})`. The policy's pool_trim returns the idle
+    pages of the pool.
 
-    Serves functions, methods, coroutines and generators: a stream lasts from its first value to its
-    end, or until it is closed. Inside another generation, on its thread, it is a part of that one.
-    Within a region compiled by torch.compile it does nothing.
-
-    Gradients are left as they are. Where what a decorated function returns carries an autograd
-    graph of 1 MiB or more, a RuntimeWarning says so once, with its size; of coroutines, generators
-    and blocks the result is not seen.
+    Works on functions, methods, coroutines and generators; nested generations on one thread are
+    part of the outer one. Within a torch.compile region it does nothing. If the result of a
+    decorated function carries an autograd graph of 1 MiB or more, a RuntimeWarning says so once.
 
     Args:
-        pool: a KVPool whose idle pages the policy is to give back.
+        pool: a KVPool whose idle pages the policy returns.
         policy: the CleanupPolicy; None marks the phase in monitors only.
 
-    Raises TypeError if `pool` is not a KVPool or `policy` not a CleanupPolicy. Costs about 10 us,
-    and what the phase costs, see MemoryMonitor.phase; a decorated coroutine or generator 1 us for
-    each step.
+    Raises TypeError if `pool` is not a KVPool or `policy` not a CleanupPolicy. Costs about 10 us
+    and the cost of the phase; 1 us per step of a coroutine or generator.
     """
     if pool is not None and not isinstance(pool, _core.KVPool):
         kind = getattr(pool, "__name__", type(pool).__name__)

@@ -23,8 +23,8 @@ _POLICY = Union["CleanupPolicy", _core.Policy, None]
 
 
 def managed(policy: _POLICY, *, clear: Clear = ()) -> Managing:
-    """Count each outermost call of a function as one update of a policy, which cleans up where the
-    call ends.
+    """Count each outermost call of a function as one update of a policy, which cleans up at its
+    end.
 
         class Agent:
             @memtools.managed(policy, clear=("model.gate_history", "model.aux_loss"))
@@ -33,39 +33,31 @@ def managed(policy: _POLICY, *, clear: Clear = ()) -> Managing:
         with memtools.managed(policy, clear=[model.gate_history]):   # or for a block
             ...
 
-    Serves functions, methods, classmethods and staticmethods; coroutines and generators too, which
-    are one update from their first step to their end. Signature, name, documentation and pickling
-    stay. A call inside another one of the same policy, on its thread, is a part of that update. A
-    call that raised, or a generator that was closed early, does not count. A region compiled by
-    torch.compile is one update, when it has run.
+    Works on functions, methods, classmethods, staticmethods, coroutines and generators. A nested
+    call of the same policy on the same thread is part of the outer update. A call that raises does
+    not count. A region compiled by torch.compile is one update.
 
-    What `clear` names is cleared after every call, one that raised and one inside another too, and
-    before the policy acts. A name such as "model.gate_history" begins at the parameter of that
-    name, if the function has it, else at an attribute of its first argument, mostly self; "0" is an
-    item and "*" is all of them: "model.blocks.*.gate_history". For objects that are at hand, put
-    the object itself, or (object, "name"), which is one target and not two; in a `with` block only
-    objects can be named. An object is cleared by its clear(), or else its reset(); a tensor or a
-    number is replaced by None.
+    `clear` is cleared after every call, also after an exception and in nested calls, before the
+    policy acts: by clear() or reset(), and a tensor or a number is replaced by None. A name such as
+    "model.gate_history" starts at the parameter of that name, else at an attribute of the first
+    argument; "0" is an item, "*" all items: "model.blocks.*.gate_history". A target may also be an
+    object or (object, "name"); a `with` block takes only these.
 
     Args:
-        policy: a CleanupPolicy; None if there is only something to clear.
+        policy: a CleanupPolicy; None to clear only.
         clear: names and objects to clear.
 
     Raises:
-        TypeError: `policy` is not a CleanupPolicy, something cannot be cleared, or the decorator is
-            put above something that is not a function.
-        ValueError: a name is malformed, or the function has no parameter at which it could begin.
+        TypeError: `policy` is not a CleanupPolicy, a target cannot be cleared, or the decorated
+            object is not a function.
+        ValueError: a name is malformed or matches no parameter.
 
-    With the environment key MEMTOOLS=0 a function is returned as it is, unless there is something
-    to clear.
+    A call raises AttributeError for a missing name and TypeError for a target that cannot be
+    cleared, after it has run; an exception of the function itself wins, with a note. MemoryPressure
+    of an action propagates.
 
-    A call raises, after it is done, AttributeError for a name that does not exist and TypeError
-    for something that cannot be cleared; if the function itself raised, that exception propagates,
-    with a note. So does what an action of the policy raises, such as MemoryPressure.
-
-    Costs some 20 ns a call on a method, where nothing is due and nothing is to be cleared; 1 us for
-    each name to clear, 0.3 us for `bound = agent.update; bound(buffer)` and for classmethods, 4 us
-    for coroutines and generators, and 0.6 us for each step of them.
+    With MEMTOOLS=0 only `clear` is done. Costs about 20 ns per call of a method, 1 us per name to
+    clear, and 4 us per coroutine or generator with 0.6 us per step.
     """
     core = policy if isinstance(policy, _core.Policy) else getattr(policy, "_core", None)
     if policy is not None and not isinstance(core, _core.Policy):
@@ -159,7 +151,9 @@ def _finish(
     except Exception as failed:
         if error is None:
             raise
-        error.add_note(f"while it passed, clearing failed: {type(failed).__name__}: {failed}")
+        error.add_note(
+            f"while this exception propagated, clearing failed: {type(failed).__name__}: {failed}"
+        )
 
 
 class _Call:

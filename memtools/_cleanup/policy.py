@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 class CleanupPolicy:
     """Runs gc, empty_cache and malloc_trim on a schedule or under memory pressure, and backs off
-    where they free nothing.
+    if they free nothing.
 
         policy = memtools.CleanupPolicy(gc_every=100)
         with policy:
@@ -40,47 +40,41 @@ class CleanupPolicy:
                         policy.step()
         print(policy.report())
 
-    `with policy:` takes over Python's garbage collector: after two updates it puts aside
-    everything alive by gc.freeze() and turns automatic collection off; from there on the policy
-    collects what is younger, at steps of its own choice. At the end gc is restored. Without the
-    `with` block the policy leaves gc alone and does everything else.
+    `with policy:` takes over Python's garbage collector: after two updates it freezes all objects
+    with gc.freeze() and turns automatic collection off; gc is restored at the end. Without the
+    `with` block the policy leaves gc's settings alone.
 
-    Actions run in `step()`, at epochs and at the ends of phases, on the thread that calls them: one
-    at a time, and never during a CUDA graph capture. An action that frees less than 1 % of what the
-    process holds twice in a row waits twice as long as before, up to 64 times; actions that do not
-    pay may take 0.3 % of the time. An exception of an action or a callback is reported once,
-    as a RuntimeWarning, and training goes on; only MemoryPressure and BaseExceptions such as
-    KeyboardInterrupt propagate.
+    Actions run in `step()`, at epochs and at the ends of phases, on the calling thread, never
+    during a CUDA graph capture. An action that frees less than 1 % of the process's memory twice
+    in a row waits twice as long, up to 64 times; actions that do not pay may take 0.3 % of the
+    time. An exception of an action or a callback is reported once, as a RuntimeWarning; only
+    MemoryPressure and BaseExceptions propagate.
 
-    A cadence is an int, in updates, or a dict of what to count: "update", "micro_batch",
-    "validation" (its micro-batches), "epoch" (its begin and its end count one each), and names of
-    phases, at their ends: `{"update": 500, "generation": 1}`. None: never by cadence.
+    A cadence is a number of updates, or a dict of counts: "update", "micro_batch", "validation"
+    (its micro-batches), "epoch" (its begin and its end) and names of phases (their ends), such as
+    `{"update": 500, "generation": 1}`. None: never by cadence.
 
-    With the environment key MEMTOOLS=0 a policy counts, and leaves gc and memory alone.
+    With MEMTOOLS=0 a policy only counts.
 
     Args:
-        gc_every: the cadence of full collections of Python's garbage; 100 by default, which is
-            every 100 updates.
-        empty_cache_every: the cadence at which torch's cached device blocks go back to the driver.
-            None, the default: never by cadence.
-        trim_every: the cadence at which malloc's idle pages go back to the system. None, the
-            default: never by cadence.
-        pool_trim_every: the cadence at which the KVPools that the policy watches give their idle
-            pages back. None, the default: never by cadence.
-        at_epoch: whether gc, empty_cache and trim also run where an epoch begins and ends; True by
-            default. The devices are synchronised there.
-        pressure: the part of the limit, of the container or of a device, from which on memory
-            counts as short; above 0 and at most 1, 0.85 by default.
-        strict: whether the cadences are kept whatever that costs and frees; False by default.
-        limit: the memory that this process may use in bytes, as an int or like "12 GiB"; the limits
-            of the container and the machine count if they are lower. None, the default: these alone
-            count.
-        ranks: True (all ranks) or a process group: the ranks agree on cleanups, so that all do the
-            same at the same step. False: each rank decides alone. None, the default: the same as
-            False, with a RuntimeWarning if there are several ranks.
+        gc_every: the cadence of full garbage collections; 100 updates by default.
+        empty_cache_every: the cadence at which torch's cached device blocks are freed. None by
+            default.
+        trim_every: the cadence at which malloc's idle pages are returned. None by default.
+        pool_trim_every: the cadence at which watched KVPools return idle pages. None by default.
+        at_epoch: also run gc, empty_cache and trim where an epoch begins and ends, with the devices
+            synchronised; True by default.
+        pressure: the share of the limit above which memory counts as short, above 0 and at most 1;
+            0.85 by default.
+        strict: keep the cadences whatever they cost; False by default.
+        limit: the memory that this process may use, an int or like "12 GiB"; lower limits of the
+            container and the machine count too. None, the default: these alone.
+        ranks: True (all ranks) or a process group: the ranks agree on cleanups at the same step.
+            False: each rank decides alone. None, the default: as False, with a RuntimeWarning if
+            there are several ranks.
 
     Raises:
-        TypeError, ValueError: an argument that makes no sense; it is named.
+        TypeError, ValueError: an argument is invalid.
     """
 
     __slots__ = ("__weakref__", "_core", "_engine")
@@ -123,13 +117,12 @@ class CleanupPolicy:
     # --- in the loop ---
 
     def step(self, n: int = 1) -> None:
-        """Count an update, or several, and do what is due, on this thread. Takes about 50 ns where
-        nothing is due.
+        """Count updates and do what is due, on this thread. Takes about 50 ns if nothing is due.
 
         Args:
             n: how many updates have ended, 0 to 2**48; 1 by default.
 
-        Raises TypeError if `n` is not an int, ValueError if it is out of its range.
+        Raises TypeError if `n` is not an int, ValueError if it is out of range.
         """
         self._core.tick(UPDATE, n)
 
@@ -137,15 +130,14 @@ class CleanupPolicy:
         """Count a micro-batch that has ended.
 
         Args:
-            validation: whether it was one of validation; False, the default: one of training.
+            validation: whether it was a validation batch; False by default.
         """
         self._core.tick(VALIDATION if validation else MICRO_BATCH)
 
     def epoch(self) -> Span:
         """Mark an epoch, as a context manager or a decorator.
 
-        It counts when the epoch begins and when it ends, but not when an exception ends it. A call
-        that is used as neither counts nothing, and is reported once.
+        Counts when the epoch begins and when it ends without an exception.
         """
         return Span(self._core, EPOCH, "epoch()", self._engine.complain)
 
@@ -155,10 +147,10 @@ class CleanupPolicy:
         Cadences use the name: `gc_every={"generation": 1}`.
 
         Args:
-            name: the name of the phase, of which a policy takes at most 12.
+            name: the name of the phase; a policy has at most 12.
 
-        Raises TypeError if `name` is not a str; ValueError if it is empty, is a clock of the
-        policy's own such as "update", or is a thirteenth name.
+        Raises TypeError if `name` is not a str; ValueError if it is empty, a built-in clock such as
+        "update", or a thirteenth name.
         """
         clock = self._engine.clocks.phase(name)
         return Span(self._core, clock, f"phase({name!r})", self._engine.complain)
@@ -170,37 +162,37 @@ class CleanupPolicy:
     ) -> Handle:
         """Call `callback` on a schedule, or under memory pressure.
 
-        What it frees and costs is in the report, and it backs off like every action that frees
-        nothing.
+        It is measured and backs off like the built-in actions.
 
         Args:
             name: for the report and for cleanup(); 1 to 40 printable characters.
-            callback: called with a CleanupCall, or with nothing if it takes no argument.
+            callback: called with a CleanupCall, or without arguments.
             every: its cadence; None: never by cadence.
-            pressure: whether to call it also when memory is short.
+            pressure: whether to call it when memory is short, too.
 
         Returns a `Handle`, whose `remove()` removes the callback.
 
-        Raises TypeError if an argument is of another type, ValueError if the name is in use, is
-        that of a built-in action, or is one more than 10 different names.
+        Raises TypeError if an argument has a wrong type, ValueError if the name is in use, belongs
+        to a built-in action, or exceeds 10 names.
         """
         return self._engine.add(name, callback, every, pressure)
 
     def watch(self, pool: KVPool) -> None:
-        """Trim another pool as well, for as long as it lives; the policy does not keep it alive.
+        """Trim this pool as well, for as long as it lives.
 
         Args:
-            pool: the pool. It may be given twice.
+            pool: the pool, which the policy does not keep alive.
 
         Raises TypeError if `pool` is not a KVPool, ValueError if it is closed.
         """
         self._engine.pools.add(pool)
 
     def cleanup(self, *actions: str) -> tuple[Cleaned, ...]:
-        """Run these actions now, by name; without names gc, pool_trim, empty_cache and trim. One
-        that has nothing to work on, such as empty_cache without CUDA, is left out.
+        """Run actions now, by name; by default gc, pool_trim, empty_cache and trim.
 
-        Returns what each of them did. Raises ValueError for an unknown name, RuntimeError in a
+        Actions with nothing to work on, such as empty_cache without CUDA, are left out.
+
+        Returns what each action did. Raises ValueError for an unknown name, RuntimeError in a
         callback of this policy and during a CUDA graph capture.
         """
         engine = self._engine
@@ -217,10 +209,9 @@ class CleanupPolicy:
     # --- life ---
 
     def start(self) -> None:
-        """Start a run: reset time and back-off, and take over Python's gc. Each `start()` needs a
-        `stop()`.
+        """Start a run: reset time and back-off, and take over Python's gc. Pairs with `stop()`.
 
-        Raises RuntimeError if `ranks` asks for an agreement and there is no process group.
+        Raises RuntimeError if `ranks` needs a process group and there is none.
         """
         self._engine.start()
 
@@ -243,14 +234,12 @@ class CleanupPolicy:
     def worker_init(self, worker_id: int) -> None:
         """Set up gc in a data-loading worker: `DataLoader(worker_init_fn=policy.worker_init)`.
 
-        Puts aside what the worker was born with: a collection writes to each object that it looks
-        at, and in a forked worker each page that is written to is copied. No collection comes
-        before, for the same reason. In a spawned worker nothing is shared; there it saves the time
-        of looking at the imported modules again and again. gc is on in the worker if it was before
+        Freezes the objects that the worker starts with, so that collections neither copy pages
+        shared with the parent nor visit imported modules. gc is on in the worker if it was before
         the policy took it over. Takes a millisecond.
 
         Args:
-            worker_id: the worker's number, which DataLoader passes; not used.
+            worker_id: passed by DataLoader; not used.
         """
         if not is_off:
             gc.freeze()
@@ -267,7 +256,7 @@ class CleanupPolicy:
     # --- what it did ---
 
     def report(self) -> PolicyReport:
-        """Return what each action did, cost and freed, and whether it pays. Takes some 0.1 ms."""
+        """Return what each action did, cost and freed, and whether it pays. Takes about 0.1 ms."""
         from memtools._cleanup.report import report_of
 
         return report_of(self._engine)

@@ -15,20 +15,20 @@ from memtools._cleanup.engine import MAX_COST, MUCH, Done, Engine
 
 @dataclass(frozen=True, slots=True)
 class ActionReport:
-    """One action of a policy: what was asked of it and what it did.
+    """One action of a policy.
 
     Attributes:
         name: "gc", "gc_young", "empty_cache", "trim", "pool_trim", "freeze", or a callback's name.
         when: when it is due: "100 updates, 1 epoch; pressure".
-        count: how often it ran.
-        total_ms: what all runs took together, in milliseconds.
-        share: of all the time; nan before any has passed.
-        host_freed_bytes: what it freed in host memory, all runs together.
-        device_freed_bytes: what it freed on all devices, all runs together.
-        paid: how often it freed 1 % of what the process holds, on the host or on the devices.
-        skipped: cadences left out because actions that do not pay have had their part of the time.
+        count: number of runs.
+        total_ms: milliseconds of all runs.
+        share: of all the time; nan at the start.
+        host_freed_bytes: host memory freed by all runs.
+        device_freed_bytes: device memory freed by all runs.
+        paid: runs that freed 1 % of the process's memory, on the host or on the devices.
+        skipped: cadences left out because actions that do not pay had used up their time.
         backoff: how many times longer than its cadence it waits now, 1 to 64.
-        error: what it raised last, as text; "" for nothing.
+        error: the last exception, as text, or "".
         verdict: whether it pays, in words.
     """
 
@@ -56,12 +56,12 @@ class CycleReport:
     """Cycles of objects that were collected, and the tensors that they held.
 
     Attributes:
-        objects: all that were collected.
-        tensors: tensors among them, counted in the collections that looked for them.
-        tensor_bytes: the memory of these tensors.
-        inspected: collections that looked for tensors: those after one that found much.
-        examples: kinds of tensors, and the classes and functions whose objects lay in the same
-            garbage: "[256, 256] float32 tensor, beside Trainer, Hook".
+        objects: collected objects.
+        tensors: tensors among them, in the inspected collections.
+        tensor_bytes: memory of these tensors.
+        inspected: collections that looked for tensors, after one that found much.
+        examples: kinds of tensors, with the classes and functions in the same garbage:
+            "[256, 256] float32 tensor, with Trainer, Hook".
     """
 
     objects: int
@@ -81,10 +81,10 @@ class PolicyReport:
         actions: those that can become due, and those that ran.
         cycles: what collections found.
         manages_gc: whether the policy runs Python's gc now.
-        frozen_objects: how many objects it has put aside.
-        looks: readings of memory to decide by.
-        own_ms: milliseconds that looks, decisions and measuring took, beside the actions.
-        notes: what limits the policy here, a sentence each.
+        frozen_objects: objects it has frozen.
+        looks: readings of memory for decisions.
+        own_ms: milliseconds of looks, decisions and measuring, without the actions.
+        notes: restrictions that apply here, a sentence each.
     """
 
     seconds: float
@@ -99,12 +99,12 @@ class PolicyReport:
 
     @property
     def total_ms(self) -> float:
-        """Total milliseconds spent in all actions."""
+        """Milliseconds spent in all actions."""
         return math.fsum(action.total_ms for action in self.actions)
 
     @property
     def share(self) -> float:
-        """Share of the time that actions and the policy itself took; nan before any has passed."""
+        """Share of time that actions and the policy took; nan at the start."""
         return (self.total_ms + self.own_ms) / 1e3 / self.seconds if self.seconds else math.nan
 
     def __getitem__(self, name: str) -> ActionReport:
@@ -289,7 +289,7 @@ def _action(
         "",
     )
     if action == WARM_UP:
-        return replace(found, verdict="once, so that later collects pass over what was there")
+        return replace(found, verdict="once, so that later collections skip older objects")
     words = verdict(
         found,
         applies=engine.why_not(action) if action in NAMES else "",

@@ -30,19 +30,19 @@ class BuildError(MemtoolsError):
 
 
 class BuildShim:
-    """Compile the extension module that is made for one exact torch.
+    """Compile the extension module for the installed torch.
 
-    memtools works without it, some of it slower. Run this once after torch was installed or
-    upgraded: nothing else builds the module. It needs a C++ compiler and Python's headers; the
-    sources and torch's headers are installed already. The module is written into the folder of
-    memtools, or into the user's cache if that folder is read-only.
+    memtools works without it, more slowly in places. Run this once after installing or upgrading
+    torch: nothing else builds the module. It needs a C++ compiler and Python's headers; the sources
+    and torch's headers are installed already. The module is written into the folder of memtools, or
+    into the user's cache if that folder is read-only.
     """
 
     name = "build-shim"
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
-            "--force", action="store_true", help="build it even if one fits already"
+            "--force", action="store_true", help="build it even if a fitting one exists"
         )
 
     def run(self, args: argparse.Namespace) -> int:
@@ -110,7 +110,7 @@ def find_compiler() -> list[str]:
         if command and shutil.which(command[0]) is not None:
             return command
     if named:
-        raise BuildError(f"the C++ compiler that CXX names, {named!r}, is not there")
+        raise BuildError(f"the C++ compiler that CXX names, {named!r}, does not exist")
     raise BuildError(f"there is no C++ compiler ({', '.join(COMPILERS)}); {INSTALL_COMPILER}")
 
 
@@ -157,8 +157,8 @@ def compile_shim(
         if done.returncode != 0 or not made.is_file():
             sys.stderr.write(done.stdout + done.stderr)
             raise BuildError(
-                f"{compiler[0]} cannot compile the shim for torch {torch.version}, its errors are "
-                "above; a compiler that knows C++20 is needed, such as gcc 12 or clang 14"
+                f"{compiler[0]} cannot compile the shim for torch {torch.version}, see its errors "
+                "above; it must support C++20, as gcc 12 and clang 14 do"
             )
         made.chmod(made.stat().st_mode & ~0o022)  # A shim that others may write to is not loaded.
         os.replace(made, path)

@@ -27,18 +27,17 @@ def bounds(text: str) -> list[Bound]:
 
 
 class Compare:
-    """Compare two runs by their records, and fail where memory got worse.
+    """Compare the records of two runs, and fail if memory got worse.
 
     memtools compare base.mem new.mem                               a table
     memtools compare base.mem new.mem --fail peak=+5%,growth=+1KiB/step,leak
 
-    Figures that differ by no more than those of two runs of one script are called "same", or
-    "within noise" with the difference. A bound is a rise above base (peak=+5%, peak=+20MiB,
-    growth=+1KiB/step, seconds=+10%) or the most that new may have (peak=2GiB, growth=4KiB/step,
-    seconds=0.5s). It is about peak (what counts against the limit), process, device, growth,
-    seconds (of a step) or phase:NAME. The bound "leak" fails on a leak that base does not have.
-    The exit code is 1 if a bound is broken, and 2 if a bound cannot be judged or a file is not a
-    record.
+    Differences within the noise between two runs of one script are shown as "same" or "within
+    noise". A bound is either a rise above base (peak=+5%, peak=+20MiB, growth=+1KiB/step,
+    seconds=+10%) or a maximum for new (peak=2GiB, growth=4KiB/step, seconds=0.5s). Its name is peak
+    (what counts against the limit), process, device, growth, seconds (per step) or phase:NAME. The
+    bound "leak" fails on a leak that base does not have. The exit code is 1 if a bound is broken,
+    and 2 if a bound cannot be judged or a file is not a record.
     """
 
     name = "compare"
@@ -53,12 +52,12 @@ class Compare:
             action="append",
             default=[],
             metavar="BOUNDS",
-            help="bounds, with commas between them; may be given several times",
+            help="comma-separated bounds; may be repeated",
         )
         add(
             "--same-script",
             action="store_true",
-            help="refuse runs of different programs; without it a note says that they differ",
+            help="refuse runs of different programs, instead of printing a note",
         )
         add("--json", action="store_true", help="all figures as JSON: bytes, seconds, stable keys")
 
@@ -92,8 +91,8 @@ def _different(compared: Comparison) -> str:
         f"{one.path}: {one.command or 'no command'}" for one in (compared.base, compared.new)
     ]
     return (
-        f"these are not known to be runs of one program ({'; '.join(commands)}); compare runs of "
-        "one script, or leave out --same-script"
+        f"these may be runs of different programs ({'; '.join(commands)}); compare runs of one "
+        "script, or leave out --same-script"
     )
 
 
@@ -151,6 +150,6 @@ def _verdict(judged: Sequence[Judgement]) -> Iterator[str]:
         if one.result == "broken":
             yield f"broken: {one.text}"
         elif one.doubtful:
-            yield f"held, but not known well enough (make more steps): {one.text}"
+            yield f"held, but too uncertain (run more steps): {one.text}"
     if judged and all(one.result == "held" for one in judged):
-        yield "all bounds are kept"
+        yield "all bounds hold"

@@ -274,7 +274,9 @@ def works_here(findings: Findings, no_torch: str, no_shim: str) -> dict[str, Par
     trainers = installed_version("transformers")
     no_trainers = blocked or (TRAINERS_REMEDY if trainers.value is None else "")
     live = (
-        "live, by rich" if installed_version("rich").value else f"a line each time; {LIVE_REMEDY}"
+        "live view, by rich"
+        if installed_version("rich").value
+        else f"one line per update; {LIVE_REMEDY}"
     )
     pool = "on the host" if no_cuda else "on the host and on CUDA"
     cleanup = "gc, malloc_trim" if no_cuda else "gc, malloc_trim, empty_cache"
@@ -286,13 +288,13 @@ def works_here(findings: Findings, no_torch: str, no_shim: str) -> dict[str, Par
         accumulation = f"native passes, on one thread; for torch's threads run {build}"
         check = f"by a torch call; for the faster {SHIM} ({no_shim}) run {build}"
     return {
-        "gate_history_cpu": Part("gate history, CPU", not blocked, blocked),
-        "gate_history_cuda": Part("gate history, CUDA", not no_cuda, no_cuda, can=_has_gpu(cuda)),
+        "gate_history_cpu": Part("gate history (CPU)", not blocked, blocked),
+        "gate_history_cuda": Part("gate history (CUDA)", not no_cuda, no_cuda, can=_has_gpu(cuda)),
         "kv_pool": Part("KV-cache pool", not blocked, blocked or pool),
         "cleanup_policy": Part("cleanup policy", not no_act, no_act or cleanup),
-        "amp": Part("accumulation, AMP", not blocked, blocked or accumulation),
-        "run": Part("memtools run", not no_act, no_act or "records a program as it is"),
-        "plan": Part("memtools plan", not blocked, blocked or "a step before anything runs"),
+        "amp": Part("accumulation (AMP)", not blocked, blocked or accumulation),
+        "run": Part("memtools run", not no_act, no_act or "records an unchanged program"),
+        "plan": Part("memtools plan", not blocked, blocked or "plans a step without running it"),
         "use": _by("memtools.use", "transformers", trainers, no_trainers),
         "watch": Part("memtools watch", not no_core, no_core or live),
         "report": _by("memtools report", "jinja2", page, no_page),
@@ -315,7 +317,7 @@ def _why_no_cuda(cuda: Section, torch_cuda: Fact, rebuild: str) -> str:
     """All reasons why CUDA does not work, so that they can be removed at once."""
     devices, missing = cuda["devices"].value, []
     if not devices and (devices == 0 or cuda["kernel_driver"].value is None):
-        missing.append("no CUDA device answers: it takes an NVIDIA GPU and its driver")
+        missing.append("no CUDA device answers: install an NVIDIA GPU and its driver")
     elif devices is None:
         missing.append(f"no CUDA runtime, {cuda['devices'].text}: install torch's build for CUDA")
     if torch_cuda.value is None:
@@ -422,14 +424,13 @@ def as_json(findings: Findings) -> str:
 
 
 class Doctor:
-    """Say what works here, what does not and what to do about it.
+    """Show what works on this machine, what does not, and how to fix it.
 
-    Prints a line that says whether all works, a line for each part of memtools, and then the
-    details: versions, the state of the extension modules, CUDA, the memory that this process may
-    use (the lowest limit over its control group and all ancestors) and kernel settings. It imports
-    torch to see whether it connects. The exit code is 1 if something that should work on this
-    machine is broken, such as a part that was compiled against another torch. A machine without a
-    GPU or without torch is not a failure.
+    Prints a summary, a line for each part of memtools, and the details: versions, extension
+    modules, CUDA, the memory that this process may use (the lowest limit of its control group and
+    all groups above it) and kernel settings. It imports torch to check that it connects. The exit
+    code is 1 if something that should work on this machine is broken, such as a part compiled for
+    another torch. A missing GPU or a missing torch is not a failure.
     """
 
     name = "doctor"

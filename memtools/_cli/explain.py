@@ -17,23 +17,23 @@ if TYPE_CHECKING:
 
 
 class Explain:
-    """Explain what happened in a run: from its run.mem, or from what it wrote.
+    """Explain what happened in a run, from its run.mem or from its output.
 
-    From a run.mem: how it ended (by itself, by an exception, out of memory, or killed), how near to
-    the limit memory was, what grew and since when, who holds it and when the limit comes, the
-    phases by peak, and what to do next. What grows has a grade of how certain it is that memory
-    leaks: suspect, growing, likely or leak. The run may go on, have ended, or have been killed.
+    From a run.mem: how the run ended (normally, with an exception, out of memory, or killed), how
+    close memory came to the limit, what grew since when, what holds it, when the limit is reached,
+    the phases by peak, and what to do next. Each growth has a grade of certainty: suspect, growing,
+    likely or leak. The run may still be going.
 
-    From a text (a file, or - for standard input): the message that memory ran out, of torch, a
-    library, a DataLoader, a scheduler or the kernel. What each figure is, drawn to scale, whether
-    it is size or fragmentation, and what to change. The text may be a log of any size, of several
-    ranks. With the text and the run.mem of one run it explains both.
+    From a text (a file, or - for standard input): the out-of-memory message of torch, a library, a
+    DataLoader, a scheduler or the kernel. It shows each figure to scale, whether the cause is size
+    or fragmentation, and what to change. The text may be a log of any size, from several ranks.
+    Given the text and the run.mem of one run, it explains both.
 
-    With --with changes of the program are replayed together on the two steps that were traced; the
-    names are those of the table of changes, and the peak is the one that the program would have.
+    --with replays changes of the program together on the two traced steps, and prints the peak that
+    the program would have. The table of changes in the explanation has their names.
 
-    The exit code is 2 for a file that is neither, for a text without such a message, and for a
-    change that does not exist.
+    The exit code is 2 if a file is neither a record nor a text with such a message, or if a change
+    is unknown.
     """
 
     name = "explain"
@@ -43,8 +43,8 @@ class Explain:
             "files",
             nargs="*",
             metavar="FILE",
-            help="a run.mem, a text, or one of each; - is standard input; by default the newest "
-            "record of this folder",
+            help="a run.mem, a text, or one of each; - is standard input (default: the newest "
+            "record of this folder)",
         )
         parser.add_argument(
             "--exit-code",
@@ -56,7 +56,7 @@ class Explain:
             "--with",
             dest="changes",
             metavar="CHANGES",
-            help="say what the peak of a run.mem would be with these changes together, such as "
+            help="print the peak of a run.mem with these changes together, such as "
             "del,checkpoint:blocks",
         )
         parser.add_argument(
@@ -109,7 +109,7 @@ def _of_files(names: list[str], changes: str | None) -> list[_Part]:
     if len(texts) > 1 or len(records) > 1:
         raise UnreadableError("give one run.mem, one text, or one of each")
     if changes is not None and not records:
-        raise UnreadableError("--with needs a run.mem: a text says nothing of single tensors")
+        raise UnreadableError("--with needs a run.mem: a text has no data about single tensors")
     parts = [_of_text(*found) for found in texts]
     return parts + [_of_record(figures_of(read(name)), changes) for name in records]
 

@@ -18,30 +18,30 @@ FORMATS = {"jsonl": ".jsonl", "trace": ".trace.json"}
 
 
 class Export:
-    """Write a record as JSON lines, or as a trace for Perfetto.
+    """Export a record as JSON lines, or as a trace for Perfetto.
 
-    jsonl: one object a line, its "type" first: the record, then its buckets (the whole run),
-    samples (the newest, one by one), events and phases. trace: Chrome's trace format, which
-    ui.perfetto.dev and chrome://tracing open: a counter for each column, and a span for each event
-    with a duration. The run may go on or have been killed. A file that exists is replaced only with
-    --force, and a failure leaves no part of a file.
+    jsonl: one object per line, with its "type" first: the record, buckets (the whole run), samples
+    (the newest), events and phases. trace: Chrome's trace format, for ui.perfetto.dev and
+    chrome://tracing, with a counter for each column and a span for each event that has a duration.
+    The run may still be going, or may have been killed. An existing file is replaced only with
+    --force, and a failure leaves no partial file.
     """
 
     name = "export"
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
-            "record", nargs="?", metavar="RECORD", help="by default the newest *.mem here"
+            "record", nargs="?", metavar="RECORD", help="default: the newest *.mem of this folder"
         )
         parser.add_argument("--to", choices=sorted(FORMATS), required=True, help="the format")
         parser.add_argument(
             "-o",
             "--output",
             metavar="FILE",
-            help="where to; - is the standard output; by default the record's name with .jsonl or "
-            ".trace.json",
+            help="the file to write; - is standard output (default: the record's name with .jsonl "
+            "or .trace.json)",
         )
-        parser.add_argument("--force", action="store_true", help="replace a file that exists")
+        parser.add_argument("--force", action="store_true", help="replace an existing file")
         parser.add_argument("--json", action="store_true", help="print what was written as JSON")
 
     def run(self, args: argparse.Namespace) -> int:
@@ -79,5 +79,5 @@ def save(path: str, write: Callable[[IO[str]], None], force: bool) -> None:
             as_utf8(file, write)
         return
     if not force and os.path.lexists(path):
-        raise FileExistsError(f"{path} is there already; pass --force to write over it")
+        raise FileExistsError(f"{path} exists; pass --force to replace it")
     replace_file(path, lambda file: as_utf8(file, write), mode=0o600)

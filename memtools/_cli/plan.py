@@ -16,21 +16,21 @@ from memtools._cli.records import complain, printed
 
 
 class Plan:
-    """Plan a training step: its memory before anything runs.
+    """Plan the memory of a training step without running it.
 
-    Give module:function. The function makes model, optimizer and data, and returns the step, a
-    callable without arguments. Both run under torch's fake tensors, which have shapes and no
-    memory, so that neither memory nor a device is needed, though the step may name one. With --vary
-    the function is called with other values of its arguments, and each setting is planned.
+    Give module:function. The function makes the model, the optimizer and the data, and returns the
+    step, a callable without arguments. Both run with torch's fake tensors, which have shapes but no
+    memory, so neither memory nor a device is needed. With --vary, the function is called with other
+    values of its arguments, and each setting is planned.
 
     It prints the peak of the step, by category and over time, and what torch's caching allocator
-    reserves for it, by a model that is not yet measured on a GPU. What kernels of a GPU need for
-    themselves, such as those of convolutions, is not part of it. With --vary it prints all
-    settings, what each lever gives, and for each limit the best setting: the first one that fits,
-    the most wanted first, with the changes of the program that cost least time.
+    would reserve, from a model that has not been measured on a GPU yet. Memory that GPU kernels use
+    internally, such as those of convolutions, is not included. With --vary it also prints what each
+    lever saves and the best setting for each limit: the first one that fits, in the order given,
+    with the changes of the program that cost least time.
 
-    A step that makes shapes of values, such as nonzero, cannot run so. With --measure it runs for
-    real on the CPU, with small values of an argument, and the plan is fitted to that.
+    A step whose shapes depend on values, such as one that calls nonzero, needs --measure: it runs
+    for real on the CPU with small values of an argument, and the plan is fitted to that.
 
     The exit code is 2 if the step cannot be planned; the reason is one line on stderr.
     """
@@ -41,15 +41,14 @@ class Plan:
         parser.add_argument(
             "target",
             metavar="MODULE:FUNCTION",
-            help="a module of this folder or an installed one, and its function that returns the "
-            "step",
+            help="a module, in this folder or installed, and its function that returns the step",
         )
         parser.add_argument(
             "--limits",
             default="",
             metavar="SIZES",
-            help="say of each limit whether the step fits, such as 8,12,16,24GiB; a number without "
-            "a unit has that of the next one that has one",
+            help="show whether the step fits these limits, such as 8,12,16,24GiB; a number "
+            "without a unit takes the next unit in the list",
         )
         parser.add_argument(
             "--vary",
@@ -57,27 +56,27 @@ class Plan:
             default=[],
             metavar="NAME=VALUES",
             help="plan with each of these values of an argument of the function, such as "
-            "batch=8,16,32, the most important one first; may be repeated. precision=float32,"
-            "bfloat16 needs no argument: the step then runs under autocast",
+            "batch=8,16,32, the preferred value first; may be repeated. "
+            "precision=float32,bfloat16 needs no argument: it plans the step under autocast",
         )
         parser.add_argument(
             "--measure",
             metavar="NAME=VALUES",
-            help="for a step that makes shapes of values, such as nonzero: run real steps on the "
-            "CPU with these small values of an argument, such as batch=8,16, four times each, and "
-            "fit the plan to them",
+            help="for a step whose shapes depend on values, such as one that calls nonzero: run "
+            "real steps on the CPU with these small values of an argument, such as "
+            "batch=8,16, four times each, and fit the plan to them",
         )
         parser.add_argument(
             "--device",
             choices=("cuda", "cpu"),
             default="cuda",
-            help="plan for this device, which need not be present; cuda by default",
+            help="the device to plan for, which need not be present (default: cuda)",
         )
         parser.add_argument(
             "--json", action="store_true", help="the same facts as JSON: bytes, stable keys"
         )
         parser.add_argument(
-            "--markdown", action="store_true", help="a table in Markdown, for a README"
+            "--markdown", action="store_true", help="print a Markdown table, for a README"
         )
 
     def run(self, args: argparse.Namespace) -> int:

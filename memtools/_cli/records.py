@@ -47,7 +47,9 @@ def newest_record(folder: str | os.PathLike[str] = ".") -> str:
     """
     found = [(start, path) for path in _candidates(folder) if (start := _started(path)) is not None]
     if not found:
-        raise UnreadableError("there is no record here; give its path, or make one: memtools run")
+        raise UnreadableError(
+            "there is no record in this folder; give its path, or make one with memtools run"
+        )
     return max(found)[1]
 
 

@@ -10,12 +10,12 @@ from memtools._cli.records import UnreadableError, complain, newest_record, prin
 
 
 class Report:
-    """Make one HTML page of a run.mem, or of several side by side.
+    """Make one HTML page from one run.mem, or from several side by side.
 
-    The page needs no network. It has a time line by tier with phases and events, the phases, leaks
-    with their holders, what the cleanups freed, and a table that compares the records. It is
-    written beside the first record as run.html unless -o names another file. The exit code is 2 for
-    a file that is not a record; nothing is written then. Needs jinja2: pip install jinja2.
+    The page works without a network. It has a time line by tier with phases and events, leaks with
+    their holders, what cleanups freed, and a comparison of the records. It is written as run.html
+    next to the first record, unless -o names another file. If a file is not a record, nothing is
+    written and the exit code is 2. Needs jinja2: pip install jinja2.
     """
 
     name = "report"
@@ -25,15 +25,17 @@ class Report:
             "records",
             nargs="*",
             metavar="record",
-            help="a run.mem; by default the newest record of this folder",
+            help="a run.mem (default: the newest record of this folder)",
         )
         parser.add_argument(
             "--redact",
             action="store_true",
             help="mask what looks like a secret in command lines and texts",
         )
-        parser.add_argument("-o", "--output", help="the page; by default run.html beside run.mem")
-        parser.add_argument("--title", help="the headline of the page")
+        parser.add_argument(
+            "-o", "--output", help="the page to write (default: run.html next to run.mem)"
+        )
+        parser.add_argument("--title", help="the title of the page")
         parser.add_argument(
             "--json", action="store_true", help="print the facts and the page's path as JSON"
         )

@@ -56,17 +56,17 @@ def milliseconds(text: str) -> int:
 class Run:
     """Run a training script, or any command, under the monitor.
 
-    memtools run train.py --lr 0.1      the script, as `python train.py --lr 0.1` would run it
+    memtools run train.py --lr 0.1      a script, as `python train.py --lr 0.1` would run it
     memtools run -m package.train       a module; -c CODE and - (standard input) work as well
     memtools run -- torchrun train.py   any command, watched from outside with all its descendants
 
-    The record, run.mem, survives whatever ends the run. What grows is printed on stderr at once,
-    and a summary at the end; stdout is the program's own. MEMTOOLS_LOG, _LIMIT, _GUARD,
-    _PRINT_EVERY and _TRACE set what no option sets. With MEMTOOLS=0 the program runs alone.
+    The record, run.mem, survives any end of the run. Growth is reported on stderr while the program
+    runs, and a summary at the end; stdout is left to the program. MEMTOOLS_LOG, _LIMIT, _GUARD,
+    _PRINT_EVERY and _TRACE set defaults for the options. With MEMTOOLS=0 the program runs alone.
 
     The exit code is the program's; a signal that ends the program ends this command too. memtools'
-    own are 1 for a record that cannot be made, 2 for wrong usage or for a script that is not there,
-    126 and 127 for a command that cannot be executed or is not found.
+    own codes are 1 if the record cannot be made, 2 for wrong usage or a missing script, 126 for a
+    command that cannot be executed and 127 for one that is not found.
     """
 
     name = "run"
@@ -74,26 +74,26 @@ class Run:
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         add = parser.add_argument
         record = "the record (default: run.mem; run-2.mem while run.mem is in use)"
-        interval = "milliseconds between samples (default: 10; less by itself near the limit)"
+        interval = "milliseconds between samples (default: 10; shorter near the limit)"
         add("-o", "--output", "--log", dest="log", metavar="PATH", help=record)
         add("--interval-ms", type=milliseconds, default=10, metavar="N", help=interval)
-        add("--limit", type=size, metavar="SIZE", help='what counts as full, for example "12 GiB"')
+        add("--limit", type=size, metavar="SIZE", help='the memory limit, for example "12 GiB"')
         add(
             "--guard",
             type=fraction,
             metavar="FRACTION",
-            help="of the limit: there, raise HostMemoryPressure at the end of a step; "
-            "a command after -- gets SIGTERM",
+            help="at this share of the limit, raise HostMemoryPressure at the end of a step; a "
+            "command after -- gets SIGTERM",
         )
         add(
             "--print-every",
             type=every,
             metavar="N",
-            help='print a summary of a script each so many steps, or "30 s", on stderr',
+            help='print a summary on stderr every N steps, or every "30 s" (scripts only)',
         )
-        traced = "trace no step for the line that makes what leaks, nor for the peak"
+        traced = "do not trace steps: no lines for leaks, no contents of the peak"
         add("--no-trace", dest="trace", action="store_false", default=None, help=traced)
-        add("-q", "--quiet", action="store_true", help="nothing on stderr")
+        add("-q", "--quiet", action="store_true", help="print nothing on stderr")
         add("--json", action="store_true", help="print lines of JSON on stderr")
         rest = argparse.REMAINDER
         add("-m", nargs=rest, dest="module", metavar="MODULE", help="a module and its arguments")

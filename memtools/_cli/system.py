@@ -86,12 +86,12 @@ def _shared_memory(room: tuple[int, int] | None, folder: Path) -> Section:
         return dict.fromkeys(keys, unknown(f"no {folder}"))
     free, total = room
     facts = {keys[0]: size(total), keys[1]: size(free)}
-    ends = 'a DataLoader with workers ends with "Bus error" where its batches do not fit'
+    ends = 'a DataLoader with workers fails with "Bus error" if its batches do not fit'
     if total <= SHM_NARROW:
-        remedy = "give the container more by docker run --shm-size=8g, or --ipc=host"
+        remedy = "give the container more: docker run --shm-size=8g, or --ipc=host"
         facts[keys[0]] = Fact(total, f"{format_bytes(total)} ({ends}; {remedy})")
     elif free <= SHM_NARROW:
-        remedy = f"look what is left there by ls -l {folder}"
+        remedy = f"see what is left there: ls -l {folder}"
         facts[keys[1]] = Fact(free, f"{format_bytes(free)} ({ends}; {remedy})")
     return facts
 

@@ -68,9 +68,9 @@ def _why_not(peak: Peak | None) -> str:
     if peak is None:
         return "no step of this run was recorded"
     if peak.traced is None:
-        return "nothing was traced after the highest step of this run"
+        return "nothing was traced after the step with the highest peak"
     if peak.traced.why:
         return f"they were not traced: {shown(peak.traced.why)}"
     if not peak.traced.kept:
-        return f"these have more storages than fit into the {MOST:,} characters of a record"
+        return f"their storages do not fit into the {MOST:,} characters of a record"
     return ""

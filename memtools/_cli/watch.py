@@ -36,15 +36,15 @@ def seconds(text: str) -> float:
 
 
 class Watch:
-    """Follow a run that writes a record: use against the limit, phases, leaks, events.
+    """Follow a running program: memory and its limit, phases, leaks, events.
 
     memtools watch              the newest record of this folder
-    memtools watch PATH         another record; of a run that has ended, the last state
+    memtools watch PATH         another record; for a run that has ended, its last state
     memtools watch PID          the record that this process writes
 
-    On a terminal it draws a live view if rich is installed. Otherwise, and into a file, a pipe or
-    the cell of a notebook, it writes a line each time, and one for each event. It ends with the
-    run, and says how that ended. Ctrl-C ends it and not the run.
+    In a terminal it draws a live view if rich is installed. Otherwise, as in a file, a pipe or a
+    notebook cell, it prints one line per update and one per event. It stops when the run ends, and
+    says how. Ctrl-C stops the view, not the run.
     """
 
     name = "watch"
@@ -57,13 +57,19 @@ class Watch:
             metavar="PATH|PID",
             help="default: the newest record of this folder",
         )
-        add("--once", action="store_true", help="show it once, and end")
+        add("--once", action="store_true", help="print the state once and exit")
         add(
             "--json",
             action="store_true",
-            help="print a JSON object each time, on a line of its own",
+            help="print one JSON object per line",
         )
-        add("--interval", type=seconds, default=1.0, metavar="S", help="default: 1 second")
+        add(
+            "--interval",
+            type=seconds,
+            default=1.0,
+            metavar="S",
+            help="seconds between updates (default: 1)",
+        )
 
     def run(self, args: argparse.Namespace) -> int:
         path = find_record(args.target) if args.target else newest_record()
@@ -89,7 +95,7 @@ def find_record(target: str) -> str:
         lines = []
     except PermissionError:
         raise MemtoolsError(
-            f"process {target} is not yours to look into; give the path of its record"
+            f"process {target} belongs to another user; give the path of its record"
         ) from None
     except FileNotFoundError:
         raise MemtoolsError(f"there is no process {target}") from None
@@ -97,7 +103,7 @@ def find_record(target: str) -> str:
         path = record_in(line)
         if path is not None:
             return path
-    raise MemtoolsError(f"process {target} writes no record; start it by memtools run")
+    raise MemtoolsError(f"process {target} writes no record; start it with memtools run")
 
 
 def record_in(line: str) -> str | None:

@@ -63,7 +63,7 @@ def test_a_schedule_that_costs_too_much_says_so_once():
     assert len(said) == 1
     text = str(said[0].message)
     assert "% of the time so far, most of it for tidy: print(policy.report()) says" in text
-    assert text.endswith("take a longer cadence or strict=False")
+    assert text.endswith("use a longer cadence or strict=False")
     assert said[0].filename == __file__
     assert policy.report()["tidy"].verdict.startswith("costs ")
 

@@ -80,7 +80,7 @@ def test_what_fails_to_clear_is_a_note_of_an_exception_that_passes():
     with pytest.raises(LookupError) as caught, bad:
         raise own
     assert caught.value is own
-    assert own.__notes__ == ["while it passed, clearing failed: OSError: disk"]
+    assert own.__notes__ == ["while this exception propagated, clearing failed: OSError: disk"]
     with pytest.raises(OSError, match="disk"), bad:
         pass
     assert counted(lambda: function(1)) == 1

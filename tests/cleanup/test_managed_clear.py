@@ -257,8 +257,8 @@ def test_it_never_takes_the_place_of_the_functions_own_exception():
         cleared(update, "nothing", Model())
     assert caught.value is own
     assert own.__notes__ == [
-        "while it passed, clearing failed: AttributeError: clear='nothing': Model has no "
-        "attribute 'nothing'"
+        "while this exception propagated, clearing failed: AttributeError: clear='nothing': Model "
+        "has no attribute 'nothing'"
     ]
     with pytest.raises(TypeError, match=r"missing 1 required positional"):
         cleared(update, "nothing")

@@ -80,7 +80,7 @@ def test_a_run_beside_itself_is_the_same_in_all(tmp_path: Path, capsys: Capture)
         capsys, *words, "--fail", "peak=+0,growth=+0B/step,leak,phase:forward=+0%"
     )
     assert (status, err) == (0, "")
-    assert out.endswith("\nall bounds are kept\n") or "held, but not known" in out
+    assert out.endswith("\nall bounds hold\n") or "held, but too uncertain" in out
 
 
 def test_the_report_and_the_comparison_tell_one_time_of_a_step(tmp_path: Path) -> None:
@@ -315,7 +315,7 @@ def test_a_bound_fails_above_it(bound: str, status: int, tmp_path: Path, capsys:
     found, out, err = told(capsys, *paths, "--fail", bound)
     assert found == status
     assert ("\nbroken: " in out) is (status == 1)
-    assert ("\nall bounds are kept\n" in out) is (status == 0)
+    assert ("\nall bounds hold\n" in out) is (status == 0)
     assert bool(err) is ("eval" in bound)
     found, out, _ = told(capsys, *paths, "--json", *(f"--fail={one}" for one in bound.split(",")))
     assert found == status
@@ -384,11 +384,11 @@ def test_a_bound_that_cannot_be_judged_has_not_passed(
     assert status == 2
     assert err.splitlines()[0] == f"memtools compare: {sentence}"
     assert out.startswith("base: ")
-    assert "all bounds are kept" not in out
+    assert "all bounds hold" not in out
 
 
 FEW: dict[str, Any] = {"steps": 10, "step_by": 20}  # a step of 0.5 ms has a sample of one in 20
-NO_GROWTH = "held, but not known well enough (make more steps): growth is"
+NO_GROWTH = "held, but too uncertain (run more steps): growth is"
 SAID: list[tuple[dict[str, Any], dict[str, Any], str, int, str]] = [
     (OLD, NEW, "peak=+5%", 1,
      "broken: peak (process) is 315.6 MiB against 300.0 MiB (+15.6 MiB, +5.2 %); the bound is "
@@ -401,10 +401,10 @@ SAID: list[tuple[dict[str, Any], dict[str, Any], str, int, str]] = [
     (FEW, FEW, "growth=+1KiB/step", 0, f"{NO_GROWTH} none found"),
     (FEW, {**FEW, "findings": [KEPT]}, "growth=+1KiB/step", 1, "broken: growth is +64.0 KiB/step"),
     # What shrinks in base is no room to grow in.
-    ({"grows": -64 * KIB}, {}, "growth=+1KiB/step", 0, "all bounds are kept"),
+    ({"grows": -64 * KIB}, {}, "growth=+1KiB/step", 0, "all bounds hold"),
     # A bound on new alone needs nothing of base.
     ({"steps": 0}, {"devices": [(GIB, GIB)]},
-     "peak=1GiB,growth=1KiB/step,device=1GiB,seconds=1s,leak", 0, "all bounds are kept"),
+     "peak=1GiB,growth=1KiB/step,device=1GiB,seconds=1s,leak", 0, "all bounds hold"),
 ]  # fmt: skip
 
 
@@ -458,7 +458,7 @@ def test_different_programs_are_a_note_and_refused_where_asked(
     assert "\nnote: the runs are of different programs: train.py and eval\\x1b.py\n" in out
     status, out, err = told(capsys, *paths, "--same-script")
     assert (status, out, err.count("\n")) == (2, "", 1)
-    assert "these are not known to be runs of one program (" in err
+    assert "these may be runs of different programs (" in err
     assert err.endswith("compare runs of one script, or leave out --same-script\n")
     paths = pair(tmp_path, {}, {"command": []})
     assert told(capsys, *paths)[0] == 0

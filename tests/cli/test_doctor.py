@@ -153,9 +153,9 @@ def test_pressure_is_read_from_the_v2_side_also_where_memory_is_on_v1(tmp_path: 
 
 @pytest.mark.parametrize(("room", "free", "key", "words"), [
     (64 << 20, 60 << 20, "shared_memory_size_bytes",
-     '(a DataLoader with workers ends with "Bus error" where its batches do not fit; give the '
-     "container more by docker run --shm-size=8g, or --ipc=host)"),
-    (8 << 30, 10 << 20, "shared_memory_free_bytes", "; look what is left there by ls -l /x)"),
+     "(a DataLoader with workers fails with \"Bus error\" if its batches do not fit; give the "
+     "container more: docker run --shm-size=8g, or --ipc=host)"),
+    (8 << 30, 10 << 20, "shared_memory_free_bytes", "; see what is left there: ls -l /x)"),
     (8 << 30, 4 << 30, None, ""),
 ])  # fmt: skip
 def test_little_room_in_shared_memory_is_said_with_what_comes_of_it(
@@ -262,7 +262,7 @@ FINDINGS: dict[str, tuple[dict[str, Any], int, str, list[str]]] = {
         "C part no (import of memtools._core halted", "devices unknown (",
         "policy no memtools._core",
         "torch connected no (memtools._core does not load)",
-        "gate history, CPU no memtools._core does not load; run python -m pip install"]),
+        "gate history (CPU) no memtools._core does not load; run python -m pip install"]),
     "a stale shim": ({"status": (False, "built for 2.12.0\nC++ trace")}, 1, "cpu cuda check", [
         "1 thing is broken: the part compiled against torch is not loaded: built for 2.12.0; run "
         "memtools build-shim.",
@@ -273,22 +273,22 @@ FINDINGS: dict[str, tuple[dict[str, Any], int, str, list[str]]] = {
         "part compiled against torch no (not built) its torch version not built",
         "faster part compiled against torch (not built) run"]),
     "no headers": ({"CUDA_HEADERS": None}, 0, "cpu check", [
-        "1 thing does not work: gate history, CUDA.",
+        "1 thing does not work: gate history (CUDA).",
         "headers version none (", "set MEMTOOLS_CUDA_HOME"]),
     "no torch": ({"torch": "", "error": AssertionError("it was imported")}, 0, "", [
-        "7 things do not work: gate history, CPU, gate history, CUDA, KV-cache pool, "
-        "accumulation, AMP, memtools plan, memtools.use, tensor checks.",
-        "torch not installed", f"CPU no torch is not installed; {doctor.INSTALL_TORCH}",
+        "7 things do not work: gate history (CPU), gate history (CUDA), KV-cache pool, "
+        "accumulation (AMP), memtools plan, memtools.use, tensor checks.",
+        "torch not installed", f"(CPU) no torch is not installed; {doctor.INSTALL_TORCH}",
         "torch connected no (torch is not installed)"]),
     "torch for the CPU": ({"torch": "__version__ = '2.13.0'"}, 0, "cpu check", [
-        "torch cuda none (a build for the CPU)", "CUDA no torch is a build for the CPU: install",
+        "torch cuda none (a build for the CPU)", "(CUDA) no torch is a build for the CPU: install",
         "pool yes on the host cleanup"]),
     "an old torch": ({"error": ImportError("too old\nmore")}, 1, "", [
-        "torch connected no (too old)", "CPU no torch does not connect: too old; install torch"]),
+        "torch connected no (too old)", "(CPU) no torch does not connect: too old; install torch"]),
     "no CUDA runtime": ({"devices": DeviceError("no runtime library")}, 0, "cpu check", [
         "devices none (no runtime library)", "install torch's build for CUDA"]),
     "no device": ({"devices": 0}, 0, "cpu check", [
-        "devices 0 (no CUDA device answers)", "it takes an NVIDIA GPU and its driver"]),
+        "devices 0 (no CUDA device answers)", "install an NVIDIA GPU and its driver"]),
     "a defect": ({"devices": KeyError("defect")}, 1, "cpu check", ["devices none ('defect')"]),
 }  # fmt: skip
 

@@ -61,7 +61,7 @@ def test_a_file_that_is_there_stays_without_force(record, capsys):
     out.write_text("mine")
     assert cli.main(["export", str(record), "--to", "jsonl"]) == 1
     assert capsys.readouterr().err == (
-        f"memtools export: {out} is there already; pass --force to write over it\n"
+        f"memtools export: {out} exists; pass --force to replace it\n"
     )
     assert out.read_text() == "mine"
     assert cli.main(["export", str(record), "--to", "jsonl", "--force"]) == 0
@@ -110,4 +110,4 @@ def test_without_a_name_it_is_the_newest_record_here(record, tmp_path, monkeypat
     for name in ("run.rank1.mem", "run.1.mem"):
         (tmp_path / name).unlink()
     assert cli.main(["export", "--to", "jsonl"]) == 1
-    assert "there is no record here; give its path" in capsys.readouterr().err
+    assert "there is no record in this folder; give its path" in capsys.readouterr().err

@@ -43,7 +43,7 @@ def test_installs_without_torch_and_never_imports_one(how, source, tmp_path):
     shown = run(bare, "-W", "error", "-c", CHECK, cwd=tmp_path)
     assert shown.startswith("GateHistory(0 of 1000 entries")
     assert (str(source) in shown) == ("-e" in how)
-    assert "gate history, CPU   no" in run(bare.with_name("memtools"), "doctor", cwd=tmp_path)
+    assert "gate history (CPU)   no" in run(bare.with_name("memtools"), "doctor", cwd=tmp_path)
     assert [*tmp_path.glob("bare/lib/python*/site-packages/torch*")] == []
 
 

@@ -92,7 +92,7 @@ def test_without_a_compiler_it_says_what_to_install(
         "or name yours in CXX"
     )
     monkeypatch.setenv("CXX", "other-c++ -m64")
-    assert said(capsys) == "the C++ compiler that CXX names, 'other-c++ -m64', is not there"
+    assert said(capsys) == "the C++ compiler that CXX names, 'other-c++ -m64', does not exist"
     assert not place.exists()
 
 
@@ -203,7 +203,7 @@ def test_a_shim_that_others_may_have_written_is_not_loaded_and_says_why(
         with pytest.warns(RuntimeWarning) as caught:
             assert bridge._load_shim("2.98.0", COMMIT) == (None, why)
         assert [str(one.message) for one in caught] == [
-            f"{why}; memtools goes on without it, a little slower; run memtools build-shim"
+            f"{why}; memtools works without it, a little slower; run memtools build-shim"
         ]
         assert shim.may_be_loaded([*shim.built(_build_info)], "2.98.0", COMMIT)  # doctor: broken
         # For another torch it is as if it were not there: nothing that it says is repeated.
