@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Holding(NamedTuple):
-    """What a part of a budget has reserved, or the parts of a suballocation together, in bytes."""
+    """Bytes that a part of a budget, or a suballocation, has reserved."""
 
     #: what the part is called
     name: str
@@ -35,10 +35,10 @@ class Holding(NamedTuple):
 class BudgetReport:
     """What the parts of a budget held at one moment, as `Budget.report()` returns it.
 
-    Iterates over `Holding`s in the order in which parts are asked to give back. `str()` is a table.
+    Iterates over `Holding`s. `str()` is a table.
 
     Args:
-        budget: the budget, of which `peak` is taken.
+        budget: the budget, which gives `peak`.
         holdings: what its parts hold; `used` is the sum of those of depth 0.
 
     Raises TypeError if an argument is something else.
@@ -98,24 +98,20 @@ def _table(holdings: tuple[Holding, ...]) -> list[str]:
 
 
 class Budget(_core.Budget):
-    """A limit in bytes that several parts share: pass it where a part takes `limit` or `max_bytes`.
+    """A limit in bytes that several parts share: pass it as `limit` or `max_bytes`.
 
-    A part reserves bytes here before it takes memory, and releases them when it has given the
-    memory back; `used` is the sum of the parts at every moment. When a reservation does not fit,
-    the other parts are asked to give back what they hold idle, such as pages that a KVPool keeps
-    for its next lease. Only then BudgetError is raised, which lists what each part holds.
-    Thread-safe. A forked child has a copy, which counts what the child does from then on.
+    A part reserves bytes before it takes memory and releases them afterwards; `used` is the sum of
+    the parts. If a reservation does not fit, the other parts first give back idle memory, such as a
+    KVPool's spare pages; then BudgetError is raised, which lists what each part holds. Thread-safe.
+    A forked child has its own copy.
 
     Args:
-        limit: the most bytes, at least 1, as an int or like `"20 GiB"`; None counts without a
-            limit.
-        device: whose memory is counted: `"cpu"`, `"cuda"` (all CUDA devices) or like `"cuda:1"`. A
-            part that lies elsewhere refuses the budget with a ValueError. None, the default, counts
-            the memory of all devices in one sum.
-        name: what reports and errors call it; "budget" by default.
+        limit: the most bytes, at least 1, an int or like `"20 GiB"`; None counts without a limit.
+        device: whose memory is counted: `"cpu"`, `"cuda"` (all CUDA devices) or like `"cuda:1"`;
+            parts elsewhere raise ValueError. None, the default: all devices together.
+        name: the name in reports and errors; "budget" by default.
 
-    Raises TypeError if `limit` is neither an int nor a text, ValueError if it is less than one byte
-    or not written like a size.
+    Raises TypeError or ValueError if `limit` is not a size of at least one byte.
     """
 
     __slots__ = ()
@@ -132,15 +128,15 @@ class Budget(_core.Budget):
         return super().__new__(cls, limit, name, where)
 
     def suballocate(self, name: str, limit: int | str | None = None) -> Budget:
-        """Make a budget within this one: what its parts reserve counts in both.
+        """Make a budget within this one: its parts count in both.
 
-        Several suballocations may add up to more than there is; then the first to reserve gets it.
-        A suballocation lives as long as any part uses it.
+        Suballocations may add up to more than the limit: the first to reserve gets the memory. A
+        suballocation lives as long as a part uses it.
 
         Args:
-            name: its name in reports and errors; characters that can be shown.
-            limit: the most bytes, at least 1, as an int or like `"2 GiB"`, and at most this
-                budget's limit. None, the default: this budget's limit.
+            name: its name in reports and errors.
+            limit: the most bytes, an int or like `"2 GiB"`, at most this budget's limit. None, the
+                default: this budget's limit.
 
         Returns the new Budget. Raises ValueError if `limit` is more than this budget's.
         """

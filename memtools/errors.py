@@ -18,27 +18,25 @@ class MemtoolsError(Exception):
 
 
 class BudgetError(MemtoolsError, MemoryError):
-    """Raised where a configured limit would be exceeded. The message says how much was asked for,
-    what is in use by whom, the limit, and what would help."""
+    """Raised if a configured limit would be exceeded. The message has the bytes asked for and in
+    use, the holders, the limit and the remedy."""
 
 
 class DeviceError(MemtoolsError, RuntimeError):
-    """Raised where a call of the device failed, or there is no device or no driver for it."""
+    """Raised if a device call fails, or if there is no device or driver."""
 
 
 class MemoryPressure(MemtoolsError):  # noqa: N818 - the public name
-    """Raised by MemoryMonitor.guard(): memory is about to run out, on the host
-    (HostMemoryPressure) or on a device (DeviceMemoryPressure).
+    """Raised by MemoryMonitor.guard() before memory runs out, on the host (HostMemoryPressure) or a
+    device (DeviceMemoryPressure).
 
-    It comes out of `monitor.step()`, between two steps, so that the program can save a checkpoint
-    before an allocation fails or the system kills the process.
+    It comes out of `monitor.step()`, between steps, so that the program can save a checkpoint.
     """
 
 
 class HostMemoryPressure(MemoryPressure):
-    """Raised by MemoryMonitor.guard(): host memory is about to run out, as MemoryPressure says."""
+    """Raised by MemoryMonitor.guard() before host memory runs out."""
 
 
 class DeviceMemoryPressure(MemoryPressure):
-    """Raised by MemoryMonitor.guard(device=...): the memory of a CUDA device is about to run out,
-    as MemoryPressure says."""
+    """Raised by MemoryMonitor.guard(device=...) before the memory of a CUDA device runs out."""

@@ -34,24 +34,22 @@ def log_probs(
         hidden = model.model(input_ids, use_cache=False).last_hidden_state[:, :-1]
         chosen = memtools.grad.log_probs(hidden, model.lm_head.weight, input_ids[:, 1:])
 
-    It is log_softmax(hidden @ weight.T + bias) at the labels. The logits of chunk_tokens tokens are
-    in memory at a time, 4 bytes for each class, and not those of all tokens. The backward pass
-    computes them again: a fourth product of the head's size beside three. `-log_probs(...).sum()`,
-    divided by the number of labels, is the cross entropy. Under autocast the products are in its
-    dtype, and the logarithm is in float32.
+    It is log_softmax(hidden @ weight.T + bias) at the labels, with the logits of only chunk_tokens
+    tokens in memory. The backward pass recomputes the logits: four products of the head's size
+    instead of three. The logarithm is in float32, also under autocast.
 
     Args:
         hidden: `[..., width]`, floating point: the last hidden states.
         weight: `[vocabulary, width]`: the weight of the head.
-        labels: `[...]`, int64: a class from 0 to vocabulary - 1 for each token, or `ignore_index`.
-        bias: `[vocabulary]`; None, the default, for a head without.
-        ignore_index: the label of tokens without a class, whose result is 0. -100 by default.
-        chunk_tokens: the tokens of a chunk, at least 1. 128 by default.
+        labels: `[...]`, int64: a class for each token, or `ignore_index`.
+        bias: `[vocabulary]`, or None, the default.
+        ignore_index: the label of tokens without a class, whose result is 0; -100 by default.
+        chunk_tokens: tokens in a chunk, at least 1; 128 by default.
 
-    Returns a float32 tensor `[...]`, of the shape of the labels.
+    Returns a float32 tensor `[...]`. It cannot be differentiated twice.
 
-    Raises ValueError if the shapes do not fit or a label is not a class; TypeError if labels are no
-    integers. It cannot be differentiated twice.
+    Raises ValueError if the shapes do not match or a label is not a class; TypeError if labels are
+    not integers.
     """
     torch = bridge.connect().torch
     chunk_tokens = whole_number("chunk_tokens", chunk_tokens)

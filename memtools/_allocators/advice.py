@@ -87,7 +87,10 @@ def _host_variables(host: HostAllocator, seen: Seen) -> Iterator[str]:
     for variable, tunable, least in malloc.TUNABLES.values():
         text = seen.at_start.get(variable)
         if text is not None and ((value := malloc.number(text)) is None or value < least):
-            yield f"{variable}={text}: glibc ignores it; it is a whole number from {least} on."
+            yield (
+                f"{variable}={text}: glibc ignores it; it must be a whole number of at least "
+                f"{least}."
+            )
         elif text is not None and inner.get(tunable, text) != text:
             yield f"{variable}={text} does not count: {tunable} in GLIBC_TUNABLES wins."
     if host.trim_threshold.value is not None and host.mmap_threshold.value is None:
@@ -106,12 +109,12 @@ def _idle(host: HostAllocator, seen: Seen) -> Iterator[str]:
     idle = f"glibc's arenas hold {format_bytes(heap.idle_bytes)} idle{share}"
     if host.dynamic:
         yield (
-            f"{idle}: freeing large blocks has raised its thresholds, up to 32 MiB for mapping and "
-            "64 MiB for trimming, so what is freed stays. malloc_trim at a safe point "
-            "(CleanupPolicy's trim) gives it back at the least price; set(mmap_threshold='1 MiB', "
+            f"{idle}: freeing large blocks has raised its thresholds, up to 32 MiB for mapping "
+            "and 64 MiB for trimming, so what is freed stays. malloc_trim at a safe point "
+            "(CleanupPolicy's trim) gives it back at the lowest cost; set(mmap_threshold='1 MiB', "
             "trim_threshold='16 MiB'), or MALLOC_MMAP_THRESHOLD_=1048576 "
             "MALLOC_TRIM_THRESHOLD_=16777216 before the program in the shell, gives back each "
-            "block when it is freed, and each then costs its page faults again."
+            "block when it is freed, at the cost of page faults for the next one."
         )
     else:
         yield (
@@ -120,10 +123,9 @@ def _idle(host: HostAllocator, seen: Seen) -> Iterator[str]:
         )
     if heap.idle_elsewhere >= IDLE and heap.arenas > 2 and host.arena_max.value is None:
         yield (
-            f"{format_bytes(heap.idle_elsewhere)} of it is in {heap.arenas - 1} arenas beside the "
-            f"main one (at most {host.arena_limit}): MALLOC_ARENA_MAX=2 before the program in the "
-            "shell lets DataLoader and pool threads share two, at the price of waiting for each "
-            "other."
+            f"{format_bytes(heap.idle_elsewhere)} of it is in {heap.arenas - 1} arenas other than "
+            f"the main one (at most {host.arena_limit}): MALLOC_ARENA_MAX=2 before the program in "
+            "the shell lets DataLoader and pool threads share two, at the cost of lock contention."
         )
 
 
@@ -156,8 +158,8 @@ def _cuda_text(cuda: CudaAllocator, seen: Seen) -> Iterator[str]:
         )
     if NO_CACHING in seen.now:
         yield (
-            f"{NO_CACHING} is set, whatever its value: each tensor is one cudaMalloc, many times "
-            "slower, and the other keys do nothing; unset it outside of debugging."
+            f"{NO_CACHING} is set (any value counts): each tensor is one cudaMalloc, many times "
+            "slower, and the other keys do nothing; unset it except for debugging."
         )
 
 
@@ -183,7 +185,7 @@ def _cuda_pairs(cuda: CudaAllocator) -> Iterator[str]:
     limited |= any(device.fraction < 1 for device in cuda.devices)
     if share is not None and not limited:
         yield (
-            "garbage_collection_threshold is a part of what the process may take: it does nothing "
+            "garbage_collection_threshold is a share of the process's limit: it does nothing "
             "until torch.cuda.set_per_process_memory_fraction() is called."
         )
 
@@ -198,7 +200,7 @@ def _cuda_devices(cuda: CudaAllocator) -> Iterator[str]:
             why.append(f"cuda:{device.index} has {part} in holes between tensors")
         if device.retries:
             times = "once" if device.retries == 1 else f"{device.retries} times"
-            why.append(f"cuda:{device.index} had to give its cache back {times} to go on")
+            why.append(f"cuda:{device.index} had to free its cache {times} to continue")
     if why:
         variable = cuda.text.source if cuda.text.source in VARIABLES else VARIABLES[-1]
         yield (

@@ -38,7 +38,7 @@ def change(wanted: Mapping[str, Any], read: Callable[[], HostAllocator]) -> list
         read: reads how malloc is set now.
     """
     if not wanted:
-        raise ValueError("set() was given nothing: name at least one setting, as arena_max=2")
+        raise ValueError("set() got no setting: pass at least one, such as arena_max=2")
     values = {name: _checked(name, value) for name, value in wanted.items()}
     with _lock:
         host = read()
@@ -67,7 +67,7 @@ def _too_late(host: HostAllocator, wanted: Mapping[str, int]) -> str:
         return ""
     most, before, arenas = wanted["arena_max"], host.arena_max.value, host.arenas or 1
     if arenas > most:
-        reason = f"glibc already has {arenas} arenas and never takes one away"
+        reason = f"glibc already has {arenas} arenas and never removes one"
     elif before != most and arenas > host.arena_test:
         reason = f"with {arenas} arenas glibc has fixed its limit"
     elif before not in (None, most) and (arenas > 1 or before == 1):
@@ -88,5 +88,5 @@ def _set(host: HostAllocator, name: str, value: int) -> str:
         return (
             f"glibc: at most {value} arena{'' if value == 1 else 's'}, of which {host.arenas} exist"
         )
-    ends = ", and no longer raises its thresholds by itself" if host.dynamic else ""
+    ends = ", and no longer raises its thresholds automatically" if host.dynamic else ""
     return f"glibc: {name} {format_bytes(value)} ({value:,} bytes) by mallopt{ends}"

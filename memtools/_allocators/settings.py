@@ -49,7 +49,7 @@ class Setting(Generic[T]):
 
 @dataclass(frozen=True)
 class CudaDevice:
-    """What torch's allocator has of a device that the process uses."""
+    """Memory of torch's allocator on a device in use."""
 
     #: the device's number
     index: int
@@ -68,7 +68,7 @@ class CudaDevice:
 
 @dataclass(frozen=True)
 class CudaAllocator:
-    """How torch's allocator for CUDA is set, or will be if the program has not used it yet."""
+    """The settings of torch's CUDA allocator, which may not be in use yet."""
 
     #: "native" or "cudaMallocAsync"
     backend: Setting[str]
@@ -91,13 +91,13 @@ class CudaAllocator:
 
     @property
     def reserved(self) -> int:
-        """Bytes that the allocator has from the driver, on all devices."""
+        """Bytes reserved from the driver, on all devices."""
         return sum(device.reserved for device in self.devices)
 
 
 @dataclass(frozen=True)
 class HostAllocator:
-    """How malloc is set. Only glibc's settings and arenas can be read; sizes are in bytes."""
+    """The settings of malloc, in bytes. Only those of glibc can be read."""
 
     #: "glibc", "musl", "jemalloc", "tcmalloc", "mimalloc", or the file's name
     name: str
@@ -129,20 +129,18 @@ class HostAllocator:
 
     @property
     def dynamic(self) -> bool:
-        """Whether glibc raises its thresholds by itself when large blocks are freed.
-
-        It raises mmap_threshold up to 32 MiB, and trim_threshold up to 64 MiB."""
+        """Whether glibc raises its thresholds (to 32 and 64 MiB) as large blocks are freed."""
         return self.name == "glibc" and not any(name in self.values for name in END_THE_DYNAMIC)
 
     @property
     def arena_test(self) -> int:
-        """The number of arenas at which glibc fixes their largest number for good."""
+        """The number of arenas at which glibc fixes their maximum."""
         return self.values.get("arena_test", Setting(ARENA_TEST)).value or ARENA_TEST
 
 
 @dataclass(frozen=True)
 class AllocatorSettings:
-    """The allocators of this process as they are set at one moment; `str()` is a table."""
+    """The allocators of this process at one moment; `str()` is a table."""
 
     #: torch's allocator for CUDA
     cuda: CudaAllocator
@@ -152,8 +150,7 @@ class AllocatorSettings:
     seen: allocator_advice.Seen = field(repr=False)
 
     def advice(self) -> list[str]:
-        """What to set and why, for this machine and what was seen of this program: a text of one or
-        two sentences for each. Most often there are none."""
+        """What to set and why, one or two sentences each; usually empty."""
         return allocator_advice.advise(self)
 
     def set(
@@ -163,27 +160,25 @@ class AllocatorSettings:
         trim_threshold: int | str | None = None,
         mmap_threshold: int | str | None = None,
     ) -> list[str]:
-        """Set malloc for this process: all that is given, or nothing.
+        """Change malloc's settings for this process: all given ones, or none.
 
-        This object stays as it was read; `memtools.allocator_settings()` reads again. torch's CUDA
-        allocator is set by its variable, before the program in the shell: `advice()` has the line.
+        This object does not change; call `memtools.allocator_settings()` again. torch's CUDA
+        allocator is set by an environment variable: see `advice()`.
 
         Args:
-            arena_max: the most arenas that glibc makes, at least 1. It can be set as long as there
-                are not more.
+            arena_max: the most arenas that glibc makes, at least the present number.
             trim_threshold: free memory that glibc keeps at the end of a heap: 1 byte to 2 GiB - 1,
-                as an int or like "16 MiB".
-            mmap_threshold: blocks from this size on are mapped one by one and given back when they
-                are freed, at the price of their page faults: 4 KiB to 32 MiB, as an int or like
-                "1 MiB".
+                an int or like "16 MiB".
+            mmap_threshold: blocks of this size or more are mapped one by one and returned when
+                freed, at the cost of page faults: 4 KiB to 32 MiB, an int or like "1 MiB".
 
-        Returns what was done, in words. Nothing was changed where it raises.
+        Returns what was done, in words. An error changes nothing.
 
         Raises:
             TypeError: an argument has the wrong type.
             ValueError: an argument is out of range, or none is given.
-            RuntimeError: it is too late, or malloc is another allocator's. The message says what to
-                put before the program in the shell.
+            RuntimeError: it is too late, or malloc is another allocator's; the message has the
+                variables to set before the program starts.
         """
         wanted = {
             "arena_max": arena_max,
@@ -203,10 +198,10 @@ class AllocatorSettings:
 
 
 def allocator_settings() -> AllocatorSettings:
-    """Read how malloc and torch's CUDA allocator are set, and what glibc's arenas hold.
+    """Read the settings of malloc and of torch's CUDA allocator, and what glibc's arenas hold.
 
-    Takes 2 to 3 ms, or more where glibc's arenas have many free blocks. It changes nothing, does
-    not import torch, and does not start CUDA. What other code set by mallopt cannot be read.
+    Takes 2 to 3 ms, more if the arenas have many free blocks. Changes nothing, imports no torch and
+    does not start CUDA. Settings that other code made with mallopt cannot be read.
     """
     return AllocatorSettings(_read_cuda(), _read_host(), _see())
 

@@ -261,7 +261,7 @@ def as_callback(callback: Any, who: str, argument: str) -> Callable[..., Any]:
             continue
         return callback if arguments else _without_argument(callback)
     name = name_of_callback(callback)
-    raise TypeError(f"{who}: {name}{signature} takes neither {argument} nor nothing")
+    raise TypeError(f"{who}: {name}{signature} must take {argument} or no argument")
 
 
 def name_of_callback(callback: Any) -> str:

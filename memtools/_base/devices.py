@@ -47,22 +47,21 @@ class DeviceMemory:
 
     @property
     def others(self) -> int | None:
-        """Memory that is neither free nor torch's, which other programs have, and of this one its
-        CUDA context, NCCL and whatever takes memory past torch."""
+        """Memory that is neither free nor torch's: other programs, the CUDA context, NCCL and other
+        allocations outside torch."""
         if self.total is None or self.free is None or self.reserved is None:
             return None
         return max(0, self.total - self.free - self.reserved)
 
     @property
     def used(self) -> int | None:
-        """The sum of `allocated` and `others`, which no new tensor can have. torch hands out the
-        rest: what it has reserved and does not use, and what is free."""
+        """The sum of `allocated` and `others`: what no new tensor can use."""
         others = self.others
         return None if self.allocated is None or others is None else self.allocated + others
 
     @property
     def percent(self) -> float | None:
-        """`used` of `total`, 0 to 100; None where one of them is not known."""
+        """`used` in percent of `total`, 0 to 100; None if unknown."""
         used = self.used
         return None if used is None or not self.total else 100.0 * used / self.total
 
@@ -80,14 +79,14 @@ class DeviceMemory:
 
 
 def device_memory(device: object = None) -> DeviceMemory:
-    """What torch's allocator has of a CUDA device, and what is left of it.
+    """Return what torch's allocator has of a CUDA device, and what is free.
 
-    Takes some 2 us. Imports no torch and makes no CUDA context: until the program has made one, all
-    figures are None, and so are `free` and `total` of a device that it does not use.
+    Takes about 2 us. Does not import torch or make a CUDA context: until the program has made one,
+    all figures are None, and `free` and `total` are None for a device that it does not use.
 
     Args:
         device: "cuda", "cuda:0" to "cuda:7", a number or a torch.device. None, the default, and
-            "cuda": the device that torch uses now, the first one where it uses none.
+            "cuda": the current device.
 
     Raises ValueError if it is not a CUDA device.
     """
@@ -100,7 +99,7 @@ def _one_device(device: object) -> int:
         device = f"cuda:{device}"
     kind, index = parse_device(device)
     if kind != "cuda":
-        raise ValueError(f'device is "cuda", like "cuda:1", or a number, got {str(device)!r}')
+        raise ValueError(f'device must be "cuda", "cuda:N" or a number, got {str(device)!r}')
     if index is not None:
         return index
     torch = bridge.loaded()
@@ -115,7 +114,7 @@ def parse_device(device: object) -> tuple[str, int | None]:
     text = str(device)  # of a torch.device, too
     match = re.fullmatch(r"(auto|cpu|cuda)(?::(\d+))?", text)
     if match is None or (match[2] and match[1] != "cuda"):
-        raise ValueError(f'device is "auto", "cpu", "cuda" or like "cuda:1", got {text!r}')
+        raise ValueError(f'device must be "auto", "cpu", "cuda" or "cuda:N", got {text!r}')
     index = None if match[2] is None else int(match[2])
     if index is not None and index >= MOST_DEVICES:
         raise ValueError(f"device: cuda:0 to cuda:{MOST_DEVICES - 1} can be watched, got {text!r}")

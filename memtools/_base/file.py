@@ -21,7 +21,7 @@ def as_path(what: str, path: str | os.PathLike[str]) -> str:
     except UnicodeEncodeError:
         is_one = False
     if not is_one:
-        raise ValueError(f"{what} is not a name that a file can have: '{brief(text)}'")
+        raise ValueError(f"{what} is not a valid file name: '{brief(text)}'")
     return text
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 class Handle:
-    """A registered callback or guard. `remove()` removes it, at any time, also from within it."""
+    """A registered callback or guard. `remove()` removes it, also from within it."""
 
     __slots__ = ("_remove", "_text")
 

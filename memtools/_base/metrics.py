@@ -8,16 +8,16 @@ from typing import Protocol, runtime_checkable
 
 @runtime_checkable
 class MetricsSource(Protocol):
-    """An object with `metrics()`: a MemoryMonitor, the figures of all ranks, or one of your own.
+    """An object with `metrics()`, such as a MemoryMonitor.
 
-    Keys are like `memory/host_rss_bytes`: the unit (bytes, percent, steps) comes last.
+    Keys are like `memory/host_rss_bytes`, with the unit (bytes, percent, steps) last.
     """
 
     def metrics(self, expert: bool = False) -> dict[str, float]:
-        """The figures of now by their keys.
+        """Return the present figures by key.
 
         Args:
-            expert: give all figures there are, and not only the usual ones.
+            expert: return all figures, not only the usual ones.
         """
         ...
 

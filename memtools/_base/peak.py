@@ -39,7 +39,7 @@ def in_phase(phase: str) -> str:
 
 
 class Part(NamedTuple):
-    """All blocks that were the same."""
+    """Blocks of one category."""
 
     #: what they were, such as "gradients"
     what: str
@@ -124,13 +124,13 @@ class Lowered(NamedTuple):
     again_ms: float = 0.0
 
     def where(self) -> str:
-        """Return the phase and the line of the new peak as a phrase; "" if they are not known."""
+        """Return the phase and the line of the new peak; "" if unknown."""
         if not self.phase:
             return ""
         return f"{in_phase(self.phase)} ({self.line})" if self.line else in_phase(self.phase)
 
     def text(self) -> str:
-        """Return the change with the time that it costs."""
+        """Return the change and its cost in time."""
         again = f" (about {self.again_ms:,.3g} ms a step)" if self.again_ms else ""
         return f"{self.change}{again}"
 

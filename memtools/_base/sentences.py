@@ -36,10 +36,10 @@ def of_walk_that_waits(seconds: float, step: int | None) -> str:
     """
     cost = f"a walk of this heap takes {seconds:.1f} s"
     if step is None:
-        return f"its holder is looked for later, as {cost}"
+        return f"the search for its holder comes later: {cost}"
     digits = 10 ** max(0, len(str(step)) - 2)
     due = math.ceil(step / digits) * digits
-    return f"its holder is looked for at about step {due:,}, as {cost}"
+    return f"the search for its holder comes at about step {due:,}: {cost}"
 
 
 def of_time_left(low: float, high: float) -> str:
@@ -85,13 +85,13 @@ def of_verdict(verdict: LeakVerdict) -> str:
     if verdict.kind == "growing":
         return _of_growing(verdict, rate, since, left)
     if verdict.kind == "fragmentation":
-        line = f"fragmentation: {rate} in rss since step {verdict.since_step:,}, while what is in"
+        line = f"fragmentation: {rate} in rss since step {verdict.since_step:,}, while memory in"
         line = f"{line} use does not grow"
     else:
         line = f"{verdict.kind}: {rate} {since}"
         cost = verdict.rss_bytes_per_step or 0
         if verdict.signal != "rss" and cost > 1.5 * verdict.rate_bytes_per_step:
-            line = f"{line}, costs {format_bytes(cost)}/step of rss"
+            line = f"{line}, takes {format_bytes(cost)}/step of rss"
     return f"{line}, {left}" if left else line
 
 
@@ -101,7 +101,7 @@ def _of_growing(verdict: LeakVerdict, rate: str, since: str, left: str) -> str:
     shape = "straight line" if 0.8 <= verdict.shape <= 1.25 else "not a straight line"
     line = f"growing: {rate} {since}, {shape}"
     if left:
-        line = f"{line}; {left} if it goes on"
+        line = f"{line}; {left} if it continues"
     if verdict.declarable:
         line = f'{line}; if a buffer fills, declare it: expect_growth("its name", bytes=...)'
     return line

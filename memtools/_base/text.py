@@ -34,7 +34,7 @@ def as_name(what: str, name: Any) -> str:
     if not isinstance(name, str):
         raise TypeError(f"{what} must be a str, got {shown(type(name).__name__)}")
     if not name or shown(name) != name:
-        raise ValueError(f"{what} has 1 or more characters that can be shown, got '{brief(name)}'")
+        raise ValueError(f"{what} must have at least one printable character, got '{brief(name)}'")
     return name
 
 

@@ -129,7 +129,7 @@ def _load_shim(version: str, git_version: str) -> tuple[Any, str]:
         )
         same = " of another commit" if version == there else ""
         reason = f"memtools._torch was built for torch {there}, this is {version}{same}"
-    message = f"{reason}; memtools goes on without it, a little slower; run {shims.BUILD_COMMAND}"
+    message = f"{reason}; memtools works without it, a little slower; run {shims.BUILD_COMMAND}"
     warnings.warn(message, RuntimeWarning, stacklevel=4)
     return None, reason
 

@@ -22,12 +22,14 @@ _ENTRIES: Final = {
     "/pytorch/trainer/trainer.py": ("fit", "validate", "test", "predict"),
     "/pytorch_lightning/trainer/trainer.py": ("fit", "validate", "test", "predict"),
 }
-_USE: Final = "; memtools.use(trainer) does it by itself, with the gradient of the whole batch"
+_USE: Final = (
+    "; memtools.use(trainer) does this automatically, with the gradient of the whole batch"
+)
 _TRANSFORMERS: Final = {
     "micro-batches": "per_device_train_batch_size divided by {n} and gradient_accumulation_steps "
     f"multiplied by {{n}}{_USE}",
     "checkpoint": "gradient_checkpointing=True: the forward pass runs twice",
-    "autocast": "bf16=True; the losses differ, and the peak is about this",
+    "autocast": "bf16=True; the losses differ, and the peak is approximate",
     "chunks": "memtools.use(trainer, chunked_loss=True), or use_liger_kernel=True (on a GPU, with "
     "liger-kernel): no logits of the whole batch",
     "fused": 'optim="adamw_torch_fused"',
@@ -43,7 +45,7 @@ _GROUPS: Final = {
 }
 _LIGHTNING: Final = {
     "micro-batches": "a batch size divided by {n} and Trainer(accumulate_grad_batches={n})",
-    "autocast": 'Trainer(precision="bf16-mixed"); the losses differ, and the peak is about this',
+    "autocast": 'Trainer(precision="bf16-mixed"); the losses differ, and the peak is approximate',
     "evaluate": "a smaller batch size of the loader for validation",
 }
 #: By the class of a trainer: what its option is, by the kind of change. `{n}` is into how many

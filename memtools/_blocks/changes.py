@@ -158,8 +158,8 @@ def offered(trace: Trace, *, is_exact: bool = False) -> Iterator[Offer]:
     if not is_exact and can_run_in_bfloat16(trace):  # The others change what this makes of a step.
         yield Offer(
             "autocast",
-            f'with torch.autocast("{trace.device}", torch.bfloat16): around the forward pass and '
-            "loss; the losses differ, and the peak is about this",
+            f'with torch.autocast("{trace.device}", torch.bfloat16): around the forward pass '
+            "and loss; the losses differ, and the peak is approximate",
             in_bfloat16,
         )
     if copies_for_caches(trace):
@@ -176,7 +176,7 @@ def offered(trace: Trace, *, is_exact: bool = False) -> Iterator[Offer]:
             yield Offer(
                 "linear_cross_entropy",
                 f"torch.nn.functional.linear_cross_entropy(hidden, {name}.weight, targets, "
-                f"options=torch.nn.LinearCrossEntropyOptions()){hidden} in place of {name} and "
+                f"options=torch.nn.LinearCrossEntropyOptions()){hidden} instead of {name} and "
                 "cross_entropy",
                 by_linear_cross_entropy,
             )

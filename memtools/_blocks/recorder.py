@@ -242,7 +242,7 @@ class PeakRecorder:
             self.close()
             why = f"{type(error).__name__}: {error}"
             if not is_closed:
-                self._complain(f"what lives at the peak is not recorded from here on: {why}")
+                self._complain(f"no longer recording the contents of the peak: {why}")
         except BaseException:
             self.close()
             raise

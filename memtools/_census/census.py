@@ -38,7 +38,7 @@ _ROWS = 12
 @part_of_a_look
 @dataclass(frozen=True, slots=True)
 class TensorGroup:
-    """Live tensors of one kind; `bytes` is memory, each storage counted once in one group."""
+    """Live tensors of one kind; `bytes` counts each storage once."""
 
     #: type, shape, dtype and device
     kind: TensorKind
@@ -51,7 +51,7 @@ class TensorGroup:
 @part_of_a_look
 @dataclass(frozen=True, slots=True)
 class GroupGrowth:
-    """How many more tensors of a kind there are, and how many more bytes they hold."""
+    """The growth of a kind of tensors, in number and bytes."""
 
     #: type, shape, dtype and device
     kind: TensorKind
@@ -64,7 +64,7 @@ class GroupGrowth:
 @part_of_a_look
 @dataclass(frozen=True, slots=True)
 class TypeGrowth:
-    """How many more objects of a type there are."""
+    """The growth of a type, in objects."""
 
     #: the name of the type, with its module
     type: str
@@ -87,15 +87,14 @@ class _Counts(Counter[str]):
 
 @part_of_a_look
 class Census:
-    """What lived at one moment. It keeps no object alive: it holds numbers, names and a filter of
-    addresses, two to four bytes for each object.
+    """What was alive at one moment, without keeping it alive. Takes two to four bytes per object.
 
     Attributes:
         groups: tensors by type, shape, dtype and device, the largest first.
-        types: how many tracked objects there are of each type, tensors included, by name.
-        bytes: memory of all tensors that Python can see; a storage that several share counts once.
-        objects: how many objects the collector tracks.
-        seconds: what the look took; all other Python threads waited for most of it.
+        types: the number of tracked objects by type, including tensors.
+        bytes: memory of all tensors that Python can see; shared storage counts once.
+        objects: the number of tracked objects.
+        seconds: the duration, in which other Python threads mostly waited.
     """
 
     __slots__ = (
@@ -135,11 +134,10 @@ class Census:
         self.seconds = time.perf_counter() - begin
 
     def diff(self, earlier: Census) -> Growth:
-        """Return what grew since an earlier census. Takes a millisecond, because two tables are
-        compared.
+        """Return what grew since an earlier census. Takes a millisecond.
 
         Args:
-            earlier: a census that was taken before this one.
+            earlier: a census taken before this one.
 
         Raises TypeError if `earlier` is not a Census.
         """
@@ -164,12 +162,12 @@ class Census:
 
 @part_of_a_look
 class Growth:
-    """What there is more of than at an earlier census.
+    """What grew since an earlier census.
 
     Attributes:
-        groups: kinds of tensors of which there are more, or more bytes, the most bytes first.
-        types: types other than tensors of which there are more objects, the most first.
-        bytes: how many more bytes of tensors there are in all; may be negative.
+        groups: kinds of tensors with more tensors or bytes, the most bytes first.
+        types: other types with more objects, the most first.
+        bytes: the change in bytes of all tensors; may be negative.
     """
 
     __slots__ = ("_looks", "_names", "_seen", "_types", "bytes", "groups", "types")
@@ -199,11 +197,10 @@ class Growth:
         self._looks = earlier.groups, later.groups
 
     def sample(self, of: GroupGrowth | TypeGrowth | None = None, limit: int = SAMPLE) -> list[Any]:
-        """Return objects of a group that are alive now and were not there at the earlier census.
+        """Return live objects of a group that did not exist at the earlier census.
 
-        It takes one more pass over the heap, and the list that it returns keeps the objects alive.
-        A new object at the address of an old one is missed, and so is about one new object in 300
-        by chance. Old objects are never returned.
+        Takes one pass over the heap; the list keeps the objects alive. Misses about one new object
+        in 300, and never returns old ones.
 
         Args:
             of: one of `groups` or `types`. None, the default: the one that grew most.
@@ -246,15 +243,14 @@ class Growth:
     def holders(
         self, of: GroupGrowth | TypeGrowth | None = None, *, steps: int = 1
     ) -> list[Holder]:
-        """Return who holds the new objects of a group, the one with the most objects first.
+        """Return the holders of a group's new objects, the one with the most first.
 
-        It takes three to ten passes over the heap, some 50 ms each with 450,000 objects.
+        Takes three to ten passes over the heap, about 50 ms each for 450,000 objects.
 
         Args:
-            of: one of `groups` or `types`. None, the default: the one that grew most. The holder of
-                a large autograd graph is then added at the end, because no group has its memory.
-            steps: the number of steps between the two looks, at least 1, which is the default. The
-                texts of the holders give rates by it.
+            of: one of `groups` or `types`. None, the default: the one that grew most, and also the
+                holder of a large autograd graph.
+            steps: the number of steps between the two censuses, for rates; 1 by default.
 
         Raises ValueError if `steps` is below 1, TypeError if `of` is neither.
         """
@@ -289,10 +285,10 @@ class Growth:
 
 
 def census() -> Census:
-    """Count what lives, in one pass: tensors by type, shape, dtype and device, and objects by type.
+    """Count live tensors by type, shape, dtype and device, and objects by type, in one pass.
 
-    It runs none of the program's Python code and keeps nothing alive. It takes about 0.1 us for
-    each object of the collector, during which no other Python thread runs.
+    Runs none of the program's code and keeps nothing alive. Takes about 0.1 us per tracked object;
+    other Python threads wait.
 
     Returns a `Census`. Raises MemoryError if there is no memory for its tables.
     """

@@ -159,7 +159,7 @@ def _names(garbage: list[Any], kinds: dict[int, type]) -> str:
     if not found:
         found.update(short_name(kind) for kind in kinds.values())
     names = sorted(found, key=lambda name: (-found[name], name))[:_MOST_NAMES]
-    return f", beside {', '.join(names)}" if names else ""
+    return f", with {', '.join(names)}" if names else ""
 
 
 class Inspector:

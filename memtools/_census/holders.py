@@ -114,8 +114,8 @@ class Shape(tuple[int, ...]):
 
 @part_of_a_look
 class TensorKind(NamedTuple):
-    """What tensors are grouped by. `shape` and `device` are None where asking would run Python code
-    of the tensor's class (`__torch_dispatch__`); `shape` also for a nested tensor."""
+    """The key of a group of tensors. `shape` and `device` are None if reading them would run Python
+    code; `shape` also for a nested tensor."""
 
     #: the name of the class, such as "torch.Tensor"
     type: str
@@ -256,35 +256,33 @@ def extent(container: Any) -> tuple[int | None, int | None]:
 @part_of_a_look
 @dataclass(frozen=True, repr=False, slots=True)
 class Holder:
-    """Who keeps objects alive. `str()` of it is one sentence.
+    """What keeps objects alive. `str()` is one sentence.
 
     Attributes:
         path: where it is in the program, like `list MoEBlock.gate_history`.
         kind: the container's type, or `variable`, `calls`, `autograd graph`, `C code`, `function`.
-        length: the number of entries, or of nodes of a graph; None if it has no length.
-        capacity: the largest number of entries (`deque(maxlen=...)`, `lru_cache(maxsize)`); None
-            without a bound.
-        new_objects: an estimate of how many of the objects in question it holds.
+        length: entries, or nodes of a graph; None without a length.
+        capacity: the most entries (`deque(maxlen=...)`, `lru_cache(maxsize)`); None if unbounded.
+        new_objects: an estimate of how many of the objects it holds.
         new_bytes: their memory in bytes; 0 for objects other than tensors.
         containers: the number of containers of this name.
         what: the objects in words, like `[2048, 64] float32 tensors`.
         steps: the number of steps in which the objects came.
-        since_step: the step from which on it grew; None if only one look has seen it.
-        rises: the number of looks at which it was longer than at the look before.
-        only_gained: whether it was never shorter than at the look before.
-        extension: the class of an extension module of which each of the newest entries has an
-            object of its own, whose memory in C is not known; "" if there is none.
-        view_bytes: the bytes of the tensor of which each of the newest tensors is a small part, and
-            which it keeps; 0 if they are not.
-        may_fill: whether the program gives a reason to take it for a buffer that still fills.
-        bytes_in_c: the part of `new_bytes` that is memory in C, as far as that is known.
-        kept_at: the line of the user's program that keeps them there, as `file:line in function`;
-            "" if it is not known.
-        kept_until: until when the program keeps them there, if it empties the container while it
-            goes on, such as `train.py:80 in main empties it`; "" if it is not known to.
-        library: the class, function or module of a library that has the container, such as
-            `tarfile.TarFile`; "" if the program itself has it, or that is not known.
-        release: a method by which that lets go of what it holds, such as `close()`; "" for none.
+        since_step: the step at which it began to grow; None after a single look.
+        rises: looks at which it was longer than before.
+        only_gained: whether it was never shorter than before.
+        extension: the class of an extension module whose objects the newest entries hold, with
+            unknown memory in C; or "".
+        view_bytes: the bytes of the whole tensor, if the newest tensors are small parts of larger
+            ones; else 0.
+        may_fill: whether it may be a buffer that still fills.
+        bytes_in_c: the part of `new_bytes` that is memory in C, as far as known.
+        kept_at: the user's line that puts them there, as `file:line in function`; or "".
+        kept_until: the place that empties the container, such as `train.py:80 in main empties it`;
+            or "".
+        library: the library's class, function or module that owns the container, such as
+            `tarfile.TarFile`; or "".
+        release: a method of that object which releases them, such as `close()`; or "".
     """
 
     path: str
@@ -315,12 +313,12 @@ class Holder:
 
     @property
     def rate_bytes(self) -> float:
-        """The bytes a step that it gains."""
+        """Bytes gained per step."""
         return self.new_bytes / self.steps
 
     @property
     def final_bytes(self) -> int | None:
-        """The bytes of a bounded container when it is full; None without a bound."""
+        """Bytes of a bounded container when full; None if unbounded."""
         return sentences.final_bytes(self)
 
     def _with(self, other: Holder) -> Holder:
@@ -346,23 +344,18 @@ class Holder:
 
 
 def holder_of(objects: object, *, steps: int = 1) -> list[Holder]:
-    """Find who holds an object, or the objects of a list: a list of Holder, the one that holds most
-    first. Of several containers of one object, the fullest is named.
+    """Find the holders of an object, or of the objects in a list, the largest holder first.
 
-    Takes some passes over the heap, about 0.15 us an object each. Runs none of the program's code.
+    Takes some passes over the heap, about 0.15 us per object each. Runs none of the program's code.
 
     Args:
-        objects: one object, such as a tensor, a module or a dict; or a list or a tuple of objects,
-            of which the first 64 are looked at. To find the holder of a list itself, pass
-            `[that_list]`. A list that you pass does not count as a holder, unless nothing else
-            holds its objects and a container, an attribute or a module of the program holds the
-            list. The whole process shares text, small numbers and None, so any part of it may be
-            named for them.
-        steps: the number of steps in which they came, at least 1, by default 1. The holders' texts
-            give rates by it.
+        objects: one object, or a list or tuple of objects, of which the first 64 are used. For the
+            holder of a list itself pass `[that_list]`. Text, small numbers and None are shared by
+            the whole process, so any part of it may be named for them.
+        steps: the number of steps in which they came, for rates; 1 by default.
 
-    Returns an empty list for an empty list or tuple. Raises ValueError if `steps` is below 1,
-    TypeError if it is not an int, MemoryError.
+    Returns a list of Holder, empty for an empty list or tuple. Raises ValueError if `steps` is
+    below 1, TypeError if it is not an int, MemoryError.
     """
     steps = whole_number("steps", steps)
     given: Any = objects
@@ -620,8 +613,8 @@ def kept_graphs(known: Iterable[torch.Tensor]) -> str:
     roots = Own(root for graph, _ in found for root in graph.roots)
     path = graph_holder(Graph(roots, sum(graph.nodes for graph, _ in found)), 1).path
     return (
-        f"{format_bytes(total)} that passes before saved for backward() are still held: {path}; "
-        "keep loss.detach(), or what is in step()'s report, rather than outputs with their graph"
+        f"{format_bytes(total)} that earlier passes saved for backward() are still held: {path}; "
+        "keep loss.detach(), or what is in step()'s report, not outputs with their graph"
     )
 
 

@@ -24,7 +24,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class GradAccumulator:
-    """Accumulates gradients over micro-batches, and updates with that of the full batch.
+    """Accumulates gradients over micro-batches and updates with the gradient of the full batch.
 
         acc = memtools.GradAccumulator(model, optimizer, steps=4, precision="bf16", max_norm=1.0)
         for batch in loader:
@@ -34,52 +34,42 @@ class GradAccumulator:
         acc.flush()
 
     `loss_sum` is the SUM of the losses over n units: tokens, samples, nodes. After `steps`
-    micro-batches the gradient is sum(grad loss_sum) / sum(n) over all micro-batches and ranks,
-    however the units are spread. Then the accumulator steps the optimizer and the scheduler.
-    `flush()` does the same for a last window that has fewer micro-batches. Averaging, the loss
-    scale of fp16, the number of ranks and the clip coefficient are one factor, which is applied
-    once; a fused optimizer applies it while it steps.
+    micro-batches the gradient is sum(grad loss_sum) / sum(n) over all micro-batches and ranks, and
+    the accumulator steps the optimizer and the scheduler. `flush()` ends a shorter last window.
 
-    An update whose gradient has an inf or a nan is skipped: parameters, optimizer and scheduler
-    stay as they are, and the report names the first such parameter.
-
-    An error leaves gradients and counters as they were. If an exception comes between the backward
-    pass of a micro-batch and its end, its gradients cannot be separated from the others: the next
-    call raises RuntimeError, and `reset()` drops the window.
+    An update whose gradient has an inf or a nan is skipped; the report names the first such
+    parameter. An error leaves gradients and counters unchanged. If an exception interrupts a
+    micro-batch after its backward pass began, the next call raises RuntimeError, and `reset()`
+    drops the window.
 
     Args:
-        model: the module to train. Reports use the names of its parameters.
-        optimizer: an optimizer of torch.optim, or one like those, that needs no closure. The
-            gradients of its parameters are measured, clipped and dropped. `fused=True` is fastest.
-            An optimizer belongs to the newest accumulator; an older one of it is closed.
-        steps: the number of micro-batches in a window, at least 1. 1 by default.
-        precision: None, the default, and "fp32" compute as torch does. "bf16" uses autocast.
-            "fp16" uses autocast and a loss scale, which changes at the end of a window.
-        max_norm: the largest 2-norm of all gradients together, above 0. Larger gradients are scaled
-            down to it. None, the default, does not clip the norm.
-        clip: a function of the parameters that is called after the gradients have been averaged,
-            for example to clip by value. It returns a norm for the report, or None. None by
-            default. Pass at most one of max_norm and clip.
-        scheduler: a learning rate scheduler. Its `step()` is called without arguments after each
-            update. None by default.
-        init_scale: the first loss scale of "fp16", above 0. 65,536 by default.
-        micro_batch_size: the number of rows that `step()` begins with, at least 1. None, the
-            default, stands for the whole batch.
-        ranks: the processes that train the model together. None, the default, looks for
-            DistributedDataParallel and fully_shard in the model. True, or a process group: all
-            ranks of the job, or of the group, have the same plain model, and start with the values
-            of the first rank. False: this process trains alone.
-        overlap: whether DistributedDataParallel reduces during the backward pass of the last
-            micro-batch of a window, which then cannot be tried again. False, the default, sums the
-            gradients at the end of the window.
-        monitor: a MemoryMonitor, which must run before the first `step()`. `step()` then keeps
-            memory in use below 90 % of each limit. None, the default: it takes fewer rows only
-            after an out-of-memory error.
+        model: the module to train.
+        optimizer: an optimizer of torch.optim, or one like it, that needs no closure. `fused=True`
+            is fastest. A newer accumulator of the same optimizer closes the older one.
+        steps: micro-batches in a window, at least 1; 1 by default.
+        precision: None (the default) or "fp32" computes as torch does; "bf16" uses autocast; "fp16"
+            uses autocast and a loss scale.
+        max_norm: the largest 2-norm of all gradients, above 0; larger gradients are scaled down.
+            None, the default: no clipping.
+        clip: a function of the parameters, called after averaging; it returns a norm for the report
+            or None. Not together with max_norm. None by default.
+        scheduler: a learning rate scheduler, whose `step()` is called after each update. None by
+            default.
+        init_scale: the first loss scale of "fp16", above 0; 65,536 by default.
+        micro_batch_size: the number of rows that `step()` starts with, at least 1. None, the
+            default: the whole batch.
+        ranks: the processes that train the model together. None, the default, detects
+            DistributedDataParallel and fully_shard. True, or a process group: the ranks have the
+            same plain model and start with the first rank's values. False: this process alone.
+        overlap: let DistributedDataParallel reduce during the last backward pass of a window, which
+            then cannot be retried. False by default.
+        monitor: a running MemoryMonitor: `step()` keeps memory below 90 % of each limit. None, the
+            default: it uses fewer rows only after an out-of-memory error.
 
     Raises:
         TypeError: an argument has a wrong type, or the optimizer needs a closure.
-        ValueError: an argument is out of its range, both ways to clip are given, the optimizer has
-            none of the model's parameters, or the arguments do not work together.
+        ValueError: an argument is out of range, arguments conflict, or the optimizer has none of
+            the model's parameters.
     """
 
     __slots__ = ("__weakref__", "_advice", "_back_off", "_block", "_runner", "_settings")
@@ -132,12 +122,11 @@ class GradAccumulator:
     def micro_batch(self) -> Block:
         """Return a context manager for the forward pass and `backward()` of one micro-batch.
 
-        Inside it, autocast is on if `precision` asks for it, and DistributedDataParallel does not
-        reduce. The end of the last micro-batch of a window makes the update.
+        Inside it autocast is on if `precision` asks for it, and DistributedDataParallel does not
+        reduce. The end of a window's last micro-batch makes the update.
 
-        Raises RuntimeError inside another micro-batch, in a window that an exception interrupted,
-        or at the end if backward() was not called. At the end of a window it raises what `flush()`
-        raises.
+        Raises RuntimeError inside another micro-batch, in an interrupted window, or at the end if
+        backward() was not called; at the end of a window also what `flush()` raises.
         """
         self._block.runner = self._runner
         return self._block
@@ -145,20 +134,18 @@ class GradAccumulator:
     def backward(self, loss_sum: torch.Tensor, weight: Any = None, *, retain: bool = False) -> None:
         """Add the gradient of a sum of losses over `weight` units.
 
-        Several calls in one micro-batch add up, and so do their weights. If no loss of a window has
-        a weight, each micro-batch counts as one: its loss is a mean (several losses in it are
-        added), and the gradient is the mean over the micro-batches.
+        Several calls in one micro-batch add up, with their weights. If no loss of a window has a
+        weight, the gradient is the mean over its micro-batches.
 
         Args:
-            loss_sum: a tensor without dimensions: the SUM of the losses.
-            weight: the number of units in the sum: a number or a tensor of one element, 0 or more.
-                Use 0 for a micro-batch of padding. The call does not wait for a tensor on a device.
-                None: the loss is a mean.
-            retain: keep the graph for another loss of this micro-batch that shares it.
+            loss_sum: the SUM of the losses, a 0-d tensor.
+            weight: the number of units in the sum, 0 or more: a number or a tensor of one element,
+                which is not waited for. None: the loss is a mean.
+            retain: keep the graph for another loss of this micro-batch.
 
-        Raises TypeError if `loss_sum` is not a tensor; ValueError if it has dimensions, if a weight
-        is negative or not finite, or if only some losses of the window have weights; RuntimeError
-        outside a micro-batch, if the loss needs no gradient, or if it went backward before.
+        Raises TypeError if `loss_sum` is not a tensor; ValueError if it is not 0-d, if a weight is
+        negative or not finite, or if only some losses of the window have one; RuntimeError outside
+        a micro-batch, if the loss needs no gradient, or for a second backward.
         """
         self._runner.backward(loss_sum, weight, retain)
 
@@ -167,21 +154,20 @@ class GradAccumulator:
     ) -> WindowReport:
         """Train on a whole batch as one window, in micro-batches that fit into memory.
 
-        If memory runs out, the state from before the micro-batch is restored, and the window goes
-        on with smaller micro-batches and the same gradient.
+        If memory runs out, the state before the micro-batch is restored, and the window continues
+        with smaller micro-batches and the same gradient.
 
         Args:
-            batch: a tensor, array, list, dict, tuple or dataclass of these, cut along its rows.
-            loss_fn: called with each micro-batch; returns the sum of losses and its weight, and may
-                return a dict of more sums.
-            split: called with a batch and a size, returns a list of batches of at most that size.
-                Pass it for batches of other kinds.
+            batch: a tensor, array, list, dict, tuple or dataclass of these, split along its rows.
+            loss_fn: called with each micro-batch; returns (loss_sum, weight), optionally with a
+                dict of more sums.
+            split: a function of (batch, size) that returns a list of batches of at most that size,
+                for other kinds of batches.
 
-        Returns the report of the window, with the mean of the losses as `loss` and the sums as
-        `extras`. A micro-batch that was tried again counts once in them.
+        Returns the report of the window, with the mean loss as `loss` and the sums as `extras`.
 
-        Raises what `flush()` and `loss_fn` raise, with gradients and counters as before; an
-        out-of-memory error only if one row does not fit.
+        Raises what `flush()` and `loss_fn` raise, with gradients and counters unchanged; an
+        out-of-memory error only if a single row does not fit.
         """
         report: WindowReport = self._get_back_off().step(batch, loss_fn, split)
         return report
@@ -193,15 +179,15 @@ class GradAccumulator:
         return self._back_off
 
     def flush(self) -> WindowReport | None:
-        """End a window that has fewer micro-batches than `steps`, and update with their gradient.
+        """End a window with fewer than `steps` micro-batches, and update.
 
-        With several ranks, each rank calls it when its loader has ended. It takes part in the
-        windows of the ranks that go on, and returns when all ranks have flushed.
+        With several ranks, each rank calls it when its loader has ended; it returns when all ranks
+        have flushed.
 
         Returns the report of the window, or None if the window is empty.
 
         Raises TypeError if a gradient is sparse, ValueError if all weights were 0, RuntimeError if
-        no parameter has a gradient, or after 50 skipped updates in a row.
+        no parameter has a gradient or after 50 skipped updates in a row.
         """
         runner = self._runner
         runner.require_outside("flush()")
@@ -216,8 +202,8 @@ class GradAccumulator:
     def accumulate(self, function: _Function) -> _Function:
         """Decorate a function so that each call is a micro-batch.
 
-        The function returns the loss, or the loss and its weight, or these and a dict of more sums,
-        or None if it called `backward()` itself. The call returns the same.
+        The function returns the loss, (loss, weight), (loss, weight, sums), or None if it called
+        `backward()` itself.
 
         Raises TypeError for a generator or a coroutine function.
         """
@@ -234,9 +220,8 @@ class GradAccumulator:
         return micro_batch  # type: ignore[return-value]
 
     def reset(self) -> None:
-        """Drop the window: its gradients and its counters. A micro-batch that an interrupt left
-        open is dropped too, and the rest of its block does nothing.
-        """
+        """Drop the window, its gradients and counters, and any micro-batch that an interrupt left
+        open."""
         self._runner.require_owned("reset()")
         self._runner.reset()
 
@@ -259,18 +244,16 @@ class GradAccumulator:
         self._runner.steps = value
 
     def state_dict(self, *, gradients: bool = True, rng: bool = True) -> dict[str, Any]:
-        """Return the state from which a run goes on bit for bit, also in the middle of a window.
+        """Return the state that resumes a run bit for bit, even inside a window.
 
-        It has the counters, the weights and the loss scale. The model, the optimizer and the
-        scheduler have states of their own. Each rank saves its own state.
+        Save it with the states of the model, the optimizer and the scheduler, on each rank.
         `torch.load(weights_only=True)` can read it.
 
         Args:
-            gradients: include copies of the gradients. In the middle of a window they take as much
-                memory as the gradients, between windows nothing.
-            rng: include torch's random state of the CPU and of the CUDA devices of the parameters.
+            gradients: include copies of the gradients. They take memory only inside a window.
+            rng: include torch's random state of the CPU and of the parameters' CUDA devices.
 
-        Raises RuntimeError inside a micro-batch and in a window that an exception interrupted.
+        Raises RuntimeError inside a micro-batch and in an interrupted window.
         """
         self._runner.require_outside("state_dict()")
         self._runner.require_whole("state_dict()")
@@ -279,9 +262,9 @@ class GradAccumulator:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state_dict(). The current window is dropped.
 
-        Raises RuntimeError inside a micro-batch; ValueError or TypeError if `state` is not such a
-        state, has gradients of other parameters, or is from the middle of a window with other
-        `steps`. An error changes nothing.
+        Raises RuntimeError inside a micro-batch; ValueError or TypeError if `state` is invalid, has
+        gradients of other parameters, or is from a window with other `steps`. An error changes
+        nothing.
         """
         self._runner.require_owned("load_state_dict()")
         self._runner.require_outside("load_state_dict()")
@@ -290,8 +273,8 @@ class GradAccumulator:
     def close(self) -> None:
         """Release the optimizer and remove all hooks.
 
-        An unfinished window is dropped with a RuntimeWarning. `p.grad` stays as it is. Afterwards
-        only report() works. A newer accumulator of the same optimizer closes this one.
+        Drops an unfinished window with a RuntimeWarning, and leaves `p.grad` as it is. Only
+        report() works afterwards.
         """
         self._runner.release("it was closed")
 
@@ -338,8 +321,8 @@ class GradAccumulator:
         """Raises TypeError, in copy.copy(), copy.deepcopy() and pickle."""
         raise TypeError(
             "a GradAccumulator cannot be copied or pickled, as it belongs to one optimizer: save "
-            "its state_dict() beside those of the model and the optimizer, or make a new one of "
-            "the copied model and optimizer"
+            "its state_dict() with those of the model and the optimizer, or make a new one of the "
+            "copied model and optimizer"
         )
 
     def __repr__(self) -> str:

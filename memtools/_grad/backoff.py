@@ -358,10 +358,9 @@ class _Step:
             failed = Failed(error, found, runner.ranks.sharded or bool(window.torn))
         if failed is None and window.weighted is False:
             raise ValueError(
-                "step(): a loss came without a weight, and the number of rows that it is the mean "
-                "of is unknown, so that the gradient would depend on how the batch is cut: let "
-                "loss_fn return (loss_sum, weight), the SUM of the losses and the number of their "
-                "units"
+                "step(): the loss has no weight and it is unknown how many rows it averages, so "
+                "the gradient would depend on how the batch is split: let loss_fn return "
+                "(loss_sum, weight), the SUM of the losses and the number of their units"
             )
         if runner.ranks.world > 1 or runner.ranks.sharded:
             others = runner.ranks.agree("" if failed is None else failed.shortage.line)

@@ -21,42 +21,32 @@ if TYPE_CHECKING:
 def checkpoint_layers(
     model: torch.nn.Module, every: int = 1, *, names: str | Iterable[str] | None = None
 ) -> CheckpointedLayers:
-    """Activation checkpointing of a model's layers, in place.
+    """Checkpoint the activations of a model's layers, in place.
 
         handle = memtools.checkpoint_layers(model)                            # all repeated blocks
         handle = memtools.checkpoint_layers(model, every=2)                   # half of them
         handle = memtools.checkpoint_layers(model, names=["encoder.layers.*", "head"])
         print(handle); handle.remove()
 
-    A checkpointed layer saves its input for backward, and no intermediate result. The backward pass
-    runs its forward again, with the same random numbers and the same autocast, so that losses and
-    gradients have the same bits. Parameters, their names, `state_dict()` and the type of the layer
-    stay as they are: call this before or after DDP, FSDP2 and `torch.compile`. The model can be
-    pickled and copied. Running statistics (BatchNorm) are updated once, though forward runs twice.
-    Without grad mode a layer runs as before.
+    A checkpointed layer saves only its input; the backward pass runs its forward again, with the
+    same random numbers and autocast, so losses and gradients have the same bits. Parameters, names
+    and `state_dict()` do not change: it works with DDP, FSDP2, `torch.compile`, pickling and
+    copying. It costs the layers' forward pass again, and about 0.2 ms per layer and step.
 
     Args:
         model: the model, which is changed in place.
-        every: checkpoint each `every`-th of the layers, from the first one on. The last layer gains
-            least: backward computes it first, while the activations of all others exist. 1, the
-            default, stands for all.
-        names: patterns of `model.named_modules()` names, in which "*" stands for one part of a name
-            or for a piece of it: "blocks.*" means all blocks, and not their submodules. None, the
-            default, stands for the repeated blocks: the members of the longest ModuleList or
-            Sequential whose members have one type, and which is not inside such a list. Lists of
-            the same length, or with members of the same type, count too.
+        every: checkpoint every n-th layer, from the first one on; 1, the default, means all.
+        names: patterns of `model.named_modules()` names, in which "*" matches one part of a name or
+            a piece of it. None, the default: the members of the longest ModuleList or Sequential of
+            one type, and of similar lists.
 
     Returns:
         a handle with the names of the layers and `remove()`.
 
     Raises:
-        TypeError: `model` is not a module, `every` is not an int, or `names` has other than str.
-        ValueError: `every` is below 1, no layer was found, a layer is checkpointed already or
-            contains or is part of one that is, or a container is never called. No layer is wrapped
-            then.
-
-    It costs the forward of these layers, a third of the step in most models, and about 0.2 ms for
-    each layer and step in torch's own checkpoint.
+        TypeError: an argument has a wrong type.
+        ValueError: `every` is below 1, no layer was found, or a layer is checkpointed already, is
+            nested in another one, or is never called. No layer is wrapped then.
     """
     torch = bridge.connect().torch
     if not isinstance(model, torch.nn.Module):
@@ -85,7 +75,7 @@ class CheckpointedLayers:
     wrappers: tuple[_Recomputed, ...]
 
     def remove(self) -> None:
-        """Let the layers run as before. May be called again, but not within a backward pass."""
+        """Let the layers run as before; not within a backward pass. May be called twice."""
         for wrapper in self.wrappers:
             wrapper.remove()
 

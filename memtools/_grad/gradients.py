@@ -24,9 +24,7 @@ if TYPE_CHECKING:
     Left = list[tuple[int, torch.Tensor]]
 
 
-_LEAVE_OUT: Final = (
-    "leave that call out, as GradAccumulator drops the gradients at the end of a window"
-)
+_LEAVE_OUT: Final = "remove that call: GradAccumulator drops the gradients at the end of a window"
 _MEASURE_OR_KEEP_OUT: Final = (
     "memtools.grad_norm() measures them without writing, while torch's clip_grad_norm_ writes even "
     "with max_norm=inf; requires_grad_(False) on this model keeps out the backward pass of another "

@@ -24,20 +24,18 @@ def grad_norm(
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> torch.Tensor:
-    """Return the norm of all gradients of `parameters` as one vector. Reads each of them once.
+    """Return the norm of all gradients of `parameters` as one vector. Reads each gradient once.
 
     Args:
-        parameters: a tensor or tensors. A tensor that is given twice counts once.
-        norm_type: the p of the p-norm, inf for the largest element. 2.0 by default.
-        error_if_nonfinite: raise an error if the norm is inf or nan. False by default.
-        foreach: for norms that torch computes: whether one call reads all gradients of a device.
-            None, the default: torch chooses.
+        parameters: a tensor or tensors; duplicates count once.
+        norm_type: the p of the p-norm, inf for the largest element; 2.0 by default.
+        error_if_nonfinite: raise an error if the norm is inf or nan; False by default.
+        foreach: for norms that torch computes: one call for all gradients of a device. None, the
+            default: torch chooses.
 
-    Returns a 0-d tensor on the device of the first gradient: fp32, or float64 if a parameter is
-    float64. The 2-norm is exact to 1e-7 for any number of elements, for bf16 and fp16, and for
-    values whose squares fp32 cannot represent. It has the same bits for any number of threads.
-    torch's norm on the CPU is 1 % off at 100 million elements. torch's own function computes other
-    norms, and those of DTensors.
+    Returns a 0-d tensor on the device of the first gradient, fp32 or float64. The 2-norm is exact
+    to 1e-7 for any number of elements and any dtype, and has the same bits for any number of
+    threads. Other norms, and those of DTensors, are torch's.
 
     Raises RuntimeError if the norm is not finite and `error_if_nonfinite` is set, TypeError if a
     gradient is sparse.
@@ -62,14 +60,13 @@ def clip_grad_norm_(
 ) -> torch.Tensor:
     """Scale the gradients of `parameters` in place so that their norm is at most `max_norm`.
 
-    A drop-in for `torch.nn.utils.clip_grad_norm_` with the same coefficient,
-    `max_norm / (norm + 1e-6)`. Returns the norm from before, as `grad_norm()` does. Reads the
-    gradients once, and on the CPU writes them only if they are too large. A norm that is not finite
-    makes all of them nan or 0, as in torch. On a CUDA device the call does not wait for the device,
-    unless `error_if_nonfinite` is set.
+    A drop-in for `torch.nn.utils.clip_grad_norm_`, with the same coefficient. Returns the norm
+    before clipping. Reads the gradients once, and on the CPU writes them only if they are too
+    large. A norm that is not finite makes them nan or 0, as in torch. It does not wait for a CUDA
+    device unless `error_if_nonfinite` is set.
 
     Args:
-        parameters: a tensor or tensors. A tensor that is given twice counts once.
+        parameters: a tensor or tensors; duplicates count once.
         max_norm: the largest norm that is left unchanged, 0 or more.
         norm_type, error_if_nonfinite, foreach: as for `grad_norm()`.
 

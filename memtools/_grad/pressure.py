@@ -195,8 +195,7 @@ class Watermark:
                     "how much memory is left: call monitor.start(), or train in `with monitor:`"
                 )
             self.note = (
-                "the monitor does not run any more, so that micro-batches get smaller after memory "
-                "has run out, and not before"
+                "the monitor no longer runs, so micro-batches shrink only after memory has run out"
             )
             self._base = {}
             return
@@ -210,8 +209,8 @@ class Watermark:
                 raise
         if not rooms and not self.note:
             self.note = (
-                "no limit of memory is known here, so that micro-batches get smaller after memory "
-                "has run out, and not before: pass limit= to the monitor"
+                "no memory limit is known here, so micro-batches shrink only after memory has run "
+                "out: pass limit= to the monitor"
             )
         self._set_base(rooms, rarely=self._windows > SETTLED)
 
@@ -264,8 +263,8 @@ class Watermark:
         except Exception as error:
             self._base, self._answers = {}, False
             self.note = (
-                f"the monitor failed with {type(error).__name__}: {error}; micro-batches get "
-                "smaller after memory has run out, and not before"
+                f"the monitor failed with {type(error).__name__}: {error}; micro-batches shrink "
+                "only after memory has run out"
             )
             return ()
         is_trimmed, self._trims = self._trims != reclaim.times_trimmed, reclaim.times_trimmed

@@ -19,7 +19,7 @@ WATERMARK = "watermark"
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """One micro-batch that did not fit, and how the step went on. `str()` is a line."""
+    """One micro-batch that did not fit, and how the step continued. `str()` is a line."""
 
     #: the number of windows before its window
     window: int
@@ -55,7 +55,7 @@ class Retry:
         if self.phase == "optimizer":
             where = f"after {self.micro_batch} micro-batches"
         asked = "" if self.asked is None else f" (asked {format_bytes(self.asked)})"
-        trial = ", a step up on trial" if self.probing else ""
+        trial = ", a trial of a larger size" if self.probing else ""
         changed = f"; {self.changed}" if self.changed else ""
         restored = f"restored {self.restored}; " if self.restored else ""
         return (
@@ -68,7 +68,7 @@ class Retry:
             return "gave up"
         if self.next_rows == (self.rows or 0):
             return "tried once more after all idle memory was given back"
-        return f"went on with {_rows(self.next_rows)}"
+        return f"continued with {_rows(self.next_rows)}"
 
 
 def _rows(count: int) -> str:
@@ -87,8 +87,8 @@ _APPLIED = {
 class WindowReport:
     """One window: its losses, its gradient and its update.
 
-    With several ranks, `micro_batches`, `weight` and `norm` are those of all ranks together, and
-    `own_weight`, `loss` and `extras` are those of this rank.
+    `micro_batches`, `weight` and `norm` are of all ranks; `own_weight`, `loss` and `extras` are of
+    this rank.
     """
 
     #: the number of windows before this one
@@ -129,15 +129,13 @@ class WindowReport:
 
     @property
     def loss(self) -> float:
-        """The mean loss, which is the sum of the losses divided by `own_weight`; without weights,
-        the mean over the micro-batches. nan if this rank had no loss. Waits for losses on a
-        device."""
+        """The mean loss over `own_weight`, or over the micro-batches without weights; nan without a
+        loss. Waits for losses on a device."""
         return self._loss.read() / self.own_weight if self.own_weight else math.nan
 
     @property
     def extras(self) -> dict[str, float]:
-        """The sums that the loss function returned as its third value, by name. Divide them by
-        `own_weight` for a mean. Waits for a device as `loss` does."""
+        """The sums that the loss function returned, by name. Waits for a device as `loss` does."""
         return {name: found.read() for name, found in self._extras.items()}
 
     def as_dict(self) -> dict[str, Any]:

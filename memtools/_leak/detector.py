@@ -60,7 +60,7 @@ _STRAIGHTEST = 0.95  # late over early
 
 
 class StepsLeft(NamedTuple):
-    """Steps until a limit is reached, as an interval; `math.inf` where the series does not grow."""
+    """Steps until a limit, as an interval; `math.inf` if the series does not grow."""
 
     #: the fewest steps that are likely, if nothing else is loaded
     lo: float
@@ -75,7 +75,7 @@ class StepsLeft(NamedTuple):
 
 @dataclass(frozen=True)
 class LeakVerdict:
-    """What a LeakDetector says at one moment; `str()` is one plain line."""
+    """The verdict of a LeakDetector at one moment; `str()` is one line."""
 
     #: how certain it is, from "early", "quiet", "fills", "fragmentation", "suspect", "growing" and
     #: "likely" to "leak"
@@ -149,30 +149,24 @@ class LeakDetector:
             detector.update(step, heap=bytes_in_use, rss=bytes_resident)
         print(detector.verdict())
 
-    It reads signals. Six of them are exact, and they decide: `heap` (malloc's bytes in use),
-    `python` (the interpreter's own blocks), `tensors`, `children` (private bytes of child
-    processes), `device` (bytes allocated there) and `shm` (shared memory of the job). `rss` is
-    noisy and may grow without a leak; it decides only if `heap` is not read. Pass the signals that
-    you have, always at the same point of a step.
-
-    A detector takes 6 KiB for each signal, however long the run is. Use it from one thread at a
-    time.
+    Six signals are exact and decide: `heap` (malloc's bytes in use), `python` (the interpreter's
+    blocks), `tensors`, `children` (private bytes of child processes), `device` (allocated bytes)
+    and `shm` (the job's shared memory). `rss` is noisy, and decides only without `heap`. Pass the
+    signals that you have, always at the same point of a step. Takes 6 KiB per signal; not
+    thread-safe.
 
     Args:
-        limit_bytes: the bytes that the process may use, with its children and shared memory, at
-            least 1, as an int or like `"16 GiB"`. None, the default: no limit is known, so
-            there is no forecast.
-        device_limit_bytes: the same for the device. None, the default: no limit is known.
-        span_steps: how many steps a window has to cover before its shape counts, at least 1; 1,500
-            by default. If memory has a period, for example an epoch, pass 2.5 times its length if
-            that is more.
-        bar_bytes: the bytes below which growth does not count: one size, or a dict of sizes by
-            signal. None, the default: 1 MiB for rss, children, device and shm, 512 KiB for python,
-            256 KiB for heap and tensors.
+        limit_bytes: bytes that the process, its children and shared memory may use, an int or like
+            `"16 GiB"`. None, the default: no limit, and no forecast.
+        device_limit_bytes: the same for the device.
+        span_steps: steps that a window must cover before its shape counts, at least 1; 1,500 by
+            default. If memory has a period, such as an epoch, pass at least 2.5 times its length.
+        bar_bytes: growth below this does not count: one size, or a dict by signal. None, the
+            default: 1 MiB for rss, children, device and shm, 512 KiB for python, 256 KiB for heap
+            and tensors.
 
     Attributes:
-        limit_bytes: the limit in bytes as an int, or None. It may be set at any time: verdicts and
-            forecasts use the limit of their moment.
+        limit_bytes: the limit in bytes, or None. It may be set at any time.
         device_limit_bytes: the same for the device.
 
     Raises ValueError if a size or `span_steps` is below 1, or for an unknown signal.
@@ -204,15 +198,14 @@ class LeakDetector:
         self._declared = Declared()
 
     def update(self, step: SupportsIndex, **bytes_by_signal: SupportsIndex | None) -> None:
-        """Add the readings of one step. Takes 1 to 3 us for each signal, 5 us if it always rises.
+        """Add the readings of one step. Takes 1 to 5 us per signal.
 
         Args:
-            step: the number of the step, greater than that of the call before.
-            bytes_by_signal: for each signal its reading in bytes, an int of 0 or more by the name
-                of the signal, such as `heap=`; None for a reading that is not known.
+            step: the number of the step, greater than in the previous call.
+            bytes_by_signal: bytes by signal, such as `heap=`; None for an unknown reading.
 
-        Raises ValueError for an unknown signal, a step that does not come after the one before, or
-        a negative reading; then nothing was added.
+        Raises ValueError for an unknown signal, a step out of order, or a negative reading; nothing
+        is added then.
         """
         at = _step_of("update(): step", step)
         sizes = {name: _bytes_of(name, value) for name, value in bytes_by_signal.items()}
@@ -225,14 +218,13 @@ class LeakDetector:
         """Add the readings of many steps.
 
         Args:
-            step: the number of the first step; the others follow one by one.
-            arrays_by_signal: for each signal an array of readings in bytes by its name, of dtype
-                int64, uint64 or float64 and all of one length; NaN for a reading that is not
-                known.
+            step: the number of the first step.
+            arrays_by_signal: arrays of bytes by signal, of one length and dtype int64, uint64 or
+                float64; NaN for an unknown reading.
 
         Returns the steps at which the kind changed, as a list of (step, kind).
 
-        Raises as update does; then nothing was added.
+        Raises as update does.
         """
         first = _step_of("update_many(): step", step)
         columns = {
@@ -275,21 +267,18 @@ class LeakDetector:
         return series.add(step, size, self._declared.without_declared(name, step, float(size)))
 
     def reset(self) -> None:
-        """Forget all readings, because another phase of the program begins.
-
-        Growth that was declared by `expect_growth` stays declared.
-        """
+        """Forget all readings, but not growth declared by `expect_growth`."""
         self._series.clear()
 
     @property
     def kind(self) -> str:
-        """The verdict's kind alone."""
+        """The verdict's kind."""
         return GRADES[self._judged()[0]]
 
     @property
     def steps_known(self) -> int:
-        """Steps from the first to the newest reading, of the signal that was read longest. Below
-        `STEPS_NEEDED`, 32, it is too early to say that nothing grows."""
+        """Steps from the first to the newest reading. Below `STEPS_NEEDED`, 32, it is too early to
+        say that nothing grows."""
         return max((series.steps for _, series in self._read()), default=0)
 
     def _read(self) -> list[tuple[str, Readings]]:
@@ -336,8 +325,7 @@ class LeakDetector:
         return "high" if agree > 1 or straightest else "good"
 
     def verdict(self) -> LeakVerdict:
-        """Return what the readings so far say. Takes up to 0.4 ms, for any number of readings;
-        `kind` alone takes 2 us."""
+        """Return the verdict. Takes up to 0.4 ms; `kind` takes 2 us."""
         grade, signal = self._judged()
         rss = dict(self._read()).get("rss")
         of_rss = None if rss is None else rss.trend()
@@ -372,20 +360,17 @@ class LeakDetector:
     def forecast(
         self, limit_bytes: int | str | None = None, *, signal: str | None = None
     ) -> StepsLeft | None:
-        """Return how many steps are left until the limit is reached, as an interval.
+        """Return how many steps are left until the limit, as an interval; None before 16 steps.
 
-        If the program goes on as it is, the truth lies between `lo` and `hi` about nine times out
-        of ten. Declared growth that is still to come is counted. Takes up to 0.4 ms.
+        If the program continues as it is, the truth lies between `lo` and `hi` about nine times out
+        of ten. Declared growth is included. Takes up to 0.4 ms.
 
         Args:
-            limit_bytes: the limit in bytes, at least 1, as an int or like `"16 GiB"`. None, the
-                default: the limit that the detector was given.
-            signal: the signal that is to reach the limit. None, the default: `rss`, or the signal
-                that grows if `rss` is not read.
+            limit_bytes: the limit, an int or like `"16 GiB"`. None, the default: the detector's.
+            signal: the signal that reaches the limit. None, the default: `rss`, or the growing
+                signal without `rss`.
 
-        Returns None before 16 steps.
-
-        Raises ValueError if there is no limit, or if `signal` is not one of the signals.
+        Raises ValueError if there is no limit, or for an unknown signal.
         """
         limit = self.device_limit_bytes if signal == "device" else self.limit_bytes
         if limit_bytes is not None:
@@ -455,20 +440,17 @@ class LeakDetector:
     ) -> None:
         """Declare a buffer that is meant to fill, so that its growth does not count.
 
-        From now on the buffer is taken out of the readings: only growth beside it counts. Forecasts
-        go on counting it.
+        Growth beyond it still counts, and forecasts include it.
 
         Args:
-            name: the name of the buffer; to declare it again changes its figures.
-            bytes: how much the buffer takes in all, at least 1, as an int or like `"2 GiB"`. None,
-                the default: no bound.
-            rate: bytes a step, above 0; together with `bytes`, until that much has come. None, the
-                default: as fast as it comes.
+            name: the name of the buffer; declaring it again replaces its figures.
+            bytes: the size of the full buffer, an int or like `"2 GiB"`. None: no bound.
+            rate: bytes per step, above 0. None, the default: any rate.
             until: the last step at which the buffer grows. None, the default: no last step.
-            signal: the only signal in which the buffer grows. None, the default: each of them.
+            signal: the only signal in which it grows. None, the default: any.
 
-        Raises ValueError if neither `bytes` nor `rate` is given, if `rate` is not above 0 or not
-        finite, if the signal is unknown, or if eight other names are declared already.
+        Raises ValueError if neither `bytes` nor `rate` is given, a value is invalid, or eight other
+        names are declared already.
         """
         as_name("expect_growth(): name", name)
         if bytes is None and rate is None:

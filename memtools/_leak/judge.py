@@ -566,7 +566,7 @@ def _with_sizes(seen: Evidence, found: Sequence[LeakFinding]) -> list[LeakFindin
     full, limit = seen.used[0] + sum(one.left_bytes for one in fills), seen.used[1]
     largest = max(fills, key=lambda one: one.left_bytes)
     size, allowed = format_bytes(full), format_bytes(limit)
-    then = "then" if len(fills) == 1 else "then, with all that fills,"
+    then = "then" if len(fills) == 1 else "then, including all that fills,"
     what = f"{then} {size} of {allowed} are in use"
     if full > limit:
         what = f"{then} {size} are in use, and {allowed} are allowed"
@@ -875,7 +875,7 @@ def _unexplained(seen: Evidence, use: float, residue: float) -> list[LeakFinding
     part = replace(part, grade=grade, begun_bytes=seen.use.begun_bytes)
     # The fastest of the containers that are too small to be the leak.
     fastest = _small(seen, use)[:1]
-    among = [f"among it {one.path}: +{format_bytes(one.rate_bytes)}/step" for one in fastest]
+    among = [f"including {one.path}: +{format_bytes(one.rate_bytes)}/step" for one in fastest]
     if seen.unlooked:
         among = [seen.unlooked]
     return [of_part(part, what=", ".join(filter(None, [_jumps_of(seen), *among])))]

@@ -99,7 +99,7 @@ class ByTime:
                         self._watch.leave()  # the end has not waited for this look
                 except Exception as error:
                     why = f"{type(error).__name__}: {error}"
-                    self._complain("leaks", f"the leak test by time is off from here on: {why}")
+                    self._complain("leaks", f"the leak test by time is off from now on: {why}")
                     return
 
     def tick(self, now_ns: int) -> bool:

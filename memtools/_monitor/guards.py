@@ -113,7 +113,8 @@ class Watermarks:
         watermark = Watermark(fraction, action, safe, _whose(device, what))
         if sum(map(self._bits_of, self._all)) + self._bits_of(watermark) > MOST_WATERMARKS:
             raise ValueError(
-                f"{what}(): {len(self._all)} callbacks and guards wait already; remove some"
+                f"{what}(): {len(self._all)} callbacks and guards are registered already; remove "
+                "some"
             )
         self._all.append(watermark)
         if self._sampler is not None:
@@ -193,7 +194,7 @@ class Watermarks:
         for watermark in list(self._all):
             if self._sampler is not None and watermark.device is None:
                 if self._sampler.limit() is None:
-                    yield watermark, "no limit of memory is known here: give one by limit="
+                    yield watermark, "no memory limit is known here: pass limit="
             elif not self._memories(watermark):
                 watched = ", ".join(f"cuda:{index}" for index in self._devices)
                 yield watermark, f"the monitor watches {watched or 'no CUDA device'}"
@@ -273,8 +274,9 @@ class Watermarks:
             except Exception as error:
                 log.complain(
                     f"callback {watermark.name}",
-                    f"{watermark.name}(), which waits for memory pressure, failed with "
-                    f"{type(error).__name__}: {error}; training goes on, and this is said once",
+                    f"{watermark.name}(), registered for memory pressure, failed with "
+                    f"{type(error).__name__}: {error}; training continues, and this is reported "
+                    "once",
                 )
         return None
 
@@ -300,6 +302,6 @@ def _error(pressure: Pressure) -> MemoryPressure:
             "and free memory, or raise the limit"
         )
     return DeviceMemoryPressure(
-        f"device memory runs out at step {pressure.step:,}: {pressure}; save a checkpoint, let go "
-        "of what is kept on the device, or use smaller micro-batches"
+        f"device memory runs out at step {pressure.step:,}: {pressure}; save a checkpoint, "
+        "release what is kept on the device, or use smaller micro-batches"
     )

@@ -28,21 +28,19 @@ LOG_EVERY = 10.0  # Lines of log_memory are so many seconds apart.
 def log_memory(
     self: MemoryMonitor, step: int | None = None, force: bool = False
 ) -> dict[str, float | None]:
-    """Return the memory in use now and the peaks, and write a line of it from time to time.
+    """Return the memory in use now and the peaks, and log a line of it from time to time.
 
-    The line goes to the logger "memtools": every `log_interval` steps, or every 10 s if the
-    monitor has no `log_interval`, or with `force`.
+    The line goes to the logger "memtools" every `log_interval` steps, or every 10 s by default.
 
     Args:
-        step: the number of the step, for the line. None, the default: the steps that `step()`
-            has counted.
-        force: write the line in any case; False by default.
+        step: the number of the step, for the line. None, the default: the monitor's own count.
+        force: log the line in any case; False by default.
 
     Returns a dict: `step`, `seconds`, `cpu_memory_process_gb`, `cpu_memory_percent`,
     `peak_cpu_memory_gb`, `cpu_used_gb`, `gpu_allocated_gb` and so on, in units of 2**30 bytes;
-    None for what is not known.
+    None for unknown figures.
 
-    Raises TypeError if `step` is not an int; then nothing has changed.
+    Raises TypeError if `step` is not an int.
     """
     run = self._last
     step = self.step_count if step is None else whole_number("step", step, None)
@@ -60,7 +58,7 @@ def log_memory(
 
 
 def format_memory_stats(self: MemoryMonitor, stats: Mapping[str, float | None]) -> str:
-    """Return the lines that `summary()` begins with, made of what `log_memory()` returned.
+    """Return the first lines of `summary()`, made from what `log_memory()` returned.
 
     Args:
         stats: figures by name, each a number or None.
@@ -80,12 +78,12 @@ def format_memory_stats(self: MemoryMonitor, stats: Mapping[str, float | None]) 
 
 
 def get_peak_memory(self: MemoryMonitor) -> dict[str, float | None]:
-    """Return the peaks of this run, in units of 2**30 bytes.
+    """Return the peaks of this run, in units of 2**30 bytes; None for unknown ones.
 
-    `cpu_peak_gb` is exact where the kernel allows it (`memtools doctor` says so), and
-    `gpu_peak_gb`, `gpu1_peak_gb` and so on are those of the devices. The same figures are there
-    as `peak_cpu_memory_gb`, `peak_gpu_memory_gb` and so on, as other monitors name them. Before
-    the first run it is the host's peak since the process began. None for what is not known.
+    `cpu_peak_gb` is exact where the kernel allows it (see `memtools doctor`); `gpu_peak_gb`,
+    `gpu1_peak_gb` and so on are those of the devices. `peak_cpu_memory_gb` and
+    `peak_gpu_memory_gb` are the same figures. Before the first run it is the host's peak since
+    the process began.
     """
     run, peak = self._last, self._peak()[0]
     size = None if peak is None else peak / GB
@@ -98,14 +96,12 @@ def get_peak_memory(self: MemoryMonitor) -> dict[str, float | None]:
 
 
 def check_memory_leak(self: MemoryMonitor, threshold_increase_gb: float = 1.0) -> bool:
-    """Return whether something leaks, by grade and by size.
+    """Return whether something leaks: grade `likely` or `leak`, and more than the threshold.
 
-    True if the grade is `likely` or `leak` and at least so much has leaked since the growth
-    began. In contrast to a comparison of two readings, a warm-up or a buffer that fills does
-    not count.
+    A warm-up or a buffer that fills does not count.
 
     Args:
-        threshold_increase_gb: how much has to have leaked, in units of 2**30 bytes; 1.0 by
+        threshold_increase_gb: the least amount that has leaked, in units of 2**30 bytes; 1.0 by
             default.
 
     Raises RuntimeError if the monitor was made with `leaks=False`.
@@ -123,17 +119,16 @@ def check_memory_leak(self: MemoryMonitor, threshold_increase_gb: float = 1.0) -
 
 
 def cleanup_memory(self: MemoryMonitor, aggressive: bool = False) -> dict[str, float]:
-    """Collect Python's cycles, empty torch's cache of free device blocks, and give malloc's
-    idle pages back to the system.
+    """Collect Python's cycles, empty torch's device cache, and return malloc's idle pages.
 
-    Takes 50 to 600 ms, most of it for the cycles: too long for each step.
+    Takes 50 to 600 ms: too long for each step.
 
     Args:
-        aggressive: False, the default: give malloc's pages back only if 64 MiB of them are
-            idle. True: in any case, and collect cycles twice.
+        aggressive: return malloc's pages in any case, and collect cycles twice. False, the
+            default: only if 64 MiB of pages are idle.
 
-    Returns a dict of `freed_bytes` (with `host_...` and `device_...` for each of the two),
-    `collected_objects`, and `ms` for all and for each part.
+    Returns a dict of `freed_bytes` (also `host_...` and `device_...`), `collected_objects`, and
+    `ms` for the whole and each part.
     """
     run = self._last
     devices = cuda_devices.find_devices("auto", self._root) if run is None else run.devices

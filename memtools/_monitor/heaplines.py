@@ -48,9 +48,9 @@ ERRORS = 3.0  # A line's number may differ from what stays by at most so many st
 WORST = 0.5  # If the error of what stays is more than this share of it, no line is named.
 SMALL = 0.2  # If at most this share of what stays is freed elsewhere, it is ignored.
 
-TRACED = "a trace function of the program's own is set (a debugger, coverage)"
-MONITORED = "a tool of the program's own uses sys.monitoring (a debugger, coverage)"
-TAKEN = "the program has set a trace function of its own, or ours was removed"
+TRACED = "the program has set a trace function (a debugger, coverage)"
+MONITORED = "the program uses sys.monitoring (a debugger, coverage)"
+TAKEN = "the program has set its own trace function, or removed memtools'"
 PROFILED = "a torch profiler runs, whose events take memory at every line"
 UNKNOWN = "malloc does not report how much of the C heap is in use"
 OTHER_THREAD = "steps end on several threads"

@@ -19,7 +19,7 @@ SOURCE_NS = 1_000_000_000  # The words about the source of the limit are kept fo
 
 @dataclass(frozen=True)
 class HostMemory:
-    """The host's memory at one moment, in bytes; None for a figure that is not known."""
+    """The host's memory at one moment, in bytes; None for unknown figures."""
 
     #: resident memory of this process
     rss: int | None
@@ -58,8 +58,8 @@ class HostMemory:
 
     @property
     def percent(self) -> float | None:
-        """The use in percent of the container's limit, or of the machine's memory if there is no
-        limit below it. It can be above 100. None if it is unknown."""
+        """The use in percent of the container's limit, or of the machine's memory without one. May
+        be above 100. None if unknown."""
         lowest = limits.lowest_limit(cgroup=self.cgroup_limit, machine=self.total)
         if lowest is not None and lowest[1] == "cgroup":
             return percent(self.cgroup_used, self.cgroup_limit)
@@ -140,13 +140,12 @@ _readers: dict[str, _Reader] = {}  # of the machine's own root, from the first c
 def host_memory(root: str = "/") -> HostMemory:
     """Read the memory of this process and its job, the container's limit and the machine's memory.
 
-    Takes some 30 us. Every figure is read again, but the control group and its limit are looked
-    up at most once a second, and descendants and shared memory, which take 0.1 to some ms, are
-    read again when their last reading is 20 times as old as it took. Raises nothing for what cannot
-    be read: such a figure is None. Imports no torch.
+    Takes about 30 us, without torch. The control group is looked up at most once a second;
+    descendants and shared memory are read again when their reading is 20 times as old as it took.
+    A figure that cannot be read is None.
 
     Args:
-        root: the folder under which `proc` and `sys` are read. The files of "/" stay open.
+        root: the folder under which `proc` and `sys` are read.
     """
     if root == "/":
         s, words = (_readers.get(root) or _readers.setdefault(root, _Reader(root))).read()

@@ -499,7 +499,7 @@ class LeakWatch:
 
     def _complain_of_owners(self, error: Exception) -> None:
         why = f"{type(error).__name__}: {error}".removesuffix(": ")
-        self._reporter.complain("owners", f"which array fills is not known: {why}")
+        self._reporter.complain("owners", f"cannot tell which array fills: {why}")
 
     def _plan_walk(self, step: int) -> str:
         """Look again when a walk that has to wait can be afforded. Returns why it waits, in words;

@@ -69,49 +69,36 @@ class MemoryMonitor:
                 monitor.step()
         print(monitor.summary())
 
-    A native thread takes samples and never holds Python's lock. Call `step()` at the end of each
-    step: the leak test reads memory there, callbacks and guards act there, and if something grows,
-    a census finds who holds it. All of this happens on the thread that calls `step()`, whichever
-    that is: while one thread is at it, the steps of others are counted and do not wait.
-
-    After `start()` the monitor raises no exception in training, except MemoryPressure if a guard
-    or a callback asks for it. In a forked child it is not running, and the record stays the
-    parent's.
-
-    The figures are those of the run that is going on, or of the last one. Before the first run,
-    memory in use and its peak are read at the moment of the call, and all else is unknown.
+    A native thread takes samples without Python's lock. Call `step()` at the end of each step: the
+    leak test, callbacks and guards run there, on the calling thread. After `start()` the monitor
+    raises nothing in training, except MemoryPressure from a guard or a callback. In a forked child
+    it does not run. Figures are those of the current or the last run.
 
     Args:
-        log: the path of the record, such as `run.mem`, which survives SIGKILL. If `RANK` is set,
-            as in a job of several ranks, it becomes `run.rank3.mem`; while another process writes
-            that file, `run-2.mem`. A complete record that is there is kept as `run.previous.mem`,
-            one of a killed run as `run.1.mem`. None, the default: no record.
-        interval_ms: the milliseconds between two samples, 0.1 to 3,600,000; 10 by default. Near
-            the limit the thread takes samples more often by itself.
-        device: "auto", the default (CUDA devices that torch sees), "cpu" (none), "cuda" (all), or
-            one of "cuda:0" to "cuda:7". No CUDA context is made: a device's figures begin when the
-            program makes one.
-        limit: bytes that this process and its children may use, as an int or like `"12 GiB"`, at
-            least 1. The container's and the machine's limits count where they are lower. None, the
-            default: these alone count.
-        leaks: whether to test for leaks; True by default.
-        census: whether to look for the holders of what grows; True by default.
-        name: the name of the run in the record and in texts. None, the default: no name.
-        log_interval: the number of steps from one line of `log_memory()` to the next, at least 1.
-            None, the default: a line every 10 s.
-        print_every: how often the summary is printed, at the end of a step: a number of steps, at
-            least 1, or a time of at least 0.1 s like `"30 s"`. None, the default: never.
-        trace: whether a few steps are traced if a leak is suspected, to find the line that makes
-            it, and whether step 3 and each 1,000th are recorded for what lives at their peak; True
-            by default.
+        log: the path of the record, such as `run.mem`, which survives SIGKILL. With several ranks
+            it becomes `run.rank3.mem`, and `run-2.mem` while another process writes the file. An
+            earlier record is kept as `run.previous.mem`, or `run.1.mem` if that run was killed.
+            None, the default: no record.
+        interval_ms: milliseconds between samples, 0.1 to 3,600,000; 10 by default, and shorter near
+            the limit.
+        device: "auto" (the default: the CUDA devices that torch sees), "cpu" (none), "cuda" (all),
+            or "cuda:0" to "cuda:7". The monitor makes no CUDA context.
+        limit: bytes that this process and its children may use, an int or like `"12 GiB"`. Lower
+            limits of the container and the machine count too. None, the default: these alone.
+        leaks: test for leaks; True by default.
+        census: look for the holders of what grows; True by default.
+        name: the name of the run. None by default.
+        log_interval: steps between lines of `log_memory()`, at least 1. None, the default: a line
+            every 10 s.
+        print_every: how often to print the summary: a number of steps, or a time of at least 0.1 s
+            like `"30 s"`. None, the default: never.
+        trace: trace a few steps to find the line of a leak, and record the peak of step 3 and of
+            every 1,000th step; True by default.
 
-    The environment variables MEMTOOLS_LOG, MEMTOOLS_LIMIT, MEMTOOLS_GUARD and MEMTOOLS_PRINT_EVERY
-    set what no argument sets, and MEMTOOLS_TRACE=0 has the effect of
-    `trace=False`. With MEMTOOLS=0 a monitor does not start, and does nothing.
+    The environment variables MEMTOOLS_LOG, MEMTOOLS_LIMIT, MEMTOOLS_GUARD, MEMTOOLS_PRINT_EVERY and
+    MEMTOOLS_TRACE set what no argument sets. With MEMTOOLS=0 a monitor does nothing.
 
-    Raises ValueError if a number is out of its range, if `device` is not one of these, if `limit`
-    is not a size, or if a variable has a value that makes no sense; TypeError if an argument is of
-    another type.
+    Raises ValueError or TypeError if an argument or a variable is invalid.
     """
 
     _root = "/"  # proc and sys are read in this folder
@@ -174,14 +161,10 @@ class MemoryMonitor:
     # --- life ---
 
     def start(self) -> None:
-        """Start watching.
+        """Start watching. After `stop()` it starts a new run, which replaces a complete record.
 
-        After `stop()` it may be started again. That is a new run, whose record replaces the record
-        of the run before if that one is complete.
-
-        Raises RuntimeError if the monitor is running already, or if the system gives no thread;
-        OSError if the record cannot be made, with the reason and what to do; DeviceError if the
-        device that was asked for is not there.
+        Raises RuntimeError if the monitor is running or the system gives no thread; OSError if the
+        record cannot be made; DeviceError if the device does not exist.
         """
         if environment.is_off:
             self._has_warned = True  # so that step() does not
@@ -263,7 +246,7 @@ class MemoryMonitor:
 
     @property
     def running(self) -> bool:
-        """Whether the monitor was started and not stopped, in the process that started it."""
+        """Whether the monitor is running, in the process that started it."""
         return self._live is not None
 
     def __reduce__(self) -> str:
@@ -282,15 +265,14 @@ class MemoryMonitor:
     def phase(self, name: str, *, own_steps: bool = False) -> Phase:
         """Measure a part of the program: its time and its exact peaks on the host and on devices.
 
-        Use it as a context manager or as a decorator. Phases may be nested, and phases of several
-        threads may overlap.
+        Use it as a context manager or a decorator. Phases may be nested, and may overlap on several
+        threads. Phases of one name add up.
 
         Args:
-            name: the name under which the figures are kept; phases of one name add up.
-            own_steps: whether `step()` counts steps of the phase while it is open, such as the
-                batches of an evaluation. They are tested for leaks by themselves, and the steps of
-                the run around them as if the phase were not there. A phase inside of another one
-                with steps of its own has none. False, the default: steps are those of the run.
+            name: the name of the phase.
+            own_steps: whether `step()` counts the phase's own steps while it is open, such as the
+                batches of an evaluation. They have their own leak test. A nested phase has none.
+                False by default.
 
         Returns the `Phase`. Raises TypeError if `name` is not a str, ValueError if it is empty or
         contains NUL.
@@ -312,19 +294,17 @@ class MemoryMonitor:
             run.log.event(kind, body, **details)
 
     def step(self, n: int = 1) -> None:
-        """Report that a step has ended, or several.
+        """Report that one or more steps have ended.
 
-        This is the safe point: callbacks and guards act here, and the leak test reads memory, on
-        the thread that calls `step()`. So what a guard raises comes out of the call of the thread
-        that was first to make a step after the watermark. `step(0)` is a safe point that counts no
-        step. A call takes some 0.3 us if nothing is due, and does nothing while the monitor is not
-        running.
+        Callbacks, guards and the leak test run here, on the calling thread. `step(0)` runs them
+        without counting a step. Takes about 0.3 us if nothing is due, and does nothing while the
+        monitor is not running.
 
         Args:
             n: the number of steps that have ended, 0 to 2**48; 1 by default.
 
         Raises HostMemoryPressure or DeviceMemoryPressure if a guard or a callback asks for it,
-        ValueError if `n` is out of its range.
+        ValueError if `n` is out of range.
         """
         run = self._live
         if run is None:
@@ -426,7 +406,7 @@ class MemoryMonitor:
                 run.others_due_step = watch.due_step
             except Exception as error:
                 run.tests_leaks, why = False, f"{type(error).__name__}: {error}"
-                run.log.complain("leaks", f"the leak test is off from here on: {why}")
+                run.log.complain("leaks", f"the leak test is off from now on: {why}")
                 run.note_untested(
                     f"the leak test is off since step {run.sampler.step_count:,}: {why}"
                 )
@@ -483,28 +463,24 @@ class MemoryMonitor:
             run.log.warn(f"{watermark!r} {id(watermark)}", event, printed=printed)
 
     def on_pressure(self, fraction: float, callback: Callback, *, device: object = None) -> Handle:
-        """Call a function when memory in use has risen above a part of the limit.
+        """Call a function when memory in use rises above a share of the limit.
 
-        The call comes at the next safe point, in `step()`. It comes again only
-        after memory in use has fallen by 5 % of the limit and has risen again.
+        It is called in the next `step()`, and again only after memory in use has fallen by 5 % of
+        the limit and risen again.
 
         Args:
-            fraction: the part of the limit, above 0 and at most 1.
-            callback: the function. It gets a `Pressure`, or nothing if it takes no argument. An
-                exception that it raises is reported once and does not reach the program, except
-                MemoryPressure, which comes out of `step()`.
-            device: whose memory is watched. None, the default, and `"cpu"` are the host. `"cuda"`
-                is each device that the monitor watches; `"cuda:0"` to `"cuda:7"`, a number or a
-                torch.device is one device. Of a device, what is allocated and what others hold is
-                in use, and the limit is its size; memory that comes and goes within a step counts,
-                too.
+            fraction: the share of the limit, above 0 and at most 1.
+            callback: called with a `Pressure`, or without arguments. MemoryPressure that it raises
+                propagates out of `step()`; another exception is reported once.
+            device: None, the default, or `"cpu"`: the host. `"cuda"`: each watched device.
+                `"cuda:0"` to `"cuda:7"`, a number or a torch.device: one device. On a device,
+                allocated memory and that of other programs counts, also peaks within a step.
 
         Returns a `Handle`, whose `remove()` removes the callback.
 
-        Raises ValueError if `fraction` is out of its range, if `device` is not one of these, or if
-        there are 32 callbacks and guards already (a guard of the host above 0.5 counts twice, one
-        of "cuda" once for each device); TypeError if `fraction` is not a number, or if `callback`
-        cannot be called with one argument or none.
+        Raises ValueError if `fraction` or `device` is invalid, or if there are 32 callbacks and
+        guards already (a host guard above 0.5 counts twice, one of "cuda" once per device);
+        TypeError if `fraction` is not a number or `callback` cannot be called.
         """
         called = as_callback(callback, "on_pressure()", "a Pressure")
         return self._wait(fraction, called, False, device)
@@ -514,17 +490,16 @@ class MemoryMonitor:
     ) -> Handle:
         """Stop the program, or act otherwise, before memory runs out.
 
-        The guard acts at the next safe point, in `step()`, once for each time
-        that memory in use has risen above a part of the limit. A guard of the host above 0.5 acts
-        earlier, from `2 * fraction - 1` on, if tasks of the control group wait for memory 40 % of
-        the time: a guard at 0.95 then acts from 0.9 on.
+        The guard acts in the next `step()`, once each time memory in use rises above a share of the
+        limit. A host guard above 0.5 acts earlier, from `2 * fraction - 1` on, if tasks of the
+        control group wait for memory 40 % of the time.
 
         Args:
-            fraction: the part of the limit, above 0 and at most 1.
+            fraction: the share of the limit, above 0 and at most 1.
             action: `"raise"`, the default, raises HostMemoryPressure or DeviceMemoryPressure out of
                 `step()`; `"record"` writes an event into the record; a function is called as by
                 `on_pressure`.
-            device: whose memory is watched, as for `on_pressure`. None, the default: the host's.
+            device: as for `on_pressure`.
 
         Returns a `Handle`, whose `remove()` removes the guard.
 
@@ -556,23 +531,20 @@ class MemoryMonitor:
         until: int | None = None,
         signal: str | None = None,
     ) -> None:
-        """Declare a buffer that is meant to fill, so that the leak test does not count its growth.
+        """Declare a buffer that is meant to fill, so that the leak test ignores its growth.
 
-        From now on the test takes the buffer out of its readings: only growth beside it counts.
-        Forecasts go on counting it. It stays declared in later runs of this monitor.
+        Growth beyond it still counts, and forecasts include it. It stays declared in later runs.
 
         Args:
-            name: the name of the buffer; to declare it again changes its figures.
-            bytes: how much the buffer takes in all, at least 1, as an int or like `"2 GiB"`. None,
-                the default: no bound.
-            rate: bytes a step, above 0; together with `bytes`, until that much has come. None, the
-                default: as fast as it comes.
+            name: the name of the buffer; declaring it again replaces its figures.
+            bytes: the size of the full buffer, an int or like `"2 GiB"`. None: no bound.
+            rate: bytes per step, above 0. None, the default: any rate.
             until: the last step at which the buffer grows. None, the default: no last step.
-            signal: the only signal in which the buffer grows: `"heap"`, `"python"`, `"tensors"`,
-                `"children"`, `"device"` or `"rss"`. None, the default: each of them.
+            signal: the only signal in which it grows: `"heap"`, `"python"`, `"tensors"`,
+                `"children"`, `"device"` or `"rss"`. None, the default: any.
 
-        Raises ValueError if neither `bytes` nor `rate` is given, if a figure is out of its range,
-        if the signal is not one of these, or if eight other names are declared already.
+        Raises ValueError if neither `bytes` nor `rate` is given, a value is invalid, or eight other
+        names are declared already.
         """
         growth = {"bytes": bytes, "rate": rate, "until": until, "signal": signal}
         run = self._live
@@ -581,7 +553,7 @@ class MemoryMonitor:
         self._growths[name] = growth
 
     def mark(self, text: str) -> None:
-        """Write a line of your own into the record, as an event of this moment.
+        """Write a line of text into the record, as an event.
 
         Args:
             text: the line.
@@ -596,25 +568,24 @@ class MemoryMonitor:
     # --- leaks ---
 
     def findings(self) -> tuple[LeakFinding, ...]:
-        """Return what grows now: what, how fast, who holds it, how long is left and what to do.
+        """Return what grows now, the worst first: how fast, its holder, the forecast, and a fix.
 
-        The worst comes first. The tuple is empty if nothing grows, and in the first steps. Takes 20
-        us. Raises RuntimeError if the monitor was made with `leaks=False`.
+        Empty in the first steps and if nothing grows. Takes 20 us. Raises RuntimeError if the
+        monitor was made with `leaks=False`.
         """
         watch = self._watch()
         return () if watch is None else watch.findings()
 
     def on_leak(self, callback: LeakCallback | Callable[[], object]) -> Handle:
-        """Call a function in `step()`, on its thread, as soon as something grows.
+        """Call a function in `step()`, on its thread, when something grows.
 
-        It is called for findings of the grade `suspect` and above: once for each holder, once more
-        for each higher grade, once more when the line that makes it is known (`made_at`), and once
-        with `over` set when the growth has ended.
+        It is called for findings of grade `suspect` and above: once per holder, again for each
+        higher grade and when `made_at` becomes known, and once with `over` set when the growth
+        ends.
 
         Args:
-            callback: the function. It gets the `LeakFinding`, or nothing if it takes no argument.
-                An exception that it raises is reported once and does not reach the program. It may
-                call any method of the monitor, `step()` and `stop()` included.
+            callback: called with the `LeakFinding`, or without arguments. It may call any method of
+                the monitor. An exception that it raises is reported once and does not propagate.
 
         Returns a `Handle`, whose `remove()` removes the callback.
 
@@ -633,34 +604,29 @@ class MemoryMonitor:
     # --- figures ---
 
     def phases(self) -> list[PhaseTotals]:
-        """Return the totals of each phase that was left, in the order in which their names came."""
+        """Return the totals of each phase that has ended, in order of first use."""
         return [] if self._last is None else self._last.book.totals()
 
     @property
     def record_path(self) -> str | None:
-        """The absolute path of the record that is written, or will be; None without one. A relative
-        path is one of the folder in which the monitor is made."""
+        """The absolute path of the record; None without one."""
         run, path = self._last, self._settings.log
         written = None if run is None else run.log.path
         return written if path is None or written is not None else str(path)
 
     @property
     def step_count(self) -> int:
-        """The number of steps that `step()` has counted in this run."""
+        """The number of steps counted in this run."""
         return 0 if self._last is None else self._last.sampler.step_count
 
     @property
     def samples_taken(self) -> int:
-        """The number of samples that the thread has taken in this run; if it stays 0, the thread
-        does not run.
-        """
+        """The number of samples taken in this run."""
         return 0 if self._last is None else self._last.sampler.samples
 
     @property
     def overhead(self) -> tuple[float, float]:
-        """Seconds of processor time that the sampling thread has used, and their share of one core,
-        0 to 1.
-        """
+        """Processor time of the sampling thread in seconds, and its share of one core, 0 to 1."""
         run = self._last
         if run is None:
             return 0.0, 0.0
@@ -668,23 +634,21 @@ class MemoryMonitor:
         return used, used / run.seconds if run.seconds > 0 else 0.0
 
     def headroom(self) -> tuple[Headroom, ...]:
-        """Return how much of each memory is in use, and its limit: the host's first, then what the
-        limits of this process count (`ulimit -d`, `ulimit -v`), then each device that is watched.
+        """Return the use and the limit of each memory: the host, the limits of this process
+        (`ulimit -d`, `ulimit -v`), then each watched device.
 
-        A memory whose use or limit is not known is left out, as a device is until the program has
-        made a context. Takes some 10 us for each.
+        Leaves out memory whose use or limit is unknown. Takes about 10 us for each.
         """
         return self._readings().headroom()
 
     def metrics(self, expert: bool = False) -> dict[str, float]:
-        """Return figures for a logger, by names such as `memory/host_rss_bytes` that have the unit
-        in them.
+        """Return figures for a logger, with names such as `memory/host_rss_bytes`.
 
-        What is not known is left out.
+        Unknown figures are left out.
 
         Args:
-            expert: False, the default: at most 12 figures, of the host and of the first device.
-                True: all figures, also those of other devices and of phases.
+            expert: return all figures, also of other devices and of phases. False, the default: at
+                most 12, of the host and the first device.
         """
         run = self._last
         if run is None:
@@ -737,12 +701,10 @@ class MemoryMonitor:
     cleanup_memory = handmade.cleanup_memory
 
     def summary(self) -> str:
-        """Return a text: memory in use, phases, growth in 1,000 steps, and what leaks.
+        """Return a text: memory in use, phases, growth per 1,000 steps, and leaks.
 
-        The percent behind `System:` is of the limit, which is the container's if there is one. Then
-        come, each on a line of its own: the process, its workers, its shared memory, what it has
-        swapped out and how fast that rises, the job, which is all of these together, and what
-        limits them.
+        `System:` is in percent of the limit. The next lines show the process, its workers, shared
+        memory, swap, the job (all of these together) and its limit.
         """
         run, (host, devices) = self._last, self._in_use()
         lines = [readings.format_stats(readings.memory_stats(host, devices))]

@@ -28,7 +28,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class PhaseTotals:
-    """How often a phase was passed so far, how long that took, and its peaks."""
+    """The number of passages through a phase so far, their time and their peaks."""
 
     #: what the program calls it
     name: str
@@ -124,12 +124,11 @@ class PhaseBook:
 
 
 class Phase:
-    """A part of a program whose time and exact peaks are kept under a name.
+    """A part of a program whose time and exact peaks are measured under a name.
 
-    `MemoryMonitor.phase` makes it. As a context manager it belongs to one thread at a time; it may
-    be entered again, also inside itself. As a decorator it serves functions, methods, coroutines
-    and generators (from their first value to their end), on any thread. It does nothing while the
-    monitor is not running, and lets every exception pass.
+    `MemoryMonitor.phase` makes it. As a context manager it may be entered again, also inside
+    itself, by one thread at a time. As a decorator it serves functions, methods, coroutines and
+    generators, on any thread. It does nothing while the monitor is not running.
     """
 
     __slots__ = ("_entered", "_monitor", "_name", "_own_steps", "device_peak_bytes", "peak_bytes")

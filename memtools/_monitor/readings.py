@@ -67,7 +67,7 @@ class Headroom(NamedTuple):
 
     @property
     def left_bytes(self) -> int:
-        """Bytes from what is in use to the limit; 0 where it is passed."""
+        """Bytes from the use to the limit; 0 beyond it."""
         return max(0, self.limit_bytes - self.used_bytes)
 
     def __str__(self) -> str:

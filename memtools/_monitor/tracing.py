@@ -79,7 +79,7 @@ MOST_LEFT = 128 << 10
 SLOWS = f"tracemalloc would make the program more than {SLOWEST:.0f} times as slow"
 TOO_MANY = "the program makes more blocks than can be listed without a long pause"
 UNKNOWN = "it is not known how much slower tracemalloc makes the program"
-TOO_SLOW_TO_READ = "it takes too long to read what is in use five times a second"
+TOO_SLOW_TO_READ = "it takes too long to read memory in use five times a second"
 CUT = "the window was closed before its end"
 
 

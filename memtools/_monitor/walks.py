@@ -227,7 +227,7 @@ class HeapWalks:
             self._make, self._census, self.holders = None, None, ()
             if not isinstance(error, MemoryError) or not has_holders:
                 why = f"{type(error).__name__}: {error}".removesuffix(": ")
-                self._complain("census", f"holders are not looked for from here on: {why}")
+                self._complain("census", f"no longer looking for holders: {why}")
             return False  # else memory is nearly used up, and its holder is known
         counts = self._depth.walked(
             time.thread_time_ns() - begun,
@@ -259,8 +259,8 @@ class HeapWalks:
         if self._census.cut:
             if is_first or self._depth.is_quick:
                 return  # Who gains may be known without the rest.
-            self._complain("cut", "the heap is too large for a whole look: parts of it were left "
-                           "out, and who is in them is not known")  # fmt: skip
+            self._complain("cut", "the heap is too large to walk completely: parts were left out, "
+                                  "and their contents are unknown")  # fmt: skip
         else:
             self._reached = [*self._reached[-63:], (step, self._census.reached_bytes)]
 
@@ -365,7 +365,7 @@ class HeapWalks:
                 return count()
         except Exception as error:
             why = f"{type(error).__name__}: {error}".removesuffix(": ")
-            self._complain("counts", f"which objects become more is not known: {why}")
+            self._complain("counts", f"cannot tell which objects grow in number: {why}")
             return None
 
     def _kept(self, seen: Looks, rest: float, held: float) -> str:

@@ -25,35 +25,30 @@ def assert_flat(
     warmup: int | None = None,
     device: object = None,
 ) -> None:
-    """Call `step()` again and again, and fail if memory in use grows by more than `growth` a step.
+    """Call `step()` repeatedly, and fail if memory in use grows by more than `growth` per step.
 
         def test_training_is_flat():
             trainer = Trainer()
             memtools.testing.assert_flat(trainer.step)
 
-    The test reads exact figures: bytes that malloc and Python have handed out, memory of child
-    processes, shared memory, and tensors on devices. Garbage that waits for the collector is not
-    growth, nor is memory that is taken once, memory that is given back, or a cache that is full by
-    the end. Of resident memory it reads what rises evenly without being in use: if a library has it
-    from the system by itself, the test fails; if memory that was allocated before is written for
-    the first time, such as a buffer that is filled row by row, it warns. The message names the
-    holder of what grows, with its path, and says what to do about it. The test takes at most 1 s
-    beyond the steps; where memory grows, looks at the heap come on top.
+    It reads exact figures: malloc's and Python's bytes, child processes, shared memory and device
+    tensors. Uncollected garbage, memory taken once, memory given back and a cache that is full by
+    the end do not count. It also fails if a library takes memory from the system directly, and
+    warns if memory allocated before is written for the first time. The message names the holder and
+    the fix. It takes at most 1 s beyond the steps, more if memory grows.
 
     Args:
-        step: a function that is called without arguments. Its result is dropped, and its exceptions
-            propagate unchanged.
-        steps: the number of calls, at least 20; 200 by default. To find a leak that comes every
-            n-th step takes 4 n calls.
-        growth: the bytes a step that are allowed, at least 1, as an int or like `"1 KiB"`, the
-            default, or `"1 KiB/step"`.
-        warmup: the number of steps at the beginning that are not judged; at least 16 others must be
-            left. None, the default: one of eight, at least 4.
-        device: "cpu", "cuda" or like "cuda:1". None, the default: the CUDA devices of this machine,
-            if the program has imported torch.
+        step: a function without arguments. Its exceptions propagate.
+        steps: the number of calls, at least 20; 200 by default. A leak at every n-th step needs 4
+            n.
+        growth: the bytes per step that are allowed, an int or like `"1 KiB"`, the default.
+        warmup: the number of first steps that are ignored; at least 16 must follow. None, the
+            default: an eighth, at least 4.
+        device: "cpu", "cuda" or like "cuda:1". None, the default: all CUDA devices, if torch is
+            imported.
 
-    Raises AssertionError if memory grows. Raises TypeError or ValueError for an invalid argument
-    and DeviceError for a device that does not exist, before the first call.
+    Raises AssertionError if memory grows; before the first call TypeError or ValueError for an
+    invalid argument, DeviceError for a missing device.
     """
     __tracebackhide__ = True  # pytest shows the caller's line and the message
     if not callable(step):

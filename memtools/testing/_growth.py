@@ -71,7 +71,7 @@ _WITHIN = {"tensors": "others", "others": "tensors"}
 _PARTS = {
     "use": "memory",
     "tensors": "memory of tensors",
-    "others": "memory beside tensors",
+    "others": "memory outside tensors",
     "children": "memory of child processes",
     "shm": "shared memory",
     "device": "memory on the device",
@@ -500,7 +500,7 @@ class GrowthTest:
         return C_HEAP if is_outside else ""
 
 
-_UNKNOWN = "who holds it is not known"
+_UNKNOWN = "its holder is not known"
 
 
 def _points(steps: int, warmup: int) -> list[int]:

@@ -171,7 +171,7 @@ class Witness:
         self._interrupt: type[BaseException] | None = None  # raised during a look
         self._thread = threading.Thread(target=self._watch, name="memtools peak", daemon=True)
         #: what the looks have found
-        self.text = "who held it is not known: it was there for some milliseconds only"
+        self.text = "its holder is not known: it existed for a few milliseconds only"
 
     def start(self) -> None:
         if threading.current_thread() is threading.main_thread():
@@ -205,10 +205,10 @@ class Witness:
                 with self._peak.looking():
                     self._place = self._place or _place_of(sys._getframe(1))
                     holder = self._of_tensors() or self._of_variables(sys._getframe(1))
-                self.text = f"passed at {self._place}: {holder or 'who held it is not known'}"
+                self.text = f"passed at {self._place}: {holder or 'its holder is not known'}"
                 self._looks = _LOOKS if holder else self._looks + 1
         except Exception as error:
-            self.text = f"who held it is not known: {type(error).__name__}: {error}"
+            self.text = f"its holder is not known: {type(error).__name__}: {error}"
             self._looks = _LOOKS
         except BaseException as error:  # A callback of C cannot raise Ctrl-C: the thread does.
             self._interrupt = type(error)

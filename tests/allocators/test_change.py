@@ -14,7 +14,7 @@ from memtools._base import torch as bridge
 from tests.allocators.allocatorcases import MIB, program
 
 BAD = [
-    ({}, ValueError, "name at least one setting"),
+    ({}, ValueError, "pass at least one"),
     ({"arena_max": 0}, ValueError, "arena_max must be 1 to 2,147,483,647 arenas, got 0"),
     ({"arena_max": 2**31}, ValueError, "got 2,147,483,648"),
     ({"arena_max": "2"}, TypeError, "arena_max must be an int, got str"),
@@ -90,8 +90,8 @@ print(allocator_settings().set(mmap_threshold="512 KiB"))
 print(kept() < 10, allocator_settings().host.mmap_threshold)
 """).splitlines()  # fmt: skip
     assert done == (
-        "['glibc: mmap_threshold 512.0 KiB (524,288 bytes) by mallopt, "
-        "and no longer raises its thresholds by itself']"
+        "['glibc: mmap_threshold 512.0 KiB (524,288 bytes) by mallopt, and no longer raises its "
+        "thresholds automatically']"
     )
     assert result == "True Setting(value=524288, source='mallopt, by memtools')"
 

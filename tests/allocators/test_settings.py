@@ -235,7 +235,7 @@ def test_idle_memory_in_the_arenas(quiet: AllocatorSettings) -> None:
     far = replace(host, heap=Heap(9, 300 * MIB, 70 * MIB, 66 * MIB, 0))
     both = replace(quiet, host=far).advice()
     assert len(both) == 2
-    assert "8 arenas beside the main one (at most 16" in both[1]
+    assert "8 arenas other than the main one (at most 16" in both[1]
     large = replace(quiet, host=host, seen=replace(quiet.seen, rss=2000 * MIB))
     assert large.advice() == []  # 70 MiB are less than 5 %
 
@@ -255,7 +255,7 @@ def test_a_limit_against_which_freed_memory_counts(
 
 
 VARIABLE_ADVICE = [
-    ({"MALLOC_ARENA_MAX": "x"}, "=x: glibc ignores it; it is a whole number from 1"),
+    ({"MALLOC_ARENA_MAX": "x"}, "=x: glibc ignores it; it must be a whole number of at least 1"),
     ({"MALLOC_ARENA_MAX": "3", "GLIBC_TUNABLES": "glibc.malloc.arena_max=2"}, "does not count"),
     ({"LD_PRELOAD": "/nowhere/libjemalloc.so.2"}, "is not mapped into this process"),
 ]  # fmt: skip
@@ -304,7 +304,7 @@ def test_two_variables_and_no_caching(quiet: AllocatorSettings) -> None:
     two = replace(quiet, seen=replace(quiet.seen, now=differ))
     assert "torch reads PYTORCH_CUDA_ALLOC_CONF alone" in only(two)
     off = replace(quiet, seen=replace(quiet.seen, now={"PYTORCH_NO_CUDA_MEMORY_CACHING": "0"}))
-    assert "is set, whatever its value" in only(off)
+    assert "is set (any value counts)" in only(off)
 
 
 def test_holes_on_a_device(quiet: AllocatorSettings) -> None:
@@ -319,7 +319,7 @@ def test_holes_on_a_device(quiet: AllocatorSettings) -> None:
     assert "250.0 MiB of 1000.0 MiB reserved in holes" in holes
     assert "PYTORCH_ALLOC_CONF=expandable_segments:True before the program" in holes
     (retried,) = advised(retries=3)
-    assert "cuda:0 had to give its cache back 3 times" in retried
+    assert "cuda:0 had to free its cache 3 times" in retried
 
 
 def test_a_torch_that_uses_cuda(monkeypatch: pytest.MonkeyPatch) -> None:

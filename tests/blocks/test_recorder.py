@@ -224,7 +224,7 @@ def test_what_fails_ends_it_with_one_sentence_and_leaves_nothing_on(
         run.blocks.found = Contents([(1,)])  # type: ignore[list-item]
     run.run_to(20)
     assert len(run.complaints) == 1
-    assert run.complaints[0].startswith("what lives at the peak is not recorded from here on: ")
+    assert run.complaints[0].startswith("no longer recording the contents of the peak: ")
     assert not run.blocks.is_recording
     assert run.recorder.due_step > 1 << 60
     assert kept.bias is not None

@@ -48,7 +48,7 @@ def test_memtools_finishes_with_smaller_parts_and_the_same_update(ended: dict[st
     ours = ended["memtools"]
     assert ours["ended"] == "finished"
     assert "Out of memory: " in ours["report"]
-    assert re.search(r"went on with [\d,]+ rows", ours["report"])
+    assert re.search(r"continued with [\d,]+ rows", ours["report"])
     assert [update["molecules"] for update in ours["made_of"]] == [UPDATE, MOLECULES - UPDATE]
     assert {(update["scale"], update["spread"]) for update in ours["made_of"]} == {(1.0, 1.0)}
     assert 0 < ours["valid_loss"] < 10

@@ -57,7 +57,7 @@ def test_an_exception_after_a_retry_has_a_note_of_it():
         acc.step(batch(), loss_of(model))
     (note,) = caught.value.__notes__
     assert "micro-batch 0 of 2 rows, forward: OutOfMemoryError" in note
-    assert "went on with 1 row;" in note
+    assert "continued with 1 row;" in note
 
 
 def no_norm(**settings):
@@ -353,7 +353,7 @@ def test_outputs_that_are_kept_with_their_graph_are_named(detached):
     (note,) = notes
     # 16, 8, 4, 2, 1 rows, and one once more: 20,000 outputs of tanh each
     size = (16 + 8 + 4 + 2 + 1) * 20_000 * 4 / 2**20
-    assert note.startswith(f"memtools: {size:.1f} MiB that passes before saved for backward() are")
+    assert note.startswith(f"memtools: {size:.1f} MiB that earlier passes saved for backward() are")
     assert "outputs_of_mine" in note
 
 

@@ -152,7 +152,7 @@ def test_the_report_says_the_rows_that_were_used():
 LINE = re.compile(
     r"window 0, micro-batch 1 of 4 rows, backward: OutOfMemoryError: CUDA out of memory\. .*"
     r"\(asked 2\.50 GiB\); restored random numbers, 3 buffers, gradients \((\w+)\)"
-    r"(, the window from its start)?; went on with 2 rows; \d+\.\d ms lost"
+    r"(, the window from its start)?; continued with 2 rows; \d+\.\d ms lost"
 )
 
 

@@ -478,7 +478,7 @@ def test_a_monitor_that_stops_midway_leaves_the_sizes_and_a_note() -> None:
     windows(acc, model, machine, 3)
     machine.running = False
     assert windows(acc, model, machine) == [[24]]
-    assert any("monitor does not run any more" in note for note in acc.report().notes)
+    assert any("monitor no longer runs" in note for note in acc.report().notes)
     machine.running = True
     windows(acc, model, machine)
     assert not acc.report().notes
@@ -499,7 +499,7 @@ def test_without_a_limit_the_whole_batch_is_tried_and_a_note_says_so() -> None:
     acc, model = made(machine)
     machine.base = -1
     assert windows(acc, model, machine) == [[24]]
-    assert any("no limit of memory is known here" in note for note in acc.report().notes)
+    assert any("no memory limit is known here" in note for note in acc.report().notes)
 
 
 @pytest.mark.parametrize("at", range(12))

@@ -45,7 +45,7 @@ def test_a_leak_is_told_with_its_signal_rate_and_time_left():
     assert verdict.steps_left.lo < true < verdict.steps_left.hi
     assert verdict.steps_left.mid == pytest.approx(true, rel=0.05)
     assert str(verdict) == (
-        "leak: +16.0 KiB/step in heap since step 0, costs 64.0 KiB/step of rss, "
+        "leak: +16.0 KiB/step in heap since step 0, takes 64.0 KiB/step of rss, "
         f"{verdict.steps_left}"
     )
     assert not verdict.pressure
@@ -55,7 +55,7 @@ def test_growth_is_told_as_growth_and_how_to_declare_it():
     verdict = after("16 GiB", 600, heap=FASTER).verdict()
     assert (verdict.kind, verdict.confidence) == ("growing", "low")
     assert str(verdict).startswith("growing: +6")
-    for part in ("straight line", "if it goes on", "expect_growth("):
+    for part in ("straight line", "if it continues", "expect_growth("):
         assert part in str(verdict)
 
 
@@ -67,7 +67,7 @@ def test_growth_that_is_over_is_told_so():
 def test_resident_growth_beside_a_quiet_heap_is_fragmentation():
     verdict = after("8 GiB", heap=FLAT, python=FLAT, rss=FASTER).verdict()
     assert verdict.kind == "fragmentation"
-    assert "what is in use does not grow, limit in" in str(verdict)
+    assert "memory in use does not grow, limit in" in str(verdict)
     assert verdict.confidence == "none"
 
 

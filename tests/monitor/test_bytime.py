@@ -244,7 +244,7 @@ def test_the_thread_ends_with_the_run_and_a_failure_is_said(
     thread = threading.Thread(target=run.by_time._run)
     thread.start()
     thread.join()
-    assert run.complaints == ["the leak test by time is off from here on: MemoryError: none left"]
+    assert run.complaints == ["the leak test by time is off from now on: MemoryError: none left"]
 
 
 # --- what a LeakWatch makes of it ---

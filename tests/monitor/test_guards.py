@@ -299,10 +299,7 @@ def test_a_guard_without_a_limit_says_so_at_the_start(
     with m:
         pass
     (text,) = said(caplog, tmp_path / "run.mem")
-    assert (
-        text
-        == "<guard raise at 90%> cannot act: no limit of memory is known here: give one by limit="
-    )
+    assert text == "<guard raise at 90%> cannot act: no memory limit is known here: pass limit="
 
 
 def test_step_before_start_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -381,7 +378,7 @@ def test_bad_arguments_change_nothing() -> None:
         m.on_pressure(0.9, "raise")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match='"raise", "record" or a function'):
         m.guard(0.9, "kill")
-    with pytest.raises(TypeError, match="takes neither a Pressure nor nothing"):
+    with pytest.raises(TypeError, match="must take a Pressure or no argument"):
         m.on_pressure(0.9, lambda a, b: None)
     assert m._watermarks.all == ()
 
@@ -389,7 +386,9 @@ def test_bad_arguments_change_nothing() -> None:
 def test_there_is_room_for_32_watermarks() -> None:
     m = monitor()
     handles = [m.on_pressure(0.9, print) for _ in range(32)]
-    with pytest.raises(ValueError, match="32 callbacks and guards wait already; remove some"):
+    with pytest.raises(
+        ValueError, match="32 callbacks and guards are registered already; remove some"
+    ):
         m.on_pressure(0.9, print)
     handles[0].remove()
     m.on_pressure(0.9, print)

@@ -196,7 +196,7 @@ def test_more_devices_than_there_is_room_for(cuda: FakeCuda) -> None:
     m.guard(0.9, "record")
     with m:
         m.step()
-        with pytest.raises(ValueError, match="5 callbacks and guards wait already"):
+        with pytest.raises(ValueError, match="5 callbacks and guards are registered already"):
             m.guard(0.9, device="cuda:0")
 
 

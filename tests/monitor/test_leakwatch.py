@@ -241,7 +241,7 @@ def test_who_takes_a_small_part_is_named_beside_what_nobody_holds(clock: Clock) 
     program = Program(clock)
     found = warms_up(program, holder(3 * KIB, only_gained=True))
     assert (found.grade, found.kind) == ("suspect", "")
-    assert found.what == "among it list Trainer.losses: +3.0 KiB/step"
+    assert found.what == "including list Trainer.losses: +3.0 KiB/step"
     assert any(f"KiB/step ({found.what})" in line for line in program.lines())
 
 
@@ -373,7 +373,7 @@ def test_growth_is_reported_while_a_walk_has_to_wait(clock: Clock) -> None:
     assert len(program.census.at) == 2
     (found,) = program.watch.findings()
     assert (found.holder, found.rate_bytes) == ("", pytest.approx(139 * KIB, rel=0.02))
-    due = re.search(r"at about step ([\d,]+), as a walk of this heap takes 0.6 s", found.what)
+    due = re.search(r"at about step ([\d,]+): a walk of this heap takes 0.6 s", found.what)
     assert due is not None, found.what
     assert int(due[1].replace(",", "")) == pytest.approx(3000, rel=0.1)
     assert "Leak test: quiet" not in program.watch.lines(200)
@@ -620,7 +620,7 @@ def test_python_collects_nothing_unseen_while_the_census_looks(clock: Clock) -> 
             raise MemoryError("none left")
 
     program.census_looks = looks
-    with pytest.warns(RuntimeWarning, match="holders are not looked for"):
+    with pytest.warns(RuntimeWarning, match="no longer looking for holders"):
         program.run(70, heap=16 * KIB)
     assert (on, gc.isenabled()) == ([False] * 3, True)
 
@@ -651,7 +651,7 @@ def test_a_census_that_fails_is_off_and_the_signals_go_on(clock: Clock) -> None:
         raise MemoryError("none left")
 
     program.census_looks = fail
-    with pytest.warns(RuntimeWarning, match="holders are not looked for .*: MemoryError: none"):
+    with pytest.warns(RuntimeWarning, match="no longer looking for holders: MemoryError: none"):
         program.run(200, heap=36 * KIB)
     assert program.census.looks == 1
     assert all(one.kind != "C heap" for _, one in program.events.told)
@@ -977,7 +977,7 @@ def test_a_leak_test_that_fails_is_off_and_training_goes_on(monkeypatch: Any) ->
 
     monkeypatch.setattr(LeakWatch, "look", fail)
     with MemoryMonitor(device="cpu") as m:
-        with pytest.warns(RuntimeWarning, match="leak test is off from here on: MemoryError: none"):
+        with pytest.warns(RuntimeWarning, match="leak test is off from now on: MemoryError: none"):
             m.step()
         m._last.due = 0  # type: ignore[union-attr]
         m.step()

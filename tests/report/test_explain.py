@@ -236,13 +236,13 @@ def test_changes_are_replayed_together_in_text_and_json(path, capsys):
         (traced()._replace(kept=("x",)), "fused", "memtools explain: its trace cannot be read: "),
         (
             traced()._replace(kept=()), "fused",
-            UNTRACED + "these have more storages than fit into the 40,000 characters of a record",
+            UNTRACED + "their storages do not fit into the 40,000 characters of a record",
         ),
         (
             TracedPeak(why="a profiler of torch is on"), "fused",
             UNTRACED + "they were not traced: a profiler of torch is on",
         ),
-        (None, "fused", UNTRACED + "nothing was traced after the highest step of this run"),
+        (None, "fused", UNTRACED + "nothing was traced after the step with the highest peak"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_replayed_is_refused_in_a_sentence(path, capsys, found, given, says):

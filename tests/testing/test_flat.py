@@ -214,7 +214,7 @@ def test_where_the_newest_look_left_things_out_nobody_is_accused(
         whole.step()
     said = whole.end()
     assert whole._census.cut
-    assert "who holds it is not known" in said
+    assert "its holder is not known" in said
     assert "the C heap" not in said
 
 
@@ -274,7 +274,7 @@ class Noisy(Trainer):
         ("keeps_a_tensor", "memory of tensors grows by 2.0 KiB a step (allowed: 1 KiB): list "
          "Noisy.losses +2.0 KiB/step (1 new [512] float32 tensor a step); made at LINE in "
          "keeps_a_tensor"),
-        ("keeps_bytes", "memory beside tensors grows by 2.0 KiB a step (allowed: 1 KiB): list "
+        ("keeps_bytes", "memory outside tensors grows by 2.0 KiB a step (allowed: 1 KiB): list "
          "Noisy.losses +2.0 KiB/step (1 new bytes object a step)"),
     ],
 )  # fmt: skip
@@ -313,7 +313,7 @@ def test_tensors_are_no_longer_counted_afterwards(monkeypatch: pytest.MonkeyPatc
 def test_a_leak_that_nobody_could_look_at_has_no_holder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memtools.testing._growth._LOOKS_NS", 0)
     said = failure(Trainer().leaks)
-    assert "(allowed: 1 KiB): who holds it is not known\n  fix: find the holder by hand:" in said
+    assert "(allowed: 1 KiB): its holder is not known\n  fix: find the holder by hand:" in said
 
 
 def test_shared_memory_is_a_part_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -381,7 +381,7 @@ def test_what_a_step_raises_passes_through_and_nothing_stays() -> None:
         ({"warmup": -1}, ValueError,
          "warmup must be from 0 to 184, so that 16 of 200 steps are left, got -1"),
         ({"device": "tpu"}, ValueError,
-         "device is \"auto\", \"cpu\", \"cuda\" or like \"cuda:1\", got 'tpu'"),
+         "device must be \"auto\", \"cpu\", \"cuda\" or \"cuda:N\", got 'tpu'"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said_before_the_first_call(
@@ -459,7 +459,7 @@ def test_growth_on_a_device_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         held[0] += 1 << 20
         whole.step()
     said = whole.end()
-    assert said.startswith("memory on the device grows by 1.0 MiB a step (allowed: 1 KiB): who ")
+    assert said.startswith("memory on the device grows by 1.0 MiB a step (allowed: 1 KiB): its ")
     assert "torch.cuda.memory._record_memory_history()" in said
     assert "the C heap" not in said  # who holds it is not known
 

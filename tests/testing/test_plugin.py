@@ -347,8 +347,8 @@ def test_a_kernel_without_marks_is_told(run: Run, monkeypatch: pytest.MonkeyPatc
                                 "be ended; without isolate=True use pytest-timeout"),
         ("growth=1, isolate=True, timeout=0", "timeout must be above 0 seconds, got 0"),
         ("growth=1, isolate=True, timeout='1'", "timeout must be a number of seconds, got str"),
-        ('growth=1, device="tpu"', "device is \"auto\", \"cpu\", \"cuda\" or like \"cuda:1\", "
-                                   "got 'tpu'"),
+        ('growth=1, device="tpu"', "device must be \"auto\", \"cpu\", \"cuda\" or \"cuda:N\", got "
+                                   "'tpu'"),
     ],
 )  # fmt: skip
 def test_a_marker_that_means_nothing_is_an_error_in_one_sentence(
