@@ -28,7 +28,7 @@ _LENGTH = 4  # bytes that hold the length of the text behind them
 
 @dataclass(frozen=True, slots=True)
 class RankStat:
-    """A figure over the ranks that have a reading of it, in the figure's own unit."""
+    """A figure over the ranks that have it, in its own unit."""
 
     #: the smallest reading
     min: float
@@ -45,14 +45,14 @@ class RankStat:
 
 
 class RankMetrics(dict[str, RankStat]):
-    """A RankStat by the key of each figure, as `monitor_ranks` returns them. It has `metrics()`, so
-    whatever exports a monitor's figures exports these."""
+    """A RankStat for each figure, as `monitor_ranks` returns them. It has `metrics()`, for
+    exporters."""
 
     def metrics(self, expert: bool = False) -> dict[str, float]:
-        """The statistics as figures with keys such as `memory/host_rss_bytes/max`.
+        """Return the statistics with keys such as `memory/host_rss_bytes/max`.
 
         Args:
-            expert: give all of `/min`, `/mean`, `/max`, `/min_rank`, `/max_rank` and `/ranks`; by
+            expert: return `/min`, `/mean`, `/max`, `/min_rank`, `/max_rank` and `/ranks`; by
                 default `/mean`, `/max` and `/max_rank`.
         """
         usual = ("mean", "max", "max_rank")
@@ -75,26 +75,23 @@ def monitor_ranks(
 ) -> RankMetrics:
     """Gather the figures of all ranks of a group; every rank gets the same result.
 
-    This is a collective: all ranks of the group must call it at the same point of the program. It
-    is one all_gather of `max_bytes` for each rank, in host memory where the group takes that
-    (gloo), else on the current device, which is then waited for (nccl). Ranks may have different
-    keys, for example because they have other devices; NaN counts as no reading. Without a process
-    group the result is this process's own figures, as rank 0.
+    All ranks must call it at the same point: it is one all_gather of `max_bytes` per rank, in host
+    memory (gloo) or on the current device, which is waited for (nccl). Ranks may have different
+    keys. Without a process group the result has this process as rank 0.
 
-    **Where a rank has died, the others wait in the collective until the group's timeout and then
-    get torch's error**: memtools adds no timeout of its own. For another timeout than the
-    training's, pass a group that was made with it:
-    `dist.new_group(backend="gloo", timeout=timedelta(seconds=30))`.
+    **If a rank has died, the others wait until the group's timeout and then get torch's error.**
+    For a shorter timeout pass a group such as `dist.new_group(backend="gloo",
+    timeout=timedelta(seconds=30))`.
 
     Args:
-        source: an object with `metrics()`, such as the monitor, or a mapping of figures.
-        group: the process group; None, the default, is all ranks.
-        max_bytes: room for the figures of a rank as text, in bytes: at least 64, 4096 by default,
-            and the same on every rank.
+        source: an object with `metrics()`, or a mapping of figures.
+        group: the process group. None, the default: all ranks.
+        max_bytes: room for the figures of a rank as text, at least 64, equal on all ranks; 4096 by
+            default.
 
     Raises:
-        ValueError: on every rank, if the figures of one take more than `max_bytes`; on this rank,
-            if it is not in the group, or `max_bytes` is less than 64.
+        ValueError: on every rank, if one rank's figures exceed `max_bytes`; on this rank, if it is
+            not in the group or `max_bytes` is less than 64.
         TypeError: `source` has no `metrics()`.
     """
     max_bytes = whole_number("max_bytes", max_bytes, 64)

@@ -16,17 +16,14 @@ __all__ = ["MetricsSource", "write_scalars"]
 def write_scalars(
     target: Any, source: MetricsSource, step: int | None = None, *, expert: bool = False
 ) -> None:
-    """Write the values of `source.metrics()` as scalars of step `step`.
-
-    Values that are not finite are left out, such as `memory/steps_left` without a forecast. Calls
-    `metrics()` once, and the target once for each key (`add_scalar`) or once for all (`log`).
+    """Write the values of `source.metrics()` as scalars, except those that are not finite.
 
     Args:
-        target: an object with `add_scalar(tag, value, global_step)`, like a SummaryWriter of
-            TensorBoard, or with `log(dict, step=)`, like a run of wandb or the module `wandb`.
+        target: an object with `add_scalar(tag, value, global_step)`, such as TensorBoard's
+            SummaryWriter, or with `log(dict, step=)`, such as a wandb run.
         source: the monitor, or any object with `metrics()`.
-        step: the step for `add_scalar` and `log`. None, the default: they count by themselves.
-        expert: whether to write all values, and not only the most useful dozen. False by default.
+        step: the step to write. None, the default: the target counts.
+        expert: write all values, not only the usual dozen; False by default.
 
     Raises:
         TypeError: the target has neither method, or the source has no `metrics()`.

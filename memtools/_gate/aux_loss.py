@@ -32,19 +32,17 @@ class AuxLoss:
         aux = memtools.AuxLoss()
         aux.add(loss)                            # in the layers
         total = total + 0.01 * aux.total()       # in the training step, then backward
-        aux.reset()                              # after backward: the graphs can go
+        aux.reset()                              # after backward: release the graphs
 
-    The sum keeps its graph, because the gates must get their gradient. A sum that is never reset
-    keeps every step's graph alive, which is the usual leak of a hand-written
-    `self.aux_loss += loss`: AuxLoss warns of it once.
+    The sum keeps its graph for the gates' gradient. A sum that is never reset keeps every step's
+    graph alive, as a hand-written `self.aux_loss += loss` does: AuxLoss warns about it once.
 
-    A forward pass that activation checkpointing runs again adds nothing. With reentrant
-    checkpointing the first forward pass has no graph, and a loss that was added inside the region
-    gives the gates no gradient; AuxLoss warns of this once, too, when the region is run again.
+    A forward pass that activation checkpointing repeats adds nothing. Inside a reentrant checkpoint
+    a loss gives the gates no gradient; AuxLoss warns about that once, too.
 
     Args:
-        warn_after: how many updates may pass without a reset() before it warns, at least 1; 3 by
-            default. An update is a total() that another add() follows.
+        warn_after: how many updates may pass without a reset(), at least 1; 3 by default. An update
+            is a total() followed by another add().
 
     Raises ValueError if `warn_after` is less than 1.
     """
@@ -90,7 +88,7 @@ class AuxLoss:
             loss: a floating-point tensor of one element.
 
         Raises TypeError if it is not a floating-point tensor, ValueError if it has not exactly one
-        element; then nothing was added.
+        element. An error changes nothing.
         """
         torch = bridge.connect().torch
         if not isinstance(loss, torch.Tensor) or not loss.is_floating_point():
@@ -132,14 +130,14 @@ class AuxLoss:
             warnings.warn(message, RuntimeWarning, stacklevel=3)  # the line that calls add()
 
     def total(self) -> torch.Tensor:
-        """The sum with its graph, a tensor of no dimensions; a zero if nothing was added."""
+        """Return the sum with its graph, a 0-d tensor; zero if nothing was added."""
         with self._locked():
             self._used = self._used or self._count > 0
             held = self._sum
         return bridge.connect().torch.zeros(()) if held is None else held
 
     def reset(self) -> None:
-        """Start a new sum at zero, and let the graph go. Call it after backward()."""
+        """Start a new sum at zero and release the graph. Call it after backward()."""
         with self._locked():
             self._clear()
 

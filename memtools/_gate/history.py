@@ -23,43 +23,34 @@ _ENTRIES, _LEAST_ENTRY, _MOST_ENTRIES = 1000, 16, 1 << 24
 class GateHistory(_core.GateHistory):
     """A list of gate tensors `[n, n_experts]` that stays within its limits.
 
-    A drop-in for the Python list that a model appends its router's gates to: it has `append`,
-    `extend`, `len`, truth, indexing, slicing, iteration and `clear`, and it can be passed to
-    `torch.cat(history, dim=0)` and `torch.stack(history)`. A slice is a GateHistory with the same
-    limits, and with statistics of its own entries only.
+    A drop-in for the list that a model appends its router's gates to: `append`, `extend`, `len`,
+    indexing, slicing, iteration, `clear`, `torch.cat(history, dim=0)` and `torch.stack(history)`. A
+    slice is a GateHistory with the same limits and its own statistics.
 
-    Both limits hold at every moment. An entry is a copy of the values at append time, and a tensor
-    that is read back owns its bytes. The memory for records grows with what is held, and is not
-    given back before `close()`.
+    Both limits hold at every moment. Entries are copies, without graphs. Memory for records grows
+    with the entries and is kept until `close()`.
 
     Args:
-        max_entries: the most entries, at least 1. None, the default, is 1,000 without `max_bytes`;
-            with it, a limit that entries of 16 bytes or more do not meet, up to 16,777,216.
-        max_bytes: the most bytes of records, at least 1, as an int or like `"64 MiB"`. None, the
-            default, is 64 MiB. Besides them a history takes 24 bytes for each entry, and
-            `2,064 * n_experts` bytes for its statistics. A `Budget` with a limit may be given
-            instead, which other parts count in as well: memory for records is reserved in it before
-            it is used, 64 KiB or an eighth at a time, and where it refuses, the history drops old
-            entries and stays within what it holds. `clear()`, `close()` and the end of the object
-            release it. Slices and copies count in it as well; histories that were loaded or
-            unpickled do not.
-        trim: what makes room for an entry that does not fit. `"half"`, the default, leaves half of
-            the limit that was hit occupied, as `if len(h) > limit: h = h[-limit // 2:]` does;
-            `"oldest"` drops as many of the oldest entries as it takes. Both are O(1) amortised.
-        dtype: the dtype of records: `"float64"`, `"float32"`, `"float16"` or `"bfloat16"`, or the
-            torch.dtype; values are rounded to nearest even, as torch does. None, the default, keeps
-            the dtype that comes.
-        keep: `"all"`, the default, records all gates; `"topk"` only the `top_k` largest of each row
-            and their experts, and the others are read back as zeros.
-        top_k: experts of a token that count as its load, 1 to 64; 1 by default. Of equal gates the
-            one of the lower expert counts.
-        statistics: keep `stats()` and `windows()` up to date, which is the default; False only
-            records.
+        max_entries: the most entries, at least 1. None, the default: 1,000 without `max_bytes`;
+            with it, up to 16,777,216, which entries of 16 bytes or more do not reach.
+        max_bytes: the most bytes of records, an int or like `"64 MiB"`. None, the default: 64 MiB.
+            A history takes another 24 bytes per entry and `2,064 * n_experts` bytes for
+            statistics. It may be a `Budget` with a limit: if that refuses memory, the history drops
+            old entries. Slices and copies count in it; loaded and unpickled histories do not.
+        trim: how to make room. `"half"`, the default, leaves half of the limit, as
+            `if len(h) > limit: h = h[-limit // 2:]` does; `"oldest"` drops as few entries as
+            needed. Both are O(1) amortised.
+        dtype: the dtype of records: `"float64"`, `"float32"`, `"float16"`, `"bfloat16"` or a
+            torch.dtype, rounded to nearest even. None, the default: that of the input.
+        keep: `"all"`, the default, records all gates; `"topk"` only the `top_k` largest of each
+            row, and the others are read back as zeros.
+        top_k: experts of a token that count as its load, 1 to 64; 1 by default. Ties go to the
+            lower expert.
+        statistics: keep `stats()` and `windows()` up to date; True by default.
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: an argument is out of range or unknown, or the Budget has no limit or counts the
-            memory of a device.
+        ValueError: an argument is invalid, or the Budget has no limit or is for a device.
         MemoryError: there is not enough address space for the limits.
     """
 
@@ -84,10 +75,10 @@ class GateHistory(_core.GateHistory):
         return super().__new__(cls, max_entries, size, trim, keep, name, top_k, statistics, budget)
 
     def extend(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Append several tensors, one after the other. If one is refused, those before it stay.
+        """Append several tensors. If one is refused, those before it stay.
 
         Args:
-            tensors: gate tensors, each of them as `append` takes it.
+            tensors: gate tensors, as `append` takes them.
 
         Raises what `append` raises.
         """
@@ -95,35 +86,30 @@ class GateHistory(_core.GateHistory):
             self.append(gates)
 
     def stats(self, window: int | None = None) -> GateStats:
-        """Return the statistics of everything that was ever appended, or of the newest entries.
+        """Return the statistics of all entries ever appended, or of the newest.
 
-        Entries that have been dropped since are included. The call waits for gates that are still
-        on their way from a device.
+        Waits for gates that are still on their way from a device.
 
         Args:
-            window: how many of the newest entries to look at, 0 to `len(self)`, with the values as
-                they are recorded: rounded if `dtype` or `keep` rounds. That takes a pass over these
-                entries. None, the default: everything, for which nothing is read.
+            window: how many of the newest entries to read, 0 to `len(self)`, with their recorded
+                (rounded) values. None, the default: all ever appended, which reads nothing.
 
-        Raises ValueError if the history was made with `statistics=False`, or if it has fewer
-        entries than `window`.
+        Raises ValueError if the history has `statistics=False` or fewer entries than `window`.
         """
         return GateStats._from_sums(self._sums(window), self.top_k)
 
     def windows(self) -> list[GateStats]:
-        """Statistics of the whole run in up to 129 consecutive windows, oldest first.
+        """Return statistics of the whole run in up to 129 consecutive windows, oldest first.
 
-        All windows have the same number of entries, except for the last, which is still filling.
-        When 128 are full, neighbours are merged, so that a longer run has longer windows and takes
-        no more memory.
+        All but the last have the same number of entries. After 128 windows, neighbours are merged,
+        so memory stays constant.
 
         Raises ValueError if the history was made with `statistics=False`.
         """
         return [GateStats._from_sums(sums, self.top_k) for sums in self._windows()]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write limits, records and statistics to a file, in one step: if the program dies
-        meanwhile, the old file is unchanged.
+        """Write limits, records and statistics to a file atomically.
 
         Args:
             path: the file, which is replaced if it exists.
@@ -140,7 +126,7 @@ class GateHistory(_core.GateHistory):
             path: the file.
 
         Raises ValueError if the file is damaged or not a saved history, OSError if it cannot be
-        read, MemoryError if there is not enough address space for the limits in it.
+        read, MemoryError if there is not enough address space for its limits.
         """
         return file.parse(cls, file.read(path))
 

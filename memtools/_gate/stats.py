@@ -26,11 +26,10 @@ def _entropy(values: list[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class GateStats:
-    """Statistics of some entries of a GateHistory, accumulated in float64 and whole numbers.
+    """Statistics of entries of a GateHistory, accumulated in float64 and integers.
 
-    E is the number of experts and k the history's `top_k`. A token with a NaN or an infinity among
-    its gates is counted in `tokens` and `nonfinite_tokens`, and left out of everything else.
-    Entropies are in nats.
+    E is the number of experts and k the history's `top_k`. A token with a NaN or an infinity counts
+    only in `tokens` and `nonfinite_tokens`. Entropies are in nats.
     """
 
     entries: int  #: appended tensors
@@ -54,45 +53,45 @@ class GateStats:
 
     @property
     def load_fraction(self) -> tuple[float, ...]:
-        """[E] each expert's share of the load. Sums to 1; all 0 before the first token."""
+        """[E] each expert's share of the load; sums to 1, or all 0 without tokens."""
         total = max(1, sum(self.load))
         return tuple(count / total for count in self.load)
 
     @property
     def entropy(self) -> float:
-        """Shannon entropy of `load_fraction`; 0 if one expert has all of it, log(E) if balanced."""
+        """Shannon entropy of `load_fraction`: 0 if one expert has all, log(E) if balanced."""
         return _entropy([float(count) for count in self.load])
 
     @property
     def importance_entropy(self) -> float:
-        """Shannon entropy of `importance`, taken as a distribution over experts."""
+        """Shannon entropy of the normalised `importance`."""
         return _entropy(list(self.importance))
 
     @property
     def cv(self) -> float:
-        """Coefficient of variation of the load, the population standard deviation over the mean.
-        0 if balanced. Its square is the load loss of Shazeer et al. 2017 (arXiv:1701.06538)."""
+        """Coefficient of variation of the load; 0 if balanced. Its square is the load loss of
+        Shazeer et al. 2017 (arXiv:1701.06538)."""
         return _cv([float(count) for count in self.load])
 
     @property
     def importance_cv(self) -> float:
-        """Coefficient of variation of the importance; its square is the importance loss of the same
+        """Coefficient of variation of the importance; its square is the importance loss of that
         paper."""
         return _cv(list(self.importance))
 
     @property
     def max_violation(self) -> float:
-        """The largest load over the mean load, less 1; MaxVio of Wang et al. 2024.
+        """The largest load over the mean load, minus 1: MaxVio of Wang et al. 2024
+        (arXiv:2408.15664).
 
-        See arXiv:2408.15664. 0 if balanced, E/k - 1 if every token goes to the same k experts.
+        0 if balanced, E/k - 1 if every token goes to the same k experts.
         """
         mean = sum(self.load) / max(1, len(self.load))
         return max(self.load) / mean - 1.0 if mean > 0 else 0.0
 
     @property
     def dead_experts(self) -> tuple[int, ...]:
-        """Indexes of the experts that no token was assigned to; empty before the first finite
-        token."""
+        """Indices of experts without a token; empty before the first token."""
         if self.tokens == self.nonfinite_tokens:
             return ()
         return tuple(expert for expert, count in enumerate(self.load) if count == 0)

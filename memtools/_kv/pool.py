@@ -22,10 +22,10 @@ CUDA_PAGE = 2 << 20
 
 @dataclass(frozen=True, slots=True)
 class KVStats:
-    """What a pool holds now, in bytes, and what it has done since it was made, in counts.
+    """What a pool holds now, in bytes, and what it has done, in counts.
 
-    A page that several rows share counts once. The pool occupies `live_bytes + idle_bytes`. A block
-    is the pages of the same few tokens in all layers.
+    Shared pages count once. The pool occupies `live_bytes + idle_bytes`. A block is the pages of
+    the same few tokens in all layers.
     """
 
     live_bytes: int  #: pages that hold tokens of leases
@@ -68,15 +68,15 @@ class KVStats:
 class KVLease(_core.KVLease):
     """Rows of a KV cache, lent by `KVPool.acquire` until the `with` block ends.
 
-    It is the cache of one generation: `update(layer, k, v)` appends tokens and returns everything
-    that the layer holds, as views that any attention kernel takes. Nothing is moved or copied as it
-    grows. `fork` continues it in several rows that share the tokens so far; `crop` serves
-    speculative decoding, `reorder` beam search, and `select` drops rows that are finished.
+    `update(layer, k, v)` appends tokens and returns all tokens of the layer as views for any
+    attention kernel; nothing is copied as it grows. `fork` continues it in several rows that share
+    the tokens so far; `crop` is for speculative decoding, `reorder` for beam search, and `select`
+    drops finished rows.
 
-    Leaving the block, `release()` and garbage collection give every page back at once. Views that
-    live longer keep their pages until the last of them dies.
+    Leaving the block, `release()` and garbage collection return every page at once, except pages of
+    views that are still alive.
 
-    Raises RuntimeError if two threads use a lease at the same time, or a forked child uses it;
+    Raises RuntimeError if two threads use a lease at the same time or a forked child uses it;
     ValueError if it was released.
     """
 
@@ -98,33 +98,33 @@ class KVLease(_core.KVLease):
 class KVPool(_core.KVPool):
     """A pool of KV caches for generation, which grow without copies and share their pages.
 
-    Every row of a lease has its own range of addresses for `max_tokens` tokens; pages are mapped
-    into it as tokens come. A whole batch is one strided tensor `[B, H_kv, T, D]` whose address does
-    not change. The pages of a lease that ended stay for the next one, until `trim()`.
+    Every row of a lease has an address range for `max_tokens` tokens, into which pages are mapped
+    as tokens come. A batch is one strided tensor `[B, H_kv, T, D]` at a fixed address. Pages of a
+    released lease stay for the next one until `trim()`.
 
     Args:
         num_layers: layers of the model, at least 1.
-        num_kv_heads: heads of K, and of V, in each layer, at least 1.
+        num_kv_heads: heads of K and of V in each layer, at least 1.
         head_dim: elements of one head, at least 1.
         max_tokens: tokens that a row can hold, at least 1. It costs addresses, not memory.
-        max_sequences: rows that one lease can have, at least 1. There may be any number of leases.
+        max_sequences: rows of one lease, at least 1. The number of leases is not limited.
         dtype: the dtype of K and V, a torch.dtype or its name.
-        device: `"cpu"`, `"cuda"` (torch's current device) or like `"cuda:1"`.
-        limit: the most bytes of pages, where shared ones count once: an int, a text like `"2 GiB"`,
-            or a `Budget` that other parts count in as well. None, the default, means no limit.
-        layout: `"head"` keeps the tokens of a head together, which attention on the host reads
-            fastest; `"token"` keeps the heads of a token together, which suits the large pages of
-            CUDA. None, the default, is `"head"` on the host and `"token"` on CUDA.
-        layer_group: how many layers share a page, for `layout="token"`; 1 is the default. More of
-            them waste less memory where pages are large.
-        page_bytes: the size of a page, a power of two, as an int or like `"2 MiB"`. None, the
-            default, is the system's: 4 KiB on the host, 2 MiB on CUDA.
-        name: what budgets and errors call the pool; characters that can be shown.
+        device: `"cpu"`, `"cuda"` (the current device) or like `"cuda:1"`.
+        limit: the most bytes of pages, an int, like `"2 GiB"`, or a `Budget`. Shared pages count
+            once. None, the default: no limit.
+        layout: `"head"` stores a head's tokens together, which is fastest on the host; `"token"`
+            stores a token's heads together, for CUDA's large pages. None, the default: `"head"` on
+            the host, `"token"` on CUDA.
+        layer_group: layers that share a page with `layout="token"`; 1 by default. More waste less
+            memory with large pages.
+        page_bytes: the page size, a power of two, an int or like `"2 MiB"`. None, the default: 4
+            KiB on the host, 2 MiB on CUDA.
+        name: the name in budgets and errors.
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: an argument is out of range, or the Budget counts another device's memory.
-        MemoryError: the system refuses what the pool needs from the start.
+        ValueError: an argument is out of range, or the Budget is for another device.
+        MemoryError: the system refuses the pool's initial memory.
         DeviceError: `device` is CUDA and there is no device.
     """
 
@@ -180,21 +180,20 @@ class KVPool(_core.KVPool):
         layer_group: int = 1,
         page_bytes: int | str | None = None,
     ) -> int:
-        """Return the bytes of pages that a pool takes for a model's cache, without making one.
+        """Return the bytes of pages that a model's cache takes, without making a pool or a device.
 
-        It is the `live_bytes` of a pool whose rows hold these tokens. All tokens count in all
-        layers: a pool keeps those in front of a sliding window, too. Needs no device.
+        It equals `live_bytes` of a pool with these tokens. All tokens count in all layers, also in
+        those with a sliding window.
 
         Args:
-            config: the model's configuration, such as `model.config` of transformers, or a dict of
-                it: num_hidden_layers, num_key_value_heads (None: num_attention_heads), and head_dim
+            config: the model's configuration, such as `model.config`, or a dict with
+                num_hidden_layers, num_key_value_heads (None: num_attention_heads) and head_dim
                 (None: hidden_size / num_attention_heads).
-            tokens: the tokens of each row, 0 or more.
-            sequences: the rows of all leases together, 1 or more; 1 by default.
-            shared_tokens: how many of these tokens all rows share, as after `fork`, up to `tokens`;
-                0 by default.
-            dtype: of K and V. None, the default, is the configuration's, or bfloat16.
-            device, layout, layer_group, page_bytes: as of KVPool.
+            tokens: tokens of each row, 0 or more.
+            sequences: rows of all leases together, at least 1; 1 by default.
+            shared_tokens: how many of the tokens all rows share, as after `fork`; 0 by default.
+            dtype: of K and V. None, the default: the configuration's, or bfloat16.
+            device, layout, layer_group, page_bytes: as for KVPool.
 
         Raises:
             TypeError: an argument has the wrong type.
@@ -234,50 +233,47 @@ class KVPool(_core.KVPool):
 
         Args:
             batch_size: the number of rows, 1 to max_sequences; 1 by default.
-            num_tokens: the tokens that are expected in each row, 0 or more; room for them is
-                reserved now. It is a hint, capped at max_tokens: rows may grow beyond it as long as
-                the limit allows. 0 by default.
-            wait: wait for room instead of raising BudgetError; False by default. Callers are served
-                in the order in which they came. Other threads run meanwhile, and Ctrl-C works.
-            timeout: how many seconds to wait at most, 0 or more. None, the default, waits for ever.
+            num_tokens: tokens expected in each row, for which room is reserved. Rows may grow
+                beyond it within the limit. 0 by default.
+            wait: wait for room, in the order of the calls, instead of raising BudgetError; False by
+                default.
+            timeout: the most seconds to wait, 0 or more. None, the default: no limit.
 
-        Returns the lease, which is used as a context manager. If it raises, nothing has changed.
+        Returns the lease, a context manager. An error changes nothing.
 
         Raises:
-            BudgetError: the rows do not fit; with `wait`, they could never fit.
+            BudgetError: the rows do not fit; with `wait`, they can never fit.
             TimeoutError: they did not fit within `timeout` seconds.
-            ValueError: `batch_size` is more than max_sequences, or an argument is out of its range.
+            ValueError: an argument is out of range.
         """
         return self._acquire(KVLease, batch_size, num_tokens, wait, timeout)
 
     def would_fit(self, batch_size: int, num_tokens: int, *, shared_tokens: int = 0) -> bool:
-        """Return whether more rows would fit now. Another thread may take the room before you do.
+        """Return whether more rows would fit now; another thread may take the room first.
 
-        What the parts that share the budget hold idle counts as free.
+        Idle memory of the budget's other parts counts as free.
 
         Args:
             batch_size: how many rows to add.
-            num_tokens: the tokens of each row.
-            shared_tokens: how many of these tokens all rows share, as after `fork`; 0 by default.
+            num_tokens: tokens of each row.
+            shared_tokens: how many of the tokens all rows share, as after `fork`; 0 by default.
         """
         return self._would_fit(batch_size, num_tokens, shared_tokens)
 
     def stats(self) -> KVStats:
-        """Return what the pool holds now, and what it has done so far. Takes 4 to 9 us."""
+        """Return what the pool holds now and has done so far. Takes 4 to 9 us."""
         numbers, limit, lingering = self._stats()
         names = tuple(_lingering_name(*line) for line in lingering)
         values: tuple[Any, ...] = (*numbers, limit, names)
         return KVStats(*values)
 
     def trim(self, target: int | str = 0) -> int:
-        """Give idle pages back to the system, those first that have not been used for longest.
-
-        What leases hold stays, and so do all addresses.
+        """Return idle pages to the system, least recently used first. Leases and addresses stay.
 
         Args:
-            target: the bytes that the pool may keep, as an int or like `"1 GiB"`; 0 by default.
+            target: the bytes that the pool may keep, an int or like `"1 GiB"`; 0 by default.
 
-        Returns how many bytes were given back.
+        Returns how many bytes were returned.
         """
         return self._trim(0 if target == 0 else parse_bytes(target, "target"))
 

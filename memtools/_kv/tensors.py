@@ -141,7 +141,7 @@ def whole_numbers(tensor: Any, what: str) -> int | list[int]:
     """
     torch = connect().torch
     if tensor.dtype is torch.bool or tensor.is_floating_point() or tensor.is_complex():
-        hint = "; a mask is turned into numbers by mask.nonzero().flatten()"
+        hint = "; convert a mask with mask.nonzero().flatten()"
         raise TypeError(
             f"{what} must be whole numbers, got a tensor of {tensor.dtype}"
             f"{hint if tensor.dtype is torch.bool else ''}"

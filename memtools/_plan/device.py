@@ -88,11 +88,11 @@ class _Named:
             return
         if kind != self._device:
             remedy = "" if kind not in DEVICES else f': plan it with device="{kind}"'
-            raise OtherDeviceError(f"{kind}, and is planned for {self._device}{remedy}")
+            raise OtherDeviceError(f"{kind}, but the plan is for {self._device}{remedy}")
         if index is not None:
             self._indices.add(index)
         if len(self._indices) > 1:
-            raise OtherDeviceError(f"{kind}:{index} beside another one: a plan is of one device")
+            raise OtherDeviceError(f"{kind}:{index} and another device: a plan covers one device")
 
 
 def _naming_devices(torch: Any, named: _Named) -> Any:

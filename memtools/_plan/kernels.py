@@ -34,10 +34,10 @@ ROWS = {
 }
 MOST_ROWS, LEAST_ROWS = 24, 2  # They run with so many rows of a batch at most, and at least,
 MOST_BYTES = 128 << 20  # and about so many bytes of them.
-UNKNOWN = "kernels of convolutions need no memory of their own (they do, but it is unknown)"
+UNKNOWN = "convolution kernels need no workspace (they do, but its size is unknown)"
 MEASURED = (
-    "kernels of convolutions need what they took on this processor with a part of the batch, "
-    "in proportion"
+    "convolution kernels need the workspace that they took on this processor with a part of the "
+    "batch, scaled up"
 )
 
 

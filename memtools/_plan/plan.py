@@ -24,13 +24,13 @@ from memtools._base.text import aligned, percent
 
 RESERVED = {
     "cuda": "a model of torch's caching allocator, not yet measured on a GPU; the context and "
-    "libraries' workspaces come on top",
-    "cpu": "what is in use at the peak of building the model and two steps",
+    "libraries' workspaces are not included",
+    "cpu": "memory in use at the peak of building the model and two steps",
 }
 
 
 class PlanPhase(NamedTuple):
-    """Successive operators of a step in one phase."""
+    """Successive operators of one phase of the step."""
 
     #: "forward", "backward", "optimizer" or "between"
     phase: str
@@ -56,20 +56,20 @@ class PlanLimit(NamedTuple):
 
     @property
     def left_bytes(self) -> int:
-        """What is left of the limit; what is lacking at least, as a negative number."""
+        """Bytes left of the limit; negative if the step does not fit."""
         return self.limit_bytes - self.reserved_bytes
 
     def sentence(self) -> str:
-        """`8.00 GiB: fits, 1.20 GiB left`; `6.00 GiB: does not fit, at least 2.00 GiB lacking; fits
+        """`8.00 GiB: fits, 1.20 GiB left`; `6.00 GiB: does not fit, at least 2.00 GiB short; fits
         with an optimizer with fused=True`."""
         size = format_bytes(abs(self.left_bytes))
-        says = f"fits, {size} left" if self.fits else f"does not fit, at least {size} lacking"
+        says = f"fits, {size} left" if self.fits else f"does not fit, at least {size} short"
         says += f"; fits with {self.fits_with}" if self.fits_with else ""
         return f"{format_bytes(self.limit_bytes)}: {says}"
 
 
 class PlanFit(NamedTuple):
-    """What a plan is fitted to, where the step itself could not be run without values."""
+    """The measured steps that a plan is fitted to."""
 
     #: the argument of the function, such as "batch"
     argument: str
@@ -94,31 +94,27 @@ class PlanFit(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """The memory of one training step, known before anything runs. `memtools.plan` makes it.
+    """The memory of one training step, computed before it runs. `memtools.plan` makes it.
 
-    All sizes are of the storages that operators of torch make and use, and for the CPU of what
-    kernels of convolutions need for themselves. What kernels and libraries of a device need is not
-    part of it, nor is its context.
+    Sizes are of the storages that torch's operators make and use, and on the CPU of the workspaces
+    of convolutions. A device's context and its libraries' workspaces are not included.
 
     Attributes:
         peak_bytes: the most bytes in use at one moment of the step.
-        phase: in which the peak is: "forward", "backward", "optimizer" or "between".
-        operator: that runs then, such as "aten.mm.default".
-        line: of the program at that moment, such as "train.py:31 in step"; "" where unknown.
-        parts: what lives at the peak, by category, the most first.
+        phase: of the peak: "forward", "backward", "optimizer" or "between".
+        operator: at the peak, such as "aten.mm.default".
+        line: at the peak, such as "train.py:31 in step"; "" if unknown.
+        parts: the contents of the peak by category, the largest first.
         curve: the bytes in use while each operator of the step runs.
-        phases: the successive phases of the step with their peaks.
-        reserved_bytes: what torch's caching allocator reserves for building the model and two
-            steps, by a model of it that is not yet measured on a GPU; on the CPU, what is in use at
-            their peak.
-        limits: for each limit that was asked for, in the order given, whether the step fits.
-        changes: of the program, each by itself, that lower the peak, the one that does most first.
-        device: for which it is: "cuda" or "cpu".
-        assumed: what the step asked of values, which do not exist before it runs, and what was
-            taken for them; and of a step with convolutions, what their kernels need for themselves.
-        fit: the steps that were measured, and the interval of the peak, of a plan that is fitted to
-            them. Limits and what is reserved are by the end of it. None: the step itself was run,
-            under fake tensors.
+        phases: the successive phases with their peaks.
+        reserved_bytes: what torch's caching allocator would reserve, from a model not yet measured
+            on a GPU; on the CPU, memory in use at the peak of building the model and two steps.
+        limits: for each limit, whether the step fits.
+        changes: of the program, that lower the peak, the most effective first.
+        device: "cuda" or "cpu".
+        assumed: values that were assumed for the step, and for workspaces of convolutions.
+        fit: the measured steps and the interval of the peak, for a fitted plan; else None. Limits
+            and reserved_bytes then use the upper end.
     """
 
     peak_bytes: int
@@ -136,7 +132,7 @@ class Plan:
     fit: PlanFit | None = None
 
     def bytes_of(self, what: str) -> int:
-        """Bytes of one category at the peak; 0 if there are none.
+        """Return the bytes of one category at the peak.
 
         Args:
             what: the category, such as "gradients".
@@ -144,9 +140,8 @@ class Plan:
         return sum(part.bytes for part in self.parts if part.what == what)
 
     def sentence(self) -> str:
-        """`The step needs 112.9 MiB on cuda at its peak, in the optimizer's step (aten.div.Tensor,
-        train.py:17 in step): optimizer state 40.2 MiB, gradients 20.1 MiB`, with all parts that
-        take a hundredth of it or more."""
+        """Return a sentence: `The step needs 112.9 MiB on cuda at its peak, in the optimizer's step
+        (aten.div.Tensor, train.py:17 in step): optimizer state 40.2 MiB, gradients 20.1 MiB`."""
         where = in_phase(self.phase)
         at = ", ".join(filter(None, (self.operator, self.line)))
         parts = ", ".join(
@@ -161,8 +156,7 @@ class Plan:
         )
 
     def table(self) -> str:
-        """The sentence, the parts, the phases, what is reserved, the limits, and the changes, as
-        lines."""
+        """Return the sentence, parts, phases, reserved bytes, limits and changes, as lines."""
         parts = [
             [part.what, format_bytes(part.bytes), percent(part.bytes, self.peak_bytes)]
             for part in self.parts
@@ -187,7 +181,7 @@ class Plan:
         return "\n".join(lines)
 
     def markdown(self) -> str:
-        """A table for a README: what lives at the peak; with limits, which of them it fits into."""
+        """Return a Markdown table of the peak's contents and the limits."""
         if not self.limits:
             rows = [[part.what, format_bytes(part.bytes)] for part in self.parts]
             total = ["the peak", format_bytes(self.peak_bytes)]
@@ -203,7 +197,7 @@ class Plan:
         return markdown_table([self.device, "fits", "reserved"], rows)
 
     def as_json(self) -> dict[str, Any]:
-        """The same facts as values for JSON: sizes in bytes, stable keys."""
+        """Return the same facts for JSON: sizes in bytes, stable keys."""
         return {
             "device": self.device,
             "peak_bytes": self.peak_bytes,

@@ -72,8 +72,7 @@ def plan(
     device: str = CUDA,
     measure: Mapping[str, Sequence[int]] | None = None,
 ) -> Plan | Plans:
-    """Plan a training step: what it will need at its peak, by category and over time, before
-    anything runs.
+    """Plan a training step: its peak memory, by category and over time, before it runs.
 
         def make(batch=64):
             model = Net()
@@ -91,41 +90,30 @@ def plan(
         print(memtools.plan(make, limits=["8 GiB"], vary={"batch": [32, 64, 128]}).table())
 
     Args:
-        step: a function that needs no arguments, makes model, optimizer and data, and returns the
-            step: a callable without arguments, which makes one training step. It is called once
-            under torch's fake tensors, the step twice; the second one is planned. It may name the
-            device, which need not be present. Values that it reads, such as `loss.item()`, are
-            assumed, and `Plan.assumed` says so; its shapes must not depend on them (`nonzero`).
-        limits: sizes in bytes or as "24 GiB", from 1 byte to 2**63 - 1; for each, whether the step
-            fits. Default: none.
-        vary: for each lever, a keyword argument of `step`, the values to plan it with, 1 or more;
-            all combinations are planned, 64 at most. "precision" with values of "float32",
-            "bfloat16" and "float16" is a lever of every step that does not have such an argument:
-            with the latter two, the whole step runs under `torch.autocast`. None, the default:
-            `step` is called without arguments.
-        device: for which the step is planned. "cuda", the default: optimizers take `foreach=True`
-            by themselves and autocast runs in float32 what it does on CUDA; limits are compared
-            with what torch's caching allocator reserves. "cpu": limits are compared with the peak.
-            All tensors count as of this device, wherever the step makes them.
-        measure: for a step that makes shapes of values, a keyword argument of `step` with 2 or more
-            small numbers, such as {"batch": [8, 16]}. With each of them two steps run for real on
-            the CPU, four times with other seeds of torch, and the plan is fitted to these, with an
-            interval. None, the default: nothing runs for real.
+        step: a function that makes the model, the optimizer and the data, and returns the step, a
+            callable without arguments. It runs under torch's fake tensors, and the step twice; the
+            second one is planned. Values that it reads, such as `loss.item()`, are assumed (see
+            `Plan.assumed`); its shapes must not depend on them.
+        limits: sizes in bytes or like "24 GiB", to check whether the step fits. None by default.
+        vary: values for keyword arguments of `step`; all combinations are planned, 64 at most.
+            "precision" with "float32", "bfloat16" and "float16" needs no such argument: the step
+            runs under `torch.autocast`. None, the default: the function's own defaults.
+        device: "cuda", the default: limits are compared with what torch's caching allocator
+            reserves. "cpu": limits are compared with the peak. The device need not be present.
+        measure: for a step whose shapes depend on values: a keyword argument with 2 or more small
+            numbers, such as {"batch": [8, 16]}. These steps run for real on the CPU, four times
+            each, and the plan is fitted to them. None by default.
 
     Returns:
-        The plan, or with `vary` the plans of all settings, with the best one for each limit. Exact
-        for the CPU, also with what convolutions need for themselves: each different one runs there
-        for real, with a part of the batch. Fused attention on a GPU needs less than what is planned
-        for it where there is dropout or a mask.
+        The plan, or with `vary` the plans of all settings with the best one for each limit. Exact
+        for the CPU. Fused attention on a GPU needs less than planned with dropout or a mask.
 
-    Raises TypeError if `step` is not callable or returns no callable, or a limit, `vary` or
-    `measure` has another type; ValueError if a limit, the device, `vary` or `measure` is out of
-    range, if `step` or what it returns raises, makes a shape of values, names another device, or
-    runs no operator; if measured steps run other operators from seed to seed; ImportError without
-    torch.
+    Raises TypeError if `step` is not callable or returns no callable, or an argument has a wrong
+    type; ValueError if an argument is out of range, or if the step raises, has shapes that depend
+    on values, names another device, or runs no operator; ImportError without torch.
 
-    It takes 0.05 to 0.3 ms an operator, whatever the batch is; with `measure`, the time and the
-    memory of the small steps. The state of torch's random number generator stays as it was.
+    It takes 0.05 to 0.3 ms per operator for any batch, and with `measure` the time and memory of
+    the small steps. torch's random state does not change.
     """
     return planned(step, limits, vary, device, measure)
 
@@ -224,7 +212,7 @@ def _value_of(step: Callable[..., Any], name: str, values: Mapping[str, Any]) ->
     default = inspect.Parameter.empty if one is None else one.default
     found = values.get(name, default)
     if found is inspect.Parameter.empty:
-        raise ValueError(f"the function has no default for {name}: vary it, too")
+        raise ValueError(f"the function has no default for {name}: vary it too")
     return found
 
 

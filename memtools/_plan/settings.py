@@ -65,12 +65,10 @@ class Plans:
     """One step, planned in several settings. `memtools.plan` with `vary` makes it.
 
     Attributes:
-        settings: all of them, the most wanted first.
-        best: for each limit that was asked for, in the order given, the best setting. A setting is
-            better than those behind it; a change that costs no time is better than micro-batches,
-            fewer of these are better than more, and all are better than what runs forward passes
-            twice.
-        device: for which it is: "cuda" or "cpu".
+        settings: all settings, the preferred first.
+        best: for each limit, the best setting that fits: the first one, with changes that cost no
+            time before micro-batches, and both before a second forward pass.
+        device: "cuda" or "cpu".
     """
 
     settings: tuple[PlanSetting, ...]
@@ -78,8 +76,8 @@ class Plans:
     device: str = "cuda"
 
     def table(self) -> str:
-        """All settings with peak and what is reserved, what each lever gives, and the best setting
-        for each limit, as lines."""
+        """Return all settings, the effect of each lever, and the best setting for each limit, as
+        lines."""
         fit = self.settings[0].plan.fit
         rows = [
             [setting_text(values), format_bytes(plan.peak_bytes)]
@@ -95,7 +93,7 @@ class Plans:
             + ("" if fit is None else f", {fit.steps}"),
             *aligned([heads, *rows], range(1, len(heads))),
             "",
-            f"Each by itself, from {setting_text(self.settings[0].values)} on, makes the peak",
+            f"Each alone, starting from {setting_text(self.settings[0].values)}, gives the peak",
             *aligned([[format_bytes(peak), text] for text, peak in self.levers()], (0,)),
             "",
             f"Reserved: {RESERVED[self.device]}",
@@ -107,8 +105,8 @@ class Plans:
         return "\n".join(lines)
 
     def levers(self) -> list[tuple[str, int]]:
-        """(lever, peak in bytes) of the most wanted setting with one value changed, or with one
-        change of the program, those that lower the peak, the one that does most first."""
+        """Return (lever, peak in bytes) for each single change of the preferred setting that lowers
+        the peak, the most effective first."""
         first = self.settings[0]
         found = [(one.change, one.peak_bytes) for one in first.plan.changes]
         for values, plan in self.settings:
@@ -120,7 +118,7 @@ class Plans:
         return sorted(found, key=lambda one: one[1])
 
     def markdown(self) -> str:
-        """A table for a README: for each limit the best setting; without limits, all settings."""
+        """Return a Markdown table of the best setting for each limit, or of all settings."""
         names = list(self.settings[0].values)
         if not self.best:
             rows = [
@@ -142,7 +140,7 @@ class Plans:
         return markdown_table([self.device, *names, "with", "peak", "reserved"], rows)
 
     def as_json(self) -> dict[str, Any]:
-        """The same facts as values for JSON: sizes in bytes, stable keys."""
+        """Return the same facts for JSON: sizes in bytes, stable keys."""
         return {
             "device": self.device,
             "settings": [

@@ -173,7 +173,7 @@ def _in_a_sentence(what: str, torch: Any, fakes: Any) -> Iterator[None]:
         if isinstance(error, OtherDeviceError):
             reason = f"{what} names the device {error}{where}"
         elif "CUDA is not available" in str(error):
-            reason = f"{what} uses the device cuda, and is planned for cpu{where}"
+            reason = f"{what} uses the device cuda, but the plan is for cpu{where}"
         elif isinstance(error, (*data_dependent, ShapeOfValueError)):
             of = "" if isinstance(error, ShapeOfValueError) else f" ({error.func})"
             makes = "needs" if of else "makes a shape of"

@@ -55,17 +55,16 @@ _COUNTS = (  # of the header: minimum, maximum, divisor, and what is wrong with 
 
 
 def read_record(path: str | os.PathLike[str]) -> Record:
-    """Read a `run.mem`: one that is complete, was cut off by a kill, or is being written now.
+    """Read a `run.mem`, also one that a kill cut off or that is still being written.
 
-    Takes some 50 ms for the default size, and memory of a few times the file meanwhile. Nothing in
-    the file is trusted.
+    Takes about 50 ms for the default size. Nothing in the file is trusted.
 
     Args:
         path: the file.
 
     Raises:
         OSError: the file cannot be opened or read.
-        ValueError: it is not a record, was truncated or changed, or is of a later version.
+        ValueError: it is not a record, is damaged, or is of a later version.
     """
     path = as_path("path", path)
     try:

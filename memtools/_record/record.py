@@ -25,7 +25,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Samples:
-    """The newest samples, one by one. All are memoryviews of format "Q" and of one length."""
+    """The newest samples, as memoryviews of format "Q" and of one length."""
 
     #: the number of each sample, counted from 0 at the start of the run
     numbers: memoryview
@@ -42,8 +42,7 @@ class Samples:
 class Buckets:
     """The whole run in buckets of `width` samples, oldest first.
 
-    All but `width` are memoryviews of format "Q" and of one length. Where a column has no reading
-    in a bucket, its values are 2**64 - 1.
+    All but `width` are memoryviews of format "Q" and of one length. 2**64 - 1 means no reading.
     """
 
     #: samples of a bucket; the last one may hold fewer
@@ -67,7 +66,7 @@ class Buckets:
 
 @dataclass(frozen=True)
 class RecordEvent:
-    """An event. One that has a duration began at `time_ns`."""
+    """An event; one with a duration began at `time_ns`."""
 
     #: the event's number, counted from 0 at the start of the run
     number: int
@@ -87,7 +86,7 @@ class RecordEvent:
 
 @dataclass(frozen=True)
 class RecordPhase:
-    """All passages through a phase."""
+    """All passages through one phase."""
 
     #: the name that the program gave it
     name: str
@@ -103,9 +102,8 @@ class RecordPhase:
 class Record:
     """The contents of a `run.mem`, as `memtools.read_record` returns them.
 
-    A record that is not `complete` is still `written` by a living process, or that process was
-    killed. If it was killed by a signal that leaves a mark, the last event is an "end" that has the
-    signal's name.
+    A record that is not `complete` is still being `written`, or its process was killed. After a
+    signal that leaves a mark, the last event is an "end" with the signal's name.
     """
 
     #: the file
@@ -149,17 +147,13 @@ class Record:
 
     @property
     def complete(self) -> bool:
-        """True if the writer closed it; False if it was cut off or the run goes on."""
+        """Whether the writer closed it."""
         return self.closed_ns is not None
 
     @property
     def seconds(self) -> float:
-        """How long the run took, until the program's end; without an end mark, until the last
-        sample or event.
-
-        What the interpreter and the exit handlers of libraries do after the program's last line
-        and its own exit handlers does not count: the summary of a run is printed before that.
-        """
+        """The duration of the run, up to the program's end, or the last sample or event without an
+        end mark. What the interpreter does after the program's exit handlers does not count."""
         ended = [event.time_ns for event in self.events if event.kind == "end"]
         if ended:
             return max(0, ended[-1] - self.clock_ns) / 1e9
@@ -169,21 +163,20 @@ class Record:
         return (max(ends) - self.clock_ns) / 1e9
 
     def to_jsonl(self, file: IO[str]) -> None:
-        """Write JSON lines to a text file: one for the header and for each bucket, sample, event
-        and phase.
+        """Write JSON lines: a header, then each bucket, sample, event and phase.
 
         Args:
-            file: the text file, open for writing.
+            file: a text file, open for writing.
         """
         from memtools._record import export
 
         export.to_jsonl(self, file)
 
     def to_chrome_trace(self, file: IO[str]) -> None:
-        """Write a trace for Perfetto and chrome://tracing to a text file.
+        """Write a trace for Perfetto and chrome://tracing.
 
         Args:
-            file: the text file, open for writing.
+            file: a text file, open for writing.
         """
         from memtools._record import export
 

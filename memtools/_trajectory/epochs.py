@@ -33,11 +33,10 @@ FORMAT = 1
 
 @dataclass(slots=True, eq=False, repr=False)
 class TrajectoryChunk(Mapping[str, "torch.Tensor"]):
-    """A part of a rollout: tensors by the names of the fields. Valid until the loop takes the next
-    chunk or ends.
+    """A part of a rollout: tensors by field name, valid until the next chunk.
 
-    Fields of steps are `[n, s, ...]`, states `[n + 1, s, ...]` (before each step and after the
-    last), values of samples `[s, ...]`. Clone what is to live longer.
+    Fields of steps are `[n, s, ...]`, states `[n + 1, s, ...]`, values of samples `[s, ...]`. Clone
+    what you need longer.
     """
 
     #: number of its epoch
@@ -61,7 +60,7 @@ class TrajectoryChunk(Mapping[str, "torch.Tensor"]):
         if self._tensors is None:
             raise RuntimeError(
                 f"chunk {self.index} of epoch {self.epoch} is over, and its memory is used again; "
-                "clone() what is to live longer"
+                "clone() what you need longer"
             )
         return self._tensors
 
@@ -84,7 +83,7 @@ class TrajectoryChunk(Mapping[str, "torch.Tensor"]):
 
 @dataclass(slots=True, eq=False, repr=False)
 class TrajectoryEpoch(Iterator[TrajectoryChunk]):
-    """One pass through a rollout: an iterator over its chunks."""
+    """One pass over a rollout: an iterator over chunks."""
 
     #: number of the epoch, from 0
     index: int
@@ -100,11 +99,10 @@ class TrajectoryEpoch(Iterator[TrajectoryChunk]):
 
 @dataclass(slots=True, eq=False, repr=False)
 class TrajectoryEpochs(Iterator[TrajectoryEpoch]):
-    """Several passes through a rollout: an iterator over epochs, as `TrajectoryStore.epochs()`
-    returns it.
+    """An iterator over epochs of a rollout, as `TrajectoryStore.epochs()` returns it.
 
-    A `break` in the loop over chunks leaves out the rest of that epoch. A KL divergence ends the
-    epochs, not an epoch: it is looked at when an epoch is over.
+    A `break` in the loop over chunks skips the rest of that epoch. A KL divergence ends the epochs
+    only after the current one.
     """
 
     _store: TrajectoryStore
@@ -136,7 +134,7 @@ class TrajectoryEpochs(Iterator[TrajectoryEpoch]):
 
     @property
     def chunks_per_epoch(self) -> int:
-        """Chunks of a whole epoch."""
+        """Chunks of an epoch."""
         return self._plan.chunks_per_epoch
 
     def __next__(self) -> TrajectoryEpoch:
@@ -223,8 +221,8 @@ class TrajectoryEpochs(Iterator[TrajectoryEpoch]):
             self._part.reserve(
                 wanted,
                 "TrajectoryStore.epochs()",
-                "take fewer samples a chunk, go by time_steps alone, whose chunks are views, or "
-                "raise the limit",
+                "use fewer samples per chunk, chunk by time_steps alone (such chunks are views), "
+                "or raise the limit",
             )
         try:
             with torch.inference_mode(False):
@@ -247,16 +245,15 @@ class TrajectoryEpochs(Iterator[TrajectoryEpoch]):
     # --- the end ---
 
     def report_kl(self, kl: float | torch.Tensor, weight: float | torch.Tensor = 1.0) -> None:
-        """Report the mean KL divergence of a chunk. The epoch's mean decides whether there is
-        another epoch. Several ranks must report the same numbers: reduce them first.
+        """Report the mean KL divergence of a chunk. The epoch's mean decides whether another epoch
+        begins. Several ranks must report the same numbers.
 
         Args:
             kl: a number or a tensor of one element, which is not waited for.
-            weight: how many units it is the mean over, such as `chunk.weight`, a number or a tensor
-                of one element; 1 by default.
+            weight: the number of units of the mean, such as `chunk.weight`; 1 by default.
 
-        Raises RuntimeError outside of an epoch, TypeError for something else than a number,
-        ValueError for a tensor of several elements.
+        Raises RuntimeError outside of an epoch, TypeError if it is not a number, ValueError for a
+        tensor of several elements.
         """
         if not self._open:
             raise RuntimeError("report_kl() outside of an epoch; call it in the loop over chunks")
@@ -270,12 +267,12 @@ class TrajectoryEpochs(Iterator[TrajectoryEpoch]):
 
     @property
     def kl(self) -> tuple[float, ...]:
-        """Mean KL divergence of each epoch that is over; nan where none was reported."""
+        """Mean KL divergence of each finished epoch; nan without a report."""
         return tuple(self._kl)
 
     @property
     def ended_early(self) -> bool:
-        """Whether the KL divergence or `stop()` has ended the epochs."""
+        """Whether the KL divergence or `stop()` ended the epochs."""
         return self._stopped
 
     def _end_epoch(self) -> None:
@@ -302,8 +299,8 @@ class TrajectoryEpochs(Iterator[TrajectoryEpoch]):
     # --- state ---
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the epochs are, in the middle of one too: the chunk that was handed out last
-        counts as done. `torch.load(weights_only=True)` reads it."""
+        """Return the position, also inside an epoch; the chunk handed out last counts as done.
+        `torch.load(weights_only=True)` reads it."""
         return {
             "format": FORMAT,
             "plan": self._plan.as_json(),
@@ -317,14 +314,14 @@ class TrajectoryEpochs(Iterator[TrajectoryEpoch]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a `state_dict()` was: the same chunks in the same order.
+        """Continue from a `state_dict()`: the same chunks in the same order.
 
         Args:
             state: what `state_dict()` returned.
 
-        Raises TypeError or ValueError if it is not one, or one of another plan: other arguments of
-        `epochs()`, or a store of another size; BudgetError if the epochs were over, and the copies
-        do not fit into the limit again. Then nothing was changed.
+        Raises TypeError or ValueError if it is invalid, or of other arguments of `epochs()` or a
+        store of another size; BudgetError if the copies do not fit into the limit. An error changes
+        nothing.
         """
         if not isinstance(state, Mapping):
             raise TypeError(f"load_state_dict() takes a state_dict(), got {type(state).__name__}")
@@ -405,6 +402,6 @@ def _difference(theirs: Any, mine: Any, key: str) -> str:
     if isinstance(theirs, Mapping) and isinstance(mine, Mapping):
         for name in mine:
             if theirs.get(name) != mine[name]:
-                return f"{name}={repr_of(theirs.get(name))} in place of {mine[name]!r}"
+                return f"{name}={repr_of(theirs.get(name))} instead of {mine[name]!r}"
         return "other arguments"
-    return f"{key}={repr_of(theirs)} in place of {mine!r}"
+    return f"{key}={repr_of(theirs)} instead of {mine!r}"

@@ -106,7 +106,7 @@ class MappedFile:
         except FileExistsError:
             raise FileExistsError(
                 errno.EEXIST,
-                "a trajectory is not written over what is there: remove the file, or open it with "
+                "the file exists and is not overwritten: remove it, or open it with "
                 "TrajectoryStore.open()",
                 path,
             ) from None
@@ -268,7 +268,7 @@ def _newest(path: str, head: bytes, size: int) -> tuple[int, int, dict[str, Any]
     frames = [head[at : at + ROOM] for at in (0, ROOM)]
     known = [frame for frame in frames if frame.startswith(MAGIC[:-1]) and len(frame) >= len(MAGIC)]
     if not known:
-        raise ValueError(f"{path!r} is not a trajectory that a TrajectoryStore has written")
+        raise ValueError(f"{path!r} was not written by a TrajectoryStore")
     if all(frame[: len(MAGIC)] != MAGIC for frame in known):
         raise ValueError(
             f"{path!r} has format {known[0][len(MAGIC) - 1]}, this memtools reads {MAGIC[-1]}; use "

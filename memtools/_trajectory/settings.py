@@ -11,14 +11,13 @@ from memtools._base.number import positive, whole_number
 
 @dataclass(frozen=True, slots=True)
 class UpdateSettings:
-    """What decides how large a rollout is and how often it is used: the numbers to turn when a
-    multi-epoch update (PPO, GRPO) does not fit, or learns too fast.
+    """The size of a rollout and the number of updates from it, for multi-epoch updates (PPO, GRPO).
 
         settings = memtools.UpdateSettings(batch_size=4, group_size=2, num_epochs=3)
         store = memtools.TrajectoryStore(50, settings.num_samples)
 
-    Raises TypeError if an argument has the wrong type, ValueError if one is out of its range or
-    makes no sense beside `single_update`.
+    Raises TypeError if an argument has the wrong type, ValueError if one is out of range or
+    conflicts with `single_update`.
     """
 
     #: prompts, conditions or environments of a rollout, at least 1
@@ -65,10 +64,10 @@ class UpdateSettings:
 
         Args:
             parser: an `argparse.ArgumentParser`, or a group of one.
-            defaults: by name, where they are to differ from those of this class.
+            defaults: defaults by name, if they differ from those of this class.
 
-        Raises TypeError if `parser` is something else, TypeError or ValueError if the defaults make
-        no sense.
+        Raises TypeError if `parser` is something else, TypeError or ValueError for invalid
+        defaults.
         """
         plain = cls(**defaults)
         if not callable(getattr(parser, "add_argument", None)):
@@ -78,7 +77,7 @@ class UpdateSettings:
         helps = {
             "batch_size": "prompts, conditions or environments of a rollout",
             "group_size": "samples of each of them",
-            "num_epochs": "how often the samples of a rollout are gone through",
+            "num_epochs": "passes over the samples of a rollout",
             "kl_threshold": "mean KL divergence of an epoch that ends the epochs early, or none",
         }
         for name, text in helps.items():
@@ -96,10 +95,10 @@ class UpdateSettings:
 
     @classmethod
     def from_arguments(cls, arguments: Any) -> Self:
-        """Make the settings of what a parser with `add_arguments` has parsed.
+        """Make settings from the arguments of a parser with `add_arguments`.
 
         Args:
-            arguments: the `argparse.Namespace` that `parse_args()` has returned.
+            arguments: the `argparse.Namespace` of `parse_args()`.
 
         Raises TypeError and ValueError as the class does, and TypeError if an argument is missing.
         """

@@ -40,7 +40,7 @@ FP16_MAX = 65_504
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryStats:
-    """What a TrajectoryStore holds, and what it was given so far."""
+    """What a TrajectoryStore holds and was given so far."""
 
     entries: int  #: entries that were appended since the store was made, over all fields
     with_graph: int  #: of them, those that carried an autograd graph, which was left behind
@@ -83,7 +83,7 @@ class _Given(NamedTuple):
 
 class TrajectoryStore:
     """Named fields of a rollout, `[T, samples, ...]` or `[T + 1, samples, ...]`, kept for several
-    epochs of updates in blocks that the store owns.
+    epochs of updates.
 
         store = memtools.TrajectoryStore(50, states=("latents",), limit="256 MiB")
         store.append(latents=x)                       # before the first step
@@ -96,36 +96,30 @@ class TrajectoryStore:
                 ...
         store.reset()                                 # the next rollout, in the same memory
 
-    A block is allocated when its field first comes, for the whole rollout, and `reset()` keeps it.
-    Tensors are copied without their graph: a list of samples that were made without `no_grad()`
-    keeps the graphs of all steps. A call that raises has changed nothing. One thread uses a store
-    at a time.
+    A field's block is allocated for the whole rollout when it first comes, and reused after
+    `reset()`. Tensors are copied without their graph. An error changes nothing. Not thread-safe.
 
     Args:
         num_steps: T, the time steps of a rollout, at least 1.
-        num_samples: the samples of a rollout (batch size times group size), at least 1. None, the
-            default: as many as the first tensor has.
-        states: names of fields that have T + 1 entries, one before the first step and one after
-            each; others have T. A field whose T + 1 entries come in one `extend()` need not be
-            named.
-        dtype: what floating-point fields are cast to: "fp32", "bf16" or "fp16", or the torch.dtype,
-            or a dict of them by field. None, the default, keeps the dtype that comes. Values that
-            fp16 cannot hold are refused, and counted in `stats()`. A rollout is not complete
-            without each field that is named here or in `states`.
-        device: where the blocks lie; "cpu" by default.
-        limit: the most bytes of memory, as an int or like "256 MiB", or a `Budget` that other parts
-            count in as well. They are reserved before memory is taken. None, the default: no limit.
-        file: a new file that all fields lie in, memory-mapped, which only its owner may read.
-            `TrajectoryStore.open()` opens it again. None, the default: no file.
-        overflow: a folder, in which those fields lie in a file without a name for which the limit
-            has no room. None, the default: BudgetError is raised for them.
+        num_samples: samples of a rollout, at least 1. None, the default: those of the first tensor.
+        states: names of fields with T + 1 entries: one before the first step and one after each.
+            Fields that come whole in one `extend()` need not be named.
+        dtype: floating-point fields are cast to "fp32", "bf16", "fp16" or a torch.dtype, or a dict
+            of them by field. Values that fp16 cannot hold are refused. Fields named here or in
+            `states` are required. None, the default: no cast.
+        device: of the blocks; "cpu" by default.
+        limit: the most bytes, an int, like "256 MiB", or a `Budget`. None, the default: no limit.
+        file: a new memory-mapped file for all fields, which `TrajectoryStore.open()` opens again.
+            None, the default: no file.
+        overflow: a folder for a nameless file with the fields that exceed the limit. None, the
+            default: they raise BudgetError.
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: an argument is out of its range, the Budget counts the memory of another device,
-            or a file is asked for a device other than the host.
+        ValueError: an argument is out of range, the Budget is for another device, or a file is on a
+            device.
         RuntimeError: torch does not know the device.
-        FileExistsError: `file` is there.
+        FileExistsError: `file` exists.
         OSError: the file cannot be made.
     """
 
@@ -193,9 +187,7 @@ class TrajectoryStore:
         self._overflow = None if overflow is None else os.fspath(overflow)
         self._file_is_all = file is not None
         if self._overflow is not None and not os.path.isdir(self._overflow):
-            raise NotADirectoryError(
-                f"overflow must be a folder that is there, got {self._overflow!r}"
-            )
+            raise NotADirectoryError(f"overflow must be an existing folder, got {self._overflow!r}")
         if file is not None:
             self._file = MappedFile.create(file)
             try:
@@ -207,15 +199,14 @@ class TrajectoryStore:
 
     @classmethod
     def open(cls, file: str | os.PathLike[str]) -> Self:
-        """Open the file of a store again, to use it or to go on appending.
-
-        It has what was appended before the program ended, also if it was killed.
+        """Open the file of a store again, with what was appended before the program ended or was
+        killed.
 
         Args:
             file: the path that the store was made with.
 
-        Raises ValueError if it is not such a file, of another version, cut short or damaged;
-        OSError if it cannot be opened.
+        Raises ValueError if it is not such a file, of another version, or damaged; OSError if it
+        cannot be opened.
         """
         mapped, described, counts = MappedFile.open(file)
         try:
@@ -263,18 +254,17 @@ class TrajectoryStore:
     def append(self, entries: Any = None, /, **fields: torch.Tensor) -> None:
         """Append one time step: tensors `[samples, ...]` by name.
 
-        A call may have some fields only: each has a count of its own, and may be at most one time
-        step ahead of the others.
+        Fields may come in separate calls, at most one time step ahead of the others.
 
         Args:
             entries: a dict or a TensorDict of batch_size [samples]; None for keywords alone.
             fields: more of them.
 
         Raises:
-            TypeError: something is not a tensor, or its memory cannot be read (sparse, nested ...).
-            ValueError: another shape, dtype or number of samples than before, values that fp16
-                cannot hold, a field that is left behind, or a store that is closed.
-            RuntimeError: in a forked child, of a store that has a file, which is the parent's too.
+            TypeError: a value is not a tensor, or its memory cannot be read (sparse, nested ...).
+            ValueError: a shape, dtype or number of samples differs, fp16 cannot hold a value, a
+                field is left behind, or the store is closed.
+            RuntimeError: in a forked child of a store with a file.
             IndexError: a field has all its entries.
             KeyError: a field that the first rollout did not have.
             BudgetError: a new field does not fit.
@@ -292,8 +282,8 @@ class TrajectoryStore:
 
         Args:
             entries: a dict or a TensorDict of batch_size [steps, samples]; None for keywords alone.
-                In a TensorDict a state may stand as `x` and `("next", "x")`, as torchrl has it.
-                Of the latter only the last entry is read: the others must be those of `x`.
+                A state may be given as `x` and `("next", "x")`, as in torchrl; only the last entry
+                of the latter is read.
             fields: more of them.
 
         Raises what `append()` raises.
@@ -303,8 +293,9 @@ class TrajectoryStore:
         self._take([self._check(call, name, came, True) for name, came in given.items()], call)
 
     def put(self, entries: Any = None, /, **fields: torch.Tensor) -> None:
-        """Set values of samples, which have no time: tensors `[samples, ...]` by name, such as
-        advantages. They replace what was put before; for a moment both are in memory.
+        """Set values of samples without time, such as advantages: tensors `[samples, ...]` by name.
+
+        Replaces earlier values; for a moment both are in memory.
 
         Args:
             entries: a dict or a TensorDict of batch_size [samples]; None for keywords alone.
@@ -645,11 +636,10 @@ class TrajectoryStore:
         self._file.describe(described)
 
     def reset(self) -> None:
-        """Begin the next rollout: drop all entries and keep the memory. From the first `reset()` on
-        no field can be added.
+        """Begin the next rollout: drop all entries, keep the memory and the fields.
 
-        Raises ValueError if the store is closed, RuntimeError in a forked child of a store that has
-        a file.
+        Raises ValueError if the store is closed, RuntimeError in a forked child of a store with a
+        file.
         """
         self._require_open("reset()")
         self._require_own("reset()")
@@ -663,8 +653,7 @@ class TrajectoryStore:
             self._describe()
 
     def flush(self) -> None:
-        """Write what lies in the file to the disk, so that it survives a loss of power as well. A
-        process that is killed loses nothing without it.
+        """Write the file to the disk, to survive a loss of power; a kill loses nothing without it.
 
         Raises OSError if that fails, ValueError if the store is closed.
         """
@@ -673,9 +662,8 @@ class TrajectoryStore:
             self._file.flush()
 
     def close(self) -> None:
-        """Let all memory go, and release it in the budget. A named file stays. May be called
-        twice; leaving the `with` block of the store does the same. Views that the program still
-        holds keep their block alive."""
+        """Release all memory; a named file stays. The `with` block does the same. May be called
+        twice. Blocks stay as long as the program holds views of them."""
         for field in self._fields.values():
             field.block = None
         self._fields.clear()
@@ -707,33 +695,31 @@ class TrajectoryStore:
         kl_threshold: float | None = None,
         device: str | torch.device | None = None,
     ) -> TrajectoryEpochs:
-        """Go through a complete rollout several times, in chunks.
+        """Iterate over a complete rollout several times, in chunks.
 
-        On the store's own device a chunk of neighbouring samples is a view of the blocks, which is
-        not to be written to. Any other chunk is a copy in memory that the next chunk uses again, so
-        that one chunk is there at any moment.
+        On the store's device a chunk of consecutive samples is a read-only view. Other chunks are
+        copies into memory that the next chunk reuses.
 
         Args:
-            num_epochs: how often, at least 1.
-            time_steps: consecutive steps of a chunk, at least 1; the last chunk may have fewer.
-                None, the default: all.
-            samples: samples of a chunk, at least 1; the last may have fewer. None: all.
-            max_tokens: the most tokens (or nodes) of a chunk's samples together, at least 1. Chunks
-                are as few as it takes, and balanced. None: samples are not counted by tokens.
-            lengths: the tokens of each sample, or the name of a field that was `put()`; with
-                `max_tokens`. None by default.
-            shuffle: whether each epoch has an order of its own, made of `seed` and its number.
-            seed: where `shuffle` begins, 0 by default.
-            kl_threshold: mean KL divergence of an epoch above which no further one begins, above 0;
-                it is reported by `report_kl()`. None, the default: all epochs.
-            device: where chunks are. None, the default: where the store is.
+            num_epochs: the number of epochs, at least 1.
+            time_steps: consecutive steps of a chunk, at least 1. None, the default: all.
+            samples: samples of a chunk, at least 1. None: all.
+            max_tokens: the most tokens (or nodes) of a chunk's samples, at least 1; chunks are
+                balanced. None: no such limit.
+            lengths: the tokens of each sample, or the name of a field that was `put()`; needed with
+                `max_tokens`.
+            shuffle: a new order in each epoch, from `seed` and its number.
+            seed: of `shuffle`; 0 by default.
+            kl_threshold: the mean KL divergence of an epoch, from `report_kl()`, above which no
+                further epoch begins. None, the default: all epochs.
+            device: of the chunks. None, the default: the store's.
 
         Raises:
             TypeError: an argument has the wrong type.
-            ValueError: an argument is out of its range, a field is not complete, there is none, or
-                a sample has more tokens than `max_tokens`.
+            ValueError: an argument is out of range, a field is missing or incomplete, or a sample
+                has more than `max_tokens`.
             RuntimeError: torch does not know the device.
-            BudgetError: copies on the store's own device do not fit into the limit.
+            BudgetError: copies on the store's device do not fit into the limit.
         """
         self._require_open("epochs()")
         self._require_complete("epochs()")
@@ -761,10 +747,10 @@ class TrajectoryStore:
         return field.values
 
     def as_tensordict(self) -> Any:
-        """A TensorDict of batch_size [T, samples] over the same memory, without a copy.
+        """Return a TensorDict of batch_size [T, samples] over the same memory.
 
-        A state is in it as `x`, before each step, and as `("next", "x")`, after it; values of
-        samples are expanded over the steps.
+        A state is `x` before each step and `("next", "x")` after it; values of samples are
+        expanded.
 
         Raises ImportError if tensordict is not installed, ValueError if a field is not complete.
         """
@@ -801,7 +787,7 @@ class TrajectoryStore:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The fields, in the order in which they came."""
+        """The fields, in order of first use."""
         return tuple(self._fields)
 
     @property
@@ -812,21 +798,21 @@ class TrajectoryStore:
 
     @property
     def device(self) -> str:
-        """Where the blocks lie, such as "cpu"."""
+        """The device of the blocks, such as "cpu"."""
         return self._device
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the blocks take, without those in a file."""
+        """Bytes of the blocks in memory, without those in a file."""
         return sum(field.nbytes for field in self._fields.values() if not field.in_file)
 
     @property
     def file_nbytes(self) -> int:
-        """Bytes that the blocks take in the file."""
+        """Bytes of the blocks in the file."""
         return sum(field.nbytes for field in self._fields.values() if field.in_file)
 
     def stats(self) -> TrajectoryStats:
-        """Return what the store holds, and what it was given so far."""
+        """Return what the store holds and was given so far."""
         return TrajectoryStats(
             **self._totals,
             graph_bytes=self._graph_bytes,

@@ -47,7 +47,7 @@ R = TypeVar("R", covariant=True)
 
 
 class CacheInfo(NamedTuple):
-    """The figures of a ByteCache at one moment. The first four are those of functools.lru_cache."""
+    """The figures of a ByteCache. The first four are those of functools.lru_cache."""
 
     #: reads that found their value
     hits: int
@@ -85,7 +85,7 @@ class CachedFunction(Protocol[P, R]):
         """Return the figures of the whole cache, in bytes."""
 
     def cache_clear(self) -> None:
-        """Drop the results of this function. Counts begin at 0 if the cache is empty then."""
+        """Drop this function's results, and reset the counts of an empty cache."""
 
     def cache_parameters(self) -> dict[str, Any]:
         """Return `maxsize`, the limit in bytes, and `typed`."""
@@ -102,32 +102,27 @@ class _Entry:
 
 
 class ByteCache(MutableMapping[Any, Any]):
-    """A cache that keeps what was used last, up to a number of bytes. Use it as a decorator, as
-    functools.lru_cache, or as a dict.
+    """An LRU cache limited in bytes. Use it as a decorator, like functools.lru_cache, or as a dict.
 
-    The bytes of the entries never exceed the limit. An entry that does not fit evicts those that
-    were not used for the longest time. Thread-safe. Values are handed out as they are, without a
-    copy: a change to an array that came from the cache changes the cached one.
+    An entry that does not fit evicts the least recently used ones. Thread-safe. Values are not
+    copied: a change to a cached array changes the cache.
 
-    After a fork, the child has the entries, which lie in pages that both processes share until one
-    writes to them. Its figures begin at 0, and from then on each of the two has its own cache. A
-    copied or unpickled cache, which is what a spawned worker gets, is empty and has the same
-    settings.
+    After a fork the child has its own cache with the parent's entries, whose pages are shared until
+    written, and its figures start at 0. A copied or unpickled cache, as in a spawned worker, is
+    empty.
 
     Args:
-        limit: the most bytes, at least 1, as an int or like `"2 GiB"`, in each process that uses
-            the cache; or a Budget, whose other parts then count too. None, the default, is a
-            quarter of what the job may use (the container's limit, or else the machine's memory),
-            divided by the number of DataLoader workers and by the ranks on this machine, and at
-            least 16 MiB. It is found when a process first needs it: to keep a value, or to say it.
-        size: called with a value, returns its bytes; the limit counts just that. None, the default,
-            counts `size_of(value)`, the key, and what an entry takes itself.
-        typed: whether equal arguments of different types, such as 3 and 3.0, have entries of their
-            own in a decorated function; False by default.
-        name: what reports of a Budget call it; "ByteCache" by default.
+        limit: the most bytes in each process, an int or like `"2 GiB"`; or a Budget. None, the
+            default: a quarter of the container's limit or the machine's memory, divided by the
+            DataLoader workers and the ranks on this machine, at least 16 MiB.
+        size: a function of a value that returns its bytes. None, the default: `size_of(value)`, the
+            key and the entry.
+        typed: cache equal arguments of different types, such as 3 and 3.0, separately; False by
+            default.
+        name: the name in reports of a Budget; "ByteCache" by default.
 
-    Raises TypeError if an argument has another type, ValueError if `limit` is not written like a
-    size or is a Budget of another device than the host.
+    Raises TypeError if an argument has a wrong type, ValueError if `limit` is not a size, or a
+    Budget for a device.
     """
 
     __slots__ = (
@@ -224,8 +219,8 @@ class ByteCache(MutableMapping[Any, Any]):
         return value
 
     def get(self, key: Any, default: Any = None, /) -> Any:
-        """Return the value of a key, or `default` if there is none. Counts a hit or a miss, and
-        makes the entry the newest."""
+        """Return the value of a key, or `default`. Counts a hit or a miss and makes the entry the
+        newest."""
         value = self._look_up(None, key, hash(key))
         return default if value is _NONE else value
 
@@ -240,15 +235,15 @@ class ByteCache(MutableMapping[Any, Any]):
         return iter([entry.key for entry in self._entries()])
 
     def keys(self) -> KeysView[Any]:
-        """The keys; to go through them counts nothing and changes no order."""
+        """The keys; iterating counts no hits and changes no order."""
         return KeysView(self)
 
     def items(self) -> ItemsView[Any, Any]:
-        """The keys and values; to go through them counts nothing and changes no order."""
+        """The items; iterating counts no hits and changes no order."""
         return _Items(self)
 
     def values(self) -> ValuesView[Any]:
-        """The values; to go through them counts nothing and changes no order."""
+        """The values; iterating counts no hits and changes no order."""
         return _Values(self)
 
     def _entries(self) -> list[_Entry]:
@@ -288,9 +283,8 @@ class ByteCache(MutableMapping[Any, Any]):
                 del refusal  # or this frame and the error would hold each other, and the value
 
     def put(self, key: Any, value: Any, /) -> bool:
-        """Keep `value` under `key` if it fits, and return whether it was kept. One that is larger
-        than the limit, or than what other parts leave of a Budget, is counted in `not_kept` and
-        evicts nothing."""
+        """Keep `value` under `key` if it fits, and return whether it was kept. A value that can
+        never fit is counted in `not_kept` and evicts nothing."""
         return self._keep(None, key, hash(key), value) is None
 
     def _keep(self, owner: object, key: Any, hashed: int, value: Any) -> Exception | None:
@@ -417,8 +411,8 @@ class ByteCache(MutableMapping[Any, Any]):
             raise KeyError(key)
 
     def pop(self, key: Any, default: Any = _NONE, /) -> Any:
-        """Take the entry of a key out and return its value, or `default` if there is none. Counts a
-        hit or a miss. Raises KeyError if there is neither."""
+        """Remove an entry and return its value, or `default`. Counts a hit or a miss. Raises
+        KeyError if there is neither."""
         if (entry := self._pop(key)) is not None:
             self._hits += 1
             return entry.value
@@ -428,9 +422,9 @@ class ByteCache(MutableMapping[Any, Any]):
         return default
 
     def popitem(self) -> tuple[Any, Any]:
-        """Take the least recently used entry out and return its key and value.
+        """Remove the least recently used entry, and return its key and value.
 
-        Raises KeyError if there is none.
+        Raises KeyError if the cache is empty.
         """
         for entry in self._entries():
             if self._drop([entry]):
@@ -462,7 +456,7 @@ class ByteCache(MutableMapping[Any, Any]):
         return out
 
     def clear(self) -> None:
-        """Drop all entries, those of decorated functions as well."""
+        """Drop all entries, also those of decorated functions."""
         self._drop(list(self._table.values()))
 
     def cache_clear(self) -> None:
@@ -511,7 +505,7 @@ class ByteCache(MutableMapping[Any, Any]):
         return self._name
 
     def cache_info(self) -> CacheInfo:
-        """Return the figures of the cache, in bytes."""
+        """Return the cache's figures, in bytes."""
         limit = self.limit
         return CacheInfo(
             self._hits,
@@ -591,7 +585,7 @@ def _match(entries: list[_Entry], owner: object, key: Any) -> _Entry | None:
 def _reserve(part: _core.BudgetPart, size: int) -> BudgetError | None:
     """Reserve bytes, or return the error, without a traceback: its frames would hold the error."""
     try:
-        part.reserve(size, "ByteCache", "put() leaves such a value out in place of raising")
+        part.reserve(size, "ByteCache", "put() skips such a value instead of raising")
     except BudgetError as error:
         return error.with_traceback(None)
     return None
@@ -609,7 +603,7 @@ def _too_large(size: int, limit: int) -> ValueError:
         asked, most = f"{size:,} B", f"{limit:,} B"
     return ValueError(
         f"a value of {asked} is larger than the cache's limit of {most}; raise the limit, or call "
-        "put(), which leaves such a value out"
+        "put(), which skips such a value"
     )
 
 

@@ -42,7 +42,7 @@ SMALL_FRAME = 4096  # Bytes. Chunks of several smaller frames are not reported.
 
 @dataclass(frozen=True)
 class ChunkLayout:
-    """How the frames of one HDF5 dataset lie in its file."""
+    """The layout of an HDF5 dataset's frames."""
 
     #: the path of the dataset in the file
     path: str
@@ -59,12 +59,12 @@ class ChunkLayout:
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes of a chunk, as it is in memory."""
+        """Bytes of a chunk in memory."""
         return self.frames_per_chunk * self.frame_bytes
 
     @property
     def remedy(self) -> str:
-        """The command that writes a file again with one frame in a chunk."""
+        """The command that rewrites a file with one frame per chunk."""
         chunk = "x".join(map(str, (1, *self.shape)))
         return f"h5repack -l {self.path}:CHUNK={chunk} {self.file} new.hdf5"
 
@@ -85,31 +85,27 @@ class H5Episodes:
         episodes = H5Episodes("episodes", chunk=20, cache="256 MiB")
         loader = DataLoader(episodes, batch_size=8, shuffle=True, num_workers=2)
 
-    An item is a dict of tensors with memory of their own: for each observation its path and the
-    frame, for the actions their path and `[chunk, ...]`, and `"is_pad"`, which is True for actions
-    after the end of the episode; these repeat the last action. The defaults are the layout of ACT
-    and ALOHA: `observations/qpos`, `observations/images/top`, `action`.
+    An item is a dict of tensors: each observation by its path, the actions `[chunk, ...]`, and
+    `"is_pad"`, True for actions after the end of the episode, which repeat the last one. The
+    defaults are the layout of ACT and ALOHA: `observations/qpos`, `observations/images/top`,
+    `action`.
 
-    A process opens a file when it first reads of it, and has at most 16 open. A forked or spawned
-    worker opens its own, and has a cache of its own.
+    A process opens files when it reads them, at most 16, and has its own cache.
 
     Args:
-        files: a folder, whose `.hdf5` and `.h5` files are the episodes, in the order of the numbers
-            in their names and then of the names; or the path of a file, or of several.
-        chunk: how many actions an item has, at least 1; 1 by default.
-        observations: the paths of the datasets whose frame is read. None, the default: all below
-            `observations/`.
-        actions: the path of the actions; None leaves them out. `"action"` by default.
-        cache: the bytes that a process keeps of what it has read, as an int or like `"256 MiB"`;
-            a Budget; a ByteCache; None for no cache. `"auto"`, the default: what `ByteCache()`
-            takes.
-        decode: functions by path that make a frame of what is stored, for images that are stored as
-            JPEG. What they return, an array or a tensor, is kept in the cache. None, the default:
-            frames are taken as they are.
+        files: a folder of `.hdf5` and `.h5` files, in the order of the numbers in their names; or
+            the path of a file, or of several.
+        chunk: actions of an item, at least 1, the default.
+        observations: paths of the datasets to read. None, the default: all below `observations/`.
+        actions: the path of the actions, `"action"` by default; None leaves them out.
+        cache: bytes that a process keeps, an int or like `"256 MiB"`; a Budget; a ByteCache; None
+            for no cache. `"auto"`, the default: the limit of `ByteCache()`.
+        decode: functions by path that turn a stored frame (such as JPEG) into an array or a tensor,
+            which is cached. None by default.
 
-    Raises ImportError if h5py is missing; ValueError if a figure is out of its range, if there is
-    no file, or if a file lacks a dataset or its datasets have different lengths; OSError if it
-    cannot be read; TypeError if an argument is of another type. The message names the file.
+    Raises ImportError if h5py is missing; ValueError if a number is out of range, there is no file,
+    or a file lacks a dataset or has different lengths; OSError if a file cannot be read; TypeError
+    if an argument has a wrong type.
     """
 
     def __init__(
@@ -225,8 +221,8 @@ class H5Episodes:
         return ChunkLayout(path, file, held, frame_bytes, found.compression, shape)
 
     def layouts(self) -> list[ChunkLayout]:
-        """Return how the frames of each dataset lie in the first file; printing one says what
-        reading a frame reads, and what to do about it."""
+        """Return the layout of each dataset in the first file. `print` shows what reading a frame
+        reads, and the remedy."""
         return [self._layout(0, path) for path in self.keys]
 
     def _check_chunks(self) -> None:
@@ -240,36 +236,36 @@ class H5Episodes:
                 notice(f"{layout}; all frames are {format_bytes(everything)}")
 
     def close(self) -> None:
-        """Close the files that this process has open. They are opened again when they are read."""
+        """Close this process's files. Reading opens them again."""
         self._files.close()
 
     # --- the frames ---
 
     @property
     def num_episodes(self) -> int:
-        """How many episodes there are."""
+        """The number of episodes."""
         return len(self._paths)
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """How many frames each episode has."""
+        """The number of frames of each episode."""
         return self._lengths
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The paths of the files, one an episode."""
+        """The paths of the files, one per episode."""
         return tuple(map(str, self._paths))
 
     @property
     def cache(self) -> ByteCache | None:
-        """The cache of this process; None without one."""
+        """This process's cache, or None."""
         return self._cache
 
     def __len__(self) -> int:
         return self._ends[-1]
 
     def locate(self, index: int) -> tuple[int, int]:
-        """Return the episode of a frame, and its number there.
+        """Return the episode of a frame, and its index there.
 
         Raises IndexError if `index` is out of range; -1 is the last frame.
         """
@@ -289,11 +285,10 @@ class H5Episodes:
         """Return the item of one frame.
 
         Args:
-            episode: the number of the episode, from 0 on.
-            start: the number of the frame in it, from 0 on.
+            episode: the index of the episode.
+            start: the index of the frame in it.
 
-        Raises IndexError if there is no such frame; OSError or ValueError if its file is not as it
-        was.
+        Raises IndexError if there is no such frame; OSError or ValueError if its file has changed.
         """
         episode = any_whole_number("episode", episode)
         start = any_whole_number("start", start)
@@ -363,7 +358,7 @@ class H5Episodes:
             try:
                 return torch.as_tensor(self._decode[path](values[0]))[None]  # type: ignore[no-any-return]
             except Exception as error:
-                error.add_note(f"memtools: it came of decode, of frame {start} of {path} in {file}")
+                error.add_note(f"memtools: raised by decode, for frame {start} of {path} in {file}")
                 raise
         if not values.dtype.isnative:  # torch has numbers in the order of bytes of the machine only
             values = values.astype(values.dtype.newbyteorder("="))
@@ -455,7 +450,7 @@ def _open_file(path: Path) -> Any:
             f"H5Episodes reads HDF5 by h5py ({error}); run python -m pip install h5py"
         ) from error
     if not path.is_file():
-        raise FileNotFoundError(shown(f"{path} is not there; an episode is a file"))
+        raise FileNotFoundError(shown(f"{path} does not exist; an episode is a file"))
     try:
         return h5py.File(path, "r", rdcc_nbytes=0)  # HDF5's own cache would not be counted
     except OSError as error:

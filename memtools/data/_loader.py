@@ -35,10 +35,9 @@ _classes: list[Any] = []  # The class that _iterator_class() has made, if any.
 
 
 class BoundedLoader:
-    """A DataLoader whose prefetched batches stay under a limit in bytes; `bounded()` makes it.
+    """A DataLoader whose prefetched batches stay below a limit; `bounded()` makes it.
 
-    Iterate over it as over the loader: the order, the batches and the random state are the same.
-    Attributes of the loader, such as `dataset` and `sampler`, are available here as well.
+    Order, batches, random state and attributes are those of the loader.
     """
 
     def __init__(
@@ -90,15 +89,15 @@ class BoundedLoader:
 
     @property
     def loader(self) -> torch.utils.data.DataLoader[Any]:
-        """The loader that `bounded()` was given."""
+        """The loader given to `bounded()`."""
         return self._original
 
     @property
     def limit(self) -> int | None:
-        """The most bytes that may be in flight; None if a Budget without a limit was given.
+        """The most bytes in flight; None for a Budget without a limit.
 
-        It may be set, to an int or a text like `"1 GiB"`, at any time: from the next batch on fewer
-        or more batches are asked for. With a Budget the lower of the two counts.
+        It may be set at any time, to an int or like `"1 GiB"`. With a Budget the lower limit
+        counts.
         """
         return self._flight.limit
 
@@ -108,38 +107,38 @@ class BoundedLoader:
 
     @property
     def allowed(self) -> int | None:
-        """The bytes that may be in flight now, which is `limit`, or less after `shrink()`."""
+        """Bytes allowed in flight now: `limit`, or less after `shrink()`."""
         return self._flight.allowed
 
     @property
     def in_flight(self) -> int:
-        """Bytes of the batches that workers were asked for and the loop has not got. One that has
-        not arrived counts as the largest batch so far."""
+        """Bytes of requested batches that the loop has not got; those not arrived count as the
+        largest."""
         return self._flight.held()[1]
 
     @property
     def batches_in_flight(self) -> int:
-        """How many batches workers were asked for that the loop has not got."""
+        """The number of requested batches that the loop has not got."""
         return self._flight.held()[0]
 
     @property
     def batch_bytes(self) -> int:
-        """The largest batch so far, in bytes; 0 before the first one has come from a worker."""
+        """The largest batch so far, in bytes; 0 before the first."""
         return self._flight.largest
 
     @property
     def peak(self) -> int:
-        """The most bytes that were in flight so far, as `in_flight` counts them."""
+        """The most bytes in flight so far."""
         return self._flight.peak
 
     def shrink(self, pressure: object = None) -> None:
-        """Allow half of what is in flight now, as memory is short, and at least one batch.
+        """Allow half of what is in flight now, at least one batch.
 
-        It grows back to `limit` by one batch for every 16 that the loop gets. Pass this method to
-        `MemoryMonitor.on_pressure` where `bounded(..., monitor=monitor)` does not do what you want.
+        It grows back to `limit` by one batch for every 16 that the loop gets. It may be passed to
+        `MemoryMonitor.on_pressure`.
 
         Args:
-            pressure: what a monitor's callback gets; it is not used.
+            pressure: the argument of a monitor's callback; not used.
         """
         self._flight.shrink()
 
@@ -163,32 +162,25 @@ def bounded(
     batch_bytes: int | str | None = None,
     monitor: Any = None,
 ) -> BoundedLoader:
-    """Keep the batches that a DataLoader prefetches under a limit in bytes.
+    """Keep the batches that a DataLoader prefetches below a limit in bytes.
 
-    A batch is in flight from its request to a worker until the loop gets it. No further batch is
-    requested while this one and those in flight would be more than the limit,
-    or more than the job's memory and `/dev/shm` have room for; one of each iteration may always be
-    in flight. So memory in flight is at most the limit and one batch, unless a batch comes that is
-    larger than all before it.
-
-    The loader itself stays as it is. Iterate over one of the two.
+    A batch is in flight from its request to a worker until the loop gets it. No batch is requested
+    if it would exceed the limit, the job's memory or `/dev/shm`, but each iterator may always have
+    one in flight. So the limit may be exceeded by one batch, or by a batch larger than all before
+    it.
 
     Args:
-        loader: a torch.utils.data.DataLoader of any kind. Without workers nothing is prefetched,
-            and it is iterated as it is.
-        in_flight: the most bytes in flight, at least 1, as an int or like `"2 GiB"`, which is the
-            default; or a Budget that other parts share, in which all batches in flight but one are
-            reserved.
-        batch_bytes: the largest batch that will come, if you know it, in bytes or like
-            `"64 MiB"`. None, the default: the largest one so far counts, and the first batch is
-            requested alone.
-        monitor: a MemoryMonitor; at 85 % of the host's limit the loader then calls `shrink()`.
-            None, the default: it does not.
+        loader: a torch.utils.data.DataLoader, which does not change. Without workers nothing is
+            prefetched.
+        in_flight: the most bytes in flight, an int or like `"2 GiB"`, the default; or a Budget.
+        batch_bytes: the largest batch, if known, in bytes or like `"64 MiB"`. None, the default:
+            the largest so far, and the first batch is requested alone.
+        monitor: a MemoryMonitor, which calls `shrink()` at 85 % of the host's limit. None by
+            default.
 
-    Returns a `BoundedLoader`. Raises TypeError if `loader` is not a DataLoader or makes iterators
-    of its own, or if an argument has another type; ValueError if a size is not written like one or
-    is below 1 byte, or if the Budget counts the memory of a device; RuntimeError if this torch has
-    another kind of iterator.
+    Returns a `BoundedLoader`. Raises TypeError if `loader` is not a DataLoader, makes its own
+    iterators, or an argument has a wrong type; ValueError if a size is invalid or the Budget is for
+    a device; RuntimeError if this torch is not supported.
     """
     return BoundedLoader(loader, in_flight, batch_bytes=batch_bytes, monitor=monitor)
 
@@ -226,7 +218,7 @@ def _iterator_class() -> Any:
     if missing:
         raise RuntimeError(
             f"bounded() does not know the DataLoader of torch {torch.__version__}, which has no "
-            f"{missing[0]}(); use a smaller prefetch_factor in its place"
+            f"{missing[0]}(); use a smaller prefetch_factor instead"
         )
 
     worker = torch.utils.data._utils.worker

@@ -26,7 +26,7 @@ SHARE_OF_JOB = 0.25  # The loader may take this share of what the job may still 
 
 @dataclass(frozen=True)
 class LoaderSettings:
-    """The settings of a DataLoader that decide what it takes."""
+    """The settings of a DataLoader that decide its memory."""
 
     #: how many processes load
     num_workers: int
@@ -39,13 +39,13 @@ class LoaderSettings:
 
     @property
     def batches(self) -> int:
-        """How many batches are prefetched."""
+        """The number of prefetched batches."""
         return self.num_workers * (self.prefetch_factor or 0)
 
 
 @dataclass(frozen=True)
 class LoaderCost:
-    """What a loader takes with some settings, in bytes, at its most; None where it is not known."""
+    """The most memory that a loader takes, in bytes; None if unknown."""
 
     #: the batches that wait for the loop
     in_flight: int | None
@@ -60,7 +60,7 @@ class LoaderCost:
 
     @property
     def total(self) -> int | None:
-        """All of it; batches that lie in /dev/shm or pinned memory count once."""
+        """The sum; batches in /dev/shm or pinned memory count once."""
         if self.in_flight is None or self.loop is None:
             return None
         return max(self.in_flight + self.loop, self.pinned or 0) + (self.workers or 0)
@@ -68,9 +68,9 @@ class LoaderCost:
 
 @dataclass(frozen=True)
 class LoaderReport:
-    """What a DataLoader takes, as `loader_report()` returns it; `str()` is a table and an advice.
+    """The memory of a DataLoader, as `loader_report()` returns it; `str()` is a table with advice.
 
-    Figures are bytes, and None where they are not known; `unknown` says why.
+    Figures are bytes; None is explained in `unknown`.
     """
 
     #: bytes of the largest batch that was drawn
@@ -100,10 +100,10 @@ class LoaderReport:
     _loader: Any
 
     def apply(self) -> torch.utils.data.DataLoader[Any]:
-        """Make a DataLoader with the advised settings, of the same data set, sampler and generator.
+        """Make a plain DataLoader with the advised settings, of the same data set, sampler and
+        generator.
 
-        It is a plain one: pass it to `bounded()` again if the loader of the report was bounded.
-        Raises TypeError if the loader is of a class of its own: set the figures where you make it.
+        Raises TypeError if the loader is of another class.
         """
         torch, old, new = bridge.connect().torch, self._loader, self.advised
         if type(old) is not torch.utils.data.DataLoader:
@@ -116,7 +116,7 @@ class LoaderReport:
         return torch.utils.data.DataLoader(old.dataset, **arguments)  # type: ignore[no-any-return]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all figures as plain dicts, for a file or a logger."""
+        """Return all figures as plain dicts."""
         found = asdict(replace(self, _loader=None))
         del found["_loader"]
         return found
@@ -167,20 +167,19 @@ def loader_report(
     step_seconds: float | None = None,
     timeout: float = 60.0,
 ) -> LoaderReport:
-    """Measure what a batch takes, and say what the loader costs and what to set.
+    """Measure the size of a batch, and report what a loader takes and which settings to change.
 
-    A forked child draws the batches. So the sampler, the random state and the data set of this
-    process stay as they are.
+    A forked child draws the batches, so the loader's state does not change.
 
     Args:
-        loader: a torch DataLoader, or a bounded one, whose limit then counts.
-        batches: how many batches are drawn, at least 1; 2 by default.
-        step_seconds: how long the loop works on a batch, above 0. With it the number of workers
-            is advised as well. None, the default: it is not known.
+        loader: a torch DataLoader, or a bounded one.
+        batches: how many batches to draw, at least 1; 2 by default.
+        step_seconds: the time of the loop for a batch, above 0, to advise the number of workers.
+            None, the default: unknown.
         timeout: seconds after which the child is killed, above 0; 60 by default.
 
     Returns a `LoaderReport`. Raises TypeError if `loader` is not a DataLoader or an argument is not
-    a number, ValueError if a number is out of its range.
+    a number, ValueError if a number is out of range.
     """
     original, in_flight = loader, None
     if isinstance(loader, BoundedLoader):
@@ -340,8 +339,8 @@ def _advice(now: LoaderSettings, new: LoaderSettings, reasons: list[str], found:
     if reasons:
         return sentence(reasons[-1])
     if found.batch_bytes is None:
-        return "Nothing is advised, as the size of a batch is not known."
-    return "Nothing is to be set: what the loader takes fits."
+        return "No advice: the size of a batch is not known."
+    return "Nothing to change: the loader fits."
 
 
 def _unknown(
@@ -353,12 +352,9 @@ def _unknown(
     elif found.worker_bytes is None:
         yield "what a worker takes for itself: /proc/self/smaps_rollup cannot be read"
     elif loader.num_workers and _starts_anew(loader):
-        yield (
-            "what a worker takes that is spawned and not forked: Python, torch and its copy "
-            "of the data set come on top"
-        )
+        yield ("what a spawned worker takes: add Python, torch and its copy of the data set")
     if step_seconds is not None and is_stream:
-        yield "whether there may be more workers: a stream has to divide itself among them"
+        yield "whether more workers are possible: a stream must divide itself among them"
     if step_seconds is None:
         yield "whether there are enough workers: pass step_seconds, the time of a step of the loop"
 

@@ -23,31 +23,27 @@ class BudgetSampler:
     """Batches of indices whose samples fit a budget of tokens, nodes or bytes, for
     `DataLoader(batch_sampler=...)`.
 
-    A batch has as many samples as fit, so its memory is about the same whether samples are short or
-    long. Batches are cut in the order of the samples, or in an order that `seed` and the epoch
-    decide. With replicas, each has the same number of batches, no sample is in two of them, and the
-    largest batches are split until the number comes out even. Where it cannot, as too many batches
-    have one sample, the last batches are left out: fewer samples than there are replicas.
+    A batch has as many samples as fit, so batches take about the same memory. The order is that of
+    the samples, or depends on `seed` and the epoch. Replicas get equal numbers of batches without
+    common samples: the largest batches are split, and batches that cannot be evened out are
+    dropped.
 
     Args:
-        lengths: the length of each sample, 0 or more, such as a list, an array or a tensor.
+        lengths: the length of each sample, 0 or more: a list, an array or a tensor.
         budget: the most of a batch, in the unit of `lengths`.
-        max_count: the most samples of a batch; None, the default, for no such limit.
-        padded: count what a batch takes when it is padded, the largest length times the number of
-            samples; False, the default, counts the sum of the lengths. With `shuffle`, samples of
-            similar length are then brought together, in windows of 1,024 samples.
-        shuffle: take samples and batches in a random order, another one in each epoch; False by
-            default.
-        seed: what the order is made of, together with the epoch; 0 by default. The same on all
-            replicas.
-        drop_last: leave out a last batch into which another sample of average length would have
-            fit, and the batches beyond a multiple of `num_replicas`; False by default.
-        num_replicas, rank: among how many processes the batches are divided, and which one this is.
-            None, the default, takes those of torch.distributed where it is initialized, else 1 and
-            0.
+        max_count: the most samples of a batch; None, the default: no limit.
+        padded: count a batch as its largest length times its samples, instead of the sum of its
+            lengths; with `shuffle`, similar lengths are grouped in windows of 1,024 samples. False
+            by default.
+        shuffle: a random order of samples and batches, new in each epoch; False by default.
+        seed: of the order, together with the epoch; 0 by default. The same on all replicas.
+        drop_last: drop a last batch that another average sample would fit into, and batches beyond
+            a multiple of `num_replicas`; False by default.
+        num_replicas, rank: the number of processes that share the batches, and this one's. None,
+            the default: those of torch.distributed, else 1 and 0.
 
-    Raises TypeError if an argument has another type, ValueError if a length is negative or above
-    the budget (the message has its index), or another argument is out of its range.
+    Raises TypeError if an argument has a wrong type, ValueError if a length is negative or above
+    the budget, or another argument is out of range.
     """
 
     def __init__(
@@ -93,10 +89,10 @@ class BudgetSampler:
             yield order[starts[at] : starts[at + 1]].tolist()
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch: with `shuffle`, each has another order. Call it before each epoch.
+        """Choose the epoch, and with `shuffle` its order. Call it before each epoch.
 
-        Setting the epoch that a loaded state is in keeps the place in it; another one begins at its
-        first batch. Raises ValueError if `epoch` is negative.
+        The epoch of a loaded state keeps its position; others start at their first batch. Raises
+        ValueError if `epoch` is negative.
         """
         epoch = whole_number("epoch", epoch, 0)
         if epoch != self.epoch:
@@ -106,12 +102,11 @@ class BudgetSampler:
     # --- stopping and going on ----------------------------------------------------------------
 
     def state_dict(self, done: int | None = None) -> dict[str, Any]:
-        """Return where the epoch is, for a checkpoint.
+        """Return the position in the epoch, for a checkpoint.
 
         Args:
-            done: how many batches of this epoch the loop has finished. None, the default: as many
-                as were given out, which with workers is more, as a DataLoader asks for batches
-                ahead.
+            done: batches of this epoch that the loop has finished. None, the default: all that were
+                handed out, which with workers is more.
 
         Raises ValueError if `done` is not between 0 and the number of batches.
         """
@@ -123,10 +118,10 @@ class BudgetSampler:
         return {"epoch": self.epoch, "done": done, **self._settings()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict()` was taken: the next iteration begins with the batch after it.
+        """Continue where `state_dict()` was taken.
 
-        Raises TypeError if `state` is not a dict or has other types, ValueError if it is of samples
-        of other lengths, in another order, or of other settings. Then nothing is changed.
+        Raises TypeError if `state` is not such a dict, ValueError if it is of other lengths,
+        another order or other settings. An error changes nothing.
         """
         if not isinstance(state, dict):
             raise TypeError(f"state must be the dict of a state_dict(), got {type(state).__name__}")

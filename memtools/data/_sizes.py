@@ -32,14 +32,12 @@ _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 
 
 def size_of(value: object) -> int:
-    """Return the bytes that stay in memory as long as this value does.
+    """Return the bytes that stay in memory as long as a value does.
 
-    NumPy arrays count with the array, tensor or bytes that own their memory, since a view keeps all
-    of it, and tensors with their storage, on a device as well. PIL images count their pixels.
-    Lists, tuples, dicts, sets, deques and the attributes of other objects are gone through, each
-    object once, and anything else counts as `sys.getsizeof` says. Of more than 4,096 objects the
-    rest of a long container is estimated by those before, and a chain counts as far as they reach.
-    An array in a memory-mapped file counts as if it were in memory.
+    Arrays count with the whole memory that they are views of, tensors with their storage, also on a
+    device, PIL images with their pixels. Containers and attributes of objects are followed, each
+    object once; everything else counts as in `sys.getsizeof`. Beyond 4,096 objects the rest of a
+    container is estimated. Memory-mapped arrays count as if they were in memory.
     """
     walk = _Walk()
     return walk.bytes_of(value, 0, MOST_VISITED) + walk.rest()

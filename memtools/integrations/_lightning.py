@@ -441,7 +441,7 @@ def changes(
     loop = trainer.fit_loop.epoch_loop.automatic_optimization
     by_hand = "DDPStrategy" if trainer.world_size > 1 else "SingleDeviceStrategy"
     if name != by_hand:
-        made.append(Left(f"Batches run whole: {name} has a backward pass of its own."))
+        made.append(Left(f"Batches run whole: {name} has its own backward pass."))
     elif not hasattr(loop, "_make_closure"):
         made.append(Left("Batches run whole: this version of Lightning has other loops."))
     else:

@@ -31,25 +31,23 @@ def accumulator(
     scheduler: Any = None,
     **options: Any,
 ) -> GradAccumulator:
-    """Make a GradAccumulator over what `accelerator.prepare()` returned.
+    """Make a GradAccumulator for what `accelerator.prepare()` returned.
 
     It replaces `accelerator.accumulate()`, `backward()`, `clip_grad_norm_()` and the steps of the
-    optimizer and the scheduler. With the accelerator's mixed_precision="bf16" the model's forward
-    pass is under accelerate's autocast.
+    optimizer and the scheduler. With mixed_precision="bf16" the forward pass runs under
+    accelerate's autocast.
 
     Args:
         accelerator: the `accelerate.Accelerator`.
-        model: the model as it was prepared.
+        model: the prepared model.
         optimizer: the optimizer, prepared or not.
-        steps: micro-batches of an update, at least 1; None, the default, is the accelerator's own
+        steps: micro-batches of an update. None, the default: the accelerator's
             `gradient_accumulation_steps`.
-        scheduler: the scheduler, prepared or not; None, the default, is none. It is stepped once
-            for each update, however many processes there are.
+        scheduler: the scheduler, prepared or not, stepped once per update. None by default.
         options: further arguments of GradAccumulator.
 
-    Raises ValueError if the accelerator is set to another number of steps; if it scales losses
-    (fp16) itself, which is a setting to make here instead; or if it uses DeepSpeed, Megatron or
-    XLA, which run the backward pass themselves.
+    Raises ValueError if the accelerator has another number of steps, scales losses itself (fp16),
+    or uses DeepSpeed, Megatron or XLA.
     """
     set_there = accelerator.gradient_accumulation_steps
     if steps is None:

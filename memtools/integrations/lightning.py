@@ -39,17 +39,16 @@ class MemoryCallback(MonitoringCallback, Callback):  # type: ignore[misc]
         trainer = Trainer(callbacks=[MemoryCallback()])
         trainer.fit(model, data)
 
-    The monitor starts with each of them and stops with it, also if it ends by an exception. A step
-    is what `trainer.global_step` counts: an update of an optimizer, however many batches it
-    accumulates. The batches of `validate`, `test` and `predict` are steps of these phases. Every
-    `log_every_n_steps` the monitor's `memory/...` figures go to the loggers through `log_dict`; at
-    the end the summary goes to the log `memtools` at level INFO. Losses are the same to the last
-    bit. `with MemoryCallback(...) as callback:` stops the monitor at the end of the block.
+    The monitor starts and stops with each of them. A step is an optimizer update, as in
+    `trainer.global_step`; batches of `validate`, `test` and `predict` are steps of these phases.
+    Every `log_every_n_steps` the loggers get `memory/...` figures; the summary goes to the logger
+    `memtools` at level INFO. Losses do not change. `with MemoryCallback(...) as callback:` stops
+    the monitor at the end of the block.
 
     Args:
-        monitor: the monitor; None, the default, makes a `MemoryMonitor()`. Pass
-            `MemoryMonitor(log="run.mem")` for a record. One that runs already is not stopped here.
-        expert: log all figures that the monitor has; False, the default, logs the usual ones.
+        monitor: the monitor, such as `MemoryMonitor(log="run.mem")`; one that runs already is not
+            stopped here. None, the default: a `MemoryMonitor()`.
+        expert: log all figures; False by default.
 
     Raises TypeError if `monitor` is not a MemoryMonitor.
     """
@@ -123,7 +122,7 @@ class MemoryCallback(MonitoringCallback, Callback):  # type: ignore[misc]
 
 
 def accumulator(module: Any, steps: int = 1, **options: Any) -> GradAccumulator:
-    """Make a GradAccumulator over the optimizer of a LightningModule that optimises by hand.
+    """Make a GradAccumulator for a LightningModule with manual optimization.
 
         def on_fit_start(self):
             self.acc = accumulator(self, steps=4, max_norm=1.0)
@@ -134,18 +133,17 @@ def accumulator(module: Any, steps: int = 1, **options: Any) -> GradAccumulator:
             if self.trainer.is_last_batch:
                 self.acc.flush()
 
-    `trainer.global_step` counts the updates that are made in `training_step`. With the Trainer's
-    precision="bf16-mixed" the forward pass is under Lightning's autocast. With several devices the
-    loaders of ranks may have different lengths.
+    `trainer.global_step` counts the updates. With precision="bf16-mixed" the forward pass runs
+    under Lightning's autocast. Loaders of several ranks may have different lengths.
 
     Args:
         module: a module that a Trainer fits, with `self.automatic_optimization = False` and one
             optimizer. Its scheduler is stepped after each update.
-        steps: micro-batches of an update, at least 1, the default.
+        steps: micro-batches of an update; 1 by default.
         options: further arguments of GradAccumulator; `scheduler=` replaces the module's.
 
-    Raises ValueError if the module optimises automatically or has several optimizers, or the
-    Trainer's precision is "16-mixed": give it "32-true", and precision="fp16" here.
+    Raises ValueError if the module optimises automatically or has several optimizers, or if the
+    Trainer's precision is "16-mixed": use "32-true", and precision="fp16" here.
     """
     if module.automatic_optimization:
         raise ValueError(

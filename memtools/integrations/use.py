@@ -80,11 +80,11 @@ def told(rule: Rule | None, passes: BatchPasses | None) -> list[str]:
 
 
 class Adapter:
-    """What memtools does for one trainer. `print()` says what was changed, what was left, and why.
+    """What memtools does for one trainer. `print()` shows what was changed, what was not, and why.
 
     Attributes:
         trainer: the trainer.
-        monitor: its monitor, which runs while it trains.
+        monitor: its monitor, which runs during training.
         policy: its cleanup policy.
     """
 
@@ -101,14 +101,11 @@ class Adapter:
 
     @property
     def left(self) -> tuple[str, ...]:
-        """What was left as it is, and why, a sentence each."""
+        """What was not changed, and why, a sentence each."""
         return tuple(sentence for change in self._changes for sentence in change.left)
 
     def remove(self) -> None:
-        """Put everything back. A second call does nothing.
-
-        Raises RuntimeError in the middle of an update, whose batches have their factors already.
-        """
+        """Restore everything. May be called twice. Raises RuntimeError inside an update."""
         if vars(self.trainer).get(_NAME) is not self:
             return
         for busy in [change.busy for change in self._changes if change.busy]:
@@ -133,42 +130,39 @@ def use(
     monitor: MemoryMonitor | None = None,
     cleanup: CleanupPolicy | None = None,
 ) -> Adapter:
-    """Keep a trainer inside its memory.
+    """Keep a trainer within its memory.
 
         trainer = GRPOTrainer(model, reward_funcs=reward, args=args, train_dataset=data)
         memtools.use(trainer)
         trainer.train()
 
-    Batches run in parts that fit, with the gradient of the whole batch: the trainer's own batch
-    size, accumulation, clipping, learning rate, logs and checkpoints stay as they are. A mean over
-    tokens counts every token of an update once, also where the trainer takes a mean of means. A
-    monitor watches the phases of the training, and a cleanup policy collects garbage and trims. In
-    TRL's GRPOTrainer and RLOOTrainer each prompt of a group is computed and stored once.
+    Batches run in parts that fit, with the gradient of the whole batch: batch size, accumulation,
+    clipping, learning rate, logs and checkpoints do not change. A mean over tokens counts every
+    token of an update once. A monitor watches the phases, and a cleanup policy collects garbage and
+    trims. In TRL's GRPOTrainer and RLOOTrainer each prompt of a group is computed and stored once.
 
     Args:
-        trainer: a `transformers.Trainer`, or a subclass such as TRL's SFTTrainer, DPOTrainer,
+        trainer: a `transformers.Trainer` or a subclass, such as TRL's SFTTrainer, DPOTrainer,
             GRPOTrainer or RLOOTrainer; or a Trainer of `lightning` or `pytorch_lightning`, before
-            its `fit()`. Batches run in parts on one process, and on several under
-            DistributedDataParallel, in a transformers.Trainer also under FSDP2. Or an
-            `accelerate.Accelerator`, after its `prepare()`: its loop is watched and cleaned up, and
-            batches run whole.
-        limit: the memory that the process may use, in bytes or as "20 GiB", above 0; None, the
-            default, for the limits that the system sets. Batches stay below 90 % of it.
-        micro_batch_size: the rows of a part to begin with, at least 1; None, the default, begins
-            with few rows where memory has a limit, else with the whole batch.
-        chunked_loss: whether the loss of a causal language model is computed without the logits of
-            all tokens, as by `memtools.grad.log_probs`. False by default, as its backward pass
-            computes the logits again. TRL's trainers have options of their own for that.
-        monitor: the monitor of the training; None, the default, makes a `MemoryMonitor(limit)`.
-        cleanup: when to clean up; None, the default, makes a `CleanupPolicy()`.
+            `fit()`. Both also under DistributedDataParallel, a transformers.Trainer under FSDP2 as
+            well. Or an `accelerate.Accelerator` after `prepare()`, whose batches run whole.
+        limit: the memory that the process may use, in bytes or like "20 GiB"; batches stay below
+            90 % of it. None, the default: the system's limits.
+        micro_batch_size: rows of the first part, at least 1. None, the default: few rows if memory
+            has a limit, else the whole batch.
+        chunked_loss: compute the loss of a causal language model without the logits of all tokens,
+            as `memtools.grad.log_probs` does, which computes logits twice. False by default. TRL's
+            trainers have their own options for that.
+        monitor: the monitor of the training. None, the default: a `MemoryMonitor(limit)`.
+        cleanup: the cleanup policy. None, the default: a `CleanupPolicy()`.
 
-    Returns an Adapter: `print()` it for what was changed and what was left, and why; `remove()`
-    puts everything back.
+    Returns an Adapter: `print()` it for what was changed and what was not, and why; `remove()`
+    restores everything.
 
     Raises:
-        TypeError: the trainer is of a class that is not known, or an argument has a wrong type.
-        ValueError: it is in use already, runs under DeepSpeed, both limit and monitor are
-            given, or an option is not for this trainer.
+        TypeError: the trainer's class is unknown, or an argument has a wrong type.
+        ValueError: it is in use already, runs under DeepSpeed, both limit and monitor are given, or
+            an option is not for this trainer.
     """
     if monitor is not None and limit is not None:
         raise ValueError("pass limit= or monitor=, as a monitor has its own limit")

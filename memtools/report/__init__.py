@@ -27,8 +27,7 @@ PICTURES = 4
 
 
 class Page(str):
-    """The page as text. A notebook shows the pictures of its records instead of the HTML, which may
-    have 2 MiB and a style of its own, and is meant for a file.
+    """The page as text. A notebook shows pictures of the records instead.
 
     Args:
         text: the HTML.
@@ -61,17 +60,15 @@ class Page(str):
 
 
 def render(records: Record | Sequence[Record], *, title: str | None = None) -> Page:
-    """Return the page of a report as text. Takes about 0.3 s for a record of the usual size.
+    """Return the page of a report as text, at most 2 MiB. Takes about 0.3 s.
 
     Args:
-        records: a record, or several that are shown side by side.
-        title: the headline. None, the default: the name of the script.
-
-    Returns the page, which has at most 2 MiB.
+        records: a record, or several to show side by side.
+        title: the title. None, the default: the name of the script.
 
     Raises:
         MemtoolsError: jinja2 is not installed.
-        TypeError: `records` is not a record or a sequence of records, or `title` is not a str.
+        TypeError: an argument has a wrong type.
         ValueError: `records` is empty.
     """
     from memtools._record.record import Record
@@ -96,20 +93,19 @@ def write_report(
     *,
     title: str | None = None,
 ) -> int:
-    """Write the page of a report to a file.
+    """Write the page of a report to a file, atomically.
 
-    The file appears in one step, so that a reader never sees half of it. An earlier report is
-    replaced; any other file is not.
+    Replaces an earlier report, but no other file.
 
     Args:
-        records: a record, or several that are shown side by side.
+        records: a record, or several to show side by side.
         path: the file.
-        title: the headline. None, the default: the name of the script.
+        title: the title. None, the default: the name of the script.
 
     Returns the size of the file in bytes.
 
     Raises:
-        FileExistsError: there is a file of that name that is not a report.
+        FileExistsError: the file exists and is not a report.
         OSError: the file cannot be written.
         MemtoolsError, TypeError, ValueError: as for `render`.
     """

@@ -226,7 +226,7 @@ def test_a_file_that_is_cut_short_or_is_no_hdf5_is_named(tmp_path):
     with pytest.raises(OSError, match="it is damaged or cut short: copy or record it again"):
         H5Episodes(folder)
     second.unlink()
-    with pytest.raises(FileNotFoundError, match="episode_1.hdf5 is not there"):
+    with pytest.raises(FileNotFoundError, match="episode_1.hdf5 does not exist"):
         H5Episodes([folder / "episode_0.hdf5", second])
 
 
@@ -271,7 +271,7 @@ def test_what_decode_raises_names_the_frame_and_the_file(tmp_path):
     episodes = H5Episodes(path, decode={TOP: lambda stored: None})  # as cv2.imdecode returns
     with pytest.raises(RuntimeError, match="NoneType") as caught:
         _ = episodes[3]
-    assert caught.value.__notes__ == [f"memtools: it came of decode, of frame 3 of {TOP} in {path}"]
+    assert caught.value.__notes__ == [f"memtools: raised by decode, for frame 3 of {TOP} in {path}"]
 
 
 def test_a_file_that_may_not_be_opened_is_not_called_damaged(tmp_path, monkeypatch):

@@ -121,7 +121,7 @@ def test_what_it_does_not_know_it_says(dataset, why, capfd):
     assert (report.batch_bytes, report.cost.in_flight, report.cost.total) == (None, None, None)
     assert f"not known: {why}" in str(report)
     assert str(report).splitlines()[0] == "loader: the size of a batch is not known"
-    assert str(report).endswith("Nothing is advised, as the size of a batch is not known.")
+    assert str(report).endswith("No advice: the size of a batch is not known.")
     assert report.advised == report.settings
     assert capfd.readouterr() == ("", "")
 
@@ -231,7 +231,7 @@ def test_more_workers_are_not_advised_for_a_stream(monkeypatch):
         report = loader_report(loader_of(Stream(), num_workers=workers), step_seconds=0.1)
         assert report.advised.num_workers == max(1, workers)
         assert report.unknown == (
-            "whether there may be more workers: a stream has to divide itself among them",
+            "whether more workers are possible: a stream must divide itself among them",
         )
     assert loader_report(loader_of(), step_seconds=0.1).advised.num_workers == 8
 
@@ -239,7 +239,7 @@ def test_more_workers_are_not_advised_for_a_stream(monkeypatch):
 def test_spawned_workers_take_more_than_is_measured():
     report = loader_report(loader_of(multiprocessing_context="spawn"), step_seconds=1)
     assert [line[:45] for line in report.unknown] == [
-        "what a worker takes that is spawned and not f"
+        "what a spawned worker takes: add Python, torc"
     ]
 
 

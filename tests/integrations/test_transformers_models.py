@@ -191,15 +191,15 @@ def test_a_model_with_a_generate_of_its_own_is_refused() -> None:
 
 
 REFUSED = {
-    "big-bird": "it gives up sparse attention for good at its first short text",
+    "big-bird": "it turns sparse attention off for good at its first short text",
     "xlnet": "its forward takes no cache",
-    "xlm": "in a dictionary of its own",
+    "xlm": "in its own dictionary",
     "openai-gpt": "its forward takes no cache",
     "xlstm": "its forward takes no cache|it is a recurrent model without keys and values",
 }
 NO_POOL = {
     "mimo-v2-flash": "its sliding layers have twice the heads of the others",
-    "cpmant": "it puts tokens of its own before each prompt",
+    "cpmant": "it adds its own tokens before each prompt",
     "moshi": "it has no mask for its window",
     "gpt-neox-japanese": "keys and values only where they lie packed",
     "t5": "it is an encoder-decoder model, with two caches",

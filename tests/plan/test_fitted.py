@@ -172,7 +172,7 @@ def failing(batch: int = 64) -> Any:
         (masked, {"batch": 8}, TypeError, "measure must have a list of values for batch"),
         (masked, {"batch": [8, 8]}, ValueError, "2 or more different values for batch"),
         (masked, {"batch": [0, 8]}, ValueError, "each batch that is measured must be at least 1"),
-        (no_default, {"batch": [1, 2]}, ValueError, "no default for batch: vary it, too"),
+        (no_default, {"batch": [1, 2]}, ValueError, "no default for batch: vary it too"),
         (a_text, {"batch": [1, 2]}, TypeError, "the batch to plan for must be an int, got str"),
         (
             failing,

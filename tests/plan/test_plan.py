@@ -165,7 +165,7 @@ def test_a_plan_with_convolutions_says_what_is_not_part_of_it() -> None:
         return lambda: model(torch.randn(2, 3, 16, 16)).sum().backward()
 
     (said,) = memtools.plan(convolving).assumed
-    assert said.startswith("kernels of convolutions need no memory")
+    assert said.startswith("convolution kernels need no workspace")
     assert memtools.plan(trained(torch.optim.SGD)).assumed == ()
 
 
@@ -245,13 +245,13 @@ def made(name: str) -> Any:
 
 
 ON_CPU = [
-    ("to_cuda", r'names the device cuda, and is planned for cpu: .*="cuda" \(\S*plan.py:\d+\)'),
-    ("cuda_call", r"names the device cuda, and is planned for cpu: .* \(\S*plan.py:\d+\)"),
-    ("autocast", r"the step uses the device cuda, and is planned for cpu \(\S*plan.py:\d+\)"),
+    ("to_cuda", r'names the device cuda, but the plan is for cpu: .*="cuda" \(\S*plan.py:\d+\)'),
+    ("cuda_call", r"names the device cuda, but the plan is for cpu: .* \(\S*plan.py:\d+\)"),
+    ("autocast", r"the step uses the device cuda, but the plan is for cpu \(\S*plan.py:\d+\)"),
 ]
 REFUSED = [
-    ("to_xpu", ValueError, r"names the device xpu, and is planned for cuda \(\S*plan.py:\d+\)"),
-    ("two_devices", ValueError, r"cuda:1 beside another one: a plan is of one device"),
+    ("to_xpu", ValueError, r"names the device xpu, but the plan is for cuda \(\S*plan.py:\d+\)"),
+    ("two_devices", ValueError, r"cuda:1 and another device: a plan covers one device"),
     (
         "older",
         ValueError,
@@ -323,7 +323,7 @@ def test_a_plan_says_its_facts() -> None:
     )
     assert found.table().splitlines()[-2:] == [
         "  16.0 MiB: fits, 4.0 MiB left",
-        "  8.0 MiB: does not fit, at least 4.0 MiB lacking; fits with 2 micro-batches",
+        "  8.0 MiB: does not fit, at least 4.0 MiB short; fits with 2 micro-batches",
     ]
     assert json.loads(json.dumps(found.as_json()))["limits"][1] == {
         "limit_bytes": 8 * MIB,

@@ -50,7 +50,7 @@ def freed(tensor: torch.Tensor) -> torch.Tensor:
         ({"log_probs": freed(torch.ones(9, 4)[5])}, TypeError, r"its storage was freed"),
         ({"other": torch.ones(3)}, ValueError, r"other has 3 samples in append\(\), the store 4"),
         ({"other": torch.ones(0, 2)}, ValueError, "other has no samples"),
-        ({"": ONE}, ValueError, "the name of a field has 1 or more characters"),
+        ({"": ONE}, ValueError, "the name of a field must have at least one printable character"),
         ({}, ValueError, "was given no field"),
         (7, TypeError, "takes tensors by name, a dict or a TensorDict, got int"),
     ],

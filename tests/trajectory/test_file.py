@@ -119,7 +119,7 @@ def test_a_forked_child_reads_its_parents_file_and_does_not_write_to_it(path, tm
 
 def test_a_file_that_is_there_is_not_written_over(path):
     path.write_text("mine")
-    with pytest.raises(FileExistsError, match=r"remove the file, or open it with TrajectoryStore"):
+    with pytest.raises(FileExistsError, match=r"remove it, or open it with TrajectoryStore"):
         TrajectoryStore(2, file=path)
     assert path.read_text() == "mine"
     with pytest.raises(FileNotFoundError):
@@ -155,14 +155,14 @@ def described_by(text: bytes) -> object:
     ("change", "match"),
     [
         (in_both(7, b"\x01"), "has format 1, this memtools reads 2"),
-        (in_both(0, b"X"), "is not a trajectory"),
+        (in_both(0, b"X"), "was not written by a TrajectoryStore"),
         (in_both(40, b"X"), "is damaged: its header was changed"),
         (described_by(b"\xff"), "rollout.traj' is damaged: its header cannot be read"),
         (described_by(b""), "rollout.traj' is damaged: its header cannot be read"),
         (described_by(b"[" * 20_000), "rollout.traj' is damaged: its header cannot be read"),
         (described_by(b"[]"), "rollout.traj' is damaged: its header is not an object"),
-        (lambda path: path.write_bytes(b""), "is not a trajectory"),
-        (lambda path: path.write_bytes(b"MTT"), "is not a trajectory"),
+        (lambda path: path.write_bytes(b""), "was not written by a TrajectoryStore"),
+        (lambda path: path.write_bytes(b"MTT"), "was not written by a TrajectoryStore"),
         (lambda path: os.truncate(path, path.stat().st_size - 1), "is cut short: .* are there"),
         (lambda path: os.truncate(path, 1000), "is cut short: 1000 B of"),
         (changed(mapped.COUNTS, data=struct.pack("<Q", 99)), "says what cannot be .latents has 99"),

@@ -126,8 +126,8 @@ class Rows:
         if count > 1 and count == lease.seq_length(0) + 1:
             raise ValueError(
                 f"the model gives all {count} tokens again after the cache took {count - 1}: "
-                "generate() ran with use_cache=False, which is an argument or stands in a "
-                "generation_config; pass use_cache=True, or leave out the cache"
+                "generate() ran with use_cache=False, as an argument or in a generation_config; "
+                "pass use_cache=True, or leave out the cache"
             )
 
 
@@ -201,29 +201,27 @@ class PooledLayer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class PooledCache(Cache):  # type: ignore[misc]
-    """A cache for `model.generate(..., cache=cache)`, in pages of a KVPool. The argument is called
-    `past_key_values` before transformers 5.24.
+    """A cache for `model.generate(..., cache=cache)` in pages of a KVPool (`past_key_values=`
+    before transformers 5.24).
 
-    It serves greedy search, sampling, beam search and beam sampling, `num_return_sequences`,
-    assisted decoding, prompt lookup and chunked prefill, with the tokens that `DynamicCache` gives.
-    No update copies the tokens before it. Beams share the pages of the tokens they have in common,
-    and forks those of a prompt. Leaving the `with` block, or dropping the cache, gives all pages
-    back to the pool. Models with sliding windows are served as well; their old tokens are kept.
+    It serves greedy search, sampling, beams, `num_return_sequences`, assisted decoding, prompt
+    lookup and chunked prefill, with the tokens that `DynamicCache` gives. Updates copy no earlier
+    tokens; beams and forks share pages. Leaving the `with` block or dropping the cache returns all
+    pages. Old tokens of sliding windows are kept.
 
-    Like every cache it holds the tokens it was given: to generate from the same prompt again,
-    `rewind(n)` to the n tokens that are to stay, all of the prompt except its last token.
+    To generate from the same prompt again, call `rewind(n)` with all prompt tokens but the last.
 
     Args:
         pool: a pool made by `pool_for(model, ...)`.
-        batch_size: rows to acquire at once, at least 1: `prompts * num_beams` for beams. None, the
-            default, acquires as many as the first update brings, and again after `reset()`.
+        batch_size: rows to acquire at once: `prompts * num_beams` for beams. None, the default: as
+            many as the first update has.
         num_tokens: tokens expected in each row, for which the pool keeps room; 0 by default.
 
     Raises:
-        BudgetError: the pool's limit leaves no room; a later update may raise it, too.
-        IndexError: raised by an update that would exceed `pool.max_tokens`; nothing is written.
-        ValueError: raised by the first update if the pool does not fit the model, and by generate()
-            with `use_cache=False`.
+        BudgetError: the pool's limit leaves no room; updates may raise it too.
+        IndexError: an update would exceed `pool.max_tokens`; nothing is written.
+        ValueError: in the first update, if the pool does not fit the model; in generate() with
+            `use_cache=False`.
     """
 
     if TYPE_CHECKING:
@@ -237,7 +235,7 @@ class PooledCache(Cache):  # type: ignore[misc]
     def for_model(
         cls, model: Any, pool: KVPool, batch_size: int | None = None, num_tokens: int = 0
     ) -> Self:
-        """Make a cache, and compare the pool with the model first.
+        """Make a cache after checking that the pool fits the model.
 
         Args:
             model: a decoder-only model of transformers.
@@ -252,8 +250,7 @@ class PooledCache(Cache):  # type: ignore[misc]
 
     @classmethod
     def from_lease(cls, lease: KVLease) -> Self:
-        """Make a cache that goes on with the rows of `lease`, and owns the lease from now on. All
-        layers are in the pool."""
+        """Make a cache that continues with the rows of `lease` and owns the lease."""
         cache = cls(cast("KVPool", lease.pool))
         cache._rows.batch_size = lease.batch_size
         cache._rows.hold(lease)
@@ -285,8 +282,7 @@ class PooledCache(Cache):  # type: ignore[misc]
         self._rows.forwards = 0
 
     def activate_past_recording(self) -> None:
-        """Begin assisted decoding: drafts come in as a whole, and tokens that were refused are
-        cropped. transformers calls it."""
+        """Begin assisted decoding. transformers calls it."""
         self._rows.forwards = -1
         for layer in self._own_layers():
             if hasattr(layer, "activate_past_recording"):
@@ -316,7 +312,7 @@ class PooledCache(Cache):  # type: ignore[misc]
         return keys, values
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """How many tokens the layer holds in each row; one without tokens says what others hold."""
+        """Return how many tokens the layer holds in each row."""
         layer = self.layers[layer_idx]
         return layer.get_seq_length() if isinstance(layer, PooledLayer) else self._rows.length(0)
 
@@ -324,8 +320,8 @@ class PooledCache(Cache):  # type: ignore[misc]
         """Remove tokens from the end of every row.
 
         Args:
-            tokens_to_remove: minus the number of tokens to remove, as transformers passes it; 0
-                does nothing. A positive number is the length to crop to, as before transformers 5.
+            tokens_to_remove: minus the number of tokens to remove; 0 does nothing. A positive
+                number is the length to crop to, as before transformers 5.
         """
         for layer in self._own_layers():
             if tokens_to_remove != 0 or getattr(layer, "record_past", False):
@@ -334,10 +330,10 @@ class PooledCache(Cache):  # type: ignore[misc]
             self._rows.lease.crop(int(tokens_to_remove))
 
     def rewind(self, num_tokens: int) -> None:
-        """Keep the first tokens of every row, to go on from an earlier state.
+        """Keep the first tokens of every row, to continue from an earlier state.
 
         Args:
-            num_tokens: how many tokens to keep, 0 to those that are there.
+            num_tokens: how many tokens to keep.
 
         Raises IndexError if there are fewer, ValueError if a layer keeps a state of all tokens.
         """
@@ -353,7 +349,7 @@ class PooledCache(Cache):  # type: ignore[misc]
             self._rows.lease.crop(num_tokens)
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Let row i become what row `beam_idx[i]` was. Full pages are shared, not copied."""
+        """Replace row i with row `beam_idx[i]`. Full pages are shared, not copied."""
         if self._rows.lease is not None:
             self._rows.lease.reorder(beam_idx)
             for layer in self._own_layers():
@@ -379,12 +375,12 @@ class PooledCache(Cache):  # type: ignore[misc]
         lease.select(chosen)
 
     def batch_repeat_interleave(self, repeats: int, num_tokens: int | None = None) -> None:
-        """Repeat every row `repeats` times. The copies share their pages until they are written.
+        """Repeat every row `repeats` times; copies share pages until they are written.
 
         Args:
             repeats: rows for each row, at least 1.
-            num_tokens: tokens expected in each row, including those that are there; None, the
-                default, keeps no room for more.
+            num_tokens: tokens expected in each row, including present ones. None, the default: no
+                room is kept.
         """
         lease = self._rows.lease
         if lease is not None and (repeats != 1 or num_tokens is not None):
@@ -393,13 +389,12 @@ class PooledCache(Cache):  # type: ignore[misc]
             self._take([row for row in range(rows) for _ in range(repeats)])
 
     def fork(self, n: int = 1, num_tokens: int | None = None) -> Self:
-        """Make a cache of its own that continues this one, sharing pages until they are written.
+        """Make another cache that continues this one, sharing pages until they are written.
 
         Args:
-            n: rows for each row of this cache, at least 1, the default. Row `r * n + i` continues
-                row r.
-            num_tokens: tokens expected in each row, including those that are there; None, the
-                default, keeps no room for more.
+            n: rows for each row of this cache; 1 by default. Row `r * n + i` continues row r.
+            num_tokens: tokens expected in each row, including present ones. None, the default: no
+                room is kept.
 
         Raises ValueError if this cache has no rows yet.
         """
@@ -431,7 +426,7 @@ class PooledCache(Cache):  # type: ignore[misc]
         return made
 
     def reset(self) -> None:
-        """Drop all tokens, and give the pages back to the pool."""
+        """Drop all tokens and return the pages to the pool."""
         for layer in self._own_layers():
             layer.reset()
         if self._rows.lease is not None and self._rows.batch_size is not None:
@@ -440,8 +435,7 @@ class PooledCache(Cache):  # type: ignore[misc]
             self._rows.hold(None)
 
     def release(self) -> None:
-        """Give the rows back to the pool. Calling it again does nothing; using the cache afterwards
-        raises ValueError."""
+        """Return the rows to the pool. Later use raises ValueError. May be called twice."""
         self._rows.released = True
         self._rows.hold(None)
 

@@ -35,25 +35,21 @@ class MemoryCallback(MonitoringCallback, TrainerCallback):  # type: ignore[misc]
         trainer = Trainer(model, args, train_dataset=data, callbacks=[MemoryCallback()])
         trainer.train()
 
-    The monitor starts with the training and stops with it, also if it ends by an exception. A step
-    is an update of the optimizer, however many batches it accumulates. Its steps, evaluation and
-    saving are the phases `optimizer`, `evaluate` and `save` inside `train`. Each log that goes to
-    reporters (TensorBoard, wandb) has the monitor's `memory/...` figures; at the end the summary
-    goes to the log `memtools` at level INFO. Losses and `trainer.state.log_history` are the same as
-    without the callback.
+    The monitor starts and stops with the training. A step is an optimizer update. Optimizer steps,
+    evaluation and saving are the phases `optimizer`, `evaluate` and `save` inside `train`. Logs to
+    reporters (TensorBoard, wandb) get `memory/...` figures; the summary goes to the logger
+    `memtools` at level INFO. Losses do not change.
 
-    For a Trainer that exists already use `callback.add_to(trainer)`. `Trainer.add_callback` puts
-    the callback behind the reporters, which then do not get its figures, and an exception in the
-    next training does not stop it. `with MemoryCallback(...) as callback:` stops the monitor at the
-    end of the block.
+    For an existing Trainer use `callback.add_to(trainer)`: `Trainer.add_callback` runs too late for
+    the reporters and for exceptions. `with MemoryCallback(...) as callback:` stops the monitor at
+    the end of the block.
 
     Args:
-        monitor: the monitor; None, the default, makes a `MemoryMonitor()`. Pass
-            `MemoryMonitor(log="run.mem")` for a record. One that runs already is not stopped here.
-        expert: log all figures that the monitor has; False, the default, logs the usual ones.
-        log_history: add the figures to `trainer.state.log_history` as well; False by default.
-            Checkpoints keep that history, and with figures in it a run that was resumed differs
-            there from one that was not interrupted.
+        monitor: the monitor, such as `MemoryMonitor(log="run.mem")`; one that runs already is not
+            stopped here. None, the default: a `MemoryMonitor()`.
+        expert: log all figures; False by default.
+        log_history: add the figures to `trainer.state.log_history`, which checkpoints keep; False
+            by default.
 
     Raises TypeError if `monitor` is not a MemoryMonitor.
     """
@@ -70,10 +66,10 @@ class MemoryCallback(MonitoringCallback, TrainerCallback):  # type: ignore[misc]
         self._trainers: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def add_to(self, trainer: Any) -> Self:
-        """Add the callback to a Trainer: before its reporters, and so that an exception which
-        leaves `trainer.train()` stops the monitor.
+        """Add the callback to a Trainer, before its reporters, so that it also stops after an
+        exception.
 
-        `callbacks=[...]` does this by itself. Calling it again does nothing. Returns the callback.
+        `callbacks=[...]` does this automatically. May be called twice. Returns the callback.
         """
         handler = trainer.callback_handler
         others = [callback for callback in handler.callbacks if callback is not self]
@@ -86,7 +82,7 @@ class MemoryCallback(MonitoringCallback, TrainerCallback):  # type: ignore[misc]
         return self
 
     def remove_from(self, trainer: Any) -> None:
-        """Remove the callback from a Trainer. Stops the monitor if the callback started it.
+        """Remove the callback from a Trainer, and stop the monitor that it started.
 
         Args:
             trainer: the Trainer, as given to `add_to`.

@@ -127,6 +127,6 @@ def _drops_out(model: Any) -> str:
             if "drop" in name and isinstance(value, float) and value > 0:
                 return (
                     f"the model generates in training mode, and its config has {name}={value:g}, "
-                    "so that each row has a dropout of its own: set disable_dropout=True"
+                    "so each row gets a different dropout mask: set disable_dropout=True"
                 )
     return ""

@@ -63,51 +63,40 @@ def generate_group(
 ) -> Any:
     """Generate several answers to each prompt, with each prompt computed and stored once.
 
-    The answers are those of `model.generate(..., num_return_sequences=num_samples)`. The seed
-    decides the samples as it does there; in float32 they were the same in all tests. In bfloat16
-    some rows differ, because a prompt that is computed without its padding rounds differently, as
-    it does when `generate` pads another way; `prefill="padded"` avoids that.
+    The answers are those of `model.generate(..., num_return_sequences=num_samples)` with the same
+    seed: equal in float32 in all tests. In bfloat16 some rows differ, because prompts are computed
+    without padding; `prefill="padded"` avoids that.
 
-    Where no pool can hold a model's cache (encoder-decoders, layers that differ in their heads,
-    models of linear attention alone), the prompt is computed once and its cache, in transformers'
-    own classes, is copied for each answer: the time is saved, the memory is that of `generate`. The
-    logger `memtools` says so at level INFO.
-
-    The first call for a model answers a row of 9 tokens by this function and by `model.generate`,
-    in eval mode, and compares the logits. If they differ without padding, because the model takes
-    a token's place from the length of the cache, all calls for it are "padded".
+    If a model's cache does not fit a pool (encoder-decoders, layers with different heads, linear
+    attention), the prompt is still computed once, and its cache is copied for each answer; the
+    logger `memtools` says so at level INFO. The first call for a model compares logits with
+    `model.generate` on a row of 9 tokens, and falls back to "padded" if the model needs it.
 
     Args:
         model: a model of transformers, in eval mode.
         input_ids: the prompts, `[prompts, tokens]`, padded on the left; `inputs` means the same.
-        num_samples: answers to each prompt, at least 1. None, the default, takes
+        num_samples: answers to each prompt, at least 1. None, the default:
             `num_return_sequences`.
         pool: a pool made by `pool_for(model, ...)`, with `max_tokens` of at least prompt + answer
-            - 1 and `max_sequences` of at least `prompts * num_samples`. None, the default, makes
-            one for this call; with a pool of your own, later calls take no new pages.
-        attention_mask: `[prompts, tokens]`, 0 for padding. None, the default, infers it from
-            `pad_token_id` as generate() does.
-        compact_every: drop the rows that have ended every so many tokens, at least 1, so that the
-            batch takes less memory and time. Greedy answers stay the same; samples become others of
-            the same seed, because there are fewer rows to draw for. None, the default, keeps all
-            rows to the end.
+            - 1 and `max_sequences` of at least `prompts * num_samples`. None, the default: a new
+            pool for this call.
+        attention_mask: `[prompts, tokens]`, 0 for padding. None, the default: inferred from
+            `pad_token_id`.
+        compact_every: every N tokens, drop the rows that have ended. Greedy answers do not change;
+            samples differ. None, the default: keep all rows to the end.
         prefill: `"unpadded"`, the default, runs one prompt after another; `"padded"` runs all at
-            once as generate() does, with the activations of prompts x tokens. Both honour
-            `prefill_chunk_size`.
-        generate_kwargs: arguments of `model.generate`, such as `max_new_tokens`, `do_sample` or a
-            `generation_config`. Inputs besides ids (`pixel_values`, `token_type_ids`,
-            `inputs_embeds`) go through generate()'s own prefill, which is "padded". A `use_cache`
-            that is False in a generation_config is overruled: it changes no answer.
+            once as generate() does. Both honour `prefill_chunk_size`.
+        generate_kwargs: arguments of `model.generate`, such as `max_new_tokens` or `do_sample`.
+            Inputs other than ids (`pixel_values`, `inputs_embeds` ...) use the "padded" prefill.
 
-    Returns what `model.generate` returns. Row `p * num_samples + s` is answer s to prompt p. In an
-    output object the cache is None, because the rows are back in the pool.
+    Returns what `model.generate` returns, without the cache. Row `p * num_samples + s` is answer s
+    to prompt p.
 
     Raises:
-        ValueError: before a prompt is computed, if the pool does not fit the model, a prompt is
-            padded on the right, an argument does not work with a shared prompt or with
-            `compact_every`, or the first call finds other logits than those of generate().
-        IndexError: before anything runs, if prompt and answer exceed `pool.max_tokens`.
-        BudgetError: before the first new token, if the pool's limit leaves no room for all rows.
+        ValueError: the pool does not fit the model, a prompt is padded on the right, an argument
+            does not work with a shared prompt or with `compact_every`, or the logits differ.
+        IndexError: prompt and answer exceed `pool.max_tokens`.
+        BudgetError: the pool's limit leaves no room for all rows.
     """
     check_cache(model)
     settings = Settings(model, generate_kwargs)

@@ -38,16 +38,16 @@ else:
 _MOST_PADDING = 2.0
 # Models that a pool cannot serve, for a reason that their cache does not show.
 _BY_TYPE = {
-    "cpmant": "it puts tokens of its own before each prompt",
+    "cpmant": "it adds its own tokens before each prompt",
     "moshi": "it has no mask for its window, which transformers' own cache cuts off",
     "mimo_v2_flash": "its sliding layers have twice the heads of the others",
     "gpt_neox_japanese": "its attention takes keys and values only where they lie packed in memory",
 }
 # Models with a past that is no Cache of transformers, or that a first call would change.
 _UNSERVED = {
-    "big_bird": "it gives up sparse attention for good at its first short text",
-    "bigbird_pegasus": "it gives up sparse attention for good at its first short text",
-    "xlm": "it keeps keys and values in a dictionary of its own",
+    "big_bird": "it turns sparse attention off for good at its first short text",
+    "bigbird_pegasus": "it turns sparse attention off for good at its first short text",
+    "xlm": "it keeps keys and values in its own dictionary",
     "xlstm": "it is a recurrent model without keys and values",
 }
 
@@ -209,23 +209,21 @@ def pool_for(
 ) -> KVPool:
     """Make a KVPool with the layers, heads, dtype and device of a transformers model.
 
-    Heads are as wide as the widest keys or values. Where these differ, as in latent attention, the
-    pool takes `2 * head_dim / (keys + values)` of the memory that the cache needs: 1.78 times as
-    much for the 512 and 64 elements of DeepSeek-V3.
+    Heads are as wide as the widest keys or values. If these differ, as in latent attention, the
+    pool takes more memory than the cache needs: 1.78 times as much for DeepSeek-V3.
 
     Args:
         model: a decoder-only model of transformers.
-        max_tokens: tokens that a sequence can have, prompt and answer together, at least 1; the
-            last token of an answer needs no room. It costs addresses only: pages are taken as
-            tokens come.
-        max_sequences: rows that a batch can have, at least 1; `prompts * num_samples` for groups.
-        limit: the most bytes of pages, an int or like `"2 GiB"`, or a Budget; None, the default, is
-            no limit.
-        options: further arguments of KVPool. `dtype=torch.bfloat16` serves a float32 model that
-            generates under autocast, in half the memory.
+        max_tokens: tokens of a sequence, prompt and answer together, without the last one. It costs
+            addresses, not memory.
+        max_sequences: rows of a batch; `prompts * num_samples` for groups.
+        limit: the most bytes of pages, an int, like `"2 GiB"`, or a Budget. None, the default: no
+            limit.
+        options: further arguments of KVPool, such as `dtype=torch.bfloat16` for a float32 model
+            that generates under autocast.
 
-    Raises TypeError if `model` has no config, ValueError if its cache is not K and V of one number
-    of heads in every layer that keeps them, or padding would take more than twice the memory.
+    Raises TypeError if `model` has no config, ValueError if its layers have different numbers of
+    heads or padding would take more than twice the memory.
     """
     if not hasattr(model, "config"):
         raise TypeError(f"pool_for() takes a model of transformers, got {type(model).__name__}")

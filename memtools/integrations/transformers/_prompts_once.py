@@ -41,8 +41,8 @@ def prompts_once(model: Any, samples: int, num_tokens: int | None = None) -> Ite
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
     if type(inner).generate is not GenerationMixin.generate:
         raise ValueError(
-            f"{type(inner).__name__} has a generate() of its own, in which no prompt can be "
-            "computed once; use model.generate"
+            f"{type(inner).__name__} has its own generate(), which cannot compute a prompt once; "
+            "use model.generate"
         )
     expand, prefill = inner._expand_inputs_for_generation, inner._prefill
     inputs: dict[str, Any] = {}  # those of the prompts, before generate() repeats them
