@@ -132,9 +132,7 @@ def test_other_arguments_of_the_wrong_kind_are_refused():
         ByteCache(5)(3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="name must be a str, got int"):
         ByteCache(5, name=3)  # type: ignore[arg-type]
-    with pytest.raises(
-        ValueError, match=r"at least one printable character, got '.ud800'"
-    ):
+    with pytest.raises(ValueError, match=r"at least one printable character, got '.ud800'"):
         ByteCache(name="\ud800")
 
 
