@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 class Holding(NamedTuple):
     """Bytes that a part of a budget, or a suballocation, has reserved."""
 
-    #: what the part is called
+    #: the name of the part
     name: str
-    #: the bytes that it has reserved
+    #: reserved bytes
     reserved: int
-    #: the part of `reserved` that would be given back to another part that needs it
+    #: the part of `reserved` that can be given back
     idle: int
     #: the largest `reserved` so far
     peak: int
-    #: limit of a suballocation; None for a part, and for a suballocation without a limit
+    #: the limit of a suballocation, or None
     limit: int | None
-    #: 0 for the budget's own parts, 1 for those of its suballocations, and so on
+    #: 0 for parts of the budget, 1 for those of its suballocations, and so on
     depth: int
-    #: whether it is a suballocation rather than a part
+    #: whether it is a suballocation
     suballocation: bool
 
 

@@ -36,11 +36,11 @@ class RankStat:
     mean: float
     #: the largest reading
     max: float
-    #: the rank of the whole job with the smallest reading; of several, the lowest
+    #: the (lowest) rank with the smallest reading
     min_rank: int
     #: the rank with the largest reading
     max_rank: int
-    #: how many ranks have a reading
+    #: the number of ranks with a reading
     ranks: int
 
 

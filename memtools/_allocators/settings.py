@@ -41,9 +41,9 @@ T = TypeVar("T")
 class Setting(Generic[T]):
     """A value and who set it."""
 
-    #: the value; None if it is not set, and the allocator's own value counts
+    #: the value; None if it is not set
     value: T | None = None
-    #: the variable or the call that set it; "" if it is not set
+    #: the variable or call that set it, or ""
     source: str = ""
 
 
@@ -55,14 +55,13 @@ class CudaDevice:
     index: int
     #: bytes in tensors
     allocated: int
-    #: bytes that the allocator has from the driver
+    #: bytes reserved from the driver
     reserved: int
-    #: bytes that are reserved but not allocated, in segments that are partly in use; 0 for
-    #: expandable segments
+    #: unallocated bytes in segments that are partly in use
     inactive: int
-    #: how often an allocation succeeded only after torch had given its cache back
+    #: allocations that succeeded only after the cache was freed
     retries: int
-    #: the share of the device that torch may take, 0 to 1
+    #: the share of the device that torch may use, 0 to 1
     fraction: float
 
 
@@ -72,21 +71,21 @@ class CudaAllocator:
 
     #: "native" or "cudaMallocAsync"
     backend: Setting[str]
-    #: whether segments can grow, so that less memory is lost to fragmentation
+    #: whether segments can grow, against fragmentation
     expandable_segments: Setting[bool]
-    #: blocks above this size are not split, in MiB
+    #: larger blocks are not split, in MiB
     max_split_size_mb: Setting[int]
-    #: the share of the memory in use above which unused blocks are freed, 0 to 1
+    #: share of memory in use above which unused blocks are freed
     garbage_collection_threshold: Setting[float]
-    #: False if PYTORCH_NO_CUDA_MEMORY_CACHING makes each tensor a cudaMalloc of its own
+    #: False if PYTORCH_NO_CUDA_MEMORY_CACHING is set
     caching: Setting[bool]
-    #: all keys that are set, with their values; a list in brackets is a text
+    #: all keys that are set; a list in brackets is a text
     values: Mapping[str, Any]
-    #: the whole text of the variable
+    #: the text of the variable
     text: Setting[str]
-    #: the devices on which the process has allocated; empty before it uses CUDA
+    #: devices with allocations; empty before CUDA is used
     devices: tuple[CudaDevice, ...]
-    #: whether the process has begun to use CUDA
+    #: whether the process has used CUDA
     in_use: bool
 
     @property
@@ -103,23 +102,23 @@ class HostAllocator:
     name: str
     #: glibc's version, like "2.36"; None for another allocator
     version: str | None
-    #: the file whose malloc the process calls; None where it cannot be found out
+    #: the file whose malloc the process calls; None if unknown
     path: str | None
-    #: the files of other allocators that are mapped, and whose malloc the process does not call
+    #: the files of other allocators that are mapped but not used
     others: tuple[str, ...]
     #: the most arenas that may be made
     arena_max: Setting[int]
     #: bytes of free memory that stay at the end of a heap
     trim_threshold: Setting[int]
-    #: blocks from this size on are mapped one by one
+    #: blocks of this size or more are mapped one by one
     mmap_threshold: Setting[int]
-    #: bytes that a heap grows by beyond what it needs
+    #: extra bytes by which a heap grows
     top_pad: Setting[int]
     #: all of glibc's settings that were made
     values: Mapping[str, Setting[int]]
-    #: what the arenas hold; None if malloc does not report it
+    #: what the arenas hold; None if unknown
     heap: Heap | None
-    #: the largest number of arenas, by arena_max or by the number of cores
+    #: the most arenas, by arena_max or the number of cores
     arena_limit: int
 
     @property
@@ -146,7 +145,7 @@ class AllocatorSettings:
     cuda: CudaAllocator
     #: malloc
     host: HostAllocator
-    #: what else the advice looks at; it may hold paths, so that repr() leaves it out
+    #: what else the advice uses; not in repr(), as it may hold paths
     seen: allocator_advice.Seen = field(repr=False)
 
     def advice(self) -> list[str]:

@@ -34,15 +34,15 @@ class DeviceMemory:
     index: int
     #: bytes in tensors, as torch's allocator counts them
     allocated: int | None
-    #: bytes that torch's allocator has from the driver
+    #: bytes reserved from the driver
     reserved: int | None
-    #: bytes that the driver would still give to any program
+    #: bytes that the driver can give to any program
     free: int | None
-    #: bytes that the device has
+    #: bytes of the device
     total: int | None
-    #: bytes that are reserved but not allocated, in segments that are partly in use
+    #: unallocated bytes in segments that are partly in use
     inactive: int | None
-    #: the largest `allocated` since the program last reset torch's peak
+    #: the largest `allocated` since torch's peak was reset
     allocated_peak: int | None = None
 
     @property

@@ -67,13 +67,13 @@ class Heap:
 
     #: the number of arenas
     arenas: int
-    #: the size of all arenas; blocks that are mapped one by one are not in it
+    #: the size of all arenas, without blocks mapped one by one
     arena_bytes: int
-    #: the part of `arena_bytes` that is in no block that is handed out
+    #: bytes of the arenas in no allocated block
     idle_bytes: int
-    #: the part of `idle_bytes` that is in arenas other than the main one
+    #: idle bytes in arenas other than the main one
     idle_elsewhere: int
-    #: the size of the blocks that are mapped one by one
+    #: the size of blocks mapped one by one
     mapped_bytes: int
 
 

@@ -41,11 +41,11 @@ def in_phase(phase: str) -> str:
 class Part(NamedTuple):
     """Blocks of one category."""
 
-    #: what they were, such as "gradients"
+    #: the category, such as "gradients"
     what: str
-    #: of all of them
+    #: their bytes
     bytes: int
-    #: how many they were
+    #: their number
     blocks: int
 
 
@@ -112,15 +112,15 @@ class Lowered(NamedTuple):
 
     #: such as "an optimizer with fused=True"
     change: str
-    #: the peak with it, in bytes
+    #: the new peak in bytes
     peak_bytes: int
-    #: by which `memtools explain --with` knows it, such as "fused"; "" if it does not
+    #: the name for `memtools explain --with`, such as "fused"; or ""
     name: str = ""
-    #: the phase in which the new peak is, such as "backward"
+    #: the phase of the new peak, such as "backward"
     phase: str = ""
-    #: the file and line of the program at the new peak
+    #: the program's line at the new peak
     line: str = ""
-    #: milliseconds a step of the operators that run twice; 0 if none do, or if that is not known
+    #: milliseconds per step of operators that run twice; 0 if none or unknown
     again_ms: float = 0.0
 
     def where(self) -> str:

@@ -42,9 +42,9 @@ class TensorGroup:
 
     #: type, shape, dtype and device
     kind: TensorKind
-    #: how many there are
+    #: the number of tensors
     count: int
-    #: the memory of their storages
+    #: the bytes of their storages
     bytes: int
 
 
@@ -55,9 +55,9 @@ class GroupGrowth:
 
     #: type, shape, dtype and device
     kind: TensorKind
-    #: how many more there are
+    #: additional tensors
     count: int
-    #: how many more bytes
+    #: additional bytes
     bytes: int
 
 
@@ -66,9 +66,9 @@ class GroupGrowth:
 class TypeGrowth:
     """The growth of a type, in objects."""
 
-    #: the name of the type, with its module
+    #: the type, with its module
     type: str
-    #: how many more there are
+    #: additional objects
     count: int
 
 

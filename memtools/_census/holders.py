@@ -117,13 +117,13 @@ class TensorKind(NamedTuple):
     """The key of a group of tensors. `shape` and `device` are None if reading them would run Python
     code; `shape` also for a nested tensor."""
 
-    #: the name of the class, such as "torch.Tensor"
+    #: the class, such as "torch.Tensor"
     type: str
-    #: the length of each dimension
+    #: the dimensions
     shape: tuple[int, ...] | None
     #: such as "float32"
     dtype: str
-    #: such as "cpu", or "cuda" and the number of the device after a colon
+    #: such as "cpu" or "cuda:0"
     device: str | None
 
     def __str__(self) -> str:

@@ -92,24 +92,24 @@ class Cleaned(NamedTuple):
 
     #: the name of the action
     name: str
-    #: the time that it took, in milliseconds
+    #: its time in milliseconds
     ms: float
-    #: bytes of host memory that it freed
+    #: freed bytes on the host
     host_freed_bytes: int
-    #: bytes that it freed on all devices
+    #: freed bytes on all devices
     device_freed_bytes: int
-    #: the exception that it raised, as text; "" if none
+    #: its exception as text, or ""
     error: str
 
 
 class CleanupCall(NamedTuple):
     """The argument of a callback of `CleanupPolicy.add`."""
 
-    #: the clock that ticked, "update", "epoch" or a phase's name; "cleanup" if cleanup() was called
+    #: "update", "epoch", a phase's name, or "cleanup" for cleanup()
     clock: str
-    #: how often it has ticked
+    #: ticks of that clock
     ticks: int
-    #: why it is due, of "cadence", "host pressure" and "device pressure"
+    #: of "cadence", "host pressure" and "device pressure"
     reasons: tuple[str, ...]
 
 

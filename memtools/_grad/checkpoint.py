@@ -68,9 +68,9 @@ def checkpoint_layers(
 class CheckpointedLayers:
     """The handle of `checkpoint_layers`. It does not keep the model alive."""
 
-    #: the names of the layers that are checkpointed, as in `model.named_modules()`
+    #: the names of the checkpointed layers
     names: tuple[str, ...]
-    #: the number of layers from which `every` chose
+    #: the number of layers that `every` chose from
     found: int
     wrappers: tuple[_Recomputed, ...]
 

@@ -21,32 +21,29 @@ WATERMARK = "watermark"
 class Retry:
     """One micro-batch that did not fit, and how the step continued. `str()` is a line."""
 
-    #: the number of windows before its window
+    #: the index of the window
     window: int
-    #: the number of the micro-batch in its window
+    #: the index of the micro-batch in its window
     micro_batch: int
-    #: rows of the micro-batch, or the size that the split function cut it for; None for a whole
-    #: batch whose size only that function knows
+    #: rows of the micro-batch; None for a whole batch of unknown size
     rows: int | None
-    #: where memory ran out, "forward", "backward", "another rank", or "optimizer" if its state did
-    #: not fit before its first step. "allocator": all fitted, but the allocator of the device had
-    #: to empty its cache in several windows in a row. "watermark": a monitor said that the
-    #: micro-batch would not fit, or, in its forward pass, that it does not fit
+    #: where memory ran out: "forward", "backward", "optimizer" or "another rank";
+    #: "allocator" if the device's cache had to be emptied in several windows; "watermark" if
+    #: a monitor saw that it would not fit
     phase: str
-    #: the type of the error and the first line of its text
+    #: the type and the first line of the error
     error: str
-    #: the size in bytes of the allocation that failed, if the error says it
+    #: the bytes of the failed allocation, if known
     asked: int | None
-    #: what was restored before the next try
+    #: what was restored before the retry
     restored: str
-    #: rows of the next try, the same if only idle memory was given back; None if no try was left
+    #: rows of the retry; None without one
     next_rows: int | None
-    #: whether a larger size was on trial
+    #: whether it was a trial of a larger size
     probing: bool
-    #: milliseconds from the begin of the micro-batch until the next try
+    #: milliseconds from the start of the micro-batch to the retry
     ms: float
-    #: what was set for the rest of the process, so that freed memory goes back to the system or
-    #: kernels can be made again, or ""
+    #: what was changed for the rest of the process, or ""
     changed: str = ""
 
     def __str__(self) -> str:
@@ -91,38 +88,35 @@ class WindowReport:
     this rank.
     """
 
-    #: the number of windows before this one
+    #: the index of the window
     index: int
-    #: micro-batches of this window
+    #: micro-batches of all ranks
     micro_batches: int
-    #: units (tokens, samples, nodes) of all micro-batches and ranks; without weights, micro-batches
+    #: units of all ranks; without weights, micro-batches
     weight: float
-    #: 2-norm of the averaged gradient before clipping, or what `clip` returned; nan or inf if the
-    #: update was skipped
+    #: 2-norm before clipping, or what `clip` returned; nan or inf if skipped
     norm: float
-    #: the factor of clipping by norm, at most 1; 0 if the update was skipped
+    #: the clip factor, at most 1; 0 if skipped
     coefficient: float
     #: the loss scale; 1 without fp16
     scale: float
-    #: whether the update was skipped because the gradients were not finite
+    #: whether the update was skipped for gradients that are not finite
     skipped: bool
-    #: infinite elements of the gradients, before averaging
+    #: infinite elements of the gradients
     infs: int
-    #: elements of the gradients that are nan, before averaging
+    #: nan elements of the gradients
     nans: int
-    #: the name of the first parameter with such an element
+    #: the first parameter with such an element
     first_bad: str | None
-    #: how the factor was applied, "nothing" (it was 1), "folded" into the optimizer's step,
-    #: "multiplied" into the gradients, or "skipped"
+    #: "nothing", "folded" into the optimizer, "multiplied" or "skipped"
     applied: str
-    #: milliseconds from the end of the last micro-batch to the end of the window, with the
-    #: optimizer's step
+    #: milliseconds of the window's end, with the optimizer's step
     ms: float
-    #: rows of a micro-batch of step(); None if step() was not called
+    #: rows of a micro-batch of step(), or None
     micro_batch_size: int | None = None
-    #: what ran out of memory and was tried again, in order
+    #: micro-batches that ran out of memory, in order
     retries: tuple[Retry, ...] = ()
-    #: units of this rank; with one rank the same as `weight`
+    #: units of this rank
     own_weight: float = 0.0
     _loss: Sum = field(repr=False, compare=False, kw_only=True)
     _extras: Mapping[str, Sum] = field(repr=False, compare=False, kw_only=True)
@@ -174,25 +168,25 @@ class AccumulatorReport:
     updates: int
     #: windows whose update was skipped
     skipped: int
-    #: how many of the last windows in a row were skipped
+    #: consecutive skipped windows at the end
     skipped_in_a_row: int
     #: skipped windows with an inf and no nan
     inf_windows: int
     #: skipped windows with a nan
     nan_windows: int
-    #: the name of the first parameter with an inf or a nan in the last skipped window
+    #: the first bad parameter of the last skipped window
     first_bad: str | None
     #: windows dropped by reset()
     dropped: int
     #: micro-batches of all windows
     micro_batches: int
-    #: units (tokens, samples, nodes) of all windows; without weights, micro-batches
+    #: units of all windows; without weights, micro-batches
     weight: float
     #: the loss scale of the next window; 1 without fp16
     scale: float
     #: the lowest loss scale so far
     least_scale: float
-    #: rows of a micro-batch of step(); None if step() was not called
+    #: rows of a micro-batch of step(), or None
     micro_batch_size: int | None
     #: the newest 100 retries of step()
     retries: tuple[Retry, ...]
@@ -202,7 +196,7 @@ class AccumulatorReport:
     last: WindowReport | None
     #: advice, a sentence each
     notes: tuple[str, ...] = ()
-    #: how often step() took fewer rows at the watermark of its monitor, before memory ran out
+    #: how often a monitor made step() use fewer rows
     lowered: int = 0
 
     def as_dict(self) -> dict[str, Any]:

@@ -34,7 +34,7 @@ class PlanPhase(NamedTuple):
 
     #: "forward", "backward", "optimizer" or "between"
     phase: str
-    #: how many they are
+    #: their number
     operators: int
     #: the most bytes in use while they run
     peak_bytes: int
@@ -45,13 +45,11 @@ class PlanLimit(NamedTuple):
 
     #: the limit
     limit_bytes: int
-    #: whether the modelled allocator serves all steps within it; on the CPU, whether the peak does
+    #: whether the step fits, with torch's allocator on a device
     fits: bool
-    #: the most that it reserved; of a step that does not fit, the larger one of the peak and what
-    #: it would have had to reserve when it failed
+    #: the most reserved; if it does not fit, the least needed
     reserved_bytes: int
-    #: of a step that does not fit, the change of the program, one of Plan.changes, with which it
-    #: does; "" if none of them is enough by itself
+    #: the change of the program with which it fits, or ""
     fits_with: str = ""
 
     @property
@@ -71,11 +69,11 @@ class PlanLimit(NamedTuple):
 class PlanFit(NamedTuple):
     """The measured steps that a plan is fitted to."""
 
-    #: the argument of the function, such as "batch"
+    #: the varied argument, such as "batch"
     argument: str
-    #: its values in the steps that were measured
+    #: its measured values
     measured: tuple[int, ...]
-    #: the lower end of the interval of the peak
+    #: the lower end of the peak's interval
     low_bytes: int
     #: its upper end
     high_bytes: int

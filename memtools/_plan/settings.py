@@ -30,7 +30,7 @@ _MICRO_BATCHES, _RUNS_AGAIN = "micro-batches", ("checkpoint", "chunks")
 class PlanSetting(NamedTuple):
     """A step, planned in one setting."""
 
-    #: the value of each lever, by its name
+    #: the value of each lever by name
     values: Mapping[str, Any]
     #: the plan with them
     plan: Plan
@@ -41,13 +41,13 @@ class PlanBest(NamedTuple):
 
     #: the limit
     limit_bytes: int
-    #: the value of each lever, by its name; {} if no setting fits
+    #: the value of each lever by name; {} if nothing fits
     values: Mapping[str, Any]
-    #: the changes of the program with which it fits; () if it does without any
+    #: changes of the program with which it fits
     changes: tuple[str, ...] = ()
-    #: the peak with them; 0 if no setting fits
+    #: the peak with them; 0 if nothing fits
     peak_bytes: int = 0
-    #: what is reserved for it; 0 if no setting fits
+    #: the reserved bytes; 0 if nothing fits
     reserved_bytes: int = 0
 
     def sentence(self) -> str:

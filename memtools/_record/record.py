@@ -27,11 +27,11 @@ class Column:
 class Samples:
     """The newest samples, as memoryviews of format "Q" and of one length."""
 
-    #: the number of each sample, counted from 0 at the start of the run
+    #: the index of each sample in the run
     numbers: memoryview
-    #: when each was taken, in nanoseconds of the run's monotonic clock
+    #: nanoseconds of the run's monotonic clock
     time_ns: memoryview
-    #: the readings by the name of the column; 2**64 - 1 where there is none
+    #: readings by column; 2**64 - 1 for none
     values: dict[str, memoryview]
 
     def __len__(self) -> int:
@@ -45,15 +45,15 @@ class Buckets:
     All but `width` are memoryviews of format "Q" and of one length. 2**64 - 1 means no reading.
     """
 
-    #: samples of a bucket; the last one may hold fewer
+    #: samples in a bucket; the last may hold fewer
     width: int
-    #: when the first sample of each bucket was taken, in nanoseconds of the run's monotonic clock
+    #: time of each first sample, on the run's monotonic clock
     first_ns: memoryview
-    #: when the last one was taken
+    #: time of each last sample
     last_ns: memoryview
-    #: how many samples each bucket holds
+    #: samples in each bucket
     counts: memoryview
-    #: the smallest reading in each bucket, by the name of the column
+    #: the smallest reading, by column
     least: dict[str, memoryview]
     #: the largest reading
     most: dict[str, memoryview]
@@ -68,19 +68,19 @@ class Buckets:
 class RecordEvent:
     """An event; one with a duration began at `time_ns`."""
 
-    #: the event's number, counted from 0 at the start of the run
+    #: the index of the event in the run
     number: int
-    #: when it happened or began, in nanoseconds of the run's monotonic clock
+    #: nanoseconds of the run's monotonic clock
     time_ns: int
-    #: how long it took, in nanoseconds; 0 if it has no duration
+    #: nanoseconds, or 0
     duration_ns: int
-    #: the step in which it happened; None if no steps are counted
+    #: the step; None without steps
     step: int | None
-    #: what kind of event it is, such as "leak" or "end"
+    #: the kind, such as "leak" or "end"
     kind: str
     #: a sentence or a name
     text: str
-    #: the fields from which the sentence is made; None for a kind without fields
+    #: the fields of the event; None for a kind without fields
     data: kinds.Event | None = None
 
 
@@ -88,13 +88,13 @@ class RecordEvent:
 class RecordPhase:
     """All passages through one phase."""
 
-    #: the name that the program gave it
+    #: the name of the phase
     name: str
-    #: how often it was entered
+    #: the number of passages
     count: int
-    #: how long all passages took together
+    #: the time of all passages
     seconds: float
-    #: the largest peak of resident memory, in bytes; None if it is not known
+    #: the largest peak of resident memory; None if unknown
     peak_bytes: int | None
 
 
@@ -110,39 +110,37 @@ class Record:
     path: str
     #: its size in bytes
     nbytes: int
-    #: when the run began, in nanoseconds since 1970
+    #: the start of the run, in nanoseconds since 1970
     start_ns: int
-    #: the same moment on the run's monotonic clock, to which all other times refer
+    #: the same on the run's monotonic clock, to which other times refer
     clock_ns: int
-    #: when the record was closed, on that clock; None if it was not closed
+    #: the time of closing, or None
     closed_ns: int | None
     #: whether a living process writes it
     written: bool
     #: the process that wrote it
     pid: int
-    #: the size of a page of the system, in bytes
+    #: the size of a page
     page_bytes: int
     #: the command line
     command: tuple[str, ...]
     #: the columns of the samples, in the order of the file
     columns: tuple[Column, ...]
-    #: how many samples were taken
+    #: the number of samples taken
     total: int
-    #: how many rows and events are left out because they were being written when the writer was
-    #: killed or the copy was taken, or because they are damaged; 0 in a complete record
+    #: rows and events left out as damaged or half written
     unreadable: int
     #: the newest samples, one by one
     samples: Samples = field(repr=False)
-    #: the whole run in buckets of samples
+    #: the whole run, in buckets of samples
     buckets: Buckets = field(repr=False)
     #: the newest events, oldest first
     events: tuple[RecordEvent, ...] = field(repr=False)
-    #: how many events there were
+    #: the number of events in the run
     events_total: int
     #: the phases of the run
     phases: tuple[RecordPhase, ...]
-    #: how many of the newest events are not in `events` because newer ones have overwritten their
-    #: long fields
+    #: newest events missing in `events`, because their fields were overwritten
     events_gone: int = 0
 
     @property

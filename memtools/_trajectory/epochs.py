@@ -39,15 +39,15 @@ class TrajectoryChunk(Mapping[str, "torch.Tensor"]):
     what you need longer.
     """
 
-    #: number of its epoch
+    #: the index of its epoch
     epoch: int
-    #: number of the chunk in its epoch
+    #: its index in the epoch
     index: int
     #: the time steps
     steps: range
-    #: the numbers of the samples
+    #: the indices of the samples
     samples: tuple[int, ...]
-    #: units that a sum of losses over the chunk has, steps * samples or steps * tokens
+    #: units of a sum of losses: steps * samples, or steps * tokens
     weight: int
     #: bytes of the tensors
     nbytes: int

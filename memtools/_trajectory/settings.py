@@ -22,14 +22,14 @@ class UpdateSettings:
 
     #: prompts, conditions or environments of a rollout, at least 1
     batch_size: int = 1
-    #: samples of each of them, at least 1; GRPO compares the samples of a group
+    #: samples of each of them, at least 1
     group_size: int = 1
-    #: how often the samples of a rollout are gone through, at least 1
+    #: passes over the samples of a rollout, at least 1
     num_epochs: int = 1
-    #: mean KL divergence of an epoch above which no further epoch begins, above 0; None for none
+    #: mean KL divergence above which no further epoch begins, or None
     kl_threshold: float | None = None
-    #: one optimizer step for each rollout. The ratio of probabilities is 1, so that the old ones
-    #: need not be kept; `num_epochs` is 1 and `kl_threshold` None then
+    #: one optimizer step per rollout, so that old probabilities need not be kept; needs
+    #: `num_epochs` 1 and no `kl_threshold`
     single_update: bool = False
 
     def __post_init__(self) -> None:

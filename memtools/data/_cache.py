@@ -53,15 +53,15 @@ class CacheInfo(NamedTuple):
     hits: int
     #: reads that found none
     misses: int
-    #: the limit in bytes; None for a Budget without a limit
+    #: the limit in bytes, or None
     maxsize: int | None
-    #: the bytes of all entries
+    #: bytes of all entries
     currsize: int
-    #: how many entries there are
+    #: the number of entries
     entries: int
-    #: entries that made room for others
+    #: evicted entries
     evictions: int
-    #: values that were larger than the limit, or than other parts of a Budget left
+    #: values that did not fit
     not_kept: int
 
 

@@ -46,13 +46,13 @@ class ChunkLayout:
 
     #: the path of the dataset in the file
     path: str
-    #: the file that was looked at
+    #: the file
     file: str
-    #: how many frames a chunk holds; 1 for a file without chunks
+    #: frames in a chunk; 1 without chunks
     frames_per_chunk: int
-    #: bytes of a frame, as it is in memory
+    #: bytes of a frame in memory
     frame_bytes: int
-    #: the name of the compression; None without
+    #: the compression, or None
     compression: str | None
     #: the shape of a frame
     shape: tuple[int, ...]

@@ -28,13 +28,13 @@ SHARE_OF_JOB = 0.25  # The loader may take this share of what the job may still 
 class LoaderSettings:
     """The settings of a DataLoader that decide its memory."""
 
-    #: how many processes load
+    #: worker processes
     num_workers: int
-    #: how many batches each of them has ready; None without workers
+    #: batches per worker; None without workers
     prefetch_factor: int | None
-    #: whether batches are copied to pinned memory
+    #: whether batches are pinned
     pin_memory: bool
-    #: samples in a batch; None where a batch sampler decides
+    #: samples in a batch; None with a batch sampler
     batch_size: int | None
 
     @property
@@ -47,15 +47,15 @@ class LoaderSettings:
 class LoaderCost:
     """The most memory that a loader takes, in bytes; None if unknown."""
 
-    #: the batches that wait for the loop
+    #: batches that wait for the loop
     in_flight: int | None
     #: the batch that the loop uses
     loop: int | None
-    #: both in /dev/shm
+    #: both, in /dev/shm
     shm: int | None
     #: the worker processes themselves
     workers: int | None
-    #: memory pinned for copies to a device, in blocks that torch rounds up to powers of two
+    #: pinned memory, in blocks of powers of two
     pinned: int | None
 
     @property
@@ -73,29 +73,29 @@ class LoaderReport:
     Figures are bytes; None is explained in `unknown`.
     """
 
-    #: bytes of the largest batch that was drawn
+    #: bytes of the largest drawn batch
     batch_bytes: int | None
-    #: seconds that one process takes for a batch
+    #: seconds of one process per batch
     batch_seconds: float | None
-    #: the settings of the loader
+    #: the loader's settings
     settings: LoaderSettings
-    #: what it takes with them
+    #: its cost with them
     cost: LoaderCost
-    #: the settings that are advised
+    #: the advised settings
     advised: LoaderSettings
-    #: what it takes with those
+    #: its cost with those
     advised_cost: LoaderCost
     #: free bytes in /dev/shm
     shm_free: int | None
     #: the size of /dev/shm in bytes
     shm_total: int | None
-    #: the lowest limit of the job's control groups, or the machine's memory if less of it is left
+    #: the lowest limit of the job, or the machine's memory
     job_limit: int | None
-    #: what is used of that limit, in bytes
+    #: bytes used of that limit
     job_used: int | None
-    #: what to set and why, in one sentence
+    #: what to set and why
     advice: str
-    #: what could not be found out, a sentence each
+    #: what could not be measured, a sentence each
     unknown: tuple[str, ...]
     _loader: Any
 
