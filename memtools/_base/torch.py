@@ -190,7 +190,7 @@ def why_unreadable(tensor: Any, name: str) -> str | None:
         return "on the meta device, where tensors have no values; run the model on a real device"
     if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         kind = type(tensor).__name__
-        return f"a wrapper without memory of its own ({kind}); pass the tensor it wraps"
+        return f"a wrapper without its own memory ({kind}); pass the tensor it wraps"
     if tensor.is_nested:
         return f"nested; pass the parts of {name}, or torch.cat of them"
     if tensor.is_quantized:

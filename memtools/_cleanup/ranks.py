@@ -56,9 +56,7 @@ class Agreement:
         world = dist.group.WORLD
         chosen = world if group is None else group
         if dist.get_rank(chosen) < 0:
-            raise ValueError(
-                "this rank is not in the group that is to agree; give it a policy of its own"
-            )
+            raise ValueError("this rank is not in the policy's group; give it another policy")
         host = host_group(dist, chosen, "memtools cleanup policy")
         if host is None:
             raise ValueError(

@@ -166,7 +166,7 @@ class BackOff:
         if window.guess != 0.0:
             count = window.count
             raise RuntimeError(
-                f"step() is a window of its own, and this one has {count:,} "
+                f"step() makes a whole window, but this one has {count:,} "
                 f"micro-batch{'es' * (count != 1)} already: flush() or reset() first"
             )
         if not callable(loss_fn):

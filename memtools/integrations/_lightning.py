@@ -242,7 +242,7 @@ class Accumulation:
         result = self._loop._training_step({**kwargs, next(iter(kwargs)): batch})
         if result.extra:
             names = ", ".join(map(repr, result.extra))
-            raise UncuttableError(f"training_step() returns {names} of the batch beside its loss")
+            raise UncuttableError(f"training_step() returns {names} of the batch with its loss")
         return result
 
     def _rule_of_all(self, kwargs: Any) -> Rule | None:

@@ -147,8 +147,8 @@ def accumulator(module: Any, steps: int = 1, **options: Any) -> GradAccumulator:
     """
     if module.automatic_optimization:
         raise ValueError(
-            "GradAccumulator makes the updates by itself: set self.automatic_optimization = False "
-            "in the module, and leave accumulate_grad_batches out"
+            "GradAccumulator makes the updates itself: set self.automatic_optimization = False in "
+            "the module, and leave accumulate_grad_batches out"
         )
     precision = str(module.trainer.precision)
     if precision.startswith("16"):

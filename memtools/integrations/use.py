@@ -179,15 +179,15 @@ def use(
     if not library:
         raise TypeError(
             "use() knows transformers.Trainer and its subclasses, Lightning's Trainer and "
-            f"accelerate's Accelerator, and got a "
-            f"{type(trainer).__module__}.{type(trainer).__name__}: for a loop of your own see "
+            "accelerate's Accelerator, and got a "
+            f"{type(trainer).__module__}.{type(trainer).__name__}: for your own loop see "
             "GradAccumulator and MemoryMonitor"
         )
     if _NAME in vars(trainer):
         raise ValueError("use() is in use on this trainer already: call its remove() first")
     if chunked_loss and library != "transformers":
         raise ValueError(
-            "chunked_loss is for a transformers.Trainer: in a loss of your own call "
+            "chunked_loss is for a transformers.Trainer: in your own loss call "
             "memtools.grad.log_probs()"
         )
     made: list[Change]

@@ -73,7 +73,7 @@ def test_a_group_without_a_cpu_backend_gets_one_gloo_group_or_is_refused(job):
 @pytest.mark.slow
 def test_a_group_of_some_ranks_agrees_without_the_others(ranks):
     outside, *inside = ranks("subset")
-    assert outside.startswith("ValueError: this rank is not in the group that is to agree")
+    assert outside.startswith("ValueError: this rank is not in the policy's group")
     assert inside == ["6", "6"]
 
 

@@ -277,7 +277,7 @@ def test_groups_of_models_with_other_caches_have_the_same_rewards(kind, says, tm
 @pytest.mark.parametrize(
     ("kind", "set_to", "said"),
     [
-        ("GRPO", {"use_vllm": True}, "vLLM has a cache of its own"),
+        ("GRPO", {"use_vllm": True}, "vLLM has its own cache"),
         ("GRPO", {"is_fsdp_enabled": True}, "own: each process has a part of the model."),
         ("SFT", {"get_cp_size": lambda: 2}, "2 processes run each batch together (cp_size)."),
     ],
@@ -414,7 +414,7 @@ class Capped(LlamaForCausalLM):
     ("kind", "options", "why"),
     [
         ("transformers", {"label_smoothing_factor": 0.1}, "label smoothing and compute_loss_func"),
-        ("SFT", {}, "SFTTrainer has a compute_loss() of its own: loss_type='chunked_nll'"),
+        ("SFT", {}, "SFTTrainer has its own compute_loss(): loss_type='chunked_nll'"),
         ("Capped", {}, "as Capped changes its logits or adds to its loss"),
     ],
 )

@@ -162,7 +162,7 @@ class ByHand(Net):
     ("kind", "why"),
     [
         (LargestLoss, "the loss of two of its rows is neither"),
-        (MoreThanLoss, "training_step() returns 'batch' of the batch beside its loss"),
+        (MoreThanLoss, "training_step() returns 'batch' of the batch with its loss"),
         (ByHand, "optimises by hand: make its updates by memtools.integrations.lightning"),
     ],
 )

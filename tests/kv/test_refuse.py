@@ -36,7 +36,11 @@ TENSORS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "another width": (lambda: torch.randn(2, 2, 1, 63), ValueError, r"got \[2, 2, 1, 63\]"),
     "meta": (lambda: GOOD.to("meta"), TypeError, "meta device"),
     "fake": (fake, TypeError, "wrapper .*FakeTensor"),
-    "zero tensor": (lambda: torch._efficientzerotensor((2, 2, 1, 64)), TypeError, "no memory"),
+    "zero tensor": (
+        lambda: torch._efficientzerotensor((2, 2, 1, 64)),
+        TypeError,
+        "does not own memory",
+    ),
     "sparse": (lambda: GOOD.to_sparse(), TypeError, "sparse"),
     "a graph": (lambda: GOOD.clone().requires_grad_(), ValueError, r"under torch.no_grad\(\)"),
     "too many tokens": (
@@ -288,7 +292,7 @@ def moved(k: torch.Tensor) -> None:
 @pytest.mark.parametrize(
     ("meddle", "message"),
     [
-        (freed, "no memory of its own"),
+        (freed, "does not own memory"),
         (shortened, "as many tokens"),
         (of_other_heads, "was changed while update|of shape"),
         (moved, None),

@@ -266,11 +266,11 @@ get_device(PyObject *op, void *Py_UNUSED(which))
 #define GET(name, doc) {#name, get_##name, NULL, doc, NULL}
 static PyGetSetDef getters[] = {
     GET(limit, "Bytes that may be reserved; None for no limit."),
-    GET(used, "Bytes that the parts have reserved now, which is exactly the sum of the parts."),
-    GET(peak, "The most that was ever used, in bytes."),
+    GET(used, "Bytes reserved now: the sum of the parts."),
+    GET(peak, "The most bytes ever used."),
     GET(available,
-        "Bytes that can be reserved now, in this budget and in those that it is a part of, without "
-        "asking a part to give back what it holds idle; None if none of them has a limit."),
+        "Bytes that can be reserved now, here and in the budgets above, without taking idle memory "
+        "of other parts; None without a limit."),
     GET(name, "The name of the budget in reports and errors, cut to 47 bytes of UTF-8."),
     GET(device, "The device whose memory is counted, as text, or None for any."),
     {NULL, NULL, NULL, NULL, NULL},

@@ -449,7 +449,7 @@ static PyGetSetDef getters[] = {
     NUMBER(n_experts,
            "The number of experts, which every entry has as columns; 0 before the first entry."),
     NUMBER(appended,
-           "The number of entries that were ever appended, those dropped since included."),
+           "The number of entries ever appended, including dropped ones."),
     NUMBER(max_entries, "The most entries that are held."),
     NUMBER(max_bytes, "The most bytes of entries that are held."),
     NUMBER(top_k, "The number of experts of a token that count as its load; keep=\"topk\" records "
@@ -457,8 +457,8 @@ static PyGetSetDef getters[] = {
     NUMBER(recomputed,
            "The number of appends that recorded nothing because they ran inside a backward pass."),
     NUMBER(device_waits,
-           "The number of appends that had to wait because the device was far behind."),
-    NUMBER(pending, "The number of entries whose values are still on their way from the device."),
+           "The number of appends that waited for the device."),
+    NUMBER(pending, "The number of entries still in transfer from the device."),
     {"closed", gatehist_get_closed, NULL, "Whether `close()` was called.", NULL},
     {"statistics", get_statistics, NULL, "Whether statistics are kept.", NULL},
     {"trim", get_word, NULL,
@@ -474,10 +474,9 @@ static PyMethodDef methods[] = {
     {"append", gatehist_append, METH_O,
      "append($self, gates, /)\n--\n\n"
      "Record a copy of a gate tensor as the newest entry.\n\n"
-     "The entry holds the values of this moment, with no graph. Old entries are dropped where a\n"
-     "limit asks for it. A CUDA tensor is copied behind the scenes: append does not wait for the\n"
-     "device. Nothing is recorded while autograd runs backward, where activation checkpointing\n"
-     "computes the forward pass again; `recomputed` counts these calls.\n\n"
+     "The entry has no graph. Old entries are dropped to stay within the limits. A CUDA tensor is\n"
+     "copied asynchronously. Nothing is recorded during a backward pass, where activation\n"
+     "checkpointing repeats the forward pass; `recomputed` counts these calls.\n\n"
      "Args:\n"
      "    gates: a floating-point tensor `[n, n_experts]` on any device, with any strides, with\n"
      "        or without a graph. The first entry decides n_experts.\n\n"
@@ -486,14 +485,14 @@ static PyMethodDef methods[] = {
      "max_bytes, or than a Budget leaves room for. Then nothing has changed."},
     {"clear", gatehist_clear, METH_NOARGS,
      "clear($self, /)\n--\n\n"
-     "Drop all entries and keep the statistics, which `reset_stats()` forgets.\n\n"
-     "Under a Budget the memory goes back at once."},
+     "Drop all entries, but not the statistics.\n\n"
+     "Releases the memory of a Budget at once."},
     {"reset_stats", mt_py_gatehist_reset_statistics, METH_NOARGS,
      "reset_stats($self, /)\n--\n\n"
      "Forget the statistics and keep the entries."},
     {"close", gatehist_close, METH_NOARGS,
      "close($self, /)\n--\n\n"
-     "Give all memory back now. Any later use raises ValueError. May be called twice."},
+     "Release all memory. Any later use raises ValueError. May be called twice."},
     {"_sums", mt_py_gatehist_sums, METH_O, "_sums($self, window, /)\n--\n\n"},
     {"_windows", mt_py_gatehist_windows, METH_NOARGS, "_windows($self, /)\n--\n\n"},
     {"_cat", mt_py_gatehist_cat, METH_NOARGS, "_cat($self, /)\n--\n\n"},

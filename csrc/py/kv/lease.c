@@ -246,7 +246,7 @@ mt_py_kvlease_enter(KVLease *self)
     }
     if (mt_kvhold_is_done(self->hold)) {
         PyErr_SetString(PyExc_RuntimeError,
-                        "torch moved the views of this lease into memory of its own, as "
+                        "torch moved the views of this lease into its own memory, as "
                         "share_memory_() and queues between processes do, so they are no longer "
                         "its pages; release() it, and share a copy: clone() first");
         return false;
@@ -396,9 +396,8 @@ static PyMethodDef methods[] = {
     {"update", MT_PY_FUNCTION(mt_py_kvlease_update), METH_FASTCALL | METH_KEYWORDS,
      "update($self, layer, k, v, counts=None)\n--\n\n"
      "Append k and v to one layer and return all keys and values of that layer.\n\n"
-     "K and V are views of everything that the layer holds: `[B, H_kv, T, D]`, where T is the\n"
-     "length of the longest row. Rows that are shorter than T read as zeros there. No token that\n"
-     "was there before is copied. Costs 1 to 2 us beside the copy of k and v.\n\n"
+     "K and V are views of all tokens of the layer, `[B, H_kv, T, D]`, where T is the length of\n"
+     "the longest row; shorter rows are padded with zeros. No earlier token is copied. Costs 1 to 2 us and the copy of k and v.\n\n"
      "Args:\n"
      "    layer: the number of the layer, 0 to num_layers - 1.\n"
      "    k: the new keys, `[B, H_kv, t, D]`, with the pool's dtype and device and any strides.\n"
@@ -433,9 +432,8 @@ static PyMethodDef methods[] = {
      "page and the limit leaves no room."},
     {"crop", mt_py_kvlease_crop, METH_O,
      "crop($self, n, /)\n--\n\n"
-     "Shorten rows, as speculative decoding does with tokens that were rejected.\n\n"
-     "Pages past the new lengths go back to the pool. A row that is shorter already stays as it\n"
-     "is.\n\n"
+     "Shorten rows, for example to drop rejected tokens in speculative decoding.\n\n"
+     "Pages past the new lengths go back to the pool. Shorter rows do not change.\n\n"
      "Args:\n"
      "    n: an int of 0 or more is the length that every row keeps at most; a negative int\n"
      "        drops the last -n tokens of every row; a sequence or a tensor has a length of 0 or\n"
@@ -444,16 +442,15 @@ static PyMethodDef methods[] = {
      "length among them."},
     {"reorder", mt_py_kvlease_reorder, METH_O,
      "reorder($self, index, /)\n--\n\n"
-     "Let row i become what row index[i] was, as a beam search needs it.\n\n"
+     "Replace row i with row index[i], for beam search.\n\n"
      "Full pages are shared by the rows and not copied.\n\n"
      "Args:\n"
-     "    index: a row number for each row, 0 to batch_size - 1; the same number may come\n"
-     "        several times. A sequence of ints or an integer tensor of one dimension.\n\n"
-     "Raises IndexError for a row that is not there, ValueError for another number of rows,\n"
+     "    index: a row number for each row, 0 to batch_size - 1, with repeats. A sequence of ints or an integer tensor of one dimension.\n\n"
+     "Raises IndexError for a missing row, ValueError for another number of rows,\n"
      "BudgetError if the limit leaves no room; then nothing has changed."},
     {"select", mt_py_kvlease_select, METH_O,
      "select($self, rows, /)\n--\n\n"
-     "Keep, repeat or drop rows, for example those that are finished.\n\n"
+     "Keep, repeat or drop rows, such as finished ones.\n\n"
      "As `reorder()`, but afterwards the lease has len(rows) rows.\n\n"
      "Args:\n"
      "    rows: row numbers, 0 to batch_size - 1: at least one, and at most as many as the lease\n"
@@ -474,10 +471,10 @@ static PyMethodDef methods[] = {
      "max_sequences rows; BudgetError if the limit leaves no room. Then nothing has changed."},
     {"advance", mt_py_kvlease_advance, METH_O,
      "advance($self, n, /)\n--\n\n"
-     "Count tokens that the program wrote into the views itself, past the ends of the rows.\n\n"
+     "Count tokens that the program wrote into the views, past the ends of the rows.\n\n"
      "Args:\n"
-     "    n: how many tokens each row has now in addition, in every layer, 0 or more: an int for\n"
-     "        all rows, or a sequence or a tensor with one for each row.\n\n"
+     "    n: how many tokens each row gained, in every layer, 0 or more: an int for all rows, or\n"
+     "        a sequence or a tensor with one for each row.\n\n"
      "Raises IndexError if a row would be longer than max_tokens, ValueError for a negative\n"
      "count or another number of counts than rows, BudgetError if the limit leaves no room; then\n"
      "nothing has changed."},
@@ -511,9 +508,9 @@ static PyMethodDef methods[] = {
      "Raises IndexError if the pool does not have that layer."},
     {"release", kvlease_release, METH_NOARGS,
      "release($self, /)\n--\n\n"
-     "End the lease: every page goes back to the pool.\n\n"
-     "Pages that views still show go back when the last of these views dies. Leaving the `with`\n"
-     "block and garbage collection do the same. May be called twice."},
+     "End the lease and return every page to the pool.\n\n"
+     "Pages of live views are returned when the last view dies. Leaving the `with` block and\n"
+     "garbage collection do the same. May be called twice."},
     {"__enter__", kvlease_open, METH_NOARGS, "__enter__($self, /)\n--\n\n"},
     {"__exit__", kvlease_exit, METH_VARARGS, "__exit__($self, /, *exception)\n--\n\n"},
     {NULL, NULL, 0, NULL},

@@ -96,7 +96,7 @@ update_read_plain(const KVLease *self, input *in)
 
     if (found != 1 || (t.data == NULL && t.shape[2] > 0)) {
         PyErr_Format(PyExc_TypeError,
-                     "update() cannot read %s: it has no memory of its own (inside vmap or another "
+                     "update() cannot read %s: it does not own memory (inside vmap or another "
                      "functorch transform?); call update() outside of it",
                      in->name);
         return -1;

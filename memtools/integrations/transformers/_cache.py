@@ -339,8 +339,8 @@ class PooledCache(Cache):  # type: ignore[misc]
         """
         if any(hasattr(layer, "has_previous_state") for layer in self._own_layers()):
             raise ValueError(
-                "cannot rewind a cache with layers of linear attention, whose state has all tokens "
-                "in it; fork() the cache before it goes on"
+                "cannot rewind a cache with layers of linear attention, whose state has all "
+                "tokens in it; fork() the cache before it continues"
             )
         length = self.get_seq_length()
         if not 0 <= num_tokens <= length:

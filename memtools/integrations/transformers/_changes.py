@@ -100,7 +100,7 @@ def _why_not_cut(trainer: Any) -> str:
     step = next(kind for kind in type(trainer).__mro__ if "training_step" in vars(kind))
     devices = set(getattr(trainer.model, "hf_device_map", {}).values())
     if step.__module__.partition(".")[0] not in ("transformers", "trl"):
-        return f"{step.__name__} has a training_step() of its own"
+        return f"{step.__name__} has its own training_step()"
     for what in ("tp", "cp", "sp"):
         if (size := getattr(trainer, f"get_{what}_size", int)()) > 1:
             return f"{size} processes run each batch together ({what}_size)"
@@ -133,7 +133,7 @@ def _why_no_groups(trainer: Any) -> str:
     if will_shard(trainer):
         return "each process has a part of the model"
     if trainer.use_vllm:
-        return "vLLM has a cache of its own"
+        return "vLLM has its own cache"
     if getattr(trainer, "use_transformers_paged", False):
-        return "continuous batching has a cache of its own"
+        return "continuous batching has its own cache"
     return ""

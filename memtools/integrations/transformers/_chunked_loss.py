@@ -143,7 +143,7 @@ def _why_no_chunks(trainer: Any) -> str:
     model = _model_of(trainer)
     if own.__module__ != "transformers.trainer":
         chunks = ": loss_type='chunked_nll' has chunks" * (own.__name__ == "SFTTrainer")
-        return f"{own.__name__} has a compute_loss() of its own{chunks}"
+        return f"{own.__name__} has its own compute_loss(){chunks}"
     if trainer.label_smoother is not None or trainer.compute_loss_func is not None:
         return "label smoothing and compute_loss_func take logits"
     if will_shard(trainer):

@@ -94,7 +94,7 @@ class GroupGeneration:
     def _generate(self, model: Any, ids: Any, mask: Any, options: dict[str, Any]) -> Any:
         size = group_size(ids, mask)
         others = [name for name, value in options.items() if isinstance(value, torch.Tensor)]
-        self.why_not = "no prompt stands twice in a row" if size == 1 else _drops_out(model)
+        self.why_not = "no prompt comes twice in a row" if size == 1 else _drops_out(model)
         if others:
             self.why_not = f"prompts come with {', '.join(others)}, which may differ in a group"
         if not self.why_not:
