@@ -186,7 +186,7 @@ def test_images_of_a_prompt_are_seen_once(name: str, patch: int) -> None:
 
 def test_a_model_with_a_generate_of_its_own_is_refused() -> None:
     sound = torch.zeros(2, 8, 40)
-    with pytest.raises(ValueError, match="WhisperForConditionalGeneration has a generate.. of its"):
+    with pytest.raises(ValueError, match="WhisperForConditionalGeneration has its own generate.."):
         generate_group(tiny("whisper, both"), num_samples=3, input_features=sound, **KEYWORDS)
 
 
