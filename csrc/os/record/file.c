@@ -205,8 +205,8 @@ keep_closed(const mt_recordfile_sys *sys, const char *path, char *kept, mt_error
     fd = sys->open(kept, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0);
     if (fd < 0 && errno != ENOENT) return refuse(err, "open", errno, NULL);
     if (fd >= 0) {
-        is_old_record = is_record(sys, fd) &&
-                        (sys->flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK);
+        is_old_record =
+            is_record(sys, fd) && (sys->flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK);
         sys->close(fd);
         if (!is_old_record)
             return refuse(err, "open", EEXIST,

@@ -141,8 +141,8 @@ call_clear(const Managed *self, PyObject *const *args, Py_ssize_t n, PyObject *n
 static void
 add_note(PyObject *error, PyObject *about)
 {
-    PyObject *note = PyUnicode_FromFormat("while this exception propagated, clearing failed: %s: %S",
-                                          Py_TYPE(about)->tp_name, about);
+    PyObject *note = PyUnicode_FromFormat(
+        "while this exception propagated, clearing failed: %s: %S", Py_TYPE(about)->tp_name, about);
     PyObject *done = note == NULL ? NULL : PyObject_CallMethod(error, "add_note", "O", note);
 
     PyErr_Clear();

@@ -397,7 +397,8 @@ static PyMethodDef methods[] = {
      "update($self, layer, k, v, counts=None)\n--\n\n"
      "Append k and v to one layer and return all keys and values of that layer.\n\n"
      "K and V are views of all tokens of the layer, `[B, H_kv, T, D]`, where T is the length of\n"
-     "the longest row; shorter rows are padded with zeros. No earlier token is copied. Costs 1 to 2 us and the copy of k and v.\n\n"
+     "the longest row; shorter rows are padded with zeros. No earlier token is copied. Costs 1 to "
+     "2 us and the copy of k and v.\n\n"
      "Args:\n"
      "    layer: the number of the layer, 0 to num_layers - 1.\n"
      "    k: the new keys, `[B, H_kv, t, D]`, with the pool's dtype and device and any strides.\n"
@@ -445,7 +446,8 @@ static PyMethodDef methods[] = {
      "Replace row i with row index[i], for beam search.\n\n"
      "Full pages are shared by the rows and not copied.\n\n"
      "Args:\n"
-     "    index: a row number for each row, 0 to batch_size - 1, with repeats. A sequence of ints or an integer tensor of one dimension.\n\n"
+     "    index: a row number for each row, 0 to batch_size - 1, with repeats. A sequence of ints "
+     "or an integer tensor of one dimension.\n\n"
      "Raises IndexError for a missing row, ValueError for another number of rows,\n"
      "BudgetError if the limit leaves no room; then nothing has changed."},
     {"select", mt_py_kvlease_select, METH_O,

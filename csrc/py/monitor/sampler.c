@@ -370,8 +370,7 @@ static PyMethodDef methods[] = {
 };
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc,
-     "Samples memory on a thread of its own, without the GIL."},
+    {Py_tp_doc, "Samples memory on a thread of its own, without the GIL."},
     {Py_tp_new, sampler_new},
     {Py_tp_dealloc, sampler_dealloc},
     {Py_tp_methods, methods},

@@ -520,8 +520,7 @@ get_path(PyObject *op, void *Py_UNUSED(which))
 
 static PyGetSetDef getters[] = {
     {"closed", recordwriter_get_closed, NULL, "True after close().", NULL},
-    {"kept", get_kept, NULL,
-     "The new name of the record that was there before; None without one.",
+    {"kept", get_kept, NULL, "The new name of the record that was there before; None without one.",
      NULL},
     {"nbytes", get_nbytes, NULL, "Bytes of the file, the same from its beginning to its end.",
      NULL},
