@@ -81,52 +81,46 @@ class LeakFinding:
     """One thing that grows. All parts of memtools report it in the same words.
 
     Attributes:
-        grade: how certain it is that memory leaks: one of "early", "quiet", "fills",
-            "fragmentation", "suspect", "growing", "likely" and "leak".
-        signal: the signal in which the growth was seen: "heap", "python", "tensors", "children",
-            "device", "shm" or "rss", or "resident" for growth of resident memory that is not growth
-            in use; "" if only a census knows of it.
-        per: what the rate refers to: "step", or "s" if the program makes no steps.
-        phase: the phase whose own steps these are, such as "evaluate"; "" for the steps of the run.
-        rate_bytes: how fast it grows, in bytes a step or a second; 0 if that is not known.
-        first_step: the step at which it was first reported; None without steps.
-        since_step: the step at which the growth began, as far as the readings show it.
-        holder: who holds what grows, such as `list Trainer.losses`; "" if no Python object does.
-        kind: the kind of the holder: the type of a container, such as "list", "dict" or
-            "lru_cache", else "autograd graph", "optimizer state", "hooks", "exceptions",
-            "variable", "stream", "entries" where those of a container grow, "callbacks" of atexit,
-            or "calls" for calls that do not end; without a holder "C heap", "Python objects",
-            "shared memory", "children", "processes", "cycles", "idle heap" (freed memory that
-            malloc keeps), "first writes" (memory that was allocated before and is written for the
-            first time), "outside malloc" (memory that a library has from the system by itself) or
-            "".
-        what: what is added, in words, such as `2 new [2048, 64] float32 tensors a step`; may be "".
-        made_at: the line that makes it, as `file:line in function`; "" if that is not known.
-        kept_at: the line of the program that keeps it, as of `made_at`: where it is put into the
-            holder, or, if a library's object holds it, where that object is made or called.
-        source: the source text of `kept_at`, or of `made_at` if that is not known; "" if there is
+        grade: how certain it is that memory leaks: "early", "quiet", "fills", "fragmentation",
+            "suspect", "growing", "likely" or "leak".
+        signal: where the growth was seen: "heap", "python", "tensors", "children", "device", "shm",
+            "rss", or "resident" for resident memory that is not in use; "" if only a census knows.
+        per: the unit of the rate: "step", or "s" if the program makes no steps.
+        phase: the phase whose steps these are, such as "evaluate"; "" for the steps of the run.
+        rate_bytes: bytes a step or a second; 0 if unknown.
+        first_step: the step of the first report; None without steps.
+        since_step: the step at which the growth began, as far as the readings show.
+        holder: what holds the memory, such as `list Trainer.losses`; "" if no Python object does.
+        kind: the kind of holder: a type such as "list" or "lru_cache", else "autograd graph",
+            "optimizer state", "hooks", "exceptions", "variable", "stream", "entries" (those of a
+            container grow), "callbacks" (of atexit) or "calls" (that do not end). Without a holder:
+            "C heap", "Python objects", "shared memory", "children", "processes", "cycles",
+            "idle heap" (freed memory that malloc keeps), "first writes" (memory allocated earlier
+            and written for the first time), "outside malloc" (memory that a library takes from the
+            system) or "".
+        what: what is added, such as `2 new [2048, 64] float32 tensors a step`; may be "".
+        made_at: the line that allocates it, as `file:line in function`; "" if unknown.
+        kept_at: the line that puts it into the holder or, if a library's object is the holder, the
+            line that makes or calls that object.
+        source: the source text of `kept_at`, or of `made_at` if that is unknown; "" if there is
             none.
         library: the class, function or module of a library that has the container, such as
-            `tarfile.TarFile`; "" if the program itself has it, or that is not known.
-        release: a method by which that lets go of what it holds, such as `close()`; "" for none.
+            `tarfile.TarFile`; "" if it is the program's, or unknown.
+        release: a method of the library's object that releases the memory, such as `close()`; "".
         process: "" for this process, else `worker 2` or `child process 4711`.
-        steps_left: the fewest and the most steps until the limit that are likely, for all that
-            grows there together. The fastest finding has it, and others that are at least half of
-            that growth; None for the rest, and if it is not known.
+        steps_left: the fewest and the most steps left before the limit, for all growth towards it.
+            The fastest finding has it, and others that make half of that growth or more; else None.
         seconds_left: the same in seconds, at the pace of the run.
         advice: what to do, such as `clear it after use`; "" if there is nothing to do.
-        over: whether the growth has ended; the other fields are then those of the time before.
-        joint_bytes: bytes a step, or a second, by which all that the limit counts grows together,
-            where `steps_left` is known; else 0.
-        freed_bytes: if it ended because what had grown was freed at once, as at the end of an
-            epoch, so many bytes; otherwise 0.
-        cause: what is known of the reason beside the kind: "jumps" of a buffer of C code that is
-            made larger each time it is full, "profiler", "collector" if Python's garbage collector
-            is off, "views" where small parts of tensors keep the whole tensors, "extension" for an
-            object of an extension that becomes longer, such as a table, "fits" or "too large" for
-            what fills, where it is known whether all of it fits under the limit; "" for others.
-        left_bytes: bytes that are still to come until what fills is full; 0 where that is not known
-            and for all that does not fill.
+        over: whether the growth has ended; the other fields are from before.
+        joint_bytes: bytes a step or a second of all growth towards the limit, if `steps_left` is
+            known; else 0.
+        freed_bytes: bytes freed at once when the growth ended, as at the end of an epoch; else 0.
+        cause: what else is known: "jumps" (a C buffer that is enlarged when full), "profiler",
+            "collector" (Python's garbage collector is off), "views" (small views keep whole
+            tensors), "extension" (an extension's object that becomes longer, such as a table),
+            "fits" or "too large" (what fills will fit under the limit, or not); else "".
+        left_bytes: bytes still to come until what fills is full; 0 if unknown.
     """
 
     grade: str
