@@ -150,7 +150,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="memtools-release-") as folder:
         try:
             check_all(PROJECT, Path(folder), PROJECT / "build/release")
-        except ReleaseError as wrong:
+        except (ReleaseError, subprocess.CalledProcessError) as wrong:
             print(f"not ready: {wrong}", file=sys.stderr)
             return 1
     return 0
