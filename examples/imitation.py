@@ -32,7 +32,7 @@ from aloha import kept_episodes
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: idle threads must not spin
 import numpy as np
 import torch
-from measure import MIB, Meter, job_memory, limit_job, peak_rss, size
+from measure import MIB, Meter, job_memory, peak_rss
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
@@ -200,15 +200,12 @@ def episodes(options: argparse.Namespace) -> list[Path]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="A two-arm robot learns from camera images.")
     parser.add_argument("--data", choices=list(LOADERS), default="memtools")
-    parser.add_argument(
-        "--limit", type=size, default="640 MiB", help="what training may take, workers included"
-    )
     parser.add_argument("--updates", type=int, default=100)
     parser.add_argument("--lr", type=float, default=3e-4)
     parser.add_argument("--episodes", metavar="FOLDER", type=Path, default=kept_episodes())
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1, help="the workers need a processor too")
-    parser.add_argument("--progress", action="store_true", help="print more often, for the demo")
+    parser.add_argument("--progress", action="store_true", help="print every update, for the demo")
     parser.add_argument("--json", metavar="PATH", help="write losses, memory and time there")
     options = parser.parse_args()
     if options.updates < 1:
@@ -216,14 +213,13 @@ def main() -> None:
     files = episodes(options)
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
-    by = limit_job(options.limit)
     meter = Meter(options, held=job_memory, every=4, trim=False)
     train(files, options, meter)
     options.episodes = str(options.episodes)
     result = meter.result()
     job = max(result["samples"]["held_bytes"])
     print(f"peak of the job {job / MIB:.1f} MiB, of this process {peak_rss() / MIB:.1f} MiB")
-    print(f"{result['seconds']:.1f} s, with {by}; final loss {result['final_loss']:.4f}")
+    print(f"{result['seconds']:.1f} s; final loss {result['final_loss']:.4f}")
     if options.json:
         Path(options.json).write_text(json.dumps(result))
 

@@ -1,7 +1,7 @@
 """Measurements of the examples, so that their loops contain only the training.
 
-The demo compares two runs of an example by these: each loss as an exact float, a hash of all
-samples, and the memory and processor time of the run.
+The demo compares two runs of an example by the lines that these print: each loss as an exact float,
+and a hash of all samples.
 """
 
 from __future__ import annotations
@@ -13,19 +13,13 @@ import json
 import os
 import re
 import resource
-import statistics
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from itertools import combinations
 from pathlib import Path
 from typing import Any, TypeVar
 
 MIB = 2**20
-GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-REMOVE = 'cat; for i in $(seq 100); do rmdir "$0" && exit; sleep 0.1; done'
-REMOVERS: list[Any] = []  # processes that remove the control groups of this one
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -85,54 +79,6 @@ def limit_data(size: int | None) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (1024 * held + size, hard))
 
 
-def limit_job(size: int | None) -> str:
-    """Limit what this process and its workers take from now on to `size` bytes together, as a
-    container does. Returns by what.
-
-    A control group kills a process that goes beyond, and counts batches in shared memory as well.
-    Where none can be made, no process may allocate more than 40 % of it: the kernel refuses more.
-    """
-    if size is None:
-        return "no limit"
-    if make_group(size):
-        return "a control group"
-    limit_data(size * 2 // 5)
-    return "RLIMIT_DATA of each process"
-
-
-def make_group(size: int) -> bool:
-    """Put this process into a control group of its own, which is removed when the process ends;
-    False where it may not be made."""
-    lines = [line.split(":", 2) for line in OWN_GROUPS.read_text().splitlines()]
-    own = {name: path for _, names, path in lines for name in names.split(",")}
-    if "memory" in own:  # version 1
-        parent = GROUPS / "memory" / own["memory"].lstrip("/")
-        limit, swap, most = "memory.limit_in_bytes", "memory.memsw.limit_in_bytes", str(size)
-    else:  # version 2: beside its own group, since a group that has processes may not have groups
-        parent = (GROUPS / own.get("", "").lstrip("/")).parent
-        limit, swap, most = "memory.max", "memory.swap.max", "0"
-    group = parent / f"memtools-example-{os.getpid()}"
-    try:
-        group.mkdir()
-        (group / limit).write_text(str(size))
-        with suppress(FileNotFoundError):  # the kernel does not count swap
-            (group / swap).write_text(most)
-        # Its input ends with this process and its workers, however they end.
-        remover = subprocess.Popen(
-            ["sh", "-c", REMOVE, str(group)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        REMOVERS.append(remover)
-        (group / "cgroup.procs").write_text(str(os.getpid()))
-    except OSError:
-        with suppress(OSError):
-            group.rmdir()
-        return False
-    return True
-
-
 class Meter:
     """Collects the losses, rewards and samples of a run, and what they cost.
 
@@ -181,27 +127,15 @@ class Meter:
         self.lengths += map(len, answers)
         self.samples.update(json.dumps(answers).encode())
         done, of = len(self.losses), self.options.updates
-        if done % self.every and done < of:
-            return
-        if self.trim:
-            return_free_heap()
-        self.readings.append((done, rss(), 0 if self.held is None else self.held()))
+        if done % self.every == 0 or done >= of:
+            if self.trim:
+                return_free_heap()
+            self.readings.append((done, rss(), 0 if self.held is None else self.held()))
         if self.options.progress or done % max(1, of // 6) == 0:
-            state = f"RSS {self.readings[-1][1] / MIB:.1f} MiB, "
-            state += f"mean reward {self.rewards[-1]:.3f}" if rewards else f"loss {loss:.4f}"
-            print(f"update {done} of {of}, {state}", flush=True)
-
-    def growth(self) -> float | None:
-        """Bytes of RSS per 1,000 updates in the second half of the run, past the warm-up.
-
-        It is the median slope of all pairs of readings (Theil-Sen), so that a single step of
-        malloc's does not count. None where there are fewer than ten readings.
-        """
-        late = [(done, size) for done, size, _ in self.readings if 2 * done > self.options.updates]
-        if len(late) < 10:
-            return None
-        slopes = [(b - a) / (j - i) for (i, a), (j, b) in combinations(late, 2)]
-        return 1000 * statistics.median(slopes)
+            state = f"RSS {rss() / MIB:.1f} MiB, "
+            state += f"mean reward {self.rewards[-1]:.3f}, " if rewards else ""
+            state += f"samples {self.samples.hexdigest()[:8]}, " if answers else ""
+            print(f"update {done} of {of}, {state}loss {loss}", flush=True)
 
     def result(self) -> dict[str, Any]:
         """Everything as plain types, for a file of JSON.
@@ -217,7 +151,6 @@ class Meter:
             "tokens": self.samples.hexdigest() if self.lengths else None,
             "lengths": [min(self.lengths, default=0), max(self.lengths, default=0)],
             "peak_rss_bytes": peak_rss(),
-            "growth_bytes_per_1000_updates": self.growth(),
             "samples": {"update": done, "rss_bytes": sizes, "held_bytes": held},
             "sampling_cpu_seconds": self.sampling_cpu_seconds or None,
             "seconds": time.perf_counter() - self.began[0],

@@ -312,10 +312,7 @@ def train(options: argparse.Namespace) -> tuple[dict[str, Any], list[Any], Any]:
 
 
 def summarise(result: dict[str, Any], histories: list[Any]) -> None:
-    peak, growth = result["peak_rss_bytes"] / MIB, result["growth_bytes_per_1000_updates"]
-    print(f"peak RSS {peak:.1f} MiB, ", end="")
-    if growth is not None:
-        print(f"growing {growth / MIB:+.1f} MiB per 1,000 updates, ", end="")
+    print(f"peak RSS {result['peak_rss_bytes'] / MIB:.1f} MiB, ", end="")
     print(f"{result['seconds']:.1f} s, final loss {result['final_loss']:.6f}, ", end="")
     print(f"mean return of the last episodes {result['mean_episode_return']:.1f}")
     for i, history in enumerate(histories):
@@ -336,7 +333,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1, help="more are slower on small machines")
-    parser.add_argument("--progress", action="store_true", help="print more often, for the demo")
+    parser.add_argument("--progress", action="store_true", help="print every update, for the demo")
     parser.add_argument("--json", metavar="PATH", help="write losses, memory and time there")
     options = parser.parse_args()
     if options.updates < 4:

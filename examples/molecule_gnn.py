@@ -288,7 +288,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=4e-3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1, help="more are slower on small machines")
-    parser.add_argument("--progress", action="store_true", help="print more often, for the demo")
+    parser.add_argument("--progress", action="store_true", help="print every update, for the demo")
     parser.add_argument("--json", metavar="PATH", help="write losses, memory and time there")
     options = parser.parse_args()
     if options.updates is not None:

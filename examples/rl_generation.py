@@ -313,10 +313,7 @@ def train(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def summarise(result: dict[str, Any]) -> None:
-    peak, growth = result["peak_rss_bytes"] / MIB, result["growth_bytes_per_1000_updates"]
-    print(f"peak RSS {peak:.1f} MiB, ", end="")
-    if growth is not None:
-        print(f"growing {growth / MIB:+.1f} MiB per 1,000 updates, ", end="")
+    print(f"peak RSS {result['peak_rss_bytes'] / MIB:.1f} MiB, ", end="")
     print(f"{result['seconds']:.1f} s ({result['cpu_seconds']:.1f} of CPU), ", end="")
     print(f"final loss {result['final_loss']:.6f}")
     rewards, few = result["rewards"], max(1, result["updates"] // 5)
@@ -338,7 +335,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1, help="more are slower on small machines")
-    parser.add_argument("--progress", action="store_true", help="print more often, for the demo")
+    parser.add_argument("--progress", action="store_true", help="print every update, for the demo")
     parser.add_argument("--json", metavar="PATH", help="write losses, memory and time there")
     options = parser.parse_args()
     if options.updates < 4 or options.max_tokens < PROMPT_TOKENS[-1] + options.new_tokens:

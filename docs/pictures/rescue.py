@@ -1,10 +1,10 @@
 """Draw the README's picture: one training loop, twice under one memory limit.
 
-    python docs/pictures/rescue.py list.mem memtools.mem    # read two records into rescue.json
-    python docs/pictures/rescue.py                          # draw rescue-light.svg, rescue-dark.svg
+    python examples/demo.py --only moe_world_model -o made
+    python docs/pictures/rescue.py made/moe_world_model-{list,memtools}.mem    # into rescue.json
+    python docs/pictures/rescue.py                      # draw rescue-light.svg, rescue-dark.svg
 
-The records are of examples/moe_world_model.py, `--updates 1000`, with `--history list` and with
-`--history memtools`, each under `memtools run` in a control group with a limit of 640 MiB.
+The records are of runs in a control group with a limit of 640 MiB.
 """
 
 from __future__ import annotations
@@ -73,12 +73,12 @@ def draw(data: dict[str, Any], theme: str) -> None:
     axes.plot(bad["steps"][-1], bad["mib"][-1], "X", color=colour["list"], markersize=11)
     axes.annotate("gates in a list", (bad["steps"][150], bad["mib"][150]), (4, -20), ha="left",
                   textcoords="offset points", color=colour["list"])  # fmt: skip
-    axes.annotate(f"killed at update {bad['steps'][-1]:,}", (bad["steps"][-1], bad["mib"][-1]),
+    axes.annotate(f"killed in update {bad['steps'][-1] + 1:,}", (bad["steps"][-1], bad["mib"][-1]),
                     (-2, -24), textcoords="offset points", color=colour["list"],
                   ha="center")  # fmt: skip
     holder = bad["found"]
     first = next(n for n, step in enumerate(bad["steps"]) if step >= bad["first_step"])
-    axes.annotate(f"said at update {bad['first_step']}: {holder} grows",
+    axes.annotate(f"named at update {bad['first_step']}: {holder}",
                   (bad["steps"][first], bad["mib"][first]), (24, 74), textcoords="offset points",
                   color=colour["list"],
                   arrowprops={"arrowstyle": "-", "color": colour["list"]})  # fmt: skip

@@ -1,63 +1,24 @@
-"""examples/demo.py: what it says of each run. test_examples.py runs it."""
+"""examples/demo.py: how it says that runs ended. test_examples.py runs it."""
 
 from __future__ import annotations
 
-import dataclasses
-import subprocess
-import sys
+import argparse
+import json
 from typing import Any
 
 import pytest
 
-from tests.docs.test_examples import EXAMPLES, load
+from memtools._cli.demo import rescues, table
+from tests.docs.test_examples import EXAMPLES, execute, load
 
-MIB = 2**20
-FREE = "a limit of 128 MiB for training"
-SAID: dict[str, tuple[dict[str, Any], str]] = {
-    "a run that finished": (
-        {},
-        "Finished all 250 updates with at most 431.0 MiB of the 768.0 MiB.",
-    ),
-    # 263 MiB are left, at 318 MiB per 1,000 updates: 827 more updates, at 0.12 s each.
-    "growth towards the limit": (
-        {"peak": 505 * MIB, "growth": 318.0 * MIB},
-        "Grows by 318.0 MiB per 1,000 updates and held 505.0 MiB after 250 updates. At that rate "
-        "it reaches the limit of 768.0 MiB in update 1,077, 2 min 19 s after its start "
-        "(extrapolated).",
-    ),
-    "growth that would take more than twenty times as long": (
-        {"growth": 0.3 * MIB},
-        "Finished all 250 updates with at most 431.0 MiB of the 768.0 MiB, and does not grow "
-        "towards it.",
-    ),
-    "a run that passed the limit": (
-        {"passed_after": 12.5, "peak": 800 * MIB},
-        "Passed the limit of 768.0 MiB after 12.5 s and peaked at 800.0 MiB: where that limit is "
-        "enforced, the run is killed there.",
-    ),
-    "memory ended it": (
-        {"ended": "out of memory in update 16", "enforced": FREE},
-        "Out of memory in update 16, under a limit of 128 MiB for training, after 40.0 s.",
-    ),
-    "a limit that is enforced": (
-        {"enforced": FREE, "remark": "It went on."},
-        "Finished all 250 updates under a limit of 128 MiB for training with at most 431.0 MiB. "
-        "It went on.",
-    ),
-    "without that limit, with workers": (
-        {"enforced": FREE, "free": True, "workers": True},
-        "Finished all 250 updates without the limit with at most 431.0 MiB in all processes.",
-    ),
-    "generation, and the same losses": (
-        {"generation_peak": 1048 * MIB, "generation_cpu": 20.1, "same": "yes"},
-        "Finished all 250 updates with at most 431.0 MiB of the 768.0 MiB. Generation peaked at "
-        "1.02 GiB and took 20.1 s of processor time. The losses are the same to the last bit.",
-    ),
-    "other losses": (
-        {"same": "they differ from update 2"},
-        "Finished all 250 updates with at most 431.0 MiB of the 768.0 MiB. The losses are NOT the "
-        "same: they differ from update 2.",
-    ),
+WORKER = "exception RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed."
+ENDED: dict[str, tuple[int, dict[str, Any], dict[str, Any], str]] = {
+    "killed": (-9, {}, {}, "killed in update 16"),
+    "an exception": (1, {"out_of_memory": "host"}, {}, "out of memory in update 16"),
+    "a worker": (1, {"text": WORKER}, {}, "worker killed in update 16"),
+    "the example says": (1, {}, {"ended": "out of memory"}, "out of memory"),
+    "something else": (1, {"text": "exception KeyError: 3"}, {}, ""),
+    "finished": (0, {"text": "finished"}, {"ended": "finished"}, ""),
 }
 
 
@@ -66,37 +27,47 @@ def demo() -> Any:
     return load("demo")
 
 
-@pytest.mark.parametrize("what", SAID)
-def test_what_is_said_of_a_run(what: str, demo: Any) -> None:
-    facts, text = SAID[what]
-    facts = dict(facts)
-    of_case = {name: facts.pop(name) for name in ("enforced", "workers") if name in facts}
-    case = dataclasses.replace(demo.CASES[0], **of_case)
-    way = demo.Way((), "made up", facts.pop("free", False))
-    calm = {"updates": 250, "seconds": 40.0, "pace": 0.12, "peak": 431 * MIB, "limit": 768 * MIB}
-    assert demo.Outcome(case, way, **{**calm, **facts}).sentences() == text
+@pytest.mark.parametrize("what", ENDED)
+def test_how_memory_ended_a_run(what: str, demo: Any) -> None:
+    status, ending, result, text = ENDED[what]
+    ending = argparse.Namespace(**{"text": "", "out_of_memory": None, **ending})
+    figures = argparse.Namespace(ending=ending)
+    assert demo.out_of_memory(status, figures, result, 16) == text
 
 
 @pytest.mark.parametrize(
-    ("losses", "tokens", "same"),
+    ("losses", "ended"),
     [
-        ([0.5, 0.25], "ab", "yes"),
-        ([0.5, 0.25000000000000006], "ab", "they differ from update 2"),
-        ([0.5], "ab", "they differ from update 2"),
-        ([0.5, 0.25], "ac", "the samples differ"),
+        ({1: "loss 0.5", 2: "loss 0.25", 3: "loss 0.1"}, "finished, same losses"),
+        ({1: "loss 0.5", 2: "loss 0.25000000000000006"}, "finished, OTHER losses"),
+        ({1: "samples ab, loss 0.5"}, "finished, OTHER losses"),
+        ({7: "loss 0.5"}, "finished"),
     ],
 )
-def test_one_bit_and_one_token_are_told(
-    losses: list[float], tokens: str, same: str, demo: Any
+def test_losses_are_compared_as_far_as_both_got(
+    losses: dict[int, str], ended: str, demo: Any
 ) -> None:
-    one = {"losses": [loss.hex() for loss in (0.5, 0.25)], "tokens": "ab"}
-    other = {"losses": [loss.hex() for loss in losses], "tokens": tokens}
-    assert demo.same(one, other) == same
+    killed = demo.Outcome("list", "killed in update 3", 1.0, False, None, {1: "loss 0.5"})
+    killed.losses[2] = "loss 0.25"
+    ours = demo.Outcome("GateHistory", "finished", 1.0, True, 5, losses)
+    demo.compared(demo.CASES[0], [killed, ours])
+    assert (ours.ended, ours.good) == (ended, "OTHER" not in ended)
 
 
 @pytest.mark.slow
 def test_options_after_the_dashes_need_one_example() -> None:
-    command = [sys.executable, str(EXAMPLES / "demo.py"), "--", "--batch", "32"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = execute("demo.py", "--", "--batch", "32")
     assert done.returncode == 2
     assert "name it with --only" in done.stderr
+
+
+def test_the_page_shows_the_table_of_the_last_full_run() -> None:
+    assert "\n".join(table(json.loads(rescues()))) in (EXAMPLES / "README.md").read_text()
+
+
+def test_the_last_full_run_has_all_examples(demo: Any) -> None:
+    last = json.loads(rescues())["rescues"]
+    assert [one["name"] for one in last] == [case.name for case in demo.CASES]
+    for one, case in zip(last, demo.CASES, strict=True):
+        assert (one["title"], one["limit"].rpartition(", ")[0]) == (case.title, case.limit)
+        assert [way["label"] for way in one["ways"]] == [label for label, _ in case.ways.values()]

@@ -2,7 +2,6 @@
 
 import argparse
 import importlib.util
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.docs.test_examples import EXAMPLES, load
+from tests.docs.test_examples import load
 
 EPISODES, STEPS, HEIGHT, WIDTH = 2, 60, 480, 640
 MIB = 2**20
@@ -102,56 +101,6 @@ def test_actions_past_the_end_do_not_count(imitation: Any, files: list[Path]) ->
     loss = imitation.loss_of(Silent(), scale, batch)
     real = scale(imitation.ACTION, batch[imitation.ACTION])[:, :2]
     torch.testing.assert_close(loss, real.abs().mean())
-
-
-# --- the limit that is in force -------------------------------------------------------------------
-
-HOLD = """
-import sys; sys.path.insert(0, sys.argv[1])
-import measure
-measure.make_group = lambda size: False
-print(measure.limit_job(64 << 20), flush=True)
-held = bytearray(16 << 20)
-print("16 MiB", flush=True)
-held = bytearray(28 << 20)  # more than 40 % of 64 MiB
-"""
-
-
-def test_without_a_control_group_each_process_has_its_part() -> None:
-    command = [sys.executable, "-c", HOLD, str(EXAMPLES)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.stdout == "RLIMIT_DATA of each process\n16 MiB\n"
-    assert done.stderr.endswith("MemoryError\n")
-
-
-@pytest.mark.parametrize(
-    ("said", "where", "limits"),
-    [
-        (
-            "4:memory:/job\n1:cpu:/\n0::/\n",
-            "memory/job",
-            {"memory.limit_in_bytes": "1024", "memory.memsw.limit_in_bytes": "1024"},
-        ),
-        ("0::/user/job\n", "user", {"memory.max": "1024", "memory.swap.max": "0"}),
-    ],
-)
-def test_a_control_group_is_made_where_its_version_allows(
-    said: str, where: str, limits: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    measure = load("measure")
-    (tmp_path / "said").write_text(said)
-    (tmp_path / where / "job").mkdir(parents=True)
-    monkeypatch.setattr(measure, "OWN_GROUPS", tmp_path / "said")
-    monkeypatch.setattr(measure, "GROUPS", tmp_path)
-    assert measure.make_group(1024)
-    (group,) = (tmp_path / where).glob("memtools-example-*")
-    processes = (group / "cgroup.procs").read_text()
-    assert {file.name: file.read_text() for file in group.iterdir()} == {
-        **limits, "cgroup.procs": processes,
-    }  # fmt: skip
-    for remover in measure.REMOVERS:
-        remover.kill()  # it would wait until the folder, which is not a group, is empty
-        remover.communicate()
 
 
 # --- the recording --------------------------------------------------------------------------------
