@@ -47,8 +47,8 @@ class DeviceMemory:
 
     @property
     def others(self) -> int | None:
-        """Memory that is neither free nor torch's: other programs, the CUDA context, NCCL and other
-        allocations outside torch."""
+        """Memory that is neither free nor torch's, such as that of other programs, the CUDA context
+        and NCCL."""
         if self.total is None or self.free is None or self.reserved is None:
             return None
         return max(0, self.total - self.free - self.reserved)

@@ -123,7 +123,7 @@ class TensorKind(NamedTuple):
     shape: tuple[int, ...] | None
     #: such as "float32"
     dtype: str
-    #: such as "cpu" or "cuda:0"
+    #: such as "cpu"
     device: str | None
 
     def __str__(self) -> str:

@@ -81,7 +81,7 @@ class GateStats:
 
     @property
     def max_violation(self) -> float:
-        """The largest load over the mean load, minus 1: MaxVio of Wang et al. 2024
+        """The largest load over the mean load, minus 1, which is MaxVio of Wang et al. 2024
         (arXiv:2408.15664).
 
         0 if balanced, E/k - 1 if every token goes to the same k experts.

@@ -27,9 +27,9 @@ class Retry:
     micro_batch: int
     #: rows of the micro-batch; None for a whole batch of unknown size
     rows: int | None
-    #: where memory ran out: "forward", "backward", "optimizer" or "another rank";
-    #: "allocator" if the device's cache had to be emptied in several windows; "watermark" if
-    #: a monitor saw that it would not fit
+    #: where memory ran out ("forward", "backward", "optimizer" or "another rank"), "allocator" if
+    #: the device's cache had to be emptied in several windows, or "watermark" if a monitor saw
+    #: that it would not fit
     phase: str
     #: the type and the first line of the error
     error: str

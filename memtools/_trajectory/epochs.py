@@ -47,7 +47,7 @@ class TrajectoryChunk(Mapping[str, "torch.Tensor"]):
     steps: range
     #: the indices of the samples
     samples: tuple[int, ...]
-    #: units of a sum of losses: steps * samples, or steps * tokens
+    #: units of a sum of losses, which are steps * samples or steps * tokens
     weight: int
     #: bytes of the tensors
     nbytes: int

@@ -107,7 +107,7 @@ class BoundedLoader:
 
     @property
     def allowed(self) -> int | None:
-        """Bytes allowed in flight now: `limit`, or less after `shrink()`."""
+        """Bytes allowed in flight now, which is `limit`, or less after `shrink()`."""
         return self._flight.allowed
 
     @property

@@ -266,7 +266,7 @@ get_device(PyObject *op, void *Py_UNUSED(which))
 #define GET(name, doc) {#name, get_##name, NULL, doc, NULL}
 static PyGetSetDef getters[] = {
     GET(limit, "Bytes that may be reserved; None for no limit."),
-    GET(used, "Bytes reserved now: the sum of the parts."),
+    GET(used, "The bytes reserved now, the sum of the parts."),
     GET(peak, "The most bytes ever used."),
     GET(available,
         "Bytes that can be reserved now, here and in the budgets above, without taking idle memory "
