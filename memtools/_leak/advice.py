@@ -30,6 +30,8 @@ def advice_for(finding: LeakFinding) -> str:
         library=finding.library,
         release=finding.release,
     )
+    if finding.cause == TOO_LARGE:
+        advice += " (as it is, it will not fit)"
     if finding.process.startswith("worker") and finding.holder and _grows(finding):
         advice += "; each worker has its own copy"
     return advice

@@ -463,7 +463,7 @@ def test_the_modules_of_logits_are_named(
     (text,) = (one.text for one in offered(trace) if one.name.startswith("linear"))
     returned = f" of the hidden states that {head[1]}(...) returns" if head[1] else ""
     assert f"(hidden, {head[0] or 'head'}.weight, targets, " in text
-    assert f"{returned} in place of {head[0] or 'head'} and" in text
+    assert f"{returned} instead of {head[0] or 'head'} and" in text
 
 
 @pytest.mark.parametrize(("count", "has_chunks"), [(255, False), (256, True)])

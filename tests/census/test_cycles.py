@@ -151,9 +151,9 @@ def test_the_examples_are_the_largest_kinds_and_what_lay_beside_them():
         )
         garbage(torch.empty(1, dtype=torch.int8))
     assert collect(inspect=True).examples == (
-        "[256, 256] float32 tensor, beside Hook, Trainer",
-        "[3] float32 tensor, beside Hook, Trainer",
-        "[2] float32 Parameter, beside Hook, Trainer",
+        "[256, 256] float32 tensor, with Hook, Trainer",
+        "[3] float32 tensor, with Hook, Trainer",
+        "[2] float32 Parameter, with Hook, Trainer",
     )
 
 
@@ -194,12 +194,12 @@ def by_class() -> None:
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (by_exception, "[3, 5] float32 tensor, beside frame of by_exception()"),
-        (by_closure, "[9] float32 tensor, beside function <lambda>()"),
-        (by_list, "[4] float32 tensor, beside list"),
-        (by_key, "[6] float32 tensor, beside dict"),
-        (by_attribute, "[8] float32 tensor, beside Hook"),
-        (by_class, "[2] float32 tensor, beside class Config"),
+        (by_exception, "[3, 5] float32 tensor, with frame of by_exception()"),
+        (by_closure, "[9] float32 tensor, with function <lambda>()"),
+        (by_list, "[4] float32 tensor, with list"),
+        (by_key, "[6] float32 tensor, with dict"),
+        (by_attribute, "[8] float32 tensor, with Hook"),
+        (by_class, "[2] float32 tensor, with class Config"),
     ],
 )
 def test_an_example_of_each_usual_cycle(make, text):

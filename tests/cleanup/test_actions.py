@@ -89,7 +89,7 @@ def test_tensors_in_cycles_are_shown_when_asked_for(no_gc: None):  # noqa: F811
     cycle(256)
     found = run(GC, inspect=True).collected
     assert (found.tensors, found.tensor_bytes) == (1, 1024)
-    assert found.examples == ("[256] float32 tensor, beside SimpleNamespace, dict",)
+    assert found.examples == ("[256] float32 tensor, with SimpleNamespace, dict",)
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ class EqualLosses(Trainer):
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
-        (OwnStep, "OwnStep has a training_step"),
+        (OwnStep, "OwnStep has its own training_step()"),
         (LargestLoss, "the loss of two of its rows is"),
         (EqualLosses, "the losses of its rows do not tell"),
     ],

@@ -236,7 +236,7 @@ def test_a_program_that_begins_to_make_steps_is_traced_by_steps(ran: dict[str, R
     one = ran["steps"]
     assert (one.code, one.stdout) == (0, "True\nFalse\nFalse\n"), one.stderr
     by_time, by_step = one.events("trace")
-    assert by_time.endswith("as the window was closed before its end")
+    assert by_time.endswith("because the window was closed before its end")
     assert re.match(r"3 steps traced by tracemalloc and torch's reports in [\d.]+ ms: the", by_step)
     assert "/step (1 new bytearray object a step); made at train.py:11 in loss" in one.stderr
 
@@ -247,4 +247,4 @@ def test_an_end_inside_of_a_window_is_the_programs_own(ran: dict[str, Ran]) -> N
     assert (one.code, one.stdout) == (7, "True\n10\n"), one.stderr
     assert "It ended with exit code 7" in one.stderr
     assert one.events("end") == ["exit: code 7"]
-    assert one.events("trace")[0].endswith("as the window was closed before its end")
+    assert one.events("trace")[0].endswith("because the window was closed before its end")

@@ -38,7 +38,7 @@ def test_a_guard_raises_before_the_device_is_full(device_program: Program, tmp_p
                     assert str(error) == (
                         "device memory runs out at step 35: 36.0 GiB of 40.0 GiB used (90.0%; "
                         "cuda:0, 2.00 GiB of it held by others), watermark 90%; save a checkpoint, "
-                        "let go of what is kept on the device, or take smaller micro-batches"
+                        "release what is kept on the device, or use smaller micro-batches"
                     ), error
                     break
             else:

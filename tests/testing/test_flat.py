@@ -167,14 +167,14 @@ def cached(bound: int | None) -> Callable[[], object]:
 def test_a_cache_with_a_bound_is_no_leak_and_one_without_is() -> None:
     assert_flat(cached(100))
     assert_flat(cached(195))  # full only just before the end: the census knows
-    assert "has no bound and keeps every result" in failure(cached(None))
+    assert "pass maxsize=..." in failure(cached(None))
 
 
 @pytest.mark.slow
 def test_a_bound_that_is_far_off_is_told() -> None:
     said = failure(cached(100_000))
     assert "lru_cache" in said
-    assert "fills up and stops there: give it a lower bound if that is too much" in said
+    assert "otherwise give it a lower bound" in said
 
 
 @pytest.fixture
@@ -488,7 +488,7 @@ def test_memory_that_a_library_maps_by_itself_is_a_failure(mapped: Callable[[], 
     found = re.match(r"resident memory grows by ([\d.]+) KiB a step \(allowed: 1 KiB\): ", text)
     assert found is not None
     assert float(found[1]) == pytest.approx(64, rel=0.1)
-    assert "memory outside malloc: +" in text
+    assert "memory outside malloc +" in text
     assert text.endswith("seen over 175 steps, after 25 of warm-up")
 
 
@@ -509,6 +509,6 @@ def test_a_buffer_that_fills_is_a_warning_with_its_name() -> None:
     with pytest.warns(UserWarning, match="not judged, because it ends when all is ") as caught:
         assert_flat(rows.step)
     (warning,) = caught
-    assert "Rows.rows: +" in str(warning.message)
+    assert "Rows.rows +" in str(warning.message)
     assert "(250.0 MiB when full, " in str(warning.message)
     assert warning.filename == __file__
