@@ -55,7 +55,7 @@ class DeviceMemory:
 
     @property
     def used(self) -> int | None:
-        """The sum of `allocated` and `others`: what no new tensor can use."""
+        """The sum of `allocated` and `others`, which no new tensor can use."""
         others = self.others
         return None if self.allocated is None or others is None else self.allocated + others
 

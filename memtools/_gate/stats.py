@@ -59,7 +59,7 @@ class GateStats:
 
     @property
     def entropy(self) -> float:
-        """Shannon entropy of `load_fraction`: 0 if one expert has all, log(E) if balanced."""
+        """Shannon entropy of `load_fraction`, 0 if one expert has all, log(E) if balanced."""
         return _entropy([float(count) for count in self.load])
 
     @property

@@ -699,7 +699,7 @@ def test_a_program_whose_c_code_keeps_memory_is_told_the_line(
     assert done.returncode == 0, done.stderr
     events = read_record(tmp_path / "run.mem").events
     last = [event for event in events if event.kind == "finding"][-1]
-    assert "the C heap, whose holder is not known: +" in last.text
+    assert "the C heap, whose holder is not known +" in last.text
     traces = [event.text for event in events if event.kind == "trace"]
     assert f"made at {made}" in last.text, traces
     assert "traced by heap lines in " in traces[-1]

@@ -157,7 +157,8 @@ def test_run_watch_explain_report_and_export_say_the_same(case, tmp_path, capsys
         sizes = [use.peak_bytes for use in parties(figures)]
         if figures.used is not None and figures.used.source != "machine":
             sizes += [figures.used.peak_bytes, figures.used.limit_bytes or 0]
-        for words in [*map(format_bytes, sizes), growth.line()]:
+        growing = [growth.subject, growth.rate(), growth.forecast()]
+        for words in [*map(format_bytes, sizes), *growing]:
             assert words in text.replace("\u00a0", " "), (name, words)
     first, *others = data(record, capsys).values()
     for other in others:
@@ -239,7 +240,7 @@ def test_the_newest_record_is_taken_when_none_is_named(command, tmp_path, capsys
     monkeypatch.chdir(tmp_path)
     refused = 1 if command == "watch" else 2
     assert cli.main([command]) == refused
-    assert "there is no record here" in capsys.readouterr().err
+    assert "there is no record in this folder" in capsys.readouterr().err
     written("old.mem")
     written("run.mem")
     once = ["--once"] if command == "watch" else []
@@ -292,7 +293,7 @@ def test_the_job_is_the_process_its_workers_and_shared_memory_that_nobody_maps(t
 
 @pytest.mark.parametrize(("until", "words"), [
     (20, "80.0 MiB; the job"),
-    (5, "80.0 MiB (as of step 4, 15.0 s before the last sample); the job"),
+    (5, "80.0 MiB (read at step 4, 15.0 s before the last sample); the job"),
 ])  # fmt: skip
 def test_a_figure_of_workers_that_is_old_has_its_age(until, words, tmp_path):
     path = str(tmp_path / "run.mem")

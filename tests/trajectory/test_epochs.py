@@ -167,9 +167,9 @@ def test_a_state_of_other_epochs_is_refused():
     epochs = filled().epochs(2, time_steps=2, seed=1)
     state = epochs.state_dict()
     for other, match in [
-        (filled().epochs(3, time_steps=2, seed=1), "num_epochs=2 in place of 3"),
-        (filled().epochs(2, time_steps=3, seed=1), "time_steps=2 in place of 3"),
-        (filled().epochs(2, time_steps=2), "seed=1 in place of 0"),
+        (filled().epochs(3, time_steps=2, seed=1), "num_epochs=2 instead of 3"),
+        (filled().epochs(2, time_steps=3, seed=1), "time_steps=2 instead of 3"),
+        (filled().epochs(2, time_steps=2), "seed=1 instead of 0"),
     ]:
         with pytest.raises(ValueError, match=match):
             other.load_state_dict(state)

@@ -69,7 +69,11 @@ class MemoryCallback(MonitoringCallback, TrainerCallback):  # type: ignore[misc]
         """Add the callback to a Trainer, before its reporters, so that it also stops after an
         exception.
 
-        `callbacks=[...]` does this automatically. May be called twice. Returns the callback.
+        Args:
+            trainer: the Trainer, of which `callbacks=[...]` does this automatically. May be called
+                twice.
+
+        Returns the callback.
         """
         handler = trainer.callback_handler
         others = [callback for callback in handler.callbacks if callback is not self]
