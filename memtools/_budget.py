@@ -16,32 +16,28 @@ if TYPE_CHECKING:
 class Holding(NamedTuple):
     """Bytes that a part of a budget, or a suballocation, has reserved."""
 
-    #: the name of the part
+    #: of the part
     name: str
-    #: reserved bytes
+    #: bytes
     reserved: int
-    #: the part of `reserved` that can be given back
+    #: of these, what can be given back
     idle: int
-    #: the largest `reserved` so far
+    #: the most so far
     peak: int
-    #: the limit of a suballocation, or None
+    #: of a suballocation
     limit: int | None
     #: 0 for parts of the budget, 1 for those of its suballocations, and so on
     depth: int
-    #: whether it is a suballocation
+    #: whether it is one
     suballocation: bool
 
 
 class BudgetReport:
-    """What the parts of a budget held at one moment, as `Budget.report()` returns it.
-
-    Iterates over `Holding`s. `str()` is a table.
+    """What the parts of a budget held at one moment. Iterates over `Holding`s. `str()` is a table.
 
     Args:
         budget: the budget, which gives `peak`.
         holdings: what its parts hold; `used` is the sum of those of depth 0.
-
-    Raises TypeError if an argument is something else.
     """
 
     __slots__ = ("budget", "holdings", "peak", "used")
@@ -55,9 +51,9 @@ class BudgetReport:
                 raise TypeError(f"BudgetReport takes the holdings of a report(), got {got}")
         self.budget = repr(budget.name), budget.limit, budget.device
         self.holdings = holdings
-        #: bytes that the parts had reserved at that moment
+        #: reserved bytes
         self.used = sum(line.reserved for line in holdings if line.depth == 0)
-        #: the most bytes that were reserved so far
+        #: the most so far
         self.peak = max(budget.peak, self.used)
 
     def __iter__(self) -> Iterator[Holding]:
@@ -100,18 +96,15 @@ def _table(holdings: tuple[Holding, ...]) -> list[str]:
 class Budget(_core.Budget):
     """A limit in bytes that several parts share: pass it as `limit` or `max_bytes`.
 
-    A part reserves bytes before it takes memory and releases them afterwards; `used` is the sum of
-    the parts. If a reservation does not fit, the other parts first give back idle memory, such as a
-    KVPool's spare pages; then BudgetError is raised, which lists what each part holds. Thread-safe.
-    A forked child has its own copy.
+    A part reserves bytes before it takes memory and releases them afterwards. If a reservation does
+    not fit, the other parts first give back idle memory, such as a KVPool's spare pages; then
+    BudgetError lists what each part holds. Thread-safe. A forked child has its own copy.
 
     Args:
-        limit: the most bytes, at least 1, an int or like `"20 GiB"`; None counts without a limit.
+        limit: the most bytes, or like `"20 GiB"`; None counts without a limit.
         device: whose memory is counted: `"cpu"`, `"cuda"` (all CUDA devices) or like `"cuda:1"`;
-            parts elsewhere raise ValueError. None, the default: all devices together.
-        name: the name in reports and errors; "budget" by default.
-
-    Raises TypeError or ValueError if `limit` is not a size of at least one byte.
+            parts elsewhere raise ValueError. None: all devices together.
+        name: the name in reports and errors.
     """
 
     __slots__ = ()
@@ -135,10 +128,7 @@ class Budget(_core.Budget):
 
         Args:
             name: its name in reports and errors.
-            limit: the most bytes, an int or like `"2 GiB"`, at most this budget's limit. None, the
-                default: this budget's limit.
-
-        Returns the new Budget. Raises ValueError if `limit` is more than this budget's.
+            limit: the most bytes, or like `"2 GiB"`. None: this budget's. ValueError if above that.
         """
         as_name("suballocate(): name", name)
         size = self.limit if limit is None else parse_bytes(limit, "limit")
@@ -150,7 +140,7 @@ class Budget(_core.Budget):
         return _core.Budget.__new__(type(self), size, name, self.device, self)
 
     def report(self) -> BudgetReport:
-        """Return how much each part holds; `print` shows a table. Takes a few us for each part."""
+        """Return how much each part holds. Takes a few us for each part."""
         return BudgetReport(self, tuple(Holding(*line) for line in self._report()))
 
     def __repr__(self) -> str:

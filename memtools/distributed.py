@@ -30,30 +30,29 @@ _LENGTH = 4  # bytes that hold the length of the text behind them
 class RankStat:
     """A figure over the ranks that have it, in its own unit."""
 
-    #: the smallest reading
+    #: the smallest
     min: float
-    #: the mean of the readings
+    #: the mean
     mean: float
-    #: the largest reading
+    #: the largest
     max: float
-    #: the (lowest) rank with the smallest reading
+    #: the (lowest) rank with the smallest
     min_rank: int
-    #: the rank with the largest reading
+    #: that with the largest
     max_rank: int
-    #: the number of ranks with a reading
+    #: their number
     ranks: int
 
 
 class RankMetrics(dict[str, RankStat]):
-    """A RankStat for each figure, as `monitor_ranks` returns them. It has `metrics()`, for
-    exporters."""
+    """A RankStat for each figure. It has `metrics()`, for exporters."""
 
     def metrics(self, expert: bool = False) -> dict[str, float]:
         """Return the statistics with keys such as `memory/host_rss_bytes/max`.
 
         Args:
-            expert: return `/min`, `/mean`, `/max`, `/min_rank`, `/max_rank` and `/ranks`; by
-                default `/mean`, `/max` and `/max_rank`.
+            expert: return `/min`, `/mean`, `/max`, `/min_rank`, `/max_rank` and `/ranks`, not only
+                `/mean`, `/max` and `/max_rank`.
         """
         usual = ("mean", "max", "max_rank")
         parts = ("min", "mean", "max", "min_rank", "max_rank", "ranks") if expert else usual
@@ -77,22 +76,18 @@ def monitor_ranks(
 
     All ranks must call it at the same point: it is one all_gather of `max_bytes` per rank, in host
     memory (gloo) or on the current device, which is waited for (nccl). Ranks may have different
-    keys. Without a process group the result has this process as rank 0.
+    keys. Without a process group this process is rank 0.
 
     **If a rank has died, the others wait until the group's timeout and then get torch's error.**
-    For a shorter timeout pass a group such as `dist.new_group(backend="gloo",
-    timeout=timedelta(seconds=30))`.
+    For a shorter one pass `dist.new_group(backend="gloo", timeout=timedelta(seconds=30))`.
 
     Args:
         source: an object with `metrics()`, or a mapping of figures.
-        group: the process group. None, the default: all ranks.
-        max_bytes: room for the figures of a rank as text, at least 64, equal on all ranks; 4096 by
-            default.
+        group: the process group. None: all ranks.
+        max_bytes: room for the figures of a rank as text, at least 64, equal on all ranks.
 
-    Raises:
-        ValueError: on every rank, if one rank's figures exceed `max_bytes`; on this rank, if it is
-            not in the group or `max_bytes` is less than 64.
-        TypeError: `source` has no `metrics()`.
+    Raises ValueError on every rank, if one rank's figures exceed `max_bytes`, or on this rank, if
+    it is not in the group.
     """
     max_bytes = whole_number("max_bytes", max_bytes, 64)
     if not isinstance(source, Mapping):

@@ -27,16 +27,13 @@ class DeviceError(MemtoolsError, RuntimeError):
 
 
 class MemoryPressure(MemtoolsError):  # noqa: N818 - the public name
-    """Raised by MemoryMonitor.guard() before memory runs out, on the host (HostMemoryPressure) or a
-    device (DeviceMemoryPressure).
-
-    It comes out of `monitor.step()`, between steps, so that the program can save a checkpoint.
-    """
+    """Raised by a guard of a MemoryMonitor in `step()`, before memory runs out, so that the program
+    can save a checkpoint."""
 
 
 class HostMemoryPressure(MemoryPressure):
-    """Raised by MemoryMonitor.guard() before host memory runs out."""
+    """Raised before host memory runs out."""
 
 
 class DeviceMemoryPressure(MemoryPressure):
-    """Raised by MemoryMonitor.guard(device=...) before the memory of a CUDA device runs out."""
+    """Raised before the memory of a CUDA device runs out."""

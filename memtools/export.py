@@ -22,11 +22,8 @@ def write_scalars(
         target: an object with `add_scalar(tag, value, global_step)`, such as TensorBoard's
             SummaryWriter, or with `log(dict, step=)`, such as a wandb run.
         source: the monitor, or any object with `metrics()`.
-        step: the step to write. None, the default: the target counts.
-        expert: write all values, not only the usual dozen; False by default.
-
-    Raises:
-        TypeError: the target has neither method, or the source has no `metrics()`.
+        step: the step to write. None: the target counts.
+        expert: write all values, not only the usual dozen.
     """
     check_source(source, "write_scalars()")
     add_scalar, log = getattr(target, "add_scalar", None), getattr(target, "log", None)

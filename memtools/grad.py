@@ -34,17 +34,17 @@ def log_probs(
         hidden = model.model(input_ids, use_cache=False).last_hidden_state[:, :-1]
         chosen = memtools.grad.log_probs(hidden, model.lm_head.weight, input_ids[:, 1:])
 
-    It is log_softmax(hidden @ weight.T + bias) at the labels, with the logits of only chunk_tokens
-    tokens in memory. The backward pass recomputes the logits: four products of the head's size
-    instead of three. The logarithm is in float32, also under autocast.
+    It is log_softmax(hidden @ weight.T + bias) at the labels, with the logits of one chunk in
+    memory. The backward pass recomputes them: four products of the head's size instead of three.
+    The logarithm is in float32, also under autocast.
 
     Args:
         hidden: `[..., width]`, floating point: the last hidden states.
         weight: `[vocabulary, width]`: the weight of the head.
         labels: `[...]`, int64: a class for each token, or `ignore_index`.
-        bias: `[vocabulary]`, or None, the default.
-        ignore_index: the label of tokens without a class, whose result is 0; -100 by default.
-        chunk_tokens: tokens in a chunk, at least 1; 128 by default.
+        bias: `[vocabulary]`.
+        ignore_index: the label of tokens without a class, whose result is 0.
+        chunk_tokens: tokens in a chunk.
 
     Returns a float32 tensor `[...]`. It cannot be differentiated twice.
 

@@ -41,23 +41,23 @@ T = TypeVar("T")
 class Setting(Generic[T]):
     """A value and who set it."""
 
-    #: the value; None if it is not set
+    #: None if not set
     value: T | None = None
-    #: the variable or call that set it, or ""
+    #: the variable or call that set it
     source: str = ""
 
 
 @dataclass(frozen=True)
 class CudaDevice:
-    """Memory of torch's allocator on a device in use."""
+    """Memory of torch's allocator on a device in use, in bytes."""
 
     #: the device's number
     index: int
-    #: bytes in tensors
+    #: in tensors
     allocated: int
-    #: bytes reserved from the driver
+    #: from the driver
     reserved: int
-    #: unallocated bytes in segments that are partly in use
+    #: unallocated, in segments that are partly in use
     inactive: int
     #: allocations that succeeded only after the cache was freed
     retries: int
@@ -73,24 +73,24 @@ class CudaAllocator:
     backend: Setting[str]
     #: whether segments can grow, against fragmentation
     expandable_segments: Setting[bool]
-    #: larger blocks are not split, in MiB
+    #: larger blocks are not split
     max_split_size_mb: Setting[int]
     #: share of memory in use above which unused blocks are freed
     garbage_collection_threshold: Setting[float]
-    #: False if PYTORCH_NO_CUDA_MEMORY_CACHING is set
+    #: False with PYTORCH_NO_CUDA_MEMORY_CACHING
     caching: Setting[bool]
-    #: all keys that are set; a list in brackets is a text
+    #: all set keys; a list in brackets is a text
     values: Mapping[str, Any]
-    #: the text of the variable
+    #: of the variable
     text: Setting[str]
-    #: devices with allocations; empty before CUDA is used
+    #: devices with allocations
     devices: tuple[CudaDevice, ...]
     #: whether the process has used CUDA
     in_use: bool
 
     @property
     def reserved(self) -> int:
-        """Bytes reserved from the driver, on all devices."""
+        """From the driver, on all devices."""
         return sum(device.reserved for device in self.devices)
 
 
@@ -100,30 +100,30 @@ class HostAllocator:
 
     #: "glibc", "musl", "jemalloc", "tcmalloc", "mimalloc", or the file's name
     name: str
-    #: glibc's version, like "2.36"; None for another allocator
+    #: glibc's, like "2.36"
     version: str | None
-    #: the file whose malloc the process calls; None if unknown
+    #: the file whose malloc the process calls
     path: str | None
-    #: the files of other allocators that are mapped but not used
+    #: files of other allocators, mapped but not used
     others: tuple[str, ...]
-    #: the most arenas that may be made
+    #: the most arenas
     arena_max: Setting[int]
-    #: bytes of free memory that stay at the end of a heap
+    #: free memory that stays at the end of a heap
     trim_threshold: Setting[int]
     #: blocks of this size or more are mapped one by one
     mmap_threshold: Setting[int]
     #: extra bytes by which a heap grows
     top_pad: Setting[int]
-    #: all of glibc's settings that were made
+    #: all that were set
     values: Mapping[str, Setting[int]]
-    #: what the arenas hold; None if unknown
+    #: what the arenas hold
     heap: Heap | None
     #: the most arenas, by arena_max or the number of cores
     arena_limit: int
 
     @property
     def arenas(self) -> int | None:
-        """The number of arenas now; None if malloc does not report it."""
+        """The present number of arenas."""
         return None if self.heap is None else self.heap.arenas
 
     @property
@@ -133,7 +133,7 @@ class HostAllocator:
 
     @property
     def arena_test(self) -> int:
-        """The number of arenas at which glibc fixes their maximum."""
+        """Arenas at which glibc fixes their maximum."""
         return self.values.get("arena_test", Setting(ARENA_TEST)).value or ARENA_TEST
 
 
@@ -141,7 +141,7 @@ class HostAllocator:
 class AllocatorSettings:
     """The allocators of this process at one moment; `str()` is a table."""
 
-    #: torch's allocator for CUDA
+    #: torch's allocator
     cuda: CudaAllocator
     #: malloc
     host: HostAllocator
@@ -149,7 +149,7 @@ class AllocatorSettings:
     seen: allocator_advice.Seen = field(repr=False)
 
     def advice(self) -> list[str]:
-        """What to set and why, one or two sentences each; usually empty."""
+        """What to set and why, a text each; usually empty."""
         return allocator_advice.advise(self)
 
     def set(
@@ -161,23 +161,21 @@ class AllocatorSettings:
     ) -> list[str]:
         """Change malloc's settings for this process: all given ones, or none.
 
-        This object does not change; call `memtools.allocator_settings()` again. torch's CUDA
-        allocator is set by an environment variable: see `advice()`.
+        This object does not change. torch's CUDA allocator is set by an environment variable: see
+        `advice()`.
 
         Args:
             arena_max: the most arenas that glibc makes, at least the present number.
             trim_threshold: free memory that glibc keeps at the end of a heap: 1 byte to 2 GiB - 1,
-                an int or like "16 MiB".
+                or like "16 MiB".
             mmap_threshold: blocks of this size or more are mapped one by one and returned when
-                freed, at the cost of page faults: 4 KiB to 32 MiB, an int or like "1 MiB".
+                freed, at the cost of page faults: 4 KiB to 32 MiB.
 
         Returns what was done, in words. An error changes nothing.
 
-        Raises:
-            TypeError: an argument has the wrong type.
-            ValueError: an argument is out of range, or none is given.
-            RuntimeError: it is too late, or malloc is another allocator's; the message has the
-                variables to set before the program starts.
+        Raises ValueError if an argument is out of range, or none is given; RuntimeError if it is
+        too late, or malloc is another allocator's: the message has the variables to set before the
+        program starts.
         """
         wanted = {
             "arena_max": arena_max,
@@ -199,8 +197,8 @@ class AllocatorSettings:
 def allocator_settings() -> AllocatorSettings:
     """Read the settings of malloc and of torch's CUDA allocator, and what glibc's arenas hold.
 
-    Takes 2 to 3 ms, more if the arenas have many free blocks. Changes nothing, imports no torch and
-    does not start CUDA. Settings that other code made with mallopt cannot be read.
+    Takes 2 to 3 ms, more if the arenas have many free blocks. Imports no torch and does not start
+    CUDA. Settings that other code made with mallopt cannot be read.
     """
     return AllocatorSettings(_read_cuda(), _read_host(), _see())
 

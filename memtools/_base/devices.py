@@ -23,7 +23,7 @@ MOST_DEVICES = 8  # A sample has room for 8 devices.
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """The memory of a device at one moment, in bytes; None where a figure is not known (yet).
+    """The memory of a device at one moment, in bytes; None if unknown.
 
     ├── allocated ──┤ inactive, cached ├── others ──┤        free         ├── total
     └─────────────── reserved ─────────┘
@@ -32,23 +32,22 @@ class DeviceMemory:
 
     #: the device's number
     index: int
-    #: bytes in tensors, as torch's allocator counts them
+    #: in tensors, as torch's allocator counts
     allocated: int | None
-    #: bytes reserved from the driver
+    #: reserved from the driver
     reserved: int | None
-    #: bytes that the driver can give to any program
+    #: what the driver can give to any program
     free: int | None
-    #: bytes of the device
+    #: the device's size
     total: int | None
-    #: unallocated bytes in segments that are partly in use
+    #: unallocated, in segments that are partly in use
     inactive: int | None
     #: the largest `allocated` since torch's peak was reset
     allocated_peak: int | None = None
 
     @property
     def others(self) -> int | None:
-        """Memory that is neither free nor torch's, such as that of other programs, the CUDA context
-        and NCCL."""
+        """Memory of other programs, the CUDA context and NCCL."""
         if self.total is None or self.free is None or self.reserved is None:
             return None
         return max(0, self.total - self.free - self.reserved)

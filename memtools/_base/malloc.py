@@ -65,15 +65,15 @@ class Serving:
 class Heap:
     """What malloc_info() reports, in bytes."""
 
-    #: the number of arenas
+    #: their number
     arenas: int
-    #: the size of all arenas, without blocks mapped one by one
+    #: of all arenas, without blocks mapped one by one
     arena_bytes: int
-    #: bytes of the arenas in no allocated block
+    #: of these, in no allocated block
     idle_bytes: int
-    #: idle bytes in arenas other than the main one
+    #: of these, in arenas other than the main one
     idle_elsewhere: int
-    #: the size of blocks mapped one by one
+    #: of blocks mapped one by one
     mapped_bytes: int
 
 

@@ -41,9 +41,9 @@ def in_phase(phase: str) -> str:
 class Part(NamedTuple):
     """Blocks of one category."""
 
-    #: the category, such as "gradients"
+    #: such as "gradients"
     what: str
-    #: their bytes
+    #: of these blocks
     bytes: int
     #: their number
     blocks: int
@@ -112,19 +112,19 @@ class Lowered(NamedTuple):
 
     #: such as "an optimizer with fused=True"
     change: str
-    #: the new peak in bytes
+    #: the new peak
     peak_bytes: int
-    #: the name for `memtools explain --with`, such as "fused"; or ""
+    #: for `memtools explain --with`, such as "fused"
     name: str = ""
-    #: the phase of the new peak, such as "backward"
+    #: of the new peak, such as "backward"
     phase: str = ""
-    #: the program's line at the new peak
+    #: of the program, at the new peak
     line: str = ""
-    #: milliseconds per step of operators that run twice; 0 if none or unknown
+    #: milliseconds per step of operators that run twice, if known
     again_ms: float = 0.0
 
     def where(self) -> str:
-        """Return the phase and the line of the new peak; "" if unknown."""
+        """Return the phase and the line of the new peak."""
         if not self.phase:
             return ""
         return f"{in_phase(self.phase)} ({self.line})" if self.line else in_phase(self.phase)

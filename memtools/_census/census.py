@@ -40,20 +40,20 @@ _ROWS = 12
 class TensorGroup:
     """Live tensors of one kind; `bytes` counts each storage once."""
 
-    #: type, shape, dtype and device
+    #: the kind
     kind: TensorKind
-    #: the number of tensors
+    #: tensors
     count: int
-    #: the bytes of their storages
+    #: bytes of their storages
     bytes: int
 
 
 @part_of_a_look
 @dataclass(frozen=True, slots=True)
 class GroupGrowth:
-    """The growth of a kind of tensors, in number and bytes."""
+    """The growth of a kind of tensors."""
 
-    #: type, shape, dtype and device
+    #: the kind
     kind: TensorKind
     #: additional tensors
     count: int
@@ -64,7 +64,7 @@ class GroupGrowth:
 @part_of_a_look
 @dataclass(frozen=True, slots=True)
 class TypeGrowth:
-    """The growth of a type, in objects."""
+    """The growth of a type."""
 
     #: the type, with its module
     type: str
@@ -91,7 +91,7 @@ class Census:
 
     Attributes:
         groups: tensors by type, shape, dtype and device, the largest first.
-        types: the number of tracked objects by type, including tensors.
+        types: the number of tracked objects by type, with tensors.
         bytes: memory of all tensors that Python can see; shared storage counts once.
         objects: the number of tracked objects.
         seconds: the duration, in which other Python threads mostly waited.
@@ -134,13 +134,7 @@ class Census:
         self.seconds = time.perf_counter() - begin
 
     def diff(self, earlier: Census) -> Growth:
-        """Return what grew since an earlier census. Takes a millisecond.
-
-        Args:
-            earlier: a census taken before this one.
-
-        Raises TypeError if `earlier` is not a Census.
-        """
+        """Return what grew since an `earlier` census. Takes a millisecond."""
         return Growth(earlier, self)
 
     def __repr__(self) -> str:
@@ -199,14 +193,12 @@ class Growth:
     def sample(self, of: GroupGrowth | TypeGrowth | None = None, limit: int = SAMPLE) -> list[Any]:
         """Return live objects of a group that did not exist at the earlier census.
 
-        Takes one pass over the heap; the list keeps the objects alive. Misses about one new object
-        in 300, and never returns old ones.
+        Takes one pass over the heap. Misses about one new object in 300, and never returns old
+        ones.
 
         Args:
-            of: one of `groups` or `types`. None, the default: the one that grew most.
-            limit: the most objects to return; 64 by default.
-
-        Raises TypeError if `of` is neither.
+            of: one of `groups` or `types`. None: the one that grew most.
+            limit: the most objects to return.
         """
         limit = whole_number("limit", limit)
         if of is None:
@@ -248,11 +240,9 @@ class Growth:
         Takes three to ten passes over the heap, about 50 ms each for 450,000 objects.
 
         Args:
-            of: one of `groups` or `types`. None, the default: the one that grew most, and also the
-                holder of a large autograd graph.
-            steps: the number of steps between the two censuses, for rates; 1 by default.
-
-        Raises ValueError if `steps` is below 1, TypeError if `of` is neither.
+            of: one of `groups` or `types`. None: the one that grew most, and also the holder of a
+                large autograd graph.
+            steps: the number of steps between the two censuses, for rates, at least 1.
         """
         steps = whole_number("steps", steps)
         found: list[Holder] = []
@@ -288,9 +278,7 @@ def census() -> Census:
     """Count live tensors by type, shape, dtype and device, and objects by type, in one pass.
 
     Runs none of the program's code and keeps nothing alive. Takes about 0.1 us per tracked object;
-    other Python threads wait.
-
-    Returns a `Census`. Raises MemoryError if there is no memory for its tables.
+    other Python threads wait. Raises MemoryError if there is no memory for its tables.
     """
     return Census()
 

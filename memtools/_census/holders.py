@@ -117,7 +117,7 @@ class TensorKind(NamedTuple):
     """The key of a group of tensors. `shape` and `device` are None if reading them would run Python
     code; `shape` also for a nested tensor."""
 
-    #: the class, such as "torch.Tensor"
+    #: such as "torch.Tensor"
     type: str
     #: the dimensions
     shape: tuple[int, ...] | None
@@ -261,28 +261,24 @@ class Holder:
     Attributes:
         path: where it is in the program, like `list MoEBlock.gate_history`.
         kind: the container's type, or `variable`, `calls`, `autograd graph`, `C code`, `function`.
-        length: entries, or nodes of a graph; None without a length.
+        length: entries, or nodes of a graph.
         capacity: the most entries (`deque(maxlen=...)`, `lru_cache(maxsize)`); None if unbounded.
         new_objects: an estimate of how many of the objects it holds.
-        new_bytes: their memory in bytes; 0 for objects other than tensors.
+        new_bytes: bytes of these if they are tensors.
         containers: the number of containers of this name.
         what: the objects in words, like `[2048, 64] float32 tensors`.
         steps: the number of steps in which the objects came.
         since_step: the step at which it began to grow; None after a single look.
         rises: looks at which it was longer than before.
         only_gained: whether it was never shorter than before.
-        extension: the class of an extension module whose objects the newest entries hold, with
-            unknown memory in C; or "".
-        view_bytes: the bytes of the whole tensor, if the newest tensors are small parts of larger
-            ones; else 0.
+        extension: the extension class of the newest entries, whose memory in C is unknown.
+        view_bytes: bytes of the whole tensor, if the newest tensors are small parts of larger ones.
         may_fill: whether it may be a buffer that still fills.
         bytes_in_c: the part of `new_bytes` that is memory in C, as far as known.
-        kept_at: the user's line that puts them there, as `file:line in function`; or "".
-        kept_until: the place that empties the container, such as `train.py:80 in main empties it`;
-            or "".
-        library: the library's class, function or module that owns the container, such as
-            `tarfile.TarFile`; or "".
-        release: a method of that object which releases them, such as `close()`; or "".
+        kept_at: the user's line that puts them there, as `file:line in function`.
+        kept_until: what empties the container, such as `train.py:80 in main empties it`.
+        library: the owner of the container, such as `tarfile.TarFile`.
+        release: a method of that object which releases them, such as `close()`.
     """
 
     path: str
@@ -318,7 +314,7 @@ class Holder:
 
     @property
     def final_bytes(self) -> int | None:
-        """Bytes of a bounded container when full; None if unbounded."""
+        """Bytes of a bounded container when full."""
         return sentences.final_bytes(self)
 
     def _with(self, other: Holder) -> Holder:
@@ -350,12 +346,11 @@ def holder_of(objects: object, *, steps: int = 1) -> list[Holder]:
 
     Args:
         objects: one object, or a list or tuple of objects, of which the first 64 are used. For the
-            holder of a list itself pass `[that_list]`. Text, small numbers and None are shared by
-            the whole process, so any part of it may be named for them.
-        steps: the number of steps in which they came, for rates; 1 by default.
+            holder of a list itself pass `[that_list]`. Text, small numbers and None are shared, so
+            any part of the process may be named for them.
+        steps: the number of steps in which they came, for rates, at least 1.
 
-    Returns a list of Holder, empty for an empty list or tuple. Raises ValueError if `steps` is
-    below 1, TypeError if it is not an int, MemoryError.
+    Raises MemoryError if there is no memory for its tables.
     """
     steps = whole_number("steps", steps)
     given: Any = objects

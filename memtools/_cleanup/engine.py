@@ -90,15 +90,15 @@ Agree = Callable[[int, bool, int], int]
 class Cleaned(NamedTuple):
     """The result of one action of `CleanupPolicy.cleanup`."""
 
-    #: the name of the action
+    #: the action
     name: str
-    #: its time in milliseconds
+    #: milliseconds
     ms: float
-    #: freed bytes on the host
+    #: on the host
     host_freed_bytes: int
-    #: freed bytes on all devices
+    #: on all devices
     device_freed_bytes: int
-    #: its exception as text, or ""
+    #: its exception as text
     error: str
 
 

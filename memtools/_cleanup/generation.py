@@ -33,19 +33,17 @@ def generation(pool: KVPool | None = None, policy: CleanupPolicy | None = None) 
             ...
 
     Running MemoryMonitors measure it as a phase. At its end the policy's clock "generation" ticks:
-    `CleanupPolicy(empty_cache_every={"generation": 1})`. The policy's pool_trim returns the idle
-    pages of the pool.
+    `CleanupPolicy(empty_cache_every={"generation": 1})`.
 
     Works on functions, methods, coroutines and generators; nested generations on one thread are
-    part of the outer one. Within a torch.compile region it does nothing. If the result of a
-    decorated function carries an autograd graph of 1 MiB or more, a RuntimeWarning says so once.
+    part of the outer one. Does nothing within a torch.compile region. Warns once if the result of a
+    decorated function carries an autograd graph of 1 MiB or more.
 
     Args:
-        pool: a KVPool whose idle pages the policy returns.
-        policy: the CleanupPolicy; None marks the phase in monitors only.
+        pool: a KVPool whose idle pages the policy's pool_trim returns.
+        policy: None marks the phase in monitors only.
 
-    Raises TypeError if `pool` is not a KVPool or `policy` not a CleanupPolicy. Costs about 10 us
-    and the cost of the phase; 1 us per step of a coroutine or generator.
+    Costs about 10 us and the cost of the phase; 1 us per step of a coroutine or generator.
     """
     if pool is not None and not isinstance(pool, _core.KVPool):
         kind = getattr(pool, "__name__", type(pool).__name__)

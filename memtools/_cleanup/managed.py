@@ -23,8 +23,7 @@ _POLICY = Union["CleanupPolicy", _core.Policy, None]
 
 
 def managed(policy: _POLICY, *, clear: Clear = ()) -> Managing:
-    """Count each outermost call of a function as one update of a policy, which cleans up at its
-    end.
+    """Count each outermost call of a function as an update of a policy, which then cleans up.
 
         class Agent:
             @memtools.managed(policy, clear=("model.gate_history", "model.aux_loss"))
@@ -34,30 +33,25 @@ def managed(policy: _POLICY, *, clear: Clear = ()) -> Managing:
             ...
 
     Works on functions, methods, classmethods, staticmethods, coroutines and generators. A nested
-    call of the same policy on the same thread is part of the outer update. A call that raises does
-    not count. A region compiled by torch.compile is one update.
+    call of the same policy on the same thread is part of the outer update, and so is a region
+    compiled by torch.compile. A call that raises does not count.
 
     `clear` is cleared after every call, also after an exception and in nested calls, before the
-    policy acts: by clear() or reset(), and a tensor or a number is replaced by None. A name such as
+    policy acts, by clear() or reset(); a tensor or a number becomes None. A name such as
     "model.gate_history" starts at the parameter of that name, else at an attribute of the first
     argument; "0" is an item, "*" all items: "model.blocks.*.gate_history". A target may also be an
     object or (object, "name"); a `with` block takes only these.
 
     Args:
-        policy: a CleanupPolicy; None to clear only.
+        policy: a CleanupPolicy; None to clear only, as with MEMTOOLS=0.
         clear: names and objects to clear.
 
-    Raises:
-        TypeError: `policy` is not a CleanupPolicy, a target cannot be cleared, or the decorated
-            object is not a function.
-        ValueError: a name is malformed or matches no parameter.
+    Raises TypeError if a target cannot be cleared, ValueError for a malformed name or one that
+    matches no parameter. After it has run, a call raises AttributeError for a missing name and
+    TypeError for a target that cannot be cleared; an exception of the function wins, with a note.
 
-    A call raises AttributeError for a missing name and TypeError for a target that cannot be
-    cleared, after it has run; an exception of the function itself wins, with a note. MemoryPressure
-    of an action propagates.
-
-    With MEMTOOLS=0 only `clear` is done. Costs about 20 ns per call of a method, 1 us per name to
-    clear, and 4 us per coroutine or generator with 0.6 us per step.
+    Costs about 20 ns per call of a method, 1 us per name to clear, and 4 us per coroutine or
+    generator with 0.6 us per step.
     """
     core = policy if isinstance(policy, _core.Policy) else getattr(policy, "_core", None)
     if policy is not None and not isinstance(core, _core.Policy):

@@ -41,40 +41,30 @@ class CleanupPolicy:
         print(policy.report())
 
     `with policy:` takes over Python's garbage collector: after two updates it freezes all objects
-    with gc.freeze() and turns automatic collection off; gc is restored at the end. Without the
-    `with` block the policy leaves gc's settings alone.
+    with gc.freeze() and turns automatic collection off, until the end of the block.
 
-    Actions run in `step()`, at epochs and at the ends of phases, on the calling thread, never
-    during a CUDA graph capture. An action that frees less than 1 % of the process's memory twice
-    in a row waits twice as long, up to 64 times; actions that do not pay may take 0.3 % of the
-    time. An exception of an action or a callback is reported once, as a RuntimeWarning; only
-    MemoryPressure and BaseExceptions propagate.
+    Actions run in `step()`, at epochs and at the ends of phases, never during a CUDA graph capture.
+    An action that frees less than 1 % of the process's memory twice in a row waits twice as long,
+    up to 64 times; actions that do not pay may take 0.3 % of the time. Exceptions are reported
+    once, as a RuntimeWarning; only MemoryPressure and BaseExceptions propagate.
 
     A cadence is a number of updates, or a dict of counts: "update", "micro_batch", "validation"
     (its micro-batches), "epoch" (its begin and its end) and names of phases (their ends), such as
-    `{"update": 500, "generation": 1}`. None: never by cadence.
-
-    With MEMTOOLS=0 a policy only counts.
+    `{"update": 500, "generation": 1}`. With MEMTOOLS=0 a policy only counts.
 
     Args:
-        gc_every: the cadence of full garbage collections; 100 updates by default.
-        empty_cache_every: the cadence at which torch's cached device blocks are freed. None by
-            default.
-        trim_every: the cadence at which malloc's idle pages are returned. None by default.
-        pool_trim_every: the cadence at which watched KVPools return idle pages. None by default.
+        gc_every: the cadence of full garbage collections.
+        empty_cache_every: the cadence of freeing torch's cached device blocks.
+        trim_every: the cadence of returning malloc's idle pages.
+        pool_trim_every: the cadence of returning idle pages of watched KVPools.
         at_epoch: also run gc, empty_cache and trim where an epoch begins and ends, with the devices
-            synchronised; True by default.
-        pressure: the share of the limit above which memory counts as short, above 0 and at most 1;
-            0.85 by default.
-        strict: keep the cadences whatever they cost; False by default.
-        limit: the memory that this process may use, an int or like "12 GiB"; lower limits of the
-            container and the machine count too. None, the default: these alone.
-        ranks: True (all ranks) or a process group: the ranks agree on cleanups at the same step.
-            False: each rank decides alone. None, the default: as False, with a RuntimeWarning if
-            there are several ranks.
-
-    Raises:
-        TypeError, ValueError: an argument is invalid.
+            synchronised.
+        pressure: the share of the limit above which memory is short.
+        strict: keep the cadences whatever they cost.
+        limit: the memory that this process may use, or like "12 GiB"; lower limits of the container
+            and the machine count too.
+        ranks: True (all) or a process group: these ranks clean up at the same step. False: each
+            rank decides alone, as with None, which warns if there are several.
     """
 
     __slots__ = ("__weakref__", "_core", "_engine")
@@ -117,40 +107,26 @@ class CleanupPolicy:
     # --- in the loop ---
 
     def step(self, n: int = 1) -> None:
-        """Count updates and do what is due, on this thread. Takes about 50 ns if nothing is due.
-
-        Args:
-            n: how many updates have ended, 0 to 2**48; 1 by default.
-
-        Raises TypeError if `n` is not an int, ValueError if it is out of range.
-        """
+        """Count `n` updates (0 to 2**48) and do what is due. Takes about 50 ns if nothing is."""
         self._core.tick(UPDATE, n)
 
     def micro_batch(self, validation: bool = False) -> None:
-        """Count a micro-batch that has ended.
-
-        Args:
-            validation: whether it was a validation batch; False by default.
-        """
+        """Count a micro-batch that has ended, of training or of `validation`."""
         self._core.tick(VALIDATION if validation else MICRO_BATCH)
 
     def epoch(self) -> Span:
         """Mark an epoch, as a context manager or a decorator.
 
-        Counts when the epoch begins and when it ends without an exception.
+        Counts at its begin, and at its end without an exception.
         """
         return Span(self._core, EPOCH, "epoch()", self._engine.complain)
 
     def phase(self, name: str) -> Span:
         """Name a part of the program, as a context manager or a decorator; it counts when it ends.
 
-        Cadences use the name: `gc_every={"generation": 1}`.
-
         Args:
-            name: the name of the phase; a policy has at most 12.
-
-        Raises TypeError if `name` is not a str; ValueError if it is empty, a built-in clock such as
-        "update", or a thirteenth name.
+            name: the name, for cadences. ValueError if it is empty, a built-in clock such as
+                "update", or a thirteenth name.
         """
         clock = self._engine.clocks.phase(name)
         return Span(self._core, clock, f"phase({name!r})", self._engine.complain)
@@ -165,32 +141,21 @@ class CleanupPolicy:
         It is measured and backs off like the built-in actions.
 
         Args:
-            name: for the report and for cleanup(); 1 to 40 printable characters.
+            name: for the report and for cleanup(); 1 to 40 printable characters. At most 10 names,
+                each once.
             callback: called with a CleanupCall, or without arguments.
-            every: its cadence; None: never by cadence.
+            every: its cadence.
             pressure: whether to call it when memory is short, too.
-
-        Returns a `Handle`, whose `remove()` removes the callback.
-
-        Raises TypeError if an argument has a wrong type, ValueError if the name is in use, belongs
-        to a built-in action, or exceeds 10 names.
         """
         return self._engine.add(name, callback, every, pressure)
 
     def watch(self, pool: KVPool) -> None:
-        """Trim this pool as well, for as long as it lives.
-
-        Args:
-            pool: the pool, which the policy does not keep alive.
-
-        Raises TypeError if `pool` is not a KVPool, ValueError if it is closed.
-        """
+        """Trim this `pool` as well, for as long as it lives."""
         self._engine.pools.add(pool)
 
     def cleanup(self, *actions: str) -> tuple[Cleaned, ...]:
-        """Run actions now, by name; by default gc, pool_trim, empty_cache and trim.
-
-        Actions with nothing to work on, such as empty_cache without CUDA, are left out.
+        """Run actions now, by name; by default gc, pool_trim, empty_cache and trim, without those
+        that have nothing to work on, such as empty_cache without CUDA.
 
         Returns what each action did. Raises ValueError for an unknown name, RuntimeError in a
         callback of this policy and during a CUDA graph capture.
@@ -209,14 +174,14 @@ class CleanupPolicy:
     # --- life ---
 
     def start(self) -> None:
-        """Start a run: reset time and back-off, and take over Python's gc. Pairs with `stop()`.
+        """Start a run: reset time and back-off, and take over Python's gc, until `stop()`.
 
         Raises RuntimeError if `ranks` needs a process group and there is none.
         """
         self._engine.start()
 
     def stop(self) -> None:
-        """Restore gc to its state before `start()`. Does nothing if the policy was not started."""
+        """Restore gc to its state before `start()`."""
         self._engine.stop()
 
     def __enter__(self) -> CleanupPolicy:
@@ -228,18 +193,15 @@ class CleanupPolicy:
 
     @property
     def running(self) -> bool:
-        """True between start and stop."""
+        """Between start and stop."""
         return self._engine.running
 
     def worker_init(self, worker_id: int) -> None:
         """Set up gc in a data-loading worker: `DataLoader(worker_init_fn=policy.worker_init)`.
 
-        Freezes the objects that the worker starts with, so that collections neither copy pages
-        shared with the parent nor visit imported modules. gc is on in the worker if it was before
-        the policy took it over. Takes a millisecond.
-
-        Args:
-            worker_id: passed by DataLoader; not used.
+        Freezes the objects that the worker starts with, so that collections do not copy pages
+        shared with the parent. gc is on in the worker if it was before the policy took it over.
+        Takes a millisecond. `worker_id` is not used.
         """
         if not is_off:
             gc.freeze()

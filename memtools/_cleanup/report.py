@@ -21,14 +21,14 @@ class ActionReport:
         name: "gc", "gc_young", "empty_cache", "trim", "pool_trim", "freeze", or a callback's name.
         when: when it is due: "100 updates, 1 epoch; pressure".
         count: number of runs.
-        total_ms: milliseconds of all runs.
+        total_ms: of all runs.
         share: of all the time; nan at the start.
-        host_freed_bytes: host memory freed by all runs.
-        device_freed_bytes: device memory freed by all runs.
+        host_freed_bytes: by all runs.
+        device_freed_bytes: by all runs.
         paid: runs that freed 1 % of the process's memory, on the host or on the devices.
         skipped: cadences left out because actions that do not pay had used up their time.
         backoff: how many times longer than its cadence it waits now, 1 to 64.
-        error: the last exception, as text, or "".
+        error: the last exception, as text.
         verdict: whether it pays, in words.
     """
 
@@ -47,17 +47,17 @@ class ActionReport:
 
     @property
     def mean_ms(self) -> float:
-        """Milliseconds of one run; nan if it did not run."""
+        """Of one run; nan without runs."""
         return self.total_ms / self.count if self.count else math.nan
 
 
 @dataclass(frozen=True, slots=True)
 class CycleReport:
-    """Cycles of objects that were collected, and the tensors that they held.
+    """Collected cycles of objects, and the tensors that they held.
 
     Attributes:
         objects: collected objects.
-        tensors: tensors among them, in the inspected collections.
+        tensors: tensors among them, in inspected collections.
         tensor_bytes: memory of these tensors.
         inspected: collections that looked for tensors, after one that found much.
         examples: kinds of tensors, with the classes and functions in the same garbage:
@@ -73,7 +73,7 @@ class CycleReport:
 
 @dataclass(frozen=True, slots=True)
 class PolicyReport:
-    """What a CleanupPolicy did so far. `str()` is a table; byte figures are sums over all runs.
+    """What a CleanupPolicy did so far. `str()` is a table.
 
     Attributes:
         seconds: since the policy began.
@@ -82,8 +82,8 @@ class PolicyReport:
         cycles: what collections found.
         manages_gc: whether the policy runs Python's gc now.
         frozen_objects: objects it has frozen.
-        looks: readings of memory for decisions.
-        own_ms: milliseconds of looks, decisions and measuring, without the actions.
+        looks: readings of memory.
+        own_ms: milliseconds without the actions.
         notes: restrictions that apply here, a sentence each.
     """
 
@@ -99,7 +99,7 @@ class PolicyReport:
 
     @property
     def total_ms(self) -> float:
-        """Milliseconds spent in all actions."""
+        """Of all actions."""
         return math.fsum(action.total_ms for action in self.actions)
 
     @property

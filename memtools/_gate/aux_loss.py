@@ -35,16 +35,14 @@ class AuxLoss:
         aux.reset()                              # after backward: release the graphs
 
     The sum keeps its graph for the gates' gradient. A sum that is never reset keeps every step's
-    graph alive, as a hand-written `self.aux_loss += loss` does: AuxLoss warns about it once.
+    graph alive: AuxLoss warns once.
 
     A forward pass that activation checkpointing repeats adds nothing. Inside a reentrant checkpoint
-    a loss gives the gates no gradient; AuxLoss warns about that once, too.
+    a loss gives the gates no gradient; AuxLoss warns once.
 
     Args:
-        warn_after: how many updates may pass without a reset(), at least 1; 3 by default. An update
-            is a total() followed by another add().
-
-    Raises ValueError if `warn_after` is less than 1.
+        warn_after: how many updates may pass without a reset(), at least 1. An update is a total()
+            followed by another add().
     """
 
     __slots__ = (
@@ -85,10 +83,7 @@ class AuxLoss:
         """Add a loss, with its graph.
 
         Args:
-            loss: a floating-point tensor of one element.
-
-        Raises TypeError if it is not a floating-point tensor, ValueError if it has not exactly one
-        element. An error changes nothing.
+            loss: a floating-point tensor of one element, else TypeError or ValueError.
         """
         torch = bridge.connect().torch
         if not isinstance(loss, torch.Tensor) or not loss.is_floating_point():

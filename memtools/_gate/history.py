@@ -27,31 +27,25 @@ class GateHistory(_core.GateHistory):
     indexing, slicing, iteration, `clear`, `torch.cat(history, dim=0)` and `torch.stack(history)`. A
     slice is a GateHistory with the same limits and its own statistics.
 
-    Both limits hold at every moment. Entries are copies, without graphs. Memory for records grows
-    with the entries and is kept until `close()`.
+    Entries are copies, without graphs. Memory grows with the entries and is kept until `close()`.
 
     Args:
-        max_entries: the most entries, at least 1. None, the default: 1,000 without `max_bytes`;
-            with it, up to 16,777,216, which entries of 16 bytes or more do not reach.
-        max_bytes: the most bytes of records, an int or like `"64 MiB"`. None, the default: 64 MiB.
-            A history takes another 24 bytes per entry and `2,064 * n_experts` bytes for
-            statistics. It may be a `Budget` with a limit: if that refuses memory, the history drops
-            old entries. Slices and copies count in it; loaded and unpickled histories do not.
-        trim: how to make room. `"half"`, the default, leaves half of the limit, as
-            `if len(h) > limit: h = h[-limit // 2:]` does; `"oldest"` drops as few entries as
-            needed. Both are O(1) amortised.
+        max_entries: the most entries. None: 1,000, or with `max_bytes` 16,777,216.
+        max_bytes: the most bytes of records, or like `"64 MiB"`, the default, without 24 bytes per
+            entry and `2,064 * n_experts` for statistics. If a `Budget` with a limit refuses memory,
+            the history drops old entries. Slices and copies count in it; loaded and unpickled
+            histories do not.
+        trim: how to make room: `"half"` leaves half of the limit; `"oldest"` drops as few entries
+            as needed. Both are O(1) amortised.
         dtype: the dtype of records: `"float64"`, `"float32"`, `"float16"`, `"bfloat16"` or a
-            torch.dtype, rounded to nearest even. None, the default: that of the input.
-        keep: `"all"`, the default, records all gates; `"topk"` only the `top_k` largest of each
-            row, and the others are read back as zeros.
-        top_k: experts of a token that count as its load, 1 to 64; 1 by default. Ties go to the
-            lower expert.
-        statistics: keep `stats()` and `windows()` up to date; True by default.
+            torch.dtype, rounded to nearest even. None: that of the input.
+        keep: `"all"` records all gates; `"topk"` only the `top_k` largest of each row, the others
+            as zeros.
+        top_k: experts of a token that count as its load, 1 to 64. Ties go to the lower expert.
+        statistics: keep `stats()` and `windows()` up to date.
 
-    Raises:
-        TypeError: an argument has the wrong type.
-        ValueError: an argument is invalid, or the Budget has no limit or is for a device.
-        MemoryError: there is not enough address space for the limits.
+    Raises ValueError if the Budget has no limit or is for a device, MemoryError if there is not
+    enough address space for the limits.
     """
 
     __slots__ = ()
@@ -75,13 +69,7 @@ class GateHistory(_core.GateHistory):
         return super().__new__(cls, max_entries, size, trim, keep, name, top_k, statistics, budget)
 
     def extend(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Append several tensors. If one is refused, those before it stay.
-
-        Args:
-            tensors: gate tensors, as `append` takes them.
-
-        Raises what `append` raises.
-        """
+        """Append several `tensors`, as `append` does. If one is refused, those before it stay."""
         for gates in tensors:
             self.append(gates)
 
@@ -91,10 +79,10 @@ class GateHistory(_core.GateHistory):
         Waits for gates that are still on their way from a device.
 
         Args:
-            window: how many of the newest entries to read, 0 to `len(self)`, with their recorded
-                (rounded) values. None, the default: all ever appended, which reads nothing.
+            window: how many of the newest entries to read, with their recorded (rounded) values.
+                None: all ever appended, which reads nothing.
 
-        Raises ValueError if the history has `statistics=False` or fewer entries than `window`.
+        Raises ValueError with `statistics=False` or fewer entries than `window`.
         """
         return GateStats._from_sums(self._sums(window), self.top_k)
 
@@ -102,31 +90,23 @@ class GateHistory(_core.GateHistory):
         """Return statistics of the whole run in up to 129 consecutive windows, oldest first.
 
         All but the last have the same number of entries. After 128 windows, neighbours are merged,
-        so memory stays constant.
-
-        Raises ValueError if the history was made with `statistics=False`.
+        so memory stays constant. Raises ValueError with `statistics=False`.
         """
         return [GateStats._from_sums(sums, self.top_k) for sums in self._windows()]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write limits, records and statistics to a file atomically.
+        """Write limits, records and statistics to the file `path` atomically, also over an old one.
 
-        Args:
-            path: the file, which is replaced if it exists.
-
-        Raises OSError if the file cannot be written.
+        Raises OSError if it cannot be written.
         """
         file.write(path, file.dump(self))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> GateHistory:
-        """Read a file that `save` wrote. It is not a pickle: nothing in it is executed.
+        """Read the file `path` that `save` wrote. It is not a pickle: nothing in it is executed.
 
-        Args:
-            path: the file.
-
-        Raises ValueError if the file is damaged or not a saved history, OSError if it cannot be
-        read, MemoryError if there is not enough address space for its limits.
+        Raises ValueError if it is damaged or not a saved history, OSError if it cannot be read,
+        MemoryError if there is not enough address space for its limits.
         """
         return file.parse(cls, file.read(path))
 

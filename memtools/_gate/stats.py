@@ -33,11 +33,11 @@ class GateStats:
     """
 
     entries: int  #: appended tensors
-    tokens: int  #: rows of these tensors, including non-finite ones
+    tokens: int  #: their rows
     nonfinite_tokens: int  #: rows with a NaN or an infinity
-    top_k: int  #: experts of a token that count as its load
+    top_k: int  #: k
     importance: tuple[float, ...]  #: [E] mean gate of each expert over the finite tokens
-    load: tuple[int, ...]  #: [E] how many tokens had the expert among their k largest gates
+    load: tuple[int, ...]  #: [E] tokens with the expert among their k largest gates
 
     @classmethod
     def _from_sums(cls, sums: Sums, top_k: int) -> GateStats:
@@ -48,7 +48,7 @@ class GateStats:
 
     @property
     def n_experts(self) -> int:
-        """E, the number of experts; 0 before the first entry."""
+        """E; 0 before the first entry."""
         return len(self.load)
 
     @property
@@ -82,10 +82,7 @@ class GateStats:
     @property
     def max_violation(self) -> float:
         """The largest load over the mean load, minus 1, which is MaxVio of Wang et al. 2024
-        (arXiv:2408.15664).
-
-        0 if balanced, E/k - 1 if every token goes to the same k experts.
-        """
+        (arXiv:2408.15664); 0 if balanced, E/k - 1 if every token goes to the same k experts."""
         mean = sum(self.load) / max(1, len(self.load))
         return max(self.load) / mean - 1.0 if mean > 0 else 0.0
 

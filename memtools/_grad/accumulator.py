@@ -35,41 +35,32 @@ class GradAccumulator:
 
     `loss_sum` is the SUM of the losses over n units: tokens, samples, nodes. After `steps`
     micro-batches the gradient is sum(grad loss_sum) / sum(n) over all micro-batches and ranks, and
-    the accumulator steps the optimizer and the scheduler. `flush()` ends a shorter last window.
+    the accumulator steps the optimizer and the scheduler.
 
-    An update whose gradient has an inf or a nan is skipped; the report names the first such
-    parameter. An error leaves gradients and counters unchanged. If an exception interrupts a
-    micro-batch after its backward pass began, the next call raises RuntimeError, and `reset()`
-    drops the window.
+    An update whose gradient has an inf or a nan is skipped. An error leaves gradients and counters
+    unchanged. An exception after the backward pass of a micro-batch began interrupts the window:
+    the next call raises RuntimeError until `reset()`.
 
     Args:
         model: the module to train.
         optimizer: an optimizer of torch.optim, or one like it, that needs no closure. `fused=True`
             is fastest. A newer accumulator of the same optimizer closes the older one.
-        steps: micro-batches in a window, at least 1; 1 by default.
-        precision: None (the default) or "fp32" computes as torch does; "bf16" uses autocast; "fp16"
-            uses autocast and a loss scale.
-        max_norm: the largest 2-norm of all gradients, above 0; larger gradients are scaled down.
-            None, the default: no clipping.
-        clip: a function of the parameters, called after averaging; it returns a norm for the report
-            or None. Not together with max_norm. None by default.
-        scheduler: a learning rate scheduler, whose `step()` is called after each update. None by
-            default.
-        init_scale: the first loss scale of "fp16", above 0; 65,536 by default.
-        micro_batch_size: the number of rows that `step()` starts with, at least 1. None, the
-            default: the whole batch.
-        ranks: the processes that train the model together. None, the default, detects
-            DistributedDataParallel and fully_shard. True, or a process group: the ranks have the
-            same plain model and start with the first rank's values. False: this process alone.
+        steps: micro-batches in a window.
+        precision: "bf16" uses autocast, "fp16" autocast and a loss scale; None or "fp32" neither.
+        max_norm: the 2-norm of all gradients above which they are scaled down.
+        clip: instead of max_norm, a function of the parameters, called after averaging; it returns
+            a norm for the report or None.
+        scheduler: a learning rate scheduler, stepped after each update.
+        init_scale: the first loss scale of "fp16".
+        micro_batch_size: rows that `step()` starts with. None: the whole batch.
+        ranks: None detects DistributedDataParallel and fully_shard. True, or a process group: the
+            ranks have the same plain model and start with the first rank's values. False: this
+            process alone.
         overlap: let DistributedDataParallel reduce during the last backward pass of a window, which
-            then cannot be retried. False by default.
-        monitor: a running MemoryMonitor: `step()` keeps memory below 90 % of each limit. None, the
-            default: it uses fewer rows only after an out-of-memory error.
+            then cannot be retried.
+        monitor: a running MemoryMonitor, with which `step()` keeps memory below 90 % of each limit.
 
-    Raises:
-        TypeError: an argument has a wrong type, or the optimizer needs a closure.
-        ValueError: an argument is out of range, arguments conflict, or the optimizer has none of
-            the model's parameters.
+    Raises ValueError if arguments conflict, or the optimizer has none of the model's parameters.
     """
 
     __slots__ = ("__weakref__", "_advice", "_back_off", "_block", "_runner", "_settings")
@@ -122,11 +113,11 @@ class GradAccumulator:
     def micro_batch(self) -> Block:
         """Return a context manager for the forward pass and `backward()` of one micro-batch.
 
-        Inside it autocast is on if `precision` asks for it, and DistributedDataParallel does not
-        reduce. The end of a window's last micro-batch makes the update.
+        Inside it autocast is on if `precision` asks for it. The end of a window's last micro-batch
+        makes the update.
 
-        Raises RuntimeError inside another micro-batch, in an interrupted window, or at the end if
-        backward() was not called; at the end of a window also what `flush()` raises.
+        Raises RuntimeError inside another micro-batch, in an interrupted window, or at the end
+        without backward(); at the end of a window also what `flush()` raises.
         """
         self._block.runner = self._runner
         return self._block
@@ -134,18 +125,18 @@ class GradAccumulator:
     def backward(self, loss_sum: torch.Tensor, weight: Any = None, *, retain: bool = False) -> None:
         """Add the gradient of a sum of losses over `weight` units.
 
-        Several calls in one micro-batch add up, with their weights. If no loss of a window has a
-        weight, the gradient is the mean over its micro-batches.
+        Several calls in one micro-batch add up. If no loss of a window has a weight, the gradient
+        is the mean over its micro-batches.
 
         Args:
             loss_sum: the SUM of the losses, a 0-d tensor.
-            weight: the number of units in the sum, 0 or more: a number or a tensor of one element,
-                which is not waited for. None: the loss is a mean.
+            weight: the number of units in the sum: a number or a tensor of one element, which is
+                not waited for. None: the loss is a mean.
             retain: keep the graph for another loss of this micro-batch.
 
-        Raises TypeError if `loss_sum` is not a tensor; ValueError if it is not 0-d, if a weight is
-        negative or not finite, or if only some losses of the window have one; RuntimeError outside
-        a micro-batch, if the loss needs no gradient, or for a second backward.
+        Raises ValueError if `loss_sum` is not 0-d, a weight is negative or not finite, or only some
+        losses of the window have one; RuntimeError outside a micro-batch, if the loss needs no
+        gradient, or for a second backward.
         """
         self._runner.backward(loss_sum, weight, retain)
 
@@ -160,14 +151,12 @@ class GradAccumulator:
         Args:
             batch: a tensor, array, list, dict, tuple or dataclass of these, split along its rows.
             loss_fn: called with each micro-batch; returns (loss_sum, weight), optionally with a
-                dict of more sums.
-            split: a function of (batch, size) that returns a list of batches of at most that size,
-                for other kinds of batches.
+                dict of more sums, the report's `extras`.
+            split: for other batches: a function of (batch, size) that returns a list of batches of
+                at most that size.
 
-        Returns the report of the window, with the mean loss as `loss` and the sums as `extras`.
-
-        Raises what `flush()` and `loss_fn` raise, with gradients and counters unchanged; an
-        out-of-memory error only if a single row does not fit.
+        Raises what `flush()` and `loss_fn` raise; an out-of-memory error only if a single row does
+        not fit.
         """
         report: WindowReport = self._get_back_off().step(batch, loss_fn, split)
         return report
@@ -181,10 +170,9 @@ class GradAccumulator:
     def flush(self) -> WindowReport | None:
         """End a window with fewer than `steps` micro-batches, and update.
 
-        With several ranks, each rank calls it when its loader has ended; it returns when all ranks
-        have flushed.
+        Each rank calls it when its loader has ended; it returns when all ranks have flushed.
 
-        Returns the report of the window, or None if the window is empty.
+        Returns the report, or None if the window is empty.
 
         Raises TypeError if a gradient is sparse, ValueError if all weights were 0, RuntimeError if
         no parameter has a gradient or after 50 skipped updates in a row.
@@ -200,12 +188,10 @@ class GradAccumulator:
         return report
 
     def accumulate(self, function: _Function) -> _Function:
-        """Decorate a function so that each call is a micro-batch.
+        """Decorate a `function` so that each call is a micro-batch.
 
-        The function returns the loss, (loss, weight), (loss, weight, sums), or None if it called
-        `backward()` itself.
-
-        Raises TypeError for a generator or a coroutine function.
+        It returns the loss, (loss, weight), (loss, weight, sums), or None if it called `backward()`
+        itself. Generators and coroutine functions raise TypeError.
         """
         if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
             raise TypeError("accumulate() takes a plain function, not a generator or a coroutine")
@@ -220,8 +206,7 @@ class GradAccumulator:
         return micro_batch  # type: ignore[return-value]
 
     def reset(self) -> None:
-        """Drop the window, its gradients and counters, and any micro-batch that an interrupt left
-        open."""
+        """Drop the window, its gradients and counters, and an interrupted micro-batch."""
         self._runner.require_owned("reset()")
         self._runner.reset()
 
@@ -246,11 +231,11 @@ class GradAccumulator:
     def state_dict(self, *, gradients: bool = True, rng: bool = True) -> dict[str, Any]:
         """Return the state that resumes a run bit for bit, even inside a window.
 
-        Save it with the states of the model, the optimizer and the scheduler, on each rank.
+        Save it on each rank, with the states of the model, the optimizer and the scheduler.
         `torch.load(weights_only=True)` can read it.
 
         Args:
-            gradients: include copies of the gradients. They take memory only inside a window.
+            gradients: copy the gradients of an open window.
             rng: include torch's random state of the CPU and of the parameters' CUDA devices.
 
         Raises RuntimeError inside a micro-batch and in an interrupted window.
@@ -260,11 +245,10 @@ class GradAccumulator:
         return state_of(self._runner, self._back_off, gradients, rng)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state_dict(). The current window is dropped.
+        """Load a `state` of `state_dict()`. Drops the current window; an error changes nothing.
 
-        Raises RuntimeError inside a micro-batch; ValueError or TypeError if `state` is invalid, has
-        gradients of other parameters, or is from a window with other `steps`. An error changes
-        nothing.
+        Raises RuntimeError inside a micro-batch; ValueError if it has gradients of other
+        parameters, or is from a window with other `steps`.
         """
         self._runner.require_owned("load_state_dict()")
         self._runner.require_outside("load_state_dict()")
@@ -282,11 +266,11 @@ class GradAccumulator:
 
     @property
     def scale(self) -> float:
-        """The loss scale of the next window. 1 without fp16."""
+        """The loss scale of the next window; 1 without fp16."""
         return self._runner.precision.scale.value
 
     def report(self) -> AccumulatorReport:
-        """Return a report of all windows so far. Takes a few microseconds."""
+        """Return a report of all windows so far."""
         totals, retries = self._runner.totals, self._runner.retries
         lowered = sum(retry.phase == WATERMARK for retry in retries)
         notes = (self._advice, *(() if self._back_off is None else self._back_off.notes))
@@ -304,7 +288,7 @@ class GradAccumulator:
 
     @property
     def model(self) -> torch.nn.Module:
-        """The module to train."""
+        """The trained module."""
         return self._runner.model
 
     @property
@@ -314,7 +298,7 @@ class GradAccumulator:
 
     @property
     def micro_batch_size(self) -> int | None:
-        """Rows that step() gives to a micro-batch, or None."""
+        """Rows that step() gives to a micro-batch."""
         return self._runner.micro_batch_size
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:

@@ -30,23 +30,18 @@ def checkpoint_layers(
 
     A checkpointed layer saves only its input; the backward pass runs its forward again, with the
     same random numbers and autocast, so losses and gradients have the same bits. Parameters, names
-    and `state_dict()` do not change: it works with DDP, FSDP2, `torch.compile`, pickling and
-    copying. It costs the layers' forward pass again, and about 0.2 ms per layer and step.
+    and `state_dict()` do not change. Works with DDP, FSDP2, `torch.compile`, pickling and copying.
+    Costs the layers' forward pass again, and about 0.2 ms per layer and step.
 
     Args:
         model: the model, which is changed in place.
-        every: checkpoint every n-th layer, from the first one on; 1, the default, means all.
+        every: checkpoint every n-th layer, from the first one on.
         names: patterns of `model.named_modules()` names, in which "*" matches one part of a name or
-            a piece of it. None, the default: the members of the longest ModuleList or Sequential of
-            one type, and of similar lists.
+            a piece of it. None: the members of the longest ModuleList or Sequential of one type,
+            and of similar lists.
 
-    Returns:
-        a handle with the names of the layers and `remove()`.
-
-    Raises:
-        TypeError: an argument has a wrong type.
-        ValueError: `every` is below 1, no layer was found, or a layer is checkpointed already, is
-            nested in another one, or is never called. No layer is wrapped then.
+    Raises ValueError if no layer was found, or a layer is checkpointed already, is nested in
+    another one, or is never called. No layer is wrapped then.
     """
     torch = bridge.connect().torch
     if not isinstance(model, torch.nn.Module):
@@ -68,7 +63,7 @@ def checkpoint_layers(
 class CheckpointedLayers:
     """The handle of `checkpoint_layers`. It does not keep the model alive."""
 
-    #: the names of the checkpointed layers
+    #: of the checkpointed layers
     names: tuple[str, ...]
     #: the number of layers that `every` chose from
     found: int
@@ -81,7 +76,7 @@ class CheckpointedLayers:
 
     @property
     def active(self) -> bool:
-        """Whether the layers are checkpointed; False after `remove()`."""
+        """Whether the layers are checkpointed."""
         return any(wrapper.enabled for wrapper in self.wrappers)
 
     def __str__(self) -> str:

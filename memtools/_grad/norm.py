@@ -28,17 +28,16 @@ def grad_norm(
 
     Args:
         parameters: a tensor or tensors; duplicates count once.
-        norm_type: the p of the p-norm, inf for the largest element; 2.0 by default.
-        error_if_nonfinite: raise an error if the norm is inf or nan; False by default.
-        foreach: for norms that torch computes: one call for all gradients of a device. None, the
-            default: torch chooses.
+        norm_type: the p of the p-norm, inf for the largest element.
+        error_if_nonfinite: raise RuntimeError if the norm is inf or nan.
+        foreach: for norms that torch computes: one call for all gradients of a device. None: torch
+            chooses.
 
     Returns a 0-d tensor on the device of the first gradient, fp32 or float64. The 2-norm is exact
     to 1e-7 for any number of elements and any dtype, and has the same bits for any number of
     threads. Other norms, and those of DTensors, are torch's.
 
-    Raises RuntimeError if the norm is not finite and `error_if_nonfinite` is set, TypeError if a
-    gradient is sparse.
+    Raises TypeError if a gradient is sparse.
     """
     torch = bridge.connect().torch
     gradients = _gradients(parameters)
@@ -62,16 +61,13 @@ def clip_grad_norm_(
 
     A drop-in for `torch.nn.utils.clip_grad_norm_`, with the same coefficient. Returns the norm
     before clipping. Reads the gradients once, and on the CPU writes them only if they are too
-    large. A norm that is not finite makes them nan or 0, as in torch. It does not wait for a CUDA
-    device unless `error_if_nonfinite` is set.
+    large. Waits for a CUDA device only with `error_if_nonfinite`.
 
     Args:
-        parameters: a tensor or tensors; duplicates count once.
-        max_norm: the largest norm that is left unchanged, 0 or more.
-        norm_type, error_if_nonfinite, foreach: as for `grad_norm()`.
+        parameters, norm_type, error_if_nonfinite, foreach: as for `grad_norm()`.
+        max_norm: the largest norm that is left unchanged; ValueError if negative or nan.
 
-    Raises ValueError if `max_norm` is negative or nan, RuntimeError if the norm is not finite and
-    `error_if_nonfinite` is set, TypeError if a gradient is sparse. An error changes nothing.
+    Raises what `grad_norm()` raises. An error changes nothing.
     """
     torch = bridge.connect().torch
     max_norm = as_float(max_norm)

@@ -21,29 +21,28 @@ WATERMARK = "watermark"
 class Retry:
     """One micro-batch that did not fit, and how the step continued. `str()` is a line."""
 
-    #: the index of the window
+    #: index of the window
     window: int
-    #: the index of the micro-batch in its window
+    #: index in the window
     micro_batch: int
-    #: rows of the micro-batch; None for a whole batch of unknown size
+    #: its rows; None for a whole batch of unknown size
     rows: int | None
-    #: where memory ran out ("forward", "backward", "optimizer" or "another rank"), "allocator" if
-    #: the device's cache had to be emptied in several windows, or "watermark" if a monitor saw
-    #: that it would not fit
+    #: where memory ran out ("forward", "backward", "optimizer" or "another rank"), "allocator" (the
+    #: device's cache had to be emptied in several windows) or "watermark" (a monitor foresaw it)
     phase: str
-    #: the type and the first line of the error
+    #: type and first line of the error
     error: str
-    #: the bytes of the failed allocation, if known
+    #: bytes of the failed allocation
     asked: int | None
-    #: what was restored before the retry
+    #: what was restored
     restored: str
-    #: rows of the retry; None without one
+    #: rows of the retry
     next_rows: int | None
     #: whether it was a trial of a larger size
     probing: bool
-    #: milliseconds from the start of the micro-batch to the retry
+    #: from the start of the micro-batch to the retry
     ms: float
-    #: what was changed for the rest of the process, or ""
+    #: what was changed for the rest of the process
     changed: str = ""
 
     def __str__(self) -> str:
@@ -88,11 +87,11 @@ class WindowReport:
     this rank.
     """
 
-    #: the index of the window
+    #: index of the window
     index: int
-    #: micro-batches of all ranks
+    #: of all ranks
     micro_batches: int
-    #: units of all ranks; without weights, micro-batches
+    #: units; without weights, micro-batches
     weight: float
     #: 2-norm before clipping, or what `clip` returned; nan or inf if skipped
     norm: float
@@ -100,23 +99,23 @@ class WindowReport:
     coefficient: float
     #: the loss scale; 1 without fp16
     scale: float
-    #: whether the update was skipped for gradients that are not finite
+    #: whether there was no update, as gradients were not finite
     skipped: bool
     #: infinite elements of the gradients
     infs: int
-    #: nan elements of the gradients
+    #: nan elements
     nans: int
     #: the first parameter with such an element
     first_bad: str | None
     #: "nothing", "folded" into the optimizer, "multiplied" or "skipped"
     applied: str
-    #: milliseconds of the window's end, with the optimizer's step
+    #: of the window's end, with the optimizer's step
     ms: float
-    #: rows of a micro-batch of step(), or None
+    #: rows of a micro-batch of step()
     micro_batch_size: int | None = None
-    #: micro-batches that ran out of memory, in order
+    #: micro-batches that ran out of memory
     retries: tuple[Retry, ...] = ()
-    #: units of this rank
+    #: units
     own_weight: float = 0.0
     _loss: Sum = field(repr=False, compare=False, kw_only=True)
     _extras: Mapping[str, Sum] = field(repr=False, compare=False, kw_only=True)
@@ -124,16 +123,16 @@ class WindowReport:
     @property
     def loss(self) -> float:
         """The mean loss over `own_weight`, or over the micro-batches without weights; nan without a
-        loss. Waits for losses on a device."""
+        loss. Waits for devices."""
         return self._loss.read() / self.own_weight if self.own_weight else math.nan
 
     @property
     def extras(self) -> dict[str, float]:
-        """The sums that the loss function returned, by name. Waits for a device as `loss` does."""
+        """The sums of the loss function by name. Waits for devices."""
         return {name: found.read() for name, found in self._extras.items()}
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain numbers, str, lists and dicts. Waits for a device as `loss` does."""
+        """Return plain numbers, str, lists and dicts. Waits for devices."""
         found = _plain(self)
         found["retries"] = [str(retry) for retry in self.retries]
         return found | {"loss": self.loss, "extras": self.extras}
@@ -162,11 +161,11 @@ class AccumulatorReport:
     steps: int
     #: "fp32", "bf16" or "fp16"
     precision: str
-    #: windows that have ended
+    #: ended windows
     windows: int
-    #: windows that ended with an update
+    #: of these with an update
     updates: int
-    #: windows whose update was skipped
+    #: of these without
     skipped: int
     #: consecutive skipped windows at the end
     skipped_in_a_row: int
@@ -178,21 +177,21 @@ class AccumulatorReport:
     first_bad: str | None
     #: windows dropped by reset()
     dropped: int
-    #: micro-batches of all windows
+    #: of all windows
     micro_batches: int
-    #: units of all windows; without weights, micro-batches
+    #: units; without weights, micro-batches
     weight: float
-    #: the loss scale of the next window; 1 without fp16
+    #: the loss scale of the next window
     scale: float
-    #: the lowest loss scale so far
+    #: the lowest so far
     least_scale: float
-    #: rows of a micro-batch of step(), or None
+    #: rows of a micro-batch of step()
     micro_batch_size: int | None
-    #: the newest 100 retries of step()
+    #: the newest 100 of step()
     retries: tuple[Retry, ...]
     #: how often memory ran out in step()
     ran_out: int
-    #: the last window, or None before the first
+    #: the last window
     last: WindowReport | None
     #: advice, a sentence each
     notes: tuple[str, ...] = ()

@@ -30,29 +30,29 @@ class KVStats:
 
     live_bytes: int  #: pages that hold tokens of leases
     shared_bytes: int  #: the part of live_bytes that more than one row uses
-    idle_bytes: int  #: pages kept for the next lease; trim() gives them back
-    promised_bytes: int  #: reserved for the num_tokens of leases, and not taken yet
+    idle_bytes: int  #: pages kept for the next lease
+    promised_bytes: int  #: reserved for the num_tokens of leases, not taken yet
     reserved_bytes: int  #: live_bytes + max(idle_bytes, promised_bytes), which the budget counts
     physical_bytes: int  #: what the system counts for the pool
-    peak_bytes: int  #: the largest live_bytes + idle_bytes so far
-    payload_bytes: int  #: the tokens of all rows as if nothing were shared, as copies would take
+    peak_bytes: int  #: the largest live_bytes + idle_bytes
+    payload_bytes: int  #: the tokens of all rows as if nothing were shared
     address_bytes: int  #: address space, which is not memory
     maps: int  #: memory map areas, an upper bound
     mapped_again_bytes: int  #: pages mapped at a further address, where resident bytes repeat them
-    leases: int  #: leases that are alive, including those in `lingering`
+    leases: int  #: alive, including those in `lingering`
     rows: int  #: rows of these leases
-    lingering: int  #: leases that were released while views of them were alive
+    lingering: int  #: released leases with live views
     lingering_bytes: int  #: pages that such views keep
     acquired: int  #: leases made by acquire()
     forked: int  #: leases made by fork()
     released: int  #: leases that ended
     taken: int  #: blocks taken from the system
-    recycled: int  #: blocks that a later lease used again
+    recycled: int  #: blocks used again
     dropped: int  #: blocks given back to the system
-    copied: int  #: blocks copied because a row wrote to one that was shared
-    map_calls: int  #: memory map areas made, ever
-    limit_bytes: int | None  #: limit of the budget that the pool counts in; None is unlimited
-    #: the leases counted in `lingering`, like "lease 3 (16 rows x 1,088 tokens), 2 views"
+    copied: int  #: shared blocks copied because a row wrote to them
+    map_calls: int  #: memory map areas ever made
+    limit_bytes: int | None  #: the budget's limit
+    #: the leases of `lingering`, like "lease 3 (16 rows x 1,088 tokens), 2 views"
     lingering_names: tuple[str, ...]
 
     def __str__(self) -> str:
@@ -69,15 +69,11 @@ class KVLease(_core.KVLease):
     """Rows of a KV cache, lent by `KVPool.acquire` until the `with` block ends.
 
     `update(layer, k, v)` appends tokens and returns all tokens of the layer as views for any
-    attention kernel; nothing is copied as it grows. `fork` continues it in several rows that share
-    the tokens so far; `crop` is for speculative decoding, `reorder` for beam search, and `select`
-    drops finished rows.
-
-    Leaving the block, `release()` and garbage collection return every page at once, except pages of
-    views that are still alive.
+    attention kernel; nothing is copied as it grows. Leaving the block, `release()` and garbage
+    collection return every page at once, except pages of live views.
 
     Raises RuntimeError if two threads use a lease at the same time or a forked child uses it;
-    ValueError if it was released.
+    ValueError after its release.
     """
 
     __slots__ = ()
@@ -103,29 +99,24 @@ class KVPool(_core.KVPool):
     released lease stay for the next one until `trim()`.
 
     Args:
-        num_layers: layers of the model, at least 1.
-        num_kv_heads: heads of K and of V in each layer, at least 1.
-        head_dim: elements of one head, at least 1.
-        max_tokens: tokens that a row can hold, at least 1. It costs addresses, not memory.
-        max_sequences: rows of one lease, at least 1. The number of leases is not limited.
+        num_layers: layers of the model.
+        num_kv_heads: heads of K and of V in each layer.
+        head_dim: elements of one head.
+        max_tokens: tokens that a row can hold. It costs addresses, not memory.
+        max_sequences: rows of one lease. The number of leases is not limited.
         dtype: the dtype of K and V, a torch.dtype or its name.
         device: `"cpu"`, `"cuda"` (the current device) or like `"cuda:1"`.
-        limit: the most bytes of pages, an int, like `"2 GiB"`, or a `Budget`. Shared pages count
-            once. None, the default: no limit.
-        layout: `"head"` stores a head's tokens together, which is fastest on the host; `"token"`
-            stores a token's heads together, for CUDA's large pages. None, the default: `"head"` on
-            the host, `"token"` on CUDA.
-        layer_group: layers that share a page with `layout="token"`; 1 by default. More waste less
-            memory with large pages.
-        page_bytes: the page size, a power of two, an int or like `"2 MiB"`. None, the default: 4
-            KiB on the host, 2 MiB on CUDA.
+        limit: the most bytes of pages, or like `"2 GiB"`, or a `Budget`. Shared pages count once.
+        layout: what lies together: `"head"` a head's tokens, fastest and the default on the host;
+            `"token"` a token's heads, for CUDA's large pages.
+        layer_group: layers that share a page with `layout="token"`. More waste less memory with
+            large pages.
+        page_bytes: the page size, a power of two, or like `"2 MiB"`. None: 4 KiB on the host, 2 MiB
+            on CUDA.
         name: the name in budgets and errors.
 
-    Raises:
-        TypeError: an argument has the wrong type.
-        ValueError: an argument is out of range, or the Budget is for another device.
-        MemoryError: the system refuses the pool's initial memory.
-        DeviceError: `device` is CUDA and there is no device.
+    Raises ValueError if the Budget is for another device, MemoryError if the system refuses the
+    initial memory, DeviceError if there is no such device.
     """
 
     __slots__ = ()
@@ -182,23 +173,20 @@ class KVPool(_core.KVPool):
     ) -> int:
         """Return the bytes of pages that a model's cache takes, without making a pool or a device.
 
-        It equals `live_bytes` of a pool with these tokens. All tokens count in all layers, also in
-        those with a sliding window.
+        It equals `live_bytes` of a pool with these tokens, which count in all layers, also in those
+        with a sliding window.
 
         Args:
             config: the model's configuration, such as `model.config`, or a dict with
                 num_hidden_layers, num_key_value_heads (None: num_attention_heads) and head_dim
                 (None: hidden_size / num_attention_heads).
-            tokens: tokens of each row, 0 or more.
-            sequences: rows of all leases together, at least 1; 1 by default.
-            shared_tokens: how many of the tokens all rows share, as after `fork`; 0 by default.
-            dtype: of K and V. None, the default: the configuration's, or bfloat16.
+            tokens: tokens of each row.
+            sequences: rows of all leases together.
+            shared_tokens: how many of the tokens all rows share, as after `fork`.
+            dtype: of K and V. None: the configuration's, or bfloat16.
             device, layout, layer_group, page_bytes: as for KVPool.
 
-        Raises:
-            TypeError: an argument has the wrong type.
-            ValueError: an argument is out of range, or the configuration lacks an entry.
-            MemoryError: the system refuses the addresses of one block.
+        Raises ValueError if the configuration lacks an entry.
         """
         tokens = whole_number("tokens", tokens, 0)
         sequences = whole_number("sequences", sequences)
@@ -232,19 +220,16 @@ class KVPool(_core.KVPool):
         """Lend empty rows. Takes a few us, and no page.
 
         Args:
-            batch_size: the number of rows, 1 to max_sequences; 1 by default.
+            batch_size: the number of rows, 1 to max_sequences.
             num_tokens: tokens expected in each row, for which room is reserved. Rows may grow
-                beyond it within the limit. 0 by default.
-            wait: wait for room, in the order of the calls, instead of raising BudgetError; False by
-                default.
-            timeout: the most seconds to wait, 0 or more. None, the default: no limit.
+                beyond it within the limit.
+            wait: wait for room, in the order of the calls, instead of raising BudgetError.
+            timeout: the most seconds to wait.
 
         Returns the lease, a context manager. An error changes nothing.
 
-        Raises:
-            BudgetError: the rows do not fit; with `wait`, they can never fit.
-            TimeoutError: they did not fit within `timeout` seconds.
-            ValueError: an argument is out of range.
+        Raises BudgetError if the rows do not fit (with `wait`, if they can never fit), TimeoutError
+        if they did not fit in time.
         """
         return self._acquire(KVLease, batch_size, num_tokens, wait, timeout)
 
@@ -254,14 +239,14 @@ class KVPool(_core.KVPool):
         Idle memory of the budget's other parts counts as free.
 
         Args:
-            batch_size: how many rows to add.
+            batch_size: rows to add.
             num_tokens: tokens of each row.
-            shared_tokens: how many of the tokens all rows share, as after `fork`; 0 by default.
+            shared_tokens: how many of the tokens all rows share, as after `fork`.
         """
         return self._would_fit(batch_size, num_tokens, shared_tokens)
 
     def stats(self) -> KVStats:
-        """Return what the pool holds now and has done so far. Takes 4 to 9 us."""
+        """Return the figures of the pool. Takes 4 to 9 us."""
         numbers, limit, lingering = self._stats()
         names = tuple(_lingering_name(*line) for line in lingering)
         values: tuple[Any, ...] = (*numbers, limit, names)
@@ -271,7 +256,7 @@ class KVPool(_core.KVPool):
         """Return idle pages to the system, least recently used first. Leases and addresses stay.
 
         Args:
-            target: the bytes that the pool may keep, an int or like `"1 GiB"`; 0 by default.
+            target: the bytes that the pool may keep, or like `"1 GiB"`.
 
         Returns how many bytes were returned.
         """

@@ -62,11 +62,11 @@ _STRAIGHTEST = 0.95  # late over early
 class StepsLeft(NamedTuple):
     """Steps until a limit, as an interval; `math.inf` if the series does not grow."""
 
-    #: the fewest steps that are likely, if nothing else is loaded
+    #: the fewest that are likely
     lo: float
-    #: the steps that are left at the present rate
+    #: at the present rate
     mid: float
-    #: the most steps that are likely
+    #: the most that are likely
     hi: float
 
     def __str__(self) -> str:
@@ -77,32 +77,29 @@ class StepsLeft(NamedTuple):
 class LeakVerdict:
     """The verdict of a LeakDetector at one moment; `str()` is one line."""
 
-    #: how certain it is, from "early", "quiet", "fills", "fragmentation", "suspect", "growing" and
-    #: "likely" to "leak"
+    #: one of the grades of LeakFinding
     kind: str
     #: growth of the signal that decided, in bytes a step; 0 when early or quiet
     rate_bytes_per_step: float
-    #: how sure it is that what grows is a leak, "high" or "good" (leak), "fair" (likely), "low"
-    #: (suspect, growing), "none"
+    #: "high" or "good" (leak), "fair" (likely), "low" (suspect, growing), "none"
     confidence: str
-    #: how many steps are left until the limit that the detector was given; None without one, and
-    #: when quiet
+    #: steps until the detector's limit; None without one, and when quiet
     steps_left: StepsLeft | None = None
-    #: "heap", "python", "tensors", "children", "device", "shm" or "rss"; None when early or quiet
+    #: the signal that decided; None when early or quiet
     signal: str | None = None
-    #: the step at which the growth began, as far as the readings show it
+    #: the step at which the growth began, as far as known
     since_step: int | None = None
-    #: the rate is within so much of the truth, 19 times out of 20 if the program stays as it is
+    #: half the width of the rate's 95 % interval
     rate_error: float = 0.0
-    #: what it costs in resident memory, in bytes a step; None where rss is not read
+    #: growth of resident memory; None where rss is not read
     rss_bytes_per_step: float | None = None
     #: growth late in the run over growth early in it; 1 is a straight line
     shape: float = 0.0
-    #: the limit may be reached within a tenth of the steps done, or a hundred steps
+    #: the limit may be reached within a tenth of the steps done, or 100 steps
     pressure: bool = False
-    #: what grows may be a buffer that the caller can declare by `expect_growth`
+    #: it may be a buffer to declare by `expect_growth`
     declarable: bool = False
-    #: steps that the readings cover; below 32 it is "early" unless growth was found
+    #: steps that the readings cover
     steps_known: int = 0
 
     def __str__(self) -> str:
@@ -151,25 +148,23 @@ class LeakDetector:
 
     Six signals are exact and decide: `heap` (malloc's bytes in use), `python` (the interpreter's
     blocks), `tensors`, `children` (private bytes of child processes), `device` (allocated bytes)
-    and `shm` (the job's shared memory). `rss` is noisy, and decides only without `heap`. Pass the
-    signals that you have, always at the same point of a step. Takes 6 KiB per signal; not
-    thread-safe.
+    and `shm` (the job's shared memory). `rss` decides only without `heap`. Read them always at the
+    same point of a step. Takes 6 KiB per signal; not thread-safe.
 
     Args:
-        limit_bytes: bytes that the process, its children and shared memory may use, an int or like
-            `"16 GiB"`. None, the default: no limit, and no forecast.
+        limit_bytes: bytes that the process, its children and shared memory may use, or like
+            `"16 GiB"`; for forecasts.
         device_limit_bytes: the same for the device.
-        span_steps: steps that a window must cover before its shape counts, at least 1; 1,500 by
-            default. If memory has a period, such as an epoch, pass at least 2.5 times its length.
-        bar_bytes: growth below this does not count: one size, or a dict by signal. None, the
-            default: 1 MiB for rss, children, device and shm, 512 KiB for python, 256 KiB for heap
-            and tensors.
+        span_steps: steps that a window must cover before its shape counts, at least 1. If memory
+            has a period, such as an epoch, pass at least 2.5 times its length.
+        bar_bytes: growth below this does not count: one size, or a dict by signal. None: 1 MiB for
+            rss, children, device and shm, 512 KiB for python, 256 KiB for heap and tensors.
 
     Attributes:
-        limit_bytes: the limit in bytes, or None. It may be set at any time.
-        device_limit_bytes: the same for the device.
+        limit_bytes: may be set at any time.
+        device_limit_bytes: the same.
 
-    Raises ValueError if a size or `span_steps` is below 1, or for an unknown signal.
+    Raises ValueError for an invalid size or an unknown signal.
     """
 
     __slots__ = (
@@ -201,8 +196,8 @@ class LeakDetector:
         """Add the readings of one step. Takes 1 to 5 us per signal.
 
         Args:
-            step: the number of the step, greater than in the previous call.
-            bytes_by_signal: bytes by signal, such as `heap=`; None for an unknown reading.
+            step: the number of the step, greater than before.
+            bytes_by_signal: bytes by signal, such as `heap=`; None if unknown.
 
         Raises ValueError for an unknown signal, a step out of order, or a negative reading; nothing
         is added then.
@@ -220,11 +215,9 @@ class LeakDetector:
         Args:
             step: the number of the first step.
             arrays_by_signal: arrays of bytes by signal, of one length and dtype int64, uint64 or
-                float64; NaN for an unknown reading.
+                float64; NaN if unknown.
 
-        Returns the steps at which the kind changed, as a list of (step, kind).
-
-        Raises as update does.
+        Returns the steps at which the kind changed, as (step, kind). Raises as update does.
         """
         first = _step_of("update_many(): step", step)
         columns = {
@@ -272,13 +265,13 @@ class LeakDetector:
 
     @property
     def kind(self) -> str:
-        """The verdict's kind."""
+        """The verdict's kind. Takes 2 us."""
         return GRADES[self._judged()[0]]
 
     @property
     def steps_known(self) -> int:
-        """Steps from the first to the newest reading. Below `STEPS_NEEDED`, 32, it is too early to
-        say that nothing grows."""
+        """Steps from the first to the newest reading. Below 32 it is too early to say that nothing
+        grows."""
         return max((series.steps for _, series in self._read()), default=0)
 
     def _read(self) -> list[tuple[str, Readings]]:
@@ -325,7 +318,7 @@ class LeakDetector:
         return "high" if agree > 1 or straightest else "good"
 
     def verdict(self) -> LeakVerdict:
-        """Return the verdict. Takes up to 0.4 ms; `kind` takes 2 us."""
+        """Return the verdict. Takes up to 0.4 ms."""
         grade, signal = self._judged()
         rss = dict(self._read()).get("rss")
         of_rss = None if rss is None else rss.trend()
@@ -366,11 +359,11 @@ class LeakDetector:
         of ten. Declared growth is included. Takes up to 0.4 ms.
 
         Args:
-            limit_bytes: the limit, an int or like `"16 GiB"`. None, the default: the detector's.
-            signal: the signal that reaches the limit. None, the default: `rss`, or the growing
-                signal without `rss`.
+            limit_bytes: the limit, or like `"16 GiB"`. None: the detector's.
+            signal: the signal that reaches the limit. None: `rss`, or the growing signal without
+                `rss`.
 
-        Raises ValueError if there is no limit, or for an unknown signal.
+        Raises ValueError without a limit, or for an unknown signal.
         """
         limit = self.device_limit_bytes if signal == "device" else self.limit_bytes
         if limit_bytes is not None:
@@ -443,14 +436,13 @@ class LeakDetector:
         Growth beyond it still counts, and forecasts include it.
 
         Args:
-            name: the name of the buffer; declaring it again replaces its figures.
-            bytes: the size of the full buffer, an int or like `"2 GiB"`. None: no bound.
-            rate: bytes per step, above 0. None, the default: any rate.
-            until: the last step at which the buffer grows. None, the default: no last step.
-            signal: the only signal in which it grows. None, the default: any.
+            name: declaring a name again replaces its figures.
+            bytes: the size of the full buffer, or like `"2 GiB"`.
+            rate: bytes per step, above 0. `bytes` or `rate` is needed.
+            until: the last step at which the buffer grows.
+            signal: the only signal in which it grows.
 
-        Raises ValueError if neither `bytes` nor `rate` is given, a value is invalid, or eight other
-        names are declared already.
+        Raises ValueError beyond eight names.
         """
         as_name("expect_growth(): name", name)
         if bytes is None and rate is None:

@@ -78,48 +78,42 @@ def is_reported(finding: LeakFinding) -> bool:
 
 @dataclass(frozen=True)
 class LeakFinding:
-    """One thing that grows. All parts of memtools report it in the same words.
+    """One thing that grows. Texts are "" if unknown or without meaning.
 
     Attributes:
         grade: how certain it is that memory leaks: "early", "quiet", "fills", "fragmentation",
             "suspect", "growing", "likely" or "leak".
         signal: where the growth was seen: "heap", "python", "tensors", "children", "device", "shm",
-            "rss", or "resident" for resident memory that is not in use; "" if only a census knows.
+            "rss", or "resident" for resident memory that is not in use.
         per: the unit of the rate: "step", or "s" if the program makes no steps.
-        phase: the phase whose steps these are, such as "evaluate"; "" for the steps of the run.
+        phase: the phase whose steps these are, such as "evaluate".
         rate_bytes: bytes a step or a second; 0 if unknown.
         first_step: the step of the first report; None without steps.
-        since_step: the step at which the growth began, as far as the readings show.
+        since_step: the step at which the growth began, as far as known.
         holder: what holds the memory, such as `list Trainer.losses`; "" if no Python object does.
-        kind: the kind of holder: a type such as "list" or "lru_cache", else "autograd graph",
-            "optimizer state", "hooks", "exceptions", "variable", "stream", "entries" (those of a
-            container grow), "callbacks" (of atexit) or "calls" (that do not end). Without a holder:
-            "C heap", "Python objects", "shared memory", "children", "processes", "cycles",
-            "idle heap" (freed memory that malloc keeps), "first writes" (memory allocated earlier
-            and written for the first time), "outside malloc" (memory that a library takes from the
-            system) or "".
-        what: what is added, such as `2 new [2048, 64] float32 tensors a step`; may be "".
-        made_at: the line that allocates it, as `file:line in function`; "" if unknown.
-        kept_at: the line that puts it into the holder or, if a library's object is the holder, the
-            line that makes or calls that object.
-        source: the source text of `kept_at`, or of `made_at` if that is unknown; "" if there is
-            none.
-        library: the class, function or module of a library that has the container, such as
-            `tarfile.TarFile`; "" if it is the program's, or unknown.
-        release: a method of the library's object that releases the memory, such as `close()`; "".
+        kind: of the holder: a type such as "list" or "lru_cache", "autograd graph", "optimizer
+            state", "hooks", "exceptions", "variable", "stream", "entries" (those of a container
+            grow), "callbacks" (of atexit) or "calls" (that do not end). Without a holder: "C heap",
+            "Python objects", "shared memory", "children", "processes", "cycles", "idle heap" (freed
+            memory that malloc keeps), "first writes" (to memory allocated earlier) or "outside
+            malloc" (memory that a library takes from the system).
+        what: what is added, such as `2 new [2048, 64] float32 tensors a step`.
+        made_at: the line that allocates it, as `file:line in function`.
+        kept_at: the line that puts it into the holder, or that makes or calls a library's object.
+        source: the source text of `kept_at`, else of `made_at`.
+        library: whose container it is, such as `tarfile.TarFile`.
+        release: a method of that object that releases the memory, such as `close()`.
         process: "" for this process, else `worker 2` or `child process 4711`.
-        steps_left: the fewest and the most steps left before the limit, for all growth towards it.
-            The fastest finding has it, and others that make half of that growth or more; else None.
+        steps_left: the fewest and the most steps left before the limit, for all growth towards it;
+            only for the fastest finding and those with half of that growth or more.
         seconds_left: the same in seconds, at the pace of the run.
-        advice: what to do, such as `clear it after use`; "" if there is nothing to do.
+        advice: what to do, such as `clear it after use`.
         over: whether the growth has ended; the other fields are from before.
-        joint_bytes: bytes a step or a second of all growth towards the limit, if `steps_left` is
-            known; else 0.
-        freed_bytes: bytes freed at once when the growth ended, as at the end of an epoch; else 0.
-        cause: what else is known: "jumps" (a C buffer that is enlarged when full), "profiler",
-            "collector" (Python's garbage collector is off), "views" (small views keep whole
-            tensors), "extension" (an extension's object that becomes longer, such as a table),
-            "fits" or "too large" (what fills will fit under the limit, or not); else "".
+        joint_bytes: `rate_bytes` of all growth towards the limit, if `steps_left` is known; else 0.
+        freed_bytes: bytes freed at once when the growth ended, as at the end of an epoch.
+        cause: "jumps" (a C buffer that is enlarged when full), "profiler", "collector" (Python's
+            garbage collector is off), "views" (small views keep whole tensors), "extension" (a
+            growing object of an extension, such as a table), "fits" or "too large" (for the limit).
         left_bytes: bytes still to come until what fills is full; 0 if unknown.
     """
 

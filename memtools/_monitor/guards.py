@@ -33,18 +33,17 @@ class Pressure(NamedTuple):
 
     #: the watermark that was passed, as a share of the limit
     fraction: float
-    #: bytes that counted against the limit when the watermark was passed; those of a device are
-    #: what was allocated there and what others held
+    #: bytes in use then; on a device with those of other programs
     used_bytes: int
-    #: the limit in bytes; of a device its size
+    #: the limit, or the device's size
     limit_bytes: int
-    #: where the limit comes from, in words
+    #: where the limit comes from
     limit_source: str
-    #: how many steps the monitor has counted
+    #: steps counted
     step: int
-    #: share of the last 10 s, 0 to 100, in which some task waited for memory; None when unknown
+    #: share of the last 10 s, 0 to 100, in which some task waited for memory
     stalled_percent: float | None
-    #: the number of the device; None for the host
+    #: the device's number; None for the host
     device: int | None = None
 
     def __str__(self) -> str:

@@ -30,17 +30,14 @@ def log_memory(
 ) -> dict[str, float | None]:
     """Return the memory in use now and the peaks, and log a line of it from time to time.
 
-    The line goes to the logger "memtools" every `log_interval` steps, or every 10 s by default.
+    The line goes to the logger "memtools" every `log_interval` steps, or every 10 s.
 
     Args:
-        step: the number of the step, for the line. None, the default: the monitor's own count.
-        force: log the line in any case; False by default.
+        step: the number of the step, for the line. None: the monitor's count.
+        force: log the line in any case.
 
-    Returns a dict: `step`, `seconds`, `cpu_memory_process_gb`, `cpu_memory_percent`,
-    `peak_cpu_memory_gb`, `cpu_used_gb`, `gpu_allocated_gb` and so on, in units of 2**30 bytes;
-    None for unknown figures.
-
-    Raises TypeError if `step` is not an int.
+    Returns `step`, `seconds`, `cpu_memory_process_gb`, `cpu_memory_percent`, `peak_cpu_memory_gb`,
+    `cpu_used_gb`, `gpu_allocated_gb` and so on, in units of 2**30 bytes; None if unknown.
     """
     run = self._last
     step = self.step_count if step is None else whole_number("step", step, None)
@@ -58,13 +55,7 @@ def log_memory(
 
 
 def format_memory_stats(self: MemoryMonitor, stats: Mapping[str, float | None]) -> str:
-    """Return the first lines of `summary()`, made from what `log_memory()` returned.
-
-    Args:
-        stats: figures by name, each a number or None.
-
-    Raises TypeError if `stats` is not such a mapping.
-    """
+    """Return the first lines of `summary()`, made from `stats`, a result of `log_memory()`."""
     readable = isinstance(stats, Mapping) and all(
         isinstance(key, str) and (value is None or isinstance(value, (int, float)))
         for key, value in stats.items()
@@ -78,12 +69,11 @@ def format_memory_stats(self: MemoryMonitor, stats: Mapping[str, float | None]) 
 
 
 def get_peak_memory(self: MemoryMonitor) -> dict[str, float | None]:
-    """Return the peaks of this run, in units of 2**30 bytes; None for unknown ones.
+    """Return the peaks of this run, in units of 2**30 bytes; None if unknown.
 
-    `cpu_peak_gb` is exact where the kernel allows it (see `memtools doctor`); `gpu_peak_gb`,
-    `gpu1_peak_gb` and so on are those of the devices. `peak_cpu_memory_gb` and
-    `peak_gpu_memory_gb` are the same figures. Before the first run it is the host's peak since
-    the process began.
+    `cpu_peak_gb` (also `peak_cpu_memory_gb`) is exact where the kernel allows it (see `memtools
+    doctor`), and before the first run the peak since the process began; devices have `gpu_peak_gb`
+    (also `peak_gpu_memory_gb`), `gpu1_peak_gb` and so on.
     """
     run, peak = self._last, self._peak()[0]
     size = None if peak is None else peak / GB
@@ -98,13 +88,10 @@ def get_peak_memory(self: MemoryMonitor) -> dict[str, float | None]:
 def check_memory_leak(self: MemoryMonitor, threshold_increase_gb: float = 1.0) -> bool:
     """Return whether something leaks: grade `likely` or `leak`, and more than the threshold.
 
-    A warm-up or a buffer that fills does not count.
-
     Args:
-        threshold_increase_gb: the least amount that has leaked, in units of 2**30 bytes; 1.0 by
-            default.
+        threshold_increase_gb: the least amount that has leaked, in units of 2**30 bytes.
 
-    Raises RuntimeError if the monitor was made with `leaks=False`.
+    Raises RuntimeError with `leaks=False`.
     """
     leaked = 0.0
     for one in self.findings():
@@ -124,11 +111,11 @@ def cleanup_memory(self: MemoryMonitor, aggressive: bool = False) -> dict[str, f
     Takes 50 to 600 ms: too long for each step.
 
     Args:
-        aggressive: return malloc's pages in any case, and collect cycles twice. False, the
-            default: only if 64 MiB of pages are idle.
+        aggressive: collect cycles twice, and return malloc's pages even if less than 64 MiB are
+            idle.
 
-    Returns a dict of `freed_bytes` (also `host_...` and `device_...`), `collected_objects`, and
-    `ms` for the whole and each part.
+    Returns `freed_bytes` (also `host_...` and `device_...`), `collected_objects`, and `ms` for the
+    whole and each part.
     """
     run = self._last
     devices = cuda_devices.find_devices("auto", self._root) if run is None else run.devices

@@ -25,14 +25,13 @@ class HostMemory:
     rss: int | None
     #: the part of `rss` that is neither of files nor shared
     private: int | None
-    #: memory of this process that is swapped out
+    #: swapped-out memory of this process
     swap: int | None
     #: what counts against the container's limit, less file cache that is easily dropped
     cgroup_used: int | None
-    #: the lowest limit over the control group and its ancestors; None if there is none or it is
-    #: unknown, which `limit_source` says
+    #: the lowest limit of the control group and its ancestors
     cgroup_limit: int | None
-    #: what the machine could still hand out without swapping
+    #: what the machine can hand out without swapping
     available: int | None
     #: the machine's memory
     total: int | None
@@ -40,26 +39,22 @@ class HostMemory:
     pressure: float | None
     #: where the limit comes from, like "cgroup v2 limit 8.00 GiB (/sys/fs/cgroup/a)"
     limit_source: str
-    #: what this process fills itself, which is `rss` with pages that it maps several times counted
-    #: once
+    #: `rss`, with pages that are mapped several times counted once
     process: int | None = None
-    #: what the job fills, which is this process with its workers and all other descendants. It is
-    #: the sum of `process`, their private bytes, and `shm`; each page counts once, and what of it
-    #: is swapped out counts as well
+    #: `process`, private bytes of all descendants and `shm`, each page once, with swapped-out pages
     job: int | None = None
-    #: shared memory of the job, which is its files in /dev/shm, mapped or not, and what it shares
-    #: without a name
+    #: the job's files in /dev/shm and nameless shared memory
     shm: int | None = None
-    #: memory of this process and its descendants that is swapped out
+    #: swapped-out memory of the job
     job_swap: int | None = None
-    #: memory of this process that is pinned for copies to devices, in blocks of torch's own
-    #: allocator, in use or kept for the next tensor; None until the program uses CUDA
+    #: pinned for copies to devices, in use or kept by torch's allocator; None until the program
+    #: uses CUDA
     pinned: int | None = None
 
     @property
     def percent(self) -> float | None:
         """The use in percent of the container's limit, or of the machine's memory without one. May
-        be above 100. None if unknown."""
+        be above 100."""
         lowest = limits.lowest_limit(cgroup=self.cgroup_limit, machine=self.total)
         if lowest is not None and lowest[1] == "cgroup":
             return percent(self.cgroup_used, self.cgroup_limit)
@@ -140,12 +135,11 @@ _readers: dict[str, _Reader] = {}  # of the machine's own root, from the first c
 def host_memory(root: str = "/") -> HostMemory:
     """Read the memory of this process and its job, the container's limit and the machine's memory.
 
-    Takes about 30 us, without torch. The control group is looked up at most once a second;
-    descendants and shared memory are read again when their reading is 20 times as old as it took.
-    A figure that cannot be read is None.
+    Takes about 30 us, without torch. Descendants and shared memory are read again when their
+    reading is 20 times as old as it took, the control group at most once a second.
 
     Args:
-        root: the folder under which `proc` and `sys` are read.
+        root: the folder with `proc` and `sys`.
     """
     if root == "/":
         s, words = (_readers.get(root) or _readers.setdefault(root, _Reader(root))).read()

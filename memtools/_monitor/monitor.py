@@ -69,36 +69,28 @@ class MemoryMonitor:
                 monitor.step()
         print(monitor.summary())
 
-    A native thread takes samples without Python's lock. Call `step()` at the end of each step: the
-    leak test, callbacks and guards run there, on the calling thread. After `start()` the monitor
-    raises nothing in training, except MemoryPressure from a guard or a callback. In a forked child
-    it does not run. Figures are those of the current or the last run.
+    A native thread takes samples without Python's lock. The leak test, callbacks and guards run in
+    `step()`. In training the monitor raises nothing but MemoryPressure from a guard or a callback.
+    A forked child is not watched.
 
     Args:
         log: the path of the record, such as `run.mem`, which survives SIGKILL. With several ranks
             it becomes `run.rank3.mem`, and `run-2.mem` while another process writes the file. An
             earlier record is kept as `run.previous.mem`, or `run.1.mem` if that run was killed.
-            None, the default: no record.
-        interval_ms: milliseconds between samples, 0.1 to 3,600,000; 10 by default, and shorter near
-            the limit.
-        device: "auto" (the default: the CUDA devices that torch sees), "cpu" (none), "cuda" (all),
-            or "cuda:0" to "cuda:7". The monitor makes no CUDA context.
-        limit: bytes that this process and its children may use, an int or like `"12 GiB"`. Lower
-            limits of the container and the machine count too. None, the default: these alone.
-        leaks: test for leaks; True by default.
-        census: look for the holders of what grows; True by default.
-        name: the name of the run. None by default.
-        log_interval: steps between lines of `log_memory()`, at least 1. None, the default: a line
-            every 10 s.
-        print_every: how often to print the summary: a number of steps, or a time of at least 0.1 s
-            like `"30 s"`. None, the default: never.
+        interval_ms: milliseconds between samples, 0.1 to 3,600,000; shorter near the limit.
+        device: "auto" (the CUDA devices that torch sees), "cpu" (none), "cuda" (all), or "cuda:0"
+            to "cuda:7". Makes no CUDA context.
+        limit: bytes that this process and its children may use, or like `"12 GiB"`. Lower limits of
+            the container and the machine count too.
+        leaks: test for leaks.
+        census: look for the holders of what grows.
+        name: the name of the run.
+        log_interval: steps between lines of `log_memory()`. None: a line every 10 s.
+        print_every: a number of steps, or a time like `"30 s"` (0.1 s at least), between summaries.
         trace: trace a few steps to find the line of a leak, and record the peak of step 3 and of
-            every 1,000th step; True by default.
+            every 1,000th step.
 
-    The environment variables MEMTOOLS_LOG, MEMTOOLS_LIMIT, MEMTOOLS_GUARD, MEMTOOLS_PRINT_EVERY and
-    MEMTOOLS_TRACE set what no argument sets. With MEMTOOLS=0 a monitor does nothing.
-
-    Raises ValueError or TypeError if an argument or a variable is invalid.
+    Variables such as MEMTOOLS_LIMIT set what no argument sets (docs/reference/settings.md).
     """
 
     _root = "/"  # proc and sys are read in this folder
@@ -163,8 +155,8 @@ class MemoryMonitor:
     def start(self) -> None:
         """Start watching. After `stop()` it starts a new run, which replaces a complete record.
 
-        Raises RuntimeError if the monitor is running or the system gives no thread; OSError if the
-        record cannot be made; DeviceError if the device does not exist.
+        Raises RuntimeError if the monitor is running or no thread can start; OSError if the record
+        cannot be made; DeviceError if there is no such device.
         """
         if environment.is_off:
             self._has_warned = True  # so that step() does not
@@ -246,7 +238,7 @@ class MemoryMonitor:
 
     @property
     def running(self) -> bool:
-        """Whether the monitor is running, in the process that started it."""
+        """Whether it runs, in the process that started it."""
         return self._live is not None
 
     def __reduce__(self) -> str:
@@ -265,17 +257,13 @@ class MemoryMonitor:
     def phase(self, name: str, *, own_steps: bool = False) -> Phase:
         """Measure a part of the program: its time and its exact peaks on the host and on devices.
 
-        Use it as a context manager or a decorator. Phases may be nested, and may overlap on several
-        threads. Phases of one name add up.
+        A context manager or a decorator. Phases may be nested, and may overlap on several threads.
+        Phases of one name add up.
 
         Args:
-            name: the name of the phase.
+            name: the name of the phase; ValueError if empty or with NUL.
             own_steps: whether `step()` counts the phase's own steps while it is open, such as the
-                batches of an evaluation. They have their own leak test. A nested phase has none.
-                False by default.
-
-        Returns the `Phase`. Raises TypeError if `name` is not a str, ValueError if it is empty or
-        contains NUL.
+                batches of an evaluation, with their own leak test. Not in a nested phase.
         """
         if type(name) is not str:
             raise TypeError(f"a phase's name must be a str, got {type(name).__name__}")
@@ -294,17 +282,12 @@ class MemoryMonitor:
             run.log.event(kind, body, **details)
 
     def step(self, n: int = 1) -> None:
-        """Report that one or more steps have ended.
-
-        Callbacks, guards and the leak test run here, on the calling thread. `step(0)` runs them
-        without counting a step. Takes about 0.3 us if nothing is due, and does nothing while the
-        monitor is not running.
+        """Report that one or more steps have ended. Takes about 0.3 us if nothing is due.
 
         Args:
-            n: the number of steps that have ended, 0 to 2**48; 1 by default.
+            n: the number of steps, 0 to 2**48; 0 counts no step.
 
-        Raises HostMemoryPressure or DeviceMemoryPressure if a guard or a callback asks for it,
-        ValueError if `n` is out of range.
+        Raises HostMemoryPressure or DeviceMemoryPressure if a guard or a callback asks for it.
         """
         run = self._live
         if run is None:
@@ -471,16 +454,13 @@ class MemoryMonitor:
         Args:
             fraction: the share of the limit, above 0 and at most 1.
             callback: called with a `Pressure`, or without arguments. MemoryPressure that it raises
-                propagates out of `step()`; another exception is reported once.
-            device: None, the default, or `"cpu"`: the host. `"cuda"`: each watched device.
-                `"cuda:0"` to `"cuda:7"`, a number or a torch.device: one device. On a device,
-                allocated memory and that of other programs counts, also peaks within a step.
+                propagates; another exception is reported once.
+            device: None or `"cpu"`: the host. `"cuda"`: each watched device. `"cuda:0"` to
+                `"cuda:7"`, a number or a torch.device: one device, where allocated memory and that
+                of other programs counts, also peaks within a step.
 
-        Returns a `Handle`, whose `remove()` removes the callback.
-
-        Raises ValueError if `fraction` or `device` is invalid, or if there are 32 callbacks and
-        guards already (a host guard above 0.5 counts twice, one of "cuda" once per device);
-        TypeError if `fraction` is not a number or `callback` cannot be called.
+        Raises ValueError beyond 32 callbacks and guards (a host guard above 0.5 counts twice, one
+        of "cuda" once per device).
         """
         called = as_callback(callback, "on_pressure()", "a Pressure")
         return self._wait(fraction, called, False, device)
@@ -490,20 +470,13 @@ class MemoryMonitor:
     ) -> Handle:
         """Stop the program, or act otherwise, before memory runs out.
 
-        The guard acts in the next `step()`, once each time memory in use rises above a share of the
-        limit. A host guard above 0.5 acts earlier, from `2 * fraction - 1` on, if tasks of the
-        control group wait for memory 40 % of the time.
+        Acts as `on_pressure` does. A host guard above 0.5 acts earlier, from `2 * fraction - 1` on,
+        if tasks of the control group wait for memory 40 % of the time.
 
         Args:
-            fraction: the share of the limit, above 0 and at most 1.
-            action: `"raise"`, the default, raises HostMemoryPressure or DeviceMemoryPressure out of
-                `step()`; `"record"` writes an event into the record; a function is called as by
-                `on_pressure`.
-            device: as for `on_pressure`.
-
-        Returns a `Handle`, whose `remove()` removes the guard.
-
-        Raises what `on_pressure` raises, and ValueError if `action` is another text.
+            fraction, device: as for `on_pressure`.
+            action: `"raise"` raises HostMemoryPressure or DeviceMemoryPressure out of `step()`;
+                `"record"` writes an event into the record; a function is called.
         """
         if not isinstance(action, str):
             action = as_callback(action, "guard()", "a Pressure")
@@ -531,21 +504,9 @@ class MemoryMonitor:
         until: int | None = None,
         signal: str | None = None,
     ) -> None:
-        """Declare a buffer that is meant to fill, so that the leak test ignores its growth.
-
-        Growth beyond it still counts, and forecasts include it. It stays declared in later runs.
-
-        Args:
-            name: the name of the buffer; declaring it again replaces its figures.
-            bytes: the size of the full buffer, an int or like `"2 GiB"`. None: no bound.
-            rate: bytes per step, above 0. None, the default: any rate.
-            until: the last step at which the buffer grows. None, the default: no last step.
-            signal: the only signal in which it grows: `"heap"`, `"python"`, `"tensors"`,
-                `"children"`, `"device"` or `"rss"`. None, the default: any.
-
-        Raises ValueError if neither `bytes` nor `rate` is given, a value is invalid, or eight other
-        names are declared already.
-        """
+        """Declare a buffer that is meant to fill, so that the leak test ignores its growth, also in
+        later runs. `name`, `bytes`, `rate`, `until` and `signal` are as for
+        `LeakDetector.expect_growth`."""
         growth = {"bytes": bytes, "rate": rate, "until": until, "signal": signal}
         run = self._live
         declares = LeakDetector() if run is None or run.watch is None else run.watch
@@ -553,13 +514,7 @@ class MemoryMonitor:
         self._growths[name] = growth
 
     def mark(self, text: str) -> None:
-        """Write a line of text into the record, as an event.
-
-        Args:
-            text: the line.
-
-        Raises TypeError if `text` is not a str.
-        """
+        """Write a line of `text` into the record, as an event."""
         if not isinstance(text, str):
             raise TypeError(f"mark() takes a str, got {type(text).__name__}")
         if self._live is not None:
@@ -568,29 +523,25 @@ class MemoryMonitor:
     # --- leaks ---
 
     def findings(self) -> tuple[LeakFinding, ...]:
-        """Return what grows now, the worst first: how fast, its holder, the forecast, and a fix.
+        """Return what grows now, the worst first. Takes 20 us.
 
-        Empty in the first steps and if nothing grows. Takes 20 us. Raises RuntimeError if the
-        monitor was made with `leaks=False`.
+        Empty in the first steps. Raises RuntimeError with `leaks=False`.
         """
         watch = self._watch()
         return () if watch is None else watch.findings()
 
     def on_leak(self, callback: LeakCallback | Callable[[], object]) -> Handle:
-        """Call a function in `step()`, on its thread, when something grows.
+        """Call a function in `step()` when something grows.
 
         It is called for findings of grade `suspect` and above: once per holder, again for each
         higher grade and when `made_at` becomes known, and once with `over` set when the growth
         ends.
 
         Args:
-            callback: called with the `LeakFinding`, or without arguments. It may call any method of
-                the monitor. An exception that it raises is reported once and does not propagate.
+            callback: called with the `LeakFinding`, or without arguments. It may call the monitor.
+                Exceptions are reported once.
 
-        Returns a `Handle`, whose `remove()` removes the callback.
-
-        Raises TypeError if `callback` cannot be called with one argument or none, RuntimeError if
-        the monitor was made with `leaks=False`.
+        Raises RuntimeError with `leaks=False`.
         """
         called = as_callback(callback, "on_leak()", "a LeakFinding")
         self._watch()
@@ -604,29 +555,29 @@ class MemoryMonitor:
     # --- figures ---
 
     def phases(self) -> list[PhaseTotals]:
-        """Return the totals of each phase that has ended, in order of first use."""
+        """Return the totals of each ended phase, in order of first use."""
         return [] if self._last is None else self._last.book.totals()
 
     @property
     def record_path(self) -> str | None:
-        """The absolute path of the record; None without one."""
+        """The absolute path of the record."""
         run, path = self._last, self._settings.log
         written = None if run is None else run.log.path
         return written if path is None or written is not None else str(path)
 
     @property
     def step_count(self) -> int:
-        """The number of steps counted in this run."""
+        """Steps counted in this run, or the last one."""
         return 0 if self._last is None else self._last.sampler.step_count
 
     @property
     def samples_taken(self) -> int:
-        """The number of samples taken in this run."""
+        """Samples of that run."""
         return 0 if self._last is None else self._last.sampler.samples
 
     @property
     def overhead(self) -> tuple[float, float]:
-        """Processor time of the sampling thread in seconds, and its share of one core, 0 to 1."""
+        """Processor time of the sampling thread in seconds, and its share of a core, 0 to 1."""
         run = self._last
         if run is None:
             return 0.0, 0.0
@@ -635,20 +586,17 @@ class MemoryMonitor:
 
     def headroom(self) -> tuple[Headroom, ...]:
         """Return the use and the limit of each memory: the host, the limits of this process
-        (`ulimit -d`, `ulimit -v`), then each watched device.
-
-        Leaves out memory whose use or limit is unknown. Takes about 10 us for each.
+        (`ulimit -d`, `ulimit -v`), then each watched device; without unknown ones. Takes about 10
+        us for each.
         """
         return self._readings().headroom()
 
     def metrics(self, expert: bool = False) -> dict[str, float]:
-        """Return figures for a logger, with names such as `memory/host_rss_bytes`.
-
-        Unknown figures are left out.
+        """Return known figures for a logger, with names such as `memory/host_rss_bytes`.
 
         Args:
-            expert: return all figures, also of other devices and of phases. False, the default: at
-                most 12, of the host and the first device.
+            expert: return all figures, also of other devices and of phases. False: at most 12, of
+                the host and the first device.
         """
         run = self._last
         if run is None:
@@ -704,7 +652,7 @@ class MemoryMonitor:
         """Return a text: memory in use, phases, growth per 1,000 steps, and leaks.
 
         `System:` is in percent of the limit. The next lines show the process, its workers, shared
-        memory, swap, the job (all of these together) and its limit.
+        memory, swap, the job (all of these) and its limit.
         """
         run, (host, devices) = self._last, self._in_use()
         lines = [readings.format_stats(readings.memory_stats(host, devices))]

@@ -28,21 +28,21 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class PhaseTotals:
-    """The number of passages through a phase so far, their time and their peaks."""
+    """All passages through a phase so far."""
 
-    #: what the program calls it
+    #: of the phase
     name: str
-    #: how often it was passed
+    #: passages
     count: int
-    #: the time of all passages together
+    #: of all passages
     seconds: float
-    #: the time of the longest passage
+    #: of the longest passage
     longest_seconds: float
-    #: the largest peak of resident memory, in bytes
+    #: the largest of resident memory
     peak_bytes: int | None
     #: False if a peak was at least that, because the kernel's mark could not be set back
     exact: bool
-    #: the largest peak of each device, in bytes allocated, by its index
+    #: the largest of allocated bytes, by device
     device_peak_bytes: dict[int, int]
 
     def __str__(self) -> str:
@@ -126,9 +126,9 @@ class PhaseBook:
 class Phase:
     """A part of a program whose time and exact peaks are measured under a name.
 
-    `MemoryMonitor.phase` makes it. As a context manager it may be entered again, also inside
-    itself, by one thread at a time. As a decorator it serves functions, methods, coroutines and
-    generators, on any thread. It does nothing while the monitor is not running.
+    As a context manager it may be entered again, also inside itself, by one thread at a time. As a
+    decorator it serves functions, methods, coroutines and generators, on any thread. It does
+    nothing while the monitor is not running.
     """
 
     __slots__ = ("_entered", "_monitor", "_name", "_own_steps", "device_peak_bytes", "peak_bytes")
@@ -137,10 +137,9 @@ class Phase:
         self._monitor, self._name, self._own_steps = monitor, name, own_steps
         #: the book, its token, and what ends its own steps, of each passage that is open
         self._entered: list[tuple[PhaseBook | None, int, Callable[[], None] | None]] = []
-        #: the most that was resident in the passage that ended last, in bytes; None before one has,
-        #: and where it was not measured
+        #: the most resident bytes in the last passage, if measured
         self.peak_bytes: int | None = None
-        #: the most that was allocated on each device in that passage, in bytes, by its index
+        #: the most allocated bytes in that passage, by device
         self.device_peak_bytes: dict[int, int] = {}
 
     def __enter__(self) -> Phase:

@@ -52,22 +52,21 @@ class HostTiers:
 class Headroom(NamedTuple):
     """How much of one memory is in use, and its limit. `str()` is a line."""
 
-    #: the memory's name, "host" for what counts against the limit of the job, "RLIMIT_DATA" or
-    #: "RLIMIT_AS" for what the kernel counts of this process, or a device such as "cuda:0"
+    #: "host" (what counts against the limit of the job), "RLIMIT_DATA" or "RLIMIT_AS" (what the
+    #: kernel counts of this process), or a device such as "cuda:0"
     memory: str
-    #: bytes that count against the limit; of a device, what is allocated and what others hold
+    #: bytes that count against the limit; on a device with those of other programs
     used_bytes: int
-    #: the limit in bytes; of a device its size
+    #: the limit, or the device's size
     limit_bytes: int
-    #: bytes that this process itself holds there, on the host what is resident, on a device what
-    #: torch has allocated. What follows a peak of this process adds the difference to `used_bytes`
+    #: bytes of this process, resident on the host, or allocated by torch on a device
     own_bytes: int
-    #: where the limit comes from, in words
+    #: where the limit comes from
     limit_source: str
 
     @property
     def left_bytes(self) -> int:
-        """Bytes from the use to the limit; 0 beyond it."""
+        """Bytes left; 0 beyond the limit."""
         return max(0, self.limit_bytes - self.used_bytes)
 
     def __str__(self) -> str:

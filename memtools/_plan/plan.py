@@ -36,7 +36,7 @@ class PlanPhase(NamedTuple):
     phase: str
     #: their number
     operators: int
-    #: the most bytes in use while they run
+    #: the most in use while they run
     peak_bytes: int
 
 
@@ -45,7 +45,7 @@ class PlanLimit(NamedTuple):
 
     #: the limit
     limit_bytes: int
-    #: whether the step fits, with torch's allocator on a device
+    #: with torch's allocator on a device
     fits: bool
     #: the most reserved; if it does not fit, the least needed
     reserved_bytes: int
@@ -54,7 +54,7 @@ class PlanLimit(NamedTuple):
 
     @property
     def left_bytes(self) -> int:
-        """Bytes left of the limit; negative if the step does not fit."""
+        """Negative if the step does not fit."""
         return self.limit_bytes - self.reserved_bytes
 
     def sentence(self) -> str:
@@ -69,11 +69,11 @@ class PlanLimit(NamedTuple):
 class PlanFit(NamedTuple):
     """The measured steps that a plan is fitted to."""
 
-    #: the varied argument, such as "batch"
+    #: such as "batch"
     argument: str
-    #: its measured values
+    #: its values
     measured: tuple[int, ...]
-    #: the lower end of the peak's interval
+    #: lower end of the peak's interval
     low_bytes: int
     #: its upper end
     high_bytes: int
@@ -92,27 +92,26 @@ class PlanFit(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """The memory of one training step, computed before it runs. `memtools.plan` makes it.
+    """The memory of one training step, computed before it runs.
 
     Sizes are of the storages that torch's operators make and use, and on the CPU of the workspaces
-    of convolutions. A device's context and its libraries' workspaces are not included.
+    of convolutions, without a device's context and its libraries' workspaces.
 
     Attributes:
         peak_bytes: the most bytes in use at one moment of the step.
         phase: of the peak: "forward", "backward", "optimizer" or "between".
         operator: at the peak, such as "aten.mm.default".
-        line: at the peak, such as "train.py:31 in step"; "" if unknown.
-        parts: the contents of the peak by category, the largest first.
-        curve: the bytes in use while each operator of the step runs.
-        phases: the successive phases with their peaks.
+        line: at the peak, such as "train.py:31 in step".
+        parts: of the peak, the largest first.
+        curve: the bytes in use at each operator.
+        phases: in their order.
         reserved_bytes: what torch's caching allocator would reserve, from a model not yet measured
             on a GPU; on the CPU, memory in use at the peak of building the model and two steps.
         limits: for each limit, whether the step fits.
         changes: of the program, that lower the peak, the most effective first.
         device: "cuda" or "cpu".
-        assumed: values that were assumed for the step, and for workspaces of convolutions.
-        fit: the measured steps and the interval of the peak, for a fitted plan; else None. Limits
-            and reserved_bytes then use the upper end.
+        assumed: values assumed for the step and for workspaces of convolutions.
+        fit: for a fitted plan: limits and reserved_bytes then use the interval's upper end.
     """
 
     peak_bytes: int
@@ -130,15 +129,11 @@ class Plan:
     fit: PlanFit | None = None
 
     def bytes_of(self, what: str) -> int:
-        """Return the bytes of one category at the peak.
-
-        Args:
-            what: the category, such as "gradients".
-        """
+        """Return the bytes of one category `what`, such as "gradients", at the peak."""
         return sum(part.bytes for part in self.parts if part.what == what)
 
     def sentence(self) -> str:
-        """Return a sentence: `The step needs 112.9 MiB on cuda at its peak, in the optimizer's step
+        """Return `The step needs 112.9 MiB on cuda at its peak, in the optimizer's step
         (aten.div.Tensor, train.py:17 in step): optimizer state 40.2 MiB, gradients 20.1 MiB`."""
         where = in_phase(self.phase)
         at = ", ".join(filter(None, (self.operator, self.line)))
@@ -179,7 +174,7 @@ class Plan:
         return "\n".join(lines)
 
     def markdown(self) -> str:
-        """Return a Markdown table of the peak's contents and the limits."""
+        """Return the peak's contents and the limits as a table."""
         if not self.limits:
             rows = [[part.what, format_bytes(part.bytes)] for part in self.parts]
             total = ["the peak", format_bytes(self.peak_bytes)]
@@ -195,7 +190,7 @@ class Plan:
         return markdown_table([self.device, "fits", "reserved"], rows)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the same facts for JSON: sizes in bytes, stable keys."""
+        """Return the same facts: sizes in bytes, stable keys."""
         return {
             "device": self.device,
             "peak_bytes": self.peak_bytes,

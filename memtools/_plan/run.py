@@ -91,29 +91,27 @@ def plan(
 
     Args:
         step: a function that makes the model, the optimizer and the data, and returns the step, a
-            callable without arguments. It runs under torch's fake tensors, and the step twice; the
-            second one is planned. Values that it reads, such as `loss.item()`, are assumed (see
-            `Plan.assumed`); its shapes must not depend on them.
-        limits: sizes in bytes or like "24 GiB", to check whether the step fits. None by default.
+            callable without arguments. Both run under torch's fake tensors; the second step is
+            planned. Values that it reads, such as `loss.item()`, are assumed (see `Plan.assumed`);
+            its shapes must not depend on them.
+        limits: sizes in bytes or like "24 GiB", to check whether the step fits.
         vary: values for keyword arguments of `step`; all combinations are planned, 64 at most.
-            "precision" with "float32", "bfloat16" and "float16" needs no such argument: the step
-            runs under `torch.autocast`. None, the default: the function's own defaults.
-        device: "cuda", the default: limits are compared with what torch's caching allocator
-            reserves. "cpu": limits are compared with the peak. The device need not be present.
+            "precision" with "float32", "bfloat16" and "float16" needs no argument: the step runs
+            under `torch.autocast`.
+        device: "cuda" compares limits with what torch's caching allocator reserves, "cpu" with the
+            peak. It need not be present.
         measure: for a step whose shapes depend on values: a keyword argument with 2 or more small
             numbers, such as {"batch": [8, 16]}. These steps run for real on the CPU, four times
-            each, and the plan is fitted to them. None by default.
+            each, and the plan is fitted to them.
 
-    Returns:
-        The plan, or with `vary` the plans of all settings with the best one for each limit. Exact
-        for the CPU. Fused attention on a GPU needs less than planned with dropout or a mask.
+    The plan is exact for the CPU. Fused attention on a GPU needs less than planned with dropout or
+    a mask.
 
-    Raises TypeError if `step` is not callable or returns no callable, or an argument has a wrong
-    type; ValueError if an argument is out of range, or if the step raises, has shapes that depend
-    on values, names another device, or runs no operator; ImportError without torch.
+    Raises TypeError if `step` returns no callable; ValueError if the step raises, has shapes that
+    depend on values, names another device, or runs no operator; ImportError without torch.
 
-    It takes 0.05 to 0.3 ms per operator for any batch, and with `measure` the time and memory of
-    the small steps. torch's random state does not change.
+    Takes 0.05 to 0.3 ms per operator for any batch, and with `measure` the time and memory of the
+    small steps.
     """
     return planned(step, limits, vary, device, measure)
 

@@ -30,24 +30,24 @@ _MICRO_BATCHES, _RUNS_AGAIN = "micro-batches", ("checkpoint", "chunks")
 class PlanSetting(NamedTuple):
     """A step, planned in one setting."""
 
-    #: the value of each lever by name
+    #: of each lever by name
     values: Mapping[str, Any]
-    #: the plan with them
+    #: the step's plan
     plan: Plan
 
 
 class PlanBest(NamedTuple):
-    """The best setting that fits into a limit."""
+    """The best setting that fits into a limit; empty if none does."""
 
     #: the limit
     limit_bytes: int
-    #: the value of each lever by name; {} if nothing fits
+    #: of each lever by name
     values: Mapping[str, Any]
-    #: changes of the program with which it fits
+    #: of the program, with which it fits
     changes: tuple[str, ...] = ()
-    #: the peak with them; 0 if nothing fits
+    #: the peak
     peak_bytes: int = 0
-    #: the reserved bytes; 0 if nothing fits
+    #: by torch's allocator
     reserved_bytes: int = 0
 
     def sentence(self) -> str:
@@ -65,9 +65,9 @@ class Plans:
     """One step, planned in several settings. `memtools.plan` with `vary` makes it.
 
     Attributes:
-        settings: all settings, the preferred first.
-        best: for each limit, the best setting that fits: the first one, with changes that cost no
-            time before micro-batches, and both before a second forward pass.
+        settings: the preferred first.
+        best: for each limit, the first setting that fits, with changes that cost no time before
+            micro-batches, and both before a second forward pass.
         device: "cuda" or "cpu".
     """
 
@@ -118,7 +118,7 @@ class Plans:
         return sorted(found, key=lambda one: one[1])
 
     def markdown(self) -> str:
-        """Return a Markdown table of the best setting for each limit, or of all settings."""
+        """Return a table of the best setting for each limit, or of all settings."""
         names = list(self.settings[0].values)
         if not self.best:
             rows = [
@@ -140,7 +140,7 @@ class Plans:
         return markdown_table([self.device, *names, "with", "peak", "reserved"], rows)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the same facts for JSON: sizes in bytes, stable keys."""
+        """Return the same facts: sizes in bytes, stable keys."""
         return {
             "device": self.device,
             "settings": [

@@ -60,11 +60,8 @@ def read_record(path: str | os.PathLike[str]) -> Record:
     Takes about 50 ms for the default size. Nothing in the file is trusted.
 
     Args:
-        path: the file.
-
-    Raises:
-        OSError: the file cannot be opened or read.
-        ValueError: it is not a record, is damaged, or is of a later version.
+        path: the file; OSError if it cannot be read, ValueError if it is not a record, is damaged,
+            or is of a later version.
     """
     path = as_path("path", path)
     try:

@@ -17,9 +17,9 @@ UNKNOWN = 2**64 - 1
 class Column:
     """A column of a record."""
 
-    #: what the column holds, such as "rss"
+    #: such as "rss"
     name: str
-    #: the unit, "B" for bytes and "" for none
+    #: "B" for bytes, "" for none
     unit: str
 
 
@@ -27,9 +27,9 @@ class Column:
 class Samples:
     """The newest samples, as memoryviews of format "Q" and of one length."""
 
-    #: the index of each sample in the run
+    #: indices in the run
     numbers: memoryview
-    #: nanoseconds of the run's monotonic clock
+    #: on the run's monotonic clock
     time_ns: memoryview
     #: readings by column; 2**64 - 1 for none
     values: dict[str, memoryview]
@@ -47,17 +47,17 @@ class Buckets:
 
     #: samples in a bucket; the last may hold fewer
     width: int
-    #: time of each first sample, on the run's monotonic clock
+    #: of each first sample
     first_ns: memoryview
-    #: time of each last sample
+    #: of each last sample
     last_ns: memoryview
     #: samples in each bucket
     counts: memoryview
-    #: the smallest reading, by column
+    #: the smallest readings, by column
     least: dict[str, memoryview]
-    #: the largest reading
+    #: the largest
     most: dict[str, memoryview]
-    #: the last reading
+    #: the last
     last: dict[str, memoryview]
 
     def __len__(self) -> int:
@@ -68,19 +68,19 @@ class Buckets:
 class RecordEvent:
     """An event; one with a duration began at `time_ns`."""
 
-    #: the index of the event in the run
+    #: its index in the run
     number: int
-    #: nanoseconds of the run's monotonic clock
+    #: on the run's monotonic clock
     time_ns: int
-    #: nanoseconds, or 0
+    #: 0 if unknown
     duration_ns: int
-    #: the step; None without steps
+    #: the step
     step: int | None
-    #: the kind, such as "leak" or "end"
+    #: such as "leak" or "end"
     kind: str
     #: a sentence or a name
     text: str
-    #: the fields of the event; None for a kind without fields
+    #: the event's fields
     data: kinds.Event | None = None
 
 
@@ -88,33 +88,32 @@ class RecordEvent:
 class RecordPhase:
     """All passages through one phase."""
 
-    #: the name of the phase
+    #: of the phase
     name: str
-    #: the number of passages
+    #: passages
     count: int
-    #: the time of all passages
+    #: of all passages
     seconds: float
-    #: the largest peak of resident memory; None if unknown
+    #: the largest of resident memory
     peak_bytes: int | None
 
 
 @dataclass(frozen=True)
 class Record:
-    """The contents of a `run.mem`, as `memtools.read_record` returns them.
+    """The contents of a `run.mem`.
 
-    A record that is not `complete` is still being `written`, or its process was killed. After a
-    signal that leaves a mark, the last event is an "end" with the signal's name.
+    A record that is not `complete` is still being `written`, or its process was killed.
     """
 
     #: the file
     path: str
-    #: its size in bytes
+    #: its size
     nbytes: int
-    #: the start of the run, in nanoseconds since 1970
+    #: the start of the run, since 1970
     start_ns: int
     #: the same on the run's monotonic clock, to which other times refer
     clock_ns: int
-    #: the time of closing, or None
+    #: when it was closed
     closed_ns: int | None
     #: whether a living process writes it
     written: bool
@@ -124,23 +123,23 @@ class Record:
     page_bytes: int
     #: the command line
     command: tuple[str, ...]
-    #: the columns of the samples, in the order of the file
+    #: those of the samples
     columns: tuple[Column, ...]
-    #: the number of samples taken
+    #: samples taken
     total: int
-    #: rows and events left out as damaged or half written
+    #: damaged or half-written rows and events
     unreadable: int
-    #: the newest samples, one by one
+    #: the newest, one by one
     samples: Samples = field(repr=False)
-    #: the whole run, in buckets of samples
+    #: the whole run
     buckets: Buckets = field(repr=False)
-    #: the newest events, oldest first
+    #: the newest, oldest first
     events: tuple[RecordEvent, ...] = field(repr=False)
-    #: the number of events in the run
+    #: events in the run
     events_total: int
-    #: the phases of the run
+    #: those of the run
     phases: tuple[RecordPhase, ...]
-    #: newest events missing in `events`, because their fields were overwritten
+    #: newest events whose fields were overwritten
     events_gone: int = 0
 
     @property

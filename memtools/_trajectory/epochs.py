@@ -39,17 +39,17 @@ class TrajectoryChunk(Mapping[str, "torch.Tensor"]):
     what you need longer.
     """
 
-    #: the index of its epoch
+    #: index of its epoch
     epoch: int
-    #: its index in the epoch
+    #: index in the epoch
     index: int
     #: the time steps
     steps: range
-    #: the indices of the samples
+    #: their indices
     samples: tuple[int, ...]
     #: units of a sum of losses, which are steps * samples or steps * tokens
     weight: int
-    #: bytes of the tensors
+    #: of the tensors
     nbytes: int
     _tensors: dict[str, torch.Tensor] | None
 
@@ -85,7 +85,7 @@ class TrajectoryChunk(Mapping[str, "torch.Tensor"]):
 class TrajectoryEpoch(Iterator[TrajectoryChunk]):
     """One pass over a rollout: an iterator over chunks."""
 
-    #: number of the epoch, from 0
+    #: from 0
     index: int
     _epochs: TrajectoryEpochs
 
@@ -99,11 +99,8 @@ class TrajectoryEpoch(Iterator[TrajectoryChunk]):
 
 @dataclass(slots=True, eq=False, repr=False)
 class TrajectoryEpochs(Iterator[TrajectoryEpoch]):
-    """An iterator over epochs of a rollout, as `TrajectoryStore.epochs()` returns it.
-
-    A `break` in the loop over chunks skips the rest of that epoch. A KL divergence ends the epochs
-    only after the current one.
-    """
+    """An iterator over epochs of a rollout. A `break` in the loop over chunks skips the rest of
+    that epoch."""
 
     _store: TrajectoryStore
     _num_epochs: int
@@ -134,7 +131,7 @@ class TrajectoryEpochs(Iterator[TrajectoryEpoch]):
 
     @property
     def chunks_per_epoch(self) -> int:
-        """Chunks of an epoch."""
+        """The number of chunks."""
         return self._plan.chunks_per_epoch
 
     def __next__(self) -> TrajectoryEpoch:
@@ -250,10 +247,9 @@ class TrajectoryEpochs(Iterator[TrajectoryEpoch]):
 
         Args:
             kl: a number or a tensor of one element, which is not waited for.
-            weight: the number of units of the mean, such as `chunk.weight`; 1 by default.
+            weight: the number of units of the mean, such as `chunk.weight`.
 
-        Raises RuntimeError outside of an epoch, TypeError if it is not a number, ValueError for a
-        tensor of several elements.
+        Raises RuntimeError outside of an epoch.
         """
         if not self._open:
             raise RuntimeError("report_kl() outside of an epoch; call it in the loop over chunks")
@@ -267,7 +263,7 @@ class TrajectoryEpochs(Iterator[TrajectoryEpoch]):
 
     @property
     def kl(self) -> tuple[float, ...]:
-        """Mean KL divergence of each finished epoch; nan without a report."""
+        """Mean divergence of each finished epoch; nan without a report."""
         return tuple(self._kl)
 
     @property
@@ -314,14 +310,10 @@ class TrajectoryEpochs(Iterator[TrajectoryEpoch]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict()`: the same chunks in the same order.
+        """Continue from a `state` of `state_dict()`: the same chunks in the same order.
 
-        Args:
-            state: what `state_dict()` returned.
-
-        Raises TypeError or ValueError if it is invalid, or of other arguments of `epochs()` or a
-        store of another size; BudgetError if the copies do not fit into the limit. An error changes
-        nothing.
+        Raises ValueError if it is of other arguments of `epochs()` or a store of another size;
+        BudgetError if the copies do not fit into the limit. An error changes nothing.
         """
         if not isinstance(state, Mapping):
             raise TypeError(f"load_state_dict() takes a state_dict(), got {type(state).__name__}")

@@ -16,17 +16,16 @@ class UpdateSettings:
         settings = memtools.UpdateSettings(batch_size=4, group_size=2, num_epochs=3)
         store = memtools.TrajectoryStore(50, settings.num_samples)
 
-    Raises TypeError if an argument has the wrong type, ValueError if one is out of range or
-    conflicts with `single_update`.
+    Raises ValueError if an argument is out of range or conflicts with `single_update`.
     """
 
-    #: prompts, conditions or environments of a rollout, at least 1
+    #: prompts, conditions or environments of a rollout
     batch_size: int = 1
-    #: samples of each of them, at least 1
+    #: samples of each
     group_size: int = 1
-    #: passes over the samples of a rollout, at least 1
+    #: passes over the samples
     num_epochs: int = 1
-    #: mean KL divergence above which no further epoch begins, or None
+    #: mean KL divergence above which no further epoch begins
     kl_threshold: float | None = None
     #: one optimizer step per rollout, so that old probabilities need not be kept; needs
     #: `num_epochs` 1 and no `kl_threshold`
@@ -54,7 +53,7 @@ class UpdateSettings:
 
     @property
     def num_samples(self) -> int:
-        """Samples of a rollout, `batch_size * group_size`."""
+        """`batch_size * group_size`."""
         return self.batch_size * self.group_size
 
     @classmethod
@@ -64,10 +63,7 @@ class UpdateSettings:
 
         Args:
             parser: an `argparse.ArgumentParser`, or a group of one.
-            defaults: defaults by name, if they differ from those of this class.
-
-        Raises TypeError if `parser` is something else, TypeError or ValueError for invalid
-        defaults.
+            defaults: by name, if they differ from those of this class.
         """
         plain = cls(**defaults)
         if not callable(getattr(parser, "add_argument", None)):
@@ -95,13 +91,8 @@ class UpdateSettings:
 
     @classmethod
     def from_arguments(cls, arguments: Any) -> Self:
-        """Make settings from the arguments of a parser with `add_arguments`.
-
-        Args:
-            arguments: the `argparse.Namespace` of `parse_args()`.
-
-        Raises TypeError and ValueError as the class does, and TypeError if an argument is missing.
-        """
+        """Make settings from `arguments`, the `argparse.Namespace` of a parser with
+        `add_arguments`. Raises ValueError as the class does, TypeError if one is missing."""
         missing = [field.name for field in fields(cls) if not hasattr(arguments, field.name)]
         if missing:
             raise TypeError(

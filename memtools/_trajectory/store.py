@@ -42,12 +42,12 @@ FP16_MAX = 65_504
 class TrajectoryStats:
     """What a TrajectoryStore holds and was given so far."""
 
-    entries: int  #: entries that were appended since the store was made, over all fields
-    with_graph: int  #: of them, those that carried an autograd graph, which was left behind
-    graph_bytes: int | None  #: what the last graph of a rollout held, None where that is not known
+    entries: int  #: appended since the store was made, over all fields
+    with_graph: int  #: of these, with an autograd graph, which was dropped
+    graph_bytes: int | None  #: of the last graph of a rollout
     cast: int  #: entries whose dtype was changed
-    overflows: int  #: values that were refused because fp16 cannot hold them
-    nbytes: int  #: memory of the blocks, which is at most the limit
+    overflows: int  #: values refused because fp16 cannot hold them
+    nbytes: int  #: memory of the blocks
     file_nbytes: int  #: bytes of the file's blocks
 
 
@@ -100,27 +100,20 @@ class TrajectoryStore:
     `reset()`. Tensors are copied without their graph. An error changes nothing. Not thread-safe.
 
     Args:
-        num_steps: T, the time steps of a rollout, at least 1.
-        num_samples: samples of a rollout, at least 1. None, the default: those of the first tensor.
+        num_steps: T, the time steps of a rollout.
+        num_samples: samples of a rollout. None: those of the first tensor.
         states: names of fields with T + 1 entries: one before the first step and one after each.
             Fields that come whole in one `extend()` need not be named.
-        dtype: floating-point fields are cast to "fp32", "bf16", "fp16" or a torch.dtype, or a dict
-            of them by field. Values that fp16 cannot hold are refused. Fields named here or in
-            `states` are required. None, the default: no cast.
-        device: of the blocks; "cpu" by default.
-        limit: the most bytes, an int, like "256 MiB", or a `Budget`. None, the default: no limit.
+        dtype: floating-point fields are cast to "fp32", "bf16", "fp16" or a torch.dtype, or to that
+            of their name in a dict. Fields named here or in `states` are required.
+        device: of the blocks.
+        limit: the most bytes, or like "256 MiB", or a `Budget`.
         file: a new memory-mapped file for all fields, which `TrajectoryStore.open()` opens again.
-            None, the default: no file.
-        overflow: a folder for a nameless file with the fields that exceed the limit. None, the
-            default: they raise BudgetError.
+        overflow: a folder for a nameless file with the fields that exceed the limit. None: they
+            raise BudgetError.
 
-    Raises:
-        TypeError: an argument has the wrong type.
-        ValueError: an argument is out of range, the Budget is for another device, or a file is on a
-            device.
-        RuntimeError: torch does not know the device.
-        FileExistsError: `file` exists.
-        OSError: the file cannot be made.
+    Raises ValueError if the Budget is for another device, or a file is on a device; FileExistsError
+    if `file` exists, another OSError if it cannot be made.
     """
 
     __slots__ = (
@@ -157,9 +150,9 @@ class TrajectoryStore:
     ) -> None:
         self._file: MappedFile | Blocks | None = None
         self._closed = False
-        #: T, the time steps of a rollout
+        #: time steps of a rollout
         self.num_steps = whole_number("num_steps", num_steps)
-        #: samples of a rollout; None before the first tensor, where they were not given
+        #: None before the first tensor, if not given
         self.num_samples = num_samples
         if num_samples is not None:
             self.num_samples = whole_number("num_samples", num_samples)
@@ -202,11 +195,8 @@ class TrajectoryStore:
         """Open the file of a store again, with what was appended before the program ended or was
         killed.
 
-        Args:
-            file: the path that the store was made with.
-
-        Raises ValueError if it is not such a file, of another version, or damaged; OSError if it
-        cannot be opened.
+        Raises ValueError if `file` is not such a file, of another version, or damaged; OSError if
+        it cannot be opened.
         """
         mapped, described, counts = MappedFile.open(file)
         try:
@@ -257,7 +247,7 @@ class TrajectoryStore:
         Fields may come in separate calls, at most one time step ahead of the others.
 
         Args:
-            entries: a dict or a TensorDict of batch_size [samples]; None for keywords alone.
+            entries: a dict or a TensorDict of batch_size [samples].
             fields: more of them.
 
         Raises:
@@ -267,8 +257,7 @@ class TrajectoryStore:
             RuntimeError: in a forked child of a store with a file.
             IndexError: a field has all its entries.
             KeyError: a field that the first rollout did not have.
-            BudgetError: a new field does not fit.
-            OSError: a new field does not fit on the disk.
+            BudgetError, OSError: a new field does not fit into the limit, or on the disk.
         """
         is_own = self._file is None or not self._file.is_of_parent
         if entries is None and is_own and self._append_plain(fields):
@@ -278,15 +267,12 @@ class TrajectoryStore:
         self._take([self._check(call, name, came, False) for name, came in given.items()], call)
 
     def extend(self, entries: Any = None, /, **fields: torch.Tensor) -> None:
-        """Append several time steps: tensors `[steps, samples, ...]` by name.
+        """Append several time steps: tensors `[steps, samples, ...]` by name, as `append()` does.
 
         Args:
-            entries: a dict or a TensorDict of batch_size [steps, samples]; None for keywords alone.
-                A state may be given as `x` and `("next", "x")`, as in torchrl; only the last entry
-                of the latter is read.
+            entries: a dict or a TensorDict of batch_size [steps, samples]. A state may be given as
+                `x` and `("next", "x")`, as in torchrl; only the last entry of the latter is read.
             fields: more of them.
-
-        Raises what `append()` raises.
         """
         call = "extend()"
         given = exchange.named_tensors(call, entries, fields, self._states, 2)
@@ -295,13 +281,8 @@ class TrajectoryStore:
     def put(self, entries: Any = None, /, **fields: torch.Tensor) -> None:
         """Set values of samples without time, such as advantages: tensors `[samples, ...]` by name.
 
-        Replaces earlier values; for a moment both are in memory.
-
-        Args:
-            entries: a dict or a TensorDict of batch_size [samples]; None for keywords alone.
-            fields: more of them.
-
-        Raises what `append()` raises.
+        Replaces earlier values; for a moment both are in memory. `entries`, `fields` and errors are
+        as for `append()`.
         """
         call = "put()"
         given = exchange.named_tensors(call, entries, fields, self._states, 1)
@@ -638,8 +619,7 @@ class TrajectoryStore:
     def reset(self) -> None:
         """Begin the next rollout: drop all entries, keep the memory and the fields.
 
-        Raises ValueError if the store is closed, RuntimeError in a forked child of a store with a
-        file.
+        Raises RuntimeError in a forked child of a store with a file.
         """
         self._require_open("reset()")
         self._require_own("reset()")
@@ -654,16 +634,14 @@ class TrajectoryStore:
 
     def flush(self) -> None:
         """Write the file to the disk, to survive a loss of power; a kill loses nothing without it.
-
-        Raises OSError if that fails, ValueError if the store is closed.
-        """
+        Raises OSError if that fails."""
         self._require_open("flush()")
         if self._file is not None:
             self._file.flush()
 
     def close(self) -> None:
-        """Release all memory; a named file stays. The `with` block does the same. May be called
-        twice. Blocks stay as long as the program holds views of them."""
+        """Release all memory, as the `with` block does; a named file stays, and so do blocks with
+        views. May be called twice."""
         for field in self._fields.values():
             field.block = None
         self._fields.clear()
@@ -701,25 +679,20 @@ class TrajectoryStore:
         copies into memory that the next chunk reuses.
 
         Args:
-            num_epochs: the number of epochs, at least 1.
-            time_steps: consecutive steps of a chunk, at least 1. None, the default: all.
-            samples: samples of a chunk, at least 1. None: all.
-            max_tokens: the most tokens (or nodes) of a chunk's samples, at least 1; chunks are
-                balanced. None: no such limit.
+            num_epochs: the number of epochs.
+            time_steps: consecutive steps of a chunk. None: all.
+            samples: samples of a chunk. None: all.
+            max_tokens: the most tokens (or nodes) of a chunk's samples; chunks are balanced.
             lengths: the tokens of each sample, or the name of a field that was `put()`; needed with
                 `max_tokens`.
             shuffle: a new order in each epoch, from `seed` and its number.
-            seed: of `shuffle`; 0 by default.
+            seed: of `shuffle`.
             kl_threshold: the mean KL divergence of an epoch, from `report_kl()`, above which no
-                further epoch begins. None, the default: all epochs.
-            device: of the chunks. None, the default: the store's.
+                further epoch begins.
+            device: of the chunks. None: the store's.
 
-        Raises:
-            TypeError: an argument has the wrong type.
-            ValueError: an argument is out of range, a field is missing or incomplete, or a sample
-                has more than `max_tokens`.
-            RuntimeError: torch does not know the device.
-            BudgetError: copies on the store's device do not fit into the limit.
+        Raises ValueError if a field is missing or incomplete, or a sample has more than
+        `max_tokens`; BudgetError if copies on the store's device do not fit into the limit.
         """
         self._require_open("epochs()")
         self._require_complete("epochs()")
@@ -747,12 +720,10 @@ class TrajectoryStore:
         return field.values
 
     def as_tensordict(self) -> Any:
-        """Return a TensorDict of batch_size [T, samples] over the same memory.
+        """Return a TensorDict of batch_size [T, samples] over the same memory, in which a state is
+        `x` before each step and `("next", "x")` after it, and values of samples are expanded.
 
-        A state is `x` before each step and `("next", "x")` after it; values of samples are
-        expanded.
-
-        Raises ImportError if tensordict is not installed, ValueError if a field is not complete.
+        Raises ImportError without tensordict, ValueError if a field is not complete.
         """
         self._require_open("as_tensordict()")
         self._require_complete("as_tensordict()")
@@ -798,12 +769,12 @@ class TrajectoryStore:
 
     @property
     def device(self) -> str:
-        """The device of the blocks, such as "cpu"."""
+        """Of the blocks, such as "cpu"."""
         return self._device
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the blocks in memory, without those in a file."""
+        """Bytes of the blocks, without those in a file."""
         return sum(field.nbytes for field in self._fields.values() if not field.in_file)
 
     @property

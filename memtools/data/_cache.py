@@ -47,17 +47,17 @@ R = TypeVar("R", covariant=True)
 
 
 class CacheInfo(NamedTuple):
-    """The figures of a ByteCache. The first four are those of functools.lru_cache."""
+    """The figures of a ByteCache, first those of functools.lru_cache."""
 
-    #: reads that found their value
+    #: reads that found a value
     hits: int
-    #: reads that found none
+    #: other reads
     misses: int
-    #: the limit in bytes, or None
+    #: the limit in bytes
     maxsize: int | None
     #: bytes of all entries
     currsize: int
-    #: the number of entries
+    #: their number
     entries: int
     #: evicted entries
     evictions: int
@@ -74,7 +74,7 @@ class CachedFunction(Protocol[P, R]):
 
     @property
     def cache(self) -> ByteCache:
-        """The cache that holds the results."""
+        """The cache of the results."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
     @overload
@@ -82,13 +82,13 @@ class CachedFunction(Protocol[P, R]):
     @overload
     def __get__(self, obj: object, owner: type | None = None, /) -> Callable[..., R]: ...
     def cache_info(self) -> CacheInfo:
-        """Return the figures of the whole cache, in bytes."""
+        """Return the figures of the whole cache."""
 
     def cache_clear(self) -> None:
         """Drop this function's results, and reset the counts of an empty cache."""
 
     def cache_parameters(self) -> dict[str, Any]:
-        """Return `maxsize`, the limit in bytes, and `typed`."""
+        """Return `maxsize`, in bytes, and `typed`."""
 
 
 class _Entry:
@@ -107,22 +107,18 @@ class ByteCache(MutableMapping[Any, Any]):
     An entry that does not fit evicts the least recently used ones. Thread-safe. Values are not
     copied: a change to a cached array changes the cache.
 
-    After a fork the child has its own cache with the parent's entries, whose pages are shared until
-    written, and its figures start at 0. A copied or unpickled cache, as in a spawned worker, is
-    empty.
+    A forked child has its own cache with the parent's entries, whose pages are shared until
+    written. A copied or unpickled cache, as in a spawned worker, is empty.
 
     Args:
-        limit: the most bytes in each process, an int or like `"2 GiB"`; or a Budget. None, the
-            default: a quarter of the container's limit or the machine's memory, divided by the
-            DataLoader workers and the ranks on this machine, at least 16 MiB.
-        size: a function of a value that returns its bytes. None, the default: `size_of(value)`, the
-            key and the entry.
-        typed: cache equal arguments of different types, such as 3 and 3.0, separately; False by
-            default.
-        name: the name in reports of a Budget; "ByteCache" by default.
+        limit: the most bytes in each process, or like `"2 GiB"`; or a Budget. None: a quarter of
+            the container's limit or the machine's memory, divided by the DataLoader workers and the
+            ranks on this machine, at least 16 MiB.
+        size: a function of a value that returns its bytes. None: `size_of` of value and key.
+        typed: cache equal arguments of different types, such as 3 and 3.0, separately.
+        name: the name in reports of a Budget.
 
-    Raises TypeError if an argument has a wrong type, ValueError if `limit` is not a size, or a
-    Budget for a device.
+    Raises ValueError if `limit` is not a size, or a Budget for a device.
     """
 
     __slots__ = (
@@ -219,7 +215,7 @@ class ByteCache(MutableMapping[Any, Any]):
         return value
 
     def get(self, key: Any, default: Any = None, /) -> Any:
-        """Return the value of a key, or `default`. Counts a hit or a miss and makes the entry the
+        """Return the value of a `key`, or `default`. Counts a hit or a miss and makes the entry the
         newest."""
         value = self._look_up(None, key, hash(key))
         return default if value is _NONE else value
@@ -239,11 +235,11 @@ class ByteCache(MutableMapping[Any, Any]):
         return KeysView(self)
 
     def items(self) -> ItemsView[Any, Any]:
-        """The items; iterating counts no hits and changes no order."""
+        """The items; see `keys`."""
         return _Items(self)
 
     def values(self) -> ValuesView[Any]:
-        """The values; iterating counts no hits and changes no order."""
+        """The values; see `keys`."""
         return _Values(self)
 
     def _entries(self) -> list[_Entry]:
@@ -284,7 +280,7 @@ class ByteCache(MutableMapping[Any, Any]):
 
     def put(self, key: Any, value: Any, /) -> bool:
         """Keep `value` under `key` if it fits, and return whether it was kept. A value that can
-        never fit is counted in `not_kept` and evicts nothing."""
+        never fit evicts nothing."""
         return self._keep(None, key, hash(key), value) is None
 
     def _keep(self, owner: object, key: Any, hashed: int, value: Any) -> Exception | None:
@@ -411,8 +407,8 @@ class ByteCache(MutableMapping[Any, Any]):
             raise KeyError(key)
 
     def pop(self, key: Any, default: Any = _NONE, /) -> Any:
-        """Remove an entry and return its value, or `default`. Counts a hit or a miss. Raises
-        KeyError if there is neither."""
+        """Remove the entry of a `key` and return its value, or `default`. Counts a hit or a miss.
+        Raises KeyError if there is neither."""
         if (entry := self._pop(key)) is not None:
             self._hits += 1
             return entry.value
@@ -422,10 +418,8 @@ class ByteCache(MutableMapping[Any, Any]):
         return default
 
     def popitem(self) -> tuple[Any, Any]:
-        """Remove the least recently used entry, and return its key and value.
-
-        Raises KeyError if the cache is empty.
-        """
+        """Remove the least recently used entry, and return its key and value. Raises KeyError if
+        the cache is empty."""
         for entry in self._entries():
             if self._drop([entry]):
                 self._hits += 1
@@ -491,7 +485,7 @@ class ByteCache(MutableMapping[Any, Any]):
 
     @property
     def limit(self) -> int | None:
-        """The most bytes in this process; None for a Budget without a limit."""
+        """The most bytes in this process."""
         return self._joined()[0].limit
 
     @property
@@ -501,11 +495,11 @@ class ByteCache(MutableMapping[Any, Any]):
 
     @property
     def name(self) -> str:
-        """The cache's name in reports of budgets."""
+        """Shown in reports of budgets."""
         return self._name
 
     def cache_info(self) -> CacheInfo:
-        """Return the cache's figures, in bytes."""
+        """Return the cache's figures."""
         limit = self.limit
         return CacheInfo(
             self._hits,

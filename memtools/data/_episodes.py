@@ -44,22 +44,22 @@ SMALL_FRAME = 4096  # Bytes. Chunks of several smaller frames are not reported.
 class ChunkLayout:
     """The layout of an HDF5 dataset's frames."""
 
-    #: the path of the dataset in the file
+    #: the dataset in the file
     path: str
     #: the file
     file: str
-    #: frames in a chunk; 1 without chunks
+    #: 1 without chunks
     frames_per_chunk: int
-    #: bytes of a frame in memory
+    #: in memory
     frame_bytes: int
-    #: the compression, or None
+    #: its name
     compression: str | None
-    #: the shape of a frame
+    #: of a frame
     shape: tuple[int, ...]
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes of a chunk in memory."""
+        """A chunk in memory."""
         return self.frames_per_chunk * self.frame_bytes
 
     @property
@@ -87,25 +87,22 @@ class H5Episodes:
 
     An item is a dict of tensors: each observation by its path, the actions `[chunk, ...]`, and
     `"is_pad"`, True for actions after the end of the episode, which repeat the last one. The
-    defaults are the layout of ACT and ALOHA: `observations/qpos`, `observations/images/top`,
-    `action`.
-
-    A process opens files when it reads them, at most 16, and has its own cache.
+    defaults are the layout of ACT and ALOHA. A process opens files when it reads them, at most 16,
+    and has its own cache.
 
     Args:
         files: a folder of `.hdf5` and `.h5` files, in the order of the numbers in their names; or
             the path of a file, or of several.
-        chunk: actions of an item, at least 1, the default.
-        observations: paths of the datasets to read. None, the default: all below `observations/`.
-        actions: the path of the actions, `"action"` by default; None leaves them out.
-        cache: bytes that a process keeps, an int or like `"256 MiB"`; a Budget; a ByteCache; None
-            for no cache. `"auto"`, the default: the limit of `ByteCache()`.
+        chunk: actions of an item.
+        observations: paths of the datasets to read. None: all below `observations/`.
+        actions: the path of the actions; None leaves them out.
+        cache: bytes that a process keeps, or like `"256 MiB"`; a Budget; a ByteCache; None for no
+            cache. `"auto"`: the limit of `ByteCache()`.
         decode: functions by path that turn a stored frame (such as JPEG) into an array or a tensor,
-            which is cached. None by default.
+            which is cached.
 
-    Raises ImportError if h5py is missing; ValueError if a number is out of range, there is no file,
-    or a file lacks a dataset or has different lengths; OSError if a file cannot be read; TypeError
-    if an argument has a wrong type.
+    Raises ImportError without h5py; ValueError if there is no file, or a file lacks a dataset or
+    has different lengths; OSError if a file cannot be read.
     """
 
     def __init__(
@@ -143,9 +140,9 @@ class H5Episodes:
         first = self._open(0)
         if observations is None:
             named = _below(first, "observations")
-        #: the paths of the datasets that are read for an observation
+        #: the datasets of an observation
         self.observations: tuple[str, ...] = tuple(named)
-        #: the same, and that of the actions
+        #: the same, with the actions
         self.keys = (*self.observations, *([] if actions is None else [actions]))
         if not self.keys:
             raise ValueError(
@@ -236,29 +233,29 @@ class H5Episodes:
                 notice(f"{layout}; all frames are {format_bytes(everything)}")
 
     def close(self) -> None:
-        """Close this process's files. Reading opens them again."""
+        """Close this process's files until it reads again."""
         self._files.close()
 
     # --- the frames ---
 
     @property
     def num_episodes(self) -> int:
-        """The number of episodes."""
+        """Episodes in all files."""
         return len(self._paths)
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The number of frames of each episode."""
+        """Frames of each episode."""
         return self._lengths
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The paths of the files, one per episode."""
+        """Paths, one per episode."""
         return tuple(map(str, self._paths))
 
     @property
     def cache(self) -> ByteCache | None:
-        """This process's cache, or None."""
+        """This process's cache."""
         return self._cache
 
     def __len__(self) -> int:
@@ -282,13 +279,9 @@ class H5Episodes:
         return self.at(*self.locate(index))
 
     def at(self, episode: int, start: int) -> dict[str, torch.Tensor]:
-        """Return the item of one frame.
+        """Return the item of frame `start` of an `episode`.
 
-        Args:
-            episode: the index of the episode.
-            start: the index of the frame in it.
-
-        Raises IndexError if there is no such frame; OSError or ValueError if its file has changed.
+        Raises IndexError if there is none; OSError or ValueError if its file has changed.
         """
         episode = any_whole_number("episode", episode)
         start = any_whole_number("start", start)

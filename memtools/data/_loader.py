@@ -35,10 +35,8 @@ _classes: list[Any] = []  # The class that _iterator_class() has made, if any.
 
 
 class BoundedLoader:
-    """A DataLoader whose prefetched batches stay below a limit; `bounded()` makes it.
-
-    Order, batches, random state and attributes are those of the loader.
-    """
+    """A DataLoader whose prefetched batches stay below a limit. Order, batches, random state and
+    attributes are those of the loader."""
 
     def __init__(
         self,
@@ -89,16 +87,13 @@ class BoundedLoader:
 
     @property
     def loader(self) -> torch.utils.data.DataLoader[Any]:
-        """The loader given to `bounded()`."""
+        """The loader that `bounded()` got."""
         return self._original
 
     @property
     def limit(self) -> int | None:
-        """The most bytes in flight; None for a Budget without a limit.
-
-        It may be set at any time, to an int or like `"1 GiB"`. With a Budget the lower limit
-        counts.
-        """
+        """The most bytes in flight. It may be set at any time, also to a text like `"1 GiB"`. With
+        a Budget the lower limit counts."""
         return self._flight.limit
 
     @limit.setter
@@ -107,7 +102,7 @@ class BoundedLoader:
 
     @property
     def allowed(self) -> int | None:
-        """Bytes allowed in flight now, which is `limit`, or less after `shrink()`."""
+        """Bytes allowed in flight now, less than `limit` after `shrink()`."""
         return self._flight.allowed
 
     @property
@@ -118,12 +113,12 @@ class BoundedLoader:
 
     @property
     def batches_in_flight(self) -> int:
-        """The number of requested batches that the loop has not got."""
+        """Requested batches that the loop has not got."""
         return self._flight.held()[0]
 
     @property
     def batch_bytes(self) -> int:
-        """The largest batch so far, in bytes; 0 before the first."""
+        """The largest batch so far."""
         return self._flight.largest
 
     @property
@@ -134,11 +129,8 @@ class BoundedLoader:
     def shrink(self, pressure: object = None) -> None:
         """Allow half of what is in flight now, at least one batch.
 
-        It grows back to `limit` by one batch for every 16 that the loop gets. It may be passed to
-        `MemoryMonitor.on_pressure`.
-
-        Args:
-            pressure: the argument of a monitor's callback; not used.
+        It grows back to `limit` by one batch for every 16 that the loop gets. As a callback of
+        `MemoryMonitor.on_pressure` it ignores `pressure`.
         """
         self._flight.shrink()
 
@@ -164,23 +156,19 @@ def bounded(
 ) -> BoundedLoader:
     """Keep the batches that a DataLoader prefetches below a limit in bytes.
 
-    A batch is in flight from its request to a worker until the loop gets it. No batch is requested
-    if it would exceed the limit, the job's memory or `/dev/shm`, but each iterator may always have
-    one in flight. So the limit may be exceeded by one batch, or by a batch larger than all before
-    it.
+    A batch is in flight from its request to a worker until the loop gets it. None is requested that
+    would exceed the limit, the job's memory or `/dev/shm`, but each iterator may always have one in
+    flight. So one batch, or one larger than all before it, may exceed the limit.
 
     Args:
-        loader: a torch.utils.data.DataLoader, which does not change. Without workers nothing is
-            prefetched.
-        in_flight: the most bytes in flight, an int or like `"2 GiB"`, the default; or a Budget.
-        batch_bytes: the largest batch, if known, in bytes or like `"64 MiB"`. None, the default:
-            the largest so far, and the first batch is requested alone.
-        monitor: a MemoryMonitor, which calls `shrink()` at 85 % of the host's limit. None by
-            default.
+        loader: a torch DataLoader, which does not change. Without workers nothing is prefetched.
+        in_flight: the most bytes in flight, or like `"2 GiB"`; or a Budget.
+        batch_bytes: the largest batch, if known, or like `"64 MiB"`. None: the largest so far, and
+            the first batch is requested alone.
+        monitor: a MemoryMonitor, which calls `shrink()` at 85 % of the host's limit.
 
-    Returns a `BoundedLoader`. Raises TypeError if `loader` is not a DataLoader, makes its own
-    iterators, or an argument has a wrong type; ValueError if a size is invalid or the Budget is for
-    a device; RuntimeError if this torch is not supported.
+    Raises TypeError if `loader` makes its own iterators, ValueError if the Budget is for a device,
+    RuntimeError if this torch is not supported.
     """
     return BoundedLoader(loader, in_flight, batch_bytes=batch_bytes, monitor=monitor)
 

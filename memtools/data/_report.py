@@ -30,16 +30,16 @@ class LoaderSettings:
 
     #: worker processes
     num_workers: int
-    #: batches per worker; None without workers
+    #: batches per worker
     prefetch_factor: int | None
     #: whether batches are pinned
     pin_memory: bool
-    #: samples in a batch; None with a batch sampler
+    #: samples; None with a batch sampler
     batch_size: int | None
 
     @property
     def batches(self) -> int:
-        """The number of prefetched batches."""
+        """Prefetched batches."""
         return self.num_workers * (self.prefetch_factor or 0)
 
 
@@ -49,11 +49,11 @@ class LoaderCost:
 
     #: batches that wait for the loop
     in_flight: int | None
-    #: the batch that the loop uses
+    #: the batch in use
     loop: int | None
     #: both, in /dev/shm
     shm: int | None
-    #: the worker processes themselves
+    #: worker processes
     workers: int | None
     #: pinned memory, in blocks of powers of two
     pinned: int | None
@@ -68,43 +68,38 @@ class LoaderCost:
 
 @dataclass(frozen=True)
 class LoaderReport:
-    """The memory of a DataLoader, as `loader_report()` returns it; `str()` is a table with advice.
+    """The memory of a DataLoader in bytes, from `loader_report()`; `str()` is a table with
+    advice."""
 
-    Figures are bytes; None is explained in `unknown`.
-    """
-
-    #: bytes of the largest drawn batch
+    #: the largest drawn batch
     batch_bytes: int | None
-    #: seconds of one process per batch
+    #: of one process per batch
     batch_seconds: float | None
     #: the loader's settings
     settings: LoaderSettings
-    #: its cost with them
+    #: its cost
     cost: LoaderCost
-    #: the advised settings
+    #: better settings
     advised: LoaderSettings
-    #: its cost with those
+    #: their cost
     advised_cost: LoaderCost
-    #: free bytes in /dev/shm
+    #: free in /dev/shm
     shm_free: int | None
-    #: the size of /dev/shm in bytes
+    #: the size of /dev/shm
     shm_total: int | None
     #: the lowest limit of the job, or the machine's memory
     job_limit: int | None
-    #: bytes used of that limit
+    #: used of it
     job_used: int | None
     #: what to set and why
     advice: str
-    #: what could not be measured, a sentence each
+    #: why figures are None, a sentence each
     unknown: tuple[str, ...]
     _loader: Any
 
     def apply(self) -> torch.utils.data.DataLoader[Any]:
         """Make a plain DataLoader with the advised settings, of the same data set, sampler and
-        generator.
-
-        Raises TypeError if the loader is of another class.
-        """
+        generator. Raises TypeError if the loader is of another class."""
         torch, old, new = bridge.connect().torch, self._loader, self.advised
         if type(old) is not torch.utils.data.DataLoader:
             raise TypeError(
@@ -116,7 +111,7 @@ class LoaderReport:
         return torch.utils.data.DataLoader(old.dataset, **arguments)  # type: ignore[no-any-return]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all figures as plain dicts."""
+        """Return the figures as plain dicts."""
         found = asdict(replace(self, _loader=None))
         del found["_loader"]
         return found
@@ -167,19 +162,14 @@ def loader_report(
     step_seconds: float | None = None,
     timeout: float = 60.0,
 ) -> LoaderReport:
-    """Measure the size of a batch, and report what a loader takes and which settings to change.
-
-    A forked child draws the batches, so the loader's state does not change.
+    """Measure the size of a batch in a forked child, and report what a loader takes and which
+    settings to change.
 
     Args:
         loader: a torch DataLoader, or a bounded one.
-        batches: how many batches to draw, at least 1; 2 by default.
-        step_seconds: the time of the loop for a batch, above 0, to advise the number of workers.
-            None, the default: unknown.
-        timeout: seconds after which the child is killed, above 0; 60 by default.
-
-    Returns a `LoaderReport`. Raises TypeError if `loader` is not a DataLoader or an argument is not
-    a number, ValueError if a number is out of range.
+        batches: how many batches to draw.
+        step_seconds: the time of the loop for a batch, if known, to advise the number of workers.
+        timeout: seconds after which the child is killed.
     """
     original, in_flight = loader, None
     if isinstance(loader, BoundedLoader):

@@ -23,27 +23,23 @@ class BudgetSampler:
     """Batches of indices whose samples fit a budget of tokens, nodes or bytes, for
     `DataLoader(batch_sampler=...)`.
 
-    A batch has as many samples as fit, so batches take about the same memory. The order is that of
-    the samples, or depends on `seed` and the epoch. Replicas get equal numbers of batches without
-    common samples: the largest batches are split, and batches that cannot be evened out are
-    dropped.
+    Batches take about the same memory. Replicas get equal numbers of batches without common
+    samples: the largest batches are split, and those that cannot be evened out are dropped.
 
     Args:
-        lengths: the length of each sample, 0 or more: a list, an array or a tensor.
+        lengths: the length of each sample: a list, an array or a tensor.
         budget: the most of a batch, in the unit of `lengths`.
-        max_count: the most samples of a batch; None, the default: no limit.
+        max_count: the most samples of a batch.
         padded: count a batch as its largest length times its samples, instead of the sum of its
-            lengths; with `shuffle`, similar lengths are grouped in windows of 1,024 samples. False
-            by default.
-        shuffle: a random order of samples and batches, new in each epoch; False by default.
-        seed: of the order, together with the epoch; 0 by default. The same on all replicas.
+            lengths; with `shuffle`, similar lengths are grouped in windows of 1,024 samples.
+        shuffle: a random order of samples and batches, new in each epoch.
+        seed: of the order, together with the epoch. The same on all replicas.
         drop_last: drop a last batch that another average sample would fit into, and batches beyond
-            a multiple of `num_replicas`; False by default.
-        num_replicas, rank: the number of processes that share the batches, and this one's. None,
-            the default: those of torch.distributed, else 1 and 0.
+            a multiple of `num_replicas`.
+        num_replicas, rank: processes that share the batches, and this one. None: as in
+            torch.distributed, else 1 and 0.
 
-    Raises TypeError if an argument has a wrong type, ValueError if a length is negative or above
-    the budget, or another argument is out of range.
+    Raises ValueError if a length is negative or above the budget.
     """
 
     def __init__(
@@ -66,7 +62,7 @@ class BudgetSampler:
         self.num_replicas, self.rank = _replicas(num_replicas, rank)
         self.lengths = _lengths(lengths, self.budget)
         self._total = sum(self.lengths)
-        #: the epoch whose order is given out next
+        #: the next epoch
         self.epoch = 0
         self._begin_at = 0  # the batch that the next iteration begins with
         self._given = 0  # batches of this epoch that were given out
@@ -89,10 +85,9 @@ class BudgetSampler:
             yield order[starts[at] : starts[at + 1]].tolist()
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch, and with `shuffle` its order. Call it before each epoch.
+        """Choose the `epoch`, and with `shuffle` its order, before each epoch.
 
-        The epoch of a loaded state keeps its position; others start at their first batch. Raises
-        ValueError if `epoch` is negative.
+        The epoch of a loaded state keeps its position; others start at their first batch.
         """
         epoch = whole_number("epoch", epoch, 0)
         if epoch != self.epoch:
@@ -105,10 +100,8 @@ class BudgetSampler:
         """Return the position in the epoch, for a checkpoint.
 
         Args:
-            done: batches of this epoch that the loop has finished. None, the default: all that were
-                handed out, which with workers is more.
-
-        Raises ValueError if `done` is not between 0 and the number of batches.
+            done: batches of this epoch that the loop has finished. None: all that were handed out,
+                which with workers is more.
         """
         done = self._given if done is None else whole_number("done", done, 0)
         if done > len(self):
@@ -118,10 +111,10 @@ class BudgetSampler:
         return {"epoch": self.epoch, "done": done, **self._settings()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where `state_dict()` was taken.
+        """Continue where `state_dict()` returned `state`.
 
-        Raises TypeError if `state` is not such a dict, ValueError if it is of other lengths,
-        another order or other settings. An error changes nothing.
+        Raises ValueError if it is of other lengths, another order or other settings. An error
+        changes nothing.
         """
         if not isinstance(state, dict):
             raise TypeError(f"state must be the dict of a state_dict(), got {type(state).__name__}")

@@ -34,10 +34,10 @@ _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 def size_of(value: object) -> int:
     """Return the bytes that stay in memory as long as a value does.
 
-    Arrays count with the whole memory that they are views of, tensors with their storage, also on a
-    device, PIL images with their pixels. Containers and attributes of objects are followed, each
-    object once; everything else counts as in `sys.getsizeof`. Beyond 4,096 objects the rest of a
-    container is estimated. Memory-mapped arrays count as if they were in memory.
+    Arrays count with the whole memory that they are views of, also if mapped, tensors with their
+    storage, also on a device, PIL images with their pixels. Containers and attributes of objects
+    are followed, each object once; everything else counts as in `sys.getsizeof`. Beyond 4,096
+    objects the rest of a container is estimated.
     """
     walk = _Walk()
     return walk.bytes_of(value, 0, MOST_VISITED) + walk.rest()

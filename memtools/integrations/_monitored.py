@@ -88,21 +88,17 @@ class MonitoringCallback:
 
     @property
     def monitor(self) -> MemoryMonitor:
-        """The monitor that watches the training, or has watched it."""
+        """The monitor of the training."""
         return self._run.monitor
 
     @property
     def is_training(self) -> bool:
-        """Whether a training has begun, and has not ended."""
+        """Whether a training has begun and not ended."""
         return self._run.is_in("train")
 
     def stop(self, error: BaseException | None = None) -> None:
-        """Stop the monitor if the callback started it. Calling it again does nothing.
-
-        Args:
-            error: the exception by which the training ended, for the record; None, the default, if
-                it ended properly.
-        """
+        """Stop the monitor if the callback started it. The record says that the training ended by
+        `error`, if given."""
         self._run.stop(error)
 
     def __enter__(self) -> Self:

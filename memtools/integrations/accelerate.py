@@ -40,10 +40,8 @@ def accumulator(
     Args:
         accelerator: the `accelerate.Accelerator`.
         model: the prepared model.
-        optimizer: the optimizer, prepared or not.
-        steps: micro-batches of an update. None, the default: the accelerator's
-            `gradient_accumulation_steps`.
-        scheduler: the scheduler, prepared or not, stepped once per update. None by default.
+        optimizer, scheduler: prepared or not.
+        steps: micro-batches of an update. None: the accelerator's `gradient_accumulation_steps`.
         options: further arguments of GradAccumulator.
 
     Raises ValueError if the accelerator has another number of steps, scales losses itself (fp16),

@@ -39,18 +39,14 @@ class MemoryCallback(MonitoringCallback, Callback):  # type: ignore[misc]
         trainer = Trainer(callbacks=[MemoryCallback()])
         trainer.fit(model, data)
 
-    The monitor starts and stops with each of them. A step is an optimizer update, as in
+    The monitor runs during each of them. A step is an optimizer update, as in
     `trainer.global_step`; batches of `validate`, `test` and `predict` are steps of these phases.
     Every `log_every_n_steps` the loggers get `memory/...` figures; the summary goes to the logger
-    `memtools` at level INFO. Losses do not change. `with MemoryCallback(...) as callback:` stops
-    the monitor at the end of the block.
+    `memtools` at level INFO. A `with` block stops the monitor at its end.
 
     Args:
-        monitor: the monitor, such as `MemoryMonitor(log="run.mem")`; one that runs already is not
-            stopped here. None, the default: a `MemoryMonitor()`.
-        expert: log all figures; False by default.
-
-    Raises TypeError if `monitor` is not a MemoryMonitor.
+        monitor: one that runs already is not stopped here. None: a `MemoryMonitor()`.
+        expert: log all figures.
     """
 
     def __init__(self, monitor: MemoryMonitor | None = None, *, expert: bool = False) -> None:
@@ -133,13 +129,13 @@ def accumulator(module: Any, steps: int = 1, **options: Any) -> GradAccumulator:
             if self.trainer.is_last_batch:
                 self.acc.flush()
 
-    `trainer.global_step` counts the updates. With precision="bf16-mixed" the forward pass runs
-    under Lightning's autocast. Loaders of several ranks may have different lengths.
+    With precision="bf16-mixed" the forward pass runs under Lightning's autocast. Loaders of several
+    ranks may have different lengths.
 
     Args:
         module: a module that a Trainer fits, with `self.automatic_optimization = False` and one
             optimizer. Its scheduler is stepped after each update.
-        steps: micro-batches of an update; 1 by default.
+        steps: micro-batches of an update.
         options: further arguments of GradAccumulator; `scheduler=` replaces the module's.
 
     Raises ValueError if the module optimises automatically or has several optimizers, or if the

@@ -84,8 +84,8 @@ class Adapter:
 
     Attributes:
         trainer: the trainer.
-        monitor: its monitor, which runs during training.
-        policy: its cleanup policy.
+        monitor: it runs during training.
+        policy: the cleanup policy.
     """
 
     def __init__(
@@ -96,12 +96,12 @@ class Adapter:
 
     @property
     def changed(self) -> tuple[str, ...]:
-        """What was changed, a sentence each."""
+        """The changes, a sentence each."""
         return tuple(sentence for change in self._changes for sentence in change.changed)
 
     @property
     def left(self) -> tuple[str, ...]:
-        """What was not changed, and why, a sentence each."""
+        """What was not changed, and why."""
         return tuple(sentence for change in self._changes for sentence in change.left)
 
     def remove(self) -> None:
@@ -138,31 +138,24 @@ def use(
 
     Batches run in parts that fit, with the gradient of the whole batch: batch size, accumulation,
     clipping, learning rate, logs and checkpoints do not change. A mean over tokens counts every
-    token of an update once. A monitor watches the phases, and a cleanup policy collects garbage and
-    trims. In TRL's GRPOTrainer and RLOOTrainer each prompt of a group is computed and stored once.
+    token of an update once. A monitor watches the phases, and a cleanup policy trims. In TRL's
+    GRPOTrainer and RLOOTrainer each prompt of a group is computed and stored once.
 
     Args:
-        trainer: a `transformers.Trainer` or a subclass, such as TRL's SFTTrainer, DPOTrainer,
-            GRPOTrainer or RLOOTrainer; or a Trainer of `lightning` or `pytorch_lightning`, before
-            `fit()`. Both also under DistributedDataParallel, a transformers.Trainer under FSDP2 as
-            well. Or an `accelerate.Accelerator` after `prepare()`, whose batches run whole.
-        limit: the memory that the process may use, in bytes or like "20 GiB"; batches stay below
-            90 % of it. None, the default: the system's limits.
-        micro_batch_size: rows of the first part, at least 1. None, the default: few rows if memory
-            has a limit, else the whole batch.
-        chunked_loss: compute the loss of a causal language model without the logits of all tokens,
-            as `memtools.grad.log_probs` does, which computes logits twice. False by default. TRL's
-            trainers have their own options for that.
-        monitor: the monitor of the training. None, the default: a `MemoryMonitor(limit)`.
-        cleanup: the cleanup policy. None, the default: a `CleanupPolicy()`.
+        trainer: a `transformers.Trainer` or a subclass, such as TRL's SFTTrainer or DPOTrainer; or
+            a Trainer of `lightning` or `pytorch_lightning`, before `fit()`. Both also under
+            DistributedDataParallel, a transformers.Trainer under FSDP2 as well. Or an
+            `accelerate.Accelerator` after `prepare()`, whose batches run whole.
+        limit: the memory that the process may use, or like "20 GiB"; batches stay below 90 % of it.
+        micro_batch_size: rows of the first part. None: few if memory has a limit, else all.
+        chunked_loss: compute the loss of a causal language model with `memtools.grad.log_probs`,
+            without the logits of all tokens, which are computed twice. TRL's trainers have their
+            own options for that.
+        monitor: None: a `MemoryMonitor(limit)`.
+        cleanup: None: a `CleanupPolicy()`.
 
-    Returns an Adapter: `print()` it for what was changed and what was not, and why; `remove()`
-    restores everything.
-
-    Raises:
-        TypeError: the trainer's class is unknown, or an argument has a wrong type.
-        ValueError: it is in use already, runs under DeepSpeed, both limit and monitor are given, or
-            an option is not for this trainer.
+    Raises TypeError for an unknown class of trainer, ValueError if it is in use already or runs
+    under DeepSpeed, for both limit and monitor, or for an option that is not for this trainer.
     """
     if monitor is not None and limit is not None:
         raise ValueError("pass limit= or monitor=, as a monitor has its own limit")

@@ -31,7 +31,7 @@ class Page(str):
 
     Args:
         text: the HTML.
-        records: the records on the page.
+        records: those on the page.
     """
 
     __slots__ = ("records",)
@@ -64,12 +64,9 @@ def render(records: Record | Sequence[Record], *, title: str | None = None) -> P
 
     Args:
         records: a record, or several to show side by side.
-        title: the title. None, the default: the name of the script.
+        title: None: the name of the script.
 
-    Raises:
-        MemtoolsError: jinja2 is not installed.
-        TypeError: an argument has a wrong type.
-        ValueError: `records` is empty.
+    Raises MemtoolsError without jinja2, ValueError without records.
     """
     from memtools._record.record import Record
     from memtools.report._page import page
@@ -93,21 +90,13 @@ def write_report(
     *,
     title: str | None = None,
 ) -> int:
-    """Write the page of a report to a file, atomically.
-
-    Replaces an earlier report, but no other file.
+    """Write the page of a report to a file atomically.
 
     Args:
-        records: a record, or several to show side by side.
-        path: the file.
-        title: the title. None, the default: the name of the script.
+        records, title: as for `render`.
+        path: the file. An earlier report is replaced; another file raises FileExistsError.
 
-    Returns the size of the file in bytes.
-
-    Raises:
-        FileExistsError: the file exists and is not a report.
-        OSError: the file cannot be written.
-        MemtoolsError, TypeError, ValueError: as for `render`.
+    Returns the size of the file in bytes. Raises OSError, and what `render` raises.
     """
     text = render(records, title=title).encode("utf-8")
     target = Path(path)

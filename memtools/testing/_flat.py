@@ -31,24 +31,19 @@ def assert_flat(
             trainer = Trainer()
             memtools.testing.assert_flat(trainer.step)
 
-    It reads exact figures: malloc's and Python's bytes, child processes, shared memory and device
-    tensors. Uncollected garbage, memory taken once, memory given back and a cache that is full by
-    the end do not count. It also fails if a library takes memory from the system directly, and
-    warns if memory allocated before is written for the first time. The message names the holder and
-    the fix. It takes at most 1 s beyond the steps, more if memory grows.
+    Uncollected garbage, memory taken once, memory given back and a cache that is full by the end do
+    not count. Memory that a library takes from the system counts; first writes to memory allocated
+    before only warn. The message names the holder and the fix. Takes at most 1 s beyond the steps,
+    more if memory grows.
 
     Args:
         step: a function without arguments. Its exceptions propagate.
-        steps: the number of calls, at least 20; 200 by default. A leak at every n-th step needs 4
-            n.
-        growth: the bytes per step that are allowed, an int or like `"1 KiB"`, the default.
-        warmup: the number of first steps that are ignored; at least 16 must follow. None, the
-            default: an eighth, at least 4.
-        device: "cpu", "cuda" or like "cuda:1". None, the default: all CUDA devices, if torch is
-            imported.
+        steps: the number of calls, at least 20. A leak at every n-th step needs 4 n.
+        growth: allowed bytes per step, or like `"1 KiB"`.
+        warmup: first steps that are ignored; at least 16 must follow. None: an eighth, at least 4.
+        device: "cpu", "cuda" or like "cuda:1". None: all CUDA devices, if torch is imported.
 
-    Raises AssertionError if memory grows; before the first call TypeError or ValueError for an
-    invalid argument, DeviceError for a missing device.
+    Raises AssertionError if memory grows, DeviceError for a missing device.
     """
     __tracebackhide__ = True  # pytest shows the caller's line and the message
     if not callable(step):

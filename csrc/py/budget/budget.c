@@ -265,14 +265,14 @@ get_device(PyObject *op, void *Py_UNUSED(which))
 
 #define GET(name, doc) {#name, get_##name, NULL, doc, NULL}
 static PyGetSetDef getters[] = {
-    GET(limit, "Bytes that may be reserved; None for no limit."),
-    GET(used, "The bytes reserved now, the sum of the parts."),
+    GET(limit, "Bytes that may be reserved."),
+    GET(used, "The bytes reserved now."),
     GET(peak, "The most bytes ever used."),
     GET(available,
         "Bytes that can be reserved now, here and in the budgets above, without taking idle memory "
-        "of other parts; None without a limit."),
-    GET(name, "The name of the budget in reports and errors, cut to 47 bytes of UTF-8."),
-    GET(device, "The device whose memory is counted, as text, or None for any."),
+        "of other parts."),
+    GET(name, "Shown in reports and errors, cut to 47 bytes of UTF-8."),
+    GET(device, "The device whose memory is counted, or None for any."),
     {NULL, NULL, NULL, NULL, NULL},
 };
 

@@ -444,27 +444,22 @@ get_word(PyObject *op, void *which)
 
 #define NUMBER(name, doc) {#name, get_number, NULL, doc, (void *)offsetof(numbers, name)}
 static PyGetSetDef getters[] = {
-    NUMBER(nbytes, "Bytes of the entries that are held now, at most max_bytes."),
-    NUMBER(arena_bytes, "Bytes of memory that entries have used so far, at most max_bytes."),
-    NUMBER(n_experts,
-           "The number of experts, which every entry has as columns; 0 before the first entry."),
-    NUMBER(appended, "The number of entries ever appended, including dropped ones."),
-    NUMBER(max_entries, "The most entries that are held."),
-    NUMBER(max_bytes, "The most bytes of entries that are held."),
-    NUMBER(top_k, "The number of experts of a token that count as its load; keep=\"topk\" records "
-                  "only these."),
-    NUMBER(recomputed,
-           "The number of appends that recorded nothing because they ran inside a backward pass."),
-    NUMBER(device_waits, "The number of appends that waited for the device."),
-    NUMBER(pending, "The number of entries still in transfer from the device."),
+    NUMBER(nbytes, "Bytes of the present entries."),
+    NUMBER(arena_bytes, "Bytes of memory that entries have used so far."),
+    NUMBER(n_experts, "The columns of every entry; 0 before the first."),
+    NUMBER(appended, "Entries ever appended."),
+    NUMBER(max_entries, "The most entries."),
+    NUMBER(max_bytes, "The most bytes of entries."),
+    NUMBER(top_k, "Experts of a token that count as its load."),
+    NUMBER(recomputed, "Appends that recorded nothing because they ran in a backward pass."),
+    NUMBER(device_waits, "Appends that waited for the device."),
+    NUMBER(pending, "Entries still in transfer from the device."),
     {"closed", gatehist_get_closed, NULL, "Whether `close()` was called.", NULL},
     {"statistics", get_statistics, NULL, "Whether statistics are kept.", NULL},
-    {"trim", get_word, NULL,
-     "What makes room for an entry that does not fit, \"half\" or \"oldest\".", "trim"},
+    {"trim", get_word, NULL, "How room is made, \"half\" or \"oldest\".", "trim"},
     {"keep", get_word, NULL, "What is recorded of a row, \"all\" gates or the \"topk\" largest.",
      "keep"},
-    {"dtype", get_word, NULL,
-     "The name of the dtype in which entries are kept; None if each keeps its own.", "dtype"},
+    {"dtype", get_word, NULL, "Of the entries; None if each keeps its own.", "dtype"},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -472,25 +467,24 @@ static PyMethodDef methods[] = {
     {"append", gatehist_append, METH_O,
      "append($self, gates, /)\n--\n\n"
      "Record a copy of a gate tensor as the newest entry.\n\n"
-     "The entry has no graph. Old entries are dropped to stay within the limits. A CUDA tensor is\n"
-     "copied asynchronously. Nothing is recorded during a backward pass, where activation\n"
-     "checkpointing repeats the forward pass; `recomputed` counts these calls.\n\n"
+     "Old entries are dropped to stay within the limits. A CUDA tensor is copied asynchronously.\n"
+     "Nothing is recorded during a backward pass, where activation checkpointing repeats the\n"
+     "forward pass; `recomputed` counts these calls.\n\n"
      "Args:\n"
      "    gates: a floating-point tensor `[n, n_experts]` on any device, with any strides, with\n"
      "        or without a graph. The first entry decides n_experts.\n\n"
      "Raises TypeError if gates is not a plain floating-point tensor; ValueError if it has not\n"
-     "two dimensions or another number of experts; BudgetError if the entry is larger than\n"
-     "max_bytes, or than a Budget leaves room for. Then nothing has changed."},
+     "two dimensions or another number of experts; BudgetError if it does not fit into\n"
+     "max_bytes or a Budget. Then nothing has changed."},
     {"clear", gatehist_clear, METH_NOARGS,
      "clear($self, /)\n--\n\n"
-     "Drop all entries, but not the statistics.\n\n"
-     "Releases the memory of a Budget at once."},
+     "Drop all entries, but not the statistics. Releases the memory of a Budget at once."},
     {"reset_stats", mt_py_gatehist_reset_statistics, METH_NOARGS,
      "reset_stats($self, /)\n--\n\n"
-     "Forget the statistics and keep the entries."},
+     "Forget the statistics, not the entries."},
     {"close", gatehist_close, METH_NOARGS,
      "close($self, /)\n--\n\n"
-     "Release all memory. Any later use raises ValueError. May be called twice."},
+     "Release all memory. Later use raises ValueError. May be called twice."},
     {"_sums", mt_py_gatehist_sums, METH_O, "_sums($self, window, /)\n--\n\n"},
     {"_windows", mt_py_gatehist_windows, METH_NOARGS, "_windows($self, /)\n--\n\n"},
     {"_cat", mt_py_gatehist_cat, METH_NOARGS, "_cat($self, /)\n--\n\n"},

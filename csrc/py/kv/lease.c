@@ -380,14 +380,12 @@ get_released(PyObject *op, void *Py_UNUSED(which))
 /* --- the type -------------------------------------------------------------------------------- */
 
 static PyGetSetDef getters[] = {
-    {"lengths", get_lengths, NULL, "The number of tokens of each row, in its longest layer.", NULL},
-    {"num_tokens", kvlease_get_number, NULL, "The number of tokens of the longest row.",
+    {"lengths", get_lengths, NULL, "The tokens of each row, in its longest layer.", NULL},
+    {"num_tokens", kvlease_get_number, NULL, "Tokens of the longest row.",
      (void *)(intptr_t)TOKENS},
-    {"batch_size", kvlease_get_number, NULL,
-     "The number of rows, one for each sequence of this lease.", (void *)(intptr_t)BATCH},
-    {"pool", get_pool, NULL, "The pool that the rows belong to.", NULL},
-    {"name", kvlease_get_name, NULL,
-     "The name of the lease in statistics and errors, such as \"lease 3\".", NULL},
+    {"batch_size", kvlease_get_number, NULL, "The number of rows.", (void *)(intptr_t)BATCH},
+    {"pool", get_pool, NULL, "The pool of the rows.", NULL},
+    {"name", kvlease_get_name, NULL, "Shown in statistics and errors, such as \"lease 3\".", NULL},
     {"released", get_released, NULL, "Whether the lease has ended.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
@@ -400,16 +398,14 @@ static PyMethodDef methods[] = {
      "the longest row; shorter rows are padded with zeros. No earlier token is copied. Costs 1 to "
      "2 us and the copy of k and v.\n\n"
      "Args:\n"
-     "    layer: the number of the layer, 0 to num_layers - 1.\n"
+     "    layer: the index of the layer.\n"
      "    k: the new keys, `[B, H_kv, t, D]`, with the pool's dtype and device and any strides.\n"
-     "    v: the new values, of the same shape as k.\n"
-     "    counts: how many of the t tokens are real, 0 to t: an int for all rows, or one for\n"
-     "        each row, so that rows may have different lengths. The other tokens are left out.\n"
-     "        None, the default: all t.\n\n"
-     "Returns (K, V). If it raises, nothing has changed.\n\n"
+     "    v: the new values, of the same shape.\n"
+     "    counts: how many of the t tokens are real: an int for all rows, or one for each row.\n"
+     "        The other tokens are left out. None: all t.\n\n"
+     "Returns (K, V). An error changes nothing.\n\n"
      "Raises:\n"
-     "    IndexError: the pool does not have that layer, or a row would be longer than "
-     "max_tokens.\n"
+     "    IndexError: there is no such layer, or a row would be longer than max_tokens.\n"
      "    BudgetError: the limit leaves no room for the tokens.\n"
      "    ValueError: a shape, a device or a count does not fit, or k or v requires grad while\n"
      "        grad mode is on.\n"
@@ -418,82 +414,65 @@ static PyMethodDef methods[] = {
      "layer($self, i, *, layout=\"BHTD\", tokens=None)\n--\n\n"
      "Return the keys and values of one layer as views, without adding any.\n\n"
      "Past the end of a row they read as zeros. Rows share tokens after `fork()`, `reorder()` and\n"
-     "`select()`: what a program writes into a token that the row holds may then appear in other\n"
-     "rows. Call `reserve(0, private=True)` before such a write.\n\n"
+     "`select()`: call `reserve(0, private=True)` before you write into them.\n\n"
      "Args:\n"
-     "    i: the number of the layer, 0 to num_layers - 1.\n"
-     "    layout: the order of the dimensions, \"BHTD\" (the default) for `[B, H_kv, T, D]` or\n"
-     "        \"BTHD\" for `[B, T, H_kv, D]`.\n"
-     "    tokens: the length T of the views, 0 to max_tokens. None, the default: the longest\n"
-     "        row.\n\n"
+     "    i: the index of the layer.\n"
+     "    layout: \"BHTD\" for `[B, H_kv, T, D]` or \"BTHD\" for `[B, T, H_kv, D]`.\n"
+     "    tokens: the length T of the views, 0 to max_tokens. None: the longest row.\n\n"
      "Returns (K, V).\n\n"
-     "Raises IndexError if the pool does not have that layer or tokens is more than max_tokens; "
-     "ValueError\n"
-     "if tokens is negative or layout is another text; BudgetError if zeros behind a row need a\n"
-     "page and the limit leaves no room."},
+     "Raises IndexError for a missing layer or tokens beyond max_tokens; BudgetError if zeros\n"
+     "behind a row need a page and the limit leaves no room."},
     {"crop", mt_py_kvlease_crop, METH_O,
      "crop($self, n, /)\n--\n\n"
      "Shorten rows, for example to drop rejected tokens in speculative decoding.\n\n"
-     "Pages past the new lengths go back to the pool. Shorter rows do not change.\n\n"
+     "Pages past the new lengths go back to the pool.\n\n"
      "Args:\n"
-     "    n: an int of 0 or more is the length that every row keeps at most; a negative int\n"
-     "        drops the last -n tokens of every row; a sequence or a tensor has a length of 0 or\n"
-     "        more for each row.\n\n"
-     "Raises ValueError for another number of lengths than rows, IndexError for a negative\n"
-     "length among them."},
+     "    n: an int of 0 or more is the most that every row keeps; a negative int drops the\n"
+     "        last -n tokens of every row; a sequence or a tensor has a length for each row."},
     {"reorder", mt_py_kvlease_reorder, METH_O,
      "reorder($self, index, /)\n--\n\n"
-     "Replace row i with row index[i], for beam search.\n\n"
-     "Full pages are shared by the rows and not copied.\n\n"
+     "Replace row i with row index[i], for beam search. Full pages are shared, not copied.\n\n"
      "Args:\n"
-     "    index: a row number for each row, 0 to batch_size - 1, with repeats. A sequence of ints "
-     "or an integer tensor of one dimension.\n\n"
+     "    index: a row number for each row, with repeats; a sequence of ints or an integer tensor\n"
+     "        of one dimension.\n\n"
      "Raises IndexError for a missing row, ValueError for another number of rows,\n"
      "BudgetError if the limit leaves no room; then nothing has changed."},
     {"select", mt_py_kvlease_select, METH_O,
      "select($self, rows, /)\n--\n\n"
-     "Keep, repeat or drop rows, such as finished ones.\n\n"
-     "As `reorder()`, but afterwards the lease has len(rows) rows.\n\n"
+     "Keep, repeat or drop rows, such as finished ones, as `reorder()` does.\n\n"
      "Args:\n"
-     "    rows: row numbers, 0 to batch_size - 1: at least one, and at most as many as the lease\n"
-     "        was acquired with. A sequence of ints or an integer tensor of one dimension.\n\n"
-     "Raises as `reorder()` does."},
+     "    rows: the numbers of at least one row, and at most as many as the lease was acquired\n"
+     "        with."},
     {"fork", MT_PY_FUNCTION(mt_py_kvlease_fork), METH_VARARGS | METH_KEYWORDS,
      "fork($self, n=1, num_tokens=None)\n--\n\n"
      "Continue every row in n rows of a new lease, which share the tokens so far.\n\n"
-     "Row r * n + i of the new lease continues row r of this one. A page that one of them then\n"
-     "writes to is copied first. The two leases live and end independently. Costs a few us for\n"
-     "each row, and no memory.\n\n"
+     "Row r * n + i of the new lease continues row r of this one. A shared page is copied before\n"
+     "one of them writes to it. Costs a few us for each row, and no memory.\n\n"
      "Args:\n"
-     "    n: how many rows continue each row, at least 1, which is the default.\n"
+     "    n: how many rows continue each row.\n"
      "    num_tokens: tokens of each row, the shared ones included, for which room is reserved\n"
-     "        now, 0 or more and capped at max_tokens. None, the default: no room is reserved.\n\n"
-     "Returns the new lease.\n\n"
-     "Raises ValueError if n is less than 1, num_tokens is negative, or there would be more than\n"
-     "max_sequences rows; BudgetError if the limit leaves no room. Then nothing has changed."},
+     "        now. None: no room is reserved.\n\n"
+     "Raises ValueError for more than max_sequences rows, BudgetError if the limit leaves no\n"
+     "room. Then nothing has changed."},
     {"advance", mt_py_kvlease_advance, METH_O,
      "advance($self, n, /)\n--\n\n"
      "Count tokens that the program wrote into the views, past the ends of the rows.\n\n"
      "Args:\n"
-     "    n: how many tokens each row gained, in every layer, 0 or more: an int for all rows, or\n"
-     "        a sequence or a tensor with one for each row.\n\n"
-     "Raises IndexError if a row would be longer than max_tokens, ValueError for a negative\n"
-     "count or another number of counts than rows, BudgetError if the limit leaves no room; then\n"
-     "nothing has changed."},
+     "    n: how many tokens each row gained, in every layer: an int for all rows, or a sequence\n"
+     "        or a tensor with one for each row.\n\n"
+     "Raises IndexError if a row would be longer than max_tokens, BudgetError if the limit\n"
+     "leaves no room; then nothing has changed."},
     {"reserve", MT_PY_FUNCTION(mt_py_kvlease_reserve), METH_VARARGS | METH_KEYWORDS,
      "reserve($self, tokens, /, *, private=False)\n--\n\n"
      "Make the tokens past the end of every row writable in place, before `advance()`.\n\n"
      "Pages are taken for them in every layer; the last page of a row is copied if it is shared.\n"
-     "Tokens that the rows hold already stay shared, so that this costs nothing for a shared\n"
-     "prompt. The lengths of the rows stay as they are.\n\n"
+     "Earlier tokens stay shared.\n\n"
      "Args:\n"
-     "    tokens: up to which token of each row, counted from its start, 0 to max_tokens.\n"
-     "    private: also make all tokens that the rows hold now writable, so that no other row\n"
-     "        shows what is written there: every shared page of the rows is copied. This holds\n"
-     "        for these tokens until the next `fork()`, `reorder()` or `select()`. False by\n"
-     "        default.\n\n"
-     "Raises IndexError if tokens is more than max_tokens, ValueError if it is negative,\n"
-     "BudgetError if the limit leaves no room; then nothing has changed."},
+     "    tokens: up to which token of each row, 0 to max_tokens.\n"
+     "    private: also copy every shared page of the rows, so that no other row shows what is\n"
+     "        written there, until the next `fork()`, `reorder()` or `select()`.\n\n"
+     "Raises IndexError for tokens beyond max_tokens, BudgetError if the limit leaves no room;\n"
+     "then nothing has changed."},
     {"buffers", mt_py_kvlease_buffers, METH_NOARGS,
      "buffers($self, /)\n--\n\n"
      "Return keys and values of all layers as views of full capacity, at addresses that stay.\n\n"
@@ -504,15 +483,11 @@ static PyMethodDef methods[] = {
      "Raises ValueError if layer_group is neither 1 nor the number of layers."},
     {"seq_length", kvlease_seq_length, METH_O,
      "seq_length($self, layer, /)\n--\n\n"
-     "Return the number of tokens of the longest row in one layer.\n\n"
-     "Args:\n"
-     "    layer: the number of the layer, 0 to num_layers - 1.\n\n"
-     "Raises IndexError if the pool does not have that layer."},
+     "Return the tokens of the longest row in one layer. Raises IndexError for a missing layer."},
     {"release", kvlease_release, METH_NOARGS,
      "release($self, /)\n--\n\n"
      "End the lease and return every page to the pool.\n\n"
-     "Pages of live views are returned when the last view dies. Leaving the `with` block and\n"
-     "garbage collection do the same. May be called twice."},
+     "Pages of live views are returned when the last view dies. May be called twice."},
     {"__enter__", kvlease_open, METH_NOARGS, "__enter__($self, /)\n--\n\n"},
     {"__exit__", kvlease_exit, METH_VARARGS, "__exit__($self, /, *exception)\n--\n\n"},
     {NULL, NULL, 0, NULL},

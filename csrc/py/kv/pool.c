@@ -519,23 +519,18 @@ get_layout(PyObject *op, void *Py_UNUSED(which))
 #define OBJECT(name, field, doc) {name, get_object, NULL, doc, (void *)offsetof(KVPool, field)}
 #define SIZE(name, field, doc)   {name, get_size, NULL, doc, (void *)offsetof(KVPool, field)}
 static PyGetSetDef getters[] = {
-    OBJECT("dtype", dtype, "The torch.dtype of keys and values."),
-    OBJECT("device", device, "The torch.device on which keys and values lie."),
-    OBJECT("name", name, "The name of the pool in budgets, reports and errors."),
-    OBJECT("budget", budget,
-           "The Budget in which the pages are counted, either the one that was given or the pool's "
-           "own."),
+    OBJECT("dtype", dtype, "Of keys and values."),
+    OBJECT("device", device, "Of keys and values."),
+    OBJECT("name", name, "Shown in budgets, reports and errors."),
+    OBJECT("budget", budget, "Counts the pages."),
     SIZE("num_layers", config.layers, "The number of layers."),
-    SIZE("num_kv_heads", config.heads, "The number of heads of K, and of V, in each layer."),
-    SIZE("head_dim", config.head_dim, "The number of elements of one head."),
-    SIZE("max_tokens", config.max_tokens, "The most tokens that one row can hold."),
-    SIZE("max_sequences", config.max_rows, "The most rows that one lease can have."),
-    SIZE("layer_group", config.layer_group,
-         "The number of layers that share a page; more than 1 only with layout \"token\"."),
-    SIZE("block_tokens", block_tokens,
-         "The number of tokens of a block, by which a row's memory grows and is shared."),
-    SIZE("block_bytes", block_bytes,
-         "The size of a block in bytes, which is `block_tokens` tokens in all layers."),
+    SIZE("num_kv_heads", config.heads, "Heads of K, and of V, in each layer."),
+    SIZE("head_dim", config.head_dim, "Elements of a head."),
+    SIZE("max_tokens", config.max_tokens, "The most tokens of a row."),
+    SIZE("max_sequences", config.max_rows, "The most rows of a lease."),
+    SIZE("layer_group", config.layer_group, "Layers that share a page."),
+    SIZE("block_tokens", block_tokens, "Tokens by which a row's memory grows and is shared."),
+    SIZE("block_bytes", block_bytes, "The size of these tokens in all layers."),
     {"layout", get_layout, NULL, "What lies together in memory, \"head\" or \"token\".", NULL},
     {"closed", kvpool_get_closed, NULL, "Whether `close()` was called.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
@@ -552,9 +547,9 @@ static PyMethodDef methods[] = {
      "_check($self, /)\n--\n\nWhether every invariant holds; for tests."},
     {"close", kvpool_close, METH_NOARGS,
      "close($self, /)\n--\n\n"
-     "Give idle pages back now, and lend no more.\n\n"
-     "Leases that are alive go on; what they hold is given back when the last of them ends.\n"
-     "Leaving the `with` block of the pool does the same. May be called twice."},
+     "Give idle pages back now, and lend no more, as the end of the pool's `with` block does.\n\n"
+     "Live leases go on; their memory is given back when the last of them ends. May be called\n"
+     "twice."},
     {"__enter__", kvpool_open, METH_NOARGS, "__enter__($self, /)\n--\n\n"},
     {"__exit__", kvpool_exit, METH_VARARGS, "__exit__($self, /, *exception)\n--\n\n"},
     {NULL, NULL, 0, NULL},

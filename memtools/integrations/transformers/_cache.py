@@ -205,23 +205,20 @@ class PooledCache(Cache):  # type: ignore[misc]
     before transformers 5.24).
 
     It serves greedy search, sampling, beams, `num_return_sequences`, assisted decoding, prompt
-    lookup and chunked prefill, with the tokens that `DynamicCache` gives. Updates copy no earlier
-    tokens; beams and forks share pages. Leaving the `with` block or dropping the cache returns all
-    pages. Old tokens of sliding windows are kept.
+    lookup and chunked prefill, with the tokens that `DynamicCache` gives. Old tokens of sliding
+    windows are kept. Leaving the `with` block or dropping the cache returns all pages.
 
     To generate from the same prompt again, call `rewind(n)` with all prompt tokens but the last.
 
     Args:
         pool: a pool made by `pool_for(model, ...)`.
-        batch_size: rows to acquire at once: `prompts * num_beams` for beams. None, the default: as
-            many as the first update has.
-        num_tokens: tokens expected in each row, for which the pool keeps room; 0 by default.
+        batch_size: rows to acquire at once: `prompts * num_beams` for beams. None: as many as the
+            first update has.
+        num_tokens: tokens expected in each row, for which the pool keeps room.
 
-    Raises:
-        BudgetError: the pool's limit leaves no room; updates may raise it too.
-        IndexError: an update would exceed `pool.max_tokens`; nothing is written.
-        ValueError: in the first update, if the pool does not fit the model; in generate() with
-            `use_cache=False`.
+    Raises BudgetError, also in updates, if the pool's limit leaves no room; IndexError if an update
+    would exceed `pool.max_tokens`; ValueError if the pool does not fit the model, or with
+    `use_cache=False`.
     """
 
     if TYPE_CHECKING:
@@ -238,10 +235,8 @@ class PooledCache(Cache):  # type: ignore[misc]
         """Make a cache after checking that the pool fits the model.
 
         Args:
-            model: a decoder-only model of transformers.
+            model: a decoder-only model of transformers; ValueError if the pool does not fit it.
             pool, batch_size, num_tokens: as for PooledCache.
-
-        Raises ValueError if the pool does not fit the model.
         """
         check_pool(model, pool)
         cache = cls(pool, batch_size, num_tokens)
@@ -250,7 +245,7 @@ class PooledCache(Cache):  # type: ignore[misc]
 
     @classmethod
     def from_lease(cls, lease: KVLease) -> Self:
-        """Make a cache that continues with the rows of `lease` and owns the lease."""
+        """Make a cache that continues with the rows of `lease` and owns it."""
         cache = cls(cast("KVPool", lease.pool))
         cache._rows.batch_size = lease.batch_size
         cache._rows.hold(lease)
@@ -258,7 +253,7 @@ class PooledCache(Cache):  # type: ignore[misc]
 
     @property
     def pool(self) -> KVPool:
-        """The pool that holds K and V."""
+        """Holds K and V."""
         return self._rows.pool
 
     @property
@@ -268,7 +263,7 @@ class PooledCache(Cache):  # type: ignore[misc]
 
     @property
     def batch_size(self) -> int:
-        """The number of rows; -1 before there are any."""
+        """Rows; -1 before there are any."""
         lease = self._rows.lease
         return -1 if lease is None else lease.batch_size
 
@@ -312,7 +307,7 @@ class PooledCache(Cache):  # type: ignore[misc]
         return keys, values
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return how many tokens the layer holds in each row."""
+        """Return the tokens of each row in the layer."""
         layer = self.layers[layer_idx]
         return layer.get_seq_length() if isinstance(layer, PooledLayer) else self._rows.length(0)
 
@@ -320,8 +315,8 @@ class PooledCache(Cache):  # type: ignore[misc]
         """Remove tokens from the end of every row.
 
         Args:
-            tokens_to_remove: minus the number of tokens to remove; 0 does nothing. A positive
-                number is the length to crop to, as before transformers 5.
+            tokens_to_remove: minus their number. A positive number is the length to crop to, as
+                before transformers 5.
         """
         for layer in self._own_layers():
             if tokens_to_remove != 0 or getattr(layer, "record_past", False):
@@ -330,10 +325,7 @@ class PooledCache(Cache):  # type: ignore[misc]
             self._rows.lease.crop(int(tokens_to_remove))
 
     def rewind(self, num_tokens: int) -> None:
-        """Keep the first tokens of every row, to continue from an earlier state.
-
-        Args:
-            num_tokens: how many tokens to keep.
+        """Keep the first `num_tokens` tokens of every row, to continue from an earlier state.
 
         Raises IndexError if there are fewer, ValueError if a layer keeps a state of all tokens.
         """
@@ -356,11 +348,7 @@ class PooledCache(Cache):  # type: ignore[misc]
                 layer.reorder_cache(beam_idx)
 
     def batch_select_indices(self, indices: torch.Tensor | Sequence[int] | slice) -> None:
-        """Keep (or repeat) some rows.
-
-        Args:
-            indices: the rows: an index tensor, a mask, a list, a tuple or a slice.
-        """
+        """Keep or repeat rows. `indices` is an index tensor, a mask, a list, a tuple or a slice."""
         lease = self._rows.lease
         if lease is None:
             return
@@ -377,10 +365,7 @@ class PooledCache(Cache):  # type: ignore[misc]
     def batch_repeat_interleave(self, repeats: int, num_tokens: int | None = None) -> None:
         """Repeat every row `repeats` times; copies share pages until they are written.
 
-        Args:
-            repeats: rows for each row, at least 1.
-            num_tokens: tokens expected in each row, including present ones. None, the default: no
-                room is kept.
+        `num_tokens` is as in `fork`.
         """
         lease = self._rows.lease
         if lease is not None and (repeats != 1 or num_tokens is not None):
@@ -392,9 +377,8 @@ class PooledCache(Cache):  # type: ignore[misc]
         """Make another cache that continues this one, sharing pages until they are written.
 
         Args:
-            n: rows for each row of this cache; 1 by default. Row `r * n + i` continues row r.
-            num_tokens: tokens expected in each row, including present ones. None, the default: no
-                room is kept.
+            n: rows for each row of this cache. Row `r * n + i` continues row r.
+            num_tokens: tokens expected in each row, including present ones. None: no room is kept.
 
         Raises ValueError if this cache has no rows yet.
         """

@@ -35,23 +35,18 @@ class MemoryCallback(MonitoringCallback, TrainerCallback):  # type: ignore[misc]
         trainer = Trainer(model, args, train_dataset=data, callbacks=[MemoryCallback()])
         trainer.train()
 
-    The monitor starts and stops with the training. A step is an optimizer update. Optimizer steps,
-    evaluation and saving are the phases `optimizer`, `evaluate` and `save` inside `train`. Logs to
-    reporters (TensorBoard, wandb) get `memory/...` figures; the summary goes to the logger
-    `memtools` at level INFO. Losses do not change.
+    The monitor runs during the training. A step is an optimizer update. Optimizer steps, evaluation
+    and saving are the phases `optimizer`, `evaluate` and `save` inside `train`. Logs to reporters
+    (TensorBoard, wandb) get `memory/...` figures; the summary goes to the logger `memtools` at
+    level INFO.
 
-    For an existing Trainer use `callback.add_to(trainer)`: `Trainer.add_callback` runs too late for
-    the reporters and for exceptions. `with MemoryCallback(...) as callback:` stops the monitor at
-    the end of the block.
+    For an existing Trainer use `callback.add_to(trainer)`: `Trainer.add_callback` is too late for
+    the reporters and for exceptions. A `with` block stops the monitor at its end.
 
     Args:
-        monitor: the monitor, such as `MemoryMonitor(log="run.mem")`; one that runs already is not
-            stopped here. None, the default: a `MemoryMonitor()`.
-        expert: log all figures; False by default.
-        log_history: add the figures to `trainer.state.log_history`, which checkpoints keep; False
-            by default.
-
-    Raises TypeError if `monitor` is not a MemoryMonitor.
+        monitor: one that runs already is not stopped here. None: a `MemoryMonitor()`.
+        expert: log all figures.
+        log_history: add the figures to `trainer.state.log_history`, which checkpoints keep.
     """
 
     def __init__(
@@ -86,11 +81,7 @@ class MemoryCallback(MonitoringCallback, TrainerCallback):  # type: ignore[misc]
         return self
 
     def remove_from(self, trainer: Any) -> None:
-        """Remove the callback from a Trainer, and stop the monitor that it started.
-
-        Args:
-            trainer: the Trainer, as given to `add_to`.
-        """
+        """Remove the callback from a `trainer`, and stop the monitor that it started."""
         self.stop()
         trainer.remove_callback(self)
         if trainer in self._trainers:

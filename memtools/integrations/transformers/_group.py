@@ -68,35 +68,29 @@ def generate_group(
     without padding; `prefill="padded"` avoids that.
 
     If a model's cache does not fit a pool (encoder-decoders, layers with different heads, linear
-    attention), the prompt is still computed once, and its cache is copied for each answer; the
-    logger `memtools` says so at level INFO. The first call for a model compares logits with
-    `model.generate` on a row of 9 tokens, and falls back to "padded" if the model needs it.
+    attention), the prompt's cache is copied for each answer. The first call for a model compares
+    logits with `model.generate` on 9 tokens, and falls back to "padded" if necessary.
 
     Args:
         model: a model of transformers, in eval mode.
-        input_ids: the prompts, `[prompts, tokens]`, padded on the left; `inputs` means the same.
-        num_samples: answers to each prompt, at least 1. None, the default:
-            `num_return_sequences`.
-        pool: a pool made by `pool_for(model, ...)`, with `max_tokens` of at least prompt + answer
-            - 1 and `max_sequences` of at least `prompts * num_samples`. None, the default: a new
-            pool for this call.
-        attention_mask: `[prompts, tokens]`, 0 for padding. None, the default: inferred from
-            `pad_token_id`.
+        input_ids: the prompts, `[prompts, tokens]`, padded on the left; or `inputs`.
+        num_samples: answers to each prompt. None: `num_return_sequences`.
+        pool: from `pool_for(model, ...)`, with `max_tokens` of at least prompt + answer - 1 and
+            `max_sequences` of at least `prompts * num_samples`. None: a new pool.
+        attention_mask: `[prompts, tokens]`, 0 for padding. None: inferred from `pad_token_id`.
         compact_every: every N tokens, drop the rows that have ended. Greedy answers do not change;
-            samples differ. None, the default: keep all rows to the end.
-        prefill: `"unpadded"`, the default, runs one prompt after another; `"padded"` runs all at
-            once as generate() does. Both honour `prefill_chunk_size`.
-        generate_kwargs: arguments of `model.generate`, such as `max_new_tokens` or `do_sample`.
-            Inputs other than ids (`pixel_values`, `inputs_embeds` ...) use the "padded" prefill.
+            samples differ. None: keep all rows.
+        prefill: `"unpadded"` runs one prompt after another; `"padded"` runs all at once as
+            generate() does. Both honour `prefill_chunk_size`.
+        generate_kwargs: arguments of `model.generate`, such as `do_sample`. Inputs other than ids
+            (`pixel_values`, `inputs_embeds` ...) use the "padded" prefill.
 
     Returns what `model.generate` returns, without the cache. Row `p * num_samples + s` is answer s
     to prompt p.
 
-    Raises:
-        ValueError: the pool does not fit the model, a prompt is padded on the right, an argument
-            does not work with a shared prompt or with `compact_every`, or the logits differ.
-        IndexError: prompt and answer exceed `pool.max_tokens`.
-        BudgetError: the pool's limit leaves no room for all rows.
+    Raises ValueError if the pool does not fit the model, a prompt is padded on the right, an
+    argument does not work with a shared prompt or with `compact_every`, or the logits differ;
+    IndexError beyond `pool.max_tokens`; BudgetError without room for all rows.
     """
     check_cache(model)
     settings = Settings(model, generate_kwargs)

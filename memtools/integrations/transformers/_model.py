@@ -209,21 +209,19 @@ def pool_for(
 ) -> KVPool:
     """Make a KVPool with the layers, heads, dtype and device of a transformers model.
 
-    Heads are as wide as the widest keys or values. If these differ, as in latent attention, the
-    pool takes more memory than the cache needs: 1.78 times as much for DeepSeek-V3.
+    Heads are as wide as the widest keys or values. If these differ, the pool takes more memory than
+    the cache needs: 1.78 times as much for DeepSeek-V3.
 
     Args:
         model: a decoder-only model of transformers.
         max_tokens: tokens of a sequence, prompt and answer together, without the last one. It costs
             addresses, not memory.
         max_sequences: rows of a batch; `prompts * num_samples` for groups.
-        limit: the most bytes of pages, an int, like `"2 GiB"`, or a Budget. None, the default: no
-            limit.
-        options: further arguments of KVPool, such as `dtype=torch.bfloat16` for a float32 model
-            that generates under autocast.
+        limit, options: further arguments of KVPool, such as `dtype=torch.bfloat16` for a float32
+            model that generates under autocast.
 
-    Raises TypeError if `model` has no config, ValueError if its layers have different numbers of
-    heads or padding would take more than twice the memory.
+    Raises ValueError if layers have different numbers of heads or padding would take more than
+    twice the memory.
     """
     if not hasattr(model, "config"):
         raise TypeError(f"pool_for() takes a model of transformers, got {type(model).__name__}")
