@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import locale
 import os
+import textwrap
 from collections.abc import Mapping, Sequence
 
 NAME = "memtools: "
@@ -50,6 +51,12 @@ def write_message(lines: Sequence[str]) -> None:
         # They end the line where it is not empty; where it is, the message takes their place.
         text = f"{' ' * (columns - 1)}\r{text}"
     write_bytes(text.encode(encoding, "backslashreplace"))
+
+
+def write_text(text: str) -> None:
+    """Write a line, which a terminal gets broken at words."""
+    room = width()
+    write_message([text] if room is None else textwrap.wrap(text, room, break_on_hyphens=False))
 
 
 def write_bytes(data: bytes) -> None:

@@ -177,6 +177,7 @@ def _run(folder: Path, name: str, limit: int) -> Ran:
 
 def _show(folder: Path, by: str, limit: int) -> bool:
     """Run both loops, and say what happened; return whether it was what the demo promises."""
+    print(f"\n$ cd {shown(str(folder))}")
     leaky = _run(folder, "leaky", limit)
     said = _first_finding(leaky.figures)
     killed = leaky.status == -signal.SIGKILL
@@ -187,7 +188,7 @@ def _show(folder: Path, by: str, limit: int) -> bool:
         before = steps - said[0]
         found = f", {before:,} steps after memtools named {said[1]} (step {said[0]})"
     _say(f"{how} after step {steps:,}{found}.")
-    print(f"\n$ memtools explain {shown(str(folder / 'leaky.mem'))}")
+    print("\n$ memtools explain leaky.mem")
     _say(sentence(leaky.figures.headline()))
     print(f"...\n\nThe fix:\n-        {LEAKY}\n+        {FIXED}")
     fixed = _run(folder, "fixed", limit)
@@ -255,7 +256,8 @@ def table(run: dict[str, Any]) -> Iterator[str]:
     Args:
         run: the date, torch's version, and the `rescues`: title, limit, and how each way ended.
     """
-    yield f"Rescues, run on {run['date']} with torch {run['torch']}, {run['cores']} cores:"
+    yield "Five larger examples on the authors' machine,"
+    yield f"{run['date']} (torch {run['torch']}, {run['cores']} cores):"
     for rescue in run["rescues"]:
         yield f"\n{rescue['title']} ({rescue['limit']})"
         rows = []

@@ -9,7 +9,15 @@ import stat
 import sys
 from typing import TYPE_CHECKING, Any
 
-from memtools._cli.records import MAGIC, UnreadableError, complain, newest_record, printed, read
+from memtools._cli.records import (
+    MAGIC,
+    UnreadableError,
+    complain,
+    fitted,
+    newest_record,
+    printed,
+    read,
+)
 
 if TYPE_CHECKING:
     from memtools._oom.log import Log
@@ -83,7 +91,7 @@ class Explain:
                 facts |= {key: found} if key and len(parts) > 1 else found
             printed(json.dumps(facts, indent=2))
         else:
-            printed("\n\n".join(text for text, _, _ in parts))
+            printed(fitted("\n\n".join(text for text, _, _ in parts)))
         return 0
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import struct
 import sys
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -87,6 +89,24 @@ def killed_here() -> str | None:
     except (UnreadableError, OSError, struct.error):
         return None
     return None if closed else path
+
+
+def fitted(text: str) -> str:
+    """The text with long lines broken at words, where stdout is a terminal. Rows of tables, which
+    have two spaces in a row, stay as they are."""
+    if not sys.stdout.isatty():
+        return text
+    columns, lines = shutil.get_terminal_size().columns, []
+    for line in text.splitlines():
+        words = line.lstrip()
+        indent = " " * (len(line) - len(words))
+        is_long = len(line) > columns and "  " not in words
+        lines += (
+            textwrap.wrap(line, columns, subsequent_indent=f"{indent}  ", break_on_hyphens=False)
+            if is_long
+            else [line]
+        )
+    return "\n".join(lines)
 
 
 def printed(text: str) -> None:

@@ -197,7 +197,7 @@ _ADVICE: tuple[tuple[_Fits, str], ...] = (
     ),
     (
         lambda one: one.kind == "autograd graph" and one.holder.startswith("autograd graphs"),
-        "keep x.detach(), or x.item() for a number; evaluate under torch.no_grad()",
+        "keep loss.item() for a number, x.detach() for a tensor; evaluate under torch.no_grad()",
     ),
     (_is("autograd graph"), "keep {variable}.detach(), or {variable}.item() for a number"),
     (

@@ -47,7 +47,7 @@ def rest_of(finding: LeakFinding, width: int | None) -> list[str]:
     name = finding.kept_at or finding.made_at
     if not name:
         return [fix] if fix else []
-    place = line_of(name)
+    place = line_of(name) if finding.kept_at else f"allocated at {line_of(name)}"
     room = MOST_SOURCE
     if width is not None:
         beside = width - len(place) - len(GAP)

@@ -11,7 +11,7 @@ from typing import Any
 
 from memtools._base.oom import remedy
 from memtools._base.size import format_bytes
-from memtools._base.terminal import write_bytes, write_message
+from memtools._base.terminal import write_bytes, write_text
 from memtools._base.text import count, duration, shown
 from memtools._record.figures import Figures, figures_of
 from memtools._record.kinds import GuardAct
@@ -133,4 +133,4 @@ def print_summary(path: str, name: str, *, as_json: bool) -> None:
         write_bytes(f"{json.dumps(summary_json(figures))}\n".encode())
         return
     for line in summary_lines(figures):
-        write_message([line.replace("\0", "\\0")])
+        write_text(line.replace("\0", "\\0"))

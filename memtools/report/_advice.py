@@ -61,9 +61,13 @@ def advise(figures: Figures, *, fixes: bool = True) -> list[str]:
             "command, which gets SIGTERM: memtools run --guard 0.9 -- python ..."
         )
     elif end.kind in ("killed", "gone") and figures.near_limit and "guard" not in figures.kinds:
+        how = (
+            'set monitor.guard(0.90, action="raise")'
+            if figures.own_monitor
+            else "run it with memtools run --guard 0.9"
+        )
         lines.append(
-            'to save a checkpoint before the limit, set monitor.guard(0.90, action="raise") and '
-            "catch memtools.HostMemoryPressure"
+            f"to save a checkpoint before the limit, {how} and catch memtools.HostMemoryPressure"
         )
     for device in figures.devices:
         lines += _about_device(figures.line, device)

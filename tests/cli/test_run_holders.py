@@ -57,7 +57,7 @@ KINDS = {
         # the batch, what exp() gave and square() took, and the nodes
         "kept.append({'loss': loss})", ("growing", "likely"),
         "autograd graphs kept by list module attribute __main__.kept", "autograd graph",
-        2 * BATCH + 5000, "keep x.detach()",
+        2 * BATCH + 5000, "x.detach() for a tensor",
     ),
     "generators": Kind(
         "kept.append(stream)", ("growing", "likely"),
