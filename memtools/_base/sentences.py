@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 #: Steps that have to be made before a leak test may say that something grows, and before it may say
 #: that nothing does: to find growth may take as many.
 STEPS_TO_SUSPECT, STEPS_NEEDED = 16, 32
-FAR = 1_000_000  # A limit that is more steps away is not forecast.
 
 
 def of_early(steps: int) -> str:
@@ -57,7 +56,7 @@ def of_time_left(low: float, high: float) -> str:
 def of_steps_left(low: float, high: float, limit: str = "limit") -> str:
     """When a limit is reached, in steps from now: hardly before `low`, and hardly after `high`.
     `limit` says which."""
-    if low >= FAR:
+    if math.isinf(low):
         return f"no {limit} in sight"
     if high < 1:
         return f"{limit} reached"
