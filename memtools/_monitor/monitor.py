@@ -153,7 +153,8 @@ class MemoryMonitor:
     # --- life ---
 
     def start(self) -> None:
-        """Start watching. After `stop()` it starts a new run, which replaces a complete record.
+        """Start watching. After `stop()` it starts a new run; the earlier record is kept as
+        `run.previous.mem`.
 
         Raises RuntimeError if the monitor is running or no thread can start; OSError if the record
         cannot be made; DeviceError if there is no such device.
