@@ -1,8 +1,17 @@
-"""Process groups of torch.distributed: which device the tensors of their collectives are on."""
+"""Ranks of a job: the number of this process, and the process groups of torch.distributed."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from typing import Any
+
+
+def rank_of_several(environment: Mapping[str, str] = os.environ) -> str:
+    """The number of this process in its job, as torchrun and other launchers set it; "" where there
+    is none, or no other process."""
+    rank = environment.get("RANK", "")
+    return rank if rank.isdecimal() and environment.get("WORLD_SIZE") != "1" else ""
 
 
 def device_of(group: Any) -> str:

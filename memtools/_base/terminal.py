@@ -16,6 +16,8 @@ import os
 import textwrap
 from collections.abc import Mapping, Sequence
 
+from memtools._base.ranks import rank_of_several
+
 NAME = "memtools: "
 LEAST_WIDTH = 40  # Lines are not broken into shorter ones than this.
 _ERROR = 2
@@ -23,9 +25,8 @@ _ERROR = 2
 
 def rank_prefix(environment: Mapping[str, str] = os.environ) -> str:
     """`[rank1] ` on a rank of a job of several, whose ranks share a terminal; else ""."""
-    rank = environment.get("RANK", "")
-    of_several = rank.isdecimal() and environment.get("WORLD_SIZE", "1") != "1"
-    return f"[rank{rank}] " if of_several else ""
+    rank = rank_of_several(environment)
+    return f"[rank{rank}] " if rank else ""
 
 
 def width() -> int | None:

@@ -12,6 +12,7 @@ from typing import Any
 from memtools import _core
 from memtools._base.file import folder_now, seen_from
 from memtools._base.notice import logger, notice
+from memtools._base.ranks import rank_of_several
 from memtools._base.redact import redacted_command
 from memtools._base.size import format_bytes
 from memtools._record.kinds import End, Event, payload
@@ -41,8 +42,8 @@ MANY_KEPT = 10  # From so many records of killed runs on, a notice says how many
 def ranked(path: str, environment: Mapping[str, str] = os.environ) -> str:
     """Return run.rank3.mem for run.mem on rank 3 of a job of several ranks: each rank writes a
     record of its own. A file name that contains the rank's number already is kept."""
-    rank = environment.get("RANK", "")
-    if not rank.isdecimal() or environment.get("WORLD_SIZE") == "1":
+    rank = rank_of_several(environment)
+    if not rank:
         return path
     folder, name = os.path.split(path)
     if rank in re.findall(r"\d+", name):
