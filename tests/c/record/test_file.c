@@ -244,17 +244,21 @@ inode_of(const char *name)
     return st.st_ino;
 }
 
-/* Makes a record that nobody closes, as a killed run does. */
+/* Makes a record with a row, which is closed, or not, as after a kill. */
 static ino_t
-left_by_a_kill(const mt_recordfile_sys *sys)
+left_behind(const mt_recordfile_sys *sys, bool closed)
 {
     mt_recordfile file;
     mt_record r;
 
     CHECK(create(sys, &r, &file, NULL) == MT_OK);
     rig_append(&r, 0);
-    mt_recordfile_unmap(&file);
-    mt_record_fini(&r);
+    if (closed) {
+        finish(&r, &file);
+    } else {
+        mt_recordfile_unmap(&file);
+        mt_record_fini(&r);
+    }
     return inode_of(path);
 }
 
@@ -278,7 +282,7 @@ what_was_not_closed_is_kept_under_the_next_free_number(void)
 
     without.link = link_that_is_none;
     for (int n = 0; n < 4; n++) { /* the last two on a file system that has no links */
-        before[n] = left_by_a_kill(n < 3 ? &mt_recordfile_sys_libc : &without);
+        before[n] = left_behind(n < 3 ? &mt_recordfile_sys_libc : &without, false);
         CHECK(names_in_folder() == n + 1 && (kept[0] == 0) == (n == 0));
     }
     CHECK(create(&without, &r, &file, NULL) == MT_OK && names_in_folder() == 5);
@@ -291,19 +295,6 @@ what_was_not_closed_is_kept_under_the_next_free_number(void)
     CHECK(unlink(path) == 0);
 }
 
-/* Makes a record that is closed, with a row. */
-static ino_t
-left_closed(const mt_recordfile_sys *sys)
-{
-    mt_recordfile file;
-    mt_record r;
-
-    CHECK(create(sys, &r, &file, NULL) == MT_OK);
-    rig_append(&r, 0);
-    finish(&r, &file);
-    return inode_of(path);
-}
-
 /* Exactly one is kept, the newest, whatever fails; only the one before may be gone then. */
 static void
 of_what_was_closed_the_last_is_kept(void)
@@ -314,7 +305,8 @@ of_what_was_closed_the_last_is_kept(void)
     without.link = link_that_is_none;
     for (size_t i = 0; i < 2; i++)
         for (long at = 0;; at++) {
-            ino_t first = left_closed(&mt_recordfile_sys_libc), second = left_closed(&without);
+            ino_t first = left_behind(&mt_recordfile_sys_libc, true),
+                  second = left_behind(&without, true);
             mt_recordfile file;
             mt_record r;
             mt_status st;
@@ -339,7 +331,7 @@ of_what_was_closed_the_last_is_kept(void)
 static void
 a_previous_record_that_is_none_is_not_replaced(void)
 {
-    ino_t closed = left_closed(&mt_recordfile_sys_libc);
+    ino_t closed = left_behind(&mt_recordfile_sys_libc, true);
     mt_recordfile file;
     mt_record r;
     mt_error err;
@@ -365,7 +357,7 @@ no_failure_loses_what_was_not_closed(void)
 
     for (size_t i = 0; i < 2; i++)
         for (long at = 0;; at++) {
-            ino_t before = left_by_a_kill(&mt_recordfile_sys_libc);
+            ino_t before = left_behind(&mt_recordfile_sys_libc, false);
             mt_recordfile file;
             mt_record r;
             mt_status st;
@@ -396,7 +388,7 @@ rename_that_gives_nothing_the_name(const char *from, const char *to)
 static void
 what_cannot_be_given_back_stays_where_it_is_kept(void)
 {
-    ino_t before = left_by_a_kill(&mt_recordfile_sys_libc);
+    ino_t before = left_behind(&mt_recordfile_sys_libc, false);
     mt_recordfile_sys broken = mt_recordfile_sys_libc;
     mt_recordfile file;
     mt_record r;
