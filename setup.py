@@ -126,6 +126,12 @@ def whole_program() -> list[str]:
     return [] if DEBUG or ASSERT or SANITIZE or clang else [f"-flto={CORES}"]
 
 
+def thread_exit() -> list[str]:
+    """glibc opens libgcc_s only when a thread ends by pthread_exit(), as Python has its threads do
+    while it finalizes, and aborts the process if there is no memory for it: open it with us."""
+    return ["-Wl,--push-state,--no-as-needed", "-lgcc_s", "-Wl,--pop-state"]
+
+
 def core_extension() -> Extension:
     cuda = cuda_include()
     # The backend, or what stands in for it and says that it is missing.
@@ -138,7 +144,7 @@ def core_extension() -> Extension:
         extra_compile_args=["-std=c11", "-pthread", *WARNINGS, *compile_flags(), *whole_program()]
         + (["-O2", "-g", "-UNDEBUG"] if ASSERT and not DEBUG and not SANITIZE else [])
         + (["-isystem", str(cuda)] if cuda else []),
-        extra_link_args=["-pthread", *link_flags(), *whole_program()],
+        extra_link_args=["-pthread", *link_flags(), *whole_program(), *thread_exit()],
         libraries=["m", "dl"],
         depends=[str(path) for path in sorted(Path("csrc").rglob("*.h"))],
     )

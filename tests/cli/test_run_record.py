@@ -408,9 +408,14 @@ def test_a_program_that_used_up_its_own_limit_gets_a_summary_that_names_it(tmp_p
 
 @pytest.mark.slow
 def test_a_summary_that_cannot_be_made_leaves_the_name_of_the_record(tmp_path: Path) -> None:
-    """No process that prints it finds room under the limit that the program has left behind."""
+    """No process that prints it finds room under the limit that the program has left behind. A
+    thread that runs while Python finalizes is ended by pthread_exit(), which needs libgcc_s."""
     program = """
-        import atexit, resource, time
+        import _thread, atexit, resource, time
+        def spin():
+            while True:
+                pass
+        _thread.start_new_thread(spin, ())
         time.sleep(0.1)  # memtools' threads have begun
         atexit.register(resource.setrlimit, resource.RLIMIT_AS, (20 << 20, 20 << 20))
     """
