@@ -13,7 +13,7 @@ from memtools._oom.message import DEVICE, HOST, SHM, OomMessage
 from memtools._oom.verdict import UNKNOWN, Change, Verdict, verdict_of
 
 #: columns of the bars; messages that are listed
-WIDTH, LISTED = 48, 12
+WIDTH, LISTED = 36, 12
 _PLACES: Final = {
     DEVICE: "a device ran out of memory",
     HOST: "the host ran out of memory",

@@ -242,11 +242,11 @@ def test_the_tiers_are_drawn_to_scale() -> None:
         if line.endswith("|")
     }
     drawn = {name: (bar.find("#"), bar.count("#")) for name, bar in bars.items()}
-    assert drawn["allocated by PyTorch"] == (0, 24)
-    assert drawn["reserved but unallocated"] == (24, 8)
-    assert drawn["this process, not PyTorch's"] == (32, 4)
-    assert drawn["free"] == (36, 12)
-    assert drawn["requested"] == (0, 16)
+    assert drawn["allocated by PyTorch"] == (0, 18)
+    assert drawn["reserved but unallocated"] == (18, 6)
+    assert drawn["this process, not PyTorch's"] == (24, 3)
+    assert drawn["free"] == (27, 9)
+    assert drawn["requested"] == (0, 12)
 
 
 # --- hostile texts --------------------------------------------------------------------------------
