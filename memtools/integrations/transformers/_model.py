@@ -217,7 +217,8 @@ def pool_for(
         max_tokens: tokens of a sequence, prompt and answer together, without the last one. It costs
             addresses, not memory.
         max_sequences: rows of a batch; `prompts * num_samples` for groups.
-        limit, options: further arguments of KVPool, such as `dtype=torch.bfloat16` for a float32
+        limit: the most bytes of pages, or like "2 GiB"; or a Budget.
+        options: further arguments of KVPool, such as `dtype=torch.bfloat16` for a float32
             model that generates under autocast.
 
     Raises ValueError if layers have different numbers of heads or padding would take more than
