@@ -125,10 +125,12 @@ def of_holder(holder: Holder | kinds.Holder) -> str:
     if holder.kind == "tensors":
         held = f", most held by {holder.path}" if holder.path else ""
         return f"{holder.new_objects:,} {holder.what}, {format_bytes(holder.new_bytes)}{held}"
+    is_graph = holder.kind == "autograd graph"
     if holder.new_objects == 0:
-        return holder.path
+        nodes = f" ({holder.length:,} nodes)" if is_graph and holder.length else ""
+        return holder.path + nodes
     size = holder.new_bytes / holder.steps
-    verb = "kept by" if holder.kind == "autograd graph" else "held by"
+    verb = "of the" if is_graph else "held by"
     rate = "/step" if holder.steps > 1 else ""
     parts = [f"+{format_bytes(size)}{rate}: " if holder.new_bytes else ""]
     parts.append(f"{of_new_objects(holder)}, {verb} {holder.path}")

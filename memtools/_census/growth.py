@@ -37,8 +37,10 @@ from memtools._census.holders import (
     Local,
     Namer,
     extent,
+    graphs_in,
     name_of_local,
     part_of_a_look,
+    shape_words,
     short_name,
     tensor_facts,
     tensor_kind,
@@ -250,13 +252,13 @@ def _holder(
     found = Holder(path, short_name(type(container)), length, None, longer, size, steps=steps,
                    since_step=since, rises=rises, only_gained=not fell)  # fmt: skip
     if sort == _GRAPH:
-        path = f"autograd graph of {length:,} nodes kept by {path or 'C code'}"
+        path = f"autograd graph in {path or 'C code'}"
         return replace(found, path=path, kind="autograd graph", what="nodes")
     if sort == _CYCLE:
         what = "nodes" if len(way) > 1 else "leaf tensors"
         return replace(found, path=_OF_CYCLES, kind="autograd graph", what=what)
     if sort == _CHAIN:
-        path = f"chain of {found.kind} kept by {path or 'C code'}"
+        path = f"chain of {found.kind} in {path or 'C code'}"
         what = f"{type_name(type(container))} objects"
         return replace(found, path=path, kind="chain", what=what)
     if sort == _ENTRIES:  # Such containers fill, as a rule, so it is no evidence of a leak.
@@ -294,7 +296,7 @@ def _holder(
     if count > 1:
         path = f"{path} ({count} that grow in it)"
     if kept >= length > 0 and capacity is None:  # Each entry keeps what it was computed from.
-        path, kind = f"autograd graphs kept by {path}", "autograd graph"
+        path, kind = graphs_in(replace(found, path=path)), "autograd graph"
     return replace(found, path=path, kind=kind, length=now, capacity=capacity,
                    new_objects=new_objects, new_bytes=size, what=what,
                    view_bytes=view)  # fmt: skip
@@ -368,7 +370,7 @@ def kind_of(obj: Any) -> str:
         return str(tensor_kind(torch, obj))
     if ndarray is not None and issubclass(type(obj), ndarray):
         shape, dtype = ndarray.shape.__get__(obj), ndarray.dtype.__get__(obj)
-        return f"[{', '.join(map(str, shape))}] {dtype.name} array"
+        return f"{shape_words(shape)} {dtype.name} array"
     return ""
 
 

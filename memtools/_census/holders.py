@@ -22,6 +22,7 @@ import collections
 import contextvars
 import functools
 import operator
+import os
 import sys
 import threading
 import types
@@ -105,6 +106,11 @@ def defines(kind: type, name: str, before: type) -> bool:
     return False
 
 
+def shape_words(shape: Sequence[int]) -> str:
+    """`[2048, 64]`, or `scalar` without dimensions."""
+    return f"[{', '.join(map(str, shape))}]" if shape else "scalar"
+
+
 @part_of_a_look
 class Shape(tuple[int, ...]):
     """A shape that a later census does not take for a tuple of the program."""
@@ -127,9 +133,7 @@ class TensorKind(NamedTuple):
     device: str | None
 
     def __str__(self) -> str:
-        shape = (
-            "nested or wrapped" if self.shape is None else f"[{', '.join(map(str, self.shape))}]"
-        )
+        shape = "nested or wrapped" if self.shape is None else shape_words(self.shape)
         device = "" if self.device in ("cpu", None) else f" on {self.device}"
         name = "tensor" if self.type == "torch.Tensor" else self.type.rpartition(".")[2]
         return f"{shape} {self.dtype} {name}{device}"
@@ -586,12 +590,16 @@ def graph_holder(graph: Graph, steps: int) -> Holder:
     """Who keeps a graph, as a holder of no objects."""
     places, many = _collect(graph.roots, None)[0], len(graph.roots)
     if many > 1 and places:
-        keeper = _holder(Namer(), max(places, key=_members), None, 1, _Share(0, 0, "", 1)).path
-        path = f"autograd graphs of some {graph.nodes // many:,} nodes each kept by {keeper}"
+        keeper = _holder(Namer(), max(places, key=_members), None, 1, _Share(0, 0, "", 1))
+        path = graphs_in(keeper)
     else:
-        keeper = Namer().path(graph.roots[0]) or "C code"
-        path = f"autograd graph of {graph.nodes:,} nodes kept by {keeper}"
+        path = f"autograd graph in {Namer().path(graph.roots[0]) or 'C code'}"
     return Holder(path, "autograd graph", graph.nodes, None, 0, 0, steps=steps)
+
+
+def graphs_in(holder: Holder) -> str:
+    """The name of the graphs that are kept by the entries of a holder, without its type."""
+    return f"autograd graphs in {holder.path.removeprefix(f'{holder.kind} ')}"
 
 
 def kept_graphs(known: Iterable[torch.Tensor]) -> str:
@@ -794,7 +802,8 @@ class Namer:
             if module is not None:
                 if not steps or type(steps[0].key) is not str:
                     return f"attributes of module {module}"
-                return f"module attribute {module}.{_dotted(steps)}"
+                of = _script(head[0]) if module == "__main__" else module
+                return f"{of}.{_dotted(steps)}".lstrip(".")
             best = holder_of_head(head)
             if best is _NOBODY:
                 return _text(steps).lstrip(".")
@@ -825,6 +834,13 @@ class Namer:
         if issubclass(kind, (dict, list, collections.deque, set, tuple, frozenset)):
             return 4
         return 2 if attribute_of(holder, obj) is not None else 7
+
+
+def _script(space: dict[str, Any]) -> str:
+    """The name that the script would have as a module: `train` of train.py; "" without a file, as
+    in a notebook."""
+    file = space.get("__file__")
+    return os.path.splitext(os.path.basename(file))[0] if type(file) is str else ""
 
 
 def step_down(holder: Any, obj: Any) -> Step:
@@ -925,7 +941,7 @@ def _final(obj: Any, holder: Any, steps: list[Step]) -> str | None:
     if kind is types.ModuleType and holder is sys.modules.get("atexit"):
         return f"arguments of atexit.register(){rest}"
     if issubclass(kind, type):
-        return _of_namespace(f"class attribute {short_name(holder)}", obj, steps)
+        return _of_class(holder, obj, steps)
     if issubclass(kind, (dict, list, tuple, set, frozenset, collections.deque)):
         return None
     return _of_instance(obj, holder, steps, rest)
@@ -958,18 +974,18 @@ def function_name(owner: Any) -> str:
     return f"{str(name).rpartition('<locals>.')[2]}()"
 
 
-def _of_namespace(owner: str, obj: Any, steps: list[Step]) -> str | None:
+def _of_class(kind: type, obj: Any, steps: list[Step]) -> str | None:
     if type(obj) is not dict:  # a base class, say
         return None
     if not steps or type(steps[0].key) is not str:
-        return owner.replace("class attribute", "attributes of class")
-    return f"{owner}.{_dotted(steps)}"
+        return f"attributes of class {short_name(kind)}"
+    return f"{short_name(kind)}.{_dotted(steps)}"
 
 
 def _of_function(obj: Any, function: types.FunctionType, steps: list[Step]) -> str:
     name, rest = function_name(function), _text(steps)
     if obj is _core._instance_dict(function):
-        return f"attribute {name[:-2]}.{_dotted(steps)}" if steps else f"attributes of {name}"
+        return f"{name[:-2]}.{_dotted(steps)}" if steps else f"attributes of {name}"
     if (argument := _defaulted(function, obj, steps)) is not None:
         return f"default argument {argument!r}{_text(steps[1:])} of {name}"
     if obj is function.__closure__ and steps and type(steps[0].key) is int:

@@ -20,7 +20,7 @@ def advice_for(finding: LeakFinding) -> str:
     if finding.grade in ("early", "quiet") or finding.cause == FITS:
         return ""
     name = ENTRY.sub("", finding.holder)
-    keeper = name.rpartition(" kept by ")[2]
+    keeper = _KEPT.sub("", name)
     variable = re.search(r"'(\w+)'|(\w+)$", keeper)
     advice = next(text for fits, text in _ADVICE if fits(finding)).format(
         keeper=keeper,
@@ -42,6 +42,8 @@ ENTRY = re.compile(
     r"(, as \S+ of each entry|, whose entries grow| \([\d,]+ [^()]*(?:of them|in it)\)"
     r"| \(such as [^()]*\)| \(its values keep its keys\))+$"
 )
+#: What is before the name of the object that keeps a graph or a chain.
+_KEPT = re.compile(r"(?:autograd graphs?|chain of \S+) in ")
 #: Containers whose entries stay until the program removes them.
 _SEQUENCES = ("list", "deque", "tuple", "array")
 _MAPPINGS = ("dict", "set", "frozenset", "OrderedDict", "defaultdict", "Counter", "mappingproxy")

@@ -35,9 +35,9 @@ GRADES = ("early", "quiet", "fills", "fragmentation", "suspect", "growing", "lik
 RANK = {grade: rank for rank, grade in enumerate(GRADES)}
 #: The signals of what the process itself has in use.
 OF_USE = ("heap", "python", "tensors", "rss", "")
-#: The parts of a name that change from look to look: the number of nodes of a graph, the number of
-#: containers that grow in a container, the entry of a container on the way to what grows.
-_PASSING = re.compile(r" of (?:some )?[\d,]+ nodes|(\[[^]]*\])*( \([^)]*\))?$")
+#: The parts of a name that change from look to look: the number of containers that grow in a
+#: container, the entry of a container on the way to what grows.
+_PASSING = re.compile(r"(\[[^]]*\])*( \([^)]*\))?$")
 
 #: The key of a finding: (process, what grows there).
 Key = tuple[str, str]
@@ -156,7 +156,7 @@ class LeakFinding:
     @property
     def key(self) -> Key:
         """The process and the name by which two findings are known to be about the same thing. It
-        stays the same from look to look, although an autograd graph, for example, has more nodes
+        stays the same from look to look, although another entry of a dict, for example, may grow
         each time. Growth without a holder is one thing, whichever signal shows it, and so are all
         blocks of one part of memory that fill, whether their arrays are known yet or not."""
         if self.kind == FIRST_WRITES:

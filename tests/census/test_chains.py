@@ -82,7 +82,7 @@ def test_a_chain_is_named_by_who_holds_its_head(keeper, case):
     make, kind = LINKS[case]
     holders = named(lambda i: setattr(keeper, "head", make(keeper.head)))
     (holder,) = holders.values()
-    assert (holder.path, holder.kind) == (f"chain of {kind} kept by Keeper.head", "chain")
+    assert (holder.path, holder.kind) == (f"chain of {kind} in Keeper.head", "chain")
     assert holder.rate_bytes == pytest.approx(PAYLOAD, rel=0.35)
     assert holder.rate_bytes > PAYLOAD
     assert (holder.new_objects, holder.since_step) == (32, 16)
@@ -97,7 +97,7 @@ def test_a_chain_that_gets_longer_at_its_end(keeper):
         keeper.tail = keeper.tail.prev
 
     (holder,) = named(step).values()
-    assert holder.path == "chain of Slotted kept by Keeper.head"
+    assert holder.path == "chain of Slotted in Keeper.head"
     assert holder.rate_bytes == pytest.approx(PAYLOAD + 100, rel=0.05)
 
 
@@ -113,8 +113,8 @@ def test_a_chain_of_a_module_and_one_of_a_running_function(keeper):
     last = None
     name = "test_a_chain_of_a_module_and_one_of_a_running_function()"
     assert {holder.path for holder in census.holders()} == {
-        f"chain of dict kept by module attribute {__name__}.last",
-        f"chain of tuple kept by local 'local' of {name}",
+        f"chain of dict in {__name__}.last",
+        f"chain of tuple in local 'local' of {name}",
     }
 
 
@@ -169,7 +169,7 @@ def test_a_chain_longer_than_the_stack_is_deep(keeper):
         lambda i: setattr(keeper, "head", Slotted(keeper.head)), (4, 8, 12, 16)
     )
     (holder,) = holders.values()
-    assert holder.path == "chain of Slotted kept by Keeper.head"
+    assert holder.path == "chain of Slotted in Keeper.head"
     assert holder.rate_bytes == pytest.approx(PAYLOAD + 100, rel=0.05)
     while keeper.head is not None:  # which would take a frame of C for each link
         keeper.head = keeper.head.prev

@@ -26,7 +26,7 @@ from memtools._census.growth import GrowthCensus
         ("list Trainer.losses", False),
         ("list Memory.rows", False),
         ("dict Rebuffed.rows", False),
-        ("list module attribute __main__.history['loss']", False),
+        ("list train.history['loss']", False),
     ],
 )
 def test_a_name_says_what_a_container_is_for(path: str, expected: bool) -> None:

@@ -288,10 +288,10 @@ PLACES: dict[Place, str] = {
     a_closure: "list 'history' in closure of train()",
     a_default_argument: "list default argument 'seen' of step()",
     a_keyword_default: "list default argument 'seen' of step()",
-    a_function_attribute: "list attribute step.calls",
-    a_module_attribute: f"list module attribute {__name__}.CACHE",
-    a_module_dict: f"dict module attribute {__name__}.TABLE",
-    a_class_attribute: "list class attribute MoEBlock.seen",
+    a_function_attribute: "list step.calls",
+    a_module_attribute: f"list {__name__}.CACHE",
+    a_module_dict: f"dict {__name__}.TABLE",
+    a_class_attribute: "list MoEBlock.seen",
     slots: "list Slotted.things",
     a_generator: "list local 'kept' of generator samples()",
     a_coroutine: "list local 'kept' of coroutine rollout()",
@@ -353,7 +353,7 @@ def test_single_objects_in_variables_of_a_module_are_not_told_beside_the_list(mo
     loop.history = fill([])
     loop.__dict__.update({f"x{i}": new() for i in range(6)})
     found = memtools.census().diff(before).holders(steps=N)
-    assert [holder.path for holder in found] == ["list module attribute loop.history"]
+    assert [holder.path for holder in found] == ["list loop.history"]
     del loop.history, found
     (holder,) = memtools.census().diff(before).holders(steps=N)
     assert (holder.path, holder.new_objects) == ("dict attributes of module loop", 6)

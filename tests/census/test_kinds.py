@@ -308,9 +308,9 @@ def test_a_monitor_names_keepers_and_never_says_c_of_python_objects():
     )
     said = {name: (found, kinds) for name, found, kinds in map(json.loads, run.stdout.splitlines())}
     assert {name: list(found) for name, (found, _) in said.items()} == {
-        "text": ["list module attribute __main__.texts"],
-        "printed": ["StringIO module attribute __main__.log"],
-        "element": ["Element module attribute __main__.root"],
+        "text": ["list texts"],
+        "printed": ["StringIO log"],
+        "element": ["Element root"],
         "history": ["list ContextVar 'history'"],
         "given_to_c": ["Python objects"],
     }

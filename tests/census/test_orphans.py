@@ -87,7 +87,7 @@ def test_a_graph_beside_cycles_keeps_its_name(trainer):
             trainer.hidden = trainer.hidden * 2
 
     (holder,) = named(step).values()
-    assert holder.path.endswith("kept by Trainer.hidden")
+    assert holder.path.endswith("in Trainer.hidden")
 
 
 def test_code_in_the_place_of_the_collectors_list_may_look_itself(trainer, monkeypatch):

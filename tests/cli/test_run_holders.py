@@ -56,24 +56,24 @@ KINDS = {
     "losses with their graphs": Kind(
         # the batch, what exp() gave and square() took, and the nodes
         "kept.append({'loss': loss})", ("growing", "likely"),
-        "autograd graphs kept by list module attribute __main__.kept", "autograd graph",
+        "autograd graphs in train.kept", "autograd graph",
         2 * BATCH + 5000, "x.detach() for a tensor",
     ),
     "generators": Kind(
         "kept.append(stream)", ("growing", "likely"),
-        "list module attribute __main__.kept", "list", 2 * BATCH + 1500, "clear it",
+        "list train.kept", "list", 2 * BATCH + 1500, "clear it",
     ),
     "exceptions": Kind(
         "kept.append(failed(batch))", ("growing", "likely"),
-        "list module attribute __main__.kept", "exceptions", BATCH + 1500, "str(error)",
+        "list train.kept", "exceptions", BATCH + 1500, "str(error)",
     ),
     "numbers": Kind(
         "kept.append([float(n) for n in range(1000)])", ("growing", "likely"),
-        "list module attribute __main__.kept", "list", 1000 * (32 + 8), "clear it",
+        "list train.kept", "list", 1000 * (32 + 8), "clear it",
     ),
     "what is filled in": Kind(
         "samples[i * 7 % 500] = batch", ("fills",),
-        "list module attribute __main__.samples", "list", BATCH + 460, "",  # It fits.
+        "list train.samples", "list", BATCH + 460, "",  # It fits.
     ),
 }  # fmt: skip
 

@@ -137,7 +137,7 @@ def rate_of(line: str) -> float:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (HANDLES, r"dict module attribute __main__.clients \+2[5-7]\d\.?\d* KiB/step "
+        (HANDLES, r"dict train\.clients \+2[5-7]\d\.?\d* KiB/step "
                   r"\(1 new Client object a step, and 2[5-7]\d\.?\d* KiB of C memory with each"),
         (DOUBLES, r"the C heap, whose holder is not known \+[5-8]\d\.?\d* KiB/step "
                   r"\(in jumps, the next of 1\d\.\d MiB at about step 2\d\d"),

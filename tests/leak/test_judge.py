@@ -37,7 +37,7 @@ from tests.monitor.program import KIB, MIB, Clock, Program, clock, holder
 __all__ = ["clock"]
 pytestmark = pytest.mark.usefixtures("frozen")
 STEPS = 320
-HIDDEN = "autograd graph kept by module attribute __main__.hidden"
+HIDDEN = "autograd graph in train.hidden"
 Size = Callable[[int], int]  # bytes of the heap after so many steps
 
 

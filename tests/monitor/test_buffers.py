@@ -110,7 +110,7 @@ TRUTHS = [
     Truth("deque", FITS, "deque(maxlen=1024) Prioritized.memory", size="of at most 1,024"),
     Truth("rollout", FITS),
     Truth("file", TOO_LARGE),
-    Truth("both", FITS, ARRAYS, "list module attribute __main__.episodes"),
+    Truth("both", FITS, ARRAYS, "list episodes"),
 ]
 
 

@@ -175,10 +175,10 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
 @pytest.mark.parametrize(
     ("name", "who", "line", "kept"),
     [
-        ("dicts", "list module attribute __main__.pages", "train.py:6 in parse", "train.py:9"),
+        ("dicts", "list train.pages", "train.py:6 in parse", "train.py:9"),
         (
             "tensors",
-            "list module attribute __main__.latents",
+            "list train.latents",
             "train.py:13 in sample",
             "train.py:13",
         ),

@@ -73,7 +73,7 @@ def test_objects_that_take_what_grows_are_found_with_their_holder(least):
         return
     assert found is not None
     assert found.what.startswith("1 new tests.monitor.test_newobjects.Page object a step, held by ")
-    assert "list module attribute tests.monitor.test_newobjects.PAGES" in found.what
+    assert "list tests.monitor.test_newobjects.PAGES" in found.what
     assert found.rate_bytes == pytest.approx(SIZE, rel=0.2)
 
 

@@ -53,7 +53,7 @@ def test_a_killed_run_has_its_findings_behind_many_events(
     assert record.events[0].step > 500, "what was said when it was found is gone"
     assert start_of(record).name == "kept"
     (leak,) = figures_of(record).verdict.findings
-    assert leak.holder == "list class attribute Trainer.losses"
+    assert leak.holder == "list Trainer.losses"
     assert leak.rate_bytes == pytest.approx(65536, rel=0.05)
     assert leak.grade in ("likely", "leak")
     assert leak.first_step is not None

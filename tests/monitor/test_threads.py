@@ -507,5 +507,5 @@ def test_a_server_on_four_threads(tmp_path: Path, kept: int, leaks: bool) -> Non
     assert verdict.tested
     named = [one for one in verdict.findings if is_call(one.grade)]
     assert [one.holder for one in named][:1] == (
-        ["OrderedDict module attribute __main__.sessions"] if leaks else []
+        ["OrderedDict server.sessions"] if leaks else []
     ), done.stderr

@@ -719,9 +719,7 @@ def test_a_monitor_says_the_line_unless_it_is_turned_off(
     assert done.stdout == f"{made} {made is not None} False\n", done.stderr
     told = read_record(tmp_path / "run.mem").events
     said = [event for event in told if event.kind == "finding"]
-    assert all("list module attribute __main__.kept" in event.text for event in said), (
-        "what tracing takes is no growth"
-    )
+    assert all("list train.kept" in event.text for event in said), "what tracing takes is no growth"
     events = [event for event in told if event.kind == "trace"]
     assert len(events) == 1
     if made is None:

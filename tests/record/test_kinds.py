@@ -199,7 +199,7 @@ def test_what_is_shown_of_an_event(event):
 HOLDERS = [
     CensusHolder("list MoEBlock.gates", "list", 12, None, 100, 100 * 4096, 12, "tensors", 100),
     CensusHolder("deque(maxlen=9) x.d", "deque", 3, 9, 3, 3 * 2**20, what="float32 tensors"),
-    CensusHolder("autograd graph of 300 nodes kept by loss", "autograd graph", 300, None, 0, 0),
+    CensusHolder("autograd graph in loss", "autograd graph", 300, None, 0, 0),
     CensusHolder("lru_cache f", "_lru_cache_wrapper", 3, None, 50, 0, steps=3),
 ]
 
@@ -212,7 +212,7 @@ def test_a_holder_says_in_a_record_what_it_says_in_the_program(holder):
     assert vars(event).items() <= fields.items()  # by growth it is in findings
 
 
-HOLDER = Holder("list module attribute __main__.kept", "list", 3, None, 9, 0, steps=9)
+HOLDER = Holder("list train.kept", "list", 3, None, 9, 0, steps=9)
 OTHERS: list[Event] = [
     Limit("RLIMIT_AS", 2**30),
     Limit("RLIMIT_DATA", None),

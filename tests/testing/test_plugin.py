@@ -47,7 +47,7 @@ def test_a_test_that_leaks_from_call_to_call_fails_with_the_holder(run: Run) -> 
         [
             # A session within this one notes each call of a hook, some 250 bytes each time: too
             # small a share of the growth to be a holder of its own.
-            "memory grows by 4.? KiB a step (allowed: 1 KiB): list class attribute Trainer.losses "
+            "memory grows by 4.? KiB a step (allowed: 1 KiB): list Trainer.losses "
             "+4.? KiB/step (1 new bytes object a step); kept at *.py:9 in test_leaks",
             "  fix: clear it after use, *",
             "  seen over 44 calls of the test, after 6 of warm-up",
@@ -184,7 +184,7 @@ def test_steps_of_an_optimizer_are_the_steps(pytester: pytest.Pytester) -> None:
     result = pytester.runpytest_subprocess("-q", "-p", "no:cacheprovider")
     result.assert_outcomes(passed=1, failed=1)
     text = result.stdout.str()
-    assert "autograd graphs kept by list local 'losses' of loop()" in text
+    assert "autograd graphs in local 'losses' of loop()" in text
     assert "seen over 87 steps of an optimizer, after 12 of warm-up" in text
 
 
