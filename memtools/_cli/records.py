@@ -47,12 +47,19 @@ def newest_record(folder: str | os.PathLike[str] = ".") -> str:
     """Return the path of the record that was begun last, of those in the folder whose names end in
     .mem. Raises UnreadableError if there is none.
     """
-    found = [(start, path) for path in _candidates(folder) if (start := _started(path)) is not None]
-    if not found:
+    found = [(times[0], path) for path in _candidates(folder) if (times := _times(path))]
+    if found:
+        return max(found)[1]
+    if os.access(folder, os.W_OK):
         raise UnreadableError(
             "there is no record in this folder; give its path, or make one with memtools run"
         )
-    return max(found)[1]
+    from memtools._monitor.inprocess import temporary_record
+
+    raise UnreadableError(
+        "there is no record in this folder, which is read-only; a run in it writes "
+        f"{temporary_record('PID')}: give that path"
+    )
 
 
 def _candidates(folder: str | os.PathLike[str]) -> list[str]:
@@ -63,16 +70,17 @@ def _candidates(folder: str | os.PathLike[str]) -> list[str]:
     return [os.path.normpath(os.path.join(folder, name)) for name in names]
 
 
-def _started(path: str) -> int | None:
-    """The start of the record in ns since 1970; None for a file that is not a record."""
+def _times(path: str) -> tuple[int, int] | None:
+    """When the record was begun and when it was closed, or 0, in ns since 1970; None for a file
+    that is not a record."""
     try:
         if not os.path.isfile(path):  # Opening a pipe would wait.
             return None
         with open(path, "rb") as file:
-            magic, start, _ = HEAD.unpack(file.read(HEAD.size))
+            magic, start, closed = HEAD.unpack(file.read(HEAD.size))
     except (OSError, struct.error):
         return None
-    return int(start) if magic == MAGIC else None
+    return (start, closed) if magic == MAGIC else None
 
 
 def killed_here() -> str | None:
@@ -82,13 +90,12 @@ def killed_here() -> str | None:
 
     try:
         path = newest_record()
-        with open(path, "rb") as file:
-            _, _, closed = HEAD.unpack(file.read(HEAD.size))
-            # A process that writes the record holds its lock.
+        with open(path, "rb") as file:  # A process that writes the record holds its lock.
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except (UnreadableError, OSError, struct.error):
+    except (UnreadableError, OSError):
         return None
-    return None if closed else path
+    times = _times(path)
+    return path if times is not None and times[1] == 0 else None
 
 
 def fitted(text: str) -> str:

@@ -39,6 +39,7 @@ from memtools._base.terminal import (
     width,
     write_bytes,
     write_message,
+    write_text,
 )
 from memtools._base.text import shown, shown_lines
 from memtools._leak.finding import Key, LeakFinding
@@ -296,14 +297,19 @@ def log_name(log: str | None, announced: Callable[[str], None]) -> str:
     """The given path, else run.mem, or one for temporary files where this folder is read-only; with
     the rank in it on ranks of one job."""
     if log is None and not os.access(os.curdir, os.W_OK):
-        log = os.path.join(tempfile.gettempdir(), f"run-{os.getpid()}.mem")
+        log = temporary_record(os.getpid())
         announced(f"this folder is read-only: the record is {log}")
     return ranked(log or "run.mem")
 
 
+def temporary_record(process: int | str) -> str:
+    """The path of the record of a process whose folder is read-only."""
+    return os.path.join(tempfile.gettempdir(), f"run-{process}.mem")
+
+
 def announce(text: str) -> None:
-    """A line of memtools on the standard error."""
-    write_message([shown_lines(text)])
+    """Lines of memtools on the standard error."""
+    write_text(shown_lines(text))
 
 
 def discard(*what: object) -> None:

@@ -325,7 +325,10 @@ def test_a_record_that_cannot_be_made_is_refused_before_the_command_starts(tmp_p
 def test_in_a_read_only_folder_the_record_is_a_temporary_file(tmp_path: Path) -> None:
     (folder := tmp_path / "ro").mkdir()
     (temporary := tmp_path / "tmp").mkdir()
-    shell = 'mount --bind . . && mount -o remount,ro,bind . && cd "$PWD" && exec "$0" "$@"'
+    shell = (
+        'mount --bind . . && mount -o remount,ro,bind . && cd "$PWD" && "$0" "$@" &&'
+        '"$0" -m memtools explain'
+    )
     done = subprocess.run(
         ["unshare", "-m", "sh", "-c", shell, *RUN, "--", "true"],
         cwd=folder, env=os.environ | {"TMPDIR": str(temporary)}, capture_output=True, text=True,
@@ -333,7 +336,8 @@ def test_in_a_read_only_folder_the_record_is_a_temporary_file(tmp_path: Path) ->
     )  # fmt: skip
     (record,) = temporary.glob("run-*.mem")
     assert done.stderr.startswith(f"memtools: this folder is read-only: the record is {record}\n")
-    assert (done.returncode, list(folder.iterdir())) == (0, [])
+    assert f"which is read-only; a run in it writes {temporary}/run-PID.mem: give" in done.stderr
+    assert (done.returncode, list(folder.iterdir())) == (2, [])
 
 
 def test_a_run_in_a_run_in_a_run(tmp_path: Path) -> None:
