@@ -13,14 +13,14 @@ from __future__ import annotations
 import contextlib
 import locale
 import os
-import textwrap
 from collections.abc import Mapping, Sequence
 
 from memtools._base.ranks import rank_of_several
+from memtools._base.text import wrapped
 
 NAME = "memtools: "
 LEAST_WIDTH = 40  # Lines are not broken into shorter ones than this.
-_ERROR = 2
+OUTPUT, ERROR = 1, 2  # file descriptors
 
 
 def rank_prefix(environment: Mapping[str, str] = os.environ) -> str:
@@ -31,20 +31,20 @@ def rank_prefix(environment: Mapping[str, str] = os.environ) -> str:
 
 def width() -> int | None:
     """The characters that a line has after memtools' name; None if it is not a terminal."""
-    columns = _columns()
+    columns = columns_of(ERROR)
     return None if columns is None else max(LEAST_WIDTH, columns - len(rank_prefix() + NAME))
 
 
-def has_colours(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether it is a terminal that is to have colours."""
+def has_colours(descriptor: int, environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether a descriptor is a terminal that is to have colours."""
     wanted = not environment.get("NO_COLOR") and environment.get("TERM") != "dumb"
-    return wanted and _columns() is not None
+    return wanted and columns_of(descriptor) is not None
 
 
 def write_message(lines: Sequence[str]) -> None:
     """Write a message, by one call. It is not an error that the descriptor is closed, or that its
     reader has gone."""
-    columns, rank = _columns(), rank_prefix()
+    columns, rank = columns_of(ERROR), rank_prefix()
     indent = " " * len(NAME)
     text = "".join(f"{rank}{indent if n else NAME}{line}\n" for n, line in enumerate(lines))
     encoding = "ascii" if columns is None else locale.getencoding()
@@ -55,20 +55,20 @@ def write_message(lines: Sequence[str]) -> None:
 
 
 def write_text(text: str) -> None:
-    """Write a line, which a terminal gets broken at words."""
+    """Write lines as one message. A terminal gets long ones broken at words."""
     room = width()
-    write_message([text] if room is None else textwrap.wrap(text, room, break_on_hyphens=False))
+    write_message([part for line in text.split("\n") for part in wrapped(line, room)])
 
 
 def write_bytes(data: bytes) -> None:
     """Write bytes as they are."""
     with contextlib.suppress(OSError):
-        os.write(_ERROR, data)
+        os.write(ERROR, data)
 
 
-def _columns() -> int | None:
-    """How wide the terminal is; None if it is not one."""
+def columns_of(descriptor: int) -> int | None:
+    """How wide a terminal is; None if the descriptor is not one."""
     with contextlib.suppress(OSError):
-        if os.isatty(_ERROR):
-            return os.get_terminal_size(_ERROR).columns or 80
+        if os.isatty(descriptor):
+            return os.get_terminal_size(descriptor).columns or 80
     return None

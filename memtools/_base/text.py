@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 import unicodedata
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final
@@ -105,6 +106,16 @@ def aligned(
         cells = zip(row, widths, strict=True)
         line = (c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(cells))
         yield (indent + "  ".join(line)).rstrip()
+
+
+def wrapped(line: str, width: int | None) -> list[str]:
+    """The line, broken at words if it is longer than so many characters. Rows of tables, which have
+    two spaces in a row, stay as they are."""
+    words = line.lstrip()
+    if width is None or len(line) <= width or "  " in words:
+        return [line]
+    indent = " " * (len(line) - len(words) + 2)
+    return textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def count(number: float, word: str) -> str:

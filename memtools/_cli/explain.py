@@ -9,12 +9,14 @@ import stat
 import sys
 from typing import TYPE_CHECKING, Any
 
+from memtools._base.terminal import OUTPUT, columns_of, has_colours
+from memtools._base.text import shown, shown_lines, wrapped
 from memtools._cli.records import (
     MAGIC,
     UnreadableError,
     complain,
-    fitted,
     newest_record,
+    print_safe,
     printed,
     read,
 )
@@ -91,11 +93,14 @@ class Explain:
                 facts |= {key: found} if key and len(parts) > 1 else found
             printed(json.dumps(facts, indent=2))
         else:
-            printed(fitted("\n\n".join(text for text, _, _ in parts)))
+            text = "\n\n".join(text for text, _, _ in parts)
+            lines = (wrapped(line, columns_of(OUTPUT)) for line in text.splitlines())
+            print_safe("\n".join(part for several in lines for part in several))
         return 0
 
 
-#: the text that is printed, the facts of the JSON, and their key where there are others
+#: the text, which may be printed as it is, the facts of the JSON, and their key where there are
+#: others
 _Part = tuple[str, dict[str, Any], str]
 
 
@@ -104,7 +109,7 @@ def _of_code(code: int) -> _Part:
     from memtools._oom.words import code_as_json, explained_code
 
     found = exit_code(code)
-    return explained_code(found), code_as_json(found), ""
+    return shown_lines(explained_code(found)), code_as_json(found), ""
 
 
 def _of_files(names: list[str], changes: str | None) -> list[_Part]:
@@ -129,18 +134,18 @@ def _of_record(figures: Figures, changes: str | None) -> _Part:
 
     if changes is not None:  # Who asks this has read all else.
         text, facts = together(figures.record, changes)
-        return text, {"with": facts}, "record"
-    return explain(figures), {**figures.as_json(), "advice": advise(figures)}, "record"
+        return shown_lines(text), {"with": facts}, "record"
+    text = explain(figures, columns_of(OUTPUT), colour=has_colours(OUTPUT))
+    return text, {**figures.as_json(), "advice": advise(figures)}, "record"
 
 
 def _of_text(name: str, log: Log) -> _Part:
-    from memtools._base.text import shown
     from memtools._oom.words import as_json, explained, refusal
 
     name = "standard input" if name == "-" else shown(name)
     if log.main is None:
         raise UnreadableError(refusal(log, name))
-    return explained(log, name), as_json(log, name), ""
+    return shown_lines(explained(log, name)), as_json(log, name), ""
 
 
 def _text(name: str) -> tuple[str, Log] | None:

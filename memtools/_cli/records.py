@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 import struct
 import sys
-import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -98,31 +96,18 @@ def killed_here() -> str | None:
     return path if times is not None and times[1] == 0 else None
 
 
-def fitted(text: str) -> str:
-    """The text with long lines broken at words, where stdout is a terminal. Rows of tables, which
-    have two spaces in a row, stay as they are."""
-    if not sys.stdout.isatty():
-        return text
-    columns, lines = shutil.get_terminal_size().columns, []
-    for line in text.splitlines():
-        words = line.lstrip()
-        indent = " " * (len(line) - len(words))
-        is_long = len(line) > columns and "  " not in words
-        lines += (
-            textwrap.wrap(line, columns, subsequent_indent=f"{indent}  ", break_on_hyphens=False)
-            if is_long
-            else [line]
-        )
-    return "\n".join(lines)
-
-
 def printed(text: str) -> None:
-    """Print to stdout. Characters that the terminal's encoding does not have are escaped, because a
-    record may have any names."""
+    """Print to stdout. Control characters are escaped, because a record may have any names."""
     from memtools._base.text import shown_lines
 
+    print_safe(shown_lines(text))
+
+
+def print_safe(text: str) -> None:
+    """Print a text without foreign control characters to stdout. Characters that the terminal's
+    encoding does not have are escaped."""
     encoding = sys.stdout.encoding or "ascii"
-    print(shown_lines(text).encode(encoding, "backslashreplace").decode(encoding), flush=True)
+    print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
 
 
 def complain(prog: str, reason: object) -> int:

@@ -166,7 +166,7 @@ class LeakFinding:
     @property
     def subject(self) -> str:
         """The name of the holder, or words if there is none, and in which process it grows."""
-        subject = self.holder or _NOBODY.get(self.kind, f"memory ({self.signal})")
+        subject = self.holder or _NOBODY.get(self.kind) or _NOBODY.get(self.signal, "memory in use")
         if self.process and not self.holder and self.kind == "children":
             return self.process
         return f"{self.process}: {subject}" if self.process else subject
@@ -223,11 +223,6 @@ class LeakFinding:
         lines = ("made", self.made_at), ("kept", self.kept_at)
         return ", ".join(f"{verb} at {line}" for verb, line in lines if line)
 
-    def to_do(self) -> str:
-        """What to do, for a list without the findings: the holder and the fix; "" if there is
-        nothing to do."""
-        return f"{self.subject}: {self.advice}" if self.advice else ""
-
     def __str__(self) -> str:
         if self.over:
             freed = f"; {self.freed()}" if self.freed_bytes else ""
@@ -283,7 +278,7 @@ def with_forecast(
 #: The `what` of cycles that are not collected.
 COLLECTOR_IS_OFF = "the garbage collector is off"
 
-#: What grows if its holder is not known, by kind.
+#: What grows if its holder is not known, by kind, or by signal.
 _NOBODY = {
     "C heap": "the C heap, whose holder is not known",
     "Python objects": "Python objects whose holder is not known",
@@ -295,4 +290,10 @@ _NOBODY = {
     "first writes": "memory that is written for the first time",
     "outside malloc": "memory outside malloc",
     "mapped files": "pages of mapped files",
+    "python": "Python objects",
+    "tensors": "tensors",
+    "device": "memory of the device",
+    "shm": "shared memory",
+    "rss": "resident memory",
+    "resident": "resident memory",
 }

@@ -1,4 +1,4 @@
-"""A finding as people read it: one line in a log, two in a terminal.
+"""A finding as people read it: one line in a log, two in a terminal, wherever it is shown.
 
     memtools: step 32  likely  list Trainer.losses  +515.2 KiB/step  limit in 300 to 420 steps
               train.py:17  self.losses.append(loss)  fix: clear it after use, or ...
@@ -9,10 +9,10 @@ shortened before that.
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 
 from memtools._base.place import line_of
+from memtools._base.text import wrapped
 from memtools._leak.finding import LeakFinding
 
 GAP = "  "
@@ -62,15 +62,15 @@ def rest_of(finding: LeakFinding, width: int | None) -> list[str]:
 
 
 def terminal_lines(
-    finding: LeakFinding, step: str, width: int | None, *, colour: bool
+    finding: LeakFinding, width: int | None, *, colour: bool, step: str = ""
 ) -> tuple[list[str], list[str]]:
     """The lines of the head and of the rest.
 
     Args:
         finding: what is shown.
-        step: the first part, such as `step 32`; "" for none.
         width: of a line, in characters; None: as long as they are.
         colour: whether the grade is coloured.
+        step: the first part, such as `step 32`; "" for none.
     """
     head, rest = head_of(finding), rest_of(finding, width)
     lines = _packed(([step] if step else []) + head, width)
@@ -89,5 +89,5 @@ def _packed(parts: Sequence[str], width: int | None) -> list[str]:
         if lines and len(lines[-1]) + len(GAP) + len(part) <= width:
             lines[-1] += GAP + part
         else:
-            lines += textwrap.wrap(part, width, break_on_hyphens=False) or [""]
+            lines += wrapped(part, width)
     return lines

@@ -33,6 +33,7 @@ from memtools._base.file import folder_now, seen_from
 from memtools._base.size import format_bytes
 from memtools._base.steps import OPTIMIZERS, Steps, is_of_another_step
 from memtools._base.terminal import (
+    ERROR,
     NAME,
     has_colours,
     rank_prefix,
@@ -328,9 +329,8 @@ class Findings:
         run = _running[0]._live if _running and finding.per == "step" else None
         step = 0 if run is None or (finding.phase and run.inner is None) else run.step_count
         of = f" of {finding.phase}" if finding.phase else ""
-        head, rest = terminal_lines(
-            finding, f"step {step:,}{of}" if step else "", width(), colour=has_colours()
-        )
+        when = f"step {step:,}{of}" if step else ""
+        head, rest = terminal_lines(finding, width(), colour=has_colours(ERROR), step=when)
         word = "no longer" if finding.over else finding.grade, bool(finding.forecast())
         known = self._shown.get(finding.key)
         self._shown[finding.key] = word, rest

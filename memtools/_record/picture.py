@@ -148,9 +148,7 @@ def _growth(figures: Figures) -> list[str]:
     parts = [_finding(one) for one in found[:GROWTH]]
     if len(found) > GROWTH:
         parts.append(line(f"and {len(found) - GROWTH:,} more", soft=True))
-    parts += [line(tight(sentence(text)), soft=bool(found)) for text in verdict.notes()]
-    fixes = dict.fromkeys(one.to_do() for one in verdict.in_phases if one.advice)
-    return parts + [line(f"fix: {tight(text)}") for text in fixes]
+    return parts + [line(tight(sentence(text)), soft=bool(found)) for text in verdict.notes()]
 
 
 def _finding(one: Growth) -> str:

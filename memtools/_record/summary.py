@@ -11,8 +11,9 @@ from typing import Any
 
 from memtools._base.oom import remedy
 from memtools._base.size import format_bytes
-from memtools._base.terminal import write_bytes, write_text
+from memtools._base.terminal import ERROR, has_colours, width, write_bytes, write_text
 from memtools._base.text import count, duration, shown
+from memtools._leak.shown import terminal_lines
 from memtools._record.figures import Figures, figures_of
 from memtools._record.kinds import GuardAct
 from memtools._record.peaks import WORTH, as_json, headline, in_vain, peak_of, to_do
@@ -22,8 +23,11 @@ _DEVICE = re.compile(r"cuda\d+_reserved")
 ACTS = 3  # lines, at most
 
 
-def summary_lines(figures: Figures) -> Iterator[str]:
-    """The last lines of a run: how it ended, if not properly, and the figures of its record."""
+def summary_lines(
+    figures: Figures, width: int | None = None, *, colour: bool = False
+) -> Iterator[str]:
+    """The last lines of a run: how it ended, if not properly, and the figures of its record. The
+    lines of a finding, of so many characters, come together."""
     yield from _end(figures)
     took = duration(figures.seconds)
     took += f", {count(figures.steps, 'step')}" if figures.steps else ""
@@ -33,7 +37,10 @@ def summary_lines(figures: Figures) -> Iterator[str]:
         yield f"{name}: {figures.children_most:,} at most"
     for device, peak in _devices(figures).items():
         yield f"{device}: peak {format_bytes(peak)} reserved"
-    yield from _growth(figures)
+    for one in figures.verdict.with_one_forecast():
+        head, rest = terminal_lines(one, width, colour=colour)
+        yield "\n".join(head + rest)
+    yield from figures.verdict.notes()
     yield from _peak(figures)
     yield from _acts(figures)
     guard = figures.guard_words()
@@ -54,13 +61,6 @@ def _end(figures: Figures) -> Iterator[str]:
     yield end.text[:1].upper() + end.text[1:] + ("" if acted is None else f"; {acted} was in force")
     if figures.idle_heap is not None:
         yield remedy(figures.idle_heap)
-
-
-def _growth(figures: Figures) -> list[str]:
-    """What `memtools explain` prints about growth: each finding with its rate, its holder and the
-    forecast, and what to do about it; or that nothing grows, or that it is too early to say."""
-    verdict = figures.verdict
-    return [*verdict.lines(quiet=True), *(f"fix: {line}" for line in verdict.advice)]
 
 
 def _peak(figures: Figures) -> list[str]:
@@ -132,5 +132,5 @@ def print_summary(path: str, name: str, *, as_json: bool) -> None:
     if as_json:
         write_bytes(f"{json.dumps(summary_json(figures))}\n".encode())
         return
-    for line in summary_lines(figures):
+    for line in summary_lines(figures, width(), colour=has_colours(ERROR)):
         write_text(line.replace("\0", "\\0"))

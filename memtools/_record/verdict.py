@@ -3,7 +3,7 @@
     "finding" events ──────────► standing() ──┐   made by the run itself
     series ──► growth.judge() ──► made_of() ──┴──► order, forecast ──► Verdict.findings
                                                                           │
-           run, watch, explain, report, export: Verdict.lines(), as_json() ◄┘
+                       run, watch, explain, report: shown(), notes(), as_json() ◄┘
 
 A monitor makes its findings while the program runs. They are not judged again: the record has the
 newest state of each. A command that is watched from outside is judged here, by its series.
@@ -37,6 +37,7 @@ from memtools._leak.finding import (
 )
 from memtools._leak.forecast import Course, joint_of, width_of
 from memtools._leak.judge import C_HEAP, CYCLES, PYTHON, THRESHOLDS, Part, of_part
+from memtools._leak.shown import terminal_lines
 from memtools._record.events import start_of
 from memtools._record.growth import Growth, Late, judge, kept, late_of, step_seconds
 from memtools._record.kinds import Finding
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
     from memtools._record.figures import Figures
     from memtools._record.record import Record
 
+SHOWN = 8  # findings, at most
+INDENT = "  "
 #: A forecast by time is as certain as one of so many steps for each second.
 READINGS_A_SECOND = 5
 
@@ -91,15 +94,14 @@ class Verdict:
         """What grew in a phase with steps of its own, and was freed as that ended."""
         return [one for one, _ in self.freed if one.phase]
 
-    @property
-    def advice(self) -> list[str]:
-        """What to do about the findings, and about what grew in each passage of a phase."""
-        found = (*self.findings, *self.in_phases)
-        return list(dict.fromkeys(one.to_do() for one in found if one.advice))
-
-    def lines(self, *, quiet: bool = False) -> list[str]:
-        """Return one line for each finding, with the forecast once. With `quiet`, add the notes."""
-        return [*map(str, self.with_one_forecast()), *(self.notes() if quiet else [])]
+    def lines(self, width: int | None = None, *, colour: bool = False) -> list[str]:
+        """The two lines of each finding, of so many characters, the second one indented."""
+        lines = list[str]()
+        for one in self.with_one_forecast()[:SHOWN]:
+            head, rest = terminal_lines(one, width and width - len(INDENT), colour=colour)
+            lines += [*head, *(INDENT + line for line in rest)]
+        left_out = len(self.findings) - SHOWN
+        return [*lines, f"and {left_out:,} more"] if left_out > 0 else lines
 
     def with_one_forecast(self) -> list[LeakFinding]:
         """The findings, with a forecast that several share on the first of them alone."""
@@ -126,7 +128,8 @@ class Verdict:
             found = [self.short or self.nothing]
         for one, times in self.freed:
             often = f"; memory in use fell like this at least {times:,} times" if times > 1 else ""
-            found.append(f"before: {one.line()}; {one.freed()}{often}")
+            fix = f"; fix: {one.advice}" if one.phase and one.advice else ""
+            found.append(f"before: {one.line()}; {one.freed()}{often}{fix}")
         return [*found, self.untested] if self.untested else found
 
     def _forecast_lines(self) -> list[str]:
@@ -148,7 +151,7 @@ class Verdict:
         return {
             "leaks": [one.as_json() for one in self.findings],
             "not_judged": self.short,
-            "growth_text": self.lines(quiet=True),
+            "growth_notes": self.notes(),
         }
 
 

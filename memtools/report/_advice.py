@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from memtools._record.kills import Cause
     from memtools._record.series import Timeline
 
-#: The advice of so many findings is given.
-MOST = 4
 #: There is advice if this share of a device's reserved memory is not allocated.
 IDLE = 0.25
 #: what each limit of a process counts, and what to do if it acts
@@ -49,12 +47,11 @@ SIGNALS = {
 }
 
 
-def advise(figures: Figures, *, fixes: bool = True) -> list[str]:
-    """The advice; empty if there is nothing to do. Without `fixes`, that of the findings is left
-    out: the page has it next to each of them."""
+def advise(figures: Figures) -> list[str]:
+    """The advice; empty if there is nothing to do. The fixes of findings stand next to them."""
     end = figures.ending
     lines = [] if end.code is None else [f"exit code {end.code} means {end.signal} in a shell"]
-    lines += _about_the_end(figures) + _about_growth(figures, fixes=fixes) + to_do(figures)
+    lines += _about_the_end(figures) + _about_growth(figures) + to_do(figures)
     if figures.guard is not None and figures.guard_words() is not None:
         lines.append(
             "to stop in time, call monitor.step() in the program's own loop, or run it as a "
@@ -196,18 +193,16 @@ def _about_peak(figures: Figures) -> str:
 # --- growth ---------------------------------------------------------------------------------------
 
 
-def _about_growth(figures: Figures, *, fixes: bool) -> list[str]:
-    """The advice of the findings, and that a buffer that is meant to fill can be declared."""
+def _about_growth(figures: Figures) -> list[str]:
+    """That a buffer that is meant to fill can be declared."""
     found = figures.verdict.findings
-    theirs = [] if fixes else [one.to_do() for one in found]
-    lines = [line for line in figures.verdict.advice[:MOST] if line not in theirs]
     meant = next((one for one in found if one.holder and not is_call(one.grade)), None)
-    if meant is not None and meant.grade != "fills" and figures.own_monitor:
-        lines.append(
-            "if it is meant to fill, declare it: "
-            f'monitor.expect_growth("its name", bytes=...) with the size of {meant.holder}'
-        )
-    return lines
+    if meant is None or meant.grade == "fills" or not figures.own_monitor:
+        return []
+    return [
+        "if it is meant to fill, declare it: "
+        f'monitor.expect_growth("its name", bytes=...) with the size of {meant.holder}'
+    ]
 
 
 # --- devices and cleanups -------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from memtools._base.size import format_bytes
@@ -13,18 +14,26 @@ from memtools.report._advice import advise
 if TYPE_CHECKING:
     from memtools._record.figures import Figures, Tier
 
-PHASES, GROWTH = 10, 8
+PHASES = 10
 #: Limits and free memory have no peak, and the job is shown by its parts.
 NOT_USED = ("limit", "_total", "available", "_free", "job")
 
 
-def explain(figures: Figures) -> str:
-    """The whole text, a few dozen lines."""
+def explain(figures: Figures, width: int | None = None, *, colour: bool = False) -> str:
+    """The whole text, a few dozen lines. It may be printed as it is, whoever has made the record.
+
+    Args:
+        figures: of the record.
+        width: of the lines of findings, in characters; None: as long as they are.
+        colour: whether the grades of findings are coloured.
+    """
+    verdict = figures.verdict
+    found = verdict.lines(width and width - 2, colour=colour)
     parts = [
-        [sentence(figures.headline())],
+        [shown(sentence(figures.headline()))],
         _about(figures),
         _section("Memory", _memory(figures)),
-        _section("Growth", figures.verdict.lines(quiet=True)[:GROWTH]),
+        _section("Growth", verdict.notes(), found),
         _section("Peak of a step", _peak(figures)),
         _section("Phases by peak", _phases(figures)),
         _section("Cleanups", _cleanups(figures)),
@@ -33,7 +42,10 @@ def explain(figures: Figures) -> str:
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
 
-def _section(title: str, lines: list[str]) -> list[str]:
+def _section(title: str, lines: list[str], findings: Sequence[str] = ()) -> list[str]:
+    """A title and its lines; nothing without lines. Those of findings have colours, and names that
+    are harmless already."""
+    lines = [*findings, *map(shown, lines)]
     return [title, *(f"  {line}" for line in lines)] if lines else []
 
 
@@ -44,7 +56,7 @@ def _about(figures: Figures) -> list[str]:
         length += f", {count(figures.steps, 'step')}"
     if figures.unreadable:
         length += f"; {count(figures.unreadable, 'row')} in flight or damaged, left out"
-    return [run, length]
+    return [shown(run), length]
 
 
 def _memory(figures: Figures) -> list[str]:

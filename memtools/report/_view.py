@@ -141,7 +141,7 @@ def view(number: int, name: str, record: Record, figures: Figures, data: dict[st
         lanes_note=_lanes_note(data["records"][number]),
         marks=_marks(data["records"][number]),
         more_events=f"{hidden:,} events in between are not shown." if hidden > 0 else "",
-        advice=[tight(sentence(line)) for line in advise(figures, fixes=False)],
+        advice=[tight(sentence(line)) for line in advise(figures)],
         tiles=tiles(figures),
         growth=growth(figures),
         notes=[tight(sentence(line)) for line in figures.verdict.notes()],

@@ -10,10 +10,16 @@ import struct
 import subprocess
 import sys
 import termios
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from memtools._cli.run import SUMMARY
+from memtools._record.kinds import Start
 from tests.kit.ownprocess import ENV
+from tests.report.reportcases import LEAK, write
 
 SAY = """
 import sys
@@ -34,12 +40,13 @@ say(replace(found, grade="leak"))
 HEAD = "memtools: likely  list Trainer.losses  +515.2 KiB/step  limit in 300 to 420 steps"
 
 
-def on_terminal(columns: int, before: str = "", **env: str) -> str:
+def on_terminal(columns: int, before: str = "", command: Sequence[str] = (), **env: str) -> str:
     """What a terminal of so many columns gets."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    words = [sys.executable, "-c", SAY, before]
-    done = subprocess.Popen(words, env={**ENV, "TERM": "xterm", **env}, stderr=theirs)
+    words = command or [sys.executable, "-c", SAY, before]
+    env = {**ENV, "TERM": "xterm", **env}
+    done = subprocess.Popen(words, env=env, stdout=theirs, stderr=theirs)
     os.close(theirs)
     text = b""
     while True:
@@ -96,6 +103,33 @@ def test_only_the_grade_is_coloured(env: dict[str, str], coloured: bool) -> None
     text = on_terminal(140, **env)
     assert ("\x1b[31mlikely\x1b[0m" in text) == coloured
     assert text.count("\x1b") == (4 if coloured else 0)
+
+
+def test_the_summary_and_explain_show_it_in_the_same_lines(tmp_path: Path) -> None:
+    path = str(tmp_path / "run.mem")
+    found = replace(
+        LEAK,
+        source="self.gate_history.append(gates)",
+        kept_at="train.py:17 in fit",
+        advice="clear it after use",
+    )
+    write(
+        path, steps=600, grows=65536, limit=1 << 30, events=[Start("run", tests_leaks=True), found]
+    )
+    summary = on_terminal(80, command=[sys.executable, str(SUMMARY), path, "run.mem"])
+    explained = on_terminal(80, command=[sys.executable, "-m", "memtools", "explain", path])
+    said = [line[10:] for line in lines_of(summary, 80)]
+    at = next(i for i, line in enumerate(said) if line.startswith("leak  list MoEBlock.gate"))
+    of_finding = [line.strip() for line in said[at : at + 2]]
+    assert of_finding == [
+        "leak  list MoEBlock.gate_history  +64.0 KiB/step",
+        "train.py:17  self.gate_history.append(gates)  fix: clear it after use",
+    ]
+    growth = explained.partition("Growth\r\n")[2].partition("\r\n\r\n")[0]
+    assert [line.strip() for line in lines_of(growth, 80)][:2] == of_finding
+    for text in (summary, growth):
+        assert text.count("\x1b[1;31mleak\x1b[0m") == text.count("\x1b[1") == 1
+        assert max(map(len, lines_of(text, 80))) <= 80
 
 
 def test_a_terminal_without_utf8_gets_escapes() -> None:

@@ -148,10 +148,11 @@ def test_memory_in_c_is_reported_with_what_is_known_of_it(
     text: str, words: str, tmp_path: Path
 ) -> None:
     write(tmp_path, text)
-    lines = run(tmp_path, "train.py").stderr.decode().splitlines()
-    end = next(i for i, line in enumerate(lines) if " 160 steps; peak: " in line)
-    named = [line for line in lines[end:] if re.search(f"(suspect|growing): {words}", line)]
-    assert len(named) == 1, lines
+    run(tmp_path, "train.py")
+    explain = [sys.executable, "-m", "memtools", "explain", "--json"]
+    said = [leak["text"] for leak in json.loads(execute(explain, tmp_path).stdout)["leaks"]]
+    named = [text for text in said if re.search(f"(suspect|growing): {words}", text)]
+    assert len(named) == 1, said
 
 
 @pytest.mark.slow
@@ -173,17 +174,16 @@ def test_what_leaks_is_said_at_once_and_at_the_end(
     for part in (at_once, last):
         named = [line for line in part if re.search(rf"{holder} +\+", line)]
         assert named, lines
-        assert re.search("(suspect|growing|likely|leak):? +(list|dict) ", named[-1])
+        assert re.search("(suspect|growing|likely|leak)  (list|dict) ", named[-1])
         assert abs(rate_of(named[-1]) / rate - 1) < 0.2
     explain = [sys.executable, "-m", "memtools", "explain"]
     explained = execute(explain, tmp_path).stdout.decode()
     growth = explained.partition("Growth\n")[2].partition("\n\n")[0].splitlines()
     assert growth
-    for line in growth:
-        assert f"memtools: {line.strip()}" in last
+    assert {line.strip() for line in growth} <= {line[10:] for line in last}
     for leak in json.loads(execute([*explain, "--json"], tmp_path).stdout)["leaks"]:
         assert holder in leak["holder"]
-        assert f"memtools: fix: {leak['holder']}: {leak['advice']}" in last
+        assert any(line.endswith(f"  fix: {leak['advice']}") for line in last)
 
 
 @pytest.mark.slow
@@ -239,7 +239,6 @@ def test_the_line_that_makes_it_is_said_at_once_and_at_the_end(
     assert found.stdout == b"False\n"
     lines = found.stderr.decode().splitlines()
     end = next(i for i, line in enumerate(lines) if " 64 steps; peak: " in line)
-    named = [line for line in lines if "made at data.py:5 in observe" in line]
     rates = [line for line in lines[:end] if "Replay.items  +" in line]
     assert all(re.match(r"memtools: step \d+  \w+  list ", rate) for rate in rates), rates
     rates = [rate.split("  ")[1:4] for rate in rates]
@@ -253,11 +252,8 @@ def test_the_line_that_makes_it_is_said_at_once_and_at_the_end(
     (leak,) = json.loads(explained)["leaks"]
     assert leak["made_at"] == (None if options else "data.py:5 in observe")
     assert leak["kept_at"] == "train.py:10 in push"
-    if options:
-        assert named == []
-    else:
-        (of_summary,) = named
-        assert of_summary in lines[end:]
+    assert any(re.match(r"memtools: \w+  list Replay\.items  \+", line) for line in lines[end:])
+    assert below in lines[end:]
 
 
 @pytest.mark.slow

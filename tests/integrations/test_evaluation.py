@@ -111,4 +111,4 @@ def test_memtools_run_finds_what_a_validation_of_lightning_keeps(tmp_path):
     _, lines = run_that_names(tmp_path, "Net.validation_step_outputs", "validate")
     assert any(line.startswith("memtools: before: list Net.validation_step") for line in lines)
     assert any("32 steps; peak" in line for line in lines)
-    assert not any("memory (heap)" in line for line in lines)
+    assert not any("memory in use  +" in line for line in lines)

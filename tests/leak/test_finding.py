@@ -59,7 +59,7 @@ def test_a_finding_is_one_sentence():
          "no longer: leak: list a +2.0 KiB/step"),
         (LeakFinding("fills", "heap", holder="deque replay", over=True),
          "no longer: fills: deque replay"),
-        (LeakFinding("suspect", "rss"), "suspect: memory (rss)"),
+        (LeakFinding("suspect", "rss"), "suspect: resident memory"),
         (LeakFinding("growing", "children", rate_bytes=65536, kind="children",
                      process="child process 71 (actor)"),
          "growing: child process 71 (actor) +64.0 KiB/step"),
@@ -129,11 +129,10 @@ def test_a_record_keeps_all_of_it():
         ("dict", "dict attributes of module __main__ (such as 'x_128')", ["delete what is no"]),
     ],
 )
-def test_the_advice_is_a_clause_for_its_kind_and_a_list_names_the_holder(kind, holder, words):
+def test_the_advice_is_a_clause_for_its_kind(kind, holder, words):
     finding = LeakFinding("growing", "heap", holder=holder, kind=kind)
     advice = advice_for(finding)
     assert [word for word in words if word not in advice] == []
-    assert replace(finding, advice=advice).to_do() == f"{holder}: {advice}"
 
 
 @pytest.mark.parametrize(

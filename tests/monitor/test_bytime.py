@@ -431,5 +431,5 @@ def test_a_script_without_steps_is_told_what_grows(
         (said, *_) = [one for one in (re.search(pattern, line) for line in part) if one]
         rate = float(said[1]) * (1024 if said[2] == "M" else 1)
         assert least <= rate <= (at_first if part is at_once else most)
-    assert any("growing: " in line or "likely: " in line for line in lines[end:])
-    assert any(", limit in " in line for line in lines[end:])
+    assert any("growing  " in line or "likely  " in line for line in lines[end:])
+    assert any("  limit in " in line for line in lines[end:])

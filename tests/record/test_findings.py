@@ -58,7 +58,7 @@ def test_the_newest_state_of_each_stands_the_worst_first(path):
 def test_what_is_over_does_not_stand_and_then_nothing_grows(path):
     figures = told(path, [LOSSES, replace(LOSSES, over=True)])
     assert figures.verdict.findings == ()
-    assert figures.verdict.lines(quiet=True) == ["the process does not grow"]
+    assert figures.verdict.notes() == ["the process does not grow"]
 
 
 IN_USE = (
@@ -82,7 +82,7 @@ def test_it_is_not_said_that_nothing_grows_while_resident_memory_rises(path, rat
             now = 100 * MIB + step * rate
             rss = now + 20 * MIB + step * files
             writer.append(10**15 + step * 10**7, [step, rss, now])
-    (line,) = figures_of(memtools.read_record(path)).verdict.lines(quiet=True)
+    (line,) = figures_of(memtools.read_record(path)).verdict.notes()
     assert line == text
 
 
@@ -93,7 +93,7 @@ def test_teeth_do_not_hide_that_resident_memory_rises(path):
         for step in range(1, 600, 4):
             now = 100 * MIB + step * 64 * 1024 + (20 * MIB if 280 < step < 380 else 0)
             writer.append(10**15 + step * 10**7, [step, now + 20 * MIB, now])
-    (line,) = figures_of(memtools.read_record(path)).verdict.lines(quiet=True)
+    (line,) = figures_of(memtools.read_record(path)).verdict.notes()
     assert line.startswith("memory in use does not grow; resident memory has grown by ")
 
 
@@ -124,7 +124,7 @@ def test_it_is_not_said_that_workers_do_not_grow_while_their_private_memory_rise
         writer.event("start", kinds.payload("start", START))
         for step in range(1, 600):
             writer.append(10**15 + step * 10**7, [step, 100 * MIB, 2, 20 * MIB + step * rate])
-    (line,) = figures_of(memtools.read_record(path)).verdict.lines(quiet=True)
+    (line,) = figures_of(memtools.read_record(path)).verdict.notes()
     assert line == text
 
 
@@ -133,7 +133,7 @@ def test_what_an_epoch_has_freed_is_said_after_the_verdict(path, again):
     freed = replace(LOSSES, over=True, freed_bytes=9 << 20)
     verdict = told(path, [LOSSES, freed, *([LOSSES] if again else [])]).verdict
     words = "9.0 MiB were freed at once, as at the end of an epoch"
-    assert any(words in line for line in verdict.lines(quiet=True)) != again
+    assert any(words in line for line in verdict.notes()) != again
     assert verdict.leaking == again
     assert not any(words in line for line in verdict.lines())
 
@@ -153,7 +153,7 @@ def test_epochs_that_free_the_same_are_counted(path, epochs, words):
             writer.append(10**15 + step * 10**7, [step, GIB // 2, use if step < 599 else 100 * MIB])
         freed = replace(LOSSES, over=True, freed_bytes=20 * MIB)
         writer.event("finding", kinds.payload("finding", freed), step=300)
-    (_, line) = figures_of(memtools.read_record(path)).verdict.lines(quiet=True)
+    (_, line) = figures_of(memtools.read_record(path)).verdict.notes()
     assert line.endswith(words)
 
 
@@ -191,16 +191,17 @@ def test_steps_are_told_in_time_with_the_pace_and_the_limit(path):
     figures = told(path, [replace(LOSSES, steps_left=(9000.0, 9900.0))])
     pace = pace_of(figures)
     assert pace == pytest.approx(0.01)
-    finding, forecast = figures.verdict.lines(quiet=True)
-    assert ", limit in " in finding
+    (forecast,) = figures.verdict.notes()
+    finding, fix = figures.verdict.lines()
+    assert "  limit in " in finding
+    assert fix == f"  fix: {LOSSES.advice}"
     assert forecast.startswith("at 10 ms a step that is ")
     assert forecast.endswith("; the limit is the 1.00 GiB given")
-    assert figures.verdict.lines() == [finding]
 
 
 def test_a_limit_that_is_not_known_is_not_named(path):
     figures = told(path, [LOSSES], start=replace(START, given_bytes=None, limit=""))
-    assert not any("the limit is" in line for line in figures.verdict.lines(quiet=True))
+    assert not any("the limit is" in line for line in figures.verdict.notes())
 
 
 @pytest.mark.parametrize("limit", [0, -1])
@@ -214,9 +215,8 @@ def test_a_limit_of_nothing_is_no_limit(path, name, limit):
 def test_what_fills_up_has_no_forecast_and_is_no_leak(path):
     fills = replace(LOSSES, grade="fills", holder="deque replay", kind="deque")
     figures = told(path, [fills])
-    assert figures.verdict.lines(quiet=True) == [
-        "fills: deque replay +1.0 MiB/step (1 new [512, 512] float32 tensor a step)"
-    ]
+    assert figures.verdict.lines()[0] == "fills  deque replay  +1.0 MiB/step"
+    assert figures.verdict.notes() == []
     assert not figures.verdict.leaking
 
 
@@ -232,7 +232,7 @@ def test_what_fills_up_has_no_forecast_and_is_no_leak(path):
 )
 def test_before_it_can_know_it_is_too_early_to_say(steps, text, path):
     """A run that tests itself has said nothing: that its memory rises is no news of the record."""
-    assert told(path, [], steps=steps).verdict.lines(quiet=True)[0] == text
+    assert told(path, [], steps=steps).verdict.notes()[0] == text
 
 
 def test_a_run_that_does_not_test_itself_is_judged_from_its_series(path):

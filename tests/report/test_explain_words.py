@@ -18,7 +18,7 @@ from memtools._base.text import duration, percent, shown
 from memtools._leak.finding import LeakFinding
 from memtools._record.figures import Cleanups, figures_of, plain
 from memtools._record.kinds import Cleanup, Event
-from memtools.report._advice import advise
+from memtools.report._explain import explain
 from tests.report.reportcases import HOSTILE, LEAK, MIB, START, event, write
 
 
@@ -81,10 +81,10 @@ def test_a_forecast_without_an_end_is_null_in_json():
 def test_a_leak_that_is_no_longer_one_is_not_blamed(path):
     held = replace(LEAK, rate_bytes=1024.0, holder="list Net.kept", advice="list Net.kept grows")
     write(path, steps=600, base=1000 * MIB, events=[held], close=False)
-    assert any("list Net.kept" in line for line in advise(figures_of(memtools.read_record(path))))
+    assert "  fix: list Net.kept grows" in explain(figures_of(memtools.read_record(path)))
     Path(path).unlink()
     events = [held, replace(held, over=True)]
     write(path, steps=600, base=1000 * MIB, events=events, close=False)
-    lines = advise(figures_of(memtools.read_record(path)))
-    assert not any("list Net.kept" in line for line in lines)
-    assert any("its peak in phase train is too high" in line for line in lines)
+    text = explain(figures_of(memtools.read_record(path)))
+    assert "list Net.kept" not in text
+    assert "its peak in phase train is too high" in text
