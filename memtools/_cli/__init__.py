@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import inspect
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn, Protocol
@@ -43,15 +45,15 @@ class Command(Protocol):
 
 
 COMMANDS: tuple[type[Command], ...] = (
-    Doctor,
     Run,
-    Plan,
-    Watch,
-    Report,
     Explain,
+    Report,
+    Watch,
     Compare,
-    Export,
+    Plan,
     Demo,
+    Doctor,
+    Export,
     BuildShim,
 )
 
@@ -64,7 +66,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="memtools", description="Keep a PyTorch training loop inside its memory.")
+    parser = Parser(
+        prog="memtools", description="Find out why a PyTorch training runs out of memory."
+    )
     parser.add_argument("--version", action="version", version=f"memtools {__version__}")
     choices = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for kind in COMMANDS:
@@ -72,12 +76,20 @@ def build_parser() -> argparse.ArgumentParser:
         sub = choices.add_parser(
             command.name,
             help=text.partition("\n")[0],
-            description=text,
+            description=filled(text),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         command.prepare_parser(sub)
         sub.set_defaults(run=command.run, prog=sub.prog)
     return parser
+
+
+def filled(text: str) -> str:
+    """The text with its paragraphs as wide as the terminal. One in columns stays as it is."""
+    width = shutil.get_terminal_size().columns - 2
+    return "\n\n".join(
+        part if "   " in part else textwrap.fill(part, width) for part in text.split("\n\n")
+    )
 
 
 def complete(parser: argparse.ArgumentParser) -> None:

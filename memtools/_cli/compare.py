@@ -27,17 +27,20 @@ def bounds(text: str) -> list[Bound]:
 
 
 class Compare:
-    """Compare the records of two runs, and fail if memory got worse.
+    """Compare two runs, and fail if memory got worse.
 
-    memtools compare base.mem new.mem                               a table
+    memtools compare base.mem new.mem   a table
     memtools compare base.mem new.mem --fail peak=+5%,growth=+1KiB/step,leak
 
-    Differences within the noise between two runs of one script are shown as "same" or "within
-    noise". A bound is either a rise above base (peak=+5%, peak=+20MiB, growth=+1KiB/step,
-    seconds=+10%) or a maximum for new (peak=2GiB, growth=4KiB/step, seconds=0.5s). Its name is peak
-    (what counts against the limit), process, device, growth, seconds (per step) or phase:NAME. The
-    bound "leak" fails on a leak that base does not have. The exit code is 1 if a bound is broken,
-    and 2 if a bound cannot be judged or a file is not a record.
+    Differences that two runs of one script also have are shown as "same" or "within noise".
+
+    A bound is a rise above base (peak=+5%, growth=+1KiB/step, seconds=+10%) or a maximum for new
+    (peak=2GiB, seconds=0.5s). It is on the peak (of what counts against the limit), process,
+    device, growth, seconds (per step) or phase:NAME. The bound "leak" fails on a leak that base
+    does not have.
+
+    The exit code is 1 if a bound is broken, and 2 if one cannot be judged or a file is not a
+    record.
     """
 
     name = "compare"

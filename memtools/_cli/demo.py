@@ -69,13 +69,13 @@ print(torch.__version__, *(1024 * int(kib) for _, kib in sorted(sizes)))
 
 
 class Demo:
-    """See a training loop run out of memory, and the finding that came before.
+    """See a training loop run out of memory, and the same loop with the fix.
 
-    Runs a loop that leaks under `memtools run` and under a limit that the kernel enforces: a
-    control group where one can be made, else RLIMIT_DATA. Then the same loop with the fix that the
-    finding names, under the same limit. Both take half a minute and need only torch. The loops,
-    their records and a page with both curves are written to a folder. At the end it prints how five
-    larger examples ended on the authors' machine.
+    It runs a loop that leaks under `memtools run`, and under a limit that the kernel enforces: a
+    control group if one can be made, else RLIMIT_DATA. Then it runs the loop with the fix that the
+    finding names. This takes half a minute and needs only torch. The loops, their records and a
+    page with both curves are written to a folder. At the end it prints how five larger examples
+    ended on the authors' machine.
     """
 
     name = "demo"

@@ -426,11 +426,9 @@ def as_json(findings: Findings) -> str:
 class Doctor:
     """Show what works on this machine, what does not, and how to fix it.
 
-    Prints a summary, a line for each part of memtools, and the details: versions, extension
-    modules, CUDA, the memory that this process may use (the lowest limit of its control group and
-    all groups above it) and kernel settings. It imports torch to check that it connects. The exit
-    code is 1 if something that should work on this machine is broken, such as a part compiled for
-    another torch. A missing GPU or a missing torch is not a failure.
+    It imports torch, and prints versions, extension modules, CUDA, kernel settings, and the memory
+    that this process may use: the lowest limit of its control groups. The exit code is 1 if
+    something is broken, such as a part compiled for another torch; a missing GPU or torch is not.
     """
 
     name = "doctor"

@@ -27,23 +27,21 @@ if TYPE_CHECKING:
 
 
 class Explain:
-    """Explain what happened in a run, from its run.mem or from its output.
+    """Explain what happened in a run, from its record or its output.
 
-    From a run.mem: how the run ended (normally, with an exception, out of memory, or killed), how
-    close memory came to the limit, what grew since when, what holds it, when the limit is reached,
-    the phases by peak, and what to do next. Each growth has a grade of certainty: suspect, growing,
-    likely or leak. The run may still be going.
+    memtools explain                     the newest record of this folder
+    memtools explain train.log           an out-of-memory message; - is stdin
+    memtools explain train.log run.mem   both, of one run
 
-    From a text (a file, or - for standard input): the out-of-memory message of torch, a library, a
+    From a record, also while the program runs: how the run ended, how close memory came to the
+    limit, what grew and what holds it, when the limit is reached, the tensors at the peak, and what
+    to do next.
+
+    From a text, of any size and from any number of ranks: the message of torch, another library, a
     DataLoader, a scheduler or the kernel. It shows each figure to scale, whether the cause is size
-    or fragmentation, and what to change. The text may be a log of any size, from several ranks.
-    Given the text and the run.mem of one run, it explains both.
+    or fragmentation, and what to change.
 
-    --with replays changes of the program together on the two traced steps, and prints the peak that
-    the program would have. The table of changes in the explanation has their names.
-
-    The exit code is 2 if a file is neither a record nor a text with such a message, or if a change
-    is unknown.
+    The exit code is 2 if a file is neither, or if a change is unknown.
     """
 
     name = "explain"
@@ -53,21 +51,20 @@ class Explain:
             "files",
             nargs="*",
             metavar="FILE",
-            help="a run.mem, a text, or one of each; - is standard input (default: the newest "
-            "record of this folder)",
+            help="default: the newest record of this folder",
         )
         parser.add_argument(
             "--exit-code",
             type=int,
             metavar="CODE",
-            help="explain an exit code instead, such as 137 or -9",
+            help="explain an exit code, such as 137 or -9",
         )
         parser.add_argument(
             "--with",
             dest="changes",
             metavar="CHANGES",
-            help="print the peak of a run.mem with these changes together, such as "
-            "del,checkpoint:blocks",
+            help="print the peak that the traced steps would have with these changes together, "
+            "such as del,checkpoint:blocks; the explanation lists their names",
         )
         parser.add_argument(
             "--json",

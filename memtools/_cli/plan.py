@@ -18,19 +18,17 @@ from memtools._cli.records import complain, printed
 class Plan:
     """Plan the memory of a training step without running it.
 
-    Give module:function. The function makes the model, the optimizer and the data, and returns the
-    step, a callable without arguments. Both run with torch's fake tensors, which have shapes but no
-    memory, so neither memory nor a device is needed. With --vary, the function is called with other
-    values of its arguments, and each setting is planned.
+    The function makes the model, the optimizer and the data, and returns the step, a callable
+    without arguments. Both run with torch's fake tensors, which have shapes but no memory, so
+    neither memory nor a device is needed.
 
     It prints the peak of the step, by category and over time, and what torch's caching allocator
-    would reserve, from a model that has not been measured on a GPU yet. Memory that GPU kernels use
-    internally, such as those of convolutions, is not included. With --vary it also prints what each
-    lever saves and the best setting for each limit: the first one that fits, in the order given,
-    with the changes of the program that cost least time.
+    would reserve; its model of that has not been measured on a GPU yet. Memory that GPU kernels use
+    internally, such as that of convolutions, is not included.
 
-    A step whose shapes depend on values, such as one that calls nonzero, needs --measure: it runs
-    for real on the CPU with small values of an argument, and the plan is fitted to that.
+    With --vary, the function is called with other values of its arguments. Then it also prints what
+    each of them saves, and the best setting for each limit: the first one that fits, in the order
+    given, with the changes of the program that cost the least time.
 
     The exit code is 2 if the step cannot be planned; the reason is one line on stderr.
     """

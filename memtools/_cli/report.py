@@ -10,12 +10,11 @@ from memtools._cli.records import UnreadableError, complain, newest_record, prin
 
 
 class Report:
-    """Make one HTML page from one run.mem, or from several side by side.
+    """Make an HTML page of one record, or of several side by side.
 
-    The page works without a network. It has a time line by tier with phases and events, leaks with
-    their holders, what cleanups freed, and a comparison of the records. It is written as run.html
-    next to the first record, unless -o names another file. If a file is not a record, nothing is
-    written and the exit code is 2. Needs jinja2: pip install jinja2.
+    The page is one file and works without a network: memory over time with phases and events,
+    findings, the tensors at the peak, cleanups, and a comparison of the records. It needs jinja2
+    (pip install jinja2). The exit code is 2 if a file is not a record.
     """
 
     name = "report"
@@ -25,7 +24,7 @@ class Report:
             "records",
             nargs="*",
             metavar="record",
-            help="a run.mem (default: the newest record of this folder)",
+            help="default: the newest record of this folder",
         )
         parser.add_argument(
             "--redact",
@@ -33,7 +32,7 @@ class Report:
             help="mask what looks like a secret in command lines and texts",
         )
         parser.add_argument(
-            "-o", "--output", help="the page to write (default: run.html next to run.mem)"
+            "-o", "--output", help="the page (default: run.html next to the first run.mem)"
         )
         parser.add_argument("--title", help="the title of the page")
         parser.add_argument(

@@ -54,19 +54,20 @@ def milliseconds(text: str) -> int:
 
 
 class Run:
-    """Run a training script, or any command, under the monitor.
+    """Run a training script, or any command, and report what leaks.
 
-    memtools run train.py --lr 0.1      a script, as `python train.py --lr 0.1` would run it
-    memtools run -m package.train       a module; -c CODE and - (standard input) work as well
-    memtools run -- torchrun train.py   any command, watched from outside with all its descendants
+    memtools run train.py --lr 0.1      a script and its arguments
+    memtools run -m package.train       a module; also -c CODE, or - for stdin
+    memtools run -- torchrun train.py   a command, watched from outside
 
-    The record, run.mem, survives any end of the run. Growth is reported on stderr while the program
-    runs, and a summary at the end; stdout is left to the program. MEMTOOLS_LOG, _LIMIT, _GUARD,
-    _PRINT_EVERY and _TRACE set defaults for the options. With MEMTOOLS=0 the program runs alone.
+    Findings are printed on stderr while the program runs, and a summary at its end. Stdout and the
+    exit code are the program's. The record, run.mem, survives a kill; `memtools explain` reads it.
 
-    The exit code is the program's; a signal that ends the program ends this command too. memtools'
-    own codes are 1 if the record cannot be made, 2 for wrong usage or a missing script, 126 for a
-    command that cannot be executed and 127 for one that is not found.
+    MEMTOOLS_LOG, _LIMIT, _GUARD, _PRINT_EVERY and _TRACE set defaults for the options. With
+    MEMTOOLS=0 the program runs without memtools.
+
+    memtools itself exits with 1 if the record cannot be made, 2 for wrong usage or a missing
+    script, 126 if a command cannot be executed, and 127 if it is not found.
     """
 
     name = "run"
@@ -89,9 +90,9 @@ class Run:
             "--print-every",
             type=every,
             metavar="N",
-            help='print a summary on stderr every N steps, or every "30 s" (scripts only)',
+            help='print memory on stderr every N steps, or every "30 s" (scripts only)',
         )
-        traced = "do not trace steps: no lines for leaks, no contents of the peak"
+        traced = "trace no steps: no lines that allocate, no tensors at the peak"
         add("--no-trace", dest="trace", action="store_false", default=None, help=traced)
         add("-q", "--quiet", action="store_true", help="print nothing on stderr")
         add("--json", action="store_true", help="print lines of JSON on stderr")

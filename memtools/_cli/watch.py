@@ -36,15 +36,14 @@ def seconds(text: str) -> float:
 
 
 class Watch:
-    """Follow a running program: memory and its limit, phases, leaks, events.
+    """Follow a running program: memory, its limit, findings, events.
 
-    memtools watch              the newest record of this folder
-    memtools watch PATH         another record; for a run that has ended, its last state
-    memtools watch PID          the record that this process writes
+    memtools watch        the newest record of this folder
+    memtools watch PATH   a record; of a run that has ended, its last state
+    memtools watch PID    the record that this process writes
 
-    In a terminal it draws a live view if rich is installed. Otherwise, as in a file, a pipe or a
-    notebook cell, it prints one line per update and one per event. It stops when the run ends, and
-    says how. Ctrl-C stops the view, not the run.
+    It draws a screen if rich is installed and stdout is a terminal. Otherwise it prints a line per
+    update and per event. It stops when the run ends. Ctrl-C stops the view, not the run.
     """
 
     name = "watch"
