@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from memtools._base.oom import shortage
 from memtools._base.torch import connect
-from memtools._grad.undo import RandomState
+from memtools._grad.undo import Buffers, RandomState
 
 if TYPE_CHECKING:
     import torch
@@ -163,9 +163,10 @@ def random_state(model: Any) -> RandomState:
 
 @contextmanager
 def looking(model: Any, *but: Any) -> Iterator[None]:
-    """A look at a model's loss, without gradients and dropout. Its modes and random numbers are as
-    before when it ends; the modules `but` stay as they are."""
-    random = random_state(model)
+    """A look at a model's loss, without gradients and dropout. Its modes, buffers, counters and
+    random numbers are as before when it ends. The modules `but` keep their modes meanwhile."""
+    random, buffers = random_state(model), Buffers()
+    buffers.save(model)
     modules = [module for module in model.modules() if module.training and module not in but]
     for module in modules:
         module.training = False
@@ -175,6 +176,7 @@ def looking(model: Any, *but: Any) -> Iterator[None]:
     finally:
         for module in modules:
             module.training = True
+        buffers.restore()
         random.restore()
 
 

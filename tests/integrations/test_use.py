@@ -163,6 +163,30 @@ def test_weights_of_classes_are_found_at_the_first_row_of_a_rare_class(rare, tmp
     torch.testing.assert_close(parameters(used), parameters(plain), rtol=1e-5, atol=1e-6)
 
 
+class CountsRows(torch.nn.Module):
+    """A model that counts the rows that it has seen, in a new buffer and in a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner, self.rows = torch.nn.Linear(4, 1), 0
+        self.register_buffer("seen", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x: Any, labels: Any) -> Any:
+        self.seen, self.rows = self.seen + len(x), self.rows + len(x)
+        return {"loss": torch.nn.functional.mse_loss(self.inner(x)[:, 0], labels)}
+
+
+def test_a_model_that_counts_rows_counts_those_of_the_training(tmp_path):
+    rows = [{"x": torch.rand(4), "labels": torch.rand(())} for _ in range(48)]
+    arguments = trainer("transformers", tmp_path).args
+    net = CountsRows()
+    adapter = memtools.use(made := Trainer(net, arguments, train_dataset=rows), micro_batch_size=3)
+    made.train()
+    assert "had 3 rows" in str(adapter)
+    assert (int(net.seen), net.rows) == (32, 32)  # 4 updates of 8
+
+
 WHOLE = {
     "sorts the rows": ("DPO", {"loss_type": ["sigmoid", "aot"]}),
     "top_entropy_quantile": ("GRPO", {"top_entropy_quantile": 0.5}),
