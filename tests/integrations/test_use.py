@@ -187,6 +187,26 @@ def test_a_model_that_counts_rows_counts_those_of_the_training(tmp_path):
     assert (int(net.seen), net.rows) == (32, 32)  # 4 updates of 8
 
 
+@pytest.mark.parametrize("kind", ["transformers", "without num_items_in_batch", "DPO"])
+def test_outside_of_train_a_step_is_the_trainers_own(kind, tmp_path):
+    made = trainer(kind, tmp_path, gradient_accumulation_steps=2)
+    batch = next(iter(made.get_train_dataloader()))
+
+    def step() -> torch.Tensor:
+        made.model.zero_grad()
+        made.current_gradient_accumulation_steps = 2
+        loss = made.training_step(made.model, dict(batch))
+        return torch.cat([loss[None], *(p.grad.flatten() for p in made.model.parameters())])
+
+    before = step()
+    adapter = memtools.use(made, micro_batch_size=3)
+    assert step().equal(before)
+    made.train()
+    after = step()
+    adapter.remove()
+    assert step().equal(after)
+
+
 WHOLE = {
     "sorts the rows": ("DPO", {"loss_type": ["sigmoid", "aot"]}),
     "top_entropy_quantile": ("GRPO", {"top_entropy_quantile": 0.5}),

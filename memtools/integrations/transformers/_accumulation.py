@@ -91,7 +91,6 @@ class Accumulation:
         self._model: Any = None
         self._items: Any = None
         trainer.compute_loss, trainer.get_batch_samples = self.compute_loss, self._batch_samples
-        trainer.loss_is_scaled_for_ga = True  # by _factors_in_update()
 
     def remove(self) -> None:
         """Put the trainer's methods back."""
@@ -141,9 +140,12 @@ class Accumulation:
         num_items_in_batch: Any = None,
         **kwargs: Any,
     ) -> Any:
-        """Return the loss of a batch. In training its gradients are added here, in parts."""
-        if return_outputs or not (torch.is_grad_enabled() and self._trainer.model.training):
+        """Return the loss of a batch. In train() its gradients are added here, in parts."""
+        is_step = self._callback.is_training and self._trainer.model.training
+        if return_outputs or not (is_step and torch.is_grad_enabled()):
+            self._trainer.loss_is_scaled_for_ga = self._is_scaled
             return self._compute_loss(model, inputs, return_outputs, num_items_in_batch, **kwargs)
+        self._trainer.loss_is_scaled_for_ga = True  # by _factors_in_update()
         self._items = num_items_in_batch
         if model is not self._model:  # The first one, or model_init has made another.
             self._take(model)
