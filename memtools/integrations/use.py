@@ -89,10 +89,15 @@ class Adapter:
     """
 
     def __init__(
-        self, trainer: Any, monitor: MemoryMonitor, policy: CleanupPolicy, changes: list[Change]
+        self,
+        trainer: Any,
+        monitor: MemoryMonitor,
+        policy: CleanupPolicy,
+        changes: list[Change],
+        own: dict[str, Any],
     ) -> None:
         self.trainer, self.monitor, self.policy = trainer, monitor, policy
-        self._changes = changes
+        self._changes, self._own = changes, own
 
     @property
     def changed(self) -> tuple[str, ...]:
@@ -112,6 +117,8 @@ class Adapter:
             raise RuntimeError(f"remove() {busy}")
         for change in reversed(self._changes):
             change.remove()
+        for name, value in self._own.items():
+            vars(self.trainer).setdefault(name, value)
         delattr(self.trainer, _NAME)
 
     def __str__(self) -> str:
@@ -183,6 +190,8 @@ def use(
             "chunked_loss is for a transformers.Trainer: in your own loss call "
             "memtools.grad.log_probs()"
         )
+    # What the program itself has set in place of the methods of the class.
+    own = {name: value for name, value in vars(trainer).items() if hasattr(type(trainer), name)}
     made: list[Change]
     if library == "accelerate":
         from memtools.integrations import _accelerate as accelerate
@@ -198,6 +207,6 @@ def use(
         from memtools.integrations.transformers import _changes as transformers
 
         made = transformers.changes(trainer, monitor, policy, micro_batch_size, chunked_loss)
-    adapter = Adapter(trainer, monitor, policy, made)
+    adapter = Adapter(trainer, monitor, policy, made, own)
     setattr(trainer, _NAME, adapter)
     return adapter
