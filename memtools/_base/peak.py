@@ -15,13 +15,16 @@ STATE = "optimizer state"
 OPTIMIZERS = "optimizer's temporaries"
 SAVED = "saved for backward"
 INPUTS = "inputs"
+AFTER = "alive after backward"
 BACKWARDS = "backward's temporaries"
 OTHERS = "other temporaries"
 OLDER = "older than the step"
 UNSEEN = "not seen"
-#: The kinds of blocks. `OLDER`: the block existed before the step, and is of no other kind.
-#: `UNSEEN`: no tensor has shown what it is; an operator has used it internally.
-PARTS = (PARAMETERS, BUFFERS, GRADIENTS, STATE, OPTIMIZERS, SAVED, INPUTS, BACKWARDS, OTHERS,
+#: The kinds of blocks. `SAVED`: a backward pass has freed what the forward pass made. `AFTER`: none
+#: has, so the program holds it, and may have saved it, too. `OLDER`: the block existed before the
+#: step, and is of no other kind. `UNSEEN`: no tensor has shown what it is; an operator has used it
+#: internally.
+PARTS = (PARAMETERS, BUFFERS, GRADIENTS, STATE, OPTIMIZERS, SAVED, INPUTS, AFTER, BACKWARDS, OTHERS,
          OLDER, UNSEEN)  # fmt: skip
 
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
@@ -207,7 +210,8 @@ class PeakContents:
         largest: the largest blocks, ten at most.
         logits_bytes: of blocks that are as large as what a log_softmax or a cross entropy takes.
         repeats: how many times as often as there are layers the line has run that makes most of
-            what is saved; 1 for a network that is run once.
+            what is saved, or of what is alive after backward where that is more; 1 for a network
+            that is run once.
         old_gradients_bytes: gradients of the step before that still lived.
         lost: blocks that found no room in the recording: then it is not complete.
         ms: what memtools itself did for it at the two ends of the step, in milliseconds.

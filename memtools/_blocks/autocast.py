@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from memtools._base.peak import BACKWARD, BUFFERS, FORWARD, GRADIENTS, PARAMETERS, SAVED
-from memtools._blocks.lifetimes import Life, Op, Trace
+from memtools._blocks.lifetimes import MARKED, Life, Op, Trace
 
 #: Operators that run in bfloat16, with those of their backward passes, and losses, in float32.
 LOWER = ("mm.", "addmm.", "bmm.", "convolution")
@@ -169,8 +169,9 @@ class _Autocast:
         return number
 
     def _ended(self) -> Iterator[Life]:
-        """The lives with their new sizes and ends: that of what autograd has is its last use."""
-        uses = dict[int, int]()
+        """The lives with their new sizes and ends: that of what backward passes read is its last
+        use."""
+        uses, ops = dict[int, int](), self._trace.ops
         for position, reads in enumerate(self._reads):
             uses.update(dict.fromkeys(reads, position))
         for life in self._trace.lives:
@@ -178,7 +179,9 @@ class _Autocast:
                 life = life._replace(bytes=life.bytes // 2, dtype=LOW[0])
             last = uses.get(life.id, life.last_use)
             if last < life.last_use:
-                death = last + 1 if life.category == SAVED else life.death
+                is_read_last = life.phase == FORWARD and ops[life.last_use].phase == BACKWARD
+                is_saved = is_read_last and life.category not in MARKED
+                death = last + 1 if is_saved else life.death
                 life = life._replace(last_use=last, death=death)
             yield life
         for copy in self._copies.values():

@@ -42,6 +42,7 @@ from memtools import _core
 from memtools._base import torch as bridge
 from memtools._base.libraries import is_torchs, library_paths
 from memtools._base.peak import (
+    AFTER,
     BACKWARD,
     BACKWARDS,
     BETWEEN,
@@ -195,14 +196,15 @@ class _Storage:
     """What is known of a storage while the trace goes on."""
 
     __slots__ = (
-        "birth", "bytes", "category", "death", "dtype", "id", "is_made", "last_use", "name",
-        "shape",
+        "birth", "bytes", "category", "death", "dtype", "id", "is_freed_in_backward", "is_made",
+        "last_use", "name", "shape",
     )  # fmt: skip
 
     def __init__(self, number: int, nbytes: int, birth: int, tensor: Any, *, is_made: bool) -> None:
         self.is_made = is_made  # by an operator of the trace
         self.id, self.bytes, self.birth, self.last_use = number, nbytes, birth, birth
         self.death: int | None = None
+        self.is_freed_in_backward = False
         self.category = self.name = ""
         self.dtype = str(tensor.dtype).removeprefix("torch.")
         self.shape = tuple(int(size) for size in tensor.shape)
@@ -334,6 +336,7 @@ class Tracer:
         for op in ops:
             if op.phase in (FORWARD, BACKWARD):
                 in_passes.update(op.reads)
+        begins = [at for phase, at in Trace((), ops).phases() if phase == BACKWARD]
         lives, end = [], len(ops) + 1
         for one in storages:
             born = ops[one.birth] if one.is_made and one.birth < len(ops) else None
@@ -347,7 +350,7 @@ class Tracer:
                     min(one.last_use, replaced.get(one.id, end) - 1),
                     replaced.get(one.id, one.death),
                     phase,
-                    one.category or _category(phase, one, ops, one.id in in_passes),
+                    one.category or _category(phase, one, begins, one.id in in_passes),
                     one.name,
                     "" if born is None else born.name,
                     "" if born is None else born.module,
@@ -487,10 +490,12 @@ class Tracer:
             found.category = PARAMETERS
             self._parameters.append(("", weakref.ref(tensor)))
         living, ops, tracer = self._living, self._ops, weakref.ref(self)
+        in_backward = bridge.connect().torch._C._current_graph_task_id
 
         def died(_: object) -> None:
             living.pop(key, None)
             found.death = len(ops)
+            found.is_freed_in_backward = in_backward() != -1
             if (one := tracer()) is not None:
                 one._alive -= found.bytes
 
@@ -634,14 +639,18 @@ def _is_sum_of_gradients(func: Any, frame: FrameType | None) -> bool:
     return is_engine and str(func) == "aten.add.Tensor"
 
 
-def _category(phase: str, one: _Storage, ops: Sequence[Op], is_in_passes: bool) -> str:
-    """What a storage was that nobody has marked, by its birth and its last use."""
+def _category(phase: str, one: _Storage, begins: Sequence[int], is_in_passes: bool) -> str:
+    """What a storage was that nobody has marked, by its birth and its death, as in a recorded step
+    (peak.py). `begins`: the positions at which backward passes begin."""
     if phase == OPTIMIZER:
         return OPTIMIZERS
     if phase == BACKWARD:
         return BACKWARDS
-    if phase == FORWARD:
-        return SAVED if ops[one.last_use].phase == BACKWARD else OTHERS
-    if is_in_passes:
+    if phase != FORWARD and is_in_passes:
         return INPUTS
-    return OLDER if one.birth == BEFORE else OTHERS
+    if one.birth == BEFORE:
+        return OLDER
+    begin = next((at for at in begins if at > one.birth), None)
+    if begin is None or (one.death is not None and one.death <= begin):
+        return OTHERS
+    return SAVED if one.is_freed_in_backward else AFTER

@@ -5,11 +5,12 @@ memtools._core.Blocks, sorted by what they were.
       bytes, phases of birth and death,      ▲
       operator, shape, site            Tensors (tensors.py): parameters and the like, by name
 
-The life of a block shows what it was: a block that was allocated in the forward pass and lived when
-the backward pass began was saved for it; one that was allocated in the optimizer's step, and is not
-its state, is a temporary of that step. Parameters, gradients, state and inputs are known by their
-addresses, which were marked while they lived. The core returns blocks and sums of blocks by the
-same kinds, so the parts of the peak and the layers of the step agree.
+The life of a block shows what it was: a block that was allocated in the forward pass and freed in
+the backward pass was saved for it; one that was allocated in the optimizer's step, and is not its
+state, is a temporary of that step. What the program holds longer than the backward pass may have
+been saved for it as well: that is not known. Parameters, gradients, state and inputs are known by
+their addresses, which were marked while they lived. The core returns blocks and sums of blocks by
+the same kinds, so the parts of the peak and the layers of the step agree.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from memtools._base.peak import (
+    AFTER,
     BACKWARDS,
     BUFFERS,
     GRADIENTS,
@@ -52,20 +54,22 @@ SAVERS = 5  # So many modules or functions are listed.
 OF_A_TEXT = 160  # A name has up to so many characters.
 PARAMETER, GRADIENT, OF_STATE, INPUT, BUFFER = 1, 2, 3, 4, 5  # categories of Blocks.mark
 BEFORE, FORWARD, BACKWARD, OPTIMIZER = range(4)  # phases of births; death 0: the block lives
+FREED, OUTLIVED = 1, 2  # what backward passes did to a block
 _MARKED = {PARAMETER: PARAMETERS, GRADIENT: GRADIENTS, OF_STATE: STATE, INPUT: INPUTS,
            BUFFER: BUFFERS}  # fmt: skip
 #: operators that take logits, and what their backward passes are called
 _OF_LOGITS = re.compile(r"log_?softmax|cross_?entropy|nll_?loss", re.IGNORECASE)
 CLASSES = 256  # Logits of fewer classes are small beside what leads to them.
 
-# (bytes, category, birth phase, death phase, saved, operator, module, site, dtype, shape)
-Block = tuple[int, int, int, int, bool, str, str, int, str, tuple[int, ...] | None]
-# (bytes, category, birth phase, saved, has a shape, how many blocks)
-Rest = tuple[int, int, int, bool, bool, int]
+# (bytes, category, birth phase, death phase, what backward passes did, operator, module, site,
+# dtype, shape)
+Block = tuple[int, int, int, int, int, str, str, int, str, tuple[int, ...] | None]
+# (bytes, category, birth phase, what backward passes did, has a shape, how many blocks)
+Rest = tuple[int, int, int, int, bool, int]
 # (order, phase, bytes)
 Interval = tuple[int, int, int]
-# (category, birth phase, saved, has a shape, bytes of each interval)
-OfKind = tuple[int, int, bool, bool, tuple[int, ...]]
+# (category, birth phase, what backward passes did, has a shape, bytes of each interval)
+OfKind = tuple[int, int, int, bool, tuple[int, ...]]
 
 
 class Marked(NamedTuple):
@@ -151,15 +155,17 @@ def _what_of(block: Block) -> str:
     return _what(block[1], block[2], block[4], block[9] is not None)
 
 
-def _what(category: int, birth: int, saved: bool, has_shape: bool) -> str:
+def _what(category: int, birth: int, backward: int, has_shape: bool) -> str:
     if category in _MARKED:
         return _MARKED[category]
     if birth == BEFORE:
         return OLDER
     if birth == OPTIMIZER:
         return OPTIMIZERS
-    if saved:
+    if backward == FREED:
         return SAVED
+    if backward == OUTLIVED:
+        return AFTER
     if not has_shape:
         return UNSEEN
     return BACKWARDS if birth == BACKWARD else OTHERS
@@ -170,8 +176,8 @@ def _parts(found: _core.Contents, seen: Sequence[_Seen]) -> tuple[Part, ...]:
     for one in seen:
         size[one.what] += one.block[0]
         count[one.what] += 1
-    for nbytes, category, birth, saved, has_shape, blocks in found.rest:
-        what = _what(category, birth, saved, has_shape)
+    for nbytes, category, birth, backward, has_shape, blocks in found.rest:
+        what = _what(category, birth, backward, has_shape)
         size[what] += nbytes
         count[what] += blocks
     return tuple(Part(what, nbytes, count[what]) for what, nbytes in size.most_common() if nbytes)
@@ -179,8 +185,8 @@ def _parts(found: _core.Contents, seen: Sequence[_Seen]) -> tuple[Part, ...]:
 
 def _layers(found: _core.Contents) -> tuple[Layer, ...]:
     sums: dict[str, list[int]] = {}
-    for category, birth, saved, has_shape, each in found.layers:
-        what = _what(category, birth, saved, has_shape)
+    for category, birth, backward, has_shape, each in found.layers:
+        what = _what(category, birth, backward, has_shape)
         sums[what] = list(map(operator.add, sums.get(what, [0] * len(each)), each))
     return tuple(
         Layer(what, tuple(map(operator.sub, sums[what], [0, *sums[what]])))
@@ -296,7 +302,7 @@ def _logits_bytes(seen: Sequence[_Seen]) -> int:
         one.block[0]
         for one in seen
         if one.block[9]
-        and one.what in (SAVED, BACKWARDS, OTHERS)
+        and one.what in (SAVED, AFTER, BACKWARDS, OTHERS)
         and (_elements(one.block[9]), one.block[9][-1]) in shapes
     )
 
@@ -309,7 +315,9 @@ def _elements(shape: tuple[int, ...]) -> int:
 
 
 def _repeats(seen: Sequence[_Seen], names: _Names, *, with_backward: bool) -> int:
-    what = SAVED if with_backward else OTHERS
+    what = OTHERS
+    if with_backward:
+        what = max((SAVED, AFTER), key=lambda w: sum(s.block[0] for s in seen if s.what == w))
     groups, sizes = Counter[tuple[int, str, int]](), Counter[tuple[int, str, int]]()
     for one in seen:
         if one.what == what:

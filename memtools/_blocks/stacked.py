@@ -24,13 +24,13 @@ from memtools._base.peak import (
     Layer,
     Span,
 )
-from memtools._blocks.lifetimes import Trace
+from memtools._blocks.lifetimes import MARKED, Trace
 
 
 def stacked(trace: Trace) -> tuple[tuple[Layer, ...], tuple[Span, ...]]:
     """The layers of the last step of a trace in the order of PARTS, and the phases of its columns.
-    What was in use without a life counts as older than the step; what operators used for themselves
-    as not seen."""
+    What was in use without a life, or was made in an earlier step, counts as older than the step;
+    what operators used for themselves as not seen."""
     begin, end = trace.steps[-1], len(trace.ops)
     curve = trace.curve()
     count = min(INTERVALS, end - begin)
@@ -41,8 +41,10 @@ def stacked(trace: Trace) -> tuple[tuple[Layer, ...], tuple[Span, ...]]:
     sizes = {what: [0] * count for what in PARTS}
     changes: dict[int, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for life in trace.lives:
-        changes[max(life.birth, 0)][life.category] += life.bytes
-        changes[end if life.death is None else life.death][life.category] -= life.bytes
+        is_older = life.birth < begin and life.category not in MARKED
+        what = OLDER if is_older else life.category
+        changes[max(life.birth, 0)][what] += life.bytes
+        changes[end if life.death is None else life.death][what] -= life.bytes
     now, done = dict.fromkeys(PARTS, 0), 0
     for i, position in enumerate(columns):
         for at in range(done, position + 1):

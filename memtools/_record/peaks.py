@@ -13,6 +13,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memtools._base.peak import (
+    AFTER,
     BACKWARD,
     BACKWARDS,
     BUFFERS,
@@ -56,6 +57,8 @@ OF_PROCESS = 0.1
 OF_SMALL = 0.1
 #: explanations of PARTS that are not words of PyTorch
 MEANINGS = {
+    AFTER: "made in the forward pass and not freed by the backward pass, because the program or "
+    "retain_graph=True keeps it; the backward pass may need it, too",
     OLDER: "allocated before the step began, and not part of the model, its gradients or the "
     "optimizer",
     UNSEEN: "used inside an operator, by no tensor",
@@ -340,8 +343,9 @@ def advice(peak: Peak, *, older: bool = True) -> str:
             f"logits and the temporaries of their loss take {most(peak.logits_bytes)}: "
             f"{_remedy(peak, 'chunks')}, or {_smaller_batches(peak)}"
         )
-    if peak.phase in (FORWARD, BACKWARD) and _share(peak, SAVED) >= OF_SAVED:
-        return _about_saved(peak)
+    saved, after = _share(peak, SAVED), _share(peak, AFTER)
+    if peak.phase in (FORWARD, BACKWARD) and max(saved, after) >= OF_SAVED:
+        return _about_saved(peak) if saved >= after else _about_what_lives_after(peak)
     own = BACKWARDS if peak.phase == BACKWARD else OTHERS
     if peak.phase in (FORWARD, BACKWARD) and _share(peak, own) >= OF_OTHERS:
         return (
@@ -377,18 +381,35 @@ def smaller_micro_batches(trainer: str, *, says_how: bool = True) -> str:
     return option_of(trainer, "micro-batches") or f"smaller micro-batches{how}"
 
 
+_DETACH = (
+    "detach() what is kept or passed on from one to the next, or run passes that need no gradient "
+    "under torch.no_grad()"
+)
+
+
 def _about_saved(peak: Peak) -> str:
     size = format_bytes(peak.bytes_of(SAVED))
     where = shown(peak.saved[0].where) if peak.saved else "the module"
     if peak.repeats >= LOOP:
         return (
             f"{size} are saved for the backward pass by passes that repeat, most of it by "
-            f"{where}: detach() what is kept or passed on from one to the next, or run passes "
-            "that need no gradient under torch.no_grad()"
+            f"{where}: {_DETACH}"
         )
     return (
         f"{size} are saved for the backward pass, most of it by {where}: "
         f"{_remedy(peak, 'checkpoint')}, or {_smaller_batches(peak)}"
+    )
+
+
+def _about_what_lives_after(peak: Peak) -> str:
+    lines = (one.line for one in peak.largest if one.what == AFTER and one.line)
+    line = next((f", the largest from {shown(line)}" for line in lines), "")
+    text = f"{format_bytes(peak.bytes_of(AFTER))} are alive after the backward pass{line}: "
+    if peak.repeats >= LOOP:
+        return f"{text}{_DETACH}"
+    return (
+        f"{text}del or detach() what the program keeps, call backward() without "
+        f"retain_graph=True, or {_smaller_batches(peak)}"
     )
 
 

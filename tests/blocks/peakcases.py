@@ -10,6 +10,7 @@ from memtools._blocks.peak import Block, Interval, OfKind, Rest
 MIB = 1 << 20
 BEFORE, FORWARD, BACKWARD, OPTIMIZER = range(4)
 LIVES = 0
+FREED, OUTLIVED = 1, 2
 
 
 @dataclass
@@ -42,14 +43,14 @@ def block(
     birth: int = FORWARD,
     death: int = FORWARD,
     *,
-    saved: bool = False,
+    backward: int = 0,
     operator: str = "aten::mul",
     module: str = "",
     site: int = 1,
     dtype: str = "float32",
     shape: tuple[int, ...] | None = (4,),
 ) -> Block:
-    return (size, category, birth, death, saved, operator, module, site, dtype, shape)
+    return (size, category, birth, death, backward, operator, module, site, dtype, shape)
 
 
 @dataclass

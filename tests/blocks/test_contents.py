@@ -3,6 +3,7 @@ listens. Against torch's own profiler: test_contents_truth.py."""
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import threading
@@ -12,8 +13,11 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from memtools import _core
+from memtools._base.peak import AFTER, SAVED
+from memtools._blocks.lifetimes import Tracer
 
 KIB = 1 << 10
 LIBRARIES = (f"{Path(torch.__file__).parents[1]}/", f"{Path(os.__file__).parent}/")
@@ -26,7 +30,7 @@ class Block(NamedTuple):
     category: int
     birth: int
     death: int
-    saved: bool
+    backward: int
     operator: str
     module: str
     site: int
@@ -96,14 +100,14 @@ def test_the_peak_and_what_lived_then(blocks: _core.Blocks) -> None:
         (order, FORWARD, size) for order, size in enumerate((1000, 1300, 6300, 1300, 1310))
     )
     assert found.layers == (
-        (0, 0, False, False, (1000, 1000, 1000, 1000, 1000)),
-        (0, FORWARD, False, True, (0, 300, 5300, 300, 310)),
+        (0, 0, 0, False, (1000, 1000, 1000, 1000, 1000)),
+        (0, FORWARD, 0, True, (0, 300, 5300, 300, 310)),
     )
     gone_, old_, kept_ = at_peak(blocks)
     assert (gone_.bytes, gone_.birth, gone_.death) == (5000, FORWARD, FORWARD)
     assert (old_.bytes, old_.birth, old_.death, old_.site) == (1000, 0, 0, 0)
     assert (kept_.bytes, kept_.birth, kept_.death, kept_.module) == (300, FORWARD, 0, "")
-    assert (kept_.dtype, kept_.shape, kept_.saved) == ("uint8", (300,), False)
+    assert (kept_.dtype, kept_.shape, kept_.backward) == ("uint8", (300,), 0)
     assert blocks.frames(kept_.site)[1][2] == "test_the_peak_and_what_lived_then"
     assert len(old) + len(kept) + len(later) + len(unheard) > 0
 
@@ -217,7 +221,7 @@ def test_recordings_begin_and_end_while_other_threads_compute(blocks: _core.Bloc
 
 
 def test_what_is_saved_for_backward(blocks: _core.Blocks) -> None:
-    """What lives until the backward pass begins is saved for it; what goes before is not."""
+    """What a backward pass frees was saved for it; what goes before is not."""
     a = torch.ones(64, 64, requires_grad=True)
     b = torch.ones(64, 100)
     blocks.record(True)
@@ -229,14 +233,104 @@ def test_what_is_saved_for_backward(blocks: _core.Blocks) -> None:
     loss.backward()
     blocks.record(False)
     found = at_peak(blocks)
-    assert not one_of(found, 1_000_000).saved
+    assert one_of(found, 1_000_000).backward == 0
     assert one_of(found, 1_000_000).death == FORWARD
     blocks.record(True)
     loss = (a @ b).exp().sum()
     loss.backward()
     blocks.record(False)
-    saved = [block for block in at_peak(blocks) if block.saved and block.bytes > 4]
+    saved = [block for block in at_peak(blocks) if block.backward == 1 and block.bytes > 4]
     assert [(s.operator, s.shape, s.death) for s in saved] == [("aten::exp", (64, 100), BACKWARD)]
+
+
+class Kept:
+    """A program that keeps something of each step, whose sizes say what they are."""
+
+    def __init__(self) -> None:
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(64, 64, bias=False) for _ in range(4))
+        self.cache = torch.zeros(0, 16)
+        self.inputs = torch.ones(77, 64)
+        self.list: list[torch.Tensor] = []
+
+    def loss(self) -> torch.Tensor:
+        """Each of four layers saves its result, of 100 rows."""
+        x = torch.ones(100, 64)
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x.square().sum()
+
+    def plain(self) -> None:
+        self.loss().backward()
+
+    def checkpointed(self) -> None:
+        x = torch.ones(100, 64)
+        for layer in self.layers:
+            run = functools.partial(lambda layer, x: layer(x).exp().tanh(), layer)
+            x = checkpoint(run, x, use_reentrant=False, preserve_rng_state=False)
+        x = x * x
+        x.sum().backward()
+
+    def concatenated(self) -> None:
+        """A buffer of 77 rows that the step makes anew and keeps; backward does not need it."""
+        self.cache = torch.cat([self.cache[:0], torch.ones(77, 16)])
+        self.loss().backward()
+
+    def outputs(self) -> None:
+        """Outputs of 77 rows, of which the last is kept with its graph."""
+        x = self.layers[0](self.inputs).tanh()
+        self.list = [x]
+        (self.loss() + x.sum()).backward()
+
+    def losses(self) -> None:
+        loss = self.loss()
+        loss.backward()
+        self.list = [loss]
+
+    def retained(self) -> None:
+        loss = self.loss()
+        loss.backward(retain_graph=True)
+        self.list = [loss]
+
+    def freed_by_the_second(self) -> None:
+        loss = self.loss()
+        loss.backward(retain_graph=True)
+        loss.backward()
+
+
+OF_100, OF_77 = 100 * 64 * 4, 77 * 64 * 4
+
+
+@pytest.mark.parametrize(
+    ("program", "saved", "after"),
+    [
+        (Kept.plain, {OF_100}, {4}),
+        (Kept.checkpointed, {OF_100}, {OF_100, 4}),
+        (Kept.concatenated, {OF_100}, {77 * 16 * 4, 4}),
+        (Kept.outputs, {OF_100}, {OF_77, 4}),
+        (Kept.losses, {OF_100}, {4}),
+        (Kept.retained, set(), {OF_100, 4}),
+        (Kept.freed_by_the_second, {OF_100}, {4}),
+    ],
+)
+def test_what_the_program_keeps_is_not_called_saved_for_backward(
+    blocks: _core.Blocks, program: Callable[[Kept], None], saved: set[int], after: set[int]
+) -> None:
+    """In a recorded step, and in a traced one, which knows what the model was called with."""
+    kept = Kept()
+    program(kept)
+    blocks.record(True)
+    program(kept)
+    blocks.record(False)
+    found = [(block.backward, block.bytes) for block in at_peak(blocks)]
+    assert ({size for what, size in found if what == 1}, {s for w, s in found if w == 2}) == (
+        saved,
+        after,
+    )
+    with Tracer() as tracer:
+        program(kept)
+    lives = tracer.trace().lives
+    assert {life.bytes for life in lives if life.category == SAVED} == saved
+    assert {life.bytes for life in lives if life.category == AFTER} == after
 
 
 def test_steps_of_any_optimizer_and_intervals_of_the_program(blocks: _core.Blocks) -> None:

@@ -9,7 +9,7 @@ import zlib
 import pytest
 import torch
 
-from memtools._base.peak import INTERVALS, OTHERS, PARAMETERS, TracedPeak
+from memtools._base.peak import AFTER, INTERVALS, OLDER, OTHERS, PARAMETERS, TracedPeak
 from memtools._blocks import kept as module
 from memtools._blocks.changes import DEL, offered, together
 from memtools._blocks.kept import LEAST, MOST, kept, restored
@@ -54,6 +54,20 @@ def test_where_a_del_ends_lives_is_kept_too() -> None:
     assert [one.what for one in layers] == ["other temporaries", "older than the step", "not seen"]
     assert highest(again) == pytest.approx(4508, rel=1e-3)
     assert highest(together(again, [DEL], deaths)) == pytest.approx(3508, rel=1e-3)
+
+
+def test_what_an_earlier_step_has_kept_is_older_than_the_step() -> None:
+    """As in a recorded step, whose table is shown beside it."""
+    lives = (
+        Life(0, 7, 0, 1, None, "forward", AFTER),
+        Life(1, 9, 0, 3, None, "between", PARAMETERS),
+        Life(2, 5, 2, 3, None, "forward", AFTER),
+    )
+    ops = tuple(Op("aten.mm", "forward", "", (), ()) for _ in range(4))
+    layers, _ = stacked(Trace(lives, ops, (0, 2)))
+    assert {one.what: one.changes for one in layers} == {
+        PARAMETERS: (9, 0), AFTER: (5, 0), OLDER: (7, 0),
+    }  # fmt: skip
 
 
 def test_two_changes_come_as_they_are_predicted_together() -> None:

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from memtools import _core
 from memtools._base.libraries import library_paths
 from memtools._base.peak import (
+    AFTER,
     BACKWARD,
     BETWEEN,
     BUFFERS,
@@ -219,7 +220,7 @@ def test_phases_and_categories_of_a_step() -> None:
     kinds = {life.category for life in trace.lives}
     assert {SAVED, OPTIMIZERS, OTHERS} <= kinds
     (logits,) = (life for life in trace.lives if life.module == "head" and life.birth < begin)
-    assert (logits.category, logits.shape) == (OTHERS, (64, 512)), "its loss keeps a copy"
+    assert (logits.category, logits.shape) == (AFTER, (64, 512)), "a variable has it"
     assert [frame[2] for frame in logits.made[:2]] == ["Net.forward", "trained.<locals>.step"]
     assert logits.operator == "aten.mm.default"
 

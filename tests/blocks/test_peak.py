@@ -10,9 +10,11 @@ from tests.blocks.peakcases import (
     BACKWARD,
     BEFORE,
     FORWARD,
+    FREED,
     LIVES,
     MIB,
     OPTIMIZER,
+    OUTLIVED,
     Contents,
     block,
 )
@@ -47,10 +49,12 @@ def named(category: int, size: int, name: str, shape: tuple[int, ...] = (2, 2)) 
         (block(8, PARAMETER, BEFORE, LIVES), "parameters"),
         (block(8, GRADIENT, BACKWARD, LIVES), "gradients"),
         (block(8, STATE, OPTIMIZER, LIVES), "optimizer state"),
-        (block(8, INPUT, saved=True), "inputs"),
+        (block(8, INPUT, backward=FREED), "inputs"),
         (block(8, BUFFER, BEFORE), "buffers"),
-        (block(8, saved=True), "saved for backward"),
-        (block(8, saved=True, shape=None), "saved for backward"),
+        (block(8, backward=FREED), "saved for backward"),
+        (block(8, backward=FREED, shape=None), "saved for backward"),
+        (block(8, backward=OUTLIVED), "alive after backward"),
+        (block(8, INPUT, backward=OUTLIVED), "inputs"),
         (block(8), "other temporaries"),
         (block(8, 0, BACKWARD, BACKWARD), "backward's temporaries"),
         (block(8, 0, BACKWARD, FORWARD), "backward's temporaries"),
@@ -66,13 +70,15 @@ def test_a_blocks_life_says_what_it_was(one, what):
 def test_what_is_too_small_to_be_listed_counts():
     found = Contents(
         [block(80, PARAMETER, BEFORE)],
-        rest=[(10, 0, FORWARD, True, True, 5), (6, 0, OPTIMIZER, False, False, 3),
-              (5, 0, FORWARD, False, False, 4), (3, GRADIENT, BACKWARD, False, True, 1),
-              (2, 0, BEFORE, False, False, 1), (1, 0, BACKWARD, False, True, 1)],
+        rest=[(10, 0, FORWARD, FREED, True, 5), (7, 0, FORWARD, OUTLIVED, True, 2),
+              (6, 0, OPTIMIZER, 0, False, 3), (5, 0, FORWARD, 0, False, 4),
+              (3, GRADIENT, BACKWARD, 0, True, 1), (2, 0, BEFORE, 0, False, 1),
+              (1, 0, BACKWARD, 0, True, 1)],
     )  # fmt: skip
     assert of(found).parts == (
         Part("parameters", 80, 1),
         Part("saved for backward", 10, 5),
+        Part("alive after backward", 7, 2),
         Part("optimizer's temporaries", 6, 3),
         Part("not seen", 5, 4),
         Part("gradients", 3, 1),
@@ -87,11 +93,11 @@ def test_a_step_is_told_over_its_intervals_by_what_there_was():
             [block(8)],
             intervals=[(0, FORWARD, 105), (4, FORWARD, 116), (9, BACKWARD, 130), (12, 3, 100)],
             layers=[
-                (0, FORWARD, False, True, (0, 3, 0, 0)),
-                (0, FORWARD, True, True, (5, 10, 20, 0)),
-                (0, FORWARD, True, False, (0, 3, 1, 0)),
-                (0, BACKWARD, False, True, (0, 0, 9, 0)),
-                (PARAMETER, BEFORE, False, False, (100, 100, 100, 100)),
+                (0, FORWARD, 0, True, (0, 3, 0, 0)),
+                (0, FORWARD, FREED, True, (5, 10, 20, 0)),
+                (0, FORWARD, FREED, False, (0, 3, 1, 0)),
+                (0, BACKWARD, 0, True, (0, 0, 9, 0)),
+                (PARAMETER, BEFORE, 0, False, (100, 100, 100, 100)),
             ],
         )
     )
@@ -117,8 +123,9 @@ def test_the_moment_is_told():
 def test_who_has_saved_is_a_module_or_a_function_with_its_line():
     found = of(
         Contents([
-            block(8, saved=True), block(9, saved=True, site=2), block(1, saved=True, site=3),
-            block(4, saved=True, site=2, module="Attention"), block(5, site=1),
+            block(8, backward=FREED), block(9, backward=FREED, site=2),
+            block(1, backward=FREED, site=3), block(5, site=1),
+            block(4, backward=FREED, site=2, module="Attention"), block(6, backward=OUTLIVED),
         ])
     )  # fmt: skip
     assert found.saved == (
@@ -139,7 +146,7 @@ def test_the_largest_have_shapes_and_names():
     known = {"dtype": "", "shape": None}
     found = of(
         Contents([
-            block(7, saved=True, operator="aten::addmm", shape=(7, 1)),
+            block(7, backward=FREED, operator="aten::addmm", shape=(7, 1)),
             block(40, PARAMETER, BEFORE, **known), block(40, PARAMETER, BEFORE, **known),
             block(40, GRADIENT, BACKWARD), block(30, STATE, BEFORE, **known),
             *(block(1) for _ in range(20)),
@@ -172,9 +179,9 @@ def test_what_lives_is_named_by_its_address():
 def test_a_module_of_torchs_own_saves_for_the_function_that_calls_it():
     found = contents_of(
         Contents([
-            block(9, saved=True, module="Sequential.Linear"),
-            block(5, saved=True, module="Net.Block"),
-            block(2, saved=True, module="Sequential.Tanh", site=9),
+            block(9, backward=FREED, module="Sequential.Linear"),
+            block(5, backward=FREED, module="Net.Block"),
+            block(2, backward=FREED, module="Sequential.Tanh", site=9),
         ]), [], spot, 3, library=frozenset(["Linear", "Tanh"]),
     )  # fmt: skip
     assert [one.where for one in found.saved] == [
@@ -192,25 +199,27 @@ def test_old_gradients_are_those_of_the_step_before():
 
 def test_logits_are_what_a_cross_entropy_takes_and_what_is_as_large():
     found = Contents([
-        block(400, saved=True, operator="aten::_log_softmax", shape=(10, 1000)),
+        block(400, backward=FREED, operator="aten::_log_softmax", shape=(10, 1000)),
         block(401, operator="aten::addmm", shape=(2, 5, 1000)),
         block(402, 0, BACKWARD, BACKWARD, operator="LogSoftmaxBackward0", shape=(10, 1000)),
-        block(403, saved=True, operator="aten::mul", shape=(100, 100)),
+        block(403, backward=FREED, operator="aten::mul", shape=(100, 100)),
         block(404, PARAMETER, BEFORE, shape=(10, 1000)),
     ])  # fmt: skip
     assert of(found).logits_bytes == 400 + 401 + 402
-    few = Contents([block(400, saved=True, operator="aten::_log_softmax", shape=(1000, 10))])
+    few = Contents([block(400, backward=FREED, operator="aten::_log_softmax", shape=(1000, 10))])
     assert of(few).logits_bytes == 0
 
 
 def test_passes_that_repeat_are_told_from_layers():
     layers = [named(PARAMETER, 100, f"layers.{n}.weight") for n in range(48)]
-    fifty = [block(MIB, saved=True, operator="aten::tanh") for _ in range(50)]
+    fifty = [block(MIB, backward=FREED, operator="aten::tanh") for _ in range(50)]
     assert of(Contents(fifty), layers[:2]).repeats == 25
     assert of(Contents(fifty), layers).repeats == 1
     assert of(Contents(fifty)).repeats == 50
-    few = [*fifty, block(200 * MIB, saved=True)]
+    few = [*fifty, block(200 * MIB, backward=FREED)]
     assert of(Contents(few), layers[:1]).repeats == 1, "what saves most does not repeat"
+    alive = [block(2 * MIB, backward=OUTLIVED, operator="aten::tanh") for _ in range(40)]
+    assert of(Contents([*fifty, *alive]), layers[:1]).repeats == 40, "more than what is saved"
     kept = Contents([block(MIB) for _ in range(30)], backward=False)
     assert of(kept).repeats == 30
 

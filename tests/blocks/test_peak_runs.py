@@ -86,7 +86,7 @@ ADVICE = {
     "gpt words": "logits and the temporaries of their loss take",
     "gpt checkpointed": "the backward pass's own temporaries take",
     "gru": "by passes that repeat, most of it by Gru (",
-    "sampler": "by passes that repeat, most of it by sampler.<locals>.sample (",
+    "sampler": "in sample: detach() what is kept or passed on from one to the next",
     "rollout": "were kept, and this step had no backward pass: run it under torch.no_grad()",
 }
 

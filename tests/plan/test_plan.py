@@ -152,7 +152,7 @@ def test_the_categories_are_those_of_the_model() -> None:
     assert sum(part.bytes for part in found.parts) == found.peak_bytes == max(found.curve)
     wide = memtools.plan(trained(torch.optim.SGD, 4096))
     assert wide.phase == "backward"
-    assert wide.bytes_of(SAVED) > 4096 * 512 * 4
+    assert wide.bytes_of(SAVED) == 4096 * 512 * 4
     assert [one.phase for one in wide.phases] == ["forward", "backward", "optimizer"]
     assert sum(one.operators for one in wide.phases) == len(wide.curve)
     assert max(one.peak_bytes for one in wide.phases) == wide.peak_bytes

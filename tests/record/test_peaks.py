@@ -48,6 +48,7 @@ CHECKPOINT = "most of it by Block.forward (gpt.py:31): recompute it with torch.u
 DETACH, SMALLER = "detach() what is kept or passed on", "use smaller micro-batches (memtools"
 KEPT = "that are not part of the model take 20.0 MiB"
 OLD = "optimizer.zero_grad() right after optimizer.step()"
+ALIVE = "20.0 MiB are alive after the backward pass: "
 MODEL_ITSELF = "each step needs them: use fewer parameters, lower precision"
 
 
@@ -72,6 +73,10 @@ MODEL_ITSELF = "each step needs them: use fewer parameters, lower precision"
          NO_GRAD),
         (peak("forward", {"other temporaries": 20, "parameters": 1}, backward=False), SMALLER),
         (peak("forward", {"older than the step": 20, "saved for backward": 9}), KEPT),
+        (peak("backward", {"alive after backward": 20, "saved for backward": 9}), f"{ALIVE}del or"),
+        (peak("backward", {"alive after backward": 20}, repeats=50), DETACH),
+        (peak("backward", {"alive after backward": 8, "saved for backward": 9}, saved=BLOCK),
+         CHECKPOINT),
         (peak("forward", {"not seen": 20, "parameters": 1}), ""),
     ],
 )  # fmt: skip
@@ -370,7 +375,7 @@ def test_the_largest_payload_is_far_below_what_a_record_keeps_of_one():
         tuple(Large(2**50, "saved for backward", long, (2**40,) * 8, long, long, long)
               for _ in range(10)),
         2**50, 2**40, 2**50, 2**40, 1e9,
-        tuple(Layer(what, (2**50,) * 128) for what in PARTS),
+        tuple(Layer(what, (2**50 // len(PARTS),) * 128) for what in PARTS),
         tuple(Span("optimizer", 128) for _ in range(64)),
     )  # fmt: skip
     assert len(payload("peak", full)) < 60_000

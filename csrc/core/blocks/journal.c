@@ -464,13 +464,12 @@ find_alike(reading *r, mt_journal_likeness likeness)
     return true;
 }
 
-/* Whether a block lived from its birth in a forward pass until the next backward pass began. */
-static bool
-is_saved(const mt_journal *j, const mt_journal_entry *e)
+static mt_journal_backward
+backward_of(const mt_journal *j, const mt_journal_entry *e)
 {
     size_t low = 0, high = j->backwards_n;
 
-    if (e->birth_phase != MT_PHASE_FORWARD) return false;
+    if (e->birth_phase != MT_PHASE_FORWARD) return MT_BACKWARD_NONE;
     while (low < high) {
         size_t middle = low + (high - low) / 2;
         if (j->backwards[middle] < e->birth)
@@ -478,7 +477,9 @@ is_saved(const mt_journal *j, const mt_journal_entry *e)
         else
             high = middle;
     }
-    return low < j->backwards_n && (e->death == 0 || e->death > j->backwards[low]);
+    if (low == j->backwards_n || (e->death != 0 && e->death <= j->backwards[low]))
+        return MT_BACKWARD_NONE; /* it died before the next backward pass began */
+    return e->death_phase == MT_PHASE_BACKWARD ? MT_BACKWARD_FREED : MT_BACKWARD_OUTLIVED;
 }
 
 static mt_journal_kind
@@ -486,7 +487,7 @@ kind_of(const reading *r, const mt_journal_entry *e)
 {
     mt_journal_kind kind = {.category = e->category,
                             .birth = (mt_phase)e->birth_phase,
-                            .is_saved = is_saved(r->journal, e),
+                            .backward = backward_of(r->journal, e),
                             .has_shape = (e->is & HAS_SHAPE) != 0};
 
     if (kind.category == 0 && kind.birth == MT_PHASE_BACKWARD &&
@@ -502,7 +503,7 @@ number_of(mt_journal_kind kind)
 {
     size_t number = kind.category * MT_JOURNAL_PHASES + kind.birth;
 
-    return (number * 2 + kind.is_saved) * 2 + kind.has_shape;
+    return (number * MT_JOURNAL_BACKWARDS + kind.backward) * 2 + kind.has_shape;
 }
 
 /* --- intervals and their layers ------------------------------------------------------------------ */

@@ -4,17 +4,19 @@
  * lived at its beginning or was born since, also when the block has died. Births and deaths are
  * numbered in their order, 1, 2, 3 and so on:
  *
- *   order      0   1   2   3   4   5   6   7   8     entry  bytes birth death  born in   saved
- *   block A ───┼───────────────────────────────►       A      40    0     -    before     no
- *   block B        ┣━━━━━━━━━━━━━━━┫                   B      16    1     5    forward    yes
- *   block C            ┣━━━┫                           C       4    2     3    forward    no
- *   block D                    ┣━━━━━━━┫               D      30    4     6    backward   no
+ *   order      0   1   2   3   4   5   6   7   8     entry  bytes birth death  born in   backward
+ *   block A ───┼───────────────────────────────►       A      40    0     -    before    -
+ *   block B        ┣━━━━━━━━━━━━━━━┫                   B      16    1     5    forward   freed it
+ *   block C            ┣━━━┫                           C       4    2     3    forward   -
+ *   block D                    ┣━━━━━━━┫               D      30    4     6    backward  -
  *              ─── forward ────► backward ───►         in use is the prefix sum of births and deaths;
  *                                                      its peak is 86, at 4: A, B and D were alive
  *
- * The life of a block shows what it was: one that was born in a forward pass and lives when the next
- * backward pass begins was saved for it. What only a caller knows (that a block is a parameter) is
- * marked while it lives, by its address; an entry keeps its mark when another block gets the address.
+ * The life of a block shows what it was. One that was born in a forward pass and lives when the next
+ * backward pass begins was saved for it, if a backward pass frees it. If none does, something else
+ * holds it, and it is not known whether it was saved as well. What only a caller knows (that a block is
+ * a parameter) is marked while it lives, by its address; an entry keeps its mark when another block
+ * gets the address.
  *
  * A read lists the blocks at the peak, and divides the whole time into up to 128 intervals. For each it
  * has the bytes of every kind of blocks at the moment at which most was in use. An interval ends where a
@@ -24,7 +26,7 @@
  *   interval   └─0─┘   └─1─┘   └─2─┘  └3┘
  *   in use      56      60      86     40   the maxima, and the sums of the layers
  *   layers      40      40      40     40   from before             A
- *               16      16      16      0   forward, saved          B
+ *               16      16      16      0   forward, freed          B
  *                0       4       0      0   forward                 C
  *                0       0      30      0   backward                D
  *
@@ -58,7 +60,8 @@ enum {
     MT_JOURNAL_DIMS_MOST = 8,         /* the shape of a tensor with more is not kept */
     MT_JOURNAL_LISTED_MOST = 4096,    /* blocks that a read lists */
     MT_JOURNAL_INTERVALS_MOST = 128,
-    MT_JOURNAL_KINDS = MT_JOURNAL_CATEGORIES * MT_JOURNAL_PHASES * 2 * 2,
+    MT_JOURNAL_BACKWARDS = 3,
+    MT_JOURNAL_KINDS = MT_JOURNAL_CATEGORIES * MT_JOURNAL_PHASES * MT_JOURNAL_BACKWARDS * 2,
 };
 
 typedef struct mt_journal_entry mt_journal_entry;
@@ -97,11 +100,18 @@ typedef struct mt_journal_birth {
     uint32_t module; /* the name of the part of the program that it was in, 0 for none */
 } mt_journal_birth;
 
+/* What backward passes did to a block. */
+typedef enum mt_journal_backward {
+    MT_BACKWARD_NONE = 0, /* nothing: not born in a forward pass, or dead when the next one began */
+    MT_BACKWARD_FREED = 1,
+    MT_BACKWARD_OUTLIVED = 2, /* it was alive when the next one began, and none has freed it */
+} mt_journal_backward;
+
 /* What a block was, as far as its life and its mark show. */
 typedef struct mt_journal_kind {
     uint32_t category;
     mt_phase birth;
-    bool is_saved;  /* born in a forward pass, alive when the next backward pass began */
+    mt_journal_backward backward;
     bool has_shape; /* a tensor has shown what it is */
 } mt_journal_kind;
 
@@ -231,7 +241,7 @@ typedef struct mt_journal_likeness {
 } mt_journal_likeness;
 
 /* Reads what lived at the peak and over the whole time. *out is empty unless it was read. It is large
- * (some 100 KiB). */
+ * (some 150 KiB). */
 mt_journal_read_result mt_journal_read(mt_journal *journal, mt_journal_likeness likeness,
                                        mt_journal_contents *out);
 

@@ -370,8 +370,8 @@ block_at(const void *from, size_t i)
     PyObject *shape = shape_of(b);
 
     if (shape == NULL) return NULL;
-    return Py_BuildValue("(KIiiNOOIsN)", (unsigned long long)b->bytes, (unsigned)b->kind.category,
-                         (int)b->kind.birth, (int)b->death, PyBool_FromLong(b->kind.is_saved),
+    return Py_BuildValue("(KIiiiOOIsN)", (unsigned long long)b->bytes, (unsigned)b->kind.category,
+                         (int)b->kind.birth, (int)b->death, (int)b->kind.backward,
                          name_at(t, b->maker), name_at(t, b->module), (unsigned)b->site, dtype,
                          shape);
 }
@@ -381,8 +381,8 @@ rest_at(const void *from, size_t i)
 {
     const mt_journal_rest *r = &((const reading *)from)->contents->rest[i];
 
-    return Py_BuildValue("(KIiNNK)", (unsigned long long)r->bytes, (unsigned)r->kind.category,
-                         (int)r->kind.birth, PyBool_FromLong(r->kind.is_saved),
+    return Py_BuildValue("(KIiiNK)", (unsigned long long)r->bytes, (unsigned)r->kind.category,
+                         (int)r->kind.birth, (int)r->kind.backward,
                          PyBool_FromLong(r->kind.has_shape), (unsigned long long)r->blocks);
 }
 
@@ -409,9 +409,8 @@ layer_at(const void *from, size_t i)
             PyTuple_SET_ITEM(bytes, (Py_ssize_t)at, item);
     }
     if (bytes == NULL) return NULL;
-    return Py_BuildValue("(IiNNN)", (unsigned)layer->kind.category, (int)layer->kind.birth,
-                         PyBool_FromLong(layer->kind.is_saved),
-                         PyBool_FromLong(layer->kind.has_shape), bytes);
+    return Py_BuildValue("(IiiNN)", (unsigned)layer->kind.category, (int)layer->kind.birth,
+                         (int)layer->kind.backward, PyBool_FromLong(layer->kind.has_shape), bytes);
 }
 
 static PyObject *
@@ -516,15 +515,14 @@ contents_type(void)
         {"backward", "whether a backward pass was seen"},
         {"blocks",
          "that lived at the peak, the 4,096 largest: (bytes, category, birth_phase, death_phase, "
-         "saved, operator, module, site, dtype, shape)"},
-        {"rest", "sums of the others: (bytes, category, birth_phase, saved, shaped, count)"},
+         "backward, operator, module, site, dtype, shape)"},
+        {"rest", "sums of the others: (bytes, category, birth_phase, backward, shaped, count)"},
         {"lost", "blocks that found no room: if there are any, figures may be too low"},
         {"events", "births and deaths"},
         {"intervals",
          "(order, phase, bytes) of up to 128 that follow each other: the most in use in each"},
-        {"layers",
-         "what that was, by kinds of blocks: (category, birth_phase, saved, shaped, (bytes of each "
-         "interval))"},
+        {"layers", "what that was, by kinds of blocks: (category, birth_phase, backward, shaped, "
+                   "(bytes of each interval))"},
         {"addresses", "of `blocks`, each; 0 for one that had died by the end"},
         {NULL, NULL},
     };

@@ -35,7 +35,7 @@ in(mt_phase phase, uint32_t site, uint32_t maker)
 static bool
 is_same(mt_journal_kind a, mt_journal_kind b)
 {
-    return a.category == b.category && a.birth == b.birth && a.is_saved == b.is_saved &&
+    return a.category == b.category && a.birth == b.birth && a.backward == b.backward &&
            a.has_shape == b.has_shape;
 }
 
@@ -242,7 +242,7 @@ typedef struct life {
     uint64_t address, bytes; /* those from before the first event differ in size */
     uint32_t birth, death, category, site;
     mt_phase born, died;
-    bool is_saved, has_shape;
+    bool met_backward, has_shape;
     int dtype, dims;
     int64_t sizes[MT_JOURNAL_DIMS_MOST];
     mt_journal_kind kind; /* as a read with some likeness tells it */
@@ -280,7 +280,7 @@ model_phase(model *m, mt_phase phase, bool is_birth)
     m->is_in_backward = m->had_backward = true;
     for (size_t i = 0; i < m->n; i++)
         if (m->lives[i].death == 0 && m->lives[i].born == MT_PHASE_FORWARD)
-            m->lives[i].is_saved = true;
+            m->lives[i].met_backward = true;
 }
 
 static void
@@ -321,7 +321,10 @@ model_kinds(model *m, mt_journal_likeness like)
 {
     for (size_t i = 0; i < m->n; i++) {
         life *l = &m->lives[i];
-        l->kind = (mt_journal_kind){l->category, l->born, l->is_saved, l->has_shape};
+        l->kind = (mt_journal_kind){l->category, l->born, MT_BACKWARD_NONE, l->has_shape};
+        if (l->met_backward)
+            l->kind.backward =
+                l->died == MT_PHASE_BACKWARD ? MT_BACKWARD_FREED : MT_BACKWARD_OUTLIVED;
         if (like.of == 0 || l->category != 0 || l->born != MT_PHASE_BACKWARD ||
             l->died == MT_PHASE_BACKWARD)
             continue;
