@@ -114,6 +114,7 @@ class Accumulation:
         self._module: Any = None  # and the optimizer, of the batch that runs
         self._optimizer: Any = None
         self._metrics: set[str] = set()
+        self._lists: set[str] = set()  # of the module, with an entry for each part
         self._runs = False
         self._ranks = Ranks()
         self._held_back = 0  # batches that ran whole for another process
@@ -135,9 +136,14 @@ class Accumulation:
             return [f"Batches run whole: {self._why_whole}."]
         if self._held_back:
             return [held_back(self._held_back)]
+        sentences = []
         if self._metrics:
-            return [f"A step's value of {', '.join(sorted(self._metrics))} is of its last part."]
-        return []
+            names = ", ".join(sorted(self._metrics))
+            sentences.append(f"A step's value of {names} is of its last part.")
+        if self._lists:
+            names = ", ".join(sorted(self._lists))
+            sentences.append(f"What training_step() appends to {names} has an entry for each part.")
+        return sentences
 
     @property
     def busy(self) -> str:
@@ -207,7 +213,7 @@ class Accumulation:
             passes.reduce()
         factor = self._trainer.accumulate_grad_batches
         merge = functools.partial(_merged, parts, factor, rule.is_mean)
-        before.merge(len(parts), merge)
+        self._lists.update(before.merge([part.rows for part in parts], merge))
         for calls in zip(*(part.logged for part in parts), strict=False):
             self._log(calls, merge)
         loss = sum(part.loss * part.share for part in parts)
@@ -388,12 +394,19 @@ class _State:
         for metric, state in self._metrics:
             vars(metric).update({name: _copied(value) for name, value in state.items()})
 
-    def merge(self, parts: int, merge: Callable[[Sequence[Any]], Any]) -> None:
-        """Make one number of those that the parts have added to a list since."""
-        for kept, values in self._lists.values():
+    def merge(self, rows: Sequence[int], merge: Callable[[Sequence[Any]], Any]) -> list[str]:
+        """Make one entry of those that the parts, of so many rows each, have added to a list since.
+        Returns the names of the lists where it cannot be made."""
+        left = []
+        for name, (kept, values) in self._lists.items():
             new = kept[len(values) :]
-            if parts > 1 and len(new) == parts and all(map(_is_number, new)):
-                kept[len(values) :] = [merge(new)]
+            if len(rows) == 1 or not new:
+                continue
+            if len(new) == len(rows) and (made := _of_batch(new, rows, merge)) is not None:
+                kept[len(values) :] = [made]
+            else:
+                left.append(name)
+        return left
 
 
 _OF_METRIC: Final = ("_update_count", "_computed", "_forward_cache")
@@ -403,6 +416,27 @@ def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else (
         list(value) if isinstance(value, list) else value
     )  # fmt: skip
+
+
+def _of_batch(values: Sequence[Any], rows: Sequence[int], merge: Callable[..., Any]) -> Any:
+    """One value of a batch of those of its parts: of numbers, of tensors with the rows of the
+    parts, or of dicts and tuples of these; None if there is none."""
+    first = values[0]
+    if all(map(_is_number, values)):
+        return merge(values)
+    if any(type(value) is not type(first) for value in values):
+        return None
+    if isinstance(first, torch.Tensor):
+        return torch.cat(list(values)) if [len(value) for value in values] == rows else None
+    keys: Any = ()
+    if type(first) is dict and all(value.keys() == first.keys() for value in values):
+        keys = first.keys()
+    elif type(first) in (tuple, list) and len({len(value) for value in values}) == 1:
+        keys = range(len(first))
+    made = {key: _of_batch([value[key] for value in values], rows, merge) for key in keys}
+    if not made or any(value is None for value in made.values()):
+        return None
+    return made if type(first) is dict else type(first)(made.values())
 
 
 def _is_number(value: Any) -> bool:

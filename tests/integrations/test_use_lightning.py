@@ -125,6 +125,37 @@ def test_a_training_in_parts_is_the_training_in_whole_batches(options, tmp_path)
     assert used[2].monitor.step_count == plain[0].global_step
 
 
+class Keeps(Net):
+    """Keeps outputs of its steps for the end of the epoch."""
+
+    def __init__(self, entry: Any) -> None:
+        super().__init__()
+        self.entry, self.outputs = entry, []
+
+    def training_step(self, batch: Any, index: int) -> Any:
+        loss, out = super().training_step(batch, index), self.layers(batch[0])
+        self.outputs.append(self.entry(loss, out.detach()))
+        return loss
+
+
+@pytest.mark.parametrize(
+    ("entry", "is_whole"),
+    [
+        (lambda loss, out: {"loss": loss.detach(), "out": out}, True),
+        (lambda loss, out: (out, {"loss": loss.item()}), True),
+        (lambda loss, out: out, True),
+        (lambda loss, out: {"loss": loss.detach(), "mean": out.mean(0)}, False),  # [3]: no rows
+        (lambda loss, out: str(loss.item()), False),
+    ],
+)
+def test_what_a_step_keeps_in_a_list_is_of_the_batch_or_is_told(entry, is_whole, tmp_path):
+    plain, used = (fitted(tmp_path, is_used, Keeps(entry), part=5) for is_used in (False, True))
+    told = "appends to outputs has an entry for each part" in str(used[2])
+    assert told == (not is_whole)
+    if is_whole:
+        torch.testing.assert_close(used[1].outputs, plain[1].outputs)
+
+
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_a_part_that_runs_out_of_memory_runs_again_and_counts_once(where, tmp_path):
     options = OPTIONS["four batches and clipping"]
