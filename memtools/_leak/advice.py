@@ -53,11 +53,26 @@ _BUFFERS = ("variable", "tensor", "ndarray", "bytes", "bytearray", "str")
 #: Libraries whose tables are not changed but made anew, with each row that is added.
 _TABLES = ("pandas.", "polars.", "pyarrow.")
 
+#: What collects the outputs of an evaluation of a transformers.Trainer.
+_EVALUATION = "transformers.trainer_pt_utils.EvalLoopContainer"
+#: Methods after which an object can be used again.
+_EMPTIED = ("clear()", "reset()", "cache_clear()")
+#: New models and trainers of a library; not outputs of models, or what is common to them.
+_TRAINED = re.compile(
+    r"new (?:(?:transformers|trl|peft|setfit|sentence_transformers|lightning|pytorch_lightning)\."
+    r"[\w.]*(?:Trainer|Model|SentenceTransformer|For(?!\w*Output)[A-Z]\w*)"
+    r"|(?:stable_baselines3|sb3_contrib)\.(?!common)[\w.]+) objects?\b"
+)
+
 _Fits = Callable[[LeakFinding], object]
 
 
 def _grows(finding: LeakFinding) -> bool:
     return RANK[finding.grade] >= RANK["suspect"]
+
+
+def _is_private(library: str) -> bool:
+    return library.rpartition(".")[2].startswith("_")
 
 
 def _is(*kinds: str) -> _Fits:
@@ -251,10 +266,36 @@ _ADVICE: tuple[tuple[_Fits, str], ...] = (
         "%reset -f out frees the values",
     ),
     (
-        _is_of("transformers.trainer_pt_utils.EvalLoopContainer"),
+        lambda one: one.library == _EVALUATION and one.holder.endswith("]"),
+        "keep one number a token by Trainer(preprocess_logits_for_metrics=lambda outputs, labels: "
+        "outputs[0].argmax(-1)), as this model returns a tuple, or pass batch_eval_metrics=True, "
+        "prediction_loss_only=True or, in a Seq2SeqTrainer, predict_with_generate=True",
+    ),
+    (
+        _is_of(_EVALUATION),
         "keep one number a token by Trainer(preprocess_logits_for_metrics=lambda logits, labels: "
         "logits.argmax(-1)), or pass batch_eval_metrics=True or prediction_loss_only=True "
         "(eval_accumulation_steps=8 only moves logits from a GPU to the host)",
+    ),
+    (
+        lambda one: one.library.endswith(".prediction_loop._PredictionLoop"),
+        "pass return_predictions=False to Trainer.predict(), and write each batch to a file in a "
+        "lightning.pytorch.callbacks.BasePredictionWriter",
+    ),
+    (
+        lambda one: one.library.startswith("torchmetrics."),
+        "call reset() at the end of each epoch (Lightning does it for a metric that is given to "
+        "self.log()), and pass thresholds=100 to one of curves, to keep counts of predictions",
+    ),
+    (
+        lambda one: one.library.startswith("torch.nn.modules.container."),
+        "delete the modules that are no longer used (adapters of PEFT: delete_adapter(name) of "
+        "the model)",
+    ),
+    (
+        lambda one: _TRAINED.search(one.what) and not one.library,
+        "keep numbers and the path of a saved checkpoint instead: each of these objects keeps a "
+        "model, and a trainer the state of the optimizer as well",
     ),
     (
         _is_of("logging.handlers.MemoryHandler"),
@@ -282,7 +323,11 @@ _ADVICE: tuple[tuple[_Fits, str], ...] = (
         "file",
     ),
     (
-        lambda one: one.library and one.release,
+        lambda one: one.release in _EMPTIED and not _is_private(one.library),
+        "call {release} of the {library} after use, or give it less to keep",
+    ),
+    (
+        lambda one: one.library and one.release and not _is_private(one.library),
         "call {release} of the {library} after use and make a new one, or give it less to keep",
     ),
     (
@@ -316,7 +361,7 @@ _ADVICE: tuple[tuple[_Fits, str], ...] = (
     (
         lambda one: one.per == "s" and not one.holder,
         "call monitor.step() of a memtools.MemoryMonitor in each round of the loop: holders are "
-        "found at the ends of steps, and this program has none",
+        "found at the ends of steps, and none has ended yet",
     ),
     (
         lambda one: not one.holder,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import math
 import re
 from dataclasses import replace
@@ -168,6 +170,10 @@ def test_there_is_advice_for_what_no_container_holds(finding, words):
     assert words in advice_for(finding)
 
 
+EVALUATION = "transformers.trainer_pt_utils.EvalLoopContainer"
+PREDICTION = "lightning.pytorch.loops.prediction_loop._PredictionLoop"
+
+
 @pytest.mark.parametrize(
     ("kind", "holder", "library", "release", "words"),
     [
@@ -187,6 +193,18 @@ def test_there_is_advice_for_what_no_container_holds(finding, words):
         ("hooks", "OrderedDict Layer._forward_hooks", "torch.nn.Layer", "", "remove()"),
         ("WeakKeyDictionary", "WeakKeyDictionary x.CACHE (its values keep its keys)", "", "",
          "weakref.ref(key)"),
+        ("list", "list Tape.rows", "recorder.Tape", "reset()", "call reset() of the recorder.Tape "
+         "after use, or give"),
+        ("list", "list _Tape.rows", "recorder._Tape", "reset()", "give it less to keep"),
+        ("list", "list EvalLoopContainer.tensors[0]", EVALUATION, "", "outputs[0].argmax(-1)"),
+        ("variable", "EvalLoopContainer.tensors", EVALUATION, "", "logits.argmax(-1)"),
+        ("list", "list _PredictionLoop._predictions[0]", PREDICTION, "reset()",
+         "return_predictions=False"),
+        ("list", "list MeanAveragePrecision.detection_box",
+         "torchmetrics.detection.mean_ap.MeanAveragePrecision", "reset()",
+         "reset() at the end of each epoch"),
+        ("dict", "dict Conv2d.lora_A", "torch.nn.modules.container.ModuleDict", "clear()",
+         "delete_adapter(name)"),
     ],
 )  # fmt: skip
 def test_nobody_is_told_to_change_a_private_list_of_a_library(
@@ -197,6 +215,35 @@ def test_nobody_is_told_to_change_a_private_list_of_a_library(
     assert words in advice_for(finding)
     assert "maxlen" not in advice_for(finding)
     assert "clear it" not in advice_for(finding)
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("1 new stable_baselines3.ppo.ppo.PPO object every 9 steps", "a saved checkpoint"),
+        ("2 new transformers.trainer.Trainer objects a step", "a saved checkpoint"),
+        ("1 new transformers.models.vit.modeling_vit.ViTForImageClassification object a step",
+         "a saved checkpoint"),
+        ("1 new transformers.modeling_outputs.BaseModelOutput object a step", "clear it"),
+        ("1 new transformers.models.bert.modeling_bert.BertForPreTrainingOutput object a step",
+         "clear it"),
+        ("1 new stable_baselines3.common.logger.Logger object a step", "clear it"),
+        ("1 new mine.RowModel object a step", "clear it"),
+    ],
+)  # fmt: skip
+def test_trainers_and_models_that_are_kept_are_not_told_to_be_bounded(what, words):
+    finding = LeakFinding("likely", "heap", holder="list runs", kind="list", what=what)
+    assert words in advice_for(finding)
+
+
+@pytest.mark.slow
+def test_what_the_advice_says_of_libraries_exists():
+    lightning = pytest.importorskip("lightning.pytorch")
+    pt_utils = pytest.importorskip("transformers.trainer_pt_utils")
+    loop = importlib.import_module(PREDICTION.rpartition(".")[0])
+    assert {"_PredictionLoop", "EvalLoopContainer"} <= {*vars(loop), *vars(pt_utils)}
+    assert "return_predictions" in inspect.signature(lightning.Trainer.predict).parameters
+    assert hasattr(lightning.callbacks, "BasePredictionWriter")
 
 
 @pytest.mark.parametrize(
