@@ -381,6 +381,10 @@ def _is_buffer(obj: Any) -> bool:
 
 #: A part of a tensor is small if all of it has so many times its bytes, and so many at least.
 _PART_OF, _LEAST_WHOLE = 4, 1024
+#: Tensors or arrays that are less than this share of what came are not named instead of the objects
+#: that have them, unless these are plain containers or tensors.
+_LEAST_SHARE = 0.1
+_PLAIN = ("dict", "list", "tuple", "set", "collections", "torch", "numpy")
 
 
 class _Kind:
@@ -392,6 +396,11 @@ class _Kind:
     def __init__(self) -> None:
         self.count = self.bytes = 0
         self.storages: dict[int, int] = {}
+
+    @property
+    def kept(self) -> int:
+        """The bytes that they keep: their own, or those of their storages."""
+        return max(self.bytes, sum(self.storages.values()))
 
     @property
     def view_bytes(self) -> int:
@@ -420,13 +429,16 @@ def _newest(
     if not has_shim:
         storages = sum(sum(kind.storages.values()) for kind in kinds.values())
         size += storages * longer // len(entries)
-    if kinds:
-        what, most = max(kinds.items(), key=_bytes_of_kind)
-        each = max(1.0, most.bytes / most.count)
-        count = min(round(most.count / len(entries) * longer), round(size / each))
-        return count, size, f"{what}s", most.view_bytes
     first = type(entries[0])  # A metaclass may define __eq__, so types are compared by identity.
     are_alike = not in_entries and all(type(entry) is first for entry in entries)
+    if kinds:
+        what, most = max(kinds.items(), key=_bytes_of_kind)
+        # Below a large object, such as a model with its buffers, the sample may have seen little.
+        is_much = most.kept * longer >= _LEAST_SHARE * size * len(entries)
+        if is_much or not are_alike or type_name(first).partition(".")[0] in _PLAIN:
+            each = max(1.0, most.bytes / most.count)
+            count = min(round(most.count / len(entries) * longer), round(size / each))
+            return count, size, f"{what}s", most.view_bytes
     return longer, size, f"{type_name(first)} objects" if are_alike else "objects", 0
 
 

@@ -230,6 +230,27 @@ def test_an_unbounded_cache_of_a_method(trainer):
     assert holder.what == "[2000] float32 tensors"
 
 
+class Policy:
+    """A mask, and parameters so deep below it that no sample gets there."""
+
+    def __init__(self) -> None:
+        self.mask = np.zeros(4)
+        self.layers: Any = [[[[[[torch.ones(8192)]]]]]]
+
+
+@pytest.mark.parametrize(
+    ("entry", "what"),
+    [
+        (Policy, "Policy objects"),  # and not [4] float64 arrays, which are 32 of its 33,000 bytes
+        (lambda: (np.zeros(4), [[[[[torch.ones(8192)]]]]]), "[4] float64 arrays"),
+        (lambda: [torch.ones(8192)], "[8192] float32 tensors"),
+    ],
+)
+def test_objects_are_named_instead_of_the_little_that_a_sample_sees_of_them(trainer, entry, what):
+    found = named(lambda i: trainer.losses.append(entry()))
+    assert found["list Trainer.losses"].what.rpartition("test_growth.")[2] == what
+
+
 def test_a_local_of_a_running_function():
     history: list[object] = []
     (path,) = named(lambda i: history.append(bytes(4000)))
