@@ -30,8 +30,8 @@ _TRANSFORMERS: Final = {
     f"multiplied by {{n}}{_USE}",
     "checkpoint": "gradient_checkpointing=True: the forward pass runs twice",
     "autocast": "bf16=True; the losses differ, and the peak is approximate",
-    "chunks": "memtools.use(trainer, chunked_loss=True), or use_liger_kernel=True (on a GPU, with "
-    "liger-kernel): no logits of the whole batch",
+    "chunks": "memtools.use(trainer, chunked_loss=True) for a causal language model, or "
+    "use_liger_kernel=True (on a GPU, with liger-kernel): no logits of the whole batch",
     "fused": 'optim="adamw_torch_fused"',
     "no-cache": "model.config.use_cache = False: training needs no cache of keys and values",
     "evaluate": "a smaller per_device_eval_batch_size",
@@ -42,6 +42,11 @@ _GROUPS: Final = {
     "micro-batches": "per_device_train_batch_size divided by {n} and gradient_accumulation_steps "
     "multiplied by {n}, where generation_batch_size stays a multiple of num_generations"
     f"{_USE}",
+}
+_SENTENCES: Final = {
+    "micro-batches": "mini_batch_size=... of CachedMultipleNegativesRankingLoss or another Cached "
+    "loss, with the gradient of the whole batch: accumulation gives a loss that compares the rows "
+    "of a batch fewer negatives",
 }
 _LIGHTNING: Final = {
     "micro-batches": "a batch size divided by {n} and Trainer(accumulate_grad_batches={n})",
@@ -56,6 +61,7 @@ _OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
     "trl.trainer.dpo_trainer.DPOTrainer": _TRANSFORMERS | _LIGER,
     "trl.trainer.grpo_trainer.GRPOTrainer": _TRANSFORMERS | _LIGER | _GROUPS,
     "trl.trainer.rloo_trainer.RLOOTrainer": _TRANSFORMERS | _LIGER | _GROUPS,
+    "sentence_transformers.base.trainer.BaseTrainer": _TRANSFORMERS | _LIGER | _SENTENCES,
     "lightning.pytorch.trainer.trainer.Trainer": _LIGHTNING,
     "pytorch_lightning.trainer.trainer.Trainer": _LIGHTNING,
 }

@@ -51,6 +51,14 @@ def test_a_loop_of_the_programs_own_has_no_options(trainer):
     assert [trainers.option_of(trainer, change) for change in CHANGES] == [""] * len(CHANGES)
 
 
+def test_a_loss_that_compares_rows_is_not_told_to_accumulate():
+    trainer = "sentence_transformers.base.trainer.BaseTrainer"
+    text = trainers.option_of(trainer, "micro-batches:2")
+    assert "mini_batch_size" in text
+    assert "gradient_accumulation_steps" not in text
+    assert trainers.option_of(trainer, "checkpoint:layers").startswith("gradient_checkpointing")
+
+
 def test_a_number_of_parts_is_named():
     text = trainers.option_of("transformers.trainer.Trainer", "micro-batches:8")
     assert "per_device_train_batch_size divided by 8" in text

@@ -117,10 +117,19 @@ class EqualLosses(Trainer):
         return (each - each.detach()).exp().mean()
 
 
+class GISTEmbedLoss:
+    """Has the name of a loss of sentence_transformers."""
+
+
+class Ranking(LargestLoss):
+    loss = GISTEmbedLoss()
+
+
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
         (OwnStep, "OwnStep has its own training_step()"),
+        (Ranking, "GISTEmbedLoss compares the rows of a batch; CachedGISTEmbedLoss computes it"),
         (LargestLoss, "the loss of two of its rows is"),
         (EqualLosses, "the losses of its rows do not tell"),
     ],
@@ -136,6 +145,25 @@ def test_what_cannot_be_cut_is_left_and_trains_as_before(kind, why, tmp_path):
     (plain, _), (used, adapter) = train(False), train(True)
     assert f"Batches run whole: {why}" in str(adapter)
     assert parameters(used).equal(parameters(plain))
+
+
+@pytest.mark.parametrize(
+    ("has_metrics", "options", "is_told"),
+    [
+        (True, {}, True),
+        (False, {}, False),
+        (True, {"batch_eval_metrics": True}, False),
+        (True, {"prediction_loss_only": True}, False),
+    ],
+)
+def test_an_evaluation_that_keeps_outputs_is_told(has_metrics, options, is_told, tmp_path):
+    base = trainer("transformers", tmp_path, **options)
+    metrics = (lambda found, compute_result=True: {}) if has_metrics else None
+    plain = {"train_dataset": base.train_dataset, "compute_metrics": metrics}
+    made = Trainer(base.model, base.args, **plain)
+    assert ("Evaluation keeps the model's outputs" in str(memtools.use(made))) == is_told
+    keeps = Trainer(base.model, base.args, **plain, preprocess_logits_for_metrics=lambda x, _: x[0])
+    assert "Evaluation keeps" not in str(memtools.use(keeps))
 
 
 class WeighsClasses(torch.nn.Module):

@@ -12,7 +12,7 @@ Everything is set on the trainer or its model, and on no class.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from memtools import CleanupPolicy, MemoryMonitor, managed
 from memtools.integrations._ranks import will_shard
@@ -91,8 +91,30 @@ def changes(
             made.append(Left(f"Generation is the trainer's own: {why}."))
         else:
             made.append(GroupGeneration(trainer, monitor))
+    if _keeps_outputs(trainer):
+        made.append(Left(_OUTPUTS))
     made.append(Left("Batch size, optimizer, clipping, learning rate, logs and checkpoints."))
     return made
+
+
+#: What an evaluation keeps, and the trainer's option for less.
+_OUTPUTS: Final = (
+    "Evaluation keeps the model's outputs for all rows until compute_metrics gets them: "
+    "Trainer(preprocess_logits_for_metrics=...) keeps what it returns, such as "
+    "logits.argmax(-1), and batch_eval_metrics=True nothing."
+)
+
+
+def _keeps_outputs(trainer: Any) -> bool:
+    """Whether an evaluation keeps what the model returns, for all rows."""
+    args = trainer.args
+    is_less = args.batch_eval_metrics or args.prediction_loss_only
+    is_less = is_less or getattr(args, "predict_with_generate", False)
+    return (
+        trainer.compute_metrics is not None
+        and trainer.preprocess_logits_for_metrics is None
+        and not is_less
+    )
 
 
 def _why_not_cut(trainer: Any) -> str:
@@ -113,10 +135,22 @@ def _why_not_cut(trainer: Any) -> str:
     return _why_of_whole_batch(trainer)
 
 
+#: Losses of sentence_transformers that compare rows, and of which it has a Cached one.
+_CACHED: Final = (
+    "MultipleNegativesRankingLoss",
+    "MultipleNegativesSymmetricRankingLoss",
+    "GISTEmbedLoss",
+)
+
+
 def _why_of_whole_batch(trainer: Any) -> str:
-    """Why the loss of a trainer of TRL is of all rows together, as a clause; "" if it is not. Where
-    losses are equal, as those before the first update, they do not tell."""
+    """Why the loss of a trainer of TRL or sentence_transformers is of all rows together, as a
+    clause; "" if it is not. Where losses are equal, as those before the first update, they do not
+    tell."""
     kinds = {kind.__name__ for kind in type(trainer).__mro__}
+    loss = type(getattr(trainer, "loss", None)).__name__
+    if loss in _CACHED:
+        return f"{loss} compares the rows of a batch; Cached{loss} computes it in parts"
     if "KTOTrainer" in kinds:
         return "KTO compares each row with the KL divergence of its batch"
     if "DPOTrainer" in kinds and (found := {"aot", "aot_unpaired"} & set(trainer.loss_types)):
