@@ -66,18 +66,21 @@ class Drift(NamedTuple):
 
 
 class Recent:
-    """The newest readings of a series."""
+    """The newest readings of a series: the last ones of arrays that are as long from the first
+    reading on, as these must not be growth themselves."""
 
-    __slots__ = ("_sizes", "_steps")
+    __slots__ = ("_known", "_sizes", "_steps")
 
     def __init__(self) -> None:
-        self._steps, self._sizes = array("q"), array("d")
+        self._steps = array("q", bytes(8 * MOST_READINGS))
+        self._sizes = array("d", bytes(8 * MOST_READINGS))
+        self._known = 0
 
     def add(self, step: int, size: float) -> None:
+        del self._steps[0], self._sizes[0]
         self._steps.append(step)
         self._sizes.append(size)
-        if len(self._steps) > MOST_READINGS:
-            del self._steps[0], self._sizes[0]
+        self._known = min(self._known + 1, MOST_READINGS)
 
     def drift(self, least: float, looks: int) -> Drift | None:
         """The drift of the longest window that is certain and goes on; None where there is none.
@@ -86,7 +89,7 @@ class Recent:
             least: bytes below which a rise does not count.
             looks: how often the series was looked at before.
         """
-        sizes, known = self._sizes, len(self._sizes)
+        sizes, known = self._sizes, self._known
         if known < LEAST_READINGS:
             return None
         enough = CERTAIN + CERTAIN_MORE * math.log(looks + 1)
@@ -94,7 +97,7 @@ class Recent:
         tried = 0
         for most in WINDOWS:
             count = min(known, most)
-            begin = known - count
+            begin = MOST_READINGS - count
             if count == tried or not _may_rise(sizes, count):
                 continue
             if newest_step - self._steps[begin] < LEAST_SPAN:
@@ -112,7 +115,7 @@ class Recent:
         """The first step from which on all readings lie on the line, as near as those from number
         `begin` on do."""
         since = self._steps[begin]
-        for i in range(begin - 1, -1, -1):
+        for i in range(begin - 1, MOST_READINGS - self._known - 1, -1):
             step = self._steps[i]
             beside = abs(self._sizes[i] - found.end - found.slope * (step - found.until))
             if beside > found.off + (2.5 * found.error + found.slope) * (since - step):

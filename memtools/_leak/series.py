@@ -11,6 +11,7 @@ its batches. Looks separates that from growth that goes on.
 from __future__ import annotations
 
 import math
+from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from memtools._census.holders import Holder
 
 MOST_POINTS = 256
+_UNKNOWN = -(2**63)  # bytes that are not known
 MOST_OF_PACE = 64  # The pace is taken from up to so many of the newest points.
 FEWEST_POINTS = 3  # A slope that holders explain is taken from at least so many points.
 
@@ -68,21 +70,25 @@ class Lows:
     stay few."""
 
     def __init__(self) -> None:
-        self.points: list[tuple[int, int]] = []
+        self._steps, self._sizes = array("q"), array("q")
         self._each = self._count = 1  # readings of a point, and of the newest one
+
+    @property
+    def points(self) -> list[tuple[int, int]]:
+        return list(zip(self._steps, self._sizes, strict=True))
 
     def add(self, step: int, size: int) -> None:
         """A reading at a step, which is not before that of the newest one."""
         if self._count < self._each:
             self._count += 1
-            at, least = self.points[-1]
-            self.points[-1] = at, min(least, size)
+            self._sizes[-1] = min(self._sizes[-1], size)
             return
         self._count = 1
-        self.points.append((step, size))
-        if len(self.points) == MOST_POINTS:
-            pairs = zip(self.points[::2], self.points[1::2], strict=True)
-            self.points = [(step, min(a, b)) for (step, a), (_, b) in pairs]
+        self._steps.append(step)
+        self._sizes.append(size)
+        if len(self._steps) == MOST_POINTS:
+            self._steps = self._steps[::2]
+            self._sizes = array("q", map(min, self._sizes[::2], self._sizes[1::2]))
             self._each *= 2
             self._count = self._each // 2 + 1
 
@@ -107,7 +113,8 @@ class Points:
 
     def __init__(self, *, noisy: bool = False) -> None:
         self.steps: list[int] = []
-        self._values: list[dict[str, int]] = []
+        #: the bytes of each signal at these steps, _UNKNOWN where they are not known
+        self._columns: dict[str, array[int]] = {}
         #: whether they are not read at the same point of a step
         self.is_noisy = noisy
         #: whether several threads make the steps: then they are noisy, and vary more
@@ -126,39 +133,50 @@ class Points:
         if "heap" not in values and "rss" in values:
             values = {**values, "heap": values["rss"]}
         self._paces.clear()
+        if len(self.steps) == MOST_POINTS:  # The older half becomes half as dense.
+            keep = [*range(0, MOST_POINTS // 2, 2), *range(MOST_POINTS // 2, MOST_POINTS)]
+            columns = {
+                name: array("q", [column[i] for i in keep])
+                for name, column in self._columns.items()
+            }
+            self._columns = {
+                name: column for name, column in columns.items() if set(column) != {_UNKNOWN}
+            }
+            self.steps = [self.steps[i] for i in keep]
+        for column in self._columns.values():
+            column.append(_UNKNOWN)
         self.steps.append(step)
-        self._values.append(values)
-        if len(self.steps) > MOST_POINTS:  # The older half becomes half as dense.
-            keep = [*range(0, MOST_POINTS // 2, 2), *range(MOST_POINTS // 2, len(self.steps))]
-            kept = [self.steps[i] for i in keep], [self._values[i] for i in keep]
-            self.steps, self._values = kept
+        self._enter(values)
+
+    def _enter(self, values: Mapping[str, int]) -> None:
+        """Enter values of the newest point."""
+        for name, size in values.items():
+            if name not in self._columns:
+                self._columns[name] = array("q", [_UNKNOWN] * len(self.steps))
+            self._columns[name][-1] = size
 
     def note(self, step: int, values: dict[str, int]) -> None:
         """Add to the newest point what a walk of the heap at its step has shown."""
         if self.steps and self.steps[-1] == step:
-            self._values[-1] |= values
+            self._enter(values)
             self._paces.clear()
 
     def series(self, name: str, since: int = 0) -> list[tuple[int, int]]:
         """(step, bytes) of a signal, or of one of the sums, from a step on. A part of a sum that is
         not known at a point counts as at the point before."""
-        parts, last = self.SUMS.get(name, (name,)), dict[str, int]()
-        steps, points = self.steps, self._values  # One may be added now.
-        begin = bisect_left(steps, since)
-        for part in parts:
-            known_at = begin
-            while known_at > 0 and part not in last:
-                known_at -= 1
-                if part in points[known_at]:
-                    last[part] = points[known_at][part]
+        steps, columns = self.steps, self._columns  # One may be added now.
+        parts = [columns[part] for part in self.SUMS.get(name, (name,)) if part in columns]
+        begin, end = bisect_left(steps, since), min(map(len, (steps, *parts)))
+        before = (reversed(part[:begin]) for part in parts)
+        last = [next((size for size in part if size != _UNKNOWN), 0) for part in before]
         found = []
-        for at in range(begin, min(len(steps), len(points))):
-            values, is_known = points[at], False
-            for part in parts:
-                if part in values:
-                    last[part], is_known = values[part], True
+        for at in range(begin, end):
+            is_known = False
+            for i, part in enumerate(parts):
+                if part[at] != _UNKNOWN:
+                    last[i], is_known = part[at], True
             if is_known:
-                found.append((steps[at], sum(last.values())))
+                found.append((steps[at], sum(last)))
         return found
 
     def newest(self, name: str) -> int | None:

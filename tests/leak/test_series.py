@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import math
 import random
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import pytest
 
-from memtools import LeakFinding
+from memtools import LeakFinding, _core
+from memtools._leak.drift import Recent
 from memtools._leak.growth import kept_pace, rising_pace, slope_of
 from memtools._leak.judge import findings_of
 from memtools._leak.ledger import Ledger
@@ -328,3 +331,23 @@ def test_lows_stay_few_and_keep_the_lowest_reading() -> None:
     assert steps[0] == 0
     assert all(size in (step, step + 33) for step, size in lows.points if step % 64 == 0)
     assert steps[-1] >= 10_000 - 64
+
+
+def test_readings_take_no_memory_that_looks_like_growth():
+    """On a slow machine there is one at each step."""
+    size, names = 10**9, [f"signal {i}" for i in range(12)]
+    points, lows, recent = Points(), Lows(), [Recent() for _ in range(5)]
+    taken = []
+    gc.collect()
+    gc.disable()
+    try:
+        for step in range(1000, 1064):
+            lows.add(step, size + step)
+            for one in recent:
+                one.add(step, float(size + step))
+            if step % 8 == 0:
+                points.add(step, {name: size + step for name in names})
+            taken.append(_core._python_bytes() or 64 * sys.getallocatedblocks())
+    finally:
+        gc.enable()
+    assert taken[-1] - taken[16] < 64 * (len(taken) - 16), "bytes a step"
