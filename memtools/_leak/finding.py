@@ -60,6 +60,8 @@ _TEXTS = (
 FIRST_WRITES = "first writes"
 #: The causes of what fills, where it is known whether all of it fits under the limit.
 FITS, TOO_LARGE = "fits", "too large"
+#: The cause of a suspect that would not reach the limit in any likely run.
+LITTLE = "little"
 #: A finding that is at least this share of all growth towards a limit has the forecast of it.
 MUCH_OF_JOINT = 0.5
 
@@ -69,9 +71,17 @@ def is_call(grade: str) -> bool:
     return RANK[grade] >= RANK["growing"]
 
 
+def is_little(finding: LeakFinding) -> bool:
+    """Whether it is a suspect that would not reach the limit in any likely run."""
+    return finding.grade == "suspect" and finding.cause == LITTLE
+
+
 def is_reported(finding: LeakFinding) -> bool:
-    """Whether a finding is reported while the program runs: from suspect on, and below that if
-    memory runs into its limit by it, or what fills will not fit."""
+    """Whether a finding is reported while the program runs: from suspect on, without what is too
+    little to matter, and below that if memory runs into its limit by it, or what fills will not
+    fit."""
+    if is_little(finding):
+        return False
     is_forecast = finding.steps_left is not None or finding.seconds_left is not None
     return RANK[finding.grade] >= RANK["suspect"] or is_forecast or finding.cause == TOO_LARGE
 
@@ -113,7 +123,8 @@ class LeakFinding:
         freed_bytes: bytes freed at once when the growth ended, as at the end of an epoch.
         cause: "jumps" (a C buffer that is enlarged when full), "profiler", "collector" (Python's
             garbage collector is off), "views" (small views keep whole tensors), "extension" (a
-            growing object of an extension, such as a table), "fits" or "too large" (for the limit).
+            growing object of an extension, such as a table), "fits" or "too large" (for the limit),
+            "little" (a suspect that would not reach the limit within a million steps).
         left_bytes: bytes still to come until what fills is full; 0 if unknown.
     """
 

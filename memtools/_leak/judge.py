@@ -24,6 +24,7 @@ from memtools._leak.finding import (
     COLLECTOR_IS_OFF,
     FIRST_WRITES,
     FITS,
+    LITTLE,
     RANK,
     TOO_LARGE,
     Key,
@@ -116,6 +117,10 @@ class Thresholds:
     foreseen: float = 10.0
     """Freed memory that malloc keeps, and other growth that is not in use, is reported where the
     limit is at most so many times as many steps away as it was seen to grow: it may end before."""
+
+    likely_steps: float = 1e6
+    """A suspect without a holder is little if the limit is more steps away: few runs are longer,
+    and what a program takes as it starts grows by about as much."""
 
     garbage: float = 0.5
     """If a collection frees at least this share of what has grown, it was garbage."""
@@ -878,7 +883,15 @@ def _unexplained(seen: Evidence, use: float, residue: float) -> list[LeakFinding
     among = [f"including {one.path}: +{format_bytes(one.rate_bytes)}/step" for one in fastest]
     if seen.unlooked:
         among = [seen.unlooked]
-    return [of_part(part, what=", ".join(filter(None, [_jumps_of(seen), *among])))]
+    what = ", ".join(filter(None, [_jumps_of(seen), *among]))
+    return [of_part(part, what=what, cause=LITTLE if _is_little(seen, part) else "")]
+
+
+def _is_little(seen: Evidence, part: Part) -> bool:
+    """Whether a part of memory would not reach the host's limit in any likely number of steps."""
+    if seen.used is None or seen.seconds is not None:
+        return False
+    return seen.used[0] + part.all_bytes * THRESHOLDS.likely_steps < seen.used[1]
 
 
 def _jumps_of(seen: Evidence) -> str:

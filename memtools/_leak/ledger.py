@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from memtools._leak.finding import FIRST_WRITES, RANK, Key, LeakFinding
+from memtools._leak.finding import FIRST_WRITES, RANK, Key, LeakFinding, is_little
 from memtools._leak.judge import C_HEAP, CYCLES, OF_CENSUS, PYTHON, THRESHOLDS
 from memtools._leak.jumps import LATE
 from memtools._leak.series import Points, since_of
@@ -172,7 +172,9 @@ class Ledger:
             made_at=one.made_at or before.made_at,
             kept_at=one.kept_at or before.kept_at,
         )
-        return entry.finding if entry.finding.grade != before.grade else None
+        is_new = entry.finding.grade != before.grade
+        is_new |= is_little(before) and not is_little(entry.finding)
+        return entry.finding if is_new else None
 
     def _miss(
         self,

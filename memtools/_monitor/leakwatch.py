@@ -45,6 +45,7 @@ from memtools._leak.finding import (
     RANK,
     LeakFinding,
     is_call,
+    is_little,
     with_forecast,
 )
 from memtools._leak.forecast import Course, Joint, joint_of
@@ -747,7 +748,8 @@ class LeakWatch:
 
     def lines(self, step: int) -> list[str]:
         """Lines of a summary at this step: how much grows, and what stands."""
-        lines, standing, made = [], self.findings(), step - self._schedule.origin
+        lines, made = [], step - self._schedule.origin
+        standing = [one for one in self.findings() if not is_little(one)]
         if made <= 0:
             return []
         if len(self._sensor.points.steps) > 1:

@@ -115,7 +115,7 @@ class Reporter:
         changed, so that the record of a run that is killed has the newest."""
         for finding in findings:
             known = self._reported.get(_word(finding), set())
-            is_new = FORECAST in _details(finding) - known
+            is_new = is_reported(finding) and FORECAST in _details(finding) - known
             if is_new and len(self._reported) < MOST_REPORTS:
                 self.report(finding)
                 continue

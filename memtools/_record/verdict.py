@@ -32,6 +32,7 @@ from memtools._leak.finding import (
     Key,
     LeakFinding,
     is_call,
+    is_little,
     is_reported,
     with_forecast,
 )
@@ -218,7 +219,9 @@ def _by_the_run(figures: Figures) -> _Found:
         short = sentences.of_early(steps)
     ended = figures.ending.by_memory(near=figures.near_limit)
     late = late_of(figures.line) if ended else None
-    return found, [], short, short is None, late
+    little = [one for one in found if is_little(one)]
+    found = [one for one in found if one not in little]
+    return found, little, short, short is None, late
 
 
 def _by_the_series(figures: Figures) -> _Found:

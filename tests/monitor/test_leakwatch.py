@@ -638,6 +638,27 @@ def test_what_a_census_takes_itself_is_no_growth(clock: Clock) -> None:
     assert found.rate_bytes == pytest.approx(16 * KIB, rel=0.01)
 
 
+@pytest.mark.parametrize(("limit", "is_said"), [(16 * GIB, False), (GIB // 2, True)])
+def test_a_suspect_is_said_if_it_reaches_the_limit_within_a_million_steps(
+    clock: Clock, limit: int, is_said: bool
+) -> None:
+    program = Program(clock, limit=limit)
+    program.run(200, heap=2 * KIB)
+    (found,) = program.watch.findings()
+    assert (found.grade, found.cause) == ("suspect", "" if is_said else "little")
+    assert bool(program.said) == is_said
+    assert ("suspect" in " ".join(program.watch.lines(200))) == is_said
+    assert found.key in [one.key for _, one in program.events.told], "the record has it"
+
+
+def test_a_suspect_that_becomes_faster_is_said(clock: Clock) -> None:
+    program = Program(clock, limit=16 * GIB)
+    program.run(128, heap=2 * KIB)
+    assert program.said == []
+    program.run(300, heap=64 * KIB)
+    assert program.said[0].rate_bytes > 20 * KIB
+
+
 def test_without_a_census_nobody_is_said_to_hold_nothing(clock: Clock) -> None:
     program = Program(clock, census=False)
     program.run(200, heap=36 * KIB)
