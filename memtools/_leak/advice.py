@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from memtools._leak.finding import FIRST_WRITES, FITS, RANK, TOO_LARGE, LeakFinding
+from memtools._leak.finding import FIRST_WRITES, FITS, RANK, TOO_LARGE, WORKERS, LeakFinding
 
 
 def advice_for(finding: LeakFinding) -> str:
@@ -32,7 +32,7 @@ def advice_for(finding: LeakFinding) -> str:
     )
     if finding.cause == TOO_LARGE:
         advice += " (as it is, it will not fit)"
-    if finding.process.startswith("worker") and finding.holder and _grows(finding):
+    if finding.key[0] == WORKERS and finding.holder and _grows(finding):
         advice += "; each worker has its own copy"
     return advice
 

@@ -41,6 +41,9 @@ _PASSING = re.compile(r"(\[[^]]*\])*( \([^)]*\))?$")
 
 #: The key of a finding: (process, what grows there).
 Key = tuple[str, str]
+#: The process in the key of what workers have found: the same in several of them is one thing.
+WORKERS = "workers"
+_OF_WORKERS = re.compile(r"worker .*|[\d,]+ workers", re.DOTALL)
 
 
 #: The fields that are names and sentences, "" where they are not known.
@@ -113,7 +116,7 @@ class LeakFinding:
         source: the source text of `kept_at`, else of `made_at`.
         library: whose container it is, such as `tarfile.TarFile`.
         release: a method of that object that releases the memory, such as `close()`.
-        process: "" for this process, else `worker 2` or `child process 4711`.
+        process: "" for this process, else `worker 2`, `4 workers` or `child process 4711`.
         steps_left: the fewest and the most steps left before the limit, for all growth towards it;
             only for the fastest finding and those with half of that growth or more.
         seconds_left: the same in seconds, at the pace of the run.
@@ -170,9 +173,10 @@ class LeakFinding:
         stays the same from look to look, although another entry of a dict, for example, may grow
         each time. Growth without a holder is one thing, whichever signal shows it, and so are all
         blocks of one part of memory that fill, whether their arrays are known yet or not."""
+        process = WORKERS if _OF_WORKERS.fullmatch(self.process) else self.process
         if self.kind == FIRST_WRITES:
-            return self.process, f"{self.kind} of {self.part}"
-        return self.process, _PASSING.sub("", self.holder) or self.kind or self.part
+            return process, f"{self.kind} of {self.part}"
+        return process, _PASSING.sub("", self.holder) or self.kind or self.part
 
     @property
     def subject(self) -> str:

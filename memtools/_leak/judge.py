@@ -27,6 +27,7 @@ from memtools._leak.finding import (
     LITTLE,
     RANK,
     TOO_LARGE,
+    WORKERS,
     Key,
     LeakFinding,
 )
@@ -838,6 +839,29 @@ def _together(name: str, several: Sequence[LeakFinding]) -> LeakFinding:
         since_step=min(since, default=None),
         what="",
     )
+
+
+def of_workers(found: Sequence[LeakFinding]) -> list[LeakFinding]:
+    """What workers have found, the worst first. What several of them hold by one name is one
+    finding with the sum of their rates."""
+    same: dict[tuple[Key, str], list[LeakFinding]] = {}
+    for one in sorted(found, key=lambda one: (-RANK[one.grade], -one.rate_bytes)):
+        same.setdefault((one.key, one.per), []).append(one)
+    joined = []
+    for first, *others in same.values():
+        several = [first, *others]
+        if len({one.process for one in several}) > 1:
+            first = replace(
+                first,
+                process=f"{len({one.process for one in several}):,} {WORKERS}",
+                rate_bytes=sum(one.rate_bytes for one in several),
+                since_step=min(
+                    (one.since_step for one in several if one.since_step is not None), default=None
+                ),
+                what=", ".join(filter(None, (first.what, "in each"))),
+            )
+        joined.append(first)
+    return sorted(joined, key=lambda one: (-RANK[one.grade], -one.rate_bytes))
 
 
 def _unexplained(seen: Evidence, use: float, residue: float) -> list[LeakFinding]:

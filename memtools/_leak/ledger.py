@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from memtools._leak.finding import FIRST_WRITES, RANK, Key, LeakFinding, is_little
+from memtools._leak.finding import FIRST_WRITES, RANK, WORKERS, Key, LeakFinding, is_little
 from memtools._leak.judge import C_HEAP, CYCLES, OF_CENSUS, PYTHON, THRESHOLDS
 from memtools._leak.jumps import LATE
 from memtools._leak.series import Points, since_of
@@ -87,7 +87,9 @@ class Ledger:
         for one in found:
             entry = self._entries.get(one.key)
             if entry is not None and _is_of_worker(one) and one.grade != "fills":
-                entry.finding = replace(entry.finding, rate_bytes=one.rate_bytes, what=one.what)
+                entry.finding = replace(
+                    entry.finding, process=one.process, rate_bytes=one.rate_bytes, what=one.what
+                )
 
     def update(self, findings: Sequence[LeakFinding]) -> None:
         """Replace findings that stand by those of the same key."""
@@ -419,10 +421,8 @@ def has_stopped(one: LeakFinding, points: Points, step: int) -> bool:
     if one.kind == CYCLES and not one.cause:
         return False
     least = max(THRESHOLDS.least_rate / 4, THRESHOLDS.ended * one.rate_bytes)
-    recent = [
-        points.recent(one.process, of_late(step)),
-        points.recent(one.process, THRESHOLDS.confirmed_steps),
-    ]
+    name = WORKERS if one.process.endswith(f" {WORKERS}") else one.process
+    recent = [points.recent(name, steps) for steps in (of_late(step), THRESHOLDS.confirmed_steps)]
     known = [each for each in recent if each is not None and one.per == "step"]
     return bool(known) and max(known) < least
 

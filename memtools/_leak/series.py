@@ -13,13 +13,13 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
 
-from memtools._leak.finding import RANK, LeakFinding
+from memtools._leak.finding import RANK, WORKERS, LeakFinding
 from memtools._leak.forecast import Course, course_of
 from memtools._leak.growth import (
     Kept,
@@ -100,7 +100,7 @@ class Points:
     read, it is the resident bytes. `all` decides whether a census walks: use, shared memory,
     children and devices together. `counted` is what a limit of the host counts of the job: resident
     bytes that are of no file, children and shared memory. `highest` is the same at the peaks of
-    steps.
+    steps. WORKERS is what all workers have gained that report it.
     """
 
     #: The signals of each sum.
@@ -165,7 +165,10 @@ class Points:
         """(step, bytes) of a signal, or of one of the sums, from a step on. A part of a sum that is
         not known at a point counts as at the point before."""
         steps, columns = self.steps, self._columns  # One may be added now.
-        parts = [columns[part] for part in self.SUMS.get(name, (name,)) if part in columns]
+        names: Iterable[str] = self.SUMS.get(name, (name,))
+        if name == WORKERS:
+            names = [one for one in list(columns) if one.startswith("worker ")]
+        parts = [columns[one] for one in names if one in columns]
         begin, end = bisect_left(steps, since), min(map(len, (steps, *parts)))
         before = (reversed(part[:begin]) for part in parts)
         last = [next((size for size in part if size != _UNKNOWN), 0) for part in before]

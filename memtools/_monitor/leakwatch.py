@@ -49,7 +49,7 @@ from memtools._leak.finding import (
     with_forecast,
 )
 from memtools._leak.forecast import Course, Joint, joint_of
-from memtools._leak.judge import OF_CENSUS, THRESHOLDS, Block, findings_of
+from memtools._leak.judge import OF_CENSUS, THRESHOLDS, Block, findings_of, of_workers
 from memtools._leak.ledger import Entry, Ledger, as_of_now, has_stopped, of_late
 from memtools._leak.series import Points
 from memtools._monitor.children import ChildProcesses
@@ -533,7 +533,8 @@ class LeakWatch:
             self._sensor.parts["children"].kind,
             stands=any(one.signal == "children" for one in self._ledger.findings()),
         )
-        return [as_of_now(one, points, step) for one in found if not has_stopped(one, points, step)]
+        going = [one for one in found if not has_stopped(one, points, step)]
+        return of_workers([as_of_now(one, points, step) for one in going])
 
     def expect_growth(self, name: str, **growth: Any) -> None:
         """As LeakDetector.expect_growth."""

@@ -126,7 +126,7 @@ class Reporter:
 
 
 def _word(finding: LeakFinding) -> tuple[str, str, str, bool]:
-    return _kind_of_process(finding), finding.key[1], finding.grade, finding.over
+    return *finding.key, finding.grade, finding.over
 
 
 def _details(finding: LeakFinding) -> set[str]:
@@ -136,11 +136,6 @@ def _details(finding: LeakFinding) -> set[str]:
         return set()
     known = finding.lines(), FORECAST if finding.forecast() else ""
     return {*known} - {""}
-
-
-def _kind_of_process(finding: LeakFinding) -> str:
-    """The process; but the same in several workers is reported once, for the first of them."""
-    return "worker" if finding.process.startswith("worker ") else finding.process
 
 
 class Printer:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,7 +38,6 @@ BETWEEN = 1.5  # Above so many batches a turn it may have one or two of them.
 NEAR = 0.1  # A count that differs from whole turns by at most this share of it is that many turns.
 IDLE = 8  # After so many turns without a batch a worker belongs to a loader that is not in use.
 MISSED = 2  # So many looks of a worker that do not name a holder show that it does not grow.
-LISTED = 8  # Workers with the same holder are named one by one up to this number.
 
 
 @dataclass
@@ -171,8 +169,7 @@ class WorkerReports:
         return self._in_use.update(sizes, self.names)
 
     def findings(self, step: int, grade: str = "suspect") -> tuple[LeakFinding, ...]:
-        """Return what grows in workers, the most first. Each rate is that of its own worker; if the
-        same grows in more than eight, the others are one finding with the sum of their rates.
+        """Return what grows in workers, each with the rate of its own worker.
 
         Args:
             step: the program's step now; 0 if it makes none: rates are then per second.
@@ -183,16 +180,14 @@ class WorkerReports:
         worker.invite()
         if not self._asked:
             return ()
-        now, same = time.monotonic_ns(), dict[tuple[str, str], list[LeakFinding]]()
+        now, listed = time.monotonic_ns(), list[LeakFinding]()
         for pid, batches, report in self._page.read():
             known = self._known.get(pid)
             if known is None or known.batches > batches:  # or another process with its pid
                 known = self._known[pid] = _Known(pid, batches, step, now)
             found = _findings_of(report, known, batches, step, now, grade, self._keepers)
-            for finding in self._with_answers(pid, found, report):
-                same.setdefault((finding.holder, finding.kind), []).append(finding)
-        listed = (one for several in same.values() for one in _listed(several))
-        return tuple(sorted(listed, key=lambda one: (-RANK[one.grade], -one.rate_bytes)))
+            listed += self._with_answers(pid, found, report)
+        return tuple(listed)
 
     def _with_answers(
         self, pid: int, found: list[LeakFinding], report: dict[str, Any]
@@ -350,16 +345,3 @@ def _what(holder: Holder, pace: float, unit: str) -> str:
     if not holder.new_objects:
         return ""
     return sentences.of_new(holder.new_objects * pace, holder.what, unit)
-
-
-def _listed(findings: list[LeakFinding]) -> Iterator[LeakFinding]:
-    """Findings of one holder in several workers: one for each of the first, one for all others."""
-    findings.sort(key=lambda one: (-RANK[one.grade], -one.rate_bytes))
-    if len(findings) > 1:
-        each = f"in each of {len(findings):,} workers"
-        findings = [replace(one, what=f"{one.what}, {each}".lstrip(", ")) for one in findings]
-    yield from findings[:LISTED]
-    others = findings[LISTED:]
-    if others:
-        rate = sum(one.rate_bytes for one in others)
-        yield replace(others[0], process=f"{len(others):,} other workers", rate_bytes=rate)

@@ -266,6 +266,18 @@ def test_what_a_worker_has_found_ends_by_the_bytes_of_that_worker(grows: int, en
     assert [one.process for one in ledger.end(points, 256)] == ["worker 0"] * ends
 
 
+@pytest.mark.parametrize(("until", "ends"), [(256, False), (128, True)])
+def test_what_several_workers_have_found_ends_when_all_of_them_have_stopped(
+    until: int, ends: bool
+) -> None:
+    points = Points()
+    several = replace(ACTOR, holder="list Actor.log", process="2 workers", rate_bytes=64.0 * KIB)
+    for step in range(8, 257, 8):
+        each = {f"worker {i}": 32 * KIB * min(step, end) for i, end in ((0, 128), (1, until))}
+        points.add(step, each if step < 200 else dict([each.popitem()]))  # one has ended
+    assert has_stopped(several, points, 256) is ends
+
+
 @pytest.mark.parametrize(("until", "ends"), [(256, False), (224, True)])
 def test_a_worker_that_follows_another_goes_on_with_what_that_has_found(
     until: int, ends: bool

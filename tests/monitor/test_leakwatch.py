@@ -842,6 +842,18 @@ def test_the_rate_of_a_worker_is_what_it_has_measured_itself(clock: Clock, of_lo
     assert rates == {own.rate_bytes}
 
 
+def test_what_two_workers_hold_is_reported_once(clock: Clock) -> None:
+    one = LeakFinding("growing", "children", rate_bytes=32.0 * KIB, kind="dict",
+                      holder="dict Frames.seen", process="worker 0")  # fmt: skip
+    program = Program(clock, workers=Looking(one))
+    program.run(32, children=64 * KIB)
+    program.watch._children._workers.found += (replace(one, process="worker 1"),)  # type: ignore[union-attr,attr-defined]
+    program.run(200, children=64 * KIB)
+    (found,) = [one for one in program.watch.findings() if one.holder]
+    assert (found.process, found.rate_bytes) == ("2 workers", 64.0 * KIB)
+    assert len([one for one in program.said if one.holder]) == 1
+
+
 @pytest.mark.parametrize("has_looked", [False, True])
 def test_the_peak_of_a_workers_look_is_not_one_of_the_steps(clock: Clock, has_looked: bool) -> None:
     program = Program(clock, workers=(workers := Looking()), limit=GIB, resident=True)

@@ -15,6 +15,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from memtools._census.holders import Holder
 from memtools._census.keepers import Keepers, Ways
 from memtools._leak.advice import advice_for
 from memtools._leak.finding import LeakFinding
+from memtools._leak.judge import of_workers
 from memtools._monitor import children, worker, workers
 from memtools._monitor.worker import SLOT_BYTES, SLOTS, TRIES, Page
 from memtools._monitor.workers import WorkerReports
@@ -107,7 +109,6 @@ def test_what_grows_in_the_workers_of_a_loader_is_named(kind, start, count):
         assert (one["holder"], one["kind"]) == (HOLDERS[kind], kind)
         assert (one["grade"], one["signal"], one["per"]) == ("growing", "children", "step")
         assert one["rate_bytes"] == pytest.approx(BATCH * SIZE / count, rel=0.2)
-        assert f"in each of {count} workers" in one["what"]
         assert one["kept_at"] == kept_at(kind)  # by the parent, which has the same code
 
 
@@ -755,13 +756,17 @@ def test_a_text_that_is_no_report_is_not_said(page, reports):
         assert reports.findings(1) == reports.findings(2) == ()
 
 
-def test_many_workers_with_the_same_are_some_names_and_a_sum():
+def test_what_several_workers_hold_is_one_finding_with_the_sum_of_their_rates():
     same = [made(4, 16, worker=number)[0] for number in range(20)]
-    listed = list(workers._listed(same))
-    assert len(listed) == workers.LISTED + 1
-    assert sum(one.rate_bytes for one in listed) == sum(one.rate_bytes for one in same)
-    assert listed[-1].process == "12 other workers"
-    assert listed[0].what.endswith("in each of 20 workers")
+    (one,) = of_workers(same)
+    assert one.rate_bytes == pytest.approx(sum(each.rate_bytes for each in same))
+    assert one.process == "20 workers"
+    assert one.what == f"{same[0].what}, in each"
+    assert one.key == same[0].key, "however many they are"
+    assert advice_for(one).endswith("; each worker has its own copy")
+    assert of_workers(same[:1]) == same[:1]
+    others = [replace(same[1], holder="list Frames.others"), replace(same[2], per="s")]
+    assert len(of_workers([same[0], *others])) == 3
 
 
 @pytest.mark.parametrize(("looks", "named"), [(3, True), (4, True), (5, False), (None, False)])
