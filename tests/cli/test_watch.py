@@ -27,6 +27,7 @@ from memtools._cli import watch_live
 from memtools._cli.frame import Frame, frame_of
 from memtools._cli.tree import COLUMNS as TREE_COLUMNS
 from memtools._leak.finding import LeakFinding
+from memtools._leak.shown import head_of
 from memtools._monitor.run import columns
 from memtools._record.kinds import Pressure, Start
 from tests.report.reportcases import FINISHED, event
@@ -35,7 +36,7 @@ WATCH = [sys.executable, "-m", "memtools", "watch"]
 MIB, GIB = 2**20, 2**30
 NAMELESS = LeakFinding("leak", "heap", "step", 4.0 * MIB, 320, 310)
 LEAK = replace(NAMELESS, holder="list MoEBlock.gate_history", kind="list")
-NOW, HELD = str(NAMELESS), str(LEAK)
+NOW, HELD = ("  ".join(head_of(one)) for one in (NAMELESS, LEAK))
 TREE = Start(command="sh", given_bytes=9 * GIB)
 GIVEN = Start(given_bytes=GIB)
 NO_LIMIT = Start(interval_ms=10, limit="no cgroup limit")
@@ -139,7 +140,7 @@ def test_once_is_all_of_it_as_text(tmp_path: Path, capsys: Capture) -> None:
     assert "2 workers, cuda0 5.0 MiB in 6.0 MiB, cuda1 unknown in unknown" in line
     assert rest[0] == "  phase forward: 1 time, 2.500 s, peak 410.0 MiB"
     assert rest[1] == f"  {HELD}"  # The run knew no time that is left.
-    assert rest[-1].endswith(f" s finding: {HELD}")
+    assert rest[-1].endswith(f" s finding: {LEAK}")
 
 
 def test_json_is_an_object_a_line_to_the_end(tmp_path: Path) -> None:
