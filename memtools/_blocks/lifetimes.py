@@ -241,7 +241,7 @@ class Tracer:
         until: float = math.inf,
     ) -> None:
         self.device = device
-        #: whether it has ended because it took too long
+        #: whether it notes nothing more, because it took too long
         self.is_over = False
         self._most, self._until = most, until
         self._blocks = blocks
@@ -380,8 +380,7 @@ class Tracer:
     ) -> None:
         torch, position = bridge.connect().torch, len(self._ops)
         if position % 64 == 0 and (position >= self._most or time.monotonic() > self._until):
-            self.is_over = True
-            self.end()
+            self.is_over = True  # Within an operator the dispatch mode cannot be left.
         if self.is_over:
             return
         reads = dict[int, None]()  # in their order, each once
