@@ -16,6 +16,7 @@ import re
 import resource
 
 from memtools import _core
+from memtools._base.size import format_bytes
 
 SHM = "/dev/shm"
 #: by limit of the process: the line of /proc/self/status whose bytes the kernel counts against it
@@ -48,6 +49,14 @@ def job_limit() -> int | None:
 def left_of(limit: int | None, used: int | None) -> int | None:
     """Return what is left of a limit, at least 0; None where one of the two is not known."""
     return None if limit is None or used is None else max(0, limit - used)
+
+
+def too_little(left: int, needs: int) -> str:
+    """Return why steps are not traced, in words, where less is left than must be."""
+    return (
+        f"at least {format_bytes(needs)} of memory must be left at the highest point of a step to "
+        f"trace it, and {format_bytes(max(0, left))} are"
+    )
 
 
 def nearest_limit(now: _core.Sample) -> tuple[int | None, int | None]:

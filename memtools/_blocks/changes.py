@@ -75,7 +75,7 @@ def changes_of(trace: Trace, in_vain: TracedPeak, deaths: Mapping[int, int]) -> 
     """
     found = [
         one.lowered._replace(again_ms=_runs_again_ns(trace, one.lowered.name) / 1e6)
-        for one in changed(trace)
+        for one in _each(trace)  # A changed trace takes as much memory as the trace.
     ]
     if in_vain.remedies:
         found.append(_lowered(in_vain.to_write(), DEL, replay(trace, [ended(deaths)])))
@@ -90,16 +90,19 @@ def changed(trace: Trace, *, is_exact: bool = False) -> list[Changed]:
         trace: of at least one step.
         is_exact: whether what is only about right is left out.
     """
+    return sorted(_each(trace, is_exact=is_exact), key=lambda one: one.lowered.peak_bytes)
+
+
+def _each(trace: Trace, *, is_exact: bool = False) -> Iterator[Changed]:
     begin = trace.steps[-1]
     if not trace.ops[begin:]:
-        return []
-    most, found = (1 - WORTH) * trace.peak(begin)[1], list[Changed]()
+        return
+    most = (1 - WORTH) * trace.peak(begin)[1]
     for name, text, change in offered(trace, is_exact=is_exact):
         after = replay(trace, [change])
         lowered = _lowered(text, name, after)
         if lowered.peak_bytes <= most:
-            found.append(Changed(lowered, after))
-    return sorted(found, key=lambda one: one.lowered.peak_bytes)
+            yield Changed(lowered, after)
 
 
 def _lowered(text: str, name: str, after: Trace) -> Lowered:

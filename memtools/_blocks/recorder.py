@@ -53,6 +53,8 @@ class PeakRecorder:
         spot: returns the place of the program for frames, the innermost first.
         complain: called with one sentence if something fails; nothing is recorded after it.
         tensors: the tensors of the program.
+        room: returns how many bytes are left until the nearest limit at the highest point of a
+            step, which is so many bytes higher than its end; None without a limit.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class PeakRecorder:
         spot: Callable[[Iterable[tuple[str, int, str]]], Spot],
         complain: Callable[[str], None],
         tensors: Tensors | None = None,
+        room: Callable[[int], int | None] = lambda step_bytes: None,
     ) -> None:
         #: the step at whose end `step_ended` has to be called next
         self.due_step = FIRST - 1
@@ -69,6 +72,7 @@ class PeakRecorder:
         self.highest: PeakContents | None = None
         self.tensors = tensors or Tensors()
         self._reports, self._write, self._spot, self._complain = reports, write, spot, complain
+        self._room = room
         self._next, self._step = FIRST, 0
         self._of = ""  # the phase whose steps these are; "" for the run's
         #: outside of it: the newest step, the next that is recorded, the peak that is to be traced
@@ -203,7 +207,7 @@ class PeakRecorder:
     def _begin_trace(self, of: PeakContents) -> None:
         """Trace the two steps that begin now, after this peak."""
         self._wanted, self._traced_of, self._traces = None, of, self._traces + 1
-        traced = TracedSteps(self._reports.blocks)
+        traced = TracedSteps(self._reports.blocks, self._room(of.peak_bytes - of.base_bytes))
         why = traced.why_not()
         if why:
             self._keep_traced(TracedPeak(why=why))

@@ -17,14 +17,19 @@ import time
 from memtools import _core
 from memtools._base import torch as bridge
 from memtools._base.libraries import PACKAGE
+from memtools._base.limits import too_little
 from memtools._base.peak import TracedPeak
 from memtools._blocks.changes import changes_of
 from memtools._blocks.invain import held_in_vain
 from memtools._blocks.kept import kept
 from memtools._blocks.lifetimes import Tracer
 
-MOST_OPERATORS = 300_000  # A trace of two steps has at most so many,
+MOST_OPERATORS = 100_000  # A trace of two steps has at most so many,
 LONGEST_S = 60.0  # and takes at most so long, or five times as long as the step before it.
+#: Bytes that an operator takes while it is traced and replayed. All together may take this share of
+#: the memory left: a later step may need the rest, and Python keeps a part of what it frees.
+OF_AN_OPERATOR, SHARE = 1536, 0.125
+LEAST_OPERATORS = 4096  # Where there is memory for fewer, nothing is traced.
 
 
 class TracedSteps:
@@ -32,16 +37,21 @@ class TracedSteps:
 
     Args:
         blocks: the reports of torch's host allocator.
+        room: the bytes that are left until the nearest limit at the highest point of a step. None,
+            the default: there is no limit.
     """
 
-    def __init__(self, blocks: _core.Blocks) -> None:
+    def __init__(self, blocks: _core.Blocks, room: int | None = None) -> None:
         self._tracer: Tracer | None = None
-        self._blocks = blocks
+        self._blocks, self._room = blocks, room
+        fitting = MOST_OPERATORS if room is None else int(SHARE * room) // OF_AN_OPERATOR
+        self._most = min(MOST_OPERATORS, fitting)
         self._thread, self._steps = 0, 0
 
-    @staticmethod
-    def why_not() -> str:
+    def why_not(self) -> str:
         """Why steps cannot be traced, in words; "" if they can."""
+        if self._room is not None and self._most < LEAST_OPERATORS:
+            return too_little(self._room, int(LEAST_OPERATORS * OF_AN_OPERATOR / SHARE))
         torch = bridge.loaded()
         if torch is None or not hasattr(torch.optim.Optimizer, "profile_hook_step"):
             return "this torch is not known"
@@ -57,7 +67,7 @@ class TracedSteps:
     def begin(self, longest_s: float) -> None:
         """Begin. It is given up after `longest_s` seconds."""
         self._tracer = Tracer(
-            (PACKAGE,), blocks=self._blocks, most=MOST_OPERATORS,
+            (PACKAGE,), blocks=self._blocks, most=self._most,
             until=time.monotonic() + max(longest_s, LONGEST_S),
         )  # fmt: skip
         self._thread = threading.get_ident()
@@ -71,8 +81,9 @@ class TracedSteps:
         self._steps += 1
         if tracer.is_over:
             self.close()
+            fit = "" if self._most == MOST_OPERATORS else " (more would not fit into memory)"
             return TracedPeak(
-                why=f"two steps have more than {MOST_OPERATORS:,} operators or take long"
+                why=f"two steps have more than {self._most:,} operators{fit} or take long"
             )
         if threading.get_ident() != self._thread:
             self.close()
@@ -82,6 +93,7 @@ class TracedSteps:
             return None
         self.close()
         trace = tracer.trace()
+        del tracer  # what it has noted is in the trace
         found, deaths = held_in_vain(trace)
         return found._replace(
             changes=tuple(changes_of(trace, found, deaths)), kept=kept(trace, deaths)

@@ -176,6 +176,7 @@ class Run:
                 lambda found: log.event("peak", found),
                 spot_of,
                 lambda why: log.complain("peak", why),
+                room=Limits(sampler, self.probe, self.devices).room_at_peak,
             )
         )
         self.book = PhaseBook(

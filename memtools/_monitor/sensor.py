@@ -188,6 +188,10 @@ class Sensor:
             self.points.resident.add(step, size)
         add_known(self._detector, signal.name, signal.feed(step, size))
 
+    def room(self) -> int | None:
+        """Bytes that are left until the nearest limit; None without one."""
+        return min(self._limits.rooms().values(), default=None)
+
     @contextmanager
     def left_out(self) -> Iterator[None]:
         """Do not count what the block adds to memory, or frees. In it Python does not collect the

@@ -280,6 +280,19 @@ class Limits:
             rooms["counted"] = limit[0] - self._crest.used - self._crest.newest
         return rooms
 
+    def room_at_peak(self, step_bytes: int) -> int | None:
+        """Bytes that are left until the nearest limit at the highest point of a step; None without
+        a limit.
+
+        Args:
+            step_bytes: by how much a step is higher than its end. It counts for the limits of this
+                process, for which the kernel has no highest point.
+        """
+        self.above()
+        rooms = self.rooms().items()
+        lefts = (left if name == "counted" else left - step_bytes for name, left in rooms)
+        return min(lefts, default=None)
+
     def above(self) -> int:
         """Bytes by which the peaks of the steps since the call before lie above what is used at
         their ends."""

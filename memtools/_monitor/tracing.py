@@ -26,6 +26,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Protocol
 
+from memtools._base.limits import too_little
 from memtools._leak.finding import RANK, Key, LeakFinding
 from memtools._leak.judge import C_HEAP
 from memtools._monitor.heaplines import SLOWEST, HeapLines
@@ -72,6 +73,8 @@ MOST_WINDOWS = 8  # Windows of a run.
 APART = 16
 FIRST_COST_NS = 30_000_000  # The first window is taken to cost so much of the processor.
 MOST_NS = 500_000_000  # All windows of a run may take so much of it at their boundaries.
+#: No window is opened where fewer bytes are left: of three models, one took 10 to 37 MiB.
+NEEDS = 32 << 20
 #: Bytes that traced steps may leave: lines of torch's blocks, which are kept for the next ones, and
 #: 48 to 250 of each stack that tracemalloc has seen, which it never frees before Python 3.13.
 MOST_LEFT = 128 << 10
@@ -214,6 +217,11 @@ class Tracing:
         if self._progress is not None and step < START_BY_TIME:
             return
         if self.is_due(step):
+            left = sensor.room()
+            if left is not None and left < NEEDS:
+                self._refuse(too_little(left, NEEDS))
+                self.is_wanted = False
+                return
             with sensor.left_out():
                 self.prepare()
             self._before = step, [(signal, signal.read()) for signal in in_use]

@@ -33,6 +33,7 @@ resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
 [(name, (counted, most))] = limits_of_process().items()
 assert (name, most) == ("RLIMIT_DATA", limit) and 90 << 20 < limit - counted <= 100 << 20
 assert 90 << 20 < min(limits.rooms().values()) <= 100 << 20, min(limits.rooms().values())
+assert 60 << 20 < limits.room_at_peak(30 << 20) <= 70 << 20, "of which a step takes a part"
 kept = bytes(50 << 20)
 assert min(limits.rooms().values()) <= 50 << 20, min(limits.rooms().values())
 resource.setrlimit(resource.RLIMIT_AS, (1 << 45, resource.RLIM_INFINITY))

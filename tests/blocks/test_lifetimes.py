@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -31,7 +32,7 @@ from memtools._base.peak import (
     SAVED,
     STATE,
 )
-from memtools._blocks import lifetimes
+from memtools._blocks import lifetimes, tracedsteps
 from memtools._blocks.lifetimes import BEFORE, Life, Op, Trace, Tracer
 from memtools._blocks.replay import (
     ended_at_last_use,
@@ -41,6 +42,7 @@ from memtools._blocks.replay import (
     scales_with_batch,
     without_optimizers_temporaries,
 )
+from memtools._blocks.tracedsteps import TracedSteps
 
 KIB, MIB = 1 << 10, 1 << 20
 HOOKS = (
@@ -462,3 +464,37 @@ def test_a_search_for_variables_makes_no_collection(
     assert not seen
     assert {one.name for found in tracer.trace().variables.values() for one in found} >= {"kept"}
     del kept, other
+
+
+# --- in the memory that is left -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("room", "most"), [(None, 5000), (16 << 30, 5000), (48 << 20, 4096), (52 << 20, 4437)]
+)
+def test_so_many_operators_are_traced_as_fit_into_the_memory_that_is_left(
+    room: int | None, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracedsteps, "MOST_OPERATORS", 5000)
+    blocks = _core.Blocks()
+    blocks.start(library_paths())
+    steps = TracedSteps(blocks, room)
+    assert steps.why_not() == ""
+    steps.begin(1.0)
+    x = torch.ones(4)
+    for _ in range(most + 64):
+        x.add_(1)
+    found = steps.step_ended()
+    blocks.stop()
+    assert found is not None
+    fit = "" if most == 5000 else " (more would not fit into memory)"
+    assert found.why == f"two steps have more than {most:,} operators{fit} or take long"
+
+
+@pytest.mark.parametrize("room", [0, -5, (48 << 20) - 4096])
+def test_where_too_little_memory_is_left_no_step_is_traced(room: int) -> None:
+    assert re.fullmatch(
+        r"at least 48\.0 MiB of memory must be left at the highest point of a step to trace it, "
+        r"and (0 B|48\.0 MiB) are",
+        TracedSteps(_core.Blocks(), room).why_not(),
+    )

@@ -105,6 +105,21 @@ def test_ordinary_steps_are_not_asked_for() -> None:
     run.recorder.close()
 
 
+def test_steps_are_not_traced_where_too_little_memory_is_left_beside_one() -> None:
+    """What is left is asked for with the height of the recorded step, and the record says why."""
+    run, asked = Run(Blocks(Contents([block(4 * MIB)], base_bytes=MIB))), list[int]()
+    run.recorder._room = lambda step_bytes: asked.append(step_bytes) or 5 * MIB  # type: ignore[func-returns-value]
+    run.recorder._write = run.written.append
+    run.run_to(10)
+    assert asked == [3 * MIB]
+    (traced,) = (one.traced for one in run.written if one.traced is not None)
+    assert traced.why == (
+        "at least 48.0 MiB of memory must be left at the highest point of a step to trace it, and "
+        "5.0 MiB are"
+    )
+    run.recorder.close()
+
+
 def looked_at(run: Run, step: int) -> None:
     """Steps at each of which the monitor has something to do anyhow."""
     while run.step < step:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -684,6 +685,23 @@ def test_what_tracing_leaves_in_memory_is_no_growth_of_the_program(
     grown = after - before - (program.step - begun) * 16 * KIB
     assert grown == pytest.approx(counted, abs=KIB)
     program.watch.leave()
+
+
+def test_where_little_memory_is_left_nothing_is_traced(clock: Clock) -> None:
+    """What tracing takes must not be what ends the program, which needs no more than before."""
+    events = list[dict[str, Any]]()
+    traces = Tracing(write=lambda fields: events.append(dict(fields)))
+    program = Program(clock, limit=Program(clock).total() + 31 * MIB, tracing=traces)
+    program.held = [holder(16 * KIB)]
+    for _ in range(80):
+        program.run(1, heap=16 * KIB)
+        assert not tracemalloc.is_tracing()
+    (event,) = events
+    assert re.fullmatch(
+        r"at least 32\.0 MiB of memory must be left at the highest point of a step to trace it, "
+        r"and 30\.\d MiB are",
+        event["why"],
+    )
 
 
 KEEPS = """
