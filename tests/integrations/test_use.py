@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import trl
-from transformers import LlamaForCausalLM, Trainer
+from transformers import GenerationMixin, LlamaForCausalLM, Trainer
 
 import memtools
 from tests.integrations.tinytrl import KINDS, logged, model, other_model, parameters, trainer
@@ -326,6 +326,26 @@ def test_dropout_in_training_keeps_generation_as_it_is(tmp_path):
     adapter = memtools.use(made)
     made.train()
     assert "Generation is the trainer's own: the model generates in training mode" in str(adapter)
+
+
+@pytest.mark.parametrize("whose", ["of the model", "of transformers"])
+def test_a_generate_that_the_program_has_replaced_gets_all_rows(whose, tmp_path, monkeypatch):
+    made, plain, rows = trainer("GRPO", tmp_path, max_steps=1), GenerationMixin.generate, []
+
+    def generate(net: Any, input_ids: Any, **options: Any) -> Any:
+        rows.append(len(input_ids))
+        return plain(net, input_ids, **options)
+
+    if whose == "of the model":
+        made.model.generate = types.MethodType(generate, made.model)
+    else:
+        monkeypatch.setattr(GenerationMixin, "generate", generate)
+    before = made.model.generate
+    adapter = memtools.use(made)
+    made.train()
+    assert rows == [8]
+    assert "own: the program has replaced generate() of LlamaForCausalLM" in str(adapter)
+    assert made.model.generate == before
 
 
 @pytest.mark.parametrize(

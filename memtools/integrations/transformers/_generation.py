@@ -74,10 +74,15 @@ class GroupGeneration:
 
     def _generate_turn(self, *args: Any, **kwargs: Any) -> Any:
         model = self._trainer.accelerator.unwrap_model(self._trainer.model_wrapped)
-        plain = model.generate
+        own = vars(model).get("generate")  # A program may have set one on this model.
+
+        def put_back() -> None:
+            del model.generate
+            if own is not None:
+                model.generate = own
 
         def generate(input_ids: Any, attention_mask: Any = None, **options: Any) -> Any:
-            del model.generate  # generate_group() calls the model's own
+            put_back()  # generate_group() calls the model's own
             try:
                 return self._generate(model, input_ids, attention_mask, options)
             finally:
@@ -88,8 +93,7 @@ class GroupGeneration:
             try:
                 return self._single_turn(*args, **kwargs)
             finally:
-                del model.generate
-                assert model.generate == plain
+                put_back()
 
     def _generate(self, model: Any, ids: Any, mask: Any, options: dict[str, Any]) -> Any:
         size = group_size(ids, mask)

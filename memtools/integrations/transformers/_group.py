@@ -93,6 +93,12 @@ def generate_group(
     IndexError beyond `pool.max_tokens`; BudgetError without room for all rows.
     """
     check_cache(model)
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if not inner.generate.__module__.startswith("transformers."):
+        raise ValueError(
+            f"the program has replaced generate() of {type(inner).__name__}, and what that does "
+            "with a cache is not known: use model.generate"
+        )
     settings = Settings(model, generate_kwargs)
     if input_ids is None and not model.config.is_encoder_decoder:
         input_ids = generate_kwargs.pop("inputs", None)
