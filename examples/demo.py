@@ -160,7 +160,7 @@ def run(case: Case, way: str, folder: Path, extra: list[str], left: TimeLeft) ->
     # Without the keys that would switch the monitor off or set it otherwise.
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MEMTOOLS")}
     command = [sys.executable, "-m", "memtools", "run", "-o", str(record)]
-    # A limit of its own is narrow: what memtools takes to replay a traced step would not fit.
+    # A limit of its own is narrow: what memtools takes to trace steps would not fit.
     command += ["--no-trace"] if case.of_its_own else []
     command += [str(EXAMPLES / f"{case.name}.py"), *options]
     if case.name == "llm_grpo":

@@ -117,9 +117,11 @@ class BackOff:
         split: Split | None = None,
         *,
         sizes: Sequence[int] = (),
+        row_bytes: float = 0.0,
     ) -> Any:
         """Run one window, and return what the runner's end() returns. `sizes` are the rows of its
-        first micro-batches, in place of the learned size."""
+        first micro-batches, in place of the learned size; `row_bytes` is the size of a row, if
+        `batch` does not hold the rows themselves."""
         runner = self._runner
         self._require_ready(loss_fn)
         left = PartsByRows(batch) if split is None else PartsByFunction(batch, split)
@@ -130,7 +132,7 @@ class BackOff:
         self._undo.begin_window(runner.model, self._tensors())
         try:
             if self.watermark is not None:
-                self.watermark.begin_window()
+                self.watermark.begin_window(row_bytes or left.row_bytes)
                 if self.control.is_new and split is None and self.watermark.has_limits:
                     self.control.start_low(FIRST_ROWS)
             window_step = _Step(self, left, loss_fn, sizes)
@@ -330,7 +332,8 @@ class _Step:
         self.runner.retries.append(retry)
         write_mark(str(retry))
         self.size = fits
-        control.lower(fits)
+        if not watermark.is_unusual(rows):  # Else the next window begins with the old size.
+            control.lower(fits)
 
     def _try(self, micro: Any, rows: int, last: bool) -> Failed | None:
         """Run one micro-batch. Returns the failure, outside the `except` block."""

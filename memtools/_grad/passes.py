@@ -130,7 +130,9 @@ class BatchPasses:
         """What the parts of the current batch that have ended returned."""
         return self.window.results
 
-    def step(self, rows: int, forward: Callable[[slice], Any]) -> tuple[Any, ...]:
+    def step(
+        self, rows: int, forward: Callable[[slice], Any], *, row_bytes: float = 0.0
+    ) -> tuple[Any, ...]:
         """Run the passes of a batch, and add its gradients to `p.grad`.
 
         If memory runs out, the gradients, random numbers and buffers from before the part are
@@ -141,6 +143,8 @@ class BatchPasses:
             forward: called with the rows of a part; runs its forward pass, and returns what
                 `backward` takes. Where ranks are in step, all run as many parts as the rank with
                 the most rows, and a part may be of rows that this one has not.
+            row_bytes: the bytes of a row: a batch of longer rows is cut into fewer rows. 0, the
+                default: all batches have rows of one length.
 
         Returns what `backward` returned for each part, in order.
 
@@ -156,7 +160,7 @@ class BatchPasses:
             first = int(part[0])
             return forward(slice(first, first + len(part)))
 
-        self._back_off.step(torch.arange(rows), run)
+        self._back_off.step(torch.arange(rows), run, row_bytes=row_bytes)
         return self.window.results
 
     def reduce(self) -> None:

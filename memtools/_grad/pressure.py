@@ -17,7 +17,11 @@ It begins with few rows and doubles them while the forecast of the next size fit
                             | larger again only if the forecast is 5 % of the limit below the mark
 
 The rise of rows that were not tried is on a line through the last two sizes. With one size, all of
-its rise counts as due to its rows, which is the most that it can be.
+its rise counts as due to its rows, which is the most that it can be. Rows of more bytes than those
+of the first batch count as more rows:
+
+    first batch     8 rows of  100 tokens    size 8
+    a later one     8 rows of 1000 tokens    size 8 * 10.1; its forecast halves it before it runs
 
 Any object with the attributes of `Monitor` will do, such as memtools.MemoryMonitor.
 """
@@ -48,6 +52,8 @@ FIRST_ROWS: Final = 2
 RISE: Final = 0.05
 #: The slope of a line through two sizes is at least this part of the mean bytes per row.
 FLATTEST: Final = 0.25
+#: What a longer row counts for is rounded up, so that few sizes differ: so many steps a doubling.
+STEPS: Final = 4
 #: A measured rise is dropped after it refused a larger size so often.
 FORGETS: Final = 8
 #: A lower rise lowers the measured one by the difference divided by this.
@@ -163,7 +169,10 @@ class Watermark:
         self._rises: dict[str, Rises] = {}
         self._base: dict[str, int] = {}  # bytes that this process held when the window began
         self._highest: dict[str, int] = {}  # bytes of this process seen within a micro-batch
-        self._proven: float = 0.0  # rows of the largest micro-batch that was measured
+        self._proven: float = 0.0  # the largest size that was measured
+        self._row_bytes = 0.0  # of the first batch
+        # What rows of this batch and of the one before count for.
+        self._scale = self._scale_before = 1.0
         self._windows = self._refused = self._seen = 0
         self._wait = self._skips = 0  # calls of give_back() to skip
         self._answers = True  # False if the monitor was stopped or its last reading failed
@@ -176,13 +185,17 @@ class Watermark:
 
     # --- a window ---
 
-    def begin_window(self) -> None:
-        """Read the base before the first micro-batch of a window.
+    def begin_window(self, row_bytes: float = 0.0) -> None:
+        """Read the base before the first micro-batch of a window, whose batch has so many bytes for
+        each row; 0, the default, if that is not known.
 
         Raises RuntimeError if the monitor does not run, ValueError if it does not watch a device of
         the model; both in the first window only. If the monitor stops later, a note says so.
         """
         self._windows += 1
+        self._row_bytes = self._row_bytes or row_bytes
+        self._scale_before = self._scale
+        self._scale = _scale(row_bytes / self._row_bytes) if row_bytes else 1.0
         if self._is_off:
             return
         first = self._windows == 1
@@ -280,11 +293,16 @@ class Watermark:
     def is_measured(self, rows: float) -> bool:
         """Whether this size was measured well enough to double it. The very first micro-batch is
         not typical: it opens libraries and makes kernels."""
-        return self._seen > 1 and rows <= self._proven
+        return self._seen > 1 and rows * self._scale <= self._proven
+
+    def is_unusual(self, rows: float) -> bool:
+        """Whether so many rows would fit if they were as long as those of the batch before."""
+        scale, before = self._scale, self._scale_before
+        return scale > before and not self.over(rows * before / scale)
 
     def over(self, rows: float, below: float = 0.0) -> str:
-        """Return which memory a micro-batch of so many rows would take to the watermark, and how
-        far; "" if all stay below it.
+        """Return which memory a micro-batch of so many rows of this batch would take to the
+        watermark, and how far; "" if all stay below it.
 
         Args:
             rows: the rows of the micro-batch.
@@ -292,7 +310,7 @@ class Watermark:
         """
         for room in self._read() if self._base else ():
             base, rises = self._base.get(room.memory), self._rises.get(room.memory)
-            rise = None if rises is None else rises.of(rows)
+            rise = None if rises is None else rises.of(rows * self._scale)
             if base is None or rise is None:
                 continue
             high = room.used_bytes - room.own_bytes + base + rise
@@ -311,7 +329,8 @@ class Watermark:
         found = most
         for room in self._read() if self._base else ():
             base, rises = self._base.get(room.memory), self._rises.get(room.memory)
-            if base is None or rises is None or (rise := rises.of(rows)) is None or rise <= 0:
+            rise = None if rises is None else rises.of(rows * self._scale)
+            if base is None or rises is None or not rise:
                 continue
             if rises.sizes > 1:
                 return rows
@@ -335,7 +354,7 @@ class Watermark:
         if self._refused >= FORGETS:
             self._refused = 0
             for rises in self._rises.values():
-                rises.forget_from(rows)
+                rises.forget_from(rows * self._scale)
         return False
 
     def give_back(self) -> None:
@@ -377,8 +396,9 @@ class Watermark:
             return
         self._highest = {}
         rows = rows or math.inf
+        size = rows * self._scale
         passage = self._monitor.phase(PHASE)
-        armed = watched and (rows > self._proven or bool(self.over(rows, RISE)))
+        armed = watched and (size > self._proven or bool(self.over(rows, RISE)))
         with passage, self._looks(armed):
             yield
         rooms = self._read()
@@ -395,12 +415,12 @@ class Watermark:
             if _is_host(room):
                 self._top = max(self._top, peak)
             # A whole batch of unknown size says nothing about another one.
-            if base is not None and peak and rows < math.inf:
+            if base is not None and peak and size < math.inf:
                 rises = self._rises.setdefault(room.memory, Rises())
-                rises.see(rows, max(0, peak - base), restart=self._seen == 2)
+                rises.see(size, max(0, peak - base), restart=self._seen == 2)
                 measured = True
         if measured:
-            self._proven = max(self._proven, rows)
+            self._proven = max(self._proven, size)
 
     @contextmanager
     def _looks(self, armed: bool) -> Iterator[None]:
@@ -451,6 +471,11 @@ class Watermark:
             type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
             for module in self._runner.model.modules()
         )
+
+
+def _scale(ratio: float) -> float:
+    """Return what a row counts for that is so many times as long as one of the first batch."""
+    return 2.0 ** (math.ceil(STEPS * math.log2(ratio) - 1e-9) / STEPS) if ratio > 1 else 1.0
 
 
 def _is_host(room: Room) -> bool:

@@ -271,6 +271,17 @@ def _take(node: Any, form: Any, start: int, stop: int) -> Any:
     return _made(node, [_take(value, inner, start, stop) for value, inner in values])
 
 
+def _bytes_of(node: Any, form: Any) -> int:
+    """The bytes of the tensors and arrays that are cut, or that are rows of a list."""
+    if form is False:
+        return 0
+    if _is_array(node):
+        return int(node.nbytes)
+    if form is True:
+        return sum(int(row.nbytes) for row in node if _is_array(row))
+    return sum(_bytes_of(value, inner) for value, inner in zip(_values(node), form, strict=True))
+
+
 def _made(node: Any, parts: list[Any]) -> Any:
     """Return a copy of `node` with other fields."""
     kind = _pytree_kind(node)
@@ -327,6 +338,11 @@ class PartsByRows:
         return micro, stop - self._at, stop == self.most
 
     @property
+    def row_bytes(self) -> float:
+        """The bytes of a row, the mean of all."""
+        return _bytes_of(self._batch, self._cut.form) / self.most
+
+    @property
     def left(self) -> float:
         """The number of rows that are left."""
         return self.most - self._at
@@ -373,6 +389,11 @@ class PartsByFunction:
             self._parts[:1] = parts
             head, cut = parts[0]
         return head, 0 if cut == math.inf else int(cut), len(self._parts) == 1
+
+    @property
+    def row_bytes(self) -> float:
+        """0: sizes may have another unit than rows."""
+        return 0.0
 
     @property
     def left(self) -> float:

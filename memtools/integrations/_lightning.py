@@ -208,7 +208,7 @@ class Accumulation:
                 result = self._loss_of(kwargs, restored(rows.take(at)))
             return _Part(result.closure_loss, share, at.stop - at.start, logged, before)
 
-        parts = passes.step(rows.count, forward)
+        parts = passes.step(rows.count, forward, row_bytes=rows.row_bytes)
         if not self._trainer.fit_loop._should_accumulate():
             passes.reduce()
         factor = self._trainer.accumulate_grad_batches

@@ -76,6 +76,12 @@ class Rows:
             if (size := _length(value)) not in (None, self.count, blocks * self.count):
                 raise UncuttableError(f"{name!r} of its batch has {size} rows, and others {first}")
 
+    @property
+    def row_bytes(self) -> float:
+        """The bytes of a row in the tensors, padding included."""
+        tensors = (value for value in self._inputs.values() if isinstance(value, torch.Tensor))
+        return sum(one.nbytes for one in tensors if one.dim()) / self.count
+
     def take(self, rows: Sequence[int] | slice) -> dict[str, Any]:
         """Return a batch of some of the rows."""
         return {name: self._take(value, rows) for name, value in self._inputs.items()}

@@ -130,7 +130,8 @@ class Layer(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.machine is not None:
-            self.machine.take(len(x) * self.machine.row * self.machine.factor / LAYERS)
+            rows = x.numel() // x.shape[-1]  # A long row takes as much as several.
+            self.machine.take(rows * self.machine.row * self.machine.factor / LAYERS)
         made: torch.Tensor = self.inner(x).tanh()
         return made
 
@@ -158,8 +159,9 @@ def loss_of(model: nn.Module, machine: Machine | None = None) -> Any:
     return loss_fn
 
 
-def batch(rows: int = 24, index: int = 0) -> torch.Tensor:
-    return torch.randn(rows, 6, generator=torch.Generator().manual_seed(100 + index))
+def batch(rows: int = 24, index: int = 0, *lengths: int) -> torch.Tensor:
+    """Rows of one vector, or of `lengths`."""
+    return torch.randn(rows, *lengths, 6, generator=torch.Generator().manual_seed(100 + index))
 
 
 def windows(acc: GradAccumulator, model: nn.Module, machine: Machine, count: int = 1,

@@ -79,6 +79,32 @@ def test_what_others_take_lowers_the_size_and_what_they_give_back_raises_it() ->
     assert close(model, whole_of(12, 2, 8))
 
 
+def test_a_batch_of_longer_rows_is_cut_before_it_runs() -> None:
+    """24 rows of one vector take 200 + 480 of 1,000 bytes, and 24 of four vectors would take 2,120.
+    The next batch has short rows again, and runs whole."""
+    machine = Machine(1000, base=200, row=20)
+    acc, model = made(machine)
+    assert windows(acc, model, machine, 4)[-1] == [24]
+    machine.tried = []
+    acc.step(batch(24, 0, 4), loss_of(model, machine))
+    assert machine.tried == [6] * 4
+    (retry,) = acc.report().retries
+    assert "host: 24 rows would take it to 2.1 KiB of 1000 B; watermark 90%" in retry.error
+    assert windows(acc, model, machine) == [[24]]
+    assert acc.report().ran_out == 0
+
+
+def test_rows_that_stay_long_settle_at_fewer() -> None:
+    machine = Machine(1000, base=200, row=20)
+    acc, model = made(machine)
+    windows(acc, model, machine, 4)
+    for index in range(12):
+        machine.tried = []
+        acc.step(batch(24, index, 4), loss_of(model, machine))
+    assert machine.tried == [6] * 4
+    assert acc.report().lowered <= 2
+
+
 def whole_of(*counts: int) -> list[torch.Tensor]:
     """The parameters after windows of the same batches, in runs of windows() that each begin with
     the first batch."""

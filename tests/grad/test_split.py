@@ -155,6 +155,19 @@ def test_parts_have_the_batchs_form_and_their_share_of_rows(name):
     assert type(first) is type(second) is type(batch)
 
 
+@pytest.mark.parametrize(
+    ("batch", "wanted"),
+    [
+        (x(6, 3), 24),
+        ({"ids": x(6, 10), "mask": np.zeros((6, 10), bool), "scale": torch.ones(9).sum()}, 90),
+        ((x(6), list("abcdef")), 8),
+        (Samples(torch.zeros(n) for n in range(6)), 10),
+    ],
+)
+def test_the_bytes_of_a_row_are_those_of_what_is_cut(batch, wanted):
+    assert split.PartsByRows(batch).row_bytes == wanted
+
+
 def test_tensors_are_cut_as_views():
     batch = (x(6, 3), x(6))
     assert cut(batch, 4)[1][0].untyped_storage().data_ptr() == (

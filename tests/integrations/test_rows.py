@@ -71,6 +71,11 @@ def test_pairs_of_rows_stay_together():
     assert part["reference"].equal(inputs["reference"][1:3])
 
 
+def test_a_row_has_the_bytes_of_its_padding_and_of_its_pair():
+    inputs = {"ids": torch.zeros(6, 10), "weights": torch.zeros(3), "names": list("abc")}
+    assert Rows(inputs, 2).row_bytes == 2 * 40 + 4
+
+
 UNCUTTABLE = {
     "neither the sum": (batch(), lambda b: float(b["losses"].amax())),
     "'image' of its batch has 5 rows, and others 6": (batch() | {"image": torch.ones(5)}, pairs),

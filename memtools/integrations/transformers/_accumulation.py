@@ -198,7 +198,9 @@ class Accumulation:
                 loss = self._loss_of(taken) * share
             return _Part(loss, at, logged, bool(share))
 
-        parts = [part for part in passes.step(len(weights), forward) if part.counts]
+        row_bytes = 0.0 if rows is None else rows.row_bytes
+        ran = passes.step(len(weights), forward, row_bytes=row_bytes)
+        parts = [part for part in ran if part.counts]
         logs = [before.log_of(parts, rows, inputs)]
         if self._ranks.world > 1:
             logs = self._end_on_all(passes, logs)
