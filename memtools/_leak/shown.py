@@ -61,6 +61,14 @@ def rest_of(finding: LeakFinding, width: int | None) -> list[str]:
     return [place, fix] if fix else [place]
 
 
+def added_in(finding: LeakFinding) -> str:
+    """What is added, and the line that makes it, if the first two lines do not have them."""
+    what = finding.what if finding.rate_bytes > 0 and finding.holder else ""
+    has_two = finding.kept_at and finding.made_at not in ("", finding.kept_at)
+    made = f"made at {finding.made_at}" if has_two else ""
+    return "" if finding.over else ", ".join(filter(None, (what, made)))
+
+
 def terminal_lines(
     finding: LeakFinding, width: int | None, *, colour: bool, step: str = ""
 ) -> tuple[list[str], list[str]]:

@@ -38,7 +38,7 @@ from memtools._leak.finding import (
 )
 from memtools._leak.forecast import Course, joint_of, width_of
 from memtools._leak.judge import C_HEAP, CYCLES, PYTHON, THRESHOLDS, Part, of_part
-from memtools._leak.shown import terminal_lines
+from memtools._leak.shown import added_in, terminal_lines
 from memtools._record.events import start_of
 from memtools._record.growth import Growth, Late, judge, kept, late_of, step_seconds
 from memtools._record.kinds import Finding
@@ -95,12 +95,16 @@ class Verdict:
         """What grew in a phase with steps of its own, and was freed as that ended."""
         return [one for one, _ in self.freed if one.phase]
 
-    def lines(self, width: int | None = None, *, colour: bool = False) -> list[str]:
-        """The two lines of each finding, of so many characters, the second one indented."""
+    def lines(
+        self, width: int | None = None, *, colour: bool = False, made: bool = False
+    ) -> list[str]:
+        """The two lines of each finding, of so many characters, the second one indented; with
+        `made`, also what is added and the line that makes it."""
         lines = list[str]()
         for one in self.with_one_forecast()[:SHOWN]:
             head, rest = terminal_lines(one, width and width - len(INDENT), colour=colour)
-            lines += [*head, *(INDENT + line for line in rest)]
+            added = added_in(one) if made else ""
+            lines += [*head, *(INDENT + line for line in [*rest, *([added] if added else [])])]
         left_out = len(self.findings) - SHOWN
         return [*lines, f"and {left_out:,} more"] if left_out > 0 else lines
 

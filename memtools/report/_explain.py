@@ -28,7 +28,7 @@ def explain(figures: Figures, width: int | None = None, *, colour: bool = False)
         colour: whether the grades of findings are coloured.
     """
     verdict = figures.verdict
-    found = verdict.lines(width and width - 2, colour=colour)
+    found = verdict.lines(width and width - 2, colour=colour, made=True)
     parts = [
         [shown(sentence(figures.headline()))],
         _about(figures),

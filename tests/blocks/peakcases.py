@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -11,6 +12,13 @@ MIB = 1 << 20
 BEFORE, FORWARD, BACKWARD, OPTIMIZER = range(4)
 LIVES = 0
 FREED, OUTLIVED = 1, 2
+
+
+def forget_compiled() -> None:
+    """Other tests of this process use torch.compile, whose steps are not traced."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    if dynamo is not None:
+        dynamo.counters.clear()
 
 
 @dataclass

@@ -43,6 +43,7 @@ from memtools._blocks.replay import (
     without_optimizers_temporaries,
 )
 from memtools._blocks.tracedsteps import TracedSteps
+from tests.blocks.peakcases import forget_compiled
 
 KIB, MIB = 1 << 10, 1 << 20
 HOOKS = (
@@ -54,6 +55,7 @@ HOOKS = (
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_on() -> Iterator[None]:
+    forget_compiled()
     yield
     assert not _get_current_dispatch_mode_stack()
     assert not any(getattr(nn.modules.module, name) for name in HOOKS)

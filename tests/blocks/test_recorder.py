@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -16,7 +15,7 @@ from memtools._blocks import recorder as recorders
 from memtools._blocks.peak import INPUT, OF_STATE, PARAMETER, Spot
 from memtools._blocks.recorder import PeakRecorder
 from memtools._blocks.tensors import Tensors
-from tests.blocks.peakcases import MIB, Blocks, Contents, Reports, block
+from tests.blocks.peakcases import MIB, Blocks, Contents, Reports, block, forget_compiled
 from tests.kit.children import in_child
 
 RUNS: list[Run] = []
@@ -24,9 +23,7 @@ RUNS: list[Run] = []
 
 @pytest.fixture(autouse=True)
 def _nothing_stays_on() -> Iterator[None]:
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    if dynamo is not None:  # Other tests of this process use torch.compile.
-        dynamo.counters.clear()
+    forget_compiled()
     yield
     while RUNS:
         RUNS.pop().recorder.close()

@@ -451,7 +451,7 @@ def test_wrong_usage_is_one_line_and_exit_code_2(args: list[str], capsys: Captur
     assert (out, err.count("\n")) == ("", 1)
     assert err.startswith("memtools")
     if not args:
-        names = "doctor, run, plan, watch, report, explain, compare, export, demo, build-shim"
+        names = "run, explain, report, watch, compare, plan, demo, doctor, export, build-shim"
         assert err == f"memtools: give a command: {names} (see memtools --help)\n"
 
 

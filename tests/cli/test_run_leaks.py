@@ -265,6 +265,6 @@ def test_what_a_library_keeps_has_the_line_and_the_advice_of_its_user(tmp_path: 
     assert leak["holder"] == "list MemoryHandler.buffer"
     assert leak["kept_at"] == "train.py:8 in set_up"
     assert leak["library"] == "logging.handlers.MemoryHandler"
-    assert "kept at train.py:8 in set_up" in said
+    assert "train.py:8  log.addHandler(" in said
     assert "give the handler a target" in said
     assert "maxlen" not in said
