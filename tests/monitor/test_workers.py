@@ -683,9 +683,10 @@ def test_garbage_that_nothing_collects_in_a_worker_is_said(changed, said):
             "growing: worker 2: cycles that wait for the garbage collector +2.4 KiB/step "
             "(the garbage collector is off)"
         )
-        first, _ = workers._listed([one, one])
-        assert advice_for(first) == advice_for(one)
-        assert "gc.disable()" in advice_for(first)
+        (both,) = of_workers([one, replace(one, process="worker 3")])
+        assert both.process == "2 workers"
+        assert advice_for(both) == advice_for(one)
+        assert "gc.disable()" in advice_for(both)
 
 
 @pytest.mark.parametrize(("changed", "said"), [
