@@ -850,10 +850,11 @@ def of_workers(found: Sequence[LeakFinding]) -> list[LeakFinding]:
     joined = []
     for first, *others in same.values():
         several = [first, *others]
-        if len({one.process for one in several}) > 1:
+        processes = {one.process for one in several}
+        if len(processes) > 1:
             first = replace(
                 first,
-                process=f"{len({one.process for one in several}):,} {WORKERS}",
+                process=f"{len(processes):,} {WORKERS}",
                 rate_bytes=sum(one.rate_bytes for one in several),
                 since_step=min(
                     (one.since_step for one in several if one.since_step is not None), default=None
